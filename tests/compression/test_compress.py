@@ -65,6 +65,51 @@ def test_units_of_noise_are_gone_and_the_outputs_are_those_without_them(rule: An
     assert all(p.requires_grad for p in small.network.parameters())
 
 
+class Normalised(nn.Module):
+    """Units on a sphere: none is a constant, whatever its own weights are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 5), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(nn.functional.normalize(self.one(x), dim=-1))
+
+
+def padded() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 5, 3, padding=1), nn.ReLU(), nn.Conv2d(5, 4, 3, padding=1),
+        nn.Flatten(), nn.Linear(24, 2),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [Normalised, padded])
+def test_differences_are_those_of_the_outputs(make: Any) -> None:
+    """`difference` is to the network with zeros for pruned weights, `change` to the one before."""
+    torch.manual_seed(4)
+    net = make().double()
+    first = next(layer for layer in net.modules() if isinstance(layer, nn.Linear | nn.Conv2d))
+    with torch.no_grad():
+        first.weight[1] *= 1e-3  # pruned as a whole; its bias stays
+        assert first.bias is not None
+        first.bias[1] = 0.9
+    model = tb.Model(net, tb.likelihoods.Gaussian(0.3), priors.Normal())
+    named = {name: parameter.detach() for name, parameter in net.named_parameters()}
+    total = sum(p.numel() for p in named.values() if p.ndim > 1)
+    x, y, more = X.double(), Y.double(), normal(500, 6, seed=9)
+    point = tb.Point(model, model.network.layout.join(named)[None])
+    small = compression.prune(point, (x, y), keep=1 - first.weight[1].numel() / total, rounded=False)
+    masked = plain_of(point).network
+    with torch.no_grad():
+        masked.get_parameter(next(name for name in named if name.endswith("weight")))[1] = 0.0
+        for rows in (x, more):
+            assert_close(small.network(rows), masked(rows), rtol=1e-12, atol=1e-13)
+        change = float((small.network(x) - net(x)).abs().max() / net(x).abs().max())
+    assert small.difference < 1e-14
+    assert small.change == pytest.approx(change)
+    assert small.change > 1e-6
+
+
 @pytest.mark.parametrize("rule", RULES, ids=["jeffreys", "horseshoe"])
 def test_the_plain_network_has_the_moments_of_products(rule: Any) -> None:
     posterior = grouped(rule, dtype=torch.float64)
@@ -174,6 +219,7 @@ def test_files_give_the_same_network(tmp_path: Path, rounded: bool) -> None:
     assert_close(again.network(X), small.network(X))
     assert repr(again) == repr(small)
     assert again.size == small.size
+    assert (again.difference, again.change, again.stayed) == (small.difference, small.change, small.stayed)
     plain = tb.Model(plain_of(posterior).network, tb.likelihoods.Gaussian(0.5), priors.Normal())
     assert torch.equal(compression.load(path, plain).posterior.weights_MD, small.posterior.weights_MD)
 

@@ -100,17 +100,126 @@ def test_positions_of_a_channel_that_do_not_count_are_not_taken() -> None:
     assert_close(found.network(x), net(x))
 
 
-def test_a_constant_that_a_border_pads_by_zeros_is_dropped() -> None:
-    net = zeroed(conv_net(padding=1), l0_0=[1])
+def constants(net: nn.Module, layer: int, units: list[int], values: list[float]) -> nn.Module:
+    """Set the weights of units of a layer to zero, and their biases to values."""
     with torch.no_grad():
-        net[0].bias[1] = 0.7  # type: ignore[index]
-    x = normal(7, 1, 8, 8)
-    found = made_smaller(net, x)
-    assert sizes(found.network)["0.weight"] == (3, 1, 3, 3)
-    with torch.no_grad():
-        net[0].bias[1] = 0.0  # type: ignore[index]  # what is left of the unit in full size
-    assert_close(found.network(x), net(x))
+        net[layer].weight[units] = 0.0  # type: ignore[index]
+        net[layer].bias[units] = torch.tensor(values, dtype=net[layer].bias.dtype)  # type: ignore[index]
+    return net
+
+
+@pytest.mark.parametrize(
+    ("taking", "left"),
+    [
+        ({"padding": 1}, 4),
+        ({"padding": "same"}, 4),
+        ({"padding": (0, 1)}, 4),
+        ({"padding": 1, "bias": False}, 4),
+        ({"bias": False}, 4),
+        ({}, 3),
+        ({"padding": 1, "padding_mode": "reflect"}, 3),
+        ({"padding": 1, "padding_mode": "replicate"}, 3),
+        ({"padding": 1, "padding_mode": "circular"}, 3),
+        ({"stride": 2, "dilation": 2}, 3),
+    ],
+)
+def test_constants_in_front_of_a_convolution_are_exact_at_its_border(taking: dict[str, Any], left: int) -> None:
+    """Where the border is padded by zeros, or there is no bias, one constant stays and stands for the others."""
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 3, 3, **taking), nn.Tanh(), nn.AdaptiveAvgPool2d(3),
+        nn.Flatten(), nn.Linear(27, 2),
+    ).double()  # fmt: skip
+    x = normal(40, 1, 8, 8)
+    found = made_smaller(constants(net, 0, [0, 2, 5], [0.7, -1.0, 0.4]), x[:7])
+    assert sizes(found.network)["0.weight"][0] == left
+    assert found.difference < 1e-14
+    assert_close(found.network(x), net(x), rtol=1e-12, atol=1e-14)
     assert_close(found.whole(x), net(x))
+    silent = made_smaller(constants(net, 0, [0, 2, 5], [-0.7, -1.0, -0.4]), x[:7])  # zeros may go behind any border
+    assert sizes(silent.network)["0.weight"][0] == 3
+    assert_close(silent.network(x), net(x), rtol=1e-12, atol=1e-14)
+
+
+def test_a_linear_layer_without_a_bias_takes_one_constant() -> None:
+    net = nn.Sequential(nn.Linear(4, 5), nn.Sigmoid(), nn.Linear(5, 2, bias=False)).double()
+    found = made_smaller(constants(net, 0, [0, 2, 3], [0.7, 0.0, -2.0]), normal(7, 4))
+    assert sizes(found.network) == {"0.weight": (3, 4), "2.weight": (2, 3)}
+    assert_close(found.network(normal(40, 4, seed=1)), net(normal(40, 4, seed=1)), rtol=1e-12, atol=1e-14)
+
+
+class Between(nn.Module):
+    """Two layers, and a function of the units between them and of their inputs."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.one, self.gate, self.function = nn.Linear(4, 6), nn.Linear(4, 6), function
+        self.two = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.function(self.one(x), self.gate(x), x))
+
+
+def _hard(h: Tensor, g: Tensor, x: Tensor) -> Tensor:
+    return h * (x[:, :1] > 1.5)  # on none of the few rows that are looked at
+
+
+NOT_CONSTANT = {
+    "normalize": lambda h, g, x: nn.functional.normalize(h, dim=-1),
+    "layer norm": lambda h, g, x: nn.functional.layer_norm(h, (6,)),
+    "rms norm": lambda h, g, x: nn.functional.rms_norm(h, (6,)),
+    "group norm": lambda h, g, x: nn.functional.group_norm(h, 2),
+    "softmax": lambda h, g, x: h.softmax(-1),
+    "gate": lambda h, g, x: h * g.sigmoid(),
+    "gate of its own": lambda h, g, x: h * h.mean(-1, keepdim=True),
+    "gate of inputs": lambda h, g, x: h * x.sum(-1, keepdim=True),
+    "hard gate": _hard,
+    "largest": lambda h, g, x: h - h.amax(-1, keepdim=True),
+    "residual": lambda h, g, x: h + g,
+    "skip": lambda h, g, x: h + x.repeat(1, 2)[:, :6],
+    "attention": lambda h, g, x: nn.functional.scaled_dot_product_attention(
+        h[:, None, :], torch.stack([h, g], 1), torch.stack([h, g], 1)
+    )[:, 0],
+    "distance": lambda h, g, x: (h - g).square(),
+    "neighbours": lambda h, g, x: h.cumsum(-1),
+}
+
+
+@pytest.mark.parametrize("name", NOT_CONSTANT)
+def test_units_without_weights_stay_where_they_are_not_constant(name: str) -> None:
+    torch.manual_seed(2)
+    net = Between(NOT_CONSTANT[name]).double()
+    with torch.no_grad():
+        net.one.weight[[0, 3]] = 0.0
+        net.one.bias[[0, 3]] = torch.tensor([0.9, -0.6]).double()
+    few = normal(200, 4)
+    few = few[few[:, 0] < 1.0][:9]
+    found = made_smaller(net, few)
+    assert sizes(found.network)["one.weight"] == (6, 4)
+    many = 3 * normal(300, 4, seed=5)
+    assert_close(found.network(many), net(many), rtol=1e-12, atol=1e-13)
+    assert found.difference < 1e-14
+
+
+@pytest.mark.parametrize("name", NOT_CONSTANT)
+def test_units_that_nothing_takes_stay_where_others_feel_them(name: str) -> None:
+    torch.manual_seed(3)
+    net = Between(NOT_CONSTANT[name]).double()
+    with torch.no_grad():
+        net.two.weight[:, 1] = 0.0
+    found = made_smaller(net, normal(50, 4))
+    many = 3 * normal(300, 4, seed=5)
+    assert_close(found.network(many), net(many), rtol=1e-12, atol=1e-13)
+
+
+def test_one_group_that_stays_does_not_keep_another() -> None:
+    net = nn.Sequential(
+        nn.Linear(4, 5), nn.LayerNorm(5, elementwise_affine=False), nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 2)
+    ).double()
+    x = normal(60, 4)
+    found = made_smaller(constants(constants(net, 0, [1], [0.5]), 2, [0, 4], [0.5, -0.5]), x[:9])  # type: ignore[arg-type]
+    assert sizes(found.network) == {"0.weight": (5, 4), "2.weight": (4, 5), "4.weight": (2, 4)}
+    assert_close(found.network(x), net(x), rtol=1e-12, atol=1e-13)
 
 
 class Residual(nn.Module):

@@ -10,10 +10,22 @@ from torch import nn
 
 import torchbayes as tb
 from tests.geometry.networks import NETWORKS, Recurrent, Shuffled, Viewed, filled, made, normal
+from tests.oracles import assert_close
 from torchbayes.geometry import permutation_groups
 from torchbayes.geometry.symmetry.rules import RULES
 from torchbayes.geometry.symmetry.units import Segment, Ties, fixed
 from torchbayes.native.seeds import Purpose, seeded
+
+
+class Applied(nn.Module):
+    """A function as a layer."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.function(inputs)
 
 
 def change(model: tb.Model, data: object = None, seed: int = 3) -> tuple[int, float, float]:
@@ -265,6 +277,76 @@ def test_functions_of_units(function: Callable[[torch.Tensor], torch.Tensor]):
 
     _, gap, _ = change(tb.Model(filled(Between()), tb.likelihoods.Gaussian(1.0)), seed=1)
     assert gap < 1e-12
+
+
+class Pair(nn.Module):
+    """Two layers, a function of the units of both, and a head."""
+
+    def __init__(self, function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.one, self.two, self.function = nn.Linear(3, 6), nn.Linear(3, 6), function
+        size = function(torch.rand(4, 6), torch.rand(4, 6)).shape[1]
+        self.head = nn.Linear(size, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        one, two = torch.tanh(self.one(inputs)), torch.tanh(self.two(inputs))
+        return self.head(torch.tanh(self.function(one, two)))
+
+
+TABLE = normal(50, 3, seed=9)
+
+
+def index(units: torch.Tensor, size: int) -> torch.Tensor:
+    return (units * 1000).long().abs() % size
+
+
+@pytest.mark.parametrize(
+    ("function", "sizes"),
+    [
+        (lambda a, b: a + TABLE.to(a)[:, 0][index(b, 50)], [6]),
+        (lambda a, b: TABLE.to(a)[index(b, 50)].flatten(1), [6, 6]),
+        (lambda a, b: TABLE.to(a)[index(b, 50)][..., 0].cumsum(1), [6]),
+        (lambda a, b: a.gather(1, index(b, 6)), [6]),
+        (lambda a, b: a.gather(1, b.argsort(1)), []),
+        (lambda a, b: a.gather(0, index(b, len(a))), [6]),
+        (lambda a, b: a.T.gather(1, index(b.T[:2], len(a))).T, [2, 4, 4]),
+        (lambda a, b: a.index_select(0, index(b[:, 1], len(a))), [6]),
+        (lambda a, b: a.index_select(0, index(b.sum(1), len(a))), [6, 6]),
+        (lambda a, b: torch.take_along_dim(a, b.argsort(1), 1), []),
+        (lambda a, b: a * b.argmax(1, keepdim=True), [6]),
+        (lambda a, b: a[:, b.argmax(1)[:2]].mean(2) if a.ndim > 2 else a[:, index(b.mean(), 6)][:, None], [6]),
+        (lambda a, b: torch.where(a.flip(1) > b.roll(1, 1), a, b), []),
+        (lambda a, b: torch.cat([a[:, ::2], b], 1), [6]),
+        (lambda a, b: torch.cat([a, b], 1).view(-1, 2, 6).transpose(1, 2).flatten(1), [6]),
+    ],
+)
+def test_units_that_pick_others_are_followed(
+    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], sizes: list[int]
+):
+    """What is picked by units moves with them; that which is picked from stays in order."""
+    model, data = tb.Model(filled(Pair(function)), tb.likelihoods.Gaussian(1.0)), (normal(64, 3), normal(64, 2))
+    groups = permutation_groups(model, data)
+    assert sorted(group.size for group in groups.groups) == sorted(sizes)
+    weights_D = model.given_weights()
+    for seed in range(3):
+        moved_D, buffers = groups.permute(weights_D, groups.random(seed=seed))
+        assert_close(model.network(moved_D, data[0], buffers), model.network(weights_D, data[0]), atol=1e-12)
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: torch.tensor(x.tolist()).to(x).flip(1),
+    lambda x: torch.from_numpy(x.detach().numpy().cumsum(1)),
+    lambda x: torch.tensor([row if i > 1 else [sum(row)] * 6 for i, row in enumerate(x.tolist())]).to(x),
+])  # fmt: skip
+def test_an_order_that_no_operator_shows_is_found_by_the_outputs(function: Callable[[torch.Tensor], torch.Tensor]):
+    """Numbers that leave torch are not followed: outputs are compared, on more rows than the two that are watched."""
+    net = filled(nn.Sequential(nn.Linear(3, 6), Applied(function), nn.Linear(6, 2)))
+    groups = permutation_groups(tb.Model(net, tb.likelihoods.Gaussian(1.0)), (normal(20, 3), normal(20, 2)))
+    weights_D = groups.model.given_weights()
+    same_D, _ = groups.permute(weights_D, [torch.arange(group.size) for group in groups.groups])
+    assert torch.equal(same_D, weights_D)
+    with pytest.raises(ValueError, match=r"another function when its hidden units are permuted.*`keep=`"):
+        groups.permute(weights_D, groups.random(seed=1))
 
 
 @pytest.mark.parametrize("rule", [lambda call: [[fixed(1)]], lambda call: {}["dim"], lambda call: []])

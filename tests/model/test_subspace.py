@@ -182,6 +182,47 @@ def test_principal_components_of_a_low_rank_gaussian_are_those_of_its_covariance
     assert_close(first.T @ first, wanted, rtol=1e-9, atol=1e-12)
 
 
+def mixture_covariance(factor_MRD: Tensor, mean_MD: Tensor) -> Tensor:
+    """The covariance of a mixture of low-rank Gaussians of equal weight: within members, and between their means."""
+    within_DD = torch.einsum("mrd,mre->de", factor_MRD, factor_MRD) / len(mean_MD)
+    return within_DD + torch.cov(mean_MD.T, correction=0)
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.5])
+@pytest.mark.parametrize(("members", "rank"), [(1, 2), (2, 1), (4, 2), (3, 5)])
+def test_principal_components_of_low_rank_members_are_those_of_their_mixture(
+    members: int, rank: int, apart: float
+) -> None:
+    factor_MRD, mean_MD = normal(members, rank, 6, seed=2), apart * normal(members, 6, seed=3) + normal(6, seed=4)
+    tiny_MD = torch.full((members, 6), 1e-12).double()
+    posterior = tb.Gaussian(linear(), mean_MD, LowRankPlusDiagonal(tiny_MD, factor_MRD))
+    exact_DD = mixture_covariance(factor_MRD, mean_MD)
+    values_D, vectors_DD = torch.linalg.eigh(exact_DD)
+    largest = min(2, int((values_D > 1e-9 * values_D[-1]).sum()))
+    space = tb.Subspace.of(posterior, rank=largest)
+    wanted_DD = (vectors_DD[:, -largest:] * values_D[-largest:]) @ vectors_DD[:, -largest:].T
+    assert_close(space.basis_RD.T @ space.basis_RD, wanted_DD, rtol=1e-9, atol=1e-12)
+    assert_close(space.origin_D, mean_MD.mean(0), rtol=1e-9, atol=1e-12)
+    draws_SD = posterior.sample(20_000 * members)
+    assert_close(torch.cov(draws_SD.T), exact_DD, rtol=0.05, atol=0.1)
+
+
+def test_equal_members_are_one() -> None:
+    factor_MRD, mean_MD, tiny_MD = normal(1, 2, 6, seed=2), normal(1, 6, seed=3), torch.full((1, 6), 1e-12).double()
+    spaces = [
+        tb.Subspace.of(
+            tb.Gaussian(
+                linear(),
+                mean_MD.repeat(members, 1),
+                LowRankPlusDiagonal(tiny_MD.repeat(members, 1), factor_MRD.repeat(members, 1, 1)),
+            ),
+            rank=2,
+        )
+        for members in (1, 4)
+    ]
+    assert_close(spaces[0].basis_RD.abs(), spaces[1].basis_RD.abs(), rtol=1e-9)
+
+
 def test_a_subspace_of_a_posterior_serves_the_same_network_at_another_temperature() -> None:
     posterior = tb.Draws(linear(), normal(2, 10, 6, seed=4))
     tempered = tb.Model(

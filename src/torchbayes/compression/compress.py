@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchbayes.checks import check_flags, check_numbers, check_positive, check_share, given
 from torchbayes.compression.compressed import Compressed, point_of
 from torchbayes.compression.follow import follow
-from torchbayes.compression.plain import Plain, plain_of
+from torchbayes.compression.plain import Plain, filled, plain_of
 from torchbayes.compression.pruning import gap, signal_to_noise
 from torchbayes.compression.rounding import Rounding
 from torchbayes.compression.units import smaller
@@ -52,8 +52,8 @@ def compress(
     Units of a layer are pruned whose noise (`unit_noise`) is at least a threshold, which lies in the widest gap of its
     histogram. Weights are their posterior means, E z E W. Units without effect are then taken out, layer
     by layer, and linear layers take those inputs alone that count (`units`): the outputs of the smaller network are
-    those of the one in full size with zeros for what was pruned, to rounding, and this is checked. Its weights
-    are rounded so that it costs at most 1/24 nat each (`rounding`).
+    those of the one in full size with zeros for the weights that were pruned, to rounding. This is checked, and what
+    would change them stays. Its weights are rounded so that it costs at most 1/24 nat each (`rounding`).
 
     Source: Louizos, Ullrich and Welling (2017), "Bayesian compression for deep learning".
 
@@ -74,7 +74,7 @@ def compress(
     """
     check_flags(rounded=rounded)
     plain = _with_groups(posterior)
-    thresholds, pruned = _thresholds(plain, threshold), 0
+    original, thresholds, pruned = filled(plain.network, {}), _thresholds(plain, threshold), 0
     for name, of in plain.groups.items():
         weight = plain.network.get_parameter(f"{name}.weight")
         axis = 1 if weight.shape[1] == len(of.noise) and isinstance(plain.network.get_submodule(name), nn.Linear) else 0
@@ -82,7 +82,7 @@ def compress(
         with torch.no_grad():
             weight.index_fill_(axis, gone, 0.0)
         pruned += len(gone)
-    small = _made(posterior.model, plain, data, thresholds=thresholds, rounded=rounded)
+    small = _made(posterior.model, plain, data, original=original, thresholds=thresholds, rounded=rounded)
     if threshold is None and not pruned:
         warnings.warn(
             "no unit of any layer is noise, so none is pruned: the divergence has not acted yet, or the network needs "
@@ -138,7 +138,7 @@ def prune(
     plain = plain_of(posterior)
     if plain.groups:
         raise ValueError("`posterior` has multipliers, by which whole units are pruned. Call `compress`.")
-    noise = signal_to_noise(plain)
+    original, noise = filled(plain.network, {}), signal_to_noise(plain)
     flat = torch.cat([of.flatten() for of in noise.values()])
     pruned = flat < (0.0 if least is None else least)
     if keep is not None:
@@ -150,7 +150,7 @@ def prune(
     with torch.no_grad():
         for name, part in gone.items():
             plain.network.get_parameter(name).masked_fill_(part, 0.0)
-    return _made(posterior.model, plain, data, thresholds={}, rounded=rounded)
+    return _made(posterior.model, plain, data, original=original, thresholds={}, rounded=rounded)
 
 
 def _with_groups(posterior: Posterior) -> Plain:
@@ -188,10 +188,18 @@ def _thresholds(plain: Plain, threshold: float | Mapping[str, float] | None) -> 
     return found if threshold is None else dict.fromkeys(found, float(threshold))
 
 
-def _made(model: Model, plain: Plain, data: Any, *, thresholds: Mapping[str, float], rounded: bool) -> Compressed:
+def _made(
+    model: Model,
+    plain: Plain,
+    data: Any,
+    *,
+    original: nn.Module,
+    thresholds: Mapping[str, float],
+    rounded: bool,
+) -> Compressed:
     """Return the compressed network of a plain one with zeros for what is pruned."""
     num_weights = sum(plain.network.get_parameter(name).numel() for name in plain.random)
-    small = smaller(plain.network, model, data, random=plain.random)
+    small = smaller(plain.network, model, data, random=plain.random, original=original)
     left = dict(small.network.named_parameters())
     num_kept = sum(int((left[name] != 0).sum()) for name in plain.random)
     roundings: dict[str, Rounding] = {}
@@ -202,4 +210,5 @@ def _made(model: Model, plain: Plain, data: Any, *, thresholds: Mapping[str, flo
                 left[name].data.copy_(rounding.apply(left[name].detach()))
     posterior = point_of(small.network, model, plain.learned, names=plain.random)
     counts = {"num_weights": num_weights, "num_kept": num_kept, "difference": small.difference}
+    counts["change"] = small.change
     return Compressed(posterior, small.surgery, roundings, **counts, thresholds=thresholds, stayed=small.stayed)

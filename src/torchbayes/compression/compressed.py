@@ -22,7 +22,7 @@ from torchbayes.posteriors.files import read_tensors, write_tensors
 from torchbayes.posteriors.point import Point
 
 _KIND, _FULL = "compressed", 32
-_NUMBERS = ("num_weights", "num_kept", "difference")
+_NUMBERS = ("num_weights", "num_kept", "difference", "change")
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,9 @@ class Compressed:
         num_kept: weights that were not pruned, of which rounding may make some zero.
         thresholds: layer -> noise from which on its units were pruned.
         stayed: why hidden units without effect may still be there, a sentence each.
-        difference: the largest between outputs of the smaller network and of that in full size with zeros in the place
-            of what is gone, relative to the largest output, before rounding.
+        difference: the largest between outputs of the smaller network and of that in full size with zeros for the
+            weights that were pruned, relative to the largest output, before rounding; on up to 256 rows.
+        change: likewise, between the smaller network and the posterior's means: what pruning itself does.
     """
 
     posterior: Point
@@ -49,6 +50,7 @@ class Compressed:
     thresholds: Mapping[str, float]
     stayed: tuple[str, ...]
     difference: float
+    change: float
 
     @property
     def network(self) -> nn.Module:
@@ -170,7 +172,7 @@ def load(path: str | Path, model: Model) -> Compressed:
         ) from error
     state = {**weights, **parts.get("buffer", {})}
     posterior = point_of(filled(network, state), model, parts.get("learned", {}), names=tuple(weights))
-    about = {name: header[name] for name in (*_NUMBERS, "thresholds")}
+    about = {name: header.get(name, math.nan) for name in _NUMBERS} | {"thresholds": header["thresholds"]}
     return Compressed(posterior, surgery, roundings, **about, stayed=tuple(header["stayed"]))
 
 

@@ -1,44 +1,45 @@
 r"""Hidden units without effect, found and taken out, so that a network becomes smaller and its outputs stay.
 
-A unit has no effect where all weights that take it are zero; or where all its own weights are, so that it is a
-constant, which goes into the biases of what takes it. Its other weights are then zero as well, which may leave units
-before it without effect: units are looked for until no more are found. `torchbayes.geometry` says which axes of which
-parameters hold the same units. What is left of a linear layer then takes those inputs alone whose weights are not zero.
+A unit has no effect where all weights that take it are zero; or where it is a constant, for which the layers that take
+it can make up (`constants`). Its other weights are then zero as well, which may leave units before it without effect:
+units are looked for until no more are found. `torchbayes.geometry` says which axes of which parameters hold the same
+units. What is left of a linear layer then takes those inputs alone whose weights are not zero. After each step outputs
+are compared with those of the network as it was given; a step that changes them is taken back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
+from torchbayes.compression.constants import ROUNDING, fold, outputs_of
 from torchbayes.compression.plain import filled
 from torchbayes.compression.surgery import CONVOLUTIONS, NORMS, Surgery
 from torchbayes.geometry.symmetry.permutations import PermutationGroup, Place, permutation_groups
+from torchbayes.geometry.symmetry.same import distance
 from torchbayes.model.layout import Globs
 from torchbayes.model.model import Model, having
 from torchbayes.model.network import Network
 from torchbayes.model.priors.univariate import Flat
-from torchbayes.model.rows.batch import arguments, copied, rows_of
+from torchbayes.model.rows.batch import rows_of
 from torchbayes.model.rows.sources import as_source
 
-_ROWS = 64
-_ROUNDING = 1000  # units of the last place: sums of fewer terms are taken in another order
+_ROWS = 256
 
 
 class Smaller(NamedTuple):
     """A network before and after units were taken out.
 
     Attributes:
-        whole: the network in full size, with zeros for what is gone.
+        whole: the network in full size, as it was given.
         network: the smaller one.
         surgery: how it was made.
         stayed: why hidden units without effect may still be there, a sentence each.
         difference: the largest between outputs of the two, relative to the largest output.
+        change: likewise, of the smaller one and of the network before its weights were set to zero.
     """
 
     whole: nn.Module
@@ -46,16 +47,20 @@ class Smaller(NamedTuple):
     surgery: Surgery
     stayed: tuple[str, ...]
     difference: float
+    change: float
 
 
-def smaller(network: nn.Module, like: Model, data: Any, *, random: Globs = "*") -> Smaller:
+def smaller(
+    network: nn.Module, like: Model, data: Any, *, random: Globs = "*", original: nn.Module | None = None
+) -> Smaller:
     """Return a network without the units that have no effect, as its weights that are zero say.
 
     Args:
         network: a plain network.
         like: a model of such a network: how rows are unpacked.
+        data: as for `fit`; up to 256 rows are looked at.
         random: its random parameters; units stay whose weights are constants.
-        data: as for `fit`; a few rows are looked at.
+        original: the network before weights were set to zero; the same one if None.
 
     Returns:
         The network before and after.
@@ -66,35 +71,57 @@ def smaller(network: nn.Module, like: Model, data: Any, *, random: Globs = "*") 
     own = Network(network, random, class_axis=like.network.class_axis)
     model = having(like, network=own, prior=Flat())
     inputs = rows_of(next(iter(as_source(model, data, 1024).inputs())), slice(0, _ROWS))
-    whole, groups, stayed = filled(network, {}), tuple[PermutationGroup, ...](), list[str]()
+    whole, stayed = filled(network, {}), list[str]()
+    expected, groups = outputs_of(whole, inputs), tuple[PermutationGroup, ...]()
     try:
         groups = permutation_groups(model, data).groups
     except ValueError as error:
         stayed.append(f"hidden units stay: {error}")
+    cleared, surgery = _without_effect(whole, groups, inputs, expected=expected, stayed=stayed)
+    for name, mask in _inputs(surgery.apply(cleared)):
+        tried = Surgery(surgery.kept, {**surgery.inputs, name: mask})
+        surgery = surgery if _differs(tried, cleared, inputs, expected) else tried
+    made = surgery.apply(cleared)
+    outputs = outputs_of(made, inputs)
+    change = distance(outputs, outputs_of(filled(original or network, {}), inputs))
+    return Smaller(whole, made, surgery, tuple(dict.fromkeys(stayed)), distance(outputs, expected), change)
+
+
+def _without_effect(
+    whole: nn.Module, groups: Sequence[PermutationGroup], inputs: Any, *, expected: Sequence[Tensor], stayed: list[str]
+) -> tuple[nn.Module, Surgery]:
+    """Return a network with zeros for units without effect, and what takes them out.
+
+    Args:
+        whole: the network in full size.
+        groups: its units.
+        inputs: rows.
+        expected: outputs for them, which must not change.
+        stayed: here is noted why units stay.
+    """
+    cleared, surgery = filled(whole, {}), Surgery()
+    alive = {group: torch.ones(group.size, dtype=torch.bool) for group in groups}
     for group in groups:
         if why := _kept_whole(whole, group):
             stayed.append(f"units stay ({group}): {why}")
-    groups = tuple(group for group in groups if not _kept_whole(whole, group))
-    alive = _cleared(whole, groups, inputs)
-    expected, surgery = outputs_of(whole, inputs), Surgery()
-    for group, keep in zip(groups, alive, strict=True):
-        tried = Surgery(_without(surgery, whole, group, ~keep))
-        if why := _differs(tried, whole, inputs, expected):
-            stayed.append(f"units stay ({group}): {why}")
-        else:
-            surgery = tried
-    for name, mask in _inputs(surgery.apply(whole)):
-        tried = Surgery(surgery.kept, {**surgery.inputs, name: mask})
-        surgery = surgery if _differs(tried, whole, inputs, expected) else tried
-    made = surgery.apply(whole)
-    return Smaller(whole, made, surgery, tuple(stayed), _distance(outputs_of(made, inputs), expected))
-
-
-def outputs_of(network: nn.Module, inputs: Any) -> list[Tensor]:
-    """Return the tensors that a network gives for inputs, which are not changed."""
-    args, kwargs = arguments(copied(inputs))
-    with torch.no_grad():
-        return [leaf for leaf in pytree.tree_leaves(network(*args, **kwargs)) if isinstance(leaf, Tensor)]
+            del alive[group]
+    steps = [(group, constants) for constants in (False, True) for group in alive]
+    changed = True
+    while changed:
+        changed = False
+        for group, constants in list(steps):
+            network = filled(cleared, {})
+            gone = _cleared(network, group, alive[group], constants=constants, inputs=inputs)
+            if not gone.any():
+                continue
+            tried = Surgery(_without(surgery, whole, group, gone))
+            if why := _differs(tried, network, inputs, expected):
+                stayed.append(f"units stay ({group}): {why}")
+                steps.remove((group, constants))
+            else:
+                cleared, surgery, changed = network, tried, True
+                alive[group] &= ~gone
+    return cleared, surgery
 
 
 def _kept_whole(network: nn.Module, group: PermutationGroup) -> str:
@@ -116,26 +143,34 @@ def _is_weight(network: nn.Module, place: Place) -> bool:
     return own == "weight" and not isinstance(network.get_submodule(owner), NORMS)
 
 
-def _cleared(network: nn.Module, groups: Sequence[PermutationGroup], inputs: Any) -> list[Tensor]:
-    """Return which units of each group stay, bool (size,); weights of all others are set to zero in place."""
-    alive = [torch.ones(group.size, dtype=torch.bool) for group in groups]
-    changed = True
-    while changed:
-        changed = False
-        for number, group in enumerate(groups):
-            stay = alive[number]
-            made, taken = _used(network, group, takes=False), _used(network, group, takes=True)
-            constant, gone = stay & ~made & taken, stay & ~(made & taken)
-            if constant.any():
-                _fold(network, group, constant, inputs)
-            if bool((gone == stay).all()):
-                gone[int(gone.nonzero()[0])] = False  # a layer needs one unit
-            if gone.any():
-                for place in group.places:
-                    _zero(network, place, gone)
-                alive[number] = stay & ~gone
-                changed = True
-    return alive
+@torch.no_grad()
+def _cleared(network: nn.Module, group: PermutationGroup, stay: Tensor, *, constants: bool, inputs: Any) -> Tensor:
+    """Set the parameters of units that nothing takes to zero, in place.
+
+    Args:
+        network: the network.
+        group: the units.
+        stay: those that are still there.
+        constants: whether layers first make up for units that are constants.
+        inputs: rows.
+
+    Returns:
+        Those units, bool (size,).
+    """
+    taken = _used(network, group, takes=True)
+    made = _used(network, group, takes=False)
+    if constants and bool((lone := stay & taken & ~made).any()):
+        fold(network, [place for place in group.places if _takes(network, place)], lone, inputs)
+        taken = _used(network, group, takes=True)
+    gone = stay & ~taken
+    if bool((gone == stay).all()):
+        gone[int(gone.nonzero()[0])] = False  # a layer needs one unit
+    for place in group.places if gone.any() else ():
+        owner, _, own = place.name.rpartition(".")
+        parameter = network.get_submodule(owner)._parameters.get(own)
+        if parameter is not None:
+            parameter.index_fill_(place.axis, _places(place, gone).to(parameter.device), 0.0)
+    return gone
 
 
 def _used(network: nn.Module, group: PermutationGroup, *, takes: bool) -> Tensor:
@@ -152,61 +187,6 @@ def _used(network: nn.Module, group: PermutationGroup, *, takes: bool) -> Tensor
 def _places(place: Place, units: Tensor) -> Tensor:
     """Return the positions of units, a bool (size,), along the axis of a place."""
     return place.start + (units.nonzero() * place.inner + torch.arange(place.inner)).flatten()
-
-
-@torch.no_grad()
-def _zero(network: nn.Module, place: Place, units: Tensor) -> None:
-    """Set the parameters of units at a place to zero."""
-    owner, _, own = place.name.rpartition(".")
-    parameter = network.get_submodule(owner)._parameters.get(own)
-    if parameter is not None:
-        parameter.index_fill_(place.axis, _places(place, units).to(parameter.device), 0.0)
-
-
-@torch.no_grad()
-def _fold(network: nn.Module, group: PermutationGroup, units: Tensor, inputs: Any) -> None:
-    """Add what constant units give to the biases of the layers that take them, whose weights of them become zero.
-
-    A constant is dropped where a layer has no bias to take it, pads its inputs by zeros in the place of it, or is not
-    called as a module.
-    """
-    taking = [place for place in group.places if _takes(network, place)]
-    seen = _inputs_of(network, {place.name.rpartition(".")[0] for place in taking}, inputs)
-    for place in taking:
-        owner = place.name.rpartition(".")[0]
-        layer: Any = network.get_submodule(owner)
-        index = _places(place, units).to(layer.weight.device)
-        axis = -1 if isinstance(layer, nn.Linear) else 1
-        each = [x.movedim(axis, 0).index_select(0, index).flatten(1) for x in seen[owner]]
-        values = torch.cat([layer.weight.new_empty(len(index), 0), *each], dim=1)
-        steady = values.numel() > 0 and bool(torch.isclose(values, values[:, :1], rtol=1e-5, atol=1e-7).all())
-        if steady and layer.bias is not None and not _padded(layer):
-            weight = layer.weight.index_select(1, index)
-            layer.bias.data += weight.flatten(2).sum(2) @ values[:, 0] if weight.ndim > 2 else weight @ values[:, 0]
-        layer.weight.index_fill_(1, index, 0.0)
-
-
-def _inputs_of(network: nn.Module, layers: Set[str], inputs: Any) -> dict[str, list[Tensor]]:
-    """Return what each of some layers is given at each of its calls."""
-    seen: dict[str, list[Tensor]] = {name: [] for name in layers}
-
-    def note(name: str, _: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        seen[name].append(args[0] if args else named["input"])
-
-    hooks = [
-        network.get_submodule(name).register_forward_pre_hook(partial(note, name), with_kwargs=True) for name in layers
-    ]
-    try:
-        outputs_of(network, inputs)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return seen
-
-
-def _padded(layer: Any) -> bool:
-    padding = getattr(layer, "padding", 0)
-    return padding == "same" if isinstance(padding, str) else bool(torch.tensor(padding).any())
 
 
 def _without(
@@ -236,19 +216,11 @@ def _inputs(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _differs(surgery: Surgery, whole: nn.Module, inputs: Any, expected: Sequence[Tensor]) -> str:
     """Return why the smaller network is not the same function; nothing if it is."""
     try:
-        found = outputs_of(surgery.apply(whole), inputs)
+        outputs = outputs_of(surgery.apply(whole), inputs)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         return f"the network does not run without some ({str(error).splitlines()[0]})"
-    if [t.shape for t in found] != [t.shape for t in expected]:
+    if [t.shape for t in outputs] != [t.shape for t in expected]:
         return "the shape of the outputs depends on them"
-    distance = _distance(found, expected)
+    apart = distance(outputs, expected)
     eps = max(torch.finfo(t.dtype).eps for t in expected if t.is_floating_point())
-    return "" if distance <= _ROUNDING * eps else f"without some the outputs differ by {distance:.1g}"
-
-
-def _distance(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Return the largest difference, relative to the largest number."""
-    apart = [
-        (float((a - b).abs().max()), float(b.abs().max())) for a, b in zip(found, expected, strict=True) if b.numel()
-    ]
-    return max((gap / (size or 1.0) for gap, size in apart), default=0.0)
+    return "" if apart <= ROUNDING * eps else f"without some the outputs differ by {apart:.1g}"

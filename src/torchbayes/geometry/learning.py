@@ -13,7 +13,7 @@ slowly as 1/log n.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -38,7 +38,8 @@ from torchbayes.driver.sample import run_chains
 from torchbayes.geometry.lanczos import lanczos
 from torchbayes.geometry.localised import Localised, rise_of_function, rise_on_all, rise_on_batches
 from torchbayes.geometry.operators import Products
-from torchbayes.geometry.single import Place, Weights, place_of
+from torchbayes.geometry.single import Place, Weights, num_observations, place_of
+from torchbayes.methods.mcmc.adaptation import LEAST_BURN_IN, StepSize
 from torchbayes.methods.mcmc.hmc import HMC
 from torchbayes.methods.sampler import Sampler
 from torchbayes.methods.sgmcmc.sgld import SGLD
@@ -50,6 +51,8 @@ from torchbayes.posteriors.start import check_finite_start
 
 _SMALL = 1_000_000  # rows times weights up to which all the data are used at every step
 _DISAGREE, _REJECTED, _FEWEST = 1.05, 0.2, 50.0  # R-hat, acceptance, effective draws
+_UNLIKE = 3.0  # standard errors between the coefficients of two step sizes
+_HOTTER = 0.25  # of β, where chains begin
 _STEP = 0.1  # ε times the largest curvature: the law of the chain is then at most 2.5 % too wide in any direction
 _STIFF_ROWS, _STIFF_STEPS = 2000, 12
 
@@ -68,7 +71,7 @@ class LearningCoefficient:
         loss: L_n(w*), in nats per observation.
         inverse_temperature: β.
         localisation: γ.
-        num_data: n.
+        num_data: n; a row of weight w is w observations.
         method: the sampler, with its step size where that was found.
         problems: why it should not be trusted; empty where nothing is known against it.
     """
@@ -82,7 +85,7 @@ class LearningCoefficient:
     loss: float
     inverse_temperature: float
     localisation: float
-    num_data: int
+    num_data: float
     method: Sampler
     problems: tuple[str, ...]
 
@@ -93,7 +96,7 @@ class _Problem(NamedTuple):
     density: Localised
     method: Sampler
     loss: float
-    num_data: int
+    num_data: float
 
 
 def learning_coefficient(
@@ -109,7 +112,11 @@ def learning_coefficient(
 ) -> LearningCoefficient:
     r"""Estimate the local learning coefficient λ̂ = nβ (E[L_n(w)] − L_n(w*)).
 
-    The chains begin at w*, or beside it, and are those of the library's samplers on the tempered, localised density.
+    The chains are those of the library's samplers on the tempered, localised density. They begin where others come from
+    w* in half a burn-in at a quarter of β, so that what is near w* is not all that they see. After the last of their
+    steps they take half as many again as are not burn-in, of half the size, which count alike: where these give another
+    value, there are regions that the steps are too long for, and `problems` says so.
+
     HMC, MALA, NUTS and random walks see all the data at every step and are exact but for chance. SGLD and SGHMC see
     minibatches; gradients and losses are then taken relative to those at w* on the same rows, and a step size that is
     not given is 0.1 over the largest curvature of the density, found by 12 steps of Lanczos at w*.
@@ -124,8 +131,8 @@ def learning_coefficient(
         inverse_temperature: β; None for 1/log n.
         localisation: γ ≥ 0, in inverse squared units of the weights.
         method: the sampler, its number of chains and their length; a mass that it would take from a prior is adapted
-            here. None for `HMC` with 4 chains of 2,000 steps, half of them burn-in, where rows times weights are at
-            most a million, else `SGLD` with 4 chains of 4,000 steps.
+            here. None for `HMC` with 4 chains of 2,000 steps, half of them burn-in, and `halvings` of the step size,
+            where rows times weights are at most a million, else `SGLD` with 4 chains of 4,000 steps.
         seed: seed of the chains.
         chunk_size: rows that go through a network at once where all are used.
 
@@ -151,10 +158,9 @@ def learning_coefficient(
         problem = _of_function(model, data, weights, inverse_temperature=inverse_temperature, **settings)
     if not math.isfinite(problem.loss):
         raise ValueError(f"the loss must be finite at `weights`; got {problem.loss:g}. Look for extreme values.")
-    chains = problem.method.members
-    start_MD = problem.density.weights_D.expand(chains, -1).clone()
-    found = run_chains(problem.density, problem.method, start_MD, seed=mix(Purpose.COEFFICIENT, settings["seed"]))
-    return _judged(found, problem)
+    seed = mix(Purpose.COEFFICIENT, settings["seed"])
+    found = run_chains(problem.density, problem.method, _dispersed(problem, seed), seed=seed)
+    return _judged(found, _at_half_the_step(found, problem, seed), problem)
 
 
 def _of_model(
@@ -170,7 +176,8 @@ def _of_model(
     rows, size = place.rows.size, place.weights_D.numel()
     if method is None:
         method = _exact() if rows * size <= _SMALL else SGLD(chains=4, steps=4000, burn_in=2000, thin=1)
-    beta = _beta(rows) if beta is None else float(beta)
+    num_data = num_observations(place, chunk_size)
+    beta = _beta(num_data) if beta is None else float(beta)
     stochastic = isinstance(method, Stochastic) and method.batch_size is not None and method.batch_size < rows
     if stochastic:
         rise, loss = rise_on_batches(place, chunk_size, chains=method.members, seed=seed)
@@ -179,7 +186,7 @@ def _of_model(
     if isinstance(method, Stochastic) and method.step_size is None:
         method = replace(method, step_size=_STEP / (beta * _stiffness(place, chunk_size, seed) + localisation))
     density = Localised(rise, place.weights_D, localisation=localisation, inverse_temperature=beta)
-    return _Problem(density, method, loss, rows)
+    return _Problem(density, method, loss / num_data, num_data)
 
 
 def _of_function(
@@ -207,7 +214,7 @@ def _of_function(
     return _Problem(density, method, loss, int(data))
 
 
-def _beta(num_data: int) -> float:
+def _beta(num_data: float) -> float:
     """Return 1/log n.
 
     Raises:
@@ -215,14 +222,64 @@ def _beta(num_data: int) -> float:
     """
     if num_data < 2:
         raise ValueError(
-            f"`inverse_temperature` must be given for fewer than 2 observations; got {num_data}, whose 1/log n is "
+            f"`inverse_temperature` must be given for fewer than 2 observations; got {num_data:g}, whose 1/log n is "
             f"infinite."
         )
     return 1 / math.log(num_data)
 
 
 def _exact() -> HMC:
-    return HMC(chains=4, steps=2000, burn_in=1000, thin=1, jitter=0.2, mass="diagonal", max_leapfrogs=64)
+    """Return HMC that enters regions much narrower than others: see `HMC.halvings`."""
+    return HMC(
+        chains=4,
+        steps=2000,
+        burn_in=1000,
+        thin=1,
+        jitter=0.2,
+        mass="diagonal",
+        max_leapfrogs=64,
+        target_acceptance=0.9,
+        halvings=5,
+    )
+
+
+def _dispersed(problem: _Problem, seed: int) -> Tensor:
+    """Return where chains start: where as many others come from w*, in half a burn-in, at a quarter of β.
+
+    From w* itself all of them would see what is near it first, and agree.
+    """
+    density, method = problem.density, problem.method
+    start_MD, steps = density.weights_D.expand(method.members, -1).clone(), method.burn_in // 2
+    if method.schedule is not None or steps < LEAST_BURN_IN:
+        return start_MD
+    hot = replace(method, steps=steps + 1, burn_in=steps, thin=1)
+    return run_chains(
+        density.hotter(_HOTTER), hot, start_MD, seed=mix(Purpose.COEFFICIENT_START, seed)
+    ).state.weights_MD
+
+
+def _at_half_the_step(found: Chains, problem: _Problem, seed: int) -> Tensor:
+    """Return nβ(L_n − L_n*) along the same chains, (C, S), as they go on with steps of half the size.
+
+    Empty for a sampler whose steps change, or have no size.
+    """
+    method, state = problem.method, found.state
+    more = max((method.steps - method.burn_in) // 2, method.thin)
+    if isinstance(adapted := getattr(state, "step_size", None), StepSize):
+        halved = replace(state, step_size=replace(adapted, step_size_M=adapted.step_size_M / 2))
+        longer, resume = replace(method, steps=method.steps + more), replace(found, state=halved)
+        later = run_chains(problem.density, longer, state.weights_MD, seed=seed, resume=resume)
+    elif isinstance(method, Stochastic) and method.step_size is not None and method.schedule is None:
+        smaller = replace(method, step_size=method.step_size / 2, steps=more, burn_in=0)
+        later = run_chains(problem.density, smaller, state.weights_MD, seed=mix(Purpose.COEFFICIENT_HALF, seed))
+    else:
+        return found.numbers["log_likelihood"][:, :0]
+    return _draws(later, problem)[:, -more:]
+
+
+def _draws(found: Chains, problem: _Problem) -> Tensor:
+    """Return nβ(L_n − L_n*) after each step, float64 (C, S), on the CPU."""
+    return -problem.density.inverse_temperature * found.numbers["log_likelihood"].cpu()
 
 
 def _stiffness(place: Place, chunk_size: int, seed: int) -> float:
@@ -232,20 +289,29 @@ def _stiffness(place: Place, chunk_size: int, seed: int) -> float:
     source = generator(Purpose.STIFFNESS, seed)
     start_D = torch.randn(len(place.weights_D), generator=source).to(place.weights_D)
     found = lanczos(Products(some, "hessian", chunk_size), start_D.unsqueeze(0), _STIFF_STEPS)
-    return float((found.values_PK.abs() + found.residuals_PK).max()) * rows / some.rows.size
+    largest = float((found.values_PK.abs() + found.residuals_PK).max())
+    return largest * num_observations(place, chunk_size) / num_observations(some, chunk_size)
 
 
-def _judged(found: Chains, problem: _Problem) -> LearningCoefficient:
-    """Return the coefficient of chains, and warn of what is wrong with it."""
-    method, beta = problem.method, problem.density.inverse_temperature
-    draws_CS = -beta * found.numbers["log_likelihood"][:, method.needs.burn_in :].cpu()
+def _judged(found: Chains, half_CS: Tensor, problem: _Problem) -> LearningCoefficient:
+    """Return the coefficient of chains, and warn of what is wrong with it.
+
+    Args:
+        found: the chains.
+        half_CS: what they came to with steps of half the size.
+        problem: what they are of.
+    """
+    method, burn_in = problem.method, problem.method.needs.burn_in
+    parts = [part for part in (_draws(found, problem)[:, burn_in:], half_CS) if part.shape[1]]
+    draws_CS = torch.cat(parts, dim=1)
     draws_CS1 = draws_CS.unsqueeze(-1)
     value, error = float(draws_CS.mean()), float(mcse_mean(draws_CS1)[0])
     apart, effective = float(rhat(draws_CS1)[0]), float(ess(draws_CS1)[0])
     acceptance = float("nan")
     if "acceptance" in found.numbers:
-        acceptance = float(found.numbers["acceptance"][:, method.needs.burn_in :].mean())
-    problems = _problems(value, error, apart=apart, effective=effective, acceptance=acceptance)
+        acceptance = float(found.numbers["acceptance"][:, burn_in:].mean())
+    seen = {"apart": apart, "effective": effective, "acceptance": acceptance}
+    problems = (*_problems(value, error, **seen), *_step_problem(parts))
     warn_of(problems, "this learning coefficient")
     return LearningCoefficient(
         value,
@@ -255,12 +321,22 @@ def _judged(found: Chains, problem: _Problem) -> LearningCoefficient:
         apart,
         acceptance,
         problem.loss,
-        beta,
+        problem.density.inverse_temperature,
         problem.density.localisation,
         problem.num_data,
         method,
         problems,
     )
+
+
+def _step_problem(parts: Sequence[Tensor]) -> Iterator[str]:
+    """Yield what is wrong where steps of half the size give another coefficient."""
+    means, errors = zip(*((float(p.mean()), float(mcse_mean(p.unsqueeze(-1))[0])) for p in parts), strict=True)
+    if len(parts) > 1 and abs(means[1] - means[0]) > _UNLIKE * math.hypot(*errors):
+        yield (
+            f"steps of half the size give {means[1]:.3g} in the place of {means[0]:.3g}: there are regions too narrow "
+            f"for its steps (use a smaller step size or a `target_acceptance` nearer to 1, and HMC with `halvings`)"
+        )
 
 
 def _problems(value: float, error: float, *, apart: float, effective: float, acceptance: float) -> tuple[str, ...]:

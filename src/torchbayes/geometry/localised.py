@@ -63,6 +63,11 @@ class Localised:
         found = self(weights_MD, batch)
         return ValueOnly(found.log_density, found.log_likelihood)
 
+    def hotter(self, factor: float) -> Localised:
+        """Return the density with β times a factor."""
+        beta = factor * self.inverse_temperature
+        return Localised(self._rise, self.weights_D, localisation=self.localisation, inverse_temperature=beta)
+
     def leapfrog(self, weights_MD: Tensor, momentum_MD: Tensor, **options: Any) -> Phase:
         """Return where leapfrog steps lead; options as of `dynamics.leapfrog`."""
         return leapfrog(self, weights_MD, momentum_MD, **options)
@@ -87,7 +92,7 @@ def rise_of_function(loss: Callable[[Tensor], Tensor], weights_D: Tensor, num_da
 
 
 def rise_on_all(place: Place, chunk_size: int) -> tuple[Rise, float]:
-    """Return n times the rise of the mean loss of all the data, and the mean loss at w*.
+    """Return n times the rise of the mean loss of all the data, and the summed loss at w*.
 
     Args:
         place: model, rows and weights.
@@ -100,11 +105,11 @@ def rise_on_all(place: Place, chunk_size: int) -> tuple[Rise, float]:
         value = density.nll(weights_MD, buffers=place.stacked(len(weights_MD)))
         return at - value.log_likelihood, value.gradient.mul_(place.rows.size)
 
-    return rise, -at / place.rows.size
+    return rise, -at
 
 
 def rise_on_batches(place: Place, chunk_size: int, *, chains: int, seed: int) -> tuple[Rise, float]:
-    """Return an estimate of n times the rise that sees the next minibatch at every call, and the mean loss at w*.
+    """Return an estimate of n times the rise that sees the next minibatch at every call, and the summed loss at w*.
 
     Args:
         place: model, source of minibatches and weights.
@@ -129,7 +134,7 @@ def rise_on_batches(place: Place, chunk_size: int, *, chains: int, seed: int) ->
         rise_M = value.log_likelihood[number:] - value.log_likelihood[:number] - known_M
         return rise_M, value.gradient[:number].mul_(size).sub_(off_MD)
 
-    return rise, -float(whole.log_likelihood[0]) / size
+    return rise, -float(whole.log_likelihood[0])
 
 
 def _density(place: Place, chunk_size: int) -> LogDensity:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.checks import check_kind
+from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers, refuse_by_batch
 from torchbayes.model.precision import LOW
@@ -79,6 +80,29 @@ def place_of(model: Model, data: Any, weights: Weights, *, batch_size: int = 102
     if network.batch_norms and not known and not torch.equal(weights_MD[0, : network.layout.size], network.weights()):
         buffers = network.recalibrate(model.split(weights_MD[0])[0], source.inputs(), buffers)
     return Place(informed_by(model, source), source, source.rows(), weights_MD[0], buffers)
+
+
+def num_observations(place: Place, chunk_size: int = 1024) -> float:
+    """Return n, the number of observations: the sum of the weights of rows, where those that are ignored have none.
+
+    Args:
+        place: model, rows and weights.
+        chunk_size: rows that go through the network at once.
+
+    Raises:
+        ValueError: if no row counts.
+    """
+    model, total = place.model, 0.0
+    views = model.split(place.weights_D)[0]
+    with torch.no_grad():
+        for start in range(0, place.rows.size, chunk_size):
+            rows = place.rows.map(lambda t, start=start: t[start : start + chunk_size])
+            outputs = model.network(views, model.network.arrange(rows.inputs), place.buffers or None)
+            weights_B = scored(model.likelihood, outputs, rows.targets).row_weights
+            total += rows.size if weights_B is None else float(weights_B.double().sum())
+    if not total > 0:
+        raise ValueError("no row of `data` counts: all are ignored, or have weight 0. Check their targets.")
+    return total
 
 
 def _refuse_low(model: Model) -> None:

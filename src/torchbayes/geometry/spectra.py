@@ -31,7 +31,7 @@ from torchbayes.checks import (
 )
 from torchbayes.geometry.lanczos import lanczos
 from torchbayes.geometry.operators import MATRICES, Matrix, Products
-from torchbayes.geometry.single import Weights, place_of
+from torchbayes.geometry.single import Weights, num_observations, place_of
 from torchbayes.model.model import Model
 from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.problems import note
@@ -62,7 +62,7 @@ class Spectrum:
         residuals_PK: bounds on how far each is from an eigenvalue.
         steps: steps of Lanczos that each probe took.
         size: D, the number of weights.
-        num_data: N, the rows of which the matrix is the sum.
+        num_data: N, the observations of which the matrix is the sum: a row of weight w is w of them.
         matrix: which matrix.
     """
 
@@ -71,7 +71,7 @@ class Spectrum:
     residuals_PK: Tensor
     steps: tuple[int, ...]
     size: int
-    num_data: int
+    num_data: float
     matrix: Matrix
 
     def trace_of(self, function: Callable[[Tensor], Tensor]) -> Estimate:
@@ -243,7 +243,7 @@ def spectrum(
     weights_PK = torch.cat([_widened(part.weights_PK, longest) for part in found])
     residuals_PK = torch.cat([_widened(part.residuals_PK, longest, repeat=True) for part in found])
     taken = tuple(step for part in found for step in part.steps)
-    return Spectrum(values_PK, weights_PK, residuals_PK, taken, size, place.rows.size, matrix)
+    return Spectrum(values_PK, weights_PK, residuals_PK, taken, size, num_observations(place, chunk_size), matrix)
 
 
 def trace(

@@ -25,7 +25,7 @@ from torch import Tensor
 from torchbayes.checks import as_seed, check_counts, check_kind, check_memory, check_positive, given, seen
 from torchbayes.density.density import LogDensity
 from torchbayes.geometry.directions import filtered, normal
-from torchbayes.geometry.single import Place, Weights, place_of
+from torchbayes.geometry.single import Place, Weights, num_observations, place_of
 from torchbayes.model.model import Model
 from torchbayes.posteriors.problems import is_finite, warn_of
 
@@ -139,6 +139,7 @@ class _Rise:
     def __init__(self, place: Place, unit_KD: Tensor) -> None:
         self._place, self._unit_KD, self.count = place, unit_KD, len(unit_KD)
         self._density = LogDensity(place.model, place.rows.size, place.rows)
+        self._num_data = num_observations(place)
         self.loss = float(self._losses(place.weights_D.unsqueeze(0))[0])
         if not math.isfinite(self.loss):
             raise ValueError(f"the loss must be finite at `weights`; got {self.loss:g}. Look for extreme values.")
@@ -157,7 +158,7 @@ class _Rise:
             total_M = self._density.value(weights_MD).log_likelihood
         else:  # only a call with a gradient takes buffers
             total_M = self._density.nll(weights_MD, buffers=buffers).log_likelihood
-        return -total_M.double().cpu() / self._place.rows.size
+        return -total_M.double().cpu() / self._num_data
 
 
 def _radii(rise: _Rise, threshold: float, *, limit: float, first: float) -> Tensor:

@@ -129,8 +129,9 @@ class Subspace:
         """Return the subspace through the mean of a posterior, along its principal components.
 
         These are the components of its low-rank part where it has one, as that of SWAG, which holds the last deviations
-        of a trajectory; of its members, if it is a point mass at each; else of draws: all those that a sampler made.
-        A curve spans a plane.
+        of a trajectory; of several members those of (1/M) Σ_m (F_mᵀ F_m + (μ_m − μ)(μ_m − μ)ᵀ), without the diagonals
+        of their covariances. Else they are those of its members, if it is a point mass at each, or of draws: all those
+        that a sampler made. A curve spans a plane.
 
         Args:
             posterior: any posterior over all weights, such as that of a run.
@@ -140,7 +141,8 @@ class Subspace:
                 temperature, or with another prior.
 
         Returns:
-            The subspace; the length of a direction is the posterior's standard deviation along it.
+            The subspace; the length of a direction is the posterior's standard deviation along it, as far as these
+            components show it.
 
         Raises:
             ValueError: if the posterior spans fewer directions, such as a single point mass.
@@ -298,9 +300,11 @@ def _landmarks(posterior: Spread, rank: int) -> Tensor:
     if factor_MRD is None:
         count = posterior.default_draws
         return posterior.sample(count * -(-(rank + 1) // count))
-    centres_MRD = held["mean_MD"].unsqueeze(1).double()
-    each = (factor_MRD.shape[0] * factor_MRD.shape[1] - 0.5) ** 0.5  # two rows a direction, and the divisor S − 1
-    return torch.cat([centres_MRD + each * factor_MRD, centres_MRD - each * factor_MRD]).flatten(0, 1)
+    means_MD, count = held["mean_MD"].double(), 2 * factor_MRD.shape[0] * factor_MRD.shape[1]
+    centre_D, spread_MRD = means_MD.mean(0), factor_MRD.shape[1] ** 0.5 * factor_MRD
+    away_MRD = (means_MD - centre_D).unsqueeze(1)
+    rows_SD = torch.cat([away_MRD + spread_MRD, away_MRD - spread_MRD]).flatten(0, 1)
+    return centre_D + (1 - 1 / count) ** 0.5 * rows_SD  # so that the divisor S − 1 gives the covariance of the mixture
 
 
 def _axes(model: Model, origin_D: Tensor, basis_RD: Tensor, prior_scale: float | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -52,6 +52,7 @@ class Purpose(enum.IntEnum):
     DIFFUSION = 18  # of stochastic-gradient samplers
     THERMOSTAT = 19  # momentum that SGNHT starts with
     DISPERSED = 20  # where chains start that are given no start
+    HALVINGS = 30  # of a step size
     # variational methods
     VARIATIONAL = 110  # weights of a step
     FACTOR = 111  # of the covariance that a low-rank family starts with
@@ -158,10 +159,14 @@ class Purpose(enum.IntEnum):
     BASIN = 147  # directions from a minimum
     COEFFICIENT = 148  # chains around a minimum
     COEFFICIENT_ROWS = 149  # minibatches that they see
+    COEFFICIENT_START = 195  # chains that lead to where they start
+    COEFFICIENT_HALF = 196  # chains of steps of half the size
     STIFFNESS = 150  # probe of the largest curvature
     SURFACE = 151  # directions of a plane
     CURVED = 152  # vector that an iteration begins with
     INTERIOR = 193  # points in a simplex
+    # compression
+    UNIT_NOISE = 194  # in the place of units, by which constants are told
     # sites
     SITE_LINEARITY = 180  # weights at which a network must be linear in them
     # flat regions

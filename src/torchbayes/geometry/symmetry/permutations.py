@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from torchbayes.checks import as_seed, check_kind, seen
 from torchbayes.geometry.symmetry.calls import shaped
+from torchbayes.geometry.symmetry.same import distance
 from torchbayes.geometry.symmetry.tracing import Watch, located, run
 from torchbayes.geometry.symmetry.units import Axis, Ties, fixed
 from torchbayes.model.layout import Globs, matches
@@ -22,7 +23,9 @@ from torchbayes.model.rows.sources import as_source
 from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.functions import check_weights
 
-_ROWS = 2
+_WATCHED, _MADE_UP, _COMPARED = 2, 8, 64  # rows: watched for groups; of inputs made up; on which outputs are compared
+_TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
+_LOW_TOLERANCE = 0.1
 _SIDES = (32, 28, 8, 16, 64, 96, 128, 224, *range(1, 65))
 
 
@@ -81,7 +84,7 @@ class PermutationGroups:
         model: the model.
         groups: those with more than one unit, whose weights are all random.
         kept: why others stay in order, one sentence each.
-        inputs: the rows by which the groups were found.
+        inputs: the rows by which the groups were found, and on which outputs are compared.
         found: what is needed to watch other rows.
     """
 
@@ -128,7 +131,8 @@ class PermutationGroups:
             New weights (D,) and buffers.
 
         Raises:
-            ValueError: if the weights are not those of the model, or there is not one permutation for each group.
+            ValueError: if the weights are not those of the model, there is not one permutation for each group, or the
+                outputs of the network change on up to 64 rows.
             TypeError: if one is not a tensor.
         """
         check_weights(self.model, weights_D=weights_D)
@@ -137,7 +141,25 @@ class PermutationGroups:
         for order, group in zip(orders, self.groups, strict=True):
             tensors = moved(tensors, group, order.to(weights_D.device))
         names = self.model.network.buffers if buffers is None else buffers
-        return self.model.layout.join(tensors), {name: tensors[name].clone() for name in names}
+        moved_D, own = self.model.layout.join(tensors), {name: tensors[name].clone() for name in names}
+        self._check_same((weights_D, buffers), (moved_D, own))
+        return moved_D, own
+
+    def _check_same(self, *networks: tuple[Tensor, Buffers | None]) -> None:
+        """Check that two networks give the same outputs.
+
+        Raises:
+            ValueError: if they do not.
+        """
+        network = self.model.network
+        with torch.no_grad():
+            before, after = (network(w[: network.layout.size], self.inputs, buffers) for w, buffers in networks)
+        gap = distance([after], [before])
+        if gap > (_LOW_TOLERANCE if network.precision.casts else _TOLERANCE[network.dtype]):
+            raise ValueError(
+                f"the network is another function when its hidden units are permuted: outputs change by {gap:.3g} of "
+                f"the largest. It depends on their order in a way that its operators do not show; keep it by `keep=`."
+            )
 
     def _checked(self, permutations: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return permutations that fit the groups.
@@ -207,9 +229,10 @@ def permutation_groups(model: Model, data: Any = None, *, keep: Globs = ()) -> P
     network = model.network
     state = state_of(network, network.weights(), network.buffers)
     inputs = _made_up(network, state) if data is None else _first_rows(model, data)
-    with taking(inputs):
-        run(network.module, state, inputs)
-    ties, axes = _watched(network, state, inputs, globs)
+    watched = rows_of(inputs, slice(0, _WATCHED))
+    with taking(watched):
+        run(network.module, state, watched)
+    ties, axes = _watched(network, state, watched, globs)
     held = {name: tuple(ties.resolved(axis) for axis in own) for name, own in axes.items()}
     frozen = _frozen(network, held)
     groups = _groups(held, frozen)
@@ -292,7 +315,7 @@ def _groups(axes: Mapping[str, tuple[Axis, ...]], frozen: Mapping[int, str]) -> 
 
 def _first_rows(model: Model, data: Any) -> Any:
     inputs = next(iter(as_source(model, data, 1024).inputs()))
-    return rows_of(inputs, slice(0, _ROWS))
+    return rows_of(inputs, slice(0, _COMPARED))
 
 
 def _made_up(network: Network, state: Mapping[str, Tensor]) -> Tensor:
@@ -304,10 +327,10 @@ def _made_up(network: Network, state: Mapping[str, Tensor]) -> Tensor:
     first = next((part for part in network.module.modules() if [*part.parameters(recurse=False)]), None)
     source = generator(Purpose.TRACED)
     for shape in _shapes(first):
-        inputs = torch.randn(_ROWS, *shape, generator=source, dtype=torch.float32)
+        inputs = torch.randn(_MADE_UP, *shape, generator=source, dtype=torch.float32)
         inputs = inputs.to(network.device, network.precision.inputs)
         try:
-            run(network.module, state, inputs)
+            run(network.module, state, inputs[:_WATCHED])
         except (RuntimeError, TypeError, ValueError, IndexError):
             continue
         return inputs

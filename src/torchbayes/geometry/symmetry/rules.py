@@ -209,15 +209,31 @@ def _index(call: Call) -> list[Axes]:
     """
     axes, picked = call.axes("self"), [(k, i) for k, i in enumerate(call.values["indices"]) if i is not None]
     for k, index in picked:
-        for axis in axes[k : k + (index.ndim if index.dtype is torch.bool else 1)]:
+        mask = index.dtype is torch.bool
+        for axis in (*axes[k : k + (index.ndim if mask else 1)], *(call.axes_of(index) if mask else ())):
             call.fix(axis)
     if len(picked) > 1:
         if next(moving(call), None) is not None:
             raise ValueError("units are picked by several tensors at once. Index one axis after the other.")
         return [shaped(call.results[0].shape)]
     k, index = picked[0]
-    taken, given = (index.ndim, 1) if index.dtype is torch.bool else (1, index.ndim)
-    return [[*axes[:k], *shaped(call.results[0].shape[k : k + given]), *axes[k + taken :]]]
+    if index.dtype is torch.bool:
+        return [[*axes[:k], fixed(call.results[0].shape[k]), *axes[k + index.ndim :]]]
+    return [[*axes[:k], *call.axes_of(index), *axes[k + 1 :]]]
+
+
+def _gather(call: Call) -> list[Axes]:
+    """Return the axes of what is picked along one axis: that of the index, which may hold units of another layer."""
+    axes, index, dim = call.axes("self"), call.axes("index"), call.values.get("dim", 0)
+    call.fix(axes[dim])
+    if call.name == "index_select":
+        axes[dim] = index[0] if index else fixed(1)
+        return [axes]
+    for k, (axis, size) in enumerate(zip(axes, call.results[0].shape, strict=True)):
+        if k != dim % len(axes):
+            rest = sum(segment.size for segment in axis) - size
+            index[k] = call.ties.join(index[k], _cut(call, axis, [size, rest])[0])
+    return [index]
 
 
 _POSITIONS = {"max", "min", "median", "nanmedian", "mode", "argmax", "argmin", "aminmax"}
@@ -239,7 +255,7 @@ _TABLE: list[tuple[Rule, str]] = [
     (_stack, "stack"),
     (_reduce, "sum mean amax amin var std var_mean std_mean prod logsumexp linalg_vector_norm norm any all max min "
               "argmax argmin count_nonzero nansum"),
-    (_ordered, "cumsum cumprod flip roll sort topk logcumsumexp argsort index_select gather"),
+    (_ordered, "cumsum cumprod flip roll sort topk logcumsumexp argsort"),
     (_neighbours, "max_pool1d max_pool2d max_pool3d max_pool2d_with_indices max_pool3d_with_indices avg_pool1d "
                   "avg_pool2d avg_pool3d _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_avg_pool1d "
                   "adaptive_max_pool2d adaptive_max_pool3d upsample_nearest1d upsample_nearest2d upsample_nearest3d "
@@ -249,6 +265,7 @@ _TABLE: list[tuple[Rule, str]] = [
     (_glu, "glu"),
     (_blocks, "pixel_shuffle pixel_unshuffle im2col"),
     (_index, "index"),
+    (_gather, "gather index_select"),
     (matrix, "mm addmm bmm baddbmm"),
     (vector, "mv addmv dot vdot ger outer"),
     (linear, "linear mkldnn_linear _mkldnn_linear"),

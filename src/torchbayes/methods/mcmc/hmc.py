@@ -16,6 +16,10 @@ since near half a period a trajectory ends at −w, and the chain keeps the ener
 is constant while L is: where a few steps cover a trajectory, it settles at the L whose acceptance is nearest to the
 target δ, between 2δ − 1 and 1. A trajectory that ends outside the support does not count: it would end there at any
 step size.
+
+Acceptance says nothing of regions that are too narrow for ε, since a chain does not enter them. A step size drawn anew
+for each iteration, whatever the weights are, leaves the target as it is (Neal 2011, section 5.4.2): ε/2^j with
+probability 2^−(j+1) costs about as many gradients for each j.
 """
 
 from __future__ import annotations
@@ -48,6 +52,8 @@ class HMC(Sampler):
             (π/2) σ √T with the largest prior standard deviation σ. With a mass from the prior or adapted, σ is 1.
         jitter: each iteration's τ is multiplied by a number uniform on [1 − jitter, 1 + jitter], drawn for each chain:
             a direction whose period divides τ would otherwise always return to its start.
+        halvings: each iteration's ε is halved j times, j = 0, 1, ... up to this with probabilities 1/2, 1/4, ..., drawn
+            for each chain: for targets with regions much narrower than others.
         mass: unit; "prior": 1/σ² of each weight; "diagonal": the inverse variance of each weight in burn-in; "layer":
             one for each tensor; "dense": the inverse covariance of all weights in burn-in, for correlated weights, of
             which there may be 2,000. In `sample`, unit is "diagonal" where neither `trajectory` nor a prior says how
@@ -67,11 +73,13 @@ class HMC(Sampler):
     max_leapfrogs: int = 100_000
     accept_in_burn_in: bool = False
     leapfrogs_in_burn_in: int = 1024
+    halvings: int = 0
 
     def __post_init__(self) -> None:
         Sampler.__post_init__(self)
         check(self)
         check_counts(max_leapfrogs=self.max_leapfrogs, leapfrogs_in_burn_in=self.leapfrogs_in_burn_in)
+        check_counts(least=0, halvings=self.halvings)
         check_share(jitter=self.jitter)
         check_positive(**given(trajectory=self.trajectory))
         check_flags(accept_in_burn_in=self.accept_in_burn_in)
@@ -137,6 +145,9 @@ class HMC(Sampler):
     def _steps(self, state: State) -> tuple[Tensor, Tensor]:
         """Return size and number of the steps of each chain's trajectory, on the CPU."""
         largest_M = state.step_size.step_size_M
+        if self.halvings:
+            halvings_M = -uniforms(state.seeds, Purpose.HALVINGS, state.step).log2().ceil()
+            largest_M = largest_M * 0.5 ** halvings_M.clamp(0, self.halvings)
         if self.jitter:
             jitter_M = self.jitter * (2 * uniforms(state.seeds, Purpose.JITTER, state.step) - 1)
             length_M = state.length * (1 + jitter_M)

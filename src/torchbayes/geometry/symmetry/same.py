@@ -1,0 +1,26 @@
+"""Whether a network gives the same outputs as before: what permuting its units and taking them out must leave alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def distance(made: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Return the largest difference between outputs, relative to the largest number that was expected.
+
+    It is infinite where shapes differ, or only one of two numbers is finite.
+    """
+    if [t.shape for t in made] != [t.shape for t in expected]:
+        return float("inf")
+    return max((_relative(a.detach(), b.detach()) for a, b in zip(made, expected, strict=True) if b.numel()), default=0)
+
+
+def _relative(made: Tensor, expected: Tensor) -> float:
+    a, b = (t.cdouble() if t.is_complex() else t.double() for t in (made, expected))
+    alike = (a == b) | (a.isnan() & b.isnan())
+    gap = torch.where(alike, 0.0, (a - b).abs()).nan_to_num(nan=torch.inf).max()
+    largest = float(torch.where(b.isfinite(), b.abs(), 0.0).max())
+    return float(gap) / (largest or 1.0)

@@ -1,0 +1,111 @@
+"""A row of weight w is w rows, and what is ignored is not there: in geometry and in estimates of the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchbayes as tb
+from tests.laws.test_likelihood_laws import models
+from tests.oracles import assert_close, normal
+from torchbayes import evidence, geometry
+from torchbayes.geometry import learning
+from torchbayes.geometry.single import num_observations, place_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+SHORT = tb.HMC(chains=2, steps=12, burn_in=0, thin=1, mass="unit", step_size=0.02, trajectory=0.1)
+
+
+def numbers(found: Any) -> Tensor:
+    """All numbers of a result in one vector."""
+    leaves = found if isinstance(found, list | tuple) else [found]
+    return torch.cat([torch.as_tensor(leaf, dtype=torch.float64).flatten() for leaf in leaves])
+
+
+def _basin(model: tb.Model, data: Any, at_D: Tensor) -> list[Any]:
+    found = geometry.basin(model, data, at_D, directions=6, threshold=0.3)
+    return [found.loss, found.radii_K, found.log_volume]
+
+
+def _coefficient(model: tb.Model, data: Any, at_D: Tensor) -> list[Any]:
+    found = geometry.learning_coefficient(model, data, at_D, method=SHORT)
+    return [found.value, found.chains_C, found.loss, found.inverse_temperature, found.num_data]
+
+
+def _barrier(model: tb.Model, data: Any, at_D: Tensor) -> list[Any]:
+    found = geometry.barrier(model, data, at_D, second=-at_D, points=4)
+    return [*found.nll, *(found.error or ())]
+
+
+def _interior(model: tb.Model, data: Any, at_D: Tensor) -> list[Any]:
+    found = geometry.interior(model, data, torch.stack([at_D, -at_D, at_D.flip(0)]), points=3)
+    return [found.nll_P, found.vertices_V, *([] if found.error_P is None else [found.error_P])]
+
+
+def _surface(model: tb.Model, data: Any, at_D: Tensor) -> list[Any]:
+    plane = geometry.Plane.through(model, torch.stack([at_D, -at_D, at_D.flip(0)]))
+    found = geometry.surface(model, data, plane, points=3)
+    return [found.nll_QP, *([] if found.error_QP is None else [found.error_QP])]
+
+
+def _rays(model: tb.Model, data: Any, at_D: Tensor) -> list[Any]:
+    found = geometry.rays(model, data, at_D, directions=2, points=4)
+    return [found.log_density_KP, found.log_likelihood_KP]
+
+
+def _spectrum(model: tb.Model, data: Any, at_D: Tensor) -> list[Any]:
+    found = geometry.spectrum(model, data, at_D, steps=40, probes=2)
+    return [found.trace.value, found.effective_dimension(1.0).value, found.num_data]
+
+
+def _leading(model: tb.Model, data: Any, at_D: Tensor) -> list[Any]:
+    return [geometry.curved_directions(model, data, at_D, rank=2, matrix="hessian").values_R]
+
+
+def _stiffness(model: tb.Model, data: Any, at_D: Tensor) -> list[Any]:
+    return [learning._stiffness(place_of(model, data, at_D), 4, 0)]
+
+
+OF_PLACES: dict[str, Callable[[tb.Model, Any, Tensor], Any]] = {
+    "observations": lambda model, data, at_D: num_observations(place_of(model, data, at_D), 4),
+    "basin": _basin,
+    "learning coefficient": _coefficient,
+    "barrier": _barrier,
+    "interior": _interior,
+    "surface": _surface,
+    "rays": _rays,
+    "spectrum": _spectrum,
+    "trace": lambda model, data, at_D: geometry.trace(model, data, at_D, products=9).value,
+    "leading directions": _leading,
+    "stiffness": _stiffness,
+}
+EVIDENCES: dict[str, Callable[[tb.Model, Any], evidence.Evidence]] = {
+    "annealed importance sampling": lambda model, data: evidence.annealed_importance_sampling(
+        model, data, particles=4, temperatures=4, leapfrogs=2, seed=1
+    ),
+    "thermodynamic integration": lambda model, data: evidence.thermodynamic_integration(
+        model, data, chains=2, steps=30, temperatures=3, leapfrogs=2, seed=1
+    ),
+    "prior monte carlo": lambda model, data: evidence.prior_monte_carlo(model, data, draws=200, seed=1),
+}
+
+
+@pytest.mark.parametrize("estimate", EVIDENCES)
+def test_the_evidence_is_that_of_repeated_rows(estimate: str) -> None:
+    one, other = (EVIDENCES[estimate](model, data).log_evidence for model, data in models("both weights"))
+    assert one == pytest.approx(other, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["classes", "gaussian, learned", "ignored rows", "both weights", "binary shares"])
+@pytest.mark.parametrize("function", OF_PLACES)
+def test_rows_count_by_their_weights(function: str, name: str) -> None:
+    found = []
+    for model, data in models(name):
+        at_D = model.given_weights() + 0.2 * normal(model.layout.size, seed=1)
+        found.append(numbers(OF_PLACES[function](model, data, at_D)))
+    assert_close(*found, rtol=1e-6, atol=1e-9)
+    assert found[0].isfinite().all()
