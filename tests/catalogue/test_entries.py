@@ -271,11 +271,24 @@ def test_everything_can_be_the_users_own(tmp_path):
     assert torch.equal(load_run(tmp_path)[1].sample(1), by_hand.sample(1))
 
 
+PLAIN = {
+    "single": tb.MAP(),
+    "ensemble": tb.MAP(members=5),
+    "multiswag": tb.SWAG(members=5),
+    "multiivon": tb.IVON(members=5),
+    "online_laplace": tb.OnlineLaplace(),
+    "mean_field": tb.VI(),
+    "sgld": tb.SGLD(),
+    "hmc": tb.HMC(),
+}
+
+
 def test_usual_settings_of_own_data_are_those_without_a_data_set():
     usual = defaults(f"{OWN}:load")
     assert (usual.problem.network, usual.problem.likelihood, usual.num_data) == ("mlp", "gaussian", 54)
-    assert (usual["single"].epochs, usual["single"].batch_size) == (2000, tb.MAP().batch_size)  # one step an epoch
-    assert usual["sgld"].step_size == pytest.approx(0.14 / 54)
+    for name, python in PLAIN.items():
+        assert replace(usual[name], plan="auto") == python, name
+    assert usual.problem.setup().model.open_scale == 1.0  # as that of a model which is given no prior
     usual = defaults(f"{OWN}:load", {"kind": "classes"})
     assert usual.problem.likelihood == "categorical"
     assert usual.problem.setup().data.classes == ("no", "yes")

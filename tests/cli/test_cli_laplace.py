@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import torchbayes as tb
@@ -120,3 +121,20 @@ def test_laplace_is_compared_at_the_single_network(capsys):
     assert found["laplace"]["clean"] == pytest.approx(expected)
     assert main(["compare", "--directory", "a", "--resume"]) == 0
     assert json.loads(Path("a/results.json").read_text())["methods"] == found
+
+
+@pytest.mark.slow
+def test_every_command_opens_a_run_whatever_its_prior(capsys):
+    """A factor of 1 is a prior that was chosen too; held-out rows choose it among thirteen."""
+    assert main(["fit", *MAP, "--directory", "map"]) == 0
+    np.savez("new.npz", inputs=np.zeros((3, 2), np.float32))
+    for prior in ("1.0", "scalar"):
+        assert main([*LAPLACE[:-1], prior, "--method.prior", prior, "--method.check_mode", "false"]) == 0
+        assert main(["tune", prior]) == 0
+        for run in (prior, f"{prior}/tuned"):
+            assert main(["evaluate", run]) == main(["predict", run, "new.npz"]) == 0
+        assert main(["diagnose", prior, "--draws", "20"]) == 0
+        capsys.readouterr()
+        assert main(["fit", "--method", "MAP", "--start", prior, "--directory", "b"]) == 2
+        assert "of the kind LaplacePosterior" in capsys.readouterr().err
+    assert main(["report", "1.0"]) == main(["report", "1.0/tuned"]) == 0

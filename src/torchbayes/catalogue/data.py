@@ -20,10 +20,7 @@ from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import Budget, Usual
 from torchbayes.data.base import check_name
 from torchbayes.data.uci import UCI_SETS
-from torchbayes.methods.optimise.descent import epochs_of
-from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.optimise.optimizers import SGD, Adam
-from torchbayes.methods.optimise.swag import SWAG
 
 _DIGITS = (
     "Network, epochs and learning rates are shared by the optimisers. They were chosen by the NLL of the deep "
@@ -80,7 +77,9 @@ def _uci(name: str) -> Usual:
 
 
 def untuned(name: str, settings: Mapping[str, Any] | None = None, target: str | None = None) -> Usual:
-    """Return settings for data for which none were chosen, such as the user's; lengths are those without a data set.
+    """Return what is usual for data for which nothing was chosen, such as the user's.
+
+    Methods have their own defaults, and held-out rows choose what these leave open, as from Python.
 
     Args:
         name: as `load` takes it.
@@ -88,20 +87,15 @@ def untuned(name: str, settings: Mapping[str, Any] | None = None, target: str | 
         target: column of a table that is to be predicted.
 
     Returns:
-        Problem and budget by what the data are: images or not, classes or a regression.
+        The problem, by what the data are: images or not, classes or a regression.
     """
-    problem = Problem(name, "small_cnn", data_settings=dict(settings or {}), target=target)
+    problem = Problem(name, "small_cnn", prior_scale=None, data_settings=dict(settings or {}), target=target)
     found = problem.load()
     if not found.is_image:
-        problem = replace(problem, network="mlp", network_settings={"hidden": [64, 64]}, prior_scale=0.3, threads=1)
+        problem = replace(problem, network="mlp", threads=1)
     if found.task == "regression":
         problem = replace(problem, likelihood="gaussian")
-    trained, averaged = MAP(), SWAG()
-    rows = len(found.train.inputs)
-    # as long as it takes to come near a mode, around which Laplace is compared; all methods have the same budget
-    epochs = epochs_of(None, -(-rows // trained.batch_size))
-    budget = Budget(epochs, trained.batch_size, trained.optimizer.rule, averaged.averaging_lr)
-    return Usual("own", problem, budget, rows, OPTIMISED)
+    return Usual("own", problem, None, len(found.train.inputs), OPTIMISED)
 
 
 _USUAL: dict[str, Callable[[str], Usual] | None] = {

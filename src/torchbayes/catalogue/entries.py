@@ -61,6 +61,7 @@ class MethodEntry(Entry):
         usual: settings that are usual for a data set, as a comparison takes them.
         look: colour and marker; None for a colour that no other method of a figure has.
         also: other names by which figures know it.
+        plain: settings that make it what it is where nothing was chosen for the data, such as five members.
         alone: settings of a fit by itself, where these are others than `usual`.
         start: the entry at whose posterior it starts; None if it starts afresh.
         first_of: the entry whose fit serves it, as the first of that one's members.
@@ -77,6 +78,7 @@ class MethodEntry(Entry):
     usual: Callable[[Usual], Settings]
     look: Look | None = None
     also: tuple[str, ...] = ()
+    plain: Mapping[str, Any] = field(default_factory=dict)
     alone: Callable[[Usual], Settings] | None = None
     start: str | None = None
     first_of: str | None = None

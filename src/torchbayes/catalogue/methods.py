@@ -43,6 +43,7 @@ from torchbayes.methods.optimise.swa import SWA
 from torchbayes.methods.optimise.swag import SWAG
 from torchbayes.methods.particles.repulsive import RepulsiveEnsemble
 from torchbayes.methods.particles.svgd import SVGD
+from torchbayes.methods.schedules import Cycles
 from torchbayes.methods.sgmcmc.sghmc import SGHMC
 from torchbayes.methods.sgmcmc.sgld import SGLD
 from torchbayes.methods.sgmcmc.sgnht import SGNHT
@@ -88,6 +89,7 @@ METHODS: dict[str, MethodEntry] = {
             "torchbayes.methods.optimise.map:MAP",
             label="deep ensemble",
             usual=ensemble,
+            plain={"members": 5},
             look=Look("#0072b2", "s"),
             also=("deepensembles",),
             by_member=True,
@@ -111,6 +113,7 @@ METHODS: dict[str, MethodEntry] = {
             "torchbayes.methods.optimise.swag:SWAG",
             label="MultiSWAG",
             usual=lambda usual: SWAG(**averaging(usual, members=5)),
+            plain={"members": 5},
             look=Look("#d55e00", "D"),
             predicts="drawn",
             cost="One training run for each member, and a forward pass for each function drawn.",
@@ -164,6 +167,7 @@ METHODS: dict[str, MethodEntry] = {
             "torchbayes.methods.laplace.laplace:Laplace",
             label="MultiLaplace",
             usual=laplace,
+            plain={"members": 5},
             look=Look("#14606b", "d"),
             start="ensemble",
             predicts="linearised",
@@ -264,6 +268,7 @@ METHODS: dict[str, MethodEntry] = {
             "torchbayes.methods.sgmcmc.sghmc:SGHMC",
             label="cSGHMC",
             usual=in_cycles,
+            plain={"burn_in": 0, "schedule": Cycles(2500, exploration=0.6, draws=25)},
             look=Look("#7a3e9d", "h"),
             cost="One gradient on a minibatch for each step: a training run for each chain.",
         ),

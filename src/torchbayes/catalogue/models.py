@@ -132,6 +132,7 @@ PRIORS: dict[str, PriorEntry] = {
     )
 }
 ENTRIES: dict[str, Mapping[str, Entry]] = {"network": NETWORKS, "likelihood": LIKELIHOODS, "prior": PRIORS}
+OPEN = "normal"  # the prior whose scale may be left open
 GROUPS = {what: f"torchbayes.{what}s" for what in ENTRIES}
 
 
@@ -312,21 +313,26 @@ def _prepared(entry: LikelihoodEntry, data: Data) -> Data:
     return data if entry.prepare is None else entry.prepare(data)
 
 
-def build_prior(rules: Any, settings: Mapping[str, Any], scale: float) -> Any:
+def build_prior(rules: Any, settings: Mapping[str, Any], scale: float | None) -> Any:
     """Return a prior, or one for each glob.
 
     Args:
         rules: a name or import path; or glob -> such a name, or a mapping with the `name` and settings.
         settings: of a single name.
-        scale: of every prior that has a `scale` and whose settings do not say another.
+        scale: of every prior that has a `scale` and whose settings do not say another; None is 1, and leaves that of a
+            single normal prior open.
 
     Returns:
-        What `Model` takes.
+        What `Model` takes; None for a prior that is open.
 
     Raises:
         ValueError: if settings stand beside a mapping of globs.
     """
     check_rules(rules)
+    if scale is None:
+        if rules == OPEN and not settings:
+            return None
+        scale = 1.0
     if isinstance(rules, str):
         return _prior(rules, settings, scale)
     if settings:

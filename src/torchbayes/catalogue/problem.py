@@ -91,7 +91,8 @@ class Problem:
         likelihood: name, or import path of a class or function that makes one: categorical; bernoulli (two classes, one
             output); gaussian (noise learned); heteroscedastic (noise given by the network); student_t; poisson
             (counts).
-        prior_scale: scale of the prior of every weight, normal where `prior` does not say another.
+        prior_scale: scale of the prior of every weight, normal where `prior` does not say another; null is 1, and leaves
+            that of a normal prior open, so that held-out rows choose it for methods that ask them.
         temperature: T of the tempered posterior; 1 is Bayes.
         split: which split of the data set.
         train_size: number of training rows to keep; all if null.
@@ -111,7 +112,7 @@ class Problem:
     network: str = "small_cnn"
     network_settings: dict[str, Any] = field(default_factory=dict)
     likelihood: str = "categorical"
-    prior_scale: float = 1.0
+    prior_scale: float | None = 1.0
     temperature: float = 1.0
     split: int = 0
     train_size: int | None = None
@@ -134,7 +135,7 @@ class Problem:
         check_kind(Mapping, "a mapping of settings", **settings)
         models.check_known("likelihood", self.likelihood)
         models.check_rules(self.prior)
-        check_scale(prior_scale=self.prior_scale)
+        check_scale(**given(prior_scale=self.prior_scale))
         check_positive(temperature=self.temperature)
         check_counts(least=0, split=self.split)
         check_counts(**given(train_size=self.train_size, threads=self.threads, outputs=self.outputs))

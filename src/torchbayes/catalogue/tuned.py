@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torchbayes.methods.flat.bsam import BSAM
@@ -18,7 +19,7 @@ from torchbayes.methods.variational.vbll import VBLL
 from torchbayes.methods.variational.vi import VI
 
 if TYPE_CHECKING:
-    from torchbayes.catalogue.usual import Usual
+    from torchbayes.catalogue.usual import Budget, Usual
 
 # step sizes of samplers on minibatches: chosen by the NLL on a fifth of the training rows of the digits; on images
 # carried over from there, at the same learning rate on the mean loss, and not tried
@@ -42,22 +43,27 @@ HMC_SETTINGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def _budget(usual: Usual) -> Budget:
+    assert usual.budget is not None, "without a budget a method has its own defaults"
+    return usual.budget
+
+
 def ensemble(usual: Usual, members: int = 5, kind: type = MAP) -> Any:
     """Return a method of members that are trained, with the budget of a data set."""
-    budget = usual.budget
+    budget = _budget(usual)
     return kind(members, budget.epochs, budget.batch_size, budget.optimizer, plan=usual.plan)
 
 
 def averaging(usual: Usual, members: int = 1) -> dict[str, Any]:
     """Return the settings that SWA and SWAG share."""
-    b = usual.budget
+    b = _budget(usual)
     own = {"averaging_lr": b.averaging_lr, "per_epoch": b.per_epoch, "plan": usual.plan}
     return {"members": members, "epochs": b.epochs, "batch_size": b.batch_size, "optimizer": b.optimizer, **own}
 
 
 def sampler(kind: type, usual: Usual, name: str, **settings: Any) -> Any:
     """Return a sampler on minibatches with the budget of a data set."""
-    b = usual.budget
+    b = _budget(usual)
     step_size = _STEP_SIZES[name].get(usual.family) or _ON_THE_MEAN_LOSS[name] / usual.num_data
     length = {"chains": b.chains, "steps": b.steps, "burn_in": b.burn_in, "thin": b.thin}
     rows = {"batch_size": b.batch_size, "plan": usual.plan}
@@ -66,25 +72,26 @@ def sampler(kind: type, usual: Usual, name: str, **settings: Any) -> Any:
 
 def in_cycles(usual: Usual) -> SGHMC:
     """Return SGHMC in four cycles."""
-    b = usual.budget
+    b = _budget(usual)
     # four cycles, together as many draws as one chain gives after burn-in
     cycles = Cycles(b.steps // 4, exploration=b.burn_in / b.steps, draws=(b.steps - b.burn_in) // b.thin // 4)
     return sampler(SGHMC, usual, "csghmc", burn_in=0, schedule=cycles)
 
 
-def plain_settings(kind: type, usual: Usual) -> Any:
+def plain_settings(kind: type, usual: Usual, settings: Mapping[str, Any] | None = None) -> Any:
     """Return the settings of a method that nobody has tuned for the data: its own defaults, on usual rows.
 
     Args:
         kind: the class.
         usual: what is usual for the data set.
+        settings: others than the defaults.
 
     Returns:
         The settings.
     """
     names = {field.name for field in dataclasses.fields(kind)}
-    own = {"batch_size": usual.budget.batch_size, "plan": usual.plan}
-    return kind(**{name: value for name, value in own.items() if name in names})
+    own = {"plan": usual.plan} | ({} if usual.budget is None else {"batch_size": usual.budget.batch_size})
+    return kind(**{**{name: value for name, value in own.items() if name in names}, **(settings or {})})
 
 
 def laplace(usual: Usual) -> Laplace:
@@ -94,53 +101,48 @@ def laplace(usual: Usual) -> Laplace:
 
 def online_laplace(usual: Usual) -> OnlineLaplace:
     """Return online Laplace with the budget of a data set."""
-    b = usual.budget
+    b = _budget(usual)
     return OnlineLaplace(optimizer=b.optimizer, epochs_of_descent=b.epochs, batch_size=b.batch_size, plan=usual.plan)
 
 
 def ivon(usual: Usual, members: int = 1) -> IVON:
-    """Return IVON with the budget of a data set; a member takes as long as an ensemble of five."""
-    b = usual.budget
-    return IVON(members, _longer(b.epochs), b.batch_size, plan=usual.plan)
+    """Return IVON with the budget of a data set; a member takes as long as an ensemble of five, as scales take long."""
+    b = _budget(usual)
+    return IVON(members, 5 * b.epochs, b.batch_size, plan=usual.plan)
 
 
 def bsam(usual: Usual, members: int = 1) -> BSAM:
     """Return bSAM with the budget of a data set."""
-    b = usual.budget
+    b = _budget(usual)
     return BSAM(members, b.epochs, b.batch_size, plan=usual.plan)
 
 
 def mean_field(usual: Usual, members: int = 1) -> VI:
     """Return variational inference with independent weights, as Bayes has it, for as long as an ensemble takes."""
-    b = usual.budget
-    return VI(members=members, epochs=_longer(b.epochs), batch_size=b.batch_size, kl_weight=1.0, plan=usual.plan)
-
-
-def _longer(epochs: int | None) -> int | None:
-    """Return five times as many epochs: a scale takes longer to settle than a weight."""
-    return None if epochs is None else 5 * epochs
+    b = _budget(usual)
+    return VI(members=members, epochs=5 * b.epochs, batch_size=b.batch_size, kl_weight=1.0, plan=usual.plan)
 
 
 def bounded(usual: Usual, kind: type) -> Any:
     """Return a method that fits a distribution by its bound on the evidence, with the budget of a data set."""
-    b = usual.budget
+    b = _budget(usual)
     about = {"epochs": b.epochs, "batch_size": b.batch_size, "optimizer": b.optimizer, "plan": usual.plan}
     return kind(kl_weight=1.0, **about)
 
 
 def mc_dropout(usual: Usual) -> MCDropout:
     """Return MC dropout with the budget of a data set."""
-    b = usual.budget
+    b = _budget(usual)
     return MCDropout(epochs=b.epochs, batch_size=b.batch_size, optimizer=b.optimizer, plan="loop")
 
 
 def concrete_dropout(usual: Usual) -> ConcreteDropout:
     """Return concrete dropout with the budget of a data set."""
-    b = usual.budget
+    b = _budget(usual)
     return ConcreteDropout(epochs=b.epochs, batch_size=b.batch_size, optimizer=b.optimizer)
 
 
 def vbll(usual: Usual) -> VBLL:
     """Return a variational last layer, as Bayes has it, with the budget of a data set."""
-    b = usual.budget
+    b = _budget(usual)
     return VBLL(epochs=b.epochs, batch_size=b.batch_size, optimizer=b.optimizer, kl_weight=1.0)

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torchbayes.catalogue.methods import METHODS
-from torchbayes.catalogue.models import NETWORKS, build_likelihood
+from torchbayes.catalogue.models import NETWORKS, OPEN, build_likelihood
+from torchbayes.catalogue.tuned import plain_settings
 from torchbayes.data.base import check_name
 from torchbayes.density.native import knows
 from torchbayes.density.plans import BackendName
@@ -22,10 +23,10 @@ class Budget:
     """What every method may spend on a data set, so that they are compared at equal cost.
 
     Attributes:
-        epochs: of every optimiser; None lets held-out rows choose.
+        epochs: of every optimiser.
         batch_size: rows per step.
         optimizer: update rule and learning rate of every optimiser.
-        averaging_lr: learning rate while SWA and SWAG average; None for their own default.
+        averaging_lr: learning rate while SWA and SWAG average.
         per_epoch: how often they collect weights in an epoch.
         chains: of every sampler on minibatches.
         steps: length of each of its chains.
@@ -33,10 +34,10 @@ class Budget:
         thin: steps from one weight kept to the next.
     """
 
-    epochs: int | None
+    epochs: int
     batch_size: int
     optimizer: Optimizer
-    averaging_lr: float | None
+    averaging_lr: float
     per_epoch: int = 1
     chains: int = 4
     steps: int = 5000
@@ -51,7 +52,8 @@ class Usual:
     Attributes:
         family: data sets that share settings, such as "uci": what settings in a method's entry are listed by.
         problem: network, likelihood and prior.
-        budget: what every method may spend.
+        budget: what every method may spend; None where nothing was chosen for the data: each method then has its own
+            defaults, as from Python, and held-out rows choose what these leave open.
         num_data: training rows.
         methods: names of the methods that a comparison compares by default.
         note: how the settings were chosen.
@@ -59,7 +61,7 @@ class Usual:
 
     family: str
     problem: Problem
-    budget: Budget
+    budget: Budget | None
     num_data: int
     methods: tuple[str, ...]
     note: str = ""
@@ -68,6 +70,13 @@ class Usual:
     def plan(self) -> BackendName:
         """How a stack of members of the problem's network is run."""
         return usual_plan(self.problem)
+
+    @property
+    def method(self) -> str:
+        """The class that a fit without a method has: on tables what predicts best by itself (docs/choosing.md)."""
+        problem = self.problem
+        evident = problem.prior == OPEN and problem.temperature == 1  # the evidence of another model is not known
+        return "OnlineLaplace" if self.budget is None and problem.network == "mlp" and evident else "SWAG"
 
     def __getitem__(self, name: str) -> Any:
         """Return the settings of a method.
@@ -79,7 +88,8 @@ class Usual:
             The settings.
         """
         check_name("method", name, METHODS)
-        return METHODS[name].usual(self)
+        entry = METHODS[name]
+        return plain_settings(entry.load(), self, entry.plain) if self.budget is None else entry.usual(self)
 
     def of(self, problem: Problem) -> Usual:
         """Return what is usual for another problem on the same data."""

@@ -5,7 +5,16 @@ from __future__ import annotations
 from functools import partial
 
 from torchbayes.catalogue.entries import Look, MethodEntry
-from torchbayes.catalogue.tuned import bounded, concrete_dropout, ensemble, ivon, mc_dropout, mean_field, vbll
+from torchbayes.catalogue.tuned import (
+    bounded,
+    concrete_dropout,
+    ensemble,
+    ivon,
+    mc_dropout,
+    mean_field,
+    plain_settings,
+    vbll,
+)
 from torchbayes.methods.flows.mnf import MNF
 from torchbayes.methods.flows.normalizing import NormalizingFlow
 from torchbayes.methods.particles.repulsive import RepulsiveEnsemble
@@ -43,6 +52,7 @@ VARIATIONAL = (
         "torchbayes.methods.variational.ivon:IVON",
         label="MultiIVON",
         usual=partial(ivon, members=5),
+        plain={"members": 5},
         look=Look("#8a1538", "d"),
         predicts="drawn",
         cost="One training run for each member, and a forward pass for each function drawn.",
@@ -88,7 +98,7 @@ VARIATIONAL = (
         "probabilistic backpropagation: independent normal weights, changed by each row in closed form",
         "torchbayes.methods.sites.pbp:PBP",
         label="PBP",
-        usual=lambda usual: PBP(batch_size=usual.budget.batch_size),
+        usual=partial(plain_settings, PBP),
         look=Look("#3d7ea6", "P"),
         also=("probabilistic_backpropagation",),
         predicts="drawn",
@@ -119,6 +129,7 @@ VARIATIONAL = (
         "torchbayes.methods.variational.dropout:MCDropout",
         label="MC dropout",
         usual=mc_dropout,
+        plain={"plan": "loop"},  # its network gets dropout
         look=Look("#a05a00", "H"),
         predicts="drawn",
         parts="dropout",
@@ -140,7 +151,7 @@ VARIATIONAL = (
         "the single network with batch norm, by the statistics of random training minibatches",
         "torchbayes.methods.variational.batch_norm:MCBatchNorm",
         label="MC batch norm",
-        usual=lambda usual: MCBatchNorm(usual.budget.batch_size),
+        usual=partial(plain_settings, MCBatchNorm),
         look=Look("#6b8e23", "d"),
         start="single",
         predicts="drawn",

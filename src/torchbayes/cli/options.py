@@ -65,8 +65,9 @@ def peek(argv: list[str]) -> Peek:
         ValueError: if a run is to be resumed, and neither it nor data to begin one are there.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("--data", "--directory", "--likelihood", "--method", "--network", "--start", "--target"):
+    for name in ("--data", "--directory", "--likelihood", "--method", "--network", "--prior", "--start", "--target"):
         parser.add_argument(name)
+    parser.add_argument("--temperature")
     parser.add_argument("--config", action="append", default=[])
     parser.add_argument("--resume", action="store_true")
     seen, _ = parser.parse_known_args(argv)
@@ -95,7 +96,10 @@ def peek(argv: list[str]) -> Peek:
     given = file.get("likelihood_settings") or problem.likelihood_settings
     settings = {**(given if isinstance(given, Mapping) else {}), **_settings("likelihood", argv)}
     problem = replace(problem, likelihood_settings=settings)
-    return Peek(argv, file, data, usual.of(problem), str(seen.method or named or "SWAG"))
+    usual = usual.of(problem)
+    # of another prior or temperature the command line says more than is known here
+    plain = all(not (getattr(seen, name) or name in file) for name in ("prior", "temperature"))
+    return Peek(argv, file, data, usual, str(seen.method or named or (usual.method if plain else "SWAG")))
 
 
 def _settings(what: str, argv: list[str]) -> dict[str, Any]:
@@ -226,7 +230,8 @@ def usual_method(name: str, usual: Usual) -> Any:
     entries = [entry for entry in METHODS.values() if entry.load() is found]
     if not entries:
         return plain_settings(found, usual)
-    return (entries[0].alone or entries[0].usual)(usual)
+    entry = entries[0]
+    return usual[entry.name] if entry.alone is None else entry.alone(usual)
 
 
 def by_class(seen: Peek, method: Any) -> list[str]:

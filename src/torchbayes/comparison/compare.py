@@ -211,4 +211,6 @@ def _length(settings: Settings, start: str | None) -> str:
     if (sweeps := vars(settings).get("sweeps")) is not None:
         return f"at most {sweeps} sweeps"
     epochs = vars(settings).get("epochs")
-    return f"{settings.members} × {epochs} epochs" if epochs else f"{settings.members} × the usual epochs"
+    if epochs is None and settings.needs.validation == "needed":
+        return f"{settings.members} × as many epochs as held-out rows choose"
+    return f"{settings.members} × {epochs or 'the usual'} epochs"

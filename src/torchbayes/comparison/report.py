@@ -103,7 +103,15 @@ def _allowed(settings: Any, start: str | None) -> str:
         structure = f"{own['structure']} curvature " if "structure" in own else ""
         return f"{structure}around the {label_of(start)}"
     members = "one member" if settings.members == 1 else f"{settings.members} members"
-    return f"{members}, {own.get('epochs') or 'the usual number of'} epochs, batches of {settings.needs.batch_size}"
+    return f"{members}, {_epochs(settings)}, batches of {settings.needs.batch_size}"
+
+
+def _epochs(settings: Any) -> str:
+    """Return the length of a fit in words, before its `start`."""
+    if settings.needs.validation == "needed" or settings.needs.start == "modes":
+        return "as many epochs as held-out rows chose"
+    epochs = vars(settings).get("epochs")
+    return f"{epochs:,} epochs" if epochs else "the usual number of epochs"
 
 
 def report(

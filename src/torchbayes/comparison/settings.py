@@ -37,7 +37,8 @@ class Comparison:
             `hmc` by default where it is among the methods.
         seed: seed of fits, draws and corruptions.
         starts: name -> settings of fits that methods start from and that are not compared themselves; by default the
-            first member of a compared ensemble, else the usual settings for the data.
+            first member of a compared ensemble, else the usual settings for the data. Only a fit of a set length is
+            one: where held-out rows choose it, each method finds its own start, for which they choose more.
     """
 
     problem: Problem
@@ -76,7 +77,7 @@ class Comparison:
 
     def _starts(self) -> dict[str, Settings]:
         """Return the settings of the fits that methods start at and that are not compared."""
-        starts = (self.entry(method).start for method in self.methods)
+        starts = (entry_of(name, settings).start for name, settings in self.methods.items())
         found = {}
         for name in dict.fromkeys(start for start in starts if start is not None and start not in self.methods):
             many = METHODS[name].first_of
@@ -86,7 +87,7 @@ class Comparison:
                 found[name] = replace(self.methods[many], members=1)
             else:
                 found[name] = _usual(self.problem)[name]
-        return found
+        return {name: settings for name, settings in found.items() if _is_set(settings)}
 
     def settings(self, name: str) -> Settings:
         """Return the settings of a method that is compared or that others start at."""
@@ -94,7 +95,9 @@ class Comparison:
 
     def entry(self, name: str) -> MethodEntry:
         """Return the entry that says how a method is fitted and how it predicts."""
-        return entry_of(name, self.settings(name))
+        entry = entry_of(name, self.settings(name))
+        start = {**self.starts, **self.methods}.get(str(entry.start))
+        return entry if start is not None and _is_set(start) else replace(entry, start=None)
 
     @property
     def compared_with(self) -> str | None:
@@ -123,6 +126,11 @@ class Comparison:
             if first_of and self.entry(other).name == first_of and replace(many, members=1) == settings:
                 return other, many
         return name, settings
+
+
+def _is_set(settings: Settings) -> bool:
+    """Return whether held-out rows are not to choose how long a fit is."""
+    return settings.needs.validation != "needed"
 
 
 def _usual(problem: Problem) -> Any:

@@ -45,6 +45,8 @@ class LaplacePosterior(Posterior):
             already, or the weights are too many, or few compared with the targets.
         found: the support of the network's layers, over which the covariance is, as `LayerSupport.text`; empty if not
             known.
+        prior_chosen: whether the prior of `model` is the normal one of precision r ∘ d, no longer that of the modes.
+        noise_chosen: whether the noise of `model` is no longer that of the modes.
     """
 
     mean_MD: Tensor
@@ -57,6 +59,8 @@ class LaplacePosterior(Posterior):
     noise_scale: float = 1.0
     exact: DenseCurvature | None = None
     found: str = ""
+    prior_chosen: bool = False
+    noise_chosen: bool = False
 
     kind = "laplace"
 
@@ -170,7 +174,7 @@ class LaplacePosterior(Posterior):
         if not torch.allclose(self.reference_MD[:, :size], reference_D[:size].expand(self.members, -1)):
             raise ValueError("the prior's precision differs between the modes. Use a normal prior, or one mode.")
         model = _having_precision(self.model, reference_D * strength_D)
-        return dataclasses.replace(self, model=model, strength_D=strength_D)
+        return dataclasses.replace(self, model=model, strength_D=strength_D, prior_chosen=True)
 
     def with_noise(self, factor: float) -> LaplacePosterior:
         """Return the posterior of a regression with another noise scale, at the same modes.
@@ -193,7 +197,7 @@ class LaplacePosterior(Posterior):
         curvature, total = self.curvature.scaled(factor**-2), self.noise_scale * factor
         exact = self.exact and self.exact.scaled(factor**-2)
         changed = {"curvature": curvature, "exact": exact, "log_likelihood_M": log_likelihood_M, "noise_scale": total}
-        return dataclasses.replace(self, model=model, **changed)
+        return dataclasses.replace(self, model=model, noise_chosen=True, **changed)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return everything that defines the posterior, for saving."""
@@ -204,10 +208,9 @@ class LaplacePosterior(Posterior):
     def settings(self) -> dict[str, Any]:
         """Return what is saved as JSON."""
         own = {name: getattr(self, name) for name in ("num_data", "num_targets", "noise_scale", "found")}
-        tuned = bool(((self.strength_D != 1) & (self.strength_D != 0)).any())
         # the scales too: the factor means nothing for a model that already has them
-        noise = {"scales": list(fixed_noise(self.model.likelihood))} if self.noise_scale != 1 else {}
-        return {"curvature": self.curvature.kind, "tuned": tuned, **own, **noise}
+        noise = {"scales": list(fixed_noise(self.model.likelihood))} if self.noise_chosen else {}
+        return {"curvature": self.curvature.kind, "tuned": self.prior_chosen, **own, **noise}
 
     @classmethod
     def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> LaplacePosterior:
@@ -217,15 +220,18 @@ class LaplacePosterior(Posterior):
         """
         parts = {n.removeprefix("curvature."): t for n, t in tensors.items() if n.startswith("curvature.")}
         reference_MD, strength_D = tensors["reference_MD"], tensors["strength_D"]
-        model = _having_precision(model, reference_MD[0] * strength_D) if settings["tuned"] else model
-        if scales := tuple(settings.get("scales", ())):
-            model = having(model, likelihood=having_scales(model.likelihood, scales))
-        else:  # the factor is 1, or the file holds nothing else
-            model = having_noise(model, settings["noise_scale"])
+        if prior_chosen := settings["tuned"]:
+            model = _having_precision(model, reference_MD[0] * strength_D)
+        factor = settings["noise_scale"]
+        if noise_chosen := "scales" in settings:
+            model = having(model, likelihood=having_scales(model.likelihood, tuple(settings["scales"])))
+        elif factor != 1:  # a file of an earlier version holds nothing else
+            model, noise_chosen = having_noise(model, factor), True
         own = (tensors["mean_MD"], restore_curvature(settings["curvature"], parts), reference_MD, strength_D)
-        numbers = (settings[name] for name in ("num_data", "num_targets", "noise_scale"))
+        numbers = (tensors["log_likelihood_M"], settings["num_data"], settings["num_targets"], factor)
         exact = DenseCurvature(tensors["exact"]) if "exact" in tensors else None
-        return cls(model, *own, tensors["log_likelihood_M"], *numbers, exact=exact, found=settings.get("found", ""))
+        chosen = {"prior_chosen": prior_chosen, "noise_chosen": noise_chosen}
+        return cls(model, *own, *numbers, exact=exact, found=settings.get("found", ""), **chosen)
 
 
 def _having_precision(model: Any, precision_D: Tensor) -> Any:

@@ -15,13 +15,12 @@ from torchbayes.catalogue.config import CONFIG, read_config
 from torchbayes.catalogue.methods import METHODS, classes
 from torchbayes.catalogue.problem import Setup
 from torchbayes.driver.log import read_log
-from torchbayes.model.description import describe_model, model_differences
-from torchbayes.model.rows.informed import as_recorded
 from torchbayes.posteriors import Draws, Posterior
 from torchbayes.posteriors.functions import Functions
 from torchbayes.predictive.linearised import preferred
 from torchbayes.predictive.predict import Source
 from torchbayes.report import figures
+from torchbayes.report.chosen import chosen_by_rows, chosen_scales
 from torchbayes.report.html import Picture, save_pictures, write_report
 from torchbayes.report.judged import Section, classification, regression, transforms
 from torchbayes.report.surfaces import band_over, surface_over
@@ -164,9 +163,7 @@ def lead(fitted: Fitted) -> list[str]:
         + (f" Temperature: {problem.temperature:g} (1 is Bayes)." if problem.temperature != 1 else ""),
         f"{_length(fitted)} {_predicts(fitted)}",
     ]
-    about = describe_model(posterior.model)
-    if model_differences(about, as_recorded(setup.model, about)):
-        said[-1] += " Prior or noise were tuned; those above are where it began."
+    said[-1] = " ".join(filter(None, [said[-1], chosen_by_rows(fitted.run), chosen_scales(posterior)]))
     if posterior.problems:
         said.append(f"Warning: this posterior should not be trusted: {'; '.join(posterior.problems)}.")
     if isinstance(posterior, Draws):

@@ -27,15 +27,14 @@ def with_settings(name: str, settings: Mapping[str, Any]) -> str:
 
 def prior_of(problem: Problem) -> str:
     """Return the prior of a problem: "N(0, 0.3²)"; one for each glob, in their order."""
+    scale = 1.0 if problem.prior_scale is None else problem.prior_scale
     if problem.prior == "normal" and not problem.prior_settings:
-        return f"N(0, {problem.prior_scale:g}²)"
+        return f"N(0, {scale:g}²)"
     if isinstance(problem.prior, str):
-        return _named_prior(problem.prior, problem.prior_settings, problem.prior_scale)
+        return _named_prior(problem.prior, problem.prior_settings, scale)
     rules = {glob: {"name": rule} if isinstance(rule, str) else rule for glob, rule in problem.prior.items()}
     each = {glob: {key: value for key, value in rule.items() if key != "name"} for glob, rule in rules.items()}
-    return listed([
-        f"{_named_prior(rule['name'], each[glob], problem.prior_scale)} for {glob}" for glob, rule in rules.items()
-    ])
+    return listed([f"{_named_prior(rule['name'], each[glob], scale)} for {glob}" for glob, rule in rules.items()])
 
 
 def _named_prior(name: str, settings: Mapping[str, Any], scale: float) -> str:

@@ -13,6 +13,7 @@ from torchbayes.driver.progress import Callback
 from torchbayes.experiments.network_evidence.settings import Settings
 from torchbayes.experiments.shared.empirical_bayes import best_round, train_in_rounds
 from torchbayes.methods.laplace.laplace import Laplace
+from torchbayes.methods.optimise.descent import epochs_of
 from torchbayes.posteriors import LaplacePosterior
 from torchbayes.predictive.linearised import Linearised
 
@@ -53,7 +54,9 @@ def _numbers(
 ) -> dict[str, Any]:
     """Return the numbers of one network."""
     method = replace(settings.map, members=1, plan=usual_plan(settings.problem_of(name)))
-    again = [method] * settings.rounds if settings.tune_prior != "model" else []
+    # from weights that interpolate the rows no evidence leads back: so only trainings under a chosen prior go to a mode
+    onward = replace(method, epochs=epochs_of(method.epochs, -(-len(data.train.inputs) // method.batch_size)))
+    again = [onward] * settings.rounds if settings.tune_prior != "model" else []
     laplace = Laplace(settings.structure, settings.curvature, prior="model")
     options: dict[str, Any] = {
         "groups": settings.tune_prior,

@@ -24,7 +24,8 @@ class Settings:
 
     Attributes:
         problem: data, likelihood and the prior to begin with; its network settings are those of `mlp`.
-        map: how each network is trained.
+        map: how each network is trained, and again under each prior that was chosen; where its epochs are open, held-out
+            rows choose those of the first training, and the others take as many as come near a mode.
         networks: names of networks; `cnn` is short for `small_cnn`.
         tune_prior: whose scale the evidence chooses: "model" (none), "scalar" (one) or "layer" (one for each layer); a
             prior that is not normal is taken as the normal with its curvature then.
@@ -38,7 +39,7 @@ class Settings:
     map: MAP
     networks: tuple[str, ...] = ("linear", "mlp", "cnn")
     tune_prior: Groups = "layer"
-    rounds: int = 2
+    rounds: int = 4
     structure: StructureName = "kronecker"
     curvature: CurvatureName = "ggn"
     seed: int = 0

@@ -38,7 +38,7 @@ def as_recorded(model: Model, about: Mapping[str, Any]) -> Model:
         about: as `describe_model` gave it: its `spread` are the standard deviations of the targets, its `open_scale` is
             the scale of a prior that was left open.
     """
-    scale, spread = about.get("open_scale"), about.get("spread")
+    scale, spread = about.get("open_scale", 1.0), about.get("spread")  # that of a model as it was made is not recorded
     if scale is not None and model.open_scale is not None:
         model = having_scale(model, scale)
     if not spread or not asks(model.likelihood):

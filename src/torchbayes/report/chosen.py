@@ -1,0 +1,77 @@
+"""What held-out rows chose for a fit, and the prior and noise that a posterior has, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from torchbayes.driver.run import recorded
+from torchbayes.model.likelihoods.weighted import fixed_noise
+from torchbayes.posteriors import LaplacePosterior, Posterior
+from torchbayes.report.words import listed
+
+_FACTOR = "a factor of {:.3g} on the precision of the prior"
+_WORDS: dict[str, Callable[[Any], str]] = {
+    "epochs": "{:,} epochs".format,
+    "epochs_of_descent": lambda epochs: "the usual number of epochs" if epochs is None else f"{epochs:,} epochs",
+    "averaging_lr": "a learning rate of {:.2g} while it averages".format,
+    "burn_in": lambda share: f"averaging from {share:.0%} of the run on".replace("%", " %"),
+    "kl_weight": "a weight of {:.3g} on the divergence from the prior".format,
+    "prior": _FACTOR.format,
+    "factor": _FACTOR.format,
+    "prior_scale": "a prior scale of {:.3g}".format,
+}
+
+
+def settings_chosen(directory: Path) -> list[str]:
+    """Return the settings that held-out rows chose for the fit in a directory, each in words; none if they chose none.
+
+    Args:
+        directory: of the run.
+    """
+    found = recorded(directory)
+    chosen = {} if found is None else found[1].get("chosen") or {}
+    settings = {**chosen.get("mode", {}), **chosen.get("settings", {})}
+    settings |= {name: chosen[name] for name in ("prior_scale",) if name in chosen}
+    return [say(settings[name]) for name, say in _WORDS.items() if name in settings]
+
+
+def chosen_by_rows(directory: Path) -> str:
+    """Return what held-out rows chose for a fit, and how many they were, as a sentence; empty if they chose nothing.
+
+    Args:
+        directory: of the run.
+    """
+    settings = settings_chosen(directory)
+    if not settings:
+        return ""
+    found = recorded(directory)
+    held_out = [] if found is None else found[1]["chosen"]["held_out"]
+    trials = f", in {len(held_out)} trial runs without other rows each" if len(held_out) > 1 else ""
+    return (
+        f"Chosen by {sum(held_out):,} held-out training rows{trials}: {listed(settings)}. The fit itself used all rows."
+    )
+
+
+def chosen_scales(posterior: Posterior) -> str:
+    """Return the prior and the noise that a Laplace posterior was given after its fit, as a sentence, or nothing.
+
+    Args:
+        posterior: any.
+    """
+    if not isinstance(posterior, LaplacePosterior) or not (posterior.prior_chosen or posterior.noise_chosen):
+        return ""
+    model, said = posterior.model, []
+    if posterior.prior_chosen:
+        said.append(f"its prior has the scale {_range(model.prior.stds()[: model.network.layout.size])}")
+    if posterior.noise_chosen:
+        said.append(f"its noise the scale {listed([f'{scale:.3g}' for scale in fixed_noise(model.likelihood)])}")
+    return f"Prior and noise above are those of the training; of the posterior {listed(said)}."
+
+
+def _range(values_D: Tensor) -> str:
+    least, most = float(values_D.min()), float(values_D.max())
+    return f"{least:.3g}" if most <= least * 1.001 else f"{least:.3g} to {most:.3g} from layer to layer"
