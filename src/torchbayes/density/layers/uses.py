@@ -143,7 +143,7 @@ def how(density: LogDensity, rows: Batch, estimator: Estimator) -> dict[str, How
         held = dict(network.initial)
         watch = _Watch(held, rows.size)
         state = {name: buffer.clone() for name, buffer in network.buffers.items()}
-        with torch.no_grad(), network.training(), drawing(mix(Purpose.LAYER_TRIAL, 0), network.device):
+        with torch.no_grad(), network.training(), drawing(network, mix(Purpose.LAYER_TRIAL, 0)):
             network.ask(held, rows.inputs, state)  # which may run it once more
             with watch:
                 network(held, rows.inputs, state)
