@@ -24,7 +24,7 @@ from torchbayes.native.seeds import Purpose, mix
 
 def drawing(network: Network, seed: int) -> AbstractContextManager[None]:
     """Return a context in which a network in training mode draws its random numbers by the seed of its member."""
-    if not network.draws(training=True):
+    if not network.held.draws(training=True):
         return nullcontext()
     return network_under(mix(Purpose.DROPOUT, seed), network.device)
 

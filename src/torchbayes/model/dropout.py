@@ -21,7 +21,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _NormBase  # no public base class covers every norm with statistics
 from torch.nn.modules.dropout import _DropoutNd  # no public base class covers every dropout
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,6 +29,7 @@ from torchbayes.model.functional_call import drops
 from torchbayes.model.network import Buffers, Network
 from torchbayes.model.rows.batch import batch_size, on_rows, rows_of, tensors_of
 from torchbayes.native.generators import draws
+from torchbayes.native.process import plain_attention
 from torchbayes.native.seeds import Purpose, fractions, mix
 
 Run = Callable[[Any], Tensor]
@@ -198,7 +198,7 @@ def dropping(network: Network) -> Iterator[None]:
 
 def _attention_in_pieces(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which attention with dropout runs in no kernel that draws masks of its own."""
-    return nullcontext() if device.type == "cpu" else sdpa_kernel(SDPBackend.MATH)
+    return nullcontext() if device.type == "cpu" else plain_attention()
 
 
 _AXES: WeakKeyDictionary[Any, dict[Any, list[int | None]]] = WeakKeyDictionary()

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -49,6 +48,8 @@ class Network:
         constants: name -> tensor of the parameters that are not random.
         buffers: name -> tensor of the buffers that training may change, as the given module holds them; none is sparse.
         batch_norms: names of the batch-norm layers whose statistics depend on random weights.
+        convolutional: whether it convolves images.
+        held: what runs it with other weights.
         by_batch: names of those without running statistics, whose outputs depend on the batch in evaluation too.
     """
 
@@ -90,12 +91,13 @@ class Network:
         norms = {n: m for n, m in template.named_modules() if isinstance(m, _NormBase)}
         self.batch_norms = tuple(n for n, m in norms.items() if n in live and m.running_mean is not None)
         self.by_batch = tuple(n for n, m in norms.items() if isinstance(m, _BatchNorm) and m.running_mean is None)
-        self._held = Held(template.eval().requires_grad_(False), self.layout.names, live)  # constants build no graph
+        self.convolutional = any(isinstance(m, nn.Conv2d) for m in template.modules())
+        self.held = Held(template.eval().requires_grad_(False), self.layout.names, live)  # constants build no graph
 
     @property
     def module(self) -> nn.Module:
         """A copy of the given module, one in each thread, read-only; its random parameters may be without memory."""
-        return self._held.module
+        return self.held.module
 
     @property
     def dtype(self) -> torch.dtype:
@@ -106,11 +108,6 @@ class Network:
     def initial(self) -> dict[str, Tensor]:
         """Name -> random weights as the given module holds them, or as they are drawn again: not to be changed."""
         return self._origin.drawn()[0] if self._held_D is None else self.layout.split(self._held_D)
-
-    @cached_property
-    def convolutional(self) -> bool:
-        """Whether the network convolves images."""
-        return any(isinstance(m, nn.Conv2d) for m in self.module.modules())
 
     def arrange(self, inputs: Any) -> Any:
         """Return inputs in the memory layout that is fastest for the network: channels last where it convolves images.
@@ -146,7 +143,7 @@ class Network:
             OutputsError: if the network gives something other than a tensor or an object with `.logits`.
         """
         state = self.ask(self.layout.split(weights) if isinstance(weights, Tensor) else weights, inputs, buffers)
-        return outputs_of(self._held.run(state, inputs), self.class_axis)
+        return outputs_of(self.held.run(state, inputs), self.class_axis)
 
     def ask(self, views: Mapping[str, Tensor], inputs: Any, buffers: Buffers | None = None) -> dict[str, Tensor]:
         """Return the state that the module holds in a call, after finding out whether it changes its inputs in place.
@@ -157,18 +154,14 @@ class Network:
             buffers: as in a call.
         """
         state = {**self.precision.cast(self.mask.fill(views)), **(self.buffers if buffers is None else buffers)}
-        seen = self._held.ask(state, inputs, device=self.device)
+        seen = self.held.ask(state, inputs, device=self.device)
         if buffers is None and seen is not None:  # the network's own stay as they are
             state.update({name: state[name].clone() for name in seen.buffers if name in self.buffers})
         return state
 
     def training(self) -> AbstractContextManager[None]:
-        """Run the live modules in training mode inside the `with`; the frozen part stays in evaluation."""
-        return self._held.training()
-
-    def draws(self, *, training: bool) -> bool:
-        """Return whether the network draws random numbers in a mode; True where that is not known yet."""
-        return self._held.draws(training=training)
+        """Return a context in which live modules run in training mode; the frozen part stays in evaluation."""
+        return self.held.training()
 
     def fresh(self, seeds: Sequence[int]) -> tuple[Tensor, Buffers]:
         """Return freshly initialised random weights and buffers, one set per seed.

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from functools import lru_cache
+from functools import cache, lru_cache
 from types import FunctionType
 from typing import Any
 
@@ -158,7 +158,11 @@ def network_under(seed: int, device: torch.device | str = "cpu") -> Iterator[Non
 
 @contextmanager
 def _begun(seed: int, device: torch.device | str) -> Iterator[Drawn]:
-    """Let a thread draw from a generator of its own, which is not handed to operations yet."""
+    """Let a thread draw from a generator of its own, which is not handed to operations yet.
+
+    Yields:
+        The mode that hands it to them.
+    """
     device, before = torch.device(device), _OWN.drawn
     torch.random.default_generator = _STAND_IN  # type: ignore[assignment]
     with _gpu(seed, device) if device.type == "cuda" else nullcontext():
@@ -195,7 +199,7 @@ def _in_place_of_default(source: torch.Generator) -> Iterator[None]:
             default.set_state(before)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _way(func: Any) -> Any:
     """Return how an operation is handed a generator.
 

@@ -133,6 +133,7 @@ class Purpose(enum.IntEnum):
     # flows
     FLOW_NOISE = 120  # of the draws of a step
     FLOW_START = 121  # parameters that a flow starts with
+    FLOW_MAPS = 122  # what networks of maps are made with, and never run with
     # last layers
     LAST_LAYER_FACTOR = 130  # of the covariance of a last layer that a low rank starts with
     LAST_LAYER_MASKS = 131  # what the network draws in a step

@@ -10,6 +10,7 @@ from torch import Tensor
 from torchbayes.model.description import describe_model
 from torchbayes.model.likelihoods.weighted import having_scales
 from torchbayes.model.model import Model, having
+from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import read_tensors
 from torchbayes.posteriors.load import check_layout, check_model
 from torchbayes.posteriors.modules.module import MODULES, PredictiveModule
@@ -30,7 +31,7 @@ def load_module(path: str | Path, model: Model) -> PredictiveModule:
         FileNotFoundError: if there is no such file.
         ValueError: if the file is damaged, holds no module, or is of another layout or likelihood than the model's.
     """
-    path = Path(path)
+    path = full_path(path)
     tensors, header = read_tensors(path, model.network.device)
     if header.get("kind") not in MODULES:
         known = ", ".join(sorted(MODULES))
