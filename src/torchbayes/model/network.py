@@ -48,9 +48,9 @@ class Network:
         constants: name -> tensor of the parameters that are not random.
         buffers: name -> tensor of the buffers that training may change, as the given module holds them; none is sparse.
         batch_norms: names of the batch-norm layers whose statistics depend on random weights.
+        by_batch: names of those without running statistics, whose outputs depend on the batch in evaluation too.
         convolutional: whether it convolves images.
         held: what runs it with other weights.
-        by_batch: names of those without running statistics, whose outputs depend on the batch in evaluation too.
     """
 
     def __init__(self, module: Given, random: Random = "*", *, class_axis: int = -1) -> None:
