@@ -30,6 +30,7 @@ OWN = {
     "data/own/rows.py": {"default_rng"},
     "data/text.py": {"RandomState"},
     "comparison/bands.py": {"Generator", "manual_seed"},
+    "native/generators.py": {"Generator", "manual_seed"},  # under the seeds that it is given
 }  # the points of one picture
 
 

@@ -29,6 +29,7 @@ from torchbayes.driver.chains import LEAST, Chains, judged
 from torchbayes.driver.log import read_log
 from torchbayes.model.layout import weight_name
 from torchbayes.model.rows.batch import batch_size, rows_of
+from torchbayes.native.process import full_path
 from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.files import CONFIG, read_described
 from torchbayes.posteriors.posterior import Posterior
@@ -260,10 +261,10 @@ def _record(log: Log, burn_in: int | None, chains: int) -> Record | None:
         TypeError: if it is neither a directory nor records.
         ValueError: if the log is not of these chains.
     """
-    if isinstance(log, str | PathLike) and not Path(log).is_dir():
+    if isinstance(log, str | PathLike) and not full_path(log).is_dir():
         raise FileNotFoundError(f"`log` must be the directory of a run; there is no directory {log}.")
-    about = _about(Path(log)) if isinstance(log, str | PathLike) else {}
-    records = read_log(Path(log)) if isinstance(log, str | PathLike) else log
+    about = _about(full_path(log)) if isinstance(log, str | PathLike) else {}
+    records = read_log(full_path(log)) if isinstance(log, str | PathLike) else log
     if not isinstance(records, Sequence) or not all(isinstance(found, Mapping) for found in records):
         raise TypeError(f"`log` must be the directory of a run, or the records of its log; got {seen(log)}.")
     if burn_in is None:

@@ -12,7 +12,8 @@ from torchbayes import data as room
 from torchbayes.catalogue.entries import Entry
 from torchbayes.catalogue.imports import call, path_of, registered
 from torchbayes.data.base import Data
-from torchbayes.data.own import as_data, full_path, is_file_name, read_data
+from torchbayes.data.own import as_data, is_file_name, read_data
+from torchbayes.native.process import full_path
 
 GROUP = "torchbayes.data"
 
@@ -62,7 +63,7 @@ def is_file(name: str) -> bool:
 
 def settled(name: str) -> str:
     """Return the name of a data set as a run keeps it: that of a file or folder in full, so that it is found again."""
-    return str(full_path(Path(name))) if is_file(name) else name
+    return str(full_path(name)) if is_file(name) else name
 
 
 @lru_cache(maxsize=1)  # the defaults of a command depend on the data, which the run then needs again

@@ -26,6 +26,7 @@ from torchbayes.comparison.scores import Outcome, Track, member, score
 from torchbayes.comparison.settings import REFERENCE, Comparison
 from torchbayes.data import CORRUPTIONS, Data
 from torchbayes.driver.progress import Callback
+from torchbayes.native.process import full_path
 from torchbayes.posteriors import Posterior
 from torchbayes.posteriors.files import write_whole
 from torchbayes.posteriors.locks import Locked
@@ -79,7 +80,7 @@ def compare(
         ValueError: if `directory` holds a comparison and neither `resume` nor `overwrite` is set, if the reference is
             of another posterior or would be overwritten, or if corruptions are named and the data are not images.
     """
-    home = Path(directory)
+    home = full_path(directory)
     given = load_reference(comparison) if comparison.directory_of_reference is not None else None
     setup = comparison.problem.setup()
     for note in setup.data.notes:
@@ -93,7 +94,7 @@ def compare(
         name = comparison.compared_with
         where = home / "fits" / str(name)
         if given is not None:
-            posteriors, where = {**posteriors, REFERENCE: given}, Path(comparison.directory_of_reference or "")
+            posteriors, where = {**posteriors, REFERENCE: given}, full_path(comparison.directory_of_reference or "")
         with setup.problem.threading():
             outcomes = score(setup, posteriors, comparison, track=track)
             diagnosis = None if name is None else quality(setup, posteriors[name], where)
@@ -134,7 +135,7 @@ def _make_room(home: Path, comparison: Comparison, *, overwrite: bool) -> None:
         )
     fits, aside = home / "fits", home / ".fits.removed"
     reference = comparison.directory_of_reference
-    if reference is not None and fits.resolve() in Path(reference).resolve().parents:
+    if reference is not None and fits.resolve() in full_path(reference).resolve().parents:
         raise ValueError(f"--overwrite would remove {reference}, which is the reference. Choose another --directory.")
     if aside.exists():  # left by a removal that was killed
         shutil.rmtree(aside)

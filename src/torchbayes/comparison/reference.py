@@ -14,6 +14,7 @@ from torchbayes.catalogue.config import load_run
 from torchbayes.catalogue.problem import Problem, Setup
 from torchbayes.comparison.settings import Comparison
 from torchbayes.data import Pair
+from torchbayes.native.process import full_path
 from torchbayes.posteriors import Draws, Posterior
 from torchbayes.report import Picture, Table
 from torchbayes.report.diagnosis import pictures, remarks, space_numbers, space_tables
@@ -51,7 +52,7 @@ def load_reference(comparison: Comparison) -> Posterior:
         FileNotFoundError: if there is no finished fit.
         ValueError: if the fit is of another posterior: other data, network, likelihood or prior.
     """
-    directory = Path(comparison.directory_of_reference or "")
+    directory = full_path(comparison.directory_of_reference or "")
     setup, posterior = load_run(directory)
     different = [name for name in _SAME if _value(setup.problem, name) != _value(comparison.problem, name)]
     if different:

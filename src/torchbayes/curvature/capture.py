@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from torchbayes.curvature.layers import Call
 from torchbayes.model.network import Buffers, Network, taking
 from torchbayes.model.precision import widened
 from torchbayes.model.rows.batch import batch_size, tensors_of
+from torchbayes.native.process import plain_attention
 from torchbayes.native.seeds import Purpose, generator
 
 Calls = dict[str, list[Call]]
@@ -129,7 +129,7 @@ def watch(
 
     network.ask(views, inputs, buffers)  # before calls are captured
     # the other attention kernels have no second derivative
-    attention = sdpa_kernel(SDPBackend.MATH) if keep_inputs else nullcontext()
+    attention = plain_attention() if keep_inputs else nullcontext()
     with torch.enable_grad(), attention, _watched(network, modules, see):
         leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
         with taking(inputs):

@@ -17,17 +17,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from torchbayes.curvature.capture import Captured, probe, requires_grad, watch
 from torchbayes.curvature.layers import Affine, Call, Layer, Other, layers_of, linear_by
 from torchbayes.curvature.parts import COLUMNS_AT_ONCE
-from torchbayes.density.stacked import quiet
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network, refuse_by_batch, taking
 from torchbayes.model.rows.batch import batch_size, on_rows, row_axes, rows_of
+from torchbayes.native.process import plain_attention, quiet_vmap
 from torchbayes.native.seeds import Purpose, generator
 
 CaptureScope = Literal["everywhere", "in turn", "few"]
@@ -80,7 +79,7 @@ class Whole:
 
         # derivatives of vectorised derivatives are wrong for some of torch's layers, such as layer norm
         keep = column.requires_grad or requires_grad(inputs)
-        with sdpa_kernel(SDPBackend.MATH), quiet():  # the other kernels have no batching rule
+        with plain_attention(), quiet_vmap():
             if self.stacked and not keep:
                 return vmap(one, in_dims=(row_axes(inputs, 0), 0))(inputs, column)
             return torch.stack([plain(rows_of(inputs, b), column[b]) for b in range(len(column))])

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
-from torchbayes.density.stacked import quiet
 from torchbayes.model.layout import Layout
+from torchbayes.native.process import quiet_vmap
 
 
 class Call(NamedTuple):
@@ -184,7 +184,7 @@ class Other:
         if call.inputs.requires_grad or call.outputs.requires_grad:
             # derivatives of vectorised derivatives are wrong for some of torch's layers, such as layer norm
             return torch.stack([one(row, g) for row, g in zip(call.inputs, call.outputs, strict=True)])
-        with quiet():
+        with quiet_vmap():
             return vmap(one)(call.inputs, call.outputs)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchbayes.checks import check_kind
+from torchbayes.native.process import full_path
 
 ENVIRONMENT = "TORCHBAYES_DATA"
 
@@ -44,7 +45,7 @@ def data_root(root: str | os.PathLike[str] | None = None) -> Path | None:
     if named is None:
         return None
     check_kind((str, os.PathLike), "a path", root=named)
-    folder = Path(named).expanduser()
+    folder = full_path(named)
     if not folder.is_dir():
         origin = "`root`" if root is not None else f"the environment variable {ENVIRONMENT}"
         raise FileNotFoundError(f"{origin} must name an existing folder; got {folder}. Correct it or leave it out.")

@@ -16,14 +16,17 @@ from torchbayes.density.backend import Backend, Evaluation, Mixing
 from torchbayes.model.dropout import Mask, dropping, masked
 from torchbayes.model.likelihoods.weighted import apart
 from torchbayes.model.model import Batch
-from torchbayes.model.network import Buffers, taking
+from torchbayes.model.network import Buffers, Network, taking
 from torchbayes.model.rows.batch import batch_size, rows_of
-from torchbayes.native.seeds import Purpose, seeded
+from torchbayes.native.generators import network_under
+from torchbayes.native.seeds import Purpose, mix
 
 
-def drawing(seed: int, device: torch.device) -> AbstractContextManager[None]:
+def drawing(network: Network, seed: int) -> AbstractContextManager[None]:
     """Return a context in which a network in training mode draws its random numbers by the seed of its member."""
-    return seeded(Purpose.DROPOUT, seed, device=device)
+    if not network.held.draws(training=True):
+        return nullcontext()
+    return network_under(mix(Purpose.DROPOUT, seed), network.device)
 
 
 class Loop(Backend):
@@ -45,7 +48,7 @@ class Loop(Backend):
                 rows = batch if shared else batch.map(lambda t, m=m: t[m])
                 rows = rows._replace(inputs=model.network.arrange(rows.inputs))
                 own = {n: b[m] for n, b in buffers.items()} if buffers else None
-                with drawing(seeds[m], weights_D.device) if seeds else nullcontext():
+                with drawing(model.network, seeds[m]) if seeds else nullcontext():
                     total = model.log_likelihood(leaves, rows, own).sum(dtype=torch.float64)
                 into.write(model.layout, m, total=total * scales.likelihood, leaves=leaves)
                 totals.append(total.detach())
@@ -69,7 +72,7 @@ class Loop(Backend):
                 found = []
                 for m, views in enumerate(each, start=first):
                     own = {n: b[m] for n, b in buffers.items()} if buffers else None
-                    with drawing(seeds[m], weights_MD.device) if seeds else nullcontext():
+                    with drawing(model.network, seeds[m]) if seeds else nullcontext():
                         found.append(log_prob(model, dict(zip(leaves, views, strict=True)), rows, buffers=own))
                 counts_B = apart(model.likelihood, rows.targets)[2]
                 total = mixed(torch.stack(found).unsqueeze(0), mixing, counts_MB=counts_B).squeeze(0)

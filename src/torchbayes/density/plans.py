@@ -15,11 +15,11 @@ from torchbayes.density.backend import Backend, Evaluation
 from torchbayes.density.compiled import Compiled
 from torchbayes.density.loop import Loop
 from torchbayes.density.native import Native
-from torchbayes.density.stacked import quiet
 from torchbayes.density.vmap import Vmap
 from torchbayes.model.dropout import Mask
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
+from torchbayes.native.process import quiet_vmap
 
 # every backend, in the order in which "auto" tries them, and the names that the setting `plan` gives them
 BACKENDS: tuple[type[Backend], ...] = (Native, Loop, Vmap, Compiled)
@@ -96,7 +96,7 @@ def choose(backends: Mapping[str, Backend], evaluation: Evaluation) -> Plan:
         if not seconds:
             seconds[best.name] = _seconds(best, evaluation)
         try:
-            with quiet():
+            with quiet_vmap():
                 seconds[other.name] = _seconds(other, evaluation)
         except RuntimeError as error:  # an operation without a batching rule
             reasons.append(f"{other.name} cannot run this network: {error}")

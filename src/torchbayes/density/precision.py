@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import taking
 from torchbayes.model.precision import LOW
 from torchbayes.model.rows.batch import rows_of
+from torchbayes.native.process import full_float32
 
 
 class _Watch(TorchFunctionMode):
@@ -79,21 +80,9 @@ def full_precision(device: torch.device) -> Iterator[None]:
     Yields:
         Nothing; settings are put back afterwards.
     """
-    if device.type not in {"cpu", "cuda"}:
+    if device.type not in full_float32:
         yield
         return
-    backend: Any = torch.backends.mkldnn if device.type == "cpu" else torch.backends.cudnn
-    products: Any = backend.matmul if device.type == "cpu" else torch.backends.cuda.matmul
-    operations = (products, backend.conv, backend.rnn)
-    before = [operation.fp32_precision for operation in operations]
-    if {"ieee", "none"}.issuperset(before) and not torch.is_autocast_enabled(device.type):
-        yield  # full precision already
-        return
-    try:
-        for operation in operations:
-            operation.fp32_precision = "ieee"
-        with torch.autocast(device.type, enabled=False):
-            yield
-    finally:
-        for operation, precision in zip(operations, before, strict=True):
-            operation.fp32_precision = precision
+    off = torch.is_autocast_enabled(device.type)
+    with full_float32[device.type](), torch.autocast(device.type, enabled=False) if off else nullcontext():
+        yield

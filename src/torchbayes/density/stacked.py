@@ -7,14 +7,14 @@ contiguous. Attention runs member by member there, with torch's warning about it
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+from torchbayes.native.process import quiet_vmap
 
 _ATTENTION = {F.scaled_dot_product_attention, F.multi_head_attention_forward}
 
@@ -27,21 +27,9 @@ class StackedLayers(TorchFunctionMode):
     ) -> Any:
         """Return what the call gives."""
         if func in _ATTENTION:
-            with quiet():
+            with quiet_vmap():
                 return func(*args, **(kwargs or {}))
         return (_linear if func is F.linear else func)(*args, **(kwargs or {}))
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silence torch's warnings of operations that it vectorises slowly.
-
-    Yields:
-        Nothing.
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
-        yield
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

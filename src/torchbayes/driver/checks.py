@@ -223,7 +223,7 @@ def check_gradients(model: Model, source: Source, *, training: bool) -> None:
         state = {name: buffer.clone() for name, buffer in network.buffers.items()}
         mode = network.training() if training else nullcontext()
         try:
-            with torch.enable_grad(), mode, drawing(mix(Purpose.GRADIENT_TRIAL, attempt), network.device):
+            with torch.enable_grad(), mode, drawing(network, mix(Purpose.GRADIENT_TRIAL, attempt)):
                 total = network(held, inputs, state).sum()
                 found: Sequence[Tensor | None] = [None] * len(held)
                 if total.requires_grad:

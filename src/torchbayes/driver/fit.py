@@ -7,6 +7,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, cast, overload
 
+import torch
 from torch import Tensor, nn
 
 from torchbayes.calls import explained
@@ -39,6 +40,7 @@ from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source, as_source
 from torchbayes.model.subspace import Subspace
 from torchbayes.native.heap import trim
+from torchbayes.native.process import full_path
 from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
@@ -152,14 +154,19 @@ def fit(
         OSError: if another process writes to the directory (it says which), or it cannot be written to.
         TypeError: if an argument is of the wrong kind, such as a class in the place of an object.
     """
+    if torch.is_inference_mode_enabled():  # nothing that is made in it can be differentiated
+        with torch.inference_mode(False):
+            others: dict[str, Any] = {"start": start, "seed": seed, "directory": directory, "resume": resume}
+            others |= {"steps": steps, "callbacks": callbacks, "ranks": ranks, "space": space, "validation": validation}
+            return fit(model, data, method, **others)
     options: dict[str, Any] = {"directory": directory, "resume": resume, "callbacks": callbacks, "ranks": ranks}
     check_fit(model, method, start, **options, steps=steps, space=space)
     check_validation(method, validation, start)
-    seed = as_seed(seed)
+    seed, directory = as_seed(seed), None if directory is None else full_path(directory)
+    options |= {"validation": validation, "directory": directory}
     method = _of_length(method, steps)
     model, space = informed(model, data, space=space, directory=directory)
-    options |= {"validation": validation, "space": space}
-    method, start, sought = _at_modes(model, data, method, start, seed=seed, **options)
+    method, start, sought = _at_modes(model, data, method, start, seed=seed, space=space, **options)
     shard = Shard(method.members, ranks or Ranks())
     check_shares(model, method, shard.ranks)
     check_size(model, method, members=shard.count, in_memory=directory is None)
@@ -171,11 +178,7 @@ def fit(
     each = [seed for seed in seeds for _ in range(method.needs.modes)]
     model, begin = _begin(model, start, each, space=space, source=source)
     of_first: dict[str, Any] = {"directory": directory, "callbacks": callbacks if shard.ranks.first else ()}
-    chosen: dict[str, Any] = {}
-    if method.needs.validation != "none":
-        model, method, chosen = choose(
-            model, source, method, validation=validation, begin=begin, seeds=seeds, **of_first
-        )
+    model, method, chosen = choose(model, source, method, validation=validation, begin=begin, seeds=seeds, **of_first)
     about: dict[str, Any] = {**_about(model, source, method, seed, space), **sought, **chosen}
     density = _density(model, source, method, ranks=shard.ranks)
     trim()  # of copies that initialisers and a first run made

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import CHECKPOINT, advice, read_header, run_of, sealed, unsealed, write_whole
 from torchbayes.posteriors.locks import FileWarning
 
@@ -117,7 +118,7 @@ def read_log(directory: str | Path) -> list[dict[str, Any]]:
     Returns:
         Its valid records, without an incomplete last line; empty if there is no log.
     """
-    path = Path(directory, NAME)
+    path = full_path(directory) / NAME
     epochs = _epochs(path.with_name(CHECKPOINT))  # before the log, which is written first
     found = _read(path, run_of(directory))
     there = {record["epoch"] for record in found.records}
@@ -127,7 +128,7 @@ def read_log(directory: str | Path) -> list[dict[str, Any]]:
 
 def records(directory: str | Path) -> list[dict[str, Any]]:
     """Return the valid records of a log, as `read_log` does, but without warnings."""
-    return _read(Path(directory, NAME), run_of(directory)).records
+    return _read(full_path(directory) / NAME, run_of(directory)).records
 
 
 class _Found(NamedTuple):

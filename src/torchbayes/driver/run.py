@@ -30,6 +30,7 @@ from torchbayes.driver.log import History
 from torchbayes.driver.means import Means
 from torchbayes.driver.processes import Shard
 from torchbayes.driver.shelf import Shelf
+from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import (
     CHECKPOINT,
     CONFIG,
@@ -101,7 +102,7 @@ class Run:
         Raises:
             ValueError: if there is no directory to resume from.
         """
-        self.directory = None if directory is None else Path(directory)
+        self.directory = None if directory is None else full_path(directory)
         self.about, self.shard, self._resume = dict(about), shard, resume
         self.name = ""  # known to the process that writes
         self.history = History()

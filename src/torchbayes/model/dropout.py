@@ -21,13 +21,15 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _NormBase  # no public base class covers every norm with statistics
 from torch.nn.modules.dropout import _DropoutNd  # no public base class covers every dropout
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchbayes.model.functional_call import drops
 from torchbayes.model.network import Buffers, Network
 from torchbayes.model.rows.batch import batch_size, repeated, tensors_of
+from torchbayes.native.generators import draws
+from torchbayes.native.process import plain_attention
 from torchbayes.native.seeds import Purpose, fractions, mix
 
 Draw = Callable[..., Tensor]
@@ -69,13 +71,8 @@ def rates(network: Network) -> list[float]:
 
 def has_dropout(network: Network) -> bool:
     """Return whether a network has a dropout layer, or a module with a setting of that name, as attention has."""
-    if dropouts(network):
-        return True
     with network.training():
-        live = [m for m in network.module.modules() if m.training]
-    return any(
-        isinstance(value, float) and value > 0 and "drop" in name for m in live for name, value in vars(m).items()
-    )
+        return any(drops(m) for m in network.module.modules() if m.training)
 
 
 def check_dropout(network: Network) -> None:
@@ -190,17 +187,11 @@ def check_drawn(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> No
     Raises:
         DropoutError: if it does.
     """
-    if torch.Tag.nondeterministic_seeded not in func.tags:
-        return
-    names = [argument.name for argument in func._schema.arguments]
-    if "dropout_p" in names:  # attention in one piece: where there is dropout, it is taken apart
-        at = names.index("dropout_p")
-        if not (args[at] if at < len(args) else kwargs.get("dropout_p", 0.0)):
-            return
-    raise DropoutError(
-        f"the network draws random numbers in training mode that are no dropout masks: {func}. A drawn function must "
-        f"have none of its own. Take noise layers out of the network, or replace them by dropout."
-    )
+    if draws(func, args, kwargs):
+        raise DropoutError(
+            f"the network draws random numbers in training mode that are no dropout masks: {func}. A drawn function "
+            f"must have none of its own. Take noise layers out of the network, or replace them by dropout."
+        )
 
 
 @contextmanager
@@ -215,7 +206,7 @@ def dropping(network: Network) -> Iterator[None]:
 
 def _attention_in_pieces(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which attention with dropout runs in no kernel that draws masks of its own."""
-    return nullcontext() if device.type == "cpu" else sdpa_kernel(SDPBackend.MATH)
+    return nullcontext() if device.type == "cpu" else plain_attention()
 
 
 _AXES: WeakKeyDictionary[Any, dict[Any, list[int | None]]] = WeakKeyDictionary()

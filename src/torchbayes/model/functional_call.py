@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack  # no public function says whether a transform is active
 from torch.func import functional_call
+from torch.nn.modules.dropout import _DropoutNd  # no public base class covers every dropout
 
 from torchbayes.checks import SettingError
 from torchbayes.model.initialisation import copied as module_copy
@@ -21,82 +23,165 @@ from torchbayes.native.seeds import Purpose, seeded
 Places = dict[str, list[tuple[dict[str, Any], str]]]
 
 
+class Seen(NamedTuple):
+    """What a module does in a call, found out once in each mode.
+
+    Attributes:
+        inputs: whether it changes its inputs in place.
+        buffers: names of the buffers that it changes.
+        draws: whether it draws random numbers, or has dropout.
+    """
+
+    inputs: bool
+    buffers: frozenset[str]
+    draws: bool
+
+
+class _Shell(threading.local):
+    """A copy of a module without tensors of its own, one in each thread, made when it is first asked for.
+
+    Attributes:
+        module: the copy.
+        places: where its tensors are held: name -> (table of a module, key); tied ones have several.
+        live: the parts that follow training mode.
+    """
+
+    def __init__(self, template: nn.Module, own: Mapping[str, Tensor], live: Collection[str]) -> None:
+        self.module = module_copy(template, {id(tensor): tensor for tensor in own.values()})
+        self.places = _places(self.module, own)
+        self.live = tuple(m for n, m in self.module.named_modules() if n in live)
+
+
 class Held:
     """A module whose parameters and buffers are swapped for a call: `functional_call` without its checks.
 
-    Names are checked once, in the layout; this saves a tenth of a millisecond per call in a network of 65 tensors.
+    Names are checked once, in the layout; this saves a tenth of a millisecond per call in a network of 65 tensors. What
+    is swapped, and the modes and settings of layers meanwhile, belong to a copy that each thread has of the module,
+    without its tensors. So calls in several threads do not meet.
     """
 
-    def __init__(self, module: nn.Module, random: Collection[str]) -> None:
+    def __init__(self, module: nn.Module, random: Collection[str], live: Collection[str] = ()) -> None:
         """Note where everything is held.
 
         Args:
-            module: the module.
+            module: the module, which is copied and never run.
             random: names of the parameters that are random, which no call may change.
+            live: names of the parts that follow training mode.
         """
-        self._module, self._random = module, random
+        self._template, self._random, self._live = module, random, live
         self._own: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        self._places = _places(module, self._own)
-        self._writes: dict[bool, bool] = {}  # in training or not -> whether it changes its inputs in place
+        self._seen: dict[bool, Seen] = {}  # in training or not
+        self._shell = _Shell(module, self._own, live)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled and copied: all but the copies of threads."""
+        return {name: value for name, value in self.__dict__.items() if name != "_shell"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore it."""
+        self.__dict__.update(state)
+        self._shell = _Shell(self._template, self._own, self._live)
+
+    @property
+    def module(self) -> nn.Module:
+        """The module of this thread."""
+        return self._shell.module
+
+    def draws(self, *, training: bool) -> bool:
+        """Return whether the module draws random numbers in a mode; True where that is not known yet."""
+        return training not in self._seen or self._seen[training].draws
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Run the live parts of this thread's module in training mode inside the `with`."""
+        parts = self._shell.live
+        try:
+            _set_training(parts, True)
+            yield
+        finally:
+            _set_training(parts, False)
 
     @contextmanager
     def _holding(self, state: Mapping[str, Tensor]) -> Iterator[None]:
         """Let the module hold the tensors of `state` inside the `with`."""
+        places = self._shell.places
         try:
             for name, tensor in state.items():
-                for table, key in self._places[name]:
+                for table, key in places[name]:
                     table[key] = tensor
             yield
         finally:
             for name in state:
-                for table, key in self._places[name]:
+                for table, key in places[name]:
                     table[key] = self._own[name]
 
     def run(self, state: Mapping[str, Tensor], inputs: Any) -> Any:
         """Return the module's outputs while it holds the tensors of `state`.
 
         Where it changes its inputs in place, as a first `nn.ReLU(inplace=True)` does, or where that is not known, it is
-        given copies: the inputs belong to the user, and the next call must see the same values.
+        given copies: the inputs belong to the user, and the next call must see the same values. So it is with buffers
+        that it changes and `state` does not have.
         """
-        args, kwargs = arguments(copied(inputs) if self._writes.get(self._module.training, True) else inputs)
+        module = self._shell.module
+        seen = self._seen.get(module.training)
+        args, kwargs = arguments(copied(inputs) if seen is None or seen.inputs else inputs)
         if torch.compiler.is_compiling():
-            return functional_call(self._module, dict(state), args, kwargs)
+            return functional_call(module, dict(state), args, kwargs)
+        if seen is not None and seen.buffers:
+            state = {**{name: self._own[name].clone() for name in seen.buffers}, **state}
         with self._holding(state):
-            return self._module(*args, **kwargs)
+            return module(*args, **kwargs)
 
-    def ask(self, state: Mapping[str, Tensor], inputs: Any, *, device: torch.device) -> None:
-        """Find out which tensors the module writes to: once in each mode, and on copies.
-
-        Under a transform, which hides writes, this is postponed.
+    def ask(self, state: Mapping[str, Tensor], inputs: Any, *, device: torch.device) -> Seen | None:
+        """Find out what the module does in a call: once in each mode, and on copies.
 
         Args:
             state: what it holds.
             inputs: what it is given.
             device: of the network.
 
+        Returns:
+            What it does; None under a transform, which hides writes, where it is not known yet.
+
         Raises:
             SettingError: if it writes to random weights.
         """
-        training = self._module.training
-        if training in self._writes or torch.compiler.is_compiling() or peek_interpreter_stack():
-            return
+        module = self._shell.module
+        training = module.training
+        if training in self._seen or torch.compiler.is_compiling() or peek_interpreter_stack():
+            return self._seen.get(training)
         # tensors created in inference mode have no version counter
-        with torch.inference_mode(False), seeded(Purpose.WRITING, device=device):
-            own, given = {n: t.detach().clone() for n, t in state.items()}, copied(inputs)
-            weights, tensors = {n: t for n, t in own.items() if n in self._random}, tensors_of(given)
-            before, (args, kwargs) = (_counts(weights.values()), _counts(tensors)), arguments(given)
+        with torch.inference_mode(False), seeded(Purpose.WRITING, device=device) as drawn:
+            own, given = {n: t.detach().clone() for n, t in {**self._buffers(), **state}.items()}, copied(inputs)
+            tensors, before = tensors_of(given), _versions(own)
+            counts, (args, kwargs) = _counts(tensors), arguments(given)
             with self._holding(own):
-                self._module(*args, **kwargs)
-            written = [n for n, a, b in zip(weights, before[0], _counts(weights.values()), strict=True) if a != b]
-            if written:
+                module(*args, **kwargs)
+            written = [name for name, version in _versions(own).items() if version != before[name]]
+            if weights := [name for name in written if name in self._random]:
                 raise SettingError(
-                    f"the network changes its weights `{written[0]}` in place whenever it is called, as "
+                    f"the network changes its weights `{weights[0]}` in place whenever it is called, as "
                     f"nn.Embedding(max_norm=...) does, so that no density belongs to them. Let it use a changed copy "
                     f"instead."
                 )
-            self._writes[training] = before[1] != _counts(tensors)
-        del own, weights
+            buffers = frozenset(written) & self._buffers().keys()
+            draws = drawn.used or any(drops(part) for part in module.modules() if part.training)
+            self._seen[training] = Seen(counts != _counts(tensors), buffers, draws)
+        del own
         trim()  # of these copies, and of those that were made of the network before
+        return self._seen[training]
+
+    def _buffers(self) -> dict[str, Tensor]:
+        """Return the buffers that the module holds, but sparse ones and those without values."""
+        named = ((n, t) for n, t in self._own.items() if not isinstance(t, nn.Parameter))
+        return {n: t for n, t in named if t.layout == torch.strided and not t.is_meta}
+
+
+def drops(part: nn.Module) -> bool:
+    """Return whether a part is a dropout layer that drops anything, or has such a setting, as attention has."""
+    if isinstance(part, _DropoutNd):
+        return part.p > 0
+    return any(isinstance(value, float) and value > 0 and "drop" in name for name, value in vars(part).items())
 
 
 def functional_copy(module: nn.Module, instead: Mapping[int, Tensor]) -> nn.Module:
@@ -136,6 +221,17 @@ def without_memory(tensor: Tensor) -> Tensor:
 def _counts(tensors: Iterable[Tensor]) -> list[int]:
     """Return the version counter of each tensor."""
     return [tensor._version for tensor in tensors]
+
+
+def _versions(named: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the version counter of each tensor by name."""
+    return dict(zip(named, _counts(named.values()), strict=True))
+
+
+def _set_training(parts: Iterable[nn.Module], training: bool) -> None:
+    for part in parts:
+        # Module.__setattr__ looks for parameters first, which adds up over a step
+        object.__setattr__(part, "training", training)
 
 
 def _places(module: nn.Module, own: Mapping[str, Tensor]) -> Places:

@@ -11,8 +11,7 @@ initialisers, are drawn again where they are asked for: a large network takes no
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cached_property
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -40,7 +39,6 @@ class Network:
     """A network as a function (weights, inputs, buffers) -> outputs.
 
     Attributes:
-        module: a copy of the given module, read-only; its random parameters may be without memory.
         layout: names and shapes of the random weights.
         shapes: names and shapes of the parameters that are random, in part or wholly.
         random: which those are, as given by the user.
@@ -51,6 +49,8 @@ class Network:
         buffers: name -> tensor of the buffers that training may change, as the given module holds them; none is sparse.
         batch_norms: names of the batch-norm layers whose statistics depend on random weights.
         by_batch: names of those without running statistics, whose outputs depend on the batch in evaluation too.
+        convolutional: whether it convolves images.
+        held: what runs it with other weights.
     """
 
     def __init__(self, module: Given, random: Random = "*", *, class_axis: int = -1) -> None:
@@ -78,21 +78,26 @@ class Network:
         self.device = device_of(made, chosen, factory)
         held = factory is None and not any(map(without_values, chosen.values()))
         self._held_D = self.layout.join(chosen) if held else None  # of low precision where all of them are
-        self.module = functional_copy(made, places(named, self.layout, self.mask, held_D=self._held_D))
-        self.constants = {n: p.detach() for n, p in self.module.named_parameters() if n not in chosen}
+        template = functional_copy(made, places(named, self.layout, self.mask, held_D=self._held_D))
+        self.constants = {n: p.detach() for n, p in template.named_parameters() if n not in chosen}
         come = () if factory else loaded(made, self.layout)
-        self._origin = Origin(factory, self.module, self.layout, self.mask, device=self.device, loaded=come)
-        live = _live_modules(self.module, self.layout)
-        self._live_parts = tuple(m for n, m in self.module.named_modules() if n in live)
-        moving = [(n, b) for n, b in self.module.named_buffers() if b.layout == torch.strided]  # sparse ones stay
+        self._origin = Origin(factory, template, self.layout, self.mask, device=self.device, loaded=come)
+        live = _live_modules(template, self.layout)
+        moving = [(n, b) for n, b in template.named_buffers() if b.layout == torch.strided]  # sparse ones stay
         self.buffers = {n: b.clone() for n, b in moving if n.rpartition(".")[0] in live}
         if any(map(without_values, self.buffers.values())):
             self.buffers = only([*self.buffers], self._origin.drawn()[1])
-        check_known(self.module, {*self.layout.names, *self.buffers} - self.mask.indices.keys())
-        norms = {n: m for n, m in self.module.named_modules() if isinstance(m, _NormBase)}
+        check_known(template, {*self.layout.names, *self.buffers} - self.mask.indices.keys())
+        norms = {n: m for n, m in template.named_modules() if isinstance(m, _NormBase)}
         self.batch_norms = tuple(n for n, m in norms.items() if n in live and m.running_mean is not None)
         self.by_batch = tuple(n for n, m in norms.items() if isinstance(m, _BatchNorm) and m.running_mean is None)
-        self._held = Held(self.module.eval().requires_grad_(False), self.layout.names)  # constants build no graph
+        self.convolutional = any(isinstance(m, nn.Conv2d) for m in template.modules())
+        self.held = Held(template.eval().requires_grad_(False), self.layout.names, live)  # constants build no graph
+
+    @property
+    def module(self) -> nn.Module:
+        """A copy of the given module, one in each thread, read-only; its random parameters may be without memory."""
+        return self.held.module
 
     @property
     def dtype(self) -> torch.dtype:
@@ -103,11 +108,6 @@ class Network:
     def initial(self) -> dict[str, Tensor]:
         """Name -> random weights as the given module holds them, or as they are drawn again: not to be changed."""
         return self._origin.drawn()[0] if self._held_D is None else self.layout.split(self._held_D)
-
-    @cached_property
-    def convolutional(self) -> bool:
-        """Whether the network convolves images."""
-        return any(isinstance(m, nn.Conv2d) for m in self.module.modules())
 
     def arrange(self, inputs: Any) -> Any:
         """Return inputs in the memory layout that is fastest for the network: channels last where it convolves images.
@@ -143,7 +143,7 @@ class Network:
             OutputsError: if the network gives something other than a tensor or an object with `.logits`.
         """
         state = self.ask(self.layout.split(weights) if isinstance(weights, Tensor) else weights, inputs, buffers)
-        return outputs_of(self._held.run(state, inputs), self.class_axis)
+        return outputs_of(self.held.run(state, inputs), self.class_axis)
 
     def ask(self, views: Mapping[str, Tensor], inputs: Any, buffers: Buffers | None = None) -> dict[str, Tensor]:
         """Return the state that the module holds in a call, after finding out whether it changes its inputs in place.
@@ -154,23 +154,20 @@ class Network:
             buffers: as in a call.
         """
         state = {**self.precision.cast(self.mask.fill(views)), **(self.buffers if buffers is None else buffers)}
-        self._held.ask(state, inputs, device=self.device)
+        seen = self.held.ask(state, inputs, device=self.device)
+        if buffers is None and seen is not None:  # the network's own stay as they are
+            state.update({name: state[name].clone() for name in seen.buffers if name in self.buffers})
         return state
 
-    @contextmanager
-    def training(self) -> Iterator[None]:
-        """Run the live modules in training mode inside the `with`; the frozen part stays in evaluation."""
-        try:
-            _set_training(self._live_parts, True)
-            yield
-        finally:
-            _set_training(self._live_parts, False)
+    def training(self) -> AbstractContextManager[None]:
+        """Return a context in which live modules run in training mode; the frozen part stays in evaluation."""
+        return self.held.training()
 
     def fresh(self, seeds: Sequence[int]) -> tuple[Tensor, Buffers]:
         """Return freshly initialised random weights and buffers, one set per seed.
 
         By a factory, or else by the module's own initialisers (`torchbayes.model.initialisation`); the weights it holds
-        are not used. Both draw from the global generator, which is seeded for each call and restored.
+        are not used. Both draw from a generator of their own where they would from PyTorch's default one.
 
         Args:
             seeds: M seeds.
@@ -290,12 +287,6 @@ def tensor_of(made: Any) -> Tensor:
             f"{type(made).__name__}. Wrap it in a module that returns one."
         )
     return logits
-
-
-def _set_training(parts: Iterable[nn.Module], training: bool) -> None:
-    for part in parts:
-        # Module.__setattr__ looks for parameters first, which adds up over a step
-        object.__setattr__(part, "training", training)
 
 
 def _channels_last(tensor: Tensor) -> Tensor:

@@ -9,8 +9,8 @@ Draws for one purpose are independent of those for another under the same seed, 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from torchbayes.checks import as_seed, whole
+from torchbayes.native.generators import Drawn, drawing_under
 
 _MASK, _STEP = (1 << 64) - 1, 0x9E3779B97F4A7C15
 
@@ -133,6 +134,7 @@ class Purpose(enum.IntEnum):
     # flows
     FLOW_NOISE = 120  # of the draws of a step
     FLOW_START = 121  # parameters that a flow starts with
+    FLOW_MAPS = 122  # what networks of maps are made with, and never run with
     # last layers
     LAST_LAYER_FACTOR = 130  # of the covariance of a last layer that a low rank starts with
     LAST_LAYER_MASKS = 131  # what the network draws in a step
@@ -277,21 +279,9 @@ def generator(purpose: Purpose, *integers: int, device: torch.device | str = "cp
     return torch.Generator(device=device).manual_seed(mix(purpose, *integers))
 
 
-@contextmanager
-def seeded(purpose: Purpose, *integers: int, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Run code that draws from PyTorch's global generators under a seed, and restore the generators afterwards.
+def seeded(purpose: Purpose, *integers: int, device: torch.device | str = "cpu") -> AbstractContextManager[Drawn]:
+    """Return a context for code that draws from PyTorch's default generators, which are not moved: under a seed.
 
     Needed where there is no generator argument: initialisers, dropout and Distributions.
     """
-    device, seed = torch.device(device), mix(purpose, *integers)
-    before = torch.default_generator.get_state()
-    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    try:
-        torch.default_generator.manual_seed(seed)
-        if cuda is not None:
-            torch.cuda.manual_seed(seed)
-        yield
-    finally:
-        torch.default_generator.set_state(before)
-        if cuda is not None:
-            torch.cuda.set_rng_state(cuda, device)
+    return drawing_under(mix(purpose, *integers), device)

@@ -10,7 +10,7 @@ import errno
 import json
 import os
 import re
-import tempfile
+import secrets
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,6 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from torchbayes.checks import as_file
+from torchbayes.native.process import full_path
 from torchbayes.posteriors.locks import take
 
 FORMAT = 2
@@ -60,7 +61,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     Raises:
         OSError: if the disk is full or not writable; the old file is intact.
     """
-    path = Path(path)
+    path = full_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path.parent, path.name)
     handle, name = _temporary(path)
@@ -68,9 +69,6 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         yield name
         with open(name, "rb") as file:
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)  # mkstemp makes files private; a result is an ordinary file
         os.replace(name, path)
     except (OSError, SafetensorError) as error:
         name.unlink(missing_ok=True)
@@ -88,20 +86,24 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 
 
 def _temporary(path: Path) -> tuple[int | None, Path]:
-    """Return a new file next to a path, open, and locked while it is written."""
+    """Return a new file next to a path, open, and locked while it is written; an ordinary one, not private."""
     while True:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
+        name = path.parent / f".{path.name}.{secrets.token_hex(4)}{PART}"
+        try:
+            handle = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+        except FileExistsError:
+            continue
         if _WINDOWS:
             os.close(handle)
-            return None, Path(name)
+            return None, name
         try:
             ours = take(handle)
         except OSError:  # a file system without locks, where nothing is swept
             ours = True
         if ours and os.path.exists(name):
-            return handle, Path(name)
+            return handle, name
         os.close(handle)  # another process removed it as a leftover before it was locked here
-        Path(name).unlink(missing_ok=True)
+        name.unlink(missing_ok=True)
 
 
 def sweep(folder: Path, name: str | None = None) -> None:
@@ -141,7 +143,7 @@ def write_whole(path: str | Path, content: bytes) -> Path:
     """
     with whole_file(path) as temporary:
         temporary.write_bytes(content)
-    return Path(path)
+    return full_path(path)
 
 
 # --- descriptions
@@ -251,7 +253,7 @@ def read_described(path: str | Path, *, restore: str = RESTORE) -> dict[str, Any
 def run_of(folder: str | Path) -> str | None:
     """Return the name of the run in a directory, None if it has none or its description is damaged."""
     try:
-        return read_described(Path(folder, CONFIG)).get("run")
+        return read_described(full_path(folder) / CONFIG).get("run")
     except (OSError, ValueError):
         return None
 
@@ -269,7 +271,7 @@ def read_json(path: str | Path) -> Any:
         ValueError: if it is damaged.
     """
     try:
-        return json.loads(Path(path).read_bytes())
+        return json.loads(full_path(path).read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}). Remove it: what it held is computed anew.") from error
 
@@ -295,7 +297,7 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mappi
     text = json.dumps(sealed({"format": FORMAT, **header, "tensors": sums, "pairs": pairs}))
     with whole_file(path) as temporary:
         save_file(own, temporary, metadata={_KEY: text})
-    return Path(path)
+    return full_path(path)
 
 
 def read_tensors(path: str | Path, device: torch.device | str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:

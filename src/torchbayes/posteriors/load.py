@@ -14,6 +14,7 @@ from torchbayes.model.description import model_differences
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
 from torchbayes.model.rows.informed import as_recorded
+from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import CHECKPOINT, CONFIG, POSTERIOR, RESTORE, read_header, read_tensors, run_of
 from torchbayes.posteriors.posterior import BUFFERS, KINDS, Calibration, Posterior
 from torchbayes.posteriors.store import DrawFile
@@ -39,7 +40,7 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
             another layout, likelihood or prior than the model's; the message says in what they differ.
     """
     check_kind(Model, "the `Model` that it was fitted with", model=model)
-    path = Path(path)
+    path = full_path(path)
     tensors, header = read_tensors(path, model.network.device)
     if header.get("kind") not in KINDS:
         known = ", ".join(sorted(KINDS))
@@ -88,7 +89,7 @@ def read_draws(
     check_layout(file.path, file.about["layout"], model)
     if run is not None and file.about["run"] != run:
         raise ValueError(f"{file.path} belongs to another run than the posterior beside it. {RESTORE}")
-    least = _drawn(Path(folder) / CHECKPOINT) if count is None else count
+    least = _drawn(full_path(folder) / CHECKPOINT) if count is None else count
     weights_MSD = file.read(count, verify=verify)
     if weights_MSD.shape[1] < least:
         raise ValueError(

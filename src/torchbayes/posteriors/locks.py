@@ -23,6 +23,8 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
+from torchbayes.native.process import full_path
+
 NAME = "run.lock"
 _BYTE = 1 << 30  # the byte locked on Windows, where a locked byte cannot be read: after the holder's name
 
@@ -77,7 +79,7 @@ class Locked:
             FileExistsError: if the directory is a file.
             OSError: if it cannot be written to.
         """
-        self.directory = Path(directory)
+        self.directory = full_path(directory)
         if self.directory.is_file():
             raise FileExistsError(f"`{self.directory}` is a file where a folder should be. Choose another directory.")
         self.directory.mkdir(parents=True, exist_ok=True)

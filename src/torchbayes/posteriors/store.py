@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import FORMAT, advice, read_described, sweep, whole_file, write_described
 
 _SUM = 8  # bytes of a checksum: a multiple of every dtype's, so that rows can be viewed as an array
@@ -76,7 +77,7 @@ class DrawFile:
             TypeError: if the dtype of the weights is not supported.
             ValueError: if the folder holds draws of another shape, dtype, layout or run, or its description is damaged.
         """
-        folder = Path(folder)
+        folder = full_path(folder)
         members, size = like_MD.shape
         dtype = str(like_MD.dtype).removeprefix("torch.")
         if dtype not in _DTYPES:
@@ -120,7 +121,7 @@ class DrawFile:
             FileNotFoundError: if there are no draws.
             ValueError: if the description is damaged or of another format.
         """
-        folder = Path(folder)
+        folder = full_path(folder)
         if not (folder / "draws.json").is_file() or not (folder / "draws.bin").is_file():
             raise FileNotFoundError(f"there are no draws in {folder}.")
         about = read_described(folder / "draws.json", restore=_RESTORE)

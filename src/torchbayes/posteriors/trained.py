@@ -25,6 +25,7 @@ from torchbayes.model.initialisation import without_values
 from torchbayes.model.layout import Layout, only
 from torchbayes.model.model import Model, with_learned
 from torchbayes.model.network import Buffers
+from torchbayes.native.process import full_path
 from torchbayes.posteriors.problems import note
 
 Trained = nn.Module | Mapping[str, Any] | str | PathLike[str]
@@ -87,7 +88,7 @@ def weights_of(model: Model, trained: Trained, what: str) -> Weights:
         TypeError: if it is none of these.
     """
     if isinstance(trained, str | PathLike):
-        what, held = str(trained), _read(Path(trained))
+        what, held = str(trained), _read(full_path(trained))
     elif isinstance(trained, nn.Module):
         what, held = (
             f"`{what}`",

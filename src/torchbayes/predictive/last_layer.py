@@ -81,11 +81,10 @@ class LinearisedModule(PredictiveModule):
 
     def prepared(self, network: nn.Module) -> nn.Module:
         """Return the network without its last layer."""
-        self._passed = (Passed(),)  # in a tuple, as it is no part of this module
         *path, last = self._settings["layer"].split(".")[:-1] or [""]
         if not last:
-            return self._passed[0]
-        network.get_submodule(".".join(path)).add_module(last, self._passed[0])
+            return Passed()
+        network.get_submodule(".".join(path)).add_module(last, Passed())
         return network
 
     def forward(self, inputs: Any) -> dict[str, Tensor]:
@@ -112,7 +111,8 @@ class LinearisedModule(PredictiveModule):
         Raises:
             ValueError: as a call does.
         """
-        passed, state = self._passed[0], self.part("shared")
+        state = self.part("shared")
+        passed: Any = self._network.module.get_submodule(self._settings["layer"].removesuffix("."))
         self._network.ask(state, inputs, device=self.part("head")["weight_MKI"].device)
         passed.gave = ()
         made = tensor_of(self._network.run(state, inputs))

@@ -180,22 +180,22 @@ class Linearised:
         than before.
         """
         text = self.posterior.found
-        rows = 0 if text else min(batch_size(inputs), SPREAD_ROWS)
-        if all(rows > known for known in self._known):
+        rows, known = 0 if text else min(batch_size(inputs), SPREAD_ROWS), self._known
+        if all(rows > before for before in [*known]):
             gaussian, buffers_M = self.posterior.gaussian, self.posterior.buffers_M or {}
             own = [{n: b[m] for n, b in buffers_M.items()} or None for m in range(gaussian.members)]
             structures = [gaussian.covariance.member(m) for m in range(gaussian.members)]
             options = {"buffers": own[0], "structure": structures[0], "chunk": self.chunk}
             found = LayerSupport.parse(text) if text else None
             tangent = Tangent.at(self.model, gaussian.mean_MD[0], inputs, **options, support=found)
-            self._known[rows] = [
+            known[rows] = [
                 (
                     replace(tangent, weights_D=gaussian.mean_MD[m], buffers=own[m]),
                     tangent.leaves(structure) if m else tangent.over,
                 )
                 for m, structure in enumerate(structures)
             ]
-        return self._known[max(self._known)]
+        return known[max([*known])]
 
     @cached_property
     def _known(self) -> dict[int, list[tuple[Tangent, list[Leaf]]]]:

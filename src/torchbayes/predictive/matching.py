@@ -23,13 +23,14 @@ from torch.func import vmap
 
 from torchbayes.calls import explained
 from torchbayes.checks import as_seed, check_counts, check_kind, check_memory, check_scale, plain, seen
-from torchbayes.density.stacked import StackedLayers, quiet
+from torchbayes.density.stacked import StackedLayers
 from torchbayes.display import Overview, shortened, shown
 from torchbayes.linalg.matrices import eigh
 from torchbayes.model.model import Model, check_finite
 from torchbayes.model.network import Network, taking
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.model.rows.batch import batch_size
+from torchbayes.native.process import quiet_vmap
 from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.problems import warn_of
 
@@ -270,7 +271,7 @@ def _functions(network: Network, log_P: Tensor, target: _Target, *, draws: int, 
         return network(weights_D, target.inputs)
 
     try:
-        with StackedLayers(), quiet():
+        with StackedLayers(), quiet_vmap():
             outputs_SBK = vmap(one)(weights_SD)
     except RuntimeError:  # an operation without a batching rule
         outputs_SBK = torch.stack([one(weights_D) for weights_D in weights_SD])

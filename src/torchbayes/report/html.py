@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchbayes.checks import check_kind, check_object, check_text
+from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import write_whole
 from torchbayes.report.style import DPI, png
 from torchbayes.report.tables import Table
@@ -169,7 +170,7 @@ def _png(picture: Picture) -> bytes:
     """
     image = picture.image
     if isinstance(image, (str, Path)):
-        image = Path(image).read_bytes()
+        image = full_path(image).read_bytes()
     data = image if isinstance(image, bytes) else png(image)
     if not data.startswith(_PNG):
         raise ValueError(f"The image of {picture.title!r} must be a PNG; its first bytes are {data[:8]!r}.")

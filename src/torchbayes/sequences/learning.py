@@ -29,6 +29,7 @@ from torchbayes.linalg import Diagonal
 from torchbayes.methods.protocol import Method
 from torchbayes.model.model import Model, having
 from torchbayes.model.rows.sources import Source
+from torchbayes.native.process import full_path
 from torchbayes.native.seeds import Purpose, mix
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.laplace import as_prior
@@ -97,7 +98,7 @@ def sequence(
         _check_coreset(coreset, model, tasks, sources)
     about = {"method": method, "seeker": seeker, "coreset": coreset, "seed": seed}
     with Record(directory, about, [source.num_data for source in sources], resume=resume) as record:
-        fits = Fits(method, seeker, None if directory is None else Path(directory), resume, seed)
+        fits = Fits(method, seeker, None if directory is None else full_path(directory), resume, seed)
         return _learn(model, tasks, sources, fits=fits, coreset=coreset, record=record)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from torchbayes.driver.checkpoint import check_same_run
 from torchbayes.driver.run import describe
+from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import read_described, write_described
 from torchbayes.posteriors.locks import Locked
 
@@ -37,7 +38,7 @@ class Record:
         """
         if resume and directory is None:
             raise ValueError("`resume=True` needs the `directory` of the sequence to continue.")
-        self.directory = None if directory is None else Path(directory)
+        self.directory = None if directory is None else full_path(directory)
         self.about = {name: describe(value) for name, value in about.items()}
         self.sizes, self.resume = [*sizes], resume
         self.cells: dict[tuple[int, int], Metrics] = {}

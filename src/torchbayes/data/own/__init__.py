@@ -18,7 +18,7 @@ The rules are stated here and nowhere else, and each data set says in its `notes
 """
 
 from torchbayes.data.own.arrays import as_data
-from torchbayes.data.own.files import full_path, is_file_name, read_data, read_new
+from torchbayes.data.own.files import is_file_name, read_data, read_new
 from torchbayes.data.own.rows import New, repeated
 
-__all__ = ["New", "as_data", "full_path", "is_file_name", "read_data", "read_new", "repeated"]
+__all__ = ["New", "as_data", "is_file_name", "read_data", "read_new", "repeated"]

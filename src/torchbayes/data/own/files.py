@@ -20,20 +20,13 @@ from torchbayes.data.own.pictures import images_in, is_image
 from torchbayes.data.own.rows import Encoded, New, Reader, Rows, shortened
 from torchbayes.data.own.saved import is_saved
 from torchbayes.data.own.table import SUFFIXES, is_table, read_table
+from torchbayes.native.process import full_path
 
 
 def is_file_name(name: str) -> bool:
     """Return whether the name of a data set is that of a file or folder: one that exists, or is written as such."""
     path = Path(name)
     return "/" in name or is_table(path) or path.suffix == ".npz" or (name != "" and _exists(full_path(path)))
-
-
-def full_path(path: Path) -> Path:
-    """Return a path from the root, with ~ as the home directory."""
-    try:
-        return path.expanduser().absolute()
-    except RuntimeError:  # no such user
-        return path.absolute()
 
 
 def _exists(path: Path) -> bool:

@@ -228,11 +228,10 @@ def _log_prob(
     memory = {name: (into[0][name], into[1][name]) for name in leaves[0]}
     before = {name: buffer.clone() for name, buffer in kept.items()}
     (masks,) = seeds_here(density.ranks, [mix(Purpose.LAYER_MASKS, random.seed, random.step)])
-    device = next(iter(leaves[0].values())).device
 
     def run(hows: Mapping[str, How]) -> Tensor:
         layers = _Layers(leaves, about._replace(hows=hows), into=memory, random=random)
-        with drawing(masks, device), layers:
+        with drawing(density.model.network, masks), layers:
             if single:
                 return log_prob(density.model, layers.held, rows, buffers=kept or None)
             return density.model.log_likelihood(layers.held, rows, kept or None)

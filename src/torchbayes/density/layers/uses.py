@@ -198,7 +198,7 @@ def _watched(network: Network, inputs: Any) -> _Watch | None:
     """Return how a network in training mode uses its parameters; None where layers cannot take distributions."""
     held, inputs = dict(network.initial), network.arrange(inputs)
     state = {name: buffer.clone() for name, buffer in network.buffers.items()}
-    with torch.no_grad(), network.training(), drawing(mix(Purpose.LAYER_TRIAL, 0), network.device):
+    with torch.no_grad(), network.training(), drawing(network, mix(Purpose.LAYER_TRIAL, 0)):
         network.ask(held, inputs, state)  # which may run it once more
         with _Watch(held) as watch, _Sizes() as sizes:
             network(held, inputs, state)

@@ -19,6 +19,7 @@ from torchbayes.geometry.symmetry.calls import Axes, Call, moving, pointwise, sh
 from torchbayes.geometry.symmetry.rules import rule_of
 from torchbayes.geometry.symmetry.units import Ties
 from torchbayes.model.rows.batch import arguments, copied
+from torchbayes.native.process import encoders_by_parts
 
 _READS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "_unique2", "masked_select"}
 
@@ -113,7 +114,7 @@ def _fits(tensor: Tensor, axes: Axes) -> bool:
 def run(module: nn.Module, state: Mapping[str, Tensor], inputs: Any) -> Any:
     """Return what a module gives while it holds the tensors of `state`; they and the inputs are not changed."""
     args, kwargs = arguments(copied(inputs))
-    with torch.no_grad(), _without_fused_attention():
+    with torch.no_grad(), encoders_by_parts():
         return functional_call(module, dict(state), args, kwargs)
 
 
@@ -135,14 +136,3 @@ def located(module: nn.Module, watch: Watch) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-@contextmanager
-def _without_fused_attention() -> Iterator[None]:
-    """Run encoders of transformers by their parts: the fused operator cannot be looked into."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)

@@ -30,6 +30,7 @@ from torchbayes.model.model import PREFIX, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.informed import informed_by
 from torchbayes.model.rows.sources import Source, as_source
+from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import read_tensors, write_tensors
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.load import check_layout, check_model
@@ -120,8 +121,8 @@ class Collector(Generic[_Result]):
         self._rank, self._least = rank, least
         self._moments = [Moments.empty(empty_MD, rank) for _ in range(method.members)]
         self._last = [Weights(empty_MD[0], dict(model.network.buffers), False) for _ in range(method.members)]
-        if resume is not None and Path(resume).exists():
-            self._restore(Path(resume))
+        if resume is not None and full_path(resume).exists():
+            self._restore(full_path(resume))
 
     @property
     def points(self) -> tuple[int, ...]:
@@ -230,7 +231,7 @@ class Collector(Generic[_Result]):
             "points": self.points,
             "learned": self._learned,
         }
-        return write_tensors(Path(path), tensors, header)
+        return write_tensors(full_path(path), tensors, header)
 
     def _restore(self, path: Path) -> None:
         """Go on from a file.

@@ -247,7 +247,7 @@ def _run(density: LogDensity, weights_MD: Tensor, rows: _Rows, *, buffers: Buffe
     runs, inputs = [], model.network.arrange(batch.inputs)
     for m, weights_D in enumerate(weights_MD):
         leaves = leaves_of(model.layout, weights_D)
-        with drawing(seeds[m], weights_D.device):
+        with drawing(model.network, seeds[m]):
             outputs, fit = one(leaves, {n: b[m] for n, b in buffers.items()}, inputs, batch.targets)
         runs.append(_Run(m, leaves, outputs, fit))
     return runs

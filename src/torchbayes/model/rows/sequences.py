@@ -34,7 +34,7 @@ class Labels:
     def __init__(self, network: Network) -> None:
         """Keep the network; it is probed once, at the first batch of labelled tokens."""
         self._network = network
-        self._asked, self._later = False, None
+        self._asked: tuple[bool | None] | None = None
 
     def placed(self, batch: Batch, likelihood: Likelihood) -> Batch:
         """Return the batch, its labels moved one place forward where the network compares them so.
@@ -88,9 +88,9 @@ class Labels:
 
     def _compares_later(self, inputs: Any, labels: Tensor) -> bool | None:
         """Return whether the network compares outputs with labels one place later; it is probed once."""
-        if not self._asked:
-            self._asked, self._later = True, _compares_later(self._network, inputs, labels)
-        return self._later
+        if self._asked is None:
+            self._asked = (_compares_later(self._network, inputs, labels),)
+        return self._asked[0]
 
     def _placed(self, labels: Any, inputs: Any, ignored: int | None) -> Any:
         tokens = _tokens(inputs, labels)

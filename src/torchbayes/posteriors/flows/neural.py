@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -25,6 +26,7 @@ from torch.func import functional_call
 
 from torchbayes.checks import free_memory, size_of
 from torchbayes.model.layout import Layout
+from torchbayes.native.seeds import Purpose, seeded
 
 Kind = Literal["realnvp", "iaf", "spline"]
 _MASK_BYTES = 20  # for each pair of weights, while the masks of an autoregressive network are found
@@ -108,7 +110,7 @@ class Neural:
 
     @property
     def _module(self) -> nn.Module:
-        return _built(self.kind, self.size, self.layers, self.hidden, self.bins)
+        return _built(self.kind, self.size, self.layers, self.hidden, self.bins, threading.get_ident())
 
 
 class _Chain(nn.Module):
@@ -135,10 +137,11 @@ def _last_layers(module: nn.Module) -> set[str]:
     return {*{name.rpartition(".")[0]: name for name in linear}.values()}
 
 
-@lru_cache(maxsize=8)
-def _built(kind: Kind, size: int, layers: int, hidden: int, bins: int) -> nn.Module:
-    """Return the maps, without memory for parameters of their own: those of members take their place."""
-    with torch.random.fork_rng(devices=[]):  # zuko draws some all the same
+@lru_cache(maxsize=32)
+def _built(kind: Kind, size: int, layers: int, hidden: int, bins: int, thread: int) -> nn.Module:
+    """Return the maps of a thread, without memory for parameters of their own: those of members take their place."""
+    del thread
+    with seeded(Purpose.FLOW_MAPS):  # zuko draws some all the same
         chain = _Chain([*_maps(kind, size, layers, hidden, bins)]).requires_grad_(False)
     for module in chain.modules():
         for name, parameter in module.named_parameters(recurse=False):

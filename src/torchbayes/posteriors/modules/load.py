@@ -12,6 +12,7 @@ from torchbayes.checks import check_kind
 from torchbayes.model.description import describe_model
 from torchbayes.model.likelihoods.weighted import having_scales
 from torchbayes.model.model import Model, having
+from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import read_tensors
 from torchbayes.posteriors.load import check_layout, check_model
 from torchbayes.posteriors.modules.module import MODULES, PredictiveModule
@@ -34,7 +35,7 @@ def load_module(path: str | Path, model: Model) -> PredictiveModule:
         ValueError: if the file is damaged, holds no module, or is of another layout or likelihood than the model's.
     """
     check_kind(Model, "the `Model` that it was fitted with", model=model)
-    path = Path(path)
+    path = full_path(path)
     tensors, header = read_tensors(path, model.network.device)
     if header.get("kind") not in MODULES:
         known = ", ".join(sorted(MODULES))

@@ -46,8 +46,8 @@ class PredictiveModule(nn.Module, ABC):
     `epistemic` and `aleatoric`, and `lower` and `upper`, the ends of the central interval, (B, ...); a distribution
     without `cdf`, as Student's, has no interval.
 
-    The network inside has no tensors of its own: those of a call are put into it, so calls from several threads need a
-    module each, or an exported one. It runs in evaluation mode, and inputs must have the module's device and dtype.
+    The network inside has no tensors of its own: those of a call are put into it, in each thread into a copy. It runs
+    in evaluation mode, and inputs must have the module's device and dtype.
     """
 
     kind: ClassVar[str]
@@ -139,7 +139,6 @@ class ModelAverage(PredictiveModule):
 
     def prepared(self, network: nn.Module) -> nn.Module:
         """Return the network itself."""
-        self._module = [network]  # in a list: its parameters are not those of this module
         return network
 
     def _outputs(self, s: int, state: dict[str, Tensor], inputs: Any) -> Tensor:
@@ -159,7 +158,7 @@ class ModelAverage(PredictiveModule):
                 "a network with dropout can be exported if its masks are a part of the weights, and here they are not: "
                 "an nn.Sequential whose nn.Dropout layers stand right beside linear layers. Use the module as it is."
             )
-        return under(Mask(*self._settings["masks"][s]), self, self._module[0], run=run, inputs=inputs)
+        return under(Mask(*self._settings["masks"][s]), self, self._network.module, run=run, inputs=inputs)
 
     def forward(self, inputs: Any) -> dict[str, Tensor]:
         """Return the average at inputs, and its uncertainty, by name.

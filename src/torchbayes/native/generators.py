@@ -1,0 +1,270 @@
+"""Random numbers that no other thread can disturb, for code that has no argument for a generator.
+
+Initialisers, dropout, Distributions and the constructors of users draw from PyTorch's default generator, which all
+threads of a process share. Inside a block operations are handed a generator of the block instead: a mode of PyTorch,
+which belongs to one thread, passes it to each operation that would draw from the default one. The default generator is
+neither read nor moved, so that blocks in several threads, and what users draw or seed meanwhile, do not meet.
+
+`torch.manual_seed`, `torch.get_rng_state` and `torch.random.fork_rng` act on the same generator inside a block: a
+constructor that seeds features of its own gets these. `torch.random` looks the default generator up by a name of its
+own, at which an object stands that knows the thread.
+
+Kernels of a GPU that draw by themselves take no generator. There the default one of the device is seeded, with a lock
+that lets one block on a GPU run at a time, and restored.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cache, lru_cache
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_TAKEN = "generator"
+_COMPOSITE, _ALONE = "CompositeImplicitAutograd", "alone"  # made of others; draws, and takes no generator
+# functions of torch.nn.functional written in Python that draw nothing, and that networks call often
+_PLAIN: set[Any] = {
+    getattr(F, name)
+    for name in (
+        *("relu", "leaky_relu", "elu", "selu", "silu", "softmax", "log_softmax", "softmin", "tanh", "sigmoid", "mish"),
+        *("layer_norm", "batch_norm", "group_norm", "instance_norm", "normalize", "embedding", "interpolate"),
+        *("max_pool1d", "max_pool2d", "max_pool3d", "adaptive_avg_pool2d", "cross_entropy", "unfold", "fold"),
+    )
+}
+
+
+class _Own(threading.local):
+    """What is drawn from in a thread.
+
+    Attributes:
+        drawn: of the innermost block; None outside of all.
+    """
+
+    drawn: Drawn | None = None
+
+
+class Drawn(TorchDispatchMode):
+    """While active, operations on the CPU that would draw from the default generator draw from another one.
+
+    Attributes:
+        source: that generator.
+        used: whether anything was drawn.
+    """
+
+    def __init__(self, source: torch.Generator) -> None:
+        """Take a generator."""
+        super().__init__()
+        self.source, self.used = source, False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Return what an operation gives."""
+        kwargs, way = kwargs or {}, _way(func)
+        if way is None:
+            return func(*args, **kwargs)
+        if way == _COMPOSITE:  # under inference_mode these arrive whole; not `decompose`, whose RNNs have no dropout
+            with self:
+                return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
+        if not draws(func, args, kwargs):
+            return func(*args, **kwargs)
+        self.used = True
+        if _device(args, kwargs) != "cpu":
+            return func(*args, **kwargs)
+        if way == _ALONE:
+            with _in_place_of_default(self.source):
+                return func(*args, **kwargs)
+        if not isinstance(way, int):
+            return way(*args, **{**kwargs, _TAKEN: self.source})
+        given = args[way] if way < len(args) else kwargs.get(_TAKEN)
+        if given is not None and given is not torch.default_generator:
+            return func(*args, **kwargs)
+        if way < len(args):
+            return func(*args[:way], self.source, *args[way + 1 :], **kwargs)
+        return func(*args, **{**kwargs, _TAKEN: self.source})
+
+
+class _Filter(TorchFunctionMode):
+    """While active, functions run as usual if they draw nothing, else under the generator of the block.
+
+    It is several times cheaper than a mode that sees every operation.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Return what the call gives."""
+        kwargs, drawn = kwargs or {}, _OWN.drawn
+        if drawn is None or _draws_nothing(func):
+            return func(*args, **kwargs)
+        if func is F.dropout:
+            return _dropout(drawn, *args, **kwargs)
+        with drawn:
+            return func(*args, **kwargs)
+
+
+class _OfThread:
+    """Stands for the default generator of the CPU in `torch.random`: inside a block it is the block's."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the generator."""
+        return getattr(torch.default_generator if _OWN.drawn is None else _OWN.drawn.source, name)
+
+
+_OWN, _STAND_IN = _Own(), _OfThread()
+_DEFAULT = threading.RLock()  # held while a default generator is not where its users left it
+
+
+@contextmanager
+def drawing_under(seed: int, device: torch.device | str = "cpu") -> Iterator[Drawn]:
+    """Run code that draws from default generators under a seed.
+
+    Args:
+        seed: the seed.
+        device: where numbers are drawn, beside the CPU.
+
+    Yields:
+        The mode.
+    """
+    with _begun(seed, device) as drawn, drawn:
+        yield drawn
+
+
+@contextmanager
+def network_under(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Run a network, most of whose functions draw nothing, under a seed: at a fraction of the cost.
+
+    Numbers that are drawn out of Python's sight, as in a ScriptModule, have no seed.
+
+    Args:
+        seed: the seed.
+        device: as above.
+
+    Yields:
+        Nothing.
+    """
+    with _begun(seed, device), _Filter():
+        yield
+
+
+@contextmanager
+def _begun(seed: int, device: torch.device | str) -> Iterator[Drawn]:
+    """Let a thread draw from a generator of its own, which is not handed to operations yet.
+
+    Yields:
+        The mode that hands it to them.
+    """
+    device, before = torch.device(device), _OWN.drawn
+    torch.random.default_generator = _STAND_IN  # type: ignore[assignment]
+    with _gpu(seed, device) if device.type == "cuda" else nullcontext():
+        _OWN.drawn = Drawn(torch.Generator().manual_seed(seed))
+        try:
+            yield _OWN.drawn
+        finally:
+            _OWN.drawn = before
+
+
+@contextmanager
+def _gpu(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the default generator of a GPU, for one thread at a time, and restore it."""
+    with _DEFAULT:
+        before = torch.cuda.get_rng_state(device)
+        try:
+            torch.cuda.manual_seed(seed)
+            yield
+        finally:
+            torch.cuda.set_rng_state(before, device)
+
+
+@contextmanager
+def _in_place_of_default(source: torch.Generator) -> Iterator[None]:
+    """Let the default generator be where another one is, which moves on by what is drawn."""
+    default = torch.default_generator
+    with _DEFAULT:
+        before = default.get_state()
+        try:
+            default.set_state(source.get_state())
+            yield
+            source.set_state(default.get_state())
+        finally:
+            default.set_state(before)
+
+
+@cache
+def _way(func: Any) -> Any:
+    """Return how an operation is handed a generator.
+
+    Returns:
+        The place of the argument; the overload that has one; a word above; None for an operation that draws nothing.
+    """
+    own = [(argument.name, str(argument.type)) for argument in func._schema.arguments]
+    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
+        return _COMPOSITE
+    names = [name for name, _ in own]
+    if _TAKEN in names:
+        return names.index(_TAKEN)
+    packet = func.overloadpacket
+    for other in (getattr(packet, name) for name in packet.overloads()):
+        rest = [(argument.name, str(argument.type)) for argument in other._schema.arguments]
+        if len(rest) > len(own) and [each for each in rest if each[0] != _TAKEN] == own:
+            return other
+    return _ALONE if torch.Tag.nondeterministic_seeded in func.tags else None
+
+
+def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether an operation draws random numbers; attention in one piece does where there is dropout."""
+    if torch.Tag.nondeterministic_seeded not in func.tags and _way(func) is None:
+        return False
+    names = [argument.name for argument in func._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    at = names.index("dropout_p")
+    return bool(args[at] if at < len(args) else kwargs.get("dropout_p", 0.0))
+
+
+@lru_cache(maxsize=4096)
+def _draws_nothing(func: Any) -> bool:
+    """Return whether a function surely draws nothing: those of the compiled part of PyTorch say it by their name."""
+    name = getattr(func, "__name__", "")
+    if func in _PLAIN or name == "__get__":
+        return True
+    packet = func
+    if isinstance(func, torch._ops.OpOverload):
+        return _way(func) is None
+    if not isinstance(func, torch._ops.OpOverloadPacket):
+        if isinstance(func, FunctionType) and not name.startswith("__"):
+            return False
+        names = (name.strip("_"),) if name.startswith("__") else (name, name.strip("_"))
+        packet = next((getattr(torch.ops.aten, each) for each in names if hasattr(torch.ops.aten, each)), None)
+    if not isinstance(packet, torch._ops.OpOverloadPacket):
+        return True
+    overloads = [getattr(packet, each) for each in packet.overloads()]
+    said = [name, *(argument.name for each in overloads for argument in each._schema.arguments)]
+    if any("drop" in word or word == _TAKEN for word in said):
+        return False
+    return all(torch.Tag.nondeterministic_seeded not in each.tags for each in overloads)
+
+
+def _device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return the kind of device on which an operation runs."""
+    if kwargs.get("device") is not None:
+        return torch.device(kwargs["device"]).type
+    tensors = (leaf for leaf in pytree.tree_leaves(args) if isinstance(leaf, Tensor))
+    return next((tensor.device.type for tensor in tensors), "cpu")
+
+
+def _dropout(drawn: Drawn, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    """Return what `F.dropout` gives, the numbers being those of the block."""
+    if not training or inplace or not 0 < p < 1 or input.device.type != "cpu":
+        with drawn:
+            return F.dropout(input, p, training, inplace)
+    return input * torch.empty_like(input).bernoulli_(1 - p, generator=drawn.source).div_(1 - p)

@@ -1,0 +1,151 @@
+"""Settings of PyTorch that belong to the whole process, changed so that threads do not meet.
+
+A setting that is saved and put back by each thread on its own ends wrong where threads overlap: the second one saves
+what the first has set. `WhileAny` counts who is inside. Where a thread can do without the setting, it does: kernels of
+attention are chosen by a mode of the thread. The working directory is of this kind too: paths are made full where they
+come in.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+Undo = Callable[[], object]
+
+
+class WhileAny:
+    """A change of the process that lasts while any thread is inside."""
+
+    def __init__(self, change: Callable[[], Undo]) -> None:
+        """Note how to make the change.
+
+        Args:
+            change: makes it, and returns what puts back what was before.
+        """
+        self._change, self._lock, self._inside = change, threading.Lock(), 0
+        self._undo: Undo | None = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Be inside while the `with` lasts."""
+        with self._lock:
+            if not self._inside:
+                self._undo = self._change()
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if not self._inside and self._undo is not None:
+                    self._undo()
+
+
+def _without_vmap_warnings() -> Undo:
+    switch: Callable[[bool], object] = torch._C._functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
+    switch(False)
+    return lambda: switch(True)
+
+
+def _without_fused_encoders() -> Undo:
+    fast: Any = torch.backends.mha
+    before = fast.get_fastpath_enabled()
+    fast.set_fastpath_enabled(False)
+    return lambda: fast.set_fastpath_enabled(before)
+
+
+def _in_full_float32(backend: Any, products: Any) -> Callable[[], Undo]:
+    """Return how to compute products of float32 numbers in float32."""
+    operations = (products, backend.conv, backend.rnn)
+
+    def change() -> Undo:
+        before = [operation.fp32_precision for operation in operations]
+        if {"ieee", "none"}.issuperset(before):
+            return lambda: None  # full precision already
+
+        def put(values: list[str]) -> None:
+            for operation, value in zip(operations, values, strict=True):
+                operation.fp32_precision = value
+
+        put(["ieee"] * len(operations))
+        return lambda: put(before)
+
+    return change
+
+
+quiet_vmap = WhileAny(_without_vmap_warnings)
+"""Silence torch's warnings of operations that it vectorises slowly."""
+
+encoders_by_parts = WhileAny(_without_fused_encoders)
+"""Run encoders of transformers by their parts: the fused operator cannot be looked into."""
+
+_CPU, _CUDA = torch.backends.mkldnn, torch.backends.cudnn
+full_float32 = {
+    "cpu": WhileAny(_in_full_float32(_CPU, _CPU.matmul)),  # type: ignore[attr-defined]
+    "cuda": WhileAny(_in_full_float32(_CUDA, torch.backends.cuda.matmul)),
+}
+"""Compute products of float32 numbers in float32, by the kind of device."""
+
+
+class _PlainAttention(TorchFunctionMode):
+    """While active, attention is made of plain operations."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Return what the call gives."""
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            return _attention(*args, **kwargs)
+        if func is F.multi_head_attention_forward and not kwargs.get("need_weights", True):
+            # calls the other by a way that no mode sees; where it returns weights, it has plain operations
+            return func(*args, **{**kwargs, "need_weights": True})[0], None
+        return func(*args, **kwargs)
+
+
+def plain_attention() -> AbstractContextManager[Any]:
+    """Return a context in which attention can be differentiated twice and vectorised, in this thread alone.
+
+    Its other kernels can be neither.
+    """
+    return _PlainAttention()
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> Tensor:
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = query.new_zeros(()).masked_fill(~attn_mask, -torch.inf)
+    plain = torch.ops.aten._scaled_dot_product_attention_math
+    return plain(query, key, value, attn_mask, dropout_p, is_causal, **options)[0]
+
+
+def full_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path from the root, with ~ as the home directory: the working directory may change later."""
+    path = Path(path)
+    with suppress(RuntimeError):  # no such user
+        path = path.expanduser()
+    return path.absolute()
+
+
+@contextmanager
+def differentiable() -> Iterator[None]:
+    """Record gradients inside the `with`, under `torch.no_grad` and `torch.inference_mode` as well."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield

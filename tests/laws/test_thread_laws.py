@@ -1,0 +1,244 @@
+"""Laws of threads: what several do at once with one model or posterior is, bit for bit, what each does alone.
+
+A pause in every network lets other threads run in the middle of a forward pass. Another thread, which is the user's,
+draws from PyTorch's default generator and seeds it all the while: it is neither disturbed nor does it disturb.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.laws.cases import everything, normal
+from torch import Tensor, nn
+
+import torchbayes as tb
+from torchbayes.catalogue.methods import classes, small
+from torchbayes.native.generators import drawing_under, network_under
+from torchbayes.posteriors.posterior import Posterior
+
+ROWS, CLASSES, THREADS = 16, 2, 3
+
+
+class Pause(nn.Module):
+    """Passes its inputs on, after other threads have had their turn."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        time.sleep(1e-4)
+        return inputs
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer with dropout between its two levels, read at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.pause = nn.GRU(2, 3, num_layers=2, dropout=0.2, batch_first=True), Pause()
+        self.head = nn.Linear(3, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.pause(self.body(inputs.unflatten(-1, (2, 2)))[0][:, -1]))
+
+
+class Attending(nn.Module):
+    """An encoder layer of a transformer, and the mean over its places."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.body = nn.TransformerEncoderLayer(2, 1, 4, dropout=dropout, batch_first=True)
+        self.pause, self.head = Pause(), nn.Linear(2, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.pause(self.body(inputs.unflatten(-1, (2, 2)))).mean(1))
+
+
+class Noisy(nn.Module):
+    """A network with noise of its own in training, and a count of its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.pause, self.head = nn.Linear(4, 4), Pause(), nn.Linear(4, CLASSES)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        hidden = self.pause(torch.tanh(self.first(inputs)))
+        if self.training:
+            hidden = hidden * (1 + 0.1 * torch.randn_like(hidden))
+        return self.head(hidden) + 0 * self.calls
+
+
+def dense(*between: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 6), *between, Pause(), nn.Linear(6, CLASSES))
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "perceptron": lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, CLASSES)),
+    "layer norm": lambda: dense(nn.LayerNorm(6), nn.GELU()),
+    "batch norm": lambda: dense(nn.BatchNorm1d(6), nn.ReLU(inplace=True)),
+    "recurrent": Recurrent,
+    "convolution": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 2, padding=1), Pause(), nn.ReLU(), nn.Flatten(), nn.Linear(27, 2)
+    ),
+    "attention": Attending,
+    "dropout": lambda: dense(nn.Dropout(0.3), nn.Tanh()),
+    "attention with dropout": lambda: Attending(0.2),
+    "noise": Noisy,
+    "rates": lambda: nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.3), nn.Tanh(), nn.Linear(6, CLASSES)),
+}
+
+FITS: list[tuple[str, str]] = [
+    ("MAP", "recurrent"),
+    ("SWA", "noise"),
+    ("SWAG", "batch norm"),
+    ("Curve", "layer norm"),
+    ("Simplex", "perceptron"),
+    ("Laplace", "convolution"),
+    ("OnlineLaplace", "layer norm"),
+    ("HMC", "layer norm"),
+    ("NUTS", "perceptron"),
+    ("MALA", "convolution"),
+    ("RandomWalk", "attention"),
+    ("EllipticalSlice", "recurrent"),
+    ("SGLD", "noise"),
+    ("SGHMC", "dropout"),
+    ("SGNHT", "attention with dropout"),
+    ("VI", "dropout"),
+    ("IVON", "noise"),
+    ("NormalizingFlow", "layer norm"),
+    ("MNF", "convolution"),
+    ("VBLL", "layer norm"),
+    ("SVGD", "recurrent"),
+    ("RepulsiveEnsemble", "attention"),
+    ("MCDropout", "attention with dropout"),
+    ("ConcreteDropout", "rates"),
+    ("MCBatchNorm", "batch norm"),
+    ("FGE", "attention"),
+    ("Snapshots", "convolution"),
+    ("BSAM", "batch norm"),
+]
+TRAINED = {"epochs": 2, "batch_size": 8, "plan": "loop"}
+SAMPLED = {"steps": 4, "burn_in": 1, "thin": 1, "batch_size": 8, "plan": "loop"}
+
+
+def method_of(name: str) -> Any:
+    """A short run of a method of the catalogue, in a loop over its members."""
+    kind = classes()[name]
+    known = {each.name for each in fields(kind)}
+    settings: dict[str, Any] = {k: v for k, v in (SAMPLED if "steps" in known else TRAINED).items() if k in known}
+    settings |= {"transform": "spline"} if name == "NormalizingFlow" else {}
+    return kind(**settings, **small(kind))
+
+
+def model_of(network: str) -> tb.Model:
+    """A classifier that makes its networks."""
+    with drawing_under(5):
+        factory = NETWORKS[network]
+        return tb.Model(factory, tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
+
+
+X = normal(ROWS, 4, seed=3, dtype=torch.float32)
+Y = (X[:, 0] > 0).long()
+
+
+@pytest.fixture
+def small_turns() -> Iterator[None]:
+    """Let threads change as often as the interpreter can."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+class User:
+    """A thread that draws numbers from PyTorch's default generator while a `with` lasts."""
+
+    def __enter__(self) -> User:
+        self._state, self._over, self.numbers = torch.get_rng_state(), threading.Event(), list[Tensor]()
+        self._thread = threading.Thread(target=self._draw)
+        self._thread.start()
+        return self
+
+    def _draw(self) -> None:
+        while not self._over.wait(1e-4):
+            if len(self.numbers) % 7 == 0:
+                torch.manual_seed(11)
+            self.numbers.append(torch.rand(3))
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+        mine = torch.Generator().manual_seed(11)
+        wanted = [torch.rand(3, generator=mine) for _ in range(7)]
+        torch.set_rng_state(self._state)
+        assert all(torch.equal(found, wanted[n % 7]) for n, found in enumerate(self.numbers)), "the user was disturbed"
+
+
+def at_once(*asked: Callable[[], Any]) -> list[Any]:
+    """What functions return, each in a thread of its own, that start together; their errors are raised here."""
+    found, start = [None] * len(asked), threading.Barrier(len(asked))
+
+    def run(n: int) -> None:
+        start.wait()
+        try:
+            found[n] = asked[n]()
+        except Exception as error:  # noqa: BLE001
+            found[n] = error
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(len(asked))]
+    with User():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for each in found:
+        if isinstance(each, Exception):
+            raise each
+    return found
+
+
+def assert_alike(found: Any, wanted: Any) -> None:
+    """Two trees of tensors and numbers are equal bit for bit."""
+    if isinstance(wanted, Tensor):
+        assert found.dtype == wanted.dtype and torch.equal(found.nan_to_num(), wanted.nan_to_num())
+    elif isinstance(wanted, dict):
+        assert found.keys() == wanted.keys()
+        for key, value in wanted.items():
+            assert_alike(found[key], value)
+    elif isinstance(wanted, list | tuple):
+        assert len(found) == len(wanted)
+        for one, other in zip(found, wanted, strict=True):
+            assert_alike(one, other)
+    else:
+        assert found == wanted
+
+
+def test_every_method_of_the_catalogue_is_fitted_in_threads() -> None:
+    linear = {"EP", "PBP"}  # of models without a forward pass of autograd
+    assert {name for name, _ in FITS} == classes().keys() - linear
+    assert {network for _, network in FITS} == NETWORKS.keys()
+
+
+@pytest.mark.parametrize(("name", "network"), FITS)
+@pytest.mark.filterwarnings("ignore")
+def test_fits_in_threads_are_those_of_their_seeds(name: str, network: str, small_turns: None) -> None:
+    model, method = model_of(network), method_of(name)
+
+    def ask(seed: int) -> Any:
+        start = None
+        if method.needs.start == "modes":
+            start = model.network.fresh([seed, seed + 10][: method.needs.modes])[0]
+        posterior = tb.fit(model, (X, Y), method, seed=seed, start=start, callbacks=())
+        return everything(posterior), tb.predict(posterior, X, seed=seed).probs
+
+    wanted = [ask(seed) for seed in range(THREADS)]
+    assert_alike(at_once(*(lambda seed=seed: ask(seed) for seed in range(THREADS))), wanted)
