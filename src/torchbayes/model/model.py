@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 from torchbayes.checks import check_choice, check_function, check_positive, given, is_whole, seen
 from torchbayes.model.layout import Layout
 from torchbayes.model.likelihoods import Learned, Likelihood, Parameters
+from torchbayes.model.likelihoods.categorical import check_possible
 from torchbayes.model.likelihoods.custom import as_likelihood
 from torchbayes.model.likelihoods.weighted import unweighted
 from torchbayes.model.masked import Random
@@ -239,6 +240,7 @@ class Model:
                 f"the network must give one output row per input row; got {outputs.shape[0]} for {batch.size}."
             )
         self.likelihood.check(outputs, batch.targets)
+        check_possible(self.likelihood, outputs, batch.targets)
         return outputs
 
 

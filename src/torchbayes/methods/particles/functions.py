@@ -44,6 +44,7 @@ from torchbayes.native.seeds import Purpose, generator, mix
 
 PLANS = ("loop", "vmap")  # the backends that have outputs with a graph
 PriorOf = Literal["functions", "weights"]
+_MASKED = -1e30  # logits below it are those of masked classes, the same in all functions
 
 
 class Repulsion(NamedTuple):
@@ -234,10 +235,11 @@ def _run(density: LogDensity, weights_MD: Tensor, rows: _Rows, *, buffers: Buffe
     def one(views: dict[str, Tensor], own: Any, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
         named, learned = model.split(views)
         outputs = model.network(named, inputs, own or None)
+        values = torch.where(outputs < _MASKED, 0.0, outputs).flatten()
         if targets is None:
-            return outputs.flatten(), outputs.new_zeros((), dtype=torch.float64)
+            return values, outputs.new_zeros((), dtype=torch.float64)
         fit = model.likelihood.log_prob(outputs[: len(outputs) - rows.extra], targets, learned)
-        return outputs.flatten(), fit.sum(dtype=torch.float64)
+        return values, fit.sum(dtype=torch.float64)
 
     if density.plan.backend == "vmap":
         leaves = leaves_of(model.layout, weights_MD)
