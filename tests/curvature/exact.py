@@ -172,6 +172,8 @@ def probit(mean_NK: Tensor, variance_NKK: Tensor) -> Tensor:
 def laplace_bridge(mean_NK: Tensor, variance_NKK: Tensor) -> Tensor:
     """Return the mean of the Dirichlet of the Laplace bridge, after the outputs were conditioned on summing to zero.
 
+    That is what laplace-torch computes; torchbayes projects them, as decision 0028 says.
+
     m' = m − V1 (1ᵀm)/(1ᵀV1), V' = V − V1 1ᵀV/(1ᵀV1), α_k = (1 − 2/K + e^{m'_k} Σ_j e^{−m'_j} / K²) / V'_kk.
     Source: Hobbhahn et al. (2022), equation 7, and their correction of the mean and the covariance.
     """

@@ -93,7 +93,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "swag_diagonal": partial(tb.SWAG, averaging_lr=0.05, rank=0, burn_in=0.2),
     "svgd": partial(tb.SVGD, optimizer=tb.Adam(lr=0.05), annealing="cyclic"),
     "repulsive_weights": partial(tb.RepulsiveEnsemble, optimizer=tb.SGD(lr=0.1), space="weights", score="sge"),
-    "repulsive_functions": partial(tb.RepulsiveEnsemble, optimizer=tb.Adam(lr=0.05), space="functions", prior_draws=5),
+    "repulsive_functions": partial(tb.RepulsiveEnsemble, optimizer=tb.Adam(lr=0.05), prior="functions", prior_draws=5),
     "vi": partial(tb.VI, optimizer=tb.Adam(lr=0.05), kl_weight=0.1),
     "vi_by_layers": partial(tb.VI, optimizer=tb.Adam(lr=0.05), kl_weight=0.1, estimator="auto"),
     "vi_alpha": partial(tb.VI, optimizer=tb.Adam(lr=0.05), kl_weight=0.1, alpha=0.5, draws=2, estimator="weights"),

@@ -46,7 +46,7 @@ def unscaled(posterior: Any) -> Tensor:
 
 
 def test_laplace_torch_agrees(reference: Reference) -> None:
-    """Precision, variances of the outputs, probit and bridge predictions, log evidence: every part and structure."""
+    """Precision, variances of the outputs, probit predictions, log evidence: every part and structure."""
     regression, compared = reference.likelihood == "regression", 0
     for part, structure, backend in reference.has_laplace:
         theirs = reference.below(f"laplace/{part}/{structure}/{backend}")
@@ -63,8 +63,6 @@ def test_laplace_torch_agrees(reference: Reference) -> None:
         assert_close(ours.log_evidence()[0], theirs["log_evidence"], rtol=1e-7)
         if not regression:
             assert_close(tb.predict(linear, reference.test_inputs).probs, theirs["probs"], rtol=1e-6)
-            bridged = tb.predict(tb.Linearised(ours, "bridge"), reference.test_inputs)
-            assert_close(bridged.probs, theirs["bridge"], rtol=1e-6)
         compared += 1
     assert compared >= 7
 

@@ -106,7 +106,7 @@ def test_members_together_are_members_one_after_the_other(drawn: int) -> None:
 
 
 def test_plans_of_whole_fits_agree() -> None:
-    settings: dict[str, Any] = {"members": 3, "epochs": 3, "batch_size": 6, "prior_draws": 4}
+    settings: dict[str, Any] = {"members": 3, "epochs": 3, "batch_size": 6, "prior": "functions", "prior_draws": 4}
     for network in ("mlp", "conv_batch_norm", "tied", "nested", "frozen"):
         data = rows_of(network)
         plans = [tb.RepulsiveEnsemble(**settings, plan=plan) for plan in ("loop", "vmap", "auto", "native")]
@@ -116,20 +116,33 @@ def test_plans_of_whole_fits_agree() -> None:
                 assert_close(other[name], tensor, rtol=1e-7, atol=1e-9)
 
 
-def test_a_prior_that_cannot_be_drawn_from_acts_on_weights() -> None:
+def test_a_prior_that_cannot_be_drawn_from_has_no_score_of_functions() -> None:
     data = rows_of()
     flat = tb.Model(made("mlp"), tb.likelihoods.Categorical(), tb.priors.Flat())
     settings: dict[str, Any] = {"members": 3, "epochs": 3, "batch_size": 6, "plan": "loop"}
-    fits = [
-        tb.fit(flat, data, tb.RepulsiveEnsemble(**settings, prior=prior), callbacks=()) for prior in (None, "weights")
-    ]
-    assert_same_tensors(*map(everything, fits))
+    tb.fit(flat, data, tb.RepulsiveEnsemble(**settings), callbacks=())
     with pytest.raises(ValueError, match="cannot be drawn from Flat"):
         tb.fit(flat, data, tb.RepulsiveEnsemble(**settings, prior="functions"), callbacks=())
 
 
+@pytest.mark.parametrize(("rows", "noise", "scale"), [(6, 0.5, 0.5), (128, 10.0, 0.5), (60, 2.0, 0.2)])
+def test_the_prior_of_weights_leads_to_the_posterior_mean(rows: int, noise: float, scale: float) -> None:
+    """A linear model, whose posterior mean is known and lies between 0 and the maximum of the likelihood."""
+    inputs, truth = normal(rows, 3, seed=1), torch.tensor([[0.4], [-0.5], [0.3]]).double()
+    targets = inputs @ truth + noise * normal(rows, 1, seed=2)
+    precision = inputs.T @ inputs / noise**2
+    best = torch.linalg.solve(precision, inputs.T @ targets / noise**2)
+    mean = torch.linalg.solve(precision + torch.eye(3) / scale**2, inputs.T @ targets / noise**2)
+    model = tb.Model(
+        nn.Linear(3, 1, bias=False, dtype=torch.float64), tb.likelihoods.Gaussian(noise), tb.priors.Normal(scale)
+    )
+    method = tb.RepulsiveEnsemble(members=4, epochs=400, batch_size=rows, optimizer=tb.Adam(lr=0.02), plan="loop")
+    found = tb.fit(model, (inputs, targets), method, callbacks=()).weights_MD.mean(0).unsqueeze(1)
+    assert float((found - mean).norm()) < 0.1 * float((best - mean).norm())
+
+
 def test_a_resumed_run_draws_the_functions_of_its_epoch(tmp_path: Any) -> None:
-    method = tb.RepulsiveEnsemble(3, 6, 6, prior_draws=4, plan="loop")
+    method = tb.RepulsiveEnsemble(3, 6, 6, prior="functions", prior_draws=4, plan="loop")
     expected = tb.fit(model_of(), rows_of(), method, callbacks=())
     tb.fit(model_of(), rows_of(), method, directory=tmp_path, callbacks=[lambda event: event.epoch == 3])
     resumed = tb.fit(model_of(), rows_of(), method, directory=tmp_path, resume=True, callbacks=())
@@ -221,7 +234,7 @@ def test_outputs_that_overflow_are_a_run_that_diverged(score: Score) -> None:
             tb.fit(model, data, method, callbacks=())
     wide = tb.Model(network, tb.likelihoods.Categorical(), tb.priors.Normal(1e30))
     with pytest.raises(ValueError, match="drawn from the prior have outputs that are not finite"):
-        tb.fit(wide, data, tb.RepulsiveEnsemble(3, 2, 6, score=score), callbacks=())
+        tb.fit(wide, data, tb.RepulsiveEnsemble(3, 2, 6, score=score, prior="functions"), callbacks=())
 
 
 def test_extra_rows_are_refused_where_they_cannot_be_made() -> None:
@@ -249,7 +262,7 @@ def test_extra_rows_make_members_differ_more_outside_the_data() -> None:
 
 def with_extra(ranks: tb.Ranks | None = None) -> dict[str, Tensor]:
     """Tensors of an ensemble that repels on extra rows, shared or not."""
-    method = tb.RepulsiveEnsemble(3, 3, 6, extra=5, prior_draws=4, plan="loop")
+    method = tb.RepulsiveEnsemble(3, 3, 6, extra=5, prior="functions", prior_draws=4, plan="loop")
     posterior = tb.fit(model_of(), rows_of(), method, ranks=ranks, callbacks=())
     return {name: tensor.contiguous() for name, tensor in everything(posterior).items()}
 

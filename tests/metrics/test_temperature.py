@@ -80,7 +80,8 @@ def test_data_without_an_optimum_end_at_the_bounds_and_without_a_preference_at_o
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: fit_temperature(torch.tensor([[0.0, -math.inf]]), torch.tensor([0])), ValueError, "values: 1 of 2"),
+        (lambda: fit_temperature(torch.tensor([[0.0, math.inf]]), torch.tensor([0])), ValueError, "values: 1 of 2"),
+        (lambda: fit_temperature(torch.tensor([[0.0, -math.inf]]), torch.tensor([1])), ValueError, "1 of 1 targets"),
         (lambda: fit_temperature(torch.tensor([[0.0, math.nan]]), torch.tensor([0])), ValueError, "outputs_BK` holds"),
         (lambda: fit_temperature(torch.zeros(2), torch.tensor([0, 0])), ValueError, "2 axes"),
         (lambda: fit_temperature(torch.zeros(2, 2), torch.tensor([0, 4])), ValueError, r"0\.\.1; got 4"),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.oracles import assert_close, normal
 from tests.predictive.test_linearised import averaged_sigmoid
 from torch import Tensor
@@ -64,18 +65,13 @@ def test_pairwise_is_its_formula():
     assert_close(pairwise_probit(mean, spread).exp(), expected / expected.sum(-1, keepdim=True))
 
 
+@both
 @pytest.mark.parametrize("classes", [2, 3, 10])
-def test_what_all_outputs_share_changes_nothing(classes: int):
-    mean, spread = normal(4, classes), covariance(classes)
-    assert_close(pairwise_probit(mean + 3.0, spread + 5.0), pairwise_probit(mean, spread), rtol=1e-8, atol=1e-9)
-
-
-@pytest.mark.parametrize("classes", [2, 3, 10])
-def test_bridge_takes_no_notice_of_independent_noise_that_all_outputs_share(classes: int):
-    on_plane, spread = dirichlet(normal(4, classes).exp())
-    assert_close(
-        laplace_bridge(on_plane + 3.0, spread + 5.0), laplace_bridge(on_plane, spread + 1.0), rtol=1e-8, atol=1e-9
-    )
+def test_a_random_shift_that_all_outputs_share_changes_nothing(link: Link, classes: int):
+    """f + s 1, where s is correlated with f: softmax ignores it."""
+    mean, spread, along = normal(4, classes), covariance(classes), normal(4, classes, seed=3)
+    shared = spread + along.unsqueeze(-1) + along.unsqueeze(-2) + 5.0
+    assert_close(link(mean + 3.0, shared), link(mean, spread), rtol=1e-8, atol=1e-9)
 
 
 @both
@@ -105,14 +101,56 @@ def test_bridge_comes_back_to_the_dirichlet_it_left(classes: int, along: float):
     assert_close(laplace_bridge(mean, spread + along).exp(), expected, rtol=1e-7)
 
 
-def test_bridge_is_its_formula_on_the_plane():
+def test_bridge_is_its_formula_for_the_projected_gaussian():
     mean, spread = normal(4, 5), covariance(5)
-    ones = torch.ones(5, dtype=torch.float64)
+    plane = torch.eye(5, dtype=torch.float64) - 1 / 5
     for b in range(4):
-        gain = spread[b] @ ones / (ones @ spread[b] @ ones)
-        own, variance = mean[b] - gain * mean[b].sum(), (spread[b] - torch.outer(gain, spread[b] @ ones)).diagonal()
+        own, variance = plane @ mean[b], (plane @ spread[b] @ plane).diagonal()
         alpha = (1 - 2 / 5 + own.exp() / 25 * (-own).exp().sum()) / variance
         assert_close(laplace_bridge(mean, spread)[b].exp(), alpha / alpha.sum(), rtol=1e-8)
+
+
+def test_bridge_of_a_reference_class_is_near_the_integral():
+    """Two classes, of which the last has the fixed logit 0: conditioned on the plane, it would have probability 1."""
+    mean = torch.linspace(-4, 4, 33, dtype=torch.float64)
+    outputs, spread = F.pad(mean.unsqueeze(-1), (0, 1)), torch.diag(torch.tensor([1.0, 0.0])).double()
+    found = laplace_bridge(outputs, spread.expand(33, 2, 2)).exp()[:, 0]
+    assert (found - averaged_sigmoid(mean, torch.ones_like(mean))).abs().max() < 0.04
+
+
+@pytest.mark.parametrize("mask", [-math.inf, torch.finfo(torch.float64).min, -3e38, -1e9, -1e4])
+@pytest.mark.parametrize("variance", [0.0, 1.0])
+@pytest.mark.parametrize("masked", [[3], [0, 2]], ids=str)
+@pytest.mark.parametrize("link", [pairwise_probit, laplace_bridge, probit])
+def test_a_masked_class_gets_nothing_and_the_others_what_they_get_without_it(
+    link: Link, masked: list[int], variance: float, mask: float
+):
+    mean, spread = normal(3, 5), covariance(5, rows=3)
+    kept = [k for k in range(5) if k not in masked]
+    mean[:, masked] = mask
+    spread[:, masked] *= variance
+    spread[:, :, masked] *= variance
+    inside = spread[:, kept][:, :, kept]
+    if link is probit:
+        spread, inside = (each.diagonal(dim1=1, dim2=2) for each in (spread, inside))
+    found = link(mean, spread).softmax(-1)
+    assert torch.equal(found[:, masked], torch.zeros(3, len(masked)).double())
+    assert_close(found[:, kept], link(mean[:, kept], inside).softmax(-1), rtol=1e-9)
+
+
+@both
+def test_masks_may_differ_from_row_to_row(link: Link):
+    mean, spread = normal(2, 4), covariance(4, rows=2)
+    mean[0, 1] = mean[1, 3] = -math.inf
+    for b, kept in enumerate(([0, 2, 3], [0, 1, 2])):
+        alone = link(mean[b : b + 1, kept], spread[b : b + 1, kept][:, :, kept])
+        assert_close(link(mean, spread)[b, kept], alone[0])
+
+
+@both
+def test_a_class_without_rivals_is_certain(link: Link):
+    mean = torch.tensor([[-math.inf, 1.0, -math.inf]], dtype=torch.float64)
+    assert torch.equal(link(mean, covariance(3, rows=1)).exp(), torch.tensor([[0.0, 1.0, 0.0]]).double())
 
 
 @pytest.mark.parametrize("scale", [1e-8, 1.0, 1e8])

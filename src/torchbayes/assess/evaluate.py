@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributions
+from torch.nn import functional
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
@@ -261,8 +262,11 @@ class TemperatureScaling:
             raise TypeError(f"`targets` must be class labels, or soft ones; got {seen(targets)}. Use a Categorical.")
         if not kept.any():
             raise ValueError(NONE)
-        logits = probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
-        return cls(fit_temperature(logits[kept], found[kept], weights_B=weights[kept]))
+        probs, found = probs[kept], found[kept]
+        sought = found > 0 if found.is_floating_point() else functional.one_hot(found, probs.shape[-1]).bool()
+        # a target of probability 0 may be an underflow, and any other class of probability 0 stays one
+        logits = torch.where(sought, probs.clamp_min(torch.finfo(probs.dtype).tiny), probs).log()
+        return cls(fit_temperature(logits, found, weights_B=weights[kept]))
 
     def __call__(self, predictive: Predictive) -> Predictive:
         """Return the calibrated predictive: one averaged distribution per input, S = 1, judged by the same targets."""

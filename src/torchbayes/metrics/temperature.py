@@ -35,8 +35,8 @@ def fit_temperature(
     to 1.
 
     Args:
-        outputs_BK: Logits, or log-probabilities of a model average (each defined up to a constant per row), all
-            finite, shape (B, K).
+        outputs_BK: Logits, or log-probabilities of a model average (each defined up to a constant per row), finite
+            but for classes of probability 0, which have minus infinity, shape (B, K).
         targets_B: Integer classes in 0..K-1, shape (B,), or soft labels, shape (B, K).
         bounds: Smallest and largest temperature allowed.
         weights_B: How often each row counts, shape (B,), at least 0; once if None.
@@ -46,18 +46,26 @@ def fit_temperature(
 
     Raises:
         TypeError: If a dtype is wrong.
-        ValueError: If shapes or classes are wrong, an output is not finite, or ``bounds`` is not 0 < low < high.
+        ValueError: If shapes or classes are wrong, an output is NaN or infinite, or minus infinity for a target, or
+            ``bounds`` is not 0 < low < high.
     """
-    check_float("outputs_BK", outputs_BK, 2)
+    check_float("outputs_BK", outputs_BK, 2, finite=False)
+    check_float("outputs_BK", outputs_BK.masked_fill(outputs_BK.isneginf(), 0.0))
     targets_B = check_labels(targets_B, outputs_BK)
     check_each(check_positive, length=2, bounds=bounds)
     if not bounds[0] < bounds[1]:
         raise ValueError(f"`bounds` must be two finite temperatures, 0 < low < high; got {bounds}. Try (0.01, 100).")
     outputs_BK = outputs_BK.detach().double()
     if targets_B.is_floating_point():
-        gaps_BK = outputs_BK - (targets_B.double() * outputs_BK).sum(1, keepdim=True)
+        said_B1 = torch.where(targets_B == 0, 0.0, targets_B.double() * outputs_BK).sum(1, keepdim=True)
     else:
-        gaps_BK = outputs_BK - outputs_BK.gather(1, targets_B[:, None])
+        said_B1 = outputs_BK.gather(1, targets_B[:, None])
+    if not said_B1.isfinite().all():
+        raise ValueError(
+            f"{int((~said_B1.isfinite()).sum())} of {len(said_B1)} targets have the output -inf, probability 0 at "
+            f"every temperature. Leave out such rows."
+        )
+    gaps_BK = outputs_BK - said_B1
     weights_B = torch.ones_like(gaps_BK[:, 0]) if weights_B is None else check_weights(weights_B, gaps_BK[:, 0])
     weights_B = weights_B / weights_B.sum()
     low, high = 1 / bounds[1], 1 / bounds[0]
@@ -98,6 +106,7 @@ def _root_of_slope(gaps_BK: Tensor, weights_B: Tensor, low: float, high: float) 
 def _slope_and_curvature(gaps_BK: Tensor, weights_B: Tensor, beta: float) -> tuple[float, float]:
     # Derivatives of the mean NLL in the inverse temperature: mean and variance of the gaps to the target's output.
     probs_BK = torch.softmax(beta * gaps_BK, -1)
+    gaps_BK = torch.where(probs_BK == 0, 0.0, gaps_BK)  # of a class of probability 0 it may be infinite
     mean_B = (probs_BK * gaps_BK).sum(-1)
     variance_B = (probs_BK * (gaps_BK - mean_B[:, None]).square()).sum(-1)
     slope, curvature = torch.stack([weights_B @ mean_B, weights_B @ variance_B]).tolist()

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from torchbayes.checks import check_choice, check_function, check_positive, given, is_whole, seen
 from torchbayes.model.layout import Layout
 from torchbayes.model.likelihoods import Learned, Likelihood, Parameters
+from torchbayes.model.likelihoods.categorical import check_possible
 from torchbayes.model.likelihoods.custom import as_likelihood
 from torchbayes.model.likelihoods.weighted import unweighted
 from torchbayes.model.masked import Random
@@ -238,6 +239,7 @@ class Model:
             outputs = self.network(self.network.initial, batch.inputs)
             check_outputs(partial(self.network, self.network.initial), batch.inputs, outputs)
         self.likelihood.check(outputs, batch.targets)
+        check_possible(self.likelihood, outputs, batch.targets)
         return outputs
 
 

@@ -201,6 +201,11 @@ class Posterior(ABC):
         return write_tensors(path, *packed(self))
 
 
+def on_trial[P: Posterior](posterior: P) -> P:
+    """Return a posterior without its problems: of one that is only tried, a user need not be warned."""
+    return _having(posterior, problems=())
+
+
 def _having(posterior: _Kind, **fields: Any) -> _Kind:
     """Return a posterior with other fields."""
     found = copy(posterior)  # not `replace`, which would drop what is cached

@@ -19,8 +19,17 @@ from torchbayes.metrics._checks import check_probs
 from torchbayes.model.likelihoods import Categorical, Custom, Likelihood, Parameters
 from torchbayes.model.likelihoods.protocol import average_log_prob, scored
 from torchbayes.model.likelihoods.quantiles import average_quantile
+from torchbayes.model.likelihoods.weighted import unweighted
 from torchbayes.native.seeds import Purpose, seeded
-from torchbayes.predictive.classes import Decision, average_entropies, class_probs, decided, over_classes
+from torchbayes.predictive.classes import (
+    Decision,
+    average_entropies,
+    check_ordered,
+    class_probs,
+    decided,
+    moment,
+    over_classes,
+)
 from torchbayes.predictive.columns import frame_of, overview_of
 from torchbayes.predictive.intervals import checked_interval
 
@@ -93,19 +102,19 @@ class Predictive:
 
     @property
     def mean(self) -> Tensor:
-        """Mean of the targets under the average, (B, K')."""
-        return self.distribution.mean.mean(0)
+        """Mean of the targets, (B, K'); it and the variances raise a TypeError where targets are classes."""
+        return moment(self.distribution, "mean").mean(0)
 
     @property
     def epistemic(self) -> Tensor:
         """Variance of the mean over draws, Var_s E[y | f_s]: what more data would remove; (B, K')."""
-        between = self.distribution.mean.var(0, correction=0)
+        between = moment(self.distribution, "mean").var(0, correction=0)
         return between if self.function_variance is None else between + self.function_variance.mean(0)
 
     @property
     def aleatoric(self) -> Tensor:
         """Mean over draws of the variance, E_s Var[y | f_s]: the noise in the data; (B, K')."""
-        return self._noise.variance.mean(0)
+        return moment(self._noise, "variance").mean(0)
 
     @property
     def variance(self) -> Tensor:
@@ -180,13 +189,14 @@ class Predictive:
 
         Raises:
             ValueError: if there is no level, or one is not in (0, 1).
-            TypeError: if levels are not numbers.
-            NotImplementedError: if the likelihood's Distribution has no `cdf`; draw with `sample` and use `quantile`.
+            TypeError: if levels are not numbers, or the likelihood is over classes.
+            NotImplementedError: if the likelihood's Distribution has no `cdf`.
         """
         asked = as_numbers("levels", levels).to(self.outputs_SBK)
         single, levels_Q = asked.ndim == 0, asked.reshape(-1)
         if not levels_Q.numel() or not ((levels_Q > 0) & (levels_Q < 1)).all():
             raise ValueError(f"`levels` must lie in (0, 1); got {asked.tolist()}.")
+        check_ordered(self.distribution)
         found = average_quantile(self.distribution, levels_Q)
         return found[0] if single else found
 
@@ -242,3 +252,25 @@ def _check_parts(predictive: Predictive) -> None:
         raise ValueError(f"`outputs_SBK` must have shape (S, B, K); got {shape}.")
     if spread is not None and spread.shape != outputs_SBK.shape:
         raise ValueError(f"`function_variance` must have the shape of outputs, {shape}; got {tuple(spread.shape)}.")
+    check_outputs(predictive.likelihood, outputs_SBK)
+
+
+def check_outputs(likelihood: Likelihood, outputs_SBK: Tensor) -> None:
+    """Check that outputs say something: a logit of −∞ is that of a masked class, but not all of a row can be.
+
+    Raises:
+        ValueError: if one is NaN or +∞, or no class is left.
+    """
+    if not outputs_SBK.is_floating_point() or bool(outputs_SBK.sum().isfinite()):
+        return  # so all are
+    wrong = outputs_SBK.isnan() | outputs_SBK.isposinf()
+    if isinstance(unweighted(likelihood), Categorical):
+        wrong = wrong | outputs_SBK.isneginf().all(-1, keepdim=True)
+    if wrong.any():
+        rows_B = wrong.movedim(1, 0).flatten(1).any(1)
+        count, first = int(rows_B.sum()), int(rows_B.nonzero()[0])
+        raise ValueError(
+            f"the outputs at {count} of {len(rows_B)} inputs, the first of them {first}, are NaN or infinite, and say "
+            f"nothing of the targets. Look for extreme values in these inputs, and in the network for what divides by "
+            f"0 or masks every class."
+        )

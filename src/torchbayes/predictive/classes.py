@@ -1,8 +1,8 @@
-"""Distributions over classes: averaged probabilities, entropies, and the decisions that cost least."""
+"""Distributions over classes: averaged probabilities, entropies, the decisions that cost least, and what they lack."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, distributions
@@ -55,6 +55,49 @@ def class_probs(distribution: Distribution) -> Tensor:
     if not isinstance(kind, distributions.Bernoulli):
         return probs
     return torch.stack([torch.as_tensor(-kind.logits).sigmoid().mean(0), probs], dim=-1)
+
+
+def moment(distribution: Distribution, name: Literal["mean", "variance"]) -> Tensor:
+    """Return mean or variance of each of S distributions, (S, B, ...).
+
+    Raises:
+        TypeError: if they are over classes, whose numbers are names.
+        NotImplementedError: if torch has no such moment of them.
+    """
+    if isinstance(_inner(distribution), distributions.Categorical):
+        raise TypeError(
+            "classes have no mean or variance: their numbers are names. Use probs; entropy, expected_entropy and "
+            "mutual_information are what variance, aleatoric and epistemic are of numbers."
+        )
+    try:
+        return distribution.mean if name == "mean" else distribution.variance
+    except NotImplementedError as error:
+        raise NotImplementedError(
+            f"{type(distribution).__name__} has no {name} in torch. Average what `sample` gives."
+        ) from error
+
+
+def check_ordered(distribution: Distribution) -> None:
+    """Check that quantiles and intervals exist: targets are single numbers.
+
+    Raises:
+        TypeError: if they are classes, or several numbers together.
+    """
+    kind = _inner(distribution)
+    if isinstance(kind, distributions.Categorical | distributions.Bernoulli):
+        raise TypeError("classes have no quantiles and no intervals. Use `probs`.")
+    if kind.event_shape:
+        raise TypeError(
+            f"{type(kind).__name__} is over {tuple(kind.event_shape)} numbers together, which have no quantiles and no "
+            f"intervals. Use `sample`, and the quantiles of each number."
+        )
+
+
+def _inner(distribution: Distribution) -> Distribution:
+    """Return the distribution of a single target of several that are independent."""
+    while isinstance(distribution, distributions.Independent):
+        distribution = distribution.base_dist
+    return distribution
 
 
 def average_entropies(distribution: Distribution) -> tuple[Tensor, Tensor, Tensor]:

@@ -138,6 +138,21 @@ def _check_axes(tangent: Tangent) -> None:
         )
 
 
+def _fit(model: Model, outputs_NK: Tensor, targets: Any) -> Tensor:
+    """Return Σ log p(y|f), float64.
+
+    Raises:
+        ValueError: if it is not finite.
+    """
+    found = model.likelihood.log_prob(outputs_NK, targets).sum(dtype=torch.float64)
+    if not found.isfinite():
+        raise ValueError(
+            "the log likelihood at the mode is not finite. Look for extreme values in the data or the weights, and for "
+            "targets that the network says are impossible."
+        )
+    return found
+
+
 @explained()
 def functional_laplace(
     model: Model,
@@ -165,8 +180,8 @@ def functional_laplace(
         The posterior over functions.
 
     Raises:
-        ValueError: if there are too many rows, the prior is flat or correlated, the model tempered, or the data or the
-            start do not fit.
+        ValueError: if there are too many rows, the prior is flat or correlated, the model tempered, the data or the
+            start do not fit, or the log likelihood at the mode is not finite.
     """
     check_kind(Model, "a Model", model=model)
     check_counts(largest=largest, chunk=chunk)
@@ -190,6 +205,7 @@ def functional_laplace(
     tangent = Tangent.at(model, weights_D, rows.inputs, buffers=buffers, structure=prior, chunk=chunk)
     _check_axes(tangent)
     outputs_NK, train = _doubled(tangent.linear(rows.inputs))
+    log_likelihood = _fit(model, outputs_NK, rows.targets)
     root_NRK = root("ggn", model.likelihood, outputs_NK, targets=rows.targets, parameters={}).transpose(0, 1).double()
     check_curved(model.likelihood, float(root_NRK.abs().max()))
     count = root_NRK.shape[:2].numel()
@@ -202,5 +218,4 @@ def functional_laplace(
     half = torch.einsum("nrk,nkm->nrm", root_NRK, kernel).flatten(0, 1).unflatten(1, outputs_NK.shape)
     matrix = torch.einsum("qnk,nrk->qnr", half, root_NRK).flatten(1)
     matrix.diagonal().add_(1.0)
-    log_likelihood = model.likelihood.log_prob(outputs_NK, rows.targets).sum(dtype=torch.float64)
     return FunctionalLaplace(model, tangent, prior, train, root_NRK, checked_cholesky(matrix), log_likelihood, link)

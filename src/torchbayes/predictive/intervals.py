@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, distributions
+from torch import Tensor
 
 from torchbayes.metrics import central_level
 from torchbayes.model.likelihoods.quantiles import check_level, is_discrete
+from torchbayes.predictive.classes import check_ordered
 
 if TYPE_CHECKING:
     from torchbayes.predictive.average import Predictive
@@ -38,13 +39,8 @@ def central_interval(predictive: Predictive, outside: float = 0.05) -> tuple[Ten
 
 
 def checked_interval(predictive: Predictive, level: float) -> tuple[Tensor, Tensor]:
-    """Return the ends of the central interval: see `Predictive.interval`.
-
-    Raises:
-        TypeError: if predictions are classes.
-    """
-    if isinstance(predictive.distribution, distributions.Categorical | distributions.Bernoulli):
-        raise TypeError("classes have no intervals. Use `probs`.")
+    """Return the ends of the central interval: see `Predictive.interval`."""
+    check_ordered(predictive.distribution)
     check_level(level)
     return central_interval(predictive, 1 - level)
 

@@ -10,7 +10,8 @@ leave the region in which the network is nearly linear. The link maps f to the t
     probit     softmax(f*_k / √(1 + π V_kk / 8)); for Bernoulli sigmoid(f* / √(1 + π V / 8)) (MacKay 1992)
     pairwise   p_k ∝ 1 / Σ_j exp(−(f*_k − f*_j) / √(1 + π (V_kk + V_jj − 2 V_jk) / 8)): one probit for every pair of
     classes, with correlations (Lu et al. 2020)
-    bridge     Dirichlet with α_k = (1 − 2/K + e^{f*_k} / K² Σ_j e^{−f*_j}) / V_kk (Hobbhahn et al. 2022), its mean
+    bridge     Dirichlet with α_k = (1 − 2/K + e^{f*_k} / K² Σ_j e^{−f*_j}) / V_kk (Hobbhahn et al. 2022), its mean, for
+    the Gaussian of f − Σ_k f_k / K
     samples    f drawn from the Gaussian: any likelihood
 """
 
@@ -38,7 +39,7 @@ from torchbayes.posteriors.gaussian import Gaussian, check_gaussian
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of
-from torchbayes.predictive.average import Predictive
+from torchbayes.predictive.average import Predictive, check_outputs
 from torchbayes.predictive.last_layer import LinearisedModule
 from torchbayes.predictive.links import CLOSED, EXACT, MARGINAL, Link, link_of
 
@@ -282,7 +283,10 @@ def linked(
     pieces = [rows_of(inputs, slice(a, a + rows)) for a in range(0, batch_size(inputs), rows)]
     found = (functions(piece, diagonal=link in MARGINAL) for piece in pieces)
     if link in CLOSED:  # piece by piece, as K² covariances per row may not fit in memory
-        return Predictive(torch.cat([CLOSED[link](*each) for each in found], dim=1), model.likelihood)
+        both = [(each.mean_MBK, CLOSED[link](*each)) for each in found]
+        mean_MBK, averaged_MBK = (torch.cat(each, dim=1) for each in zip(*both, strict=True))
+        check_outputs(model.likelihood, mean_MBK)
+        return Predictive(averaged_MBK, model.likelihood)
     mean_MBK, spread = (torch.cat(each, dim=1) for each in zip(*found, strict=True))
     extra = [1] * (mean_MBK.ndim - 2)  # B, and places
     parameters = {n: p.view(len(p), *extra, *p.shape[1:]) for n, p in model.split(weights_MD)[1].items()}

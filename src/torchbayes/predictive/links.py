@@ -40,7 +40,7 @@ def pairwise_probit(mean: Tensor, covariance: Tensor) -> Tensor:
     """Return logits log p_k, p_k ∝ 1 / Σ_j exp(−(f_k − f_j) / √(1 + π Var[f_k − f_j] / 8)) (Lu et al. 2020).
 
     Args:
-        mean: (..., K).
+        mean: (..., K); a class that is masked has −∞, and gets probability 0.
         covariance: (..., K, K).
 
     Returns:
@@ -48,35 +48,51 @@ def pairwise_probit(mean: Tensor, covariance: Tensor) -> Tensor:
     """
     variance = covariance.diagonal(dim1=-2, dim2=-1)
     apart = (variance.unsqueeze(-1) + variance.unsqueeze(-2)).sub(covariance, alpha=2).clamp_min(0)
-    less = (mean.unsqueeze(-2) - mean.unsqueeze(-1)) * mean.new_ones(()).add(apart, alpha=math.pi / 8).rsqrt()
+    one, other = mean.unsqueeze(-1), mean.unsqueeze(-2)
+    less = torch.where(one == other, 0.0, other - one)  # two masked classes are equal as well
+    less = less * mean.new_ones(()).add(apart, alpha=math.pi / 8).rsqrt()
     return (-torch.logsumexp(less, dim=-1)).log_softmax(-1)
 
 
 def laplace_bridge(mean: Tensor, covariance: Tensor) -> Tensor:
     """Return logits of the mean of the Dirichlet that the Laplace bridge gives (Hobbhahn et al. 2022).
 
-    The bridge is between the Dirichlet and Gaussians on the plane Σ_k f_k = 0, so the Gaussian is conditioned on that
-    first, as its authors do.
+    The bridge is between the Dirichlet and Gaussians on the plane Σ_k f_k = 0. The softmax ignores what all outputs
+    share, so the Gaussian is projected onto the plane: f − Σ_k f_k / K has the same softmax. Its authors condition the
+    Gaussian on the plane instead, which is the same only where the sum is independent of the projection.
 
     Args:
-        mean: (..., K).
+        mean: (..., K); a class whose probability underflows, as where it is masked, is left out: its log probability
+            is then that of the probit of its difference from the likeliest class.
         covariance: (..., K, K).
 
     Returns:
         Tensor (..., K), normalised.
     """
-    classes, along = mean.shape[-1], covariance.sum(-1)
-    tiny = torch.finfo(mean.dtype).tiny
-    marginal, total = covariance.diagonal(dim1=-2, dim2=-1), along.sum(-1, keepdim=True)
-    # where the Gaussian is on the plane already, the rest of the sum is rounding
-    rounding = 8 * classes**2 * torch.finfo(mean.dtype).eps * marginal.sum(-1, keepdim=True)
-    along, total = torch.where(total > rounding, along, 0.0), total.clamp_min(tiny)
-    mean = mean - along * mean.sum(-1, keepdim=True) / total
-    variance = torch.maximum(marginal - along.square() / total, torch.finfo(mean.dtype).eps * marginal).clamp_min(tiny)
+    limits, marginal = torch.finfo(mean.dtype), covariance.diagonal(dim1=-2, dim2=-1)
+    behind, top = _behind(mean, covariance)
+    kept = behind > math.log(limits.tiny)
+    classes = kept.sum(-1, keepdim=True).to(mean.dtype)
+    mean = torch.where(kept, mean, 0.0)
+    mean = torch.where(kept, mean - mean.sum(-1, keepdim=True) / classes, -torch.inf)
+    shared = torch.where(kept.unsqueeze(-2), covariance, 0.0).sum(-1) / classes
+    total = torch.where(kept, shared, 0.0).sum(-1, keepdim=True) / classes
+    # what is left where all of the variance is shared is rounding
+    variance = torch.maximum(marginal - 2 * shared + total, limits.eps * marginal).clamp_min(limits.tiny)
     # in logarithms, as e^f may overflow
-    spread = mean + torch.logsumexp(-mean, dim=-1, keepdim=True) - 2 * math.log(classes)
-    constant = mean.new_tensor(1 - 2 / classes).log().expand_as(mean)
-    return (torch.logaddexp(constant, spread) - variance.log()).log_softmax(-1)
+    spread = mean + torch.logsumexp(torch.where(kept, -mean, -torch.inf), dim=-1, keepdim=True) - 2 * classes.log()
+    constant = (1 - 2 / classes).clamp_min(0).log().expand_as(mean)
+    log_alpha = torch.logaddexp(constant, spread) - variance.log()
+    return torch.where(kept, log_alpha, log_alpha.gather(-1, top) + behind).log_softmax(-1)
+
+
+def _behind(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the probit of the difference of every class from the likeliest, and which that is, (..., 1)."""
+    top = mean.argmax(-1, keepdim=True)
+    variance = covariance.diagonal(dim1=-2, dim2=-1)
+    shared = covariance.gather(-1, top.unsqueeze(-2).expand(*variance.shape, 1)).squeeze(-1)
+    apart = (variance + variance.gather(-1, top) - 2 * shared).clamp_min(0)
+    return probit(mean - mean.gather(-1, top), apart), top
 
 
 CLOSED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -221,7 +221,8 @@ def add(
     if not torch.isfinite(found_M).all():
         raise DivergedError(
             f"the log likelihood of batch {now.step} is not finite at the mode of member "
-            f"{int((~torch.isfinite(found_M)).nonzero()[0])}. Look for extreme values in the data or the weights."
+            f"{int((~torch.isfinite(found_M)).nonzero()[0])}. Look for extreme values in the data or "
+            f"the weights, and for targets that the network says are impossible."
         )
     if place[1] == now.steps_per_epoch - 1:
         if not now.sums[ROWS].all():

@@ -33,6 +33,7 @@ from torchbayes.model.likelihoods.weighted import fixed_noise
 from torchbayes.model.model import PREFIX, Model
 from torchbayes.model.rows.sources import as_source
 from torchbayes.posteriors.laplace import LaplacePosterior, having_noise
+from torchbayes.posteriors.posterior import on_trial
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive.linearised import Linearised
 from torchbayes.predictive.predict import predict
@@ -363,7 +364,7 @@ def _by_validation(posterior: LaplacePosterior, prior: Groups, noise: bool, data
         return _changed(posterior, group_D, log_d, float(point[-1]) if noise else 0.0)
 
     def negative(point: np.ndarray) -> float:
-        predictive = predict(Linearised(at(point)), rows.inputs)
+        predictive = predict(Linearised(on_trial(at(point))), rows.inputs)
         weights = scored(predictive.likelihood, predictive.outputs_SBK[0], rows.targets).row_weights
         return float(nll(predictive.log_prob(rows.targets), weights_B=weights))
 

@@ -17,7 +17,7 @@ from torchbayes.methods.protocol import DivergedError, Fold
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
-from torchbayes.posteriors.posterior import Posterior
+from torchbayes.posteriors.posterior import Posterior, on_trial
 from torchbayes.predictive.predict import predict
 
 _DRAWS = 16  # at most
@@ -74,7 +74,7 @@ def trial(
                 break
             state, _ = method.step(density, state, batch, donate=True)
             shelf.add(method.draw(state))
-    return method.posterior(density, state, shelf).calibrated(fold.rows.inputs)
+    return on_trial(method.posterior(density, state, shelf).calibrated(fold.rows.inputs))
 
 
 class _Kept:

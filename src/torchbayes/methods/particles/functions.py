@@ -5,9 +5,9 @@ With the outputs f_i of member i on the rows of a batch, which all members share
     (∂f_i/∂x_i)ᵀ [ (N/B) Σ_b ∇_f log p(y_b | f_i) + ∇_f log p(f_i) − ∇_f log q̂(f_i) ]
 
 that is, one backward pass of Σ log p(y_b | f_i) and of the inner product of f_i with a constant: the vector-Jacobian
-product of any network, in training mode, with buffers and dropout. The score of the prior of functions is that of
-networks with weights drawn from the prior, by the spectral estimator; where the prior is one of weights, its gradient
-takes that place. Learned parameters of a likelihood are no functions: they follow their own log joint density.
+product of any network, in training mode, with buffers and dropout. The gradient of the prior of weights takes the place
+of ∇_f log p(f_i), unless it is asked for: it is then the score of networks with weights drawn from the prior, by the
+spectral estimator. Learned parameters of a likelihood are no functions: they follow their own log joint density.
 
 Outputs enter through inner products alone, so that processes that share the rows sum (M, M) matrices.
 """
@@ -37,13 +37,12 @@ from torchbayes.methods.particles.kernels import RBF, Pairs, gram
 from torchbayes.methods.particles.scores import Score, score_elsewhere, score_matrix
 from torchbayes.model.model import Batch, Model, ready
 from torchbayes.model.network import Buffers
-from torchbayes.model.priors.bound import BoundPrior
-from torchbayes.model.priors.univariate import SampledPrior
 from torchbayes.model.rows.batch import batch_size, on_rows, rows_of, tensors_of
 from torchbayes.native.seeds import Purpose, generator, mix
 
 PLANS = ("loop", "vmap")  # the backends that have outputs with a graph
 PriorOf = Literal["functions", "weights"]
+_MASKED = -1e30  # logits below it are those of masked classes, the same in all functions
 
 
 class Repulsion(NamedTuple):
@@ -166,14 +165,9 @@ class FunctionTarget:
         if not bool(torch.isfinite(outputs_PF).all()):
             raise ValueError(
                 "networks with weights drawn from the prior have outputs that are not finite, so their functions tell "
-                "no score. Choose a narrower prior, or set `prior='weights'`."
+                "no score. Choose a narrower prior, or leave `prior` at 'weights'."
             )
         return outputs_PF
-
-
-def can_be_drawn(prior: BoundPrior) -> bool:
-    """Return whether weights can be drawn from a prior: it is proper, and knows how."""
-    return all(isinstance(segment.prior, SampledPrior) for segment in prior.segments)
 
 
 def _rows(density: LogDensity, batch: Batch, extra: int, *, seed: int) -> _Rows:
@@ -234,10 +228,11 @@ def _run(density: LogDensity, weights_MD: Tensor, rows: _Rows, *, buffers: Buffe
     def one(views: dict[str, Tensor], own: Any, inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
         named, learned = model.split(views)
         outputs = model.network(named, inputs, own or None)
+        values = torch.where(outputs < _MASKED, 0.0, outputs).flatten()
         if targets is None:
-            return outputs.flatten(), outputs.new_zeros((), dtype=torch.float64)
+            return values, outputs.new_zeros((), dtype=torch.float64)
         fit = model.likelihood.log_prob(outputs[: len(outputs) - rows.extra], targets, learned)
-        return outputs.flatten(), fit.sum(dtype=torch.float64)
+        return values, fit.sum(dtype=torch.float64)
 
     if density.plan.backend == "vmap":
         leaves = leaves_of(model.layout, weights_MD)

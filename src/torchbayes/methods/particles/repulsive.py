@@ -4,8 +4,9 @@ r"""Repulsive ensembles (D'Angelo and Fortuin 2021): each member climbs its log 
 
 where q̂ is the density that the members stand for, whose score is estimated from them by kernels
 (`torchbayes.methods.particles.scores`). In the space of weights x_i are the weights; in that of functions the bracket
-is one of outputs on the batch, pulled back to the weights by the network (`torchbayes.methods.particles.functions`).
-The bracket is divided by N/T, on the scale of the mean loss, and an optimiser takes the place of the plain step.
+is one of outputs on the batch, pulled back to the weights by the network (`torchbayes.methods.particles.functions`),
+but for the prior's part, which is the gradient in the weights unless its score in functions is asked for. The bracket
+is divided by N/T, on the scale of the mean loss, and an optimiser takes the place of the plain step.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from torchbayes.methods.particles.base import (
     heat_of,
     target_of,
 )
-from torchbayes.methods.particles.functions import FunctionTarget, PriorOf, Repulsion, can_be_drawn, check_extra
+from torchbayes.methods.particles.functions import FunctionTarget, PriorOf, Repulsion, check_extra
 from torchbayes.methods.particles.kernels import RBF, Pairs, are_far, combine_, gram
 from torchbayes.methods.particles.scores import Score, score_matrix
 from torchbayes.methods.protocol import Shelf
@@ -87,10 +88,12 @@ class RepulsiveEnsemble(Particles):
         score: the estimator: kde, sge or ssge.
         bandwidth: h of the kernel exp(−‖x − y‖²/h) of weights or outputs, in their squared units; None takes
             median² / log M of the distances at every step.
-        prior: in the space of functions, where the prior acts: on functions, by its score as networks drawn from it
-            tell it, or on weights; None is functions, where the model's prior can be drawn from.
-        prior_draws: number of networks drawn, anew for each epoch; a step runs each of them forward.
-        extra: rows beside those of each batch at which functions repel too, and the prior acts: on lines through pairs
+        prior: in the space of functions, where the prior acts: "weights", by its own gradient; or "functions", by the
+            score that `prior_draws` networks drawn from it tell, as published. That score fades where functions of the
+            posterior lie far from all of the drawn ones, which on many rows is everywhere: members then go to the
+            maximum of the likelihood.
+        prior_draws: number of networks drawn for "functions", anew for each epoch; a step runs each of them forward.
+        extra: rows beside those of each batch at which functions repel too: on lines through pairs
             of its rows, x + u (x′ − x) with u uniform on (−1, 2); for inputs of real numbers, without batch norm.
         annealing: how γ grows to 1 over the run, so that members first move apart: linear, hyperbolic or cyclic; None
             leaves it at 1.
@@ -106,7 +109,7 @@ class RepulsiveEnsemble(Particles):
     space: Literal["weights", "functions"] = "functions"
     score: Score = "kde"
     bandwidth: float | None = None
-    prior: PriorOf | None = None
+    prior: PriorOf = "weights"
     prior_draws: int = 10
     extra: int = 0
     annealing: Annealing | None = None
@@ -114,7 +117,8 @@ class RepulsiveEnsemble(Particles):
 
     def __post_init__(self) -> None:
         self.check()
-        check_choice(("weights", "functions"), space=self.space, **given(prior=self.prior))
+        check_choice(("weights", "functions"), space=self.space)
+        check_choice(("functions", "weights"), prior=self.prior)
         check_choice(("kde", "sge", "ssge"), score=self.score)
         check_positive(**given(bandwidth=self.bandwidth))
         check_counts(least=2, prior_draws=self.prior_draws)
@@ -218,7 +222,7 @@ def _with_prior(method: RepulsiveEnsemble, density: LogDensity, state: State) ->
     """Return the state with the weights from the prior that belong to its epoch, where there are to be any."""
     now, prior = state.trajectory, density.model.prior
     epoch = now.step // now.steps_per_epoch
-    if method.prior == "weights" or state.epoch == (epoch,) or not (method.prior or can_be_drawn(prior)):
+    if method.prior == "weights" or state.epoch == (epoch,):
         return state
     seed = mix(Purpose.PRIOR_FUNCTIONS, now.seeds[0], epoch)
     return State(now, prior.sample(method.prior_draws, seed=seed).to(now.weights_MD), (epoch,))

@@ -1,7 +1,7 @@
 r"""The factors of a likelihood on a network that is linear in its random weights: ℓ_n(g_n), g_n = A_n w, n = 1..N.
 
 A row is one factor of the outputs that its likelihood takes together: one for each output under Gaussian, Bernoulli,
-Probit, Poisson and StudentT likelihoods; the differences of K class logits from the last one, R = K − 1 numbers, under
+Probit, Poisson and StudentT likelihoods; the differences of K class logits from one of them, R = K − 1 numbers, under
 Categorical; all outputs of the row under others. A row of weight c is its factor c times.
 """
 
@@ -134,7 +134,9 @@ def factors_of(model: Model, batch: Batch, *, support: LayerSupport, buffers: Bu
     count = offset.numel() if apart else places[0] * (1 if not classes else offset[0, ..., 0].numel())
     slopes = slopes_BPD.reshape(count, -1, slopes_BPD.shape[-1])
     offset_NR = offset.reshape(count, -1).double()
-    if classes:
+    order_NK = _reference_last(offset_NR) if classes else None
+    if order_NK is not None:
+        offset_NR, slopes = offset_NR.gather(1, order_NK), slopes.take_along_dim(order_NK.unsqueeze(-1), 1)
         slopes, offset_NR = slopes[:, :-1] - slopes[:, -1:], offset_NR[:, :-1] - offset_NR[:, -1:]
     _check_together(plain, offset_NR.shape[1], classes=classes)
     counts = torch.ones(places, dtype=torch.float64, device=offset.device)
@@ -142,6 +144,9 @@ def factors_of(model: Model, batch: Batch, *, support: LayerSupport, buffers: Bu
         counts = weights.double().view(*weights.shape, *[1] * (len(places) - weights.ndim)).expand(places)
     counts_N = counts.reshape(-1, 1).expand(-1, last).reshape(-1) if apart else counts.reshape(count, -1)[:, 0]
     targets = _of_factors(targets, apart=apart, classes=classes, count=count)
+    if order_NK is not None:  # its own inverse
+        at = order_NK if targets.is_floating_point() else targets.unsqueeze(1)
+        targets = targets.gather(1, at) if targets.is_floating_point() else order_NK.gather(1, at)[:, 0]
     noise_N = torch.ones_like(counts_N)
     if apart and isinstance(plain, Gaussian):
         noise_N = plain.noise(offset.double()).expand_as(offset).reshape(count)
@@ -150,6 +155,19 @@ def factors_of(model: Model, batch: Batch, *, support: LayerSupport, buffers: Bu
         part if bool(kept.all()) else part[kept] for part in (slopes, offset_NR, counts_N, targets, noise_N)
     )
     return Factors(slopes, offset_NR, counts_N, plain, targets, classes, shape, noise_N)
+
+
+def _reference_last(offset_NK: Tensor) -> Tensor:
+    """Return the order of classes in which the likeliest at w = 0 and the last change places; no mask has it.
+
+    Of equally likely ones it is the last.
+    """
+    last = offset_NK.shape[1] - 1
+    likeliest_N1 = last - offset_NK.flip(1).argmax(1, keepdim=True)
+    order_NK = torch.arange(last + 1, device=offset_NK.device).repeat(len(offset_NK), 1)
+    order_NK.scatter_(1, likeliest_N1, last)
+    order_NK[:, last:] = likeliest_N1
+    return order_NK
 
 
 def _of_factors(targets: Any, *, apart: bool, classes: bool, count: int) -> Any:
@@ -198,7 +216,7 @@ def _linear(
     slopes = torch.zeros(len(outputs), outputs[0].numel(), size, dtype=torch.float64, device=device)
     for part in parts:
         slopes[:, :, part.where.flatten()] = part.jacobian().detach().flatten(2).double()
-    if not bool(outputs.isfinite().all() & slopes.isfinite().all()):
+    if not bool((outputs.isfinite() | outputs.isneginf()).all() & slopes.isfinite().all()):
         raise DivergedError(
             "outputs of training rows, or their slopes in the weights, are not finite. Look for extreme values in the "
             "data or the constant weights."
@@ -217,11 +235,13 @@ def _check_linear(model: Model, batch: Batch, *, outputs: Tensor, slopes: Tensor
     """
     scale_D = (model.prior.stds() + model.prior.locs().abs()).to(slopes)
     source = generator(Purpose.SITE_LINEARITY, device=slopes.device)
-    start = outputs.double().flatten(1)
+    masked = outputs.isneginf()
+    start = outputs.masked_fill(masked, 0.0).double().flatten(1)
     for _ in range(_TRIALS):
         drawn_D = torch.randn(len(scale_D), generator=source, dtype=slopes.dtype, device=slopes.device)
         weights_D = (3 * scale_D * drawn_D).to(outputs.dtype)
-        found = model.network(model.split(weights_D)[0], batch.inputs, dict(buffers) or None).double().flatten(1)
+        given = model.network(model.split(weights_D)[0], batch.inputs, dict(buffers) or None)
+        found = torch.where(masked & (given == outputs), 0.0, given).double().flatten(1)
         step = slopes @ weights_D.double()
         largest = float((slopes.abs() @ weights_D.double().abs()).max() + start.abs().max())
         gap = float((found - start - step).abs().max())

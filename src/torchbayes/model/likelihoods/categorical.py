@@ -17,7 +17,7 @@ from torch import Tensor, distributions
 from torch.distributions import Distribution
 
 from torchbayes.checks import check_each, check_not_negative, check_share, is_whole, plain, seen
-from torchbayes.model.likelihoods.protocol import NONE, Counted, Learned, Parameters, log_mean_exp
+from torchbayes.model.likelihoods.protocol import NONE, Counted, Learned, Likelihood, Parameters, counted, log_mean_exp
 from torchbayes.model.likelihoods.shapes import check_tensor, per_datum
 
 _SUM = 1e-3  # how far from one the sum of soft labels may be: half precision is that coarse
@@ -229,6 +229,35 @@ def _places_apart(logits: Tensor) -> Tensor:
     places = columns.flatten(2, -2)  # (K−1, B, T, K)
     apart = torch.diag_embed(places.movedim(2, -1)).permute(4, 0, 1, 3, 2)
     return apart.flatten(0, 1).reshape(-1, *logits.shape)
+
+
+def check_possible(likelihood: Likelihood, outputs: Tensor, targets: Any) -> None:
+    """Check that no label that counts is that of a masked class, whose logit is −∞ whatever the weights.
+
+    Args:
+        likelihood: any; others than Categorical are not looked at.
+        outputs: (B, ..., K).
+        targets: its targets.
+
+    Raises:
+        ValueError: if one is: no weights could make it likely.
+    """
+    plain, labels, weights = counted(likelihood, outputs, targets)
+    if type(plain) is not Categorical or not bool((lost := outputs.isneginf()).any()):
+        return
+    if labels.is_floating_point():
+        impossible = (lost & (labels > 0)).any(-1)
+    else:
+        impossible = lost.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    if weights is not None:
+        impossible = impossible & (weights.view(*weights.shape, *[1] * (impossible.ndim - weights.ndim)) > 0)
+    if impossible.any():
+        row = int(impossible.reshape(len(impossible), -1).any(1).nonzero()[0])
+        raise ValueError(
+            f"the label of row {row} is a class whose logit is -inf there, so that no weights make it likely; so are "
+            f"{int(impossible.sum())} of {impossible.numel()} labels. Leave out such rows or the mask; label smoothing "
+            f"gives every class a share, so it does not go with masked ones."
+        )
 
 
 def categorical_root(outputs_BK: Tensor) -> Tensor:

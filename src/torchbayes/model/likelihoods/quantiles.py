@@ -25,7 +25,10 @@ def average_quantile(distribution: Distribution, levels_Q: Tensor) -> Tensor:
     Raises:
         NotImplementedError: if the distribution has no `cdf`.
     """
-    goal = levels_Q.view(-1, *[1] * (distribution.mean.ndim - 1))
+    if type(distribution).cdf is Distribution.cdf:
+        name = next(kind.__name__ for kind in type(distribution).__mro__ if not kind.__name__.startswith("_"))
+        raise NotImplementedError(f"{name} has no `cdf` in torch. Take the quantiles of what `sample` gives.")
+    goal = levels_Q.view(-1, *[1] * (len(distribution.batch_shape) - 1))
     low, high = _bounds(distribution, goal)
     single = low is high  # the quantile itself
     for _ in range(0 if single else _HALVES):
