@@ -58,6 +58,8 @@ def one_line(error: BaseException, options: Iterable[str] = ()) -> str:
     if unknown := re.match(r"Group '([\w.-]+)' does not accept option '([\w.-]+)'", said):
         settings = [o.removeprefix(f"--{unknown[1]}.") for o in options if o.startswith(f"--{unknown[1]}.")]
         return f"`--{unknown[1]}` has no setting {unknown[2]!r}. {suggest(unknown[2], settings)}"
+    if denied := re.search(r"Importing '([\w.]+)' is not allowed", said):
+        return f"{denied[1]} is code that nobody has allowed to run. Name it on the command line, or add --trust."
     if missing := re.search(r"arguments are required: (.*)", said):
         return f"`--{missing[1].replace(', ', '` and `--')}` must be given."
     if own := _OWN.search(said):  # a sentence of ours among what jsonargparse says of every class of a union

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import warnings
 from array import array
 from collections.abc import Iterable, Mapping
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.posteriors.files import CHECKPOINT, advice, read_header, run_of, sealed, unsealed, write_whole
-from torchbayes.posteriors.locks import FileWarning
+from torchbayes.posteriors.locks import FileWarning, open_own, shorten
 
 NAME = "log.jsonl"
 
@@ -73,15 +72,18 @@ def append(path: Path, record: Mapping[str, Any], run: str) -> None:
         run: name of the run.
 
     Raises:
+        FileExistsError: if it is a link to another file.
         OSError: if it cannot be written, as on a full disk; earlier records are intact.
     """
     whole = path.stat().st_size if path.exists() else 0
     try:
-        with path.open("ab") as file:
+        with open(path, "ab", opener=open_own) as file:
             file.write(_line(record, run))
+    except FileExistsError:
+        raise
     except OSError as error:
-        with suppress(FileNotFoundError):
-            os.truncate(path, whole)
+        with suppress(OSError):
+            shorten(path, whole)
         raise OSError(
             error.errno,
             f"the line of epoch {record['epoch']} could not be written to {path} ({error.strerror}); those before it "

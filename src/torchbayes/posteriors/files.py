@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from torchbayes.checks import as_file
-from torchbayes.posteriors.locks import take
+from torchbayes.posteriors.locks import open_own, take
 
 FORMAT = 2
 """The format of all files with a description; format 1 had no checksums."""
@@ -119,7 +119,7 @@ def sweep(folder: Path, name: str | None = None) -> None:
     for left in folder.glob(f".*{PART}"):
         if not re.fullmatch(rf"\.{of}\.{_CHANCE}{re.escape(PART)}", left.name):
             continue
-        with suppress(OSError), left.open("r+b") as file:
+        with suppress(OSError), open(left, "r+b", opener=open_own) as file:
             if take(file.fileno()):
                 left.unlink(missing_ok=True)
 
@@ -269,7 +269,7 @@ def read_json(path: str | Path) -> Any:
         ValueError: if it is damaged.
     """
     try:
-        return json.loads(Path(path).read_bytes())
+        return json.loads(as_file(path).read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}). Remove it: what it held is computed anew.") from error
 
