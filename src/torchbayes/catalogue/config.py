@@ -292,7 +292,7 @@ def keep_changed(posterior: Posterior, run: Path, directory: Path) -> Path:
     """
     with Locked(directory):
         write_config(directory, read_run(run))
-        if (run / DATA).exists():
+        if (run / DATA).is_file():
             write_whole(directory / DATA, (run / DATA).read_bytes())
         return posterior.save(directory / POSTERIOR)
 
@@ -337,7 +337,7 @@ def load_run(
         setup = problem.setup()
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error} It stands as `data` in {directory / CONFIG}.") from error
-    if (directory / DATA).exists():
+    if (directory / DATA).is_file():
         _describe_data(directory, setup)
     if streamed:
         return setup, Draws(setup.model, read_draws(directory, setup.model, verify=True))

@@ -104,7 +104,7 @@ def cut(path: Path, step: int, run: str, *, epochs: int = 0) -> None:
     kept = [record for record in found.records if record["step"] <= step]
     _warn(path, found.bad, set(range(1, epochs + 1)) - {record["epoch"] for record in kept})
     content = b"".join(_line(record, run) for record in kept)
-    if path.exists() and content != path.read_bytes():
+    if path.is_file() and content != path.read_bytes():
         write_whole(path, content)
 
 
