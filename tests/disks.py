@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
 import os
 from collections.abc import Callable
@@ -52,13 +53,14 @@ def fill(monkeypatch: pytest.MonkeyPatch, applies: Callable[[Path, str], bool], 
         applies: whether to a file of this path, opened in this mode.
         room: bytes of a write that arrive.
     """
-    open_ = Path.open
+    for place in (builtins, Path):
+        open_ = place.open
 
-    def opened(self: Path, mode: str = "r", *more: Any, **others: Any) -> Any:
-        file = open_(self, mode, *more, **others)
-        return Full(file, room) if applies(self, mode) else file
+        def opened(file: Any, mode: str = "r", *more: Any, open_: Any = open_, **others: Any) -> Any:
+            made = open_(file, mode, *more, **others)
+            return Full(made, room) if isinstance(file, str | Path) and applies(Path(file), mode) else made
 
-    monkeypatch.setattr(Path, "open", opened)
+        monkeypatch.setattr(place, "open", opened)
 
 
 def fill_draws(monkeypatch: pytest.MonkeyPatch) -> None:

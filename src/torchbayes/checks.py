@@ -82,10 +82,12 @@ def whole(name: str, value: Any, *, least: int = 1) -> int:
         The number.
 
     Raises:
-        ValueError: if it is not a whole number of at least `least`.
+        ValueError: if it is not a whole number of at least `least`, or one that 64 bits do not hold.
     """
     if not is_whole(value) or operator.index(value) < least:
         raise ValueError(f"`{name}` must be a whole number of at least {least}; got {seen(value)}.")
+    if operator.index(value) >= 2**63:
+        raise ValueError(f"`{name}` must be a whole number below 2**63; got {seen(value)}.")
     return operator.index(value)
 
 
@@ -390,7 +392,13 @@ def is_whole(value: Any) -> bool:
 def _is_number(value: Any) -> bool:
     if isinstance(value, Tensor | np.ndarray):
         return value.ndim == 0 and _is_number(value.item())
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return False
+    try:
+        float(value)
+    except OverflowError:  # a whole number, or a fraction, beyond all that are floating point
+        return False
+    return True
 
 
 def _finite(value: Any) -> str:

@@ -16,6 +16,7 @@ from torchbayes.catalogue.data import defaults
 from torchbayes.catalogue.methods import METHODS
 from torchbayes.catalogue.models import LIKELIHOODS, NETWORKS, PRIORS
 from torchbayes.cli import main
+from torchbayes.posteriors.locks import FileWarning
 
 TINY = ["--data", "two_moons", "--train_size", "40", "--network_settings.hidden", "[8]", "--ensemble.members", "2"]
 TINY += ["--ensemble.epochs", "4", "--hmc.chains", "2", "--hmc.steps", "12", "--hmc.burn_in", "4"]
@@ -134,7 +135,7 @@ methods:
 
 def test_a_mapping_in_a_file_names_any_method():
     Path("mine.yaml").write_text(YAML)
-    assert main(["compare", "--config", "mine.yaml", "--mine.epochs", "2", "--directory", "a"]) == 0
+    assert main(["compare", "--config", "mine.yaml", "--trust", "--mine.epochs", "2", "--directory", "a"]) == 0
     found = read_config(Path("a/config.yaml"))["methods"]
     assert list(found) == list(numbers("a")["methods"]) == ["single", "swag", "wide swag", "nuts", "mine"]
     assert found["single"]["init_args"]["epochs"] == 3
@@ -151,9 +152,9 @@ def test_a_mapping_in_a_file_names_any_method():
         },
     }
     before = numbers("a")
-    assert main(["compare", "--directory", "a", "--resume"]) == 0
+    assert main(["compare", "--directory", "a", "--resume", "--trust"]) == 0
     assert numbers("a") == before
-    assert main(["compare", "--config", "a/config.yaml", "--directory", "b"]) == 0
+    assert main(["compare", "--config", "a/config.yaml", "--trust", "--directory", "b"]) == 0
     assert numbers("b") == before
     assert Path("b/config.yaml").read_text() == Path("a/config.yaml").read_text()
 
@@ -207,7 +208,8 @@ def test_a_comparison_written_in_the_older_form_goes_on():
             del there[name]
         path.write_text(yaml.safe_dump(there, sort_keys=False))
     logs = {path: path.read_text() for path in Path("a/fits").glob("*/log.jsonl")}
-    assert main(["compare", "--directory", "a", "--resume"]) == 0
+    with pytest.warns(FileWarning, match=r"config\.yaml has no checksum"):
+        assert main(["compare", "--directory", "a", "--resume"]) == 0
     assert numbers("a") == before
     assert {path: path.read_text() for path in logs} == logs
     assert read_config(Path("a/config.yaml"))["methods"] == methods
@@ -224,7 +226,8 @@ def test_a_comparison_written_in_the_older_form_goes_on():
         (["--methods", "w=swag", "--w.rnak", "3"], "", "there is no option --w.rnak. Did you mean --w.rank"),
         (["--methods", "w=nowhere:Mine"], "", "there is no module nowhere"),
         (["--methods", "w=tests.catalogue.mine:build"], "", "must be the settings of a method"),
-        ([], "methods: {w: {class_path: nowhere.Mine}}", "there is no module nowhere"),
+        (["--trust"], "methods: {w: {class_path: nowhere.Mine}}", "there is no module nowhere"),
+        ([], "methods: {w: {class_path: nowhere.Mine}}", "names code that would run here: nowhere.Mine (`methods.w`)"),
         ([], "methods: {w: {class_path: 3}}", "must be a name, or a mapping"),
         ([], "methods: {w: {class_path: SWAG, init_args: 3}}", "must be a name, or a mapping"),
         (
@@ -253,15 +256,15 @@ def test_fit_takes_what_users_bring(capsys):
     argv = ["fit", "--data", f"{own}:load", "--data_settings.kind", "classes", "--network", f"{own}:build"]
     argv += ["--network_settings.width", "4", "--prior", "laplace", "--prior_scale", "0.7", "--directory", "a"]
     assert main([*argv, "--method", f"{own}:WIDE", "--method.rank", "3"]) == 0
-    setup, posterior = load_run(Path("a"))
+    setup, posterior = load_run(Path("a"), trust=True)
     assert setup.data.classes == ("no", "yes")
     assert {segment.prior for segment in setup.model.prior.segments} == {tb.priors.Laplace(0.7)}
     assert isinstance(posterior, tb.Gaussian)
     assert read_config(Path("a/config.yaml"))["method"]["init_args"]["averaging_lr"] == 0.2
     assert main([*argv[:-1], "b", f"--method={own}:Mine", "--method.epochs", "2"]) == 0
-    assert main(["fit", "--directory", "b", "--resume"]) == 0
-    assert main(["fit", "--config", "b/config.yaml", "--directory", "c"]) == 0
-    one, other = (load_run(Path(name))[1].sample(1) for name in "bc")
+    assert main(["fit", "--directory", "b", "--resume", "--trust"]) == 0
+    assert main(["fit", "--config", "b/config.yaml", "--trust", "--directory", "c"]) == 0
+    one, other = (load_run(Path(name), trust=True)[1].sample(1) for name in "bc")
     assert torch.equal(one, other)
     capsys.readouterr()
     for method, said in ((f"{own}:build", "must be the settings of a method"), (f"{own}:Mein", "Did you mean Mine")):

@@ -157,6 +157,41 @@ def test_narrow_and_wide_factors_have_the_moments_of_the_product(scale: float) -
     assert_close(found.log_norm_N, log_z, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.parametrize("spread", [0.1, 10.0, 1e3, 1e6, 1e8])
+@pytest.mark.parametrize("at", [0.0, 0.7, -3.0])  # standard deviations from the mean to the bend
+def test_a_logistic_function_however_steep_takes_few_nodes(spread: float, at: float) -> None:
+    seen = []
+
+    def log_prob(values_QnR: Tensor, _: Tensor) -> Tensor:
+        seen.append(len(values_QnR))
+        return nn.functional.logsigmoid(values_QnR[..., 0])
+
+    mean = at * spread
+    found = tilted(log_prob, torch.tensor([[mean]]).double(), torch.tensor([[[spread]]]).double(), power=1.0)
+    ends = sorted({
+        -12.0,
+        12.0,
+        *(e for w in (0, 1, 10, 40) for e in (-at - w / spread, -at + w / spread) if -12 < e < 12),
+    })
+    with mpmath.workdps(25):
+
+        def density(x: Any) -> Any:
+            return mpmath.npdf(x) / (1 + mpmath.exp(-(mean + spread * x)))
+
+        norm, first, second = (mpmath.quad(lambda x, k=k: x**k * density(x), sorted([*ends, 3 - at])) for k in range(3))
+        expected = [mpmath.log(norm), first / norm, second / norm - (first / norm) ** 2]
+    close = [float(part.flatten()[0]) for part in found]
+    assert close == pytest.approx([float(value) for value in expected], rel=1e-9, abs=1e-9)
+    assert sum(seen) < 3000
+
+
+def test_several_outputs_of_a_wide_spread_are_warned_of() -> None:
+    model = linear(tb.likelihoods.Categorical(), outputs=3)
+    targets = Y[:, 0].long()
+    with pytest.warns(ProblemWarning, match=r"outputs of a row have a standard deviation of \S+e\+05 under the prior"):
+        tb.fit(model, (1e5 * X, targets), tb.EP(sweeps=1), callbacks=())
+
+
 def test_moments_of_several_numbers_are_those_of_a_product_rule() -> None:
     mean = normal(1, 2, seed=5)
     root = torch.tensor([[[1.2, 0.0], [-0.5, 0.8]]], dtype=torch.float64)

@@ -71,7 +71,8 @@ def _seen(value: Any) -> list[str]:
         return [str(tuple(value.shape)), str(value.dtype), *bad, *within, *(f" {size}" for size in value.shape)]
     if isinstance(value, type):
         return [value.__name__]
-    number = [f"{value:g}", f"{value:,}"] if isinstance(value, int | float) else []
+    number = [f"{value:,}"] if isinstance(value, int | float) else []
+    number += [f"{value:g}"] if number and abs(value) < 1e308 else []
     return [repr(value), str(value), type(value).__name__, *number, "no row axis", "shape ()"]
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,33 @@ def test_seeds_end_where_generators_end():
     assert checks.as_seed(2**64 - 1) == 2**64 - 1
     with pytest.raises(ValueError, match=r"from 0 to 2\*\*64 - 1; got 18446744073709551616"):
         checks.as_seed(2**64)
+
+
+@pytest.mark.parametrize("kind", [checks.check_numbers, checks.check_positive, checks.check_not_negative])
+def test_whole_numbers_beyond_floating_point_are_no_numbers(kind):
+    for value in (10**400, -(10**400), Fraction(10**400, 3)):
+        with pytest.raises(ValueError, match="`x` must be"):
+            kind(x=value)
+    kind(x=10**300)
+
+
+def test_counts_end_where_64_bits_end():
+    assert checks.whole("count", 2**63 - 1) == checks.whole("count", np.uint64(2**63 - 1)) == 2**63 - 1
+    for value in (2**63, np.uint64(2**63), 10**400, 10**5000):
+        with pytest.raises(ValueError, match=r"`count` must be a whole number below 2\*\*63; got"):
+            checks.whole("count", value)
+
+
+@pytest.mark.parametrize("chunk_size", [2**31, 2**32, 2**62, 2**63 - 1])
+def test_chunks_of_any_size_hold_all_rows(chunk_size):
+    posterior = things.point()
+    expected = tb.predict(posterior, things.INPUTS).probs
+    assert torch.equal(tb.predict(posterior, things.INPUTS, chunk_size=chunk_size).probs, expected)
+    whole, method = (things.model(), things.DATA), tb.HMC(2, 4, 2, step_size=0.1, trajectory=0.2)
+    found, other = (
+        tb.fit(*whole, m, callbacks=()) for m in (method, dataclasses.replace(method, chunk_size=chunk_size))
+    )
+    assert torch.equal(found.sample(4), other.sample(4))
 
 
 @pytest.mark.parametrize(

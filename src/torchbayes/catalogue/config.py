@@ -9,12 +9,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+import warnings
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torchbayes
 from torchbayes.catalogue.problem import Problem, Setup
+from torchbayes.catalogue.trust import check_trusted, foreign_code
 from torchbayes.catalogue.yaml_text import read_yaml
 from torchbayes.checks import as_seed
 from torchbayes.density import Ranks
@@ -25,10 +28,11 @@ from torchbayes.model.rows.sources import as_source
 from torchbayes.posteriors import Draws, Point, Posterior, load
 from torchbayes.posteriors.files import POSTERIOR, write_whole
 from torchbayes.posteriors.load import read_draws
-from torchbayes.posteriors.locks import Locked
+from torchbayes.posteriors.locks import FileWarning, Locked
 
 CONFIG = "config.yaml"
 DATA = "data.json"  # what the rows of a user were, whose files may change
+_SEAL = "# checksum of the settings above: "
 
 
 def describe(settings: Any) -> Any:
@@ -65,16 +69,24 @@ def entries(settings: Any) -> dict[str, Any]:
     return {f.name: describe(getattr(settings, f.name)) for f in dataclasses.fields(settings)}
 
 
-def problem_in(config: Mapping[str, Any]) -> Problem:
+def problem_in(config: Mapping[str, Any], source: Path, *, trust: bool = False, named: Iterable[str] = ()) -> Problem:
     """Return the problem that is among the entries of a configuration.
 
     Args:
         config: name -> value.
+        source: the file, for messages.
+        trust: allow whatever code it names by import path.
+        named: import paths that are allowed in any case.
 
     Returns:
         The problem.
+
+    Raises:
+        PermissionError: if it would run code that is not allowed.
     """
-    return Problem(**{f.name: config[f.name] for f in dataclasses.fields(Problem) if f.name in config})
+    found = {f.name: config[f.name] for f in dataclasses.fields(Problem) if f.name in config}
+    check_trusted(source, found, trust=trust, named=named)
+    return Problem(**found)
 
 
 def write_config(directory: Path, config: Mapping[str, Any]) -> str:
@@ -91,7 +103,7 @@ def write_config(directory: Path, config: Mapping[str, Any]) -> str:
 
     directory.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
-    write_whole(directory / CONFIG, text.encode())
+    write_whole(directory / CONFIG, f"{text}{_SEAL}{_crc(yaml.safe_load(text))}\n".encode())
     return text
 
 
@@ -111,6 +123,40 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{path} must hold names and values; got {type(found).__name__}.")
     return found
+
+
+def read_run(directory: Path) -> dict[str, Any]:
+    """Read the configuration of a run, which must be the one that was written.
+
+    Args:
+        directory: of the run.
+
+    Returns:
+        Its entries.
+
+    Raises:
+        ValueError: if it is not a YAML mapping, or was changed since.
+    """
+    path = directory / CONFIG
+    config = read_config(path)
+    seals = [line for line in path.read_text("utf-8").splitlines() if line.startswith(_SEAL)]
+    if not seals:
+        warnings.warn(
+            f"{path} has no checksum, as those of earlier versions: a change of its settings would not be noticed.",
+            FileWarning,
+            stacklevel=3,
+        )
+    elif seals != [f"{_SEAL}{_crc(config)}"]:
+        raise ValueError(
+            f"{path} is damaged or was edited: its settings are not those of this run. Restore it or fit again; to use "
+            f"other settings, give a copy of it to --config, with another --directory."
+        )
+    return config
+
+
+def _crc(config: Mapping[str, Any]) -> str:
+    """Return the checksum of settings, whatever the layout of the file in which they stand."""
+    return f"{zlib.crc32(json.dumps(config, sort_keys=True, default=str).encode()):08x}"
 
 
 def fit_run(
@@ -146,7 +192,7 @@ def fit_run(
             is no point posterior.
     """
     seed = as_seed(seed)
-    began = _posterior_at(start)
+    began = _posterior_at(start, setup.problem)
     if ranks is None or ranks.first:
         place = str(start) if isinstance(start, Path) else None
         about = {"method": describe(method), "start": place, "seed": seed}
@@ -159,15 +205,15 @@ def fit_run(
         return fit(setup.model, tuple(setup.data.train), method, start=began, directory=directory, **options)  # type: ignore[arg-type]
 
 
-def _posterior_at(start: Path | Posterior | None) -> Posterior | None:
-    """Return the posterior to start at.
+def _posterior_at(start: Path | Posterior | None, problem: Problem) -> Posterior | None:
+    """Return the posterior to start at; a run may be of the user's own code where the problem is.
 
     Raises:
         ValueError: if a run has none that is a single set of weights for each member.
     """
     if not isinstance(start, Path):
         return start
-    began = load_run(start)[1]
+    began = load_run(start, named=foreign_code(entries(problem)))[1]
     if not isinstance(began, Point):
         raise ValueError(
             f"{start} holds a posterior of the kind {type(began).__name__}, which is no single set of weights to start "
@@ -219,7 +265,7 @@ def _describe_run(directory: Path, config: dict[str, Any], *, resume: bool, any_
     """
     path = directory / CONFIG
     # a setting that is younger than the run had its default there
-    found = {**entries(Problem()), **read_config(path)} if path.exists() else config
+    found = {**entries(Problem()), **read_run(directory)} if path.exists() else config
     if path.exists() and not resume:
         raise ValueError(f"{directory} already holds a run. Add --resume, or choose another --directory.")
     for name, value in config.items():
@@ -245,8 +291,8 @@ def keep_changed(posterior: Posterior, run: Path, directory: Path) -> Path:
         The path of the posterior.
     """
     with Locked(directory):
-        write_config(directory, read_config(run / CONFIG))
-        if (run / DATA).exists():
+        write_config(directory, read_run(run))
+        if (run / DATA).is_file():
             write_whole(directory / DATA, (run / DATA).read_bytes())
         return posterior.save(directory / POSTERIOR)
 
@@ -256,36 +302,42 @@ def _without_length(entry: Any) -> Any:
     return {**entry, "init_args": {**settings, "steps": None}} if settings else entry
 
 
-def load_run(directory: Path, *, unfinished: bool = False) -> tuple[Setup, Posterior]:
+def load_run(
+    directory: Path, *, unfinished: bool = False, trust: bool = False, named: Iterable[str] = ()
+) -> tuple[Setup, Posterior]:
     """Load what `fit_run` left.
 
     Args:
         directory: of the run.
         unfinished: take the draws that a sampler has left so far, whether its run is over, goes on or was killed.
+        trust: run the code that its configuration names by import path; only for runs of people whom you trust.
+        named: import paths that are allowed in any case.
 
     Returns:
         Data and model, and the posterior.
 
     Raises:
         FileNotFoundError: if there is no finished run, or no draws of one.
-        ValueError: if the directory holds something else.
+        PermissionError: if it would run code that is not allowed.
+        ValueError: if the directory holds something else, or its configuration was changed.
     """
-    config = read_config(directory / CONFIG)
+    config = read_run(directory)
     if "method" not in config:
         fits = sorted(str(p.parent) for p in directory.glob(f"fits/*/{CONFIG}"))
         raise ValueError(f"{directory} is not the directory of one fit. Try {' or '.join(fits) or 'another'}.")
+    problem = problem_in(config, directory / CONFIG, trust=trust, named=named)
     path = directory / POSTERIOR
     streamed = unfinished and (directory / "draws.json").is_file()
     if not streamed and not path.is_file():
         raise FileNotFoundError(
             f"{directory} has no posterior yet. Finish it: torchbayes fit --directory {shlex.quote(str(directory))} "
-            f"--resume"
+            f"--resume{' --trust' if foreign_code(config) else ''}"
         )
     try:
-        setup = problem_in(config).setup()
+        setup = problem.setup()
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error} It stands as `data` in {directory / CONFIG}.") from error
-    if (directory / DATA).exists():
+    if (directory / DATA).is_file():
         _describe_data(directory, setup)
     if streamed:
         return setup, Draws(setup.model, read_draws(directory, setup.model, verify=True))

@@ -17,6 +17,7 @@ import torchbayes as tb
 from torchbayes.assess.approximation import DRAWS, Approximating
 from torchbayes.catalogue.methods import METHODS, classes, method_names
 from torchbayes.catalogue.models import known
+from torchbayes.catalogue.trust import foreign_code, named_in
 from torchbayes.cli.compare import compare
 from torchbayes.cli.errors import debugging, is_foreseen, one_line, report, suggest
 from torchbayes.cli.evidence import evidence
@@ -42,6 +43,7 @@ from torchbayes.cli.terminal import (
     resumable,
     say_notes,
 )
+from torchbayes.posteriors.locks import folder_in
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,8 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         Exit code: 0, 1 after an error that nobody foresaw, 2 after one of the user, 130 after Ctrl-C.
     """
     given = [argument for argument in (sys.argv[1:] if argv is None else argv) if argument != "--debug"]
-    if "" not in sys.path:  # modules of the user are found in this folder, as by `python -m`
-        sys.path.insert(0, "")
+    if "" not in sys.path and ("--trust" in given or named_in(given)):
+        sys.path.append("")  # modules of the user are found in this folder, after all others
     debug = debugging() or len(given) < len(sys.argv[1:] if argv is None else argv)
     try:
         with plain_warnings():
@@ -111,7 +113,7 @@ def fit(argv: list[str]) -> None:
     Raises:
         ValueError: if no chain of a sampler ever moved, once its draws are saved.
     """
-    from torchbayes.catalogue.config import fit_run
+    from torchbayes.catalogue.config import describe, entries, fit_run
 
     seen = peek(argv)
     parser = new_parser("fit", _first_line(fit), config=True)
@@ -129,9 +131,10 @@ def fit(argv: list[str]) -> None:
     method = of_length(chosen["method"], chosen["steps"])
     how = {name: chosen[name] for name in ("seed", "resume")}
     start = None if chosen["start"] is None else Path(chosen["start"])
+    trusted = ["--trust"] if foreign_code({**entries(problem), "method": describe(method)}) else []
     apart = 1 if method.needs.coupled else method.members  # how many shares of members there can be
     with (
-        resumable(["torchbayes", "fit", "--directory", str(directory), "--resume"]),
+        resumable(["torchbayes", "fit", "--directory", str(directory), "--resume", *trusted]),
         join(chosen["ranks"], members=apart, device=problem.place) as ranks,
     ):
         setup = problem.setup()  # once each process has its device
@@ -173,7 +176,7 @@ def diagnose(argv: list[str]) -> None:
     if chosen["inputs"] < 1:
         raise ValueError(f"`--inputs` must be at least 1; got {chosen['inputs']}.")
     run = Path(chosen["run"])
-    setup, posterior = load_run(run, unfinished=True)
+    setup, posterior = load_run(run, unfinished=True, trust=chosen["trust"])
     if isinstance(posterior, Approximating):
         _approximation(setup, posterior, run=run, chosen=chosen)
         return
@@ -184,7 +187,7 @@ def diagnose(argv: list[str]) -> None:
     kind, length = settings["method"]["class_path"].rpartition(".")[2], settings["method"]["init_args"].get("steps")
     done = f" {int(found.record.step_R[-1]):,} of {length:,} iterations are done." if found.record and length else ""
     report = page.write_diagnosis(
-        Path(chosen["directory"] or run / "diagnosis"),
+        Path(chosen["directory"] or folder_in(run, "diagnosis")),
         found,
         title=f"{kind} on {setup.data.name}: have the chains converged?",
         lead=f"{setup.data.source}: {len(setup.data.train.inputs):,} training rows. Network: {setup.problem.network}, "
@@ -208,7 +211,7 @@ def _approximation(setup: Any, posterior: Any, *, run: Path, chosen: Mapping[str
     settings = read_config(run / CONFIG)
     kind = settings["method"]["class_path"].rpartition(".")[2]
     report = page.write_approximation(
-        Path(chosen["directory"] or run / "diagnosis"),
+        Path(chosen["directory"] or folder_in(run, "diagnosis")),
         found,
         title=f"{kind} on {setup.data.name}: is it close to the posterior?",
         lead=f"{setup.data.source}. Network: {setup.problem.network}.",
@@ -229,7 +232,7 @@ def reproduce(argv: list[str]) -> None:
     """
     from torchbayes import experiments
 
-    parser = new_parser("reproduce", _first_line(reproduce))
+    parser = new_parser("reproduce", _first_line(reproduce), reads=False)
     parser.add_argument("name", nargs="?", default=None, help="experiment")
     parser.add_argument("--list", action="store_true", help="list the experiments")
     parser.add_argument(
@@ -270,7 +273,7 @@ def list_(argv: list[str]) -> None:
         "foreign": lambda: _module("data").ood_names(),
         "experiments": lambda: _module("experiments").names(),
     }
-    parser = new_parser("list", _first_line(list_))
+    parser = new_parser("list", _first_line(list_), reads=False)
     parser.add_argument("kind", nargs="?", default=None, help=f"only one of: {', '.join(kinds)}")
     kind = parse(parser, argv)["kind"]
     if kind is not None and kind not in kinds:

@@ -19,6 +19,7 @@ from torchbayes.catalogue.entries import Settings
 from torchbayes.catalogue.imports import is_path, path_of
 from torchbayes.catalogue.loading import is_file
 from torchbayes.catalogue.methods import GROUP, METHODS, OPTIMISED, SAMPLED, VARIATIONAL_USUAL, classes, entry_of
+from torchbayes.catalogue.trust import foreign_code
 from torchbayes.catalogue.usual import Usual
 from torchbayes.checks import seen
 from torchbayes.cli.errors import suggest
@@ -88,7 +89,8 @@ def compare(argv: list[str]) -> None:
     if "--print_config" in argv:
         print(yaml.safe_dump(configuration(asked.comparison), sort_keys=False, allow_unicode=True), end="")
         return
-    with resumable(["torchbayes", "compare", "--directory", asked.directory, "--resume"]):
+    trusted = ["--trust"] if foreign_code(configuration(asked.comparison)) else []
+    with resumable(["torchbayes", "compare", "--directory", asked.directory, "--resume", *trusted]):
         found = run(
             asked.comparison, asked.directory, resume=asked.resume, overwrite=asked.overwrite, say=say, track=track
         )

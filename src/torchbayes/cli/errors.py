@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import dis
+import errno
 import os
 import re
 import sys
@@ -29,6 +30,7 @@ _OWN = re.compile(r"^ *(?:- )?(`[\w.]+` must .*; got .*\.)$", re.MULTILINE)
 _EXPECTED = re.compile(r"Expected an? (<class '[\w.]+'>|typing\.Literal\[[^\]]*\])\. Got value: ?(.*)")
 _OTHER = re.compile(r"Expected (an? [^.\n]*)\. Got value: ?(.*)")
 _GIVEN = re.compile(r"Given value: ?(.*)")
+_NO_MEMORY = re.compile("can't allocate memory|not enough memory|bad allocation|bad_alloc")
 _NESTED = re.compile(r"NestedArg\(key='([\w.]+)', val=(.*)\)$")
 
 
@@ -42,8 +44,10 @@ def one_line(error: BaseException, options: Iterable[str] = ()) -> str:
     Returns:
         The line.
     """
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return "there is not enough memory. Use fewer members or draws, or a smaller batch or chunk size."
+    if _is_memory(error):
+        return "there is not enough memory. Use fewer members or draws, or a smaller network, batch or chunk size."
+    if _is_zero_byte(error):
+        return "the name of a file or folder holds a zero byte, which no name can. Correct it."
     of_file = isinstance(error, OSError) and error.strerror and error.filename
     text = f"{error.filename}: {error.strerror}." if of_file else str(error)  # type: ignore[attr-defined]
     said = "\n".join([text, *getattr(error, "__notes__", ())])
@@ -58,6 +62,8 @@ def one_line(error: BaseException, options: Iterable[str] = ()) -> str:
     if unknown := re.match(r"Group '([\w.-]+)' does not accept option '([\w.-]+)'", said):
         settings = [o.removeprefix(f"--{unknown[1]}.") for o in options if o.startswith(f"--{unknown[1]}.")]
         return f"`--{unknown[1]}` has no setting {unknown[2]!r}. {suggest(unknown[2], settings)}"
+    if denied := re.search(r"Importing '([\w.]+)' is not allowed", said):
+        return f"{denied[1]} is code that nobody has allowed to run. Name it on the command line, or add --trust."
     if missing := re.search(r"arguments are required: (.*)", said):
         return f"`--{missing[1].replace(', ', '` and `--')}` must be given."
     if own := _OWN.search(said):  # a sentence of ours among what jsonargparse says of every class of a union
@@ -143,7 +149,7 @@ def is_foreseen(error: BaseException) -> bool:
     in C, such as those of torch, leave no frame of their own: of an error of theirs the last frame is the line of this
     library that used them, and what tells it from an error of this library is that the line raised nothing.
     """
-    if isinstance(error, OSError | MemoryError | torch.OutOfMemoryError | argparse.ArgumentError):
+    if isinstance(error, OSError | argparse.ArgumentError) or _is_memory(error) or _is_zero_byte(error):
         return True
     if not isinstance(error, ValueError | TypeError | RuntimeError):
         return False
@@ -151,6 +157,19 @@ def is_foreseen(error: BaseException) -> bool:
     while last is not None and last.tb_next is not None:
         last = last.tb_next
     return last is not None and _is_ours(last) and _raises(last)
+
+
+def _is_memory(error: BaseException) -> bool:
+    """Return whether memory has run out; on a CPU torch says so by a RuntimeError."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None
+
+
+def _is_zero_byte(error: BaseException) -> bool:
+    return isinstance(error, ValueError) and str(error).startswith("embedded null")
 
 
 def _is_ours(frame: TracebackType) -> bool:

@@ -14,6 +14,7 @@ from torchbayes.catalogue.problem import Setup
 from torchbayes.checks import as_file
 from torchbayes.cli.options import add_draws, new_parser, parse
 from torchbayes.cli.terminal import print_table, say
+from torchbayes.posteriors.locks import folder_in
 from torchbayes.predictive.linearised import preferred
 
 
@@ -93,7 +94,7 @@ def _saved(chosen: dict[str, Any]) -> dict[str, float]:
     from torchbayes.catalogue.config import load_run
     from torchbayes.catalogue.loading import is_file
 
-    setup, posterior = load_run(Path(chosen["run"]))
+    setup, posterior = load_run(Path(chosen["run"]), trust=chosen["trust"])
     data, name = setup.data, chosen["data"]
     rows = tuple(data.test)
     if name is not None and is_file(name):
@@ -169,7 +170,7 @@ def predict(argv: list[str]) -> None:
     taken = [file for file in (output, output.with_suffix(".png")) if file.exists()]
     if chosen["output"] is not None and taken and not chosen["overwrite"]:
         raise ValueError(f"{taken[0]} is there already. Add --overwrite, or choose another --output.")
-    setup, posterior = load_run(run)
+    setup, posterior = load_run(run, trust=chosen["trust"])
     new = read_new(setup.data, path)
     units = Units(setup.data.classes, setup.data.target_standardise, chosen["level"])
     with setup.problem.threading():
@@ -212,8 +213,8 @@ def tune(argv: list[str]) -> None:
     if chosen["run"] is None:
         raise ValueError("say which run to tune: the directory of a fit by Laplace.")
     run = Path(chosen["run"])
-    directory = run / "tuned" if chosen["directory"] is None else Path(chosen["directory"])
-    setup, posterior = load_run(run)
+    directory = folder_in(run, "tuned") if chosen["directory"] is None else Path(chosen["directory"])
+    setup, posterior = load_run(run, trust=chosen["trust"])
     if not isinstance(posterior, tb.LaplacePosterior):
         raise ValueError(
             f"{run} holds a posterior of the kind {type(posterior).__name__}; what is tuned is the prior of Laplace. "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -13,12 +13,13 @@ from typing import Any, get_args
 import jsonargparse
 import yaml
 
-from torchbayes.catalogue.config import CONFIG, class_path, problem_in, read_config
+from torchbayes.catalogue.config import CONFIG, class_path, problem_in, read_config, read_run
 from torchbayes.catalogue.data import defaults
 from torchbayes.catalogue.imports import path_of
 from torchbayes.catalogue.loading import settled
 from torchbayes.catalogue.methods import GROUP, METHODS, classes, method_named
 from torchbayes.catalogue.problem import Problem
+from torchbayes.catalogue.trust import check_trusted, foreign_code, named_in, registered_paths
 from torchbayes.catalogue.tuned import plain_settings
 from torchbayes.catalogue.usual import Usual
 from torchbayes.catalogue.yaml_text import check_yaml
@@ -62,6 +63,7 @@ def peek(argv: list[str]) -> Peek:
         What was found.
 
     Raises:
+        PermissionError: if a file names code by an import path that nobody has allowed.
         ValueError: if a run is to be resumed, and neither it nor data to begin one are there.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
@@ -69,26 +71,33 @@ def peek(argv: list[str]) -> Peek:
         parser.add_argument(name)
     parser.add_argument("--temperature")
     parser.add_argument("--config", action="append", default=[])
-    parser.add_argument("--resume", action="store_true")
+    for name in ("--resume", "--trust"):
+        parser.add_argument(name, action="store_true")
     seen, _ = parser.parse_known_args(argv)
+    named = named_in(argv)
+    resumed = False
     if seen.resume and not seen.config and seen.directory is not None:
         path = Path(seen.directory) / CONFIG
         if path.is_file():
-            argv, seen.config = ["--config", str(path), *argv], [str(path)]
+            argv, seen.config, resumed = ["--config", str(path), *argv], [str(path)], True
         elif seen.data is None and seen.start is None:  # else a typing error would begin a run of the default data
             raise ValueError(f"there is no run in {seen.directory} to resume. Correct --directory, or name --data.")
     file: dict[str, Any] = {}
-    for name in seen.config:  # as the parser takes them: the last word counts
-        file |= read_config(Path(str(name)))
+    for name in map(Path, seen.config):  # as the parser takes them: the last word counts
+        found = read_run(name.parent) if resumed else read_config(name)
+        check_trusted(name, found, trust=seen.trust, named=named)
+        named |= foreign_code(found).keys()
+        file |= found
     method = file.get("method")
-    named = method.get("class_path") if isinstance(method, Mapping) else method
-    started = {} if seen.start is None or file else read_config(Path(seen.start) / CONFIG)
+    kind = method.get("class_path") if isinstance(method, Mapping) else method
+    started = {} if seen.start is None or file else read_run(Path(seen.start))
+    problem = problem_in(started, Path(str(seen.start)) / CONFIG, trust=seen.trust, named=named)
     data = settled(str(seen.data or file.get("data") or started.get("data") or Problem.data))
     target = seen.target or file.get("target") or started.get("target")
     given = file.get("data_settings") or started.get("data_settings") or {}
     settings = {**(given if isinstance(given, Mapping) else {}), **_settings("data", argv)}
     usual = defaults(data, settings, target)
-    problem = problem_in(started) if started.get("data") == data else usual.problem
+    problem = problem if started.get("data") == data else usual.problem
     for what in ("network", "likelihood"):
         name = str(getattr(seen, what) or file.get(what) or getattr(problem, what))
         if name != getattr(problem, what):  # settings are those of one of them
@@ -96,10 +105,11 @@ def peek(argv: list[str]) -> Peek:
     given = file.get("likelihood_settings") or problem.likelihood_settings
     settings = {**(given if isinstance(given, Mapping) else {}), **_settings("likelihood", argv)}
     problem = replace(problem, likelihood_settings=settings)
+    allow(named)
     usual = usual.of(problem)
     # of another prior or temperature the command line says more than is known here
     plain = all(not (getattr(seen, name) or name in file) for name in ("prior", "temperature"))
-    return Peek(argv, file, data, usual, str(seen.method or named or (usual.method if plain else "SWAG")))
+    return Peek(argv, file, data, usual, str(seen.method or kind or (usual.method if plain else "SWAG")))
 
 
 def _settings(what: str, argv: list[str]) -> dict[str, Any]:
@@ -115,25 +125,35 @@ def _settings(what: str, argv: list[str]) -> dict[str, Any]:
     return found
 
 
-def new_parser(name: str, description: str, *, config: bool = False) -> Parser:
+def new_parser(name: str, description: str, *, config: bool = False, reads: bool = True) -> Parser:
     """Return an empty parser.
 
     Args:
         name: of the command.
         description: one line.
         config: whether options can come from a YAML file.
+        reads: whether it reads runs or files of settings, which may be somebody else's.
 
     Returns:
         The parser; it raises `argparse.ArgumentError`.
     """
     # a choice among dataclasses (SGD or Adam) is then made by name, and never guessed from the fields
     choices = [*classes().values(), *get_args(AnyOptimizer), *get_args(Schedule), *get_args(StepSchedule)]
-    jsonargparse.set_parsing_settings(subclasses_enabled=choices)
+    jsonargparse.set_parsing_settings(subclasses_enabled=choices, instantiate_subclass_spec_in_any=False)
+    jsonargparse.set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=["torchbayes"])
+    allow(registered_paths())
     jsonargparse.set_loader("yaml", _bounded, exceptions=(yaml.YAMLError,))
     parser = Parser(prog=f"torchbayes {name}", description=description, exit_on_error=False, allow_abbrev=False)
     if config:
         parser.add_argument("--config", action="config", help="YAML file with any of these options")
+    if reads:
+        parser.add_argument("--trust", action="store_true", help="run the code that a run or a file of settings names")
     return parser
+
+
+def allow(paths: Iterable[str]) -> None:
+    """Let options name classes of these import paths, which the user has named or trusts."""
+    jsonargparse.set_parsing_settings(import_path_allowlist=[path.replace(":", ".") for path in paths])
 
 
 def _bounded(text: str) -> Any:
@@ -247,6 +267,7 @@ def by_class(seen: Peek, method: Any) -> list[str]:
     if path_of(seen.method, GROUP) is None:
         return seen.argv
     given, path = f"--method={seen.method}", class_path(type(method))
+    allow([path])
     words = [f"--method={path}" if word == given else word for word in seen.argv]
     return [path if pair == ("--method", seen.method) else pair[1] for pair in zip(["", *words], words, strict=False)]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torchbayes.cli.options import add_draws, new_parser, parse
 from torchbayes.cli.terminal import print_table
+from torchbayes.posteriors.locks import folder_in
 
 
 def report_run(argv: list[str]) -> None:
@@ -28,10 +29,10 @@ def report_run(argv: list[str]) -> None:
     if chosen["run"] is None:
         raise ValueError("say what to report on: the directory of a fit.")
     run = Path(chosen["run"])
-    home = Path(chosen["directory"] or run / "report")
+    home = Path(chosen["directory"] or folder_in(run, "report"))
     if (home / CONFIG).exists():
         raise ValueError(f"{home} holds a run, whose own page would be lost. Choose another --directory.")
-    setup, posterior = load_run(run)
+    setup, posterior = load_run(run, trust=chosen["trust"])
     with setup.problem.threading():
         fitted = evaluated(run, setup, posterior, draws=chosen["draws"], seed=chosen["seed"])
         page = write_fit(home, fitted)

@@ -29,7 +29,7 @@ from torchbayes.driver.progress import Callback
 from torchbayes.native.process import full_path
 from torchbayes.posteriors import Posterior
 from torchbayes.posteriors.files import write_whole
-from torchbayes.posteriors.locks import Locked
+from torchbayes.posteriors.locks import Locked, folder_in
 from torchbayes.report.diagnosis import numbers as diagnosis_numbers
 
 
@@ -90,7 +90,7 @@ def compare(
         if not resume:
             _make_room(home, comparison, overwrite=overwrite)
         text = write_config(home, configuration(comparison))
-        posteriors = _fit(setup, comparison, home / "fits", resume=resume, callbacks=callbacks, say=say)
+        posteriors = _fit(setup, comparison, folder_in(home, "fits"), resume=resume, callbacks=callbacks, say=say)
         name = comparison.compared_with
         where = home / "fits" / str(name)
         if given is not None:
@@ -133,7 +133,7 @@ def _make_room(home: Path, comparison: Comparison, *, overwrite: bool) -> None:
             f"{home} already holds a run. Add --resume to go on with it, --overwrite to replace it, or choose "
             f"another --directory."
         )
-    fits, aside = home / "fits", home / ".fits.removed"
+    fits, aside = folder_in(home, "fits"), folder_in(home, ".fits.removed")
     reference = comparison.directory_of_reference
     if reference is not None and fits.resolve() in full_path(reference).resolve().parents:
         raise ValueError(f"--overwrite would remove {reference}, which is the reference. Choose another --directory.")
@@ -196,7 +196,13 @@ def _fit(
             say(f"fitting: {label_of(name)}, {_length(settings, begin)} on {setup.data}")
             own = with_dropout(setup) if comparison.entry(name).parts == "dropout" else setup
             fitted[name] = fit_run(
-                own, settings, home / name, start=start, seed=comparison.seed, resume=resume, callbacks=callbacks
+                own,
+                settings,
+                folder_in(home, name),
+                start=start,
+                seed=comparison.seed,
+                resume=resume,
+                callbacks=callbacks,
             )
         return fitted[name] if name == method else member(fitted[name], 0)
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from torchbayes.assess.diagnose import LEAST, Diagnosis, diagnose
-from torchbayes.catalogue.config import load_run
+from torchbayes.catalogue.config import entries, load_run
 from torchbayes.catalogue.problem import Problem, Setup
+from torchbayes.catalogue.trust import foreign_code
 from torchbayes.comparison.settings import Comparison
 from torchbayes.data import Pair
 from torchbayes.native.process import full_path
@@ -50,10 +51,11 @@ def load_reference(comparison: Comparison) -> Posterior:
 
     Raises:
         FileNotFoundError: if there is no finished fit.
+        PermissionError: if it names code by an import path that the comparison does not.
         ValueError: if the fit is of another posterior: other data, network, likelihood or prior.
     """
     directory = full_path(comparison.directory_of_reference or "")
-    setup, posterior = load_run(directory)
+    setup, posterior = load_run(directory, named=foreign_code(entries(comparison.problem)))
     different = [name for name in _SAME if _value(setup.problem, name) != _value(comparison.problem, name)]
     if different:
         said = "; ".join(

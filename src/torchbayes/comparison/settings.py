@@ -150,7 +150,16 @@ def check_name_of(what: str, name: Any) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f"a name in `{what}` must be letters, digits, spaces and . _ + -; got {seen(name)}.")
     taken = {f.name for kind in (Comparison, Problem) for f in fields(kind)}
-    if key_of(name) in taken | {REFERENCE, "config", "directory", "help", "overwrite", "print_config", "resume"}:
+    if key_of(name) in taken | {
+        REFERENCE,
+        "config",
+        "directory",
+        "help",
+        "overwrite",
+        "print_config",
+        "resume",
+        "trust",
+    }:
         raise ValueError(f"{name!r} is the name of an option and cannot be one in `{what}`. Choose another.")
 
 

@@ -2,24 +2,88 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import lzma
 import pickle
 import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+
+from torchbayes.checks import as_file, free_memory, size_of
 
 # what Python and numpy say of an archive that is cut short, overwritten, or of another kind
 _BROKEN = (
     zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error, pickle.UnpicklingError, EOFError,
-    OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError,
+    OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError,
 )  # fmt: skip
+
+
+_ROOM = 2.0  # free memory that an archive must leave: arrays are copied as they are read
+_PACKED = 1 << 28  # bytes up to which anything may be unpacked
+_DENSE = 100  # times its size in the file that data may take: text and images take 2 to 20 times
+_OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+
+
+def check_unpacked(path: Path, needed: int) -> None:
+    """Check that what a file holds fits in memory, and is data, before it is unpacked.
+
+    Args:
+        path: The file.
+        needed: Bytes that it holds, unpacked.
+
+    Raises:
+        ValueError: They are more than half of the memory that is free; or beyond 256 MiB more than 100 times the file.
+    """
+    free, packed = free_memory() / _ROOM, path.stat().st_size
+    if needed > free or needed > max(_PACKED, _DENSE * packed):
+        raise ValueError(
+            f"{path} has {size_of(packed)}, and holds {size_of(needed)} or more once it is unpacked; at most "
+            f"{size_of(min(free, max(_PACKED, _DENSE * packed)))} are taken. Unpack it yourself if it is what you "
+            f"expect, or use fewer rows."
+        )
+
+
+def check_archive(path: Path) -> None:
+    """Check a zip archive, such as an npz file, as `check_unpacked` does, by the sizes that its members may take.
+
+    Raises:
+        ValueError: They take too much.
+    """
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            check_unpacked(path, sum(member.file_size for member in archive.infolist()))
+
+
+def check_stream(path: Path) -> None:
+    """Check a packed text, as `check_unpacked` does, by unpacking it piece by piece.
+
+    Args:
+        path: The file; one that is not packed is as large as it is.
+
+    Raises:
+        ValueError: It is too large, damaged or cut short.
+    """
+    size, suffix = 0, path.suffix.lower()
+    if suffix == ".zip":
+        check_archive(path)
+    elif suffix in _OPENERS:
+        try:
+            with _OPENERS[suffix](path, "rb") as stream:
+                while piece := stream.read(1 << 22):
+                    size += len(piece)
+                    check_unpacked(path, size)
+        except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+            raise ValueError(f"{path} is not a whole {suffix[1:]} file ({error}). Fetch or write it again.") from error
+    else:
+        check_unpacked(path, path.stat().st_size)
 
 
 @contextmanager
@@ -37,8 +101,9 @@ def opened(path: Path, what: str) -> Iterator[BinaryIO]:
         OSError: The file is not to be opened.
         ValueError: What is inside the `with` failed: the archive is damaged or another one.
     """
-    with path.open("rb") as file:
+    with as_file(path).open("rb") as file:
         try:
+            check_archive(path)
             yield file
         except _BROKEN as error:
             raise ValueError(f"{path} is not {what} ({error}). Fetch it again.") from error

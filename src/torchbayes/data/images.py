@@ -68,6 +68,9 @@ _CIFAR10_ARCHIVE = Remote(
 )
 
 
+_LARGEST = 1 << 28  # bytes: MNIST's training images take 47 million
+
+
 def read_idx(path: Path) -> np.ndarray:
     """Read a gzipped idx file of bytes: a big-endian header (two zeros, type 8, ndim, sizes), then the values.
 
@@ -81,7 +84,7 @@ def read_idx(path: Path) -> np.ndarray:
         ValueError: The file is not of this format or is cut short.
     """
     with opened(path, "a whole gzip file") as file, gzip.open(file) as stream:
-        content = stream.read()
+        content = stream.read(_LARGEST)
     ndim = content[3] if content[:3] == b"\0\0\x08" and len(content) > 3 else 0
     shape = tuple(int.from_bytes(content[4 * i : 4 * i + 4]) for i in range(1, ndim + 1))
     if not ndim or len(content) != 4 + 4 * ndim + math.prod(shape):
@@ -187,7 +190,7 @@ def read_cifar10_archive(path: Path, part: Part) -> Arrays:
         for member in archive:
             stream = archive.extractfile(member) if member.name.rpartition("/")[2] in members else None
             if stream is not None:
-                content[member.name.rpartition("/")[2]] = stream.read()
+                content[member.name.rpartition("/")[2]] = stream.read(_LARGEST)
     if missing := [member for member in members if not content.get(member) or len(content[member]) % 3073]:
         raise ValueError(f"{path} has no whole batch {', '.join(missing)}. Fetch it again.")
     records = np.frombuffer(b"".join(content[member] for member in members), dtype=np.uint8).reshape(-1, 3073)

@@ -42,6 +42,7 @@ from torchbayes.model.subspace import Subspace
 from torchbayes.native.heap import trim
 from torchbayes.native.process import full_path
 from torchbayes.native.seeds import member_seeds
+from torchbayes.posteriors.locks import folder_in
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
 from torchbayes.posteriors.start import centred, number_of_starts, start_of
@@ -343,7 +344,7 @@ def _at_modes(
     if start is not None:
         return having_settings(method, {"members": _members(method, start)}), start, {}
     space = settings["space"]
-    own = None if directory is None else Path(directory) / START
+    own = None if directory is None else folder_in(directory, START)
     if directory is not None and not settings["resume"]:
         check_free(Path(directory))
     seeker = method.seeker  # type: ignore[attr-defined]

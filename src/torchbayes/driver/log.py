@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import warnings
 from array import array
 from collections.abc import Iterable, Mapping
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import CHECKPOINT, advice, read_header, run_of, sealed, unsealed, write_whole
-from torchbayes.posteriors.locks import FileWarning
+from torchbayes.posteriors.locks import FileWarning, open_own, shorten
 
 NAME = "log.jsonl"
 
@@ -74,15 +73,18 @@ def append(path: Path, record: Mapping[str, Any], run: str) -> None:
         run: name of the run.
 
     Raises:
+        FileExistsError: if it is a link to another file.
         OSError: if it cannot be written, as on a full disk; earlier records are intact.
     """
     whole = path.stat().st_size if path.exists() else 0
     try:
-        with path.open("ab") as file:
+        with open(path, "ab", opener=open_own) as file:
             file.write(_line(record, run))
+    except FileExistsError:
+        raise
     except OSError as error:
-        with suppress(FileNotFoundError):
-            os.truncate(path, whole)
+        with suppress(OSError):
+            shorten(path, whole)
         raise OSError(
             error.errno,
             f"the line of epoch {record['epoch']} could not be written to {path} ({error.strerror}); those before it "
@@ -103,7 +105,7 @@ def cut(path: Path, step: int, run: str, *, epochs: int = 0) -> None:
     kept = [record for record in found.records if record["step"] <= step]
     _warn(path, found.bad, set(range(1, epochs + 1)) - {record["epoch"] for record in kept})
     content = b"".join(_line(record, run) for record in kept)
-    if path.exists() and content != path.read_bytes():
+    if path.is_file() and content != path.read_bytes():
         write_whole(path, content)
 
 

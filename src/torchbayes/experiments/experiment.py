@@ -13,6 +13,7 @@ from torchbayes.driver.run import describe
 from torchbayes.experiments.records import as_json, load_or_compute
 from torchbayes.experiments.verdicts import Verdict
 from torchbayes.posteriors.files import read_json, write_whole
+from torchbayes.posteriors.locks import folder_in
 from torchbayes.report import Picture, Table
 
 
@@ -126,7 +127,7 @@ def seed_results(experiment: Experiment, scale: str, seed: int, *, directory: Pa
     Returns:
         `seed`, `seconds` (of the call that finished the seed) and `results`.
     """
-    home = directory / f"seed_{seed}"
+    home = folder_in(directory, f"seed_{seed}")
 
     def compute() -> dict[str, Any]:
         home.mkdir(parents=True, exist_ok=True)

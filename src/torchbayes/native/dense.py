@@ -209,7 +209,7 @@ class DenseKernel:
             inputs.numel() // (features * groups),
             inputs.numel() // groups if own else 0,
             targets.numel() // groups if own else 0,
-            chunk_size,
+            min(chunk_size, max(len(inputs), 1)),
             features,
             image[1],
             image[2],

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from torchbayes.checks import as_file
 from torchbayes.native.process import full_path
-from torchbayes.posteriors.locks import take
+from torchbayes.posteriors.locks import open_own, take
 
 FORMAT = 2
 """The format of all files with a description; format 1 had no checksums."""
@@ -121,7 +121,7 @@ def sweep(folder: Path, name: str | None = None) -> None:
     for left in folder.glob(f".*{PART}"):
         if not re.fullmatch(rf"\.{of}\.{_CHANCE}{re.escape(PART)}", left.name):
             continue
-        with suppress(OSError), left.open("r+b") as file:
+        with suppress(OSError), open(left, "r+b", opener=open_own) as file:
             if take(file.fileno()):
                 left.unlink(missing_ok=True)
 
@@ -271,7 +271,7 @@ def read_json(path: str | Path) -> Any:
         ValueError: if it is damaged.
     """
     try:
-        return json.loads(full_path(path).read_bytes())
+        return json.loads(as_file(full_path(path)).read_bytes())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}). Remove it: what it held is computed anew.") from error
 

@@ -7,9 +7,11 @@ children do not hold it.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
+import stat
 import time
 import warnings
 import weakref
@@ -62,6 +64,72 @@ def take(handle: int) -> bool:
     return True
 
 
+def open_own(path: str | Path, flags: int) -> int:
+    """Open a file that this library writes in place: a regular file, which has this one name.
+
+    What a link points to is somebody else's, as are the other names of a file: neither is ever written to.
+
+    Args:
+        path: of the file.
+        flags: of `os.open`; as an `opener`, `open` gives them.
+
+    Returns:
+        The open file.
+
+    Raises:
+        FileExistsError: if it is a link, a pipe or the like, or has another name.
+        OSError: if it cannot be opened.
+    """
+    apart = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    try:
+        if os.path.islink(path):
+            raise FileExistsError(f"`{path}` is a link. {_APART}")
+        handle = os.open(path, flags | apart, 0o666)
+    except OSError as error:
+        if error.errno not in {errno.ELOOP, errno.ENXIO}:  # a link that was just made; a pipe that nobody reads
+            raise
+        raise FileExistsError(f"`{path}` is a link or a pipe. {_APART}") from error
+    about = os.fstat(handle)
+    if stat.S_ISREG(about.st_mode) and about.st_nlink <= 1:
+        return handle
+    os.close(handle)
+    kind = "is no file" if not stat.S_ISREG(about.st_mode) else f"is one file under {about.st_nlink} names"
+    raise FileExistsError(f"`{path}` {kind}. {_APART}")
+
+
+_APART = "What a run writes must be a plain file of its own: remove it, or put a copy in its place."
+
+
+def shorten(path: Path, size: int) -> None:
+    """Cut a file of a run to a size, as `open_own` opens it."""
+    with open(path, "r+b", opener=open_own) as file:
+        file.truncate(size)
+
+
+def folder_in(directory: str | Path, *names: str) -> Path:
+    """Return a folder within a run's, which must not be a link to a place outside.
+
+    Args:
+        directory: of the run; itself it may be a link, which the user has named.
+        names: of the folders, each in the one before.
+
+    Returns:
+        Its path; it need not be there yet.
+
+    Raises:
+        FileExistsError: if one of them is a link.
+    """
+    place = Path(directory)
+    for name in names:
+        place /= name
+        if place.is_symlink():
+            raise FileExistsError(
+                f"`{place}` is a link, and what is written for a run stays within it. Remove the link, or name another "
+                f"directory."
+            )
+    return place
+
+
 class Locked:
     """The right to write to a directory, held by one process at a time; a context manager.
 
@@ -76,7 +144,7 @@ class Locked:
 
         Raises:
             BlockingIOError: if another process, or another fit of this one, is writing there; it says who.
-            FileExistsError: if the directory is a file.
+            FileExistsError: if the directory is a file, or its `run.lock` is a link.
             OSError: if it cannot be written to.
         """
         self.directory = full_path(directory)
@@ -169,11 +237,11 @@ class Locked:
             PermissionError: if it can be neither made nor read.
         """
         try:
-            return os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), True
+            return open_own(self.path, os.O_RDWR | os.O_CREAT), True
         except PermissionError:
             if not self.path.exists():
                 raise
-            return os.open(self.path, os.O_RDONLY), False
+            return open_own(self.path, os.O_RDONLY), False
 
     def _removed(self) -> bool:
         """Return whether a lock file that names another holder could be removed; else it is locked as it is."""
@@ -215,7 +283,8 @@ if hasattr(os, "register_at_fork"):
 
 def _is_at(handle: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(handle), path.stat())
+        about = path.lstat() if path.name == NAME else path.stat()
+        return os.path.samestat(os.fstat(handle), about)
     except FileNotFoundError:
         return False
 

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import FORMAT, advice, read_described, sweep, whole_file, write_described
+from torchbayes.posteriors.locks import open_own, shorten
 
 _SUM = 8  # bytes of a checksum: a multiple of every dtype's, so that rows can be viewed as an array
 _AT_ONCE = 1 << 28  # bytes that are verified whenever they are read
@@ -102,9 +103,9 @@ class DrawFile:
             raise ValueError(f"{content} has no {header.name} beside it. Restore that, or choose another directory.")
         else:
             folder.mkdir(parents=True, exist_ok=True)
-            content.touch()  # before its description, so that a reader who finds that finds both
+            _make(content)  # before its description, so that a reader who finds that finds both
             write_described(header, about)
-        content.touch()
+        _make(content)
         return cls(folder, about)
 
     @classmethod
@@ -150,6 +151,7 @@ class DrawFile:
             weights_MD: the draw.
 
         Raises:
+            FileExistsError: if the file is a link to another one.
             OSError: if it cannot be written, as on a full disk; earlier draws stay readable.
             ValueError: if it does not have the file's shape and dtype.
         """
@@ -163,14 +165,16 @@ class DrawFile:
         whole = count * self.draw_bytes
         rows = weights_MD.detach().cpu().contiguous().view(torch.uint8).numpy()
         try:
-            with self.path.open("r+b") as file:
+            with open(self.path, "r+b", opener=open_own) as file:
                 file.seek(whole)
                 for number, row in enumerate(rows, count * self.members):
                     file.write(row.data)
                     file.write((number + zlib.crc32(row, begun)).to_bytes(_SUM, "little"))
+        except FileExistsError:
+            raise
         except OSError as error:
-            with suppress(FileNotFoundError):
-                os.truncate(self.path, whole)
+            with suppress(OSError):
+                shorten(self.path, whole)
             raise OSError(
                 error.errno,
                 f"draw {count + 1} could not be written to {self.path} ({error.strerror}); the {count} draws "
@@ -203,7 +207,7 @@ class DrawFile:
             _verify(self, file, count)
         whole = count * self.draw_bytes
         if len(self) == count:  # followed at most by an incomplete draw
-            os.truncate(self.path, whole)
+            shorten(self.path, whole)
             return
         with whole_file(self.path) as temporary:
             shutil.copyfile(self.path, temporary)
@@ -237,6 +241,12 @@ class DrawFile:
             mapped = mmap.mmap(file.fileno(), count * self.draw_bytes, flags=flags, prot=rights)
         rows_SMD = torch.frombuffer(mapped, dtype=self.dtype).view(count, self.members, -1)[..., : self.size]
         return rows_SMD.transpose(0, 1)
+
+
+def _make(path: Path) -> None:
+    """Make an empty file, unless there is one."""
+    with open(path, "ab", opener=open_own):
+        pass
 
 
 def _begun(run: str) -> int:

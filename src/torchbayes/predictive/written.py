@@ -44,19 +44,30 @@ def write_columns(path: Path, columns: Mapping[str, np.ndarray], *, names: Seque
 
     Args:
         path: of the file.
-        columns: name -> (N,).
+        columns: name -> (N,). Texts that a spreadsheet would run as formulas get a single quote in front.
         names: what tells the rows apart; their numbers, counted from 1, if None.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row" if names is None else "name", *columns])
+    writer.writerow(["row" if names is None else "name", *map(_shown, columns)])
     count = len(next(iter(columns.values())))
-    lines = zip(
-        names or range(1, count + 1), *(map(_shown, values.tolist()) for values in columns.values()), strict=True
-    )
-    writer.writerows(lines)
+    cells = (names or range(1, count + 1), *(values.tolist() for values in columns.values()))
+    writer.writerows(zip(*(map(_shown, values) for values in cells), strict=True))
     write_whole(path, text.getvalue().encode())
 
 
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what cells begin with that spreadsheets run
+
+
 def _shown(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith(_FORMULA) and not _is_number(value):
+        return f"'{value}"
     return f"{value:.7g}" if isinstance(value, float) else value
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

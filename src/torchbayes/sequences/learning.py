@@ -33,6 +33,7 @@ from torchbayes.native.process import full_path
 from torchbayes.native.seeds import Purpose, mix
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.laplace import as_prior
+from torchbayes.posteriors.locks import folder_in
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.sequences.coresets import Coreset
@@ -190,7 +191,7 @@ class Fits:
         task, is_coreset = divmod(number, 2)
         where = None
         if self.directory is not None:
-            where = self.directory / f"task_{task + 1}" / ("coreset_" * is_coreset + folder)
+            where = folder_in(self.directory, f"task_{task + 1}", "coreset_" * is_coreset + folder)
         return {"directory": where, "resume": self.resume and where is not None, "seed": self.seed_of(number)}
 
 

@@ -16,7 +16,7 @@ from torchbayes.checks import seen
 from torchbayes.data.base import Data
 from torchbayes.data.own import arrays, hugging_face, images, tabular
 from torchbayes.data.own.pictures import SUFFIXES as IMAGES
-from torchbayes.data.own.pictures import images_in, is_image
+from torchbayes.data.own.pictures import files_in, images_in, is_image
 from torchbayes.data.own.rows import Encoded, New, Reader, Rows, shortened
 from torchbayes.data.own.saved import is_saved
 from torchbayes.data.own.table import SUFFIXES, is_table, read_table
@@ -32,7 +32,7 @@ def is_file_name(name: str) -> bool:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError:  # a name that is too long
+    except (OSError, ValueError):  # a name that is too long, or holds a zero byte
         return False
 
 
@@ -41,10 +41,13 @@ def _existing(path: Path, named: str = "") -> Path:
 
     Raises:
         FileNotFoundError: if nothing is there.
+        ValueError: if it is a pipe or a device.
     """
     found = full_path(path)
     if not _exists(found):
         raise FileNotFoundError(f"there is no file or folder {path}{named}. Correct the path.")
+    if not found.is_file() and not found.is_dir():
+        raise ValueError(f"{path} is a pipe or a device, and no file or folder. Write its content to a file.")
     return found
 
 
@@ -85,7 +88,8 @@ def _read(
 
 def _stamp(path: Path) -> tuple[Any, ...]:
     """Return what changes when a file, or one in a folder, is written."""
-    files = [path] if path.is_file() else [file for file in sorted(path.rglob("*")) if file.is_file()]
+    tables = list(tabular.tables_in(path).values()) if path.is_dir() and not is_saved(path) else []
+    files = [path] if path.is_file() else tables or sorted(files_in(path))
     return tuple((str(file), *((s := file.stat()).st_mtime_ns, s.st_size)) for file in files)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+_MANY = 50_000  # entries of a folder that are looked at, whatever they are
+_SHARE = 0.1  # of them that are images, beyond
 _DEEP = {"I", "I;16", "I;16B", "F"}  # modes of more than 8 bits
 SIZE = 32  # height and width of images that come in several sizes
 _ORIENTATION = 0x0112  # tag of EXIF
@@ -29,13 +32,43 @@ def is_image(path: Path) -> bool:
 
 def images_in(folder: Path) -> list[Path]:
     """Return the images in a folder and in those within it, in order; nothing that is hidden."""
-    inner = [each for each in folder.iterdir() if each.is_dir()]  # which may be links: rglob follows none by itself
-    found = [*folder.iterdir(), *(file for each in inner for file in each.rglob("*"))]
-    return [
-        file
-        for file in sorted(found)
-        if is_image(file) and not any(part.startswith(".") for part in file.relative_to(folder).parts)
-    ]
+    return [file for file in sorted(files_in(folder)) if is_image(file)]
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return the files in a folder and in those within it; nothing that is hidden.
+
+    Of links to folders those in the folder itself are followed, as they may be its classes; not those to a place that
+    the folder lies in.
+
+    Raises:
+        ValueError: if there are very many files, and hardly one is an image.
+    """
+    files, images, entries, whole = [], 0, 0, folder.resolve()
+    waiting = [folder]
+    while waiting:
+        place = waiting.pop()
+        for entry in os.scandir(place):
+            entries += 1
+            path = place / entry.name
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir(follow_symlinks=False) or (place == folder and path.is_dir() and _apart(path, whole)):
+                waiting.append(path)
+            elif entry.is_file():
+                files.append(path)
+                images += is_image(path)
+            if entries > _MANY and images < entries * _SHARE:
+                raise ValueError(
+                    f"{folder} has more than {_MANY:,} files, and {images:,} of those seen so far are images. Name the "
+                    f"folder that holds the images."
+                )
+    return files
+
+
+def _apart(link: Path, whole: Path) -> bool:
+    """Return whether a folder that is a link leads elsewhere than to where it lies in."""
+    return not whole.is_relative_to(link.resolve())
 
 
 def shape_of(

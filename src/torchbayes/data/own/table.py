@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import warnings
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from torchbayes.checks import as_file, seen
+from torchbayes.data.files import check_stream, check_unpacked
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 SUFFIXES = (".csv", ".tsv", ".txt", ".data", ".parquet")
 _PACKED = (".gz", ".bz2", ".xz", ".zip")
 _SAMPLE = 2**16  # letters by which the separator is recognised
+_MOST = 20_000  # columns, each of which takes a millisecond
+_LONGEST = 2**24  # letters of a first line
 _SEPARATORS = ("\t", ";", ",", "|")
 # missing values, as people and programs write them: none of them is a usual value of anything else
 _ABSENT = ("", "?", "NA", "na", "N/A", "n/a", "N.A.", "n.a.", "n.a", "#NA", "#N/A", "#n/a", "NaN", "nan", "NAN")
@@ -85,10 +89,11 @@ def from_frame(frame: pd.DataFrame, name: str, notes: tuple[str, ...] = ()) -> T
     names = [str(column).strip() for column in frame.columns]
     if len(frame) == 0 or not names:
         raise ValueError(f"{name} has no rows. A table has names of columns in its first line, and rows below.")
-    double = [column for i, column in enumerate(names) if column in names[:i]]
-    if double:
-        raise ValueError(f"{name} has more than one column {double[0]!r}. Rename one.")
-    return Table({column: _values(frame.iloc[:, i]) for i, column in enumerate(names)}, Path(name).name, notes)
+    double = next((column for column, count in Counter(names).items() if count > 1), None)
+    if double is not None:
+        raise ValueError(f"{name} has more than one column {double!r}. Rename one.")
+    held = (values for _, values in frame.items())
+    return Table({column: _values(values) for column, values in zip(names, held, strict=True)}, Path(name).name, notes)
 
 
 def _values(column: Any) -> np.ndarray:
@@ -132,8 +137,10 @@ def read_table(path: Path, encoding: str | None = None) -> Table:
 
     as_file(path)
     _check_encoding(encoding)
+    check_stream(path)
     try:
         if _suffix(path) == ".parquet":
+            _check_parquet(path)
             return from_frame(pd.read_parquet(path), str(path))
         frame, notes = _read_text(path, encoding or _marked_encoding(path))
     except ImportError as error:
@@ -149,6 +156,15 @@ def read_table(path: Path, encoding: str | None = None) -> Table:
     return from_frame(frame, str(path), notes)
 
 
+def _check_parquet(path: Path) -> None:
+    """Check that the columns of a Parquet file fit in memory, by what the file says of itself."""
+    from pyarrow.parquet import read_metadata
+
+    about = read_metadata(path)
+    groups = (about.row_group(i).total_byte_size for i in range(about.num_row_groups))
+    check_unpacked(path, max(sum(groups), about.num_rows * about.num_columns))
+
+
 def _read_text(path: Path, encoding: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
     """Return a table of text, and what is odd about it.
 
@@ -157,10 +173,15 @@ def _read_text(path: Path, encoding: str) -> tuple[pd.DataFrame, tuple[str, ...]
     """
     import pandas as pd
 
-    sample = _head(path, encoding)
+    sample, line = _head(path, encoding)
     if "\x00" in sample:
         raise ValueError("it holds binary data")
     separator, first = _separator(sample)
+    if (count := line.count(separator) + 1) > _MOST:
+        raise ValueError(
+            f"its first line has {count:,} values, and a table at most {_MOST:,} columns; give so many as an array, in "
+            f"an npz file with inputs and targets"
+        )
     named = not all(_is_number(cell) for cell in first if cell.strip())
     options: dict[str, Any] = {
         "sep": r"\s+" if separator == " " else separator,
@@ -177,24 +198,25 @@ def _read_text(path: Path, encoding: str) -> tuple[pd.DataFrame, tuple[str, ...]
         commas = separator == ";" and any(_has_decimal_commas(frame[name]) for name in frame.columns)
         if commas:
             frame = pd.read_csv(path, **options, decimal=",")
-    for name in frame.columns:
+    for name in frame.columns[[kind.kind not in "biuf" for kind in frame.dtypes]]:
         frame[name] = _without_marks(frame[name], commas=commas)
     if not named:
         return frame.rename(columns={name: str(i + 1) for i, name in enumerate(frame.columns)}), ()
-    cells = [cell.lstrip() for cell in first]
-    double = dict.fromkeys(cell for i, cell in enumerate(cells) if cell and cell in cells[:i])
+    double = [cell for cell, count in Counter(cell.lstrip() for cell in first).items() if cell and count > 1]
     return frame, tuple(
         f"Columns of the same name: {name!r}; all but the first are called {name + '.1'!r} and so on."
         for name in double
     )
 
 
-def _head(path: Path, encoding: str) -> str:
-    """Return the beginning of a text, which may be packed."""
+def _head(path: Path, encoding: str) -> tuple[str, str]:
+    """Return the beginning of a text, which may be packed, and its first line, unless that is far too long."""
     from pandas.io.common import get_handle
 
     with get_handle(path, "r", encoding=encoding, compression="infer") as opened:
-        return str(opened.handle.read(_SAMPLE))
+        sample = str(opened.handle.read(_SAMPLE))
+        more = "" if "\n" in sample else str(opened.handle.readline(_LONGEST))
+        return sample, (sample + more).partition("\n")[0]
 
 
 def _content(path: Path, size: int = -1) -> bytes:
@@ -270,12 +292,13 @@ def _without_marks(column: Any, *, commas: bool) -> Any:
     """Return a column of text without spaces around missing values, and without marks of these among numbers."""
     import pandas as pd
 
-    if column.dtype.kind in "biuf":
-        return column
-    texts = column.where(column.isna(), column.astype(str).str.strip())
-    texts = texts.where(~texts.isin(_ABSENT), None)
-    held = texts[texts.notna() & ~texts.isin(MARKS)]
+    cells = zip(column, column.isna(), strict=True)
+    texts = [None if gone or (text := str(cell).strip()) in _ABSENT else text for cell, gone in cells]
+    held = {i: text for i, text in enumerate(texts) if text is not None and text not in MARKS}
     if len(held) == column.notna().sum():
         return column
-    numbers: Any = pd.to_numeric(held.str.replace(",", ".") if commas else held, errors="coerce")
-    return numbers.reindex(column.index) if len(held) and numbers.notna().all() else texts
+    plain = pd.Series(held, dtype=object)
+    numbers: Any = pd.to_numeric(plain.str.replace(",", ".") if commas and held else plain, errors="coerce")
+    if held and numbers.notna().all():
+        return numbers.reindex(range(len(texts))).set_axis(column.index)
+    return pd.Series(texts, index=column.index, dtype=object)

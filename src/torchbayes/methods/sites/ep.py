@@ -15,6 +15,7 @@ exact for normal noise. A single sweep in turn is assumed density filtering: eac
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -29,16 +30,17 @@ from torchbayes.linalg import Dense
 from torchbayes.methods.protocol import DivergedError, History, Needs, Shelf, Visit
 from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.sites.beliefs import Belief, Sites, belief, prior_of
-from torchbayes.methods.sites.factors import check_likelihood, factors_of, is_exact
+from torchbayes.methods.sites.factors import Factors, check_likelihood, factors_of, is_exact
 from torchbayes.methods.sites.sweeps import Rule, at_once, in_turn
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers, refuse_by_batch
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.gaussian import Gaussian
-from torchbayes.posteriors.problems import not_finite
+from torchbayes.posteriors.problems import ProblemWarning, not_finite
 
 _LEAST_POWER = 1e-6  # below it rounding counts, as sites are differences divided by it
 _MATRICES = 6  # of D by D numbers at a time
+_WIDEST = 300.0  # spread of outputs beyond which integrals over several of them are rough
 _LEAST_SHARE, _LONGER = 1 / 64, 1.15  # of the way that a site moves; by how much it grows again after a good sweep
 
 
@@ -253,6 +255,8 @@ class EP:
         found = state.found or layer_support(model, model.network.weights() * 0, rows.inputs).text()
         factors = factors_of(model, rows, support=LayerSupport.parse(found), buffers=buffers, check=sweep == 0)
         old = _sites(state.sites, number) or Sites.flat(factors.offset_NR)
+        if state.step == 0:
+            _say_wide(factors, state.belief)
         rule = Rule(self.power, 1 / model.scales(1, 1).likelihood, state.share)
         visited = (in_turn if self.order == "sequential" else at_once)(state.belief, factors, old, rule=rule)
         gained = factors.counts_N @ (visited.sites.log_scale_N - old.log_scale_N)
@@ -298,6 +302,20 @@ class EP:
         if state.step == self.length(state.steps_per_epoch) and state.change > self.tolerance:
             found += _unsettled(self, state, exact=is_exact(posterior.model.likelihood))
         return found or unexplained(posterior, source)
+
+
+def _say_wide(factors: Factors, prior: Belief) -> None:
+    """Warn where outputs that go together spread so widely under the prior that integrals over them are rough."""
+    if factors.slopes_NRD.shape[1] == 1 or not len(factors.counts_N):  # of one number they are exact at any spread
+        return
+    spread = float((factors.slopes_NRD @ prior.root_DD).square().sum(-1).max().sqrt())
+    if spread > _WIDEST:
+        warnings.warn(
+            f"EP: outputs of a row have a standard deviation of {spread:.2g} under the prior. Integrals over several "
+            f"such numbers take long, and are rough. Standardise the inputs, or narrow the prior.",
+            ProblemWarning,
+            stacklevel=2,
+        )
 
 
 def _sites(held: Mapping[str, Tensor], number: int) -> Sites | None:

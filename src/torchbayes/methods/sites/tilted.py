@@ -10,7 +10,8 @@ c = 1/(t + d) and d = 2/(t + 3/(t + …)), r = t + c and δ = c (d − c).
 All others by the trapezoid rule on the window in which log p is less than 40 below its largest value. It is found by
 ever finer grids, as a likelihood may be far narrower than the normal distribution, or centred where that has next to no
 mass. The error of the rule falls exponentially in the number of nodes, which is doubled until every second of them says
-the same.
+the same. In one dimension nodes are x = c + w sinh t, t even, around the place c at which log ℓ bends most, where w is
+the width of the bend: where f has a spread of 10⁴, a logistic function is a step in x, which takes no more nodes so.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ _FIRST = {1: 97, 2: 33, 3: 17}  # nodes of each axis at first, odd
 _CLOSE = {1: 1e-8, 2: 1e-7, 3: 1e-6}  # half the nodes are then so far off, and all of them by about its square
 _MOST_NODES = 2**17
 _STAGES = 12
+_SHARP = 4.0  # nats by which log ℓ bends between nodes of a search, beyond which it is looked at more closely
 _WIDE = 10.0  # half the width of the first window
 _CHUNK = 2**22  # numbers at a time
 _FAR, _TERMS = 5.0, 60  # from where on the continued fraction is taken, and its terms: enough for double precision
@@ -54,6 +56,29 @@ class Tilted(NamedTuple):
     covariance_NRR: Tensor
 
 
+class Window(NamedTuple):
+    """Where what matters of some sites is, and how nodes lie there: x = centre + width sinh t.
+
+    Attributes:
+        low_NR: the lower end.
+        high_NR: the upper end.
+        centre_NR: where nodes are closest.
+        width_NR: of the part where they are evenly close.
+    """
+
+    low_NR: Tensor
+    high_NR: Tensor
+    centre_NR: Tensor
+    width_NR: Tensor
+
+    def nodes(self, grid_QR: Tensor, some_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return x at nodes of the unit cube, (Q, n, R), log dx/dt there, (Q, n), and the range of t, (n, R)."""
+        low_nR, high_nR, centre_nR, width_nR = (part[some_n] for part in self)
+        from_nR, to_nR = (torch.asinh((end - centre_nR) / width_nR) for end in (low_nR, high_nR))
+        t_QnR = from_nR + (to_nR - from_nR) * grid_QR.unsqueeze(1)
+        return centre_nR + width_nR * t_QnR.sinh(), (width_nR * t_QnR.cosh()).log().sum(-1), to_nR - from_nR
+
+
 def tilted(log_prob: LogProb, mean_NR: Tensor, root_NRR: Tensor, *, power: float) -> Tilted:
     """Return the moments of every site.
 
@@ -71,12 +96,12 @@ def tilted(log_prob: LogProb, mean_NR: Tensor, root_NRR: Tensor, *, power: float
 
     size = mean_NR.shape[1]
     todo_n = torch.arange(len(mean_NR), device=mean_NR.device)
-    low_NR, high_NR = _in_parts(partial(_window, value, size), todo_n, _COARSE[size] ** size)
+    window = Window(*_in_parts(partial(_window, value, size), todo_n, _COARSE[size] ** size))
     total = Tilted(torch.zeros_like(mean_NR[:, 0]), torch.zeros_like(mean_NR), torch.zeros_like(root_NRR))
     nodes = _FIRST[size]
     while len(todo_n):
         grid_QR = _grid(nodes, size, like=mean_NR)
-        look = partial(_moments, value, low_NR, high_NR, grid_QR)
+        look = partial(_moments, value, window, grid_QR)
         *found, apart_n = _in_parts(look, todo_n, len(grid_QR))
         for into, part in zip(total, found, strict=True):
             into[todo_n] = part
@@ -128,8 +153,8 @@ def _grid(nodes: int, size: int, *, like: Tensor) -> Tensor:
     return torch.cartesian_prod(*[axis] * size).view(-1, size)
 
 
-def _window(value: Callable[[Tensor, Tensor], Tensor], size: int, some_n: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the lower and upper ends of what matters, (n, R) each."""
+def _window(value: Callable[[Tensor, Tensor], Tensor], size: int, some_n: Tensor) -> Window:
+    """Return where what matters of some sites is."""
     low_nR = torch.full((len(some_n), size), -_WIDE, dtype=torch.float64, device=some_n.device)
     high_nR, nodes = -low_nR, _COARSE[size]
     grid_Q1R = _grid(nodes, size, like=low_nR).unsqueeze(1)
@@ -149,21 +174,47 @@ def _window(value: Callable[[Tensor, Tensor], Tensor], size: int, some_n: Tensor
         low_nR, high_nR = new_low, new_high
         if bool((settled | ~known_nR).all()):
             break
-    return low_nR, high_nR
+    return Window(low_nR, high_nR, *_bend(value, low_nR, high_nR, some_n))
+
+
+def _bend(
+    value: Callable[[Tensor, Tensor], Tensor], low_nR: Tensor, high_nR: Tensor, some_n: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return where log ℓ bends most and how wide the bend is, (n, 1) each; middle and width of the window else."""
+    centre_nR, width_nR = (low_nR + high_nR) / 2, high_nR - low_nR
+    if low_nR.shape[1] > 1:
+        return centre_nR, width_nR
+    nodes = _COARSE[1]
+    step_nR, grid_Q1R = width_nR / (nodes - 1), _grid(nodes, 1, like=low_nR).unsqueeze(1)
+    from_nR = low_nR
+    for _ in range(_STAGES if len(some_n) else 0):
+        x_QnR = from_nR + (nodes - 1) * step_nR * grid_Q1R
+        log_prob_Qn = value(x_QnR, some_n) + 0.5 * x_QnR.square().sum(-1)
+        bend_Qn = (log_prob_Qn[2:] - 2 * log_prob_Qn[1:-1] + log_prob_Qn[:-2]).abs().nan_to_num(0.0, posinf=0.0)
+        most_n, at_n = bend_Qn.max(0)
+        sharp_nR = (most_n > _SHARP).unsqueeze(1)
+        if not bool(sharp_nR.any()):
+            break
+        at_nR = x_QnR[1:-1].gather(0, at_n.view(1, -1, 1))[0]
+        centre_nR = torch.where(sharp_nR, at_nR, centre_nR)
+        from_nR = torch.where(sharp_nR, at_nR - step_nR, from_nR)
+        step_nR = torch.where(sharp_nR, 2 * step_nR / (nodes - 1), step_nR)
+        width_nR = torch.where(sharp_nR, step_nR, width_nR)
+    return centre_nR, width_nR
 
 
 def _moments(
-    value: Callable[[Tensor, Tensor], Tensor], low_NR: Tensor, high_NR: Tensor, grid_QR: Tensor, some_n: Tensor
+    value: Callable[[Tensor, Tensor], Tensor], window: Window, grid_QR: Tensor, some_n: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the moments by the trapezoid rule, and by how much those with half the nodes of an axis differ, (n,)."""
-    low_nR, width_nR = low_NR[some_n], (high_NR - low_NR)[some_n]
-    size, count = low_NR.shape[1], round(len(grid_QR) ** (1 / low_NR.shape[1]))
-    x_QnR = low_nR + width_nR * grid_QR.unsqueeze(1)
-    value_Qn = value(x_QnR, some_n)
-    fine = _sums(x_QnR, value_Qn, width_nR, count)
+    width_nR = (window.high_NR - window.low_NR)[some_n]
+    size, count = width_nR.shape[1], round(len(grid_QR) ** (1 / width_nR.shape[1]))
+    x_QnR, slope_Qn, range_nR = window.nodes(grid_QR, some_n)
+    value_Qn = value(x_QnR, some_n) + slope_Qn
+    fine = _sums(x_QnR, value_Qn, range_nR, count)
     half = (slice(None, None, 2),) * size
     x_half, value_half = (t.unflatten(0, (count,) * size)[half].flatten(0, size - 1) for t in (x_QnR, value_Qn))
-    coarse = _sums(x_half, value_half, width_nR, (count + 1) // 2)
+    coarse = _sums(x_half, value_half, range_nR, (count + 1) // 2)
     apart_n = (fine.log_norm_N - coarse.log_norm_N).abs()
     for apart, unit in (
         (fine.mean_NR - coarse.mean_NR, width_nR),
@@ -173,11 +224,11 @@ def _moments(
     return fine.log_norm_N, fine.mean_NR, fine.covariance_NRR, apart_n
 
 
-def _sums(x_QnR: Tensor, value_Qn: Tensor, width_nR: Tensor, count: int) -> Tilted:
-    """Return the moments of values at the nodes of a window, at whose ends there is nothing."""
+def _sums(x_QnR: Tensor, value_Qn: Tensor, range_nR: Tensor, count: int) -> Tilted:
+    """Return the moments of values at nodes that are even in t, at whose ends there is nothing."""
     share_Qn = value_Qn.softmax(0)
     mean_nR = torch.einsum("qn,qnr->nr", share_Qn, x_QnR)
     apart_QnR = x_QnR - mean_nR
     covariance_nRR = torch.einsum("qn,qnr,qns->nrs", share_Qn, apart_QnR, apart_QnR)
-    log_cell_n = (width_nR / (count - 1)).log().sum(-1) - 0.5 * width_nR.shape[1] * math.log(2 * math.pi)
+    log_cell_n = (range_nR / (count - 1)).log().sum(-1) - 0.5 * range_nR.shape[1] * math.log(2 * math.pi)
     return Tilted(value_Qn.logsumexp(0) + log_cell_n, mean_nR, covariance_nRR)
