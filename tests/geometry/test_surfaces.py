@@ -101,6 +101,19 @@ def test_directions_by_filters_have_the_norms_of_the_network():
         assert_close(found_2, wanted.expand_as(found_2).to(found_2), rtol=1e-9, atol=1e-12)
 
 
+def test_filters_are_those_of_output_channels_and_norms_have_none():
+    layers = (nn.ConvTranspose1d(4, 6, 3, groups=2, bias=False), nn.LayerNorm([6, 5]), nn.Embedding(2, 2))
+    model = tb.Model(nn.Sequential(*layers).double(), tb.likelihoods.Gaussian(1.0), tb.priors.Normal(1.0))
+    plane = geometry.Plane.random(model, normal(model.layout.size, seed=3), seed=1)
+    own, found = model.layout.split(plane.origin_D), model.layout.split(plane.axes_2D)
+    by_output = own["0.weight"].view(2, 2, 3, 3)  # group, input, output, position
+    assert_close(
+        found["0.weight"].view(2, *by_output.shape).norm(dim=(2, 4)), by_output.norm(dim=(1, 3)).expand(2, 2, 3)
+    )
+    assert_close(found["2.weight"].norm(dim=1), own["2.weight"].norm(dim=0).expand(2, 2))
+    assert not torch.cat([found["1.weight"], found["1.bias"]]).any()
+
+
 def test_batch_norm_is_recalibrated_at_every_point():
     name = "conv_batch_norm"
     model, rows = model_of(name), rows_of(name)

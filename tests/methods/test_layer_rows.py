@@ -94,7 +94,7 @@ def test_rows_behind_positions_have_the_noise_of_rows_in_front(name: str, estima
 
 def test_the_expected_loss_of_a_mean_over_time_is_its_closed_form() -> None:
     """E nll = nll at the mean + ½ Σ var, where a Linear sees as many positions as there are rows."""
-    net, batch, count = Turned(nn.Linear(4, 2), time_first=True), minibatch(T, T, 4), 400
+    net, batch, count = Turned(nn.Linear(4, 2), time_first=True), minibatch(T, T, 4), 120
     found = torch.stack([one.nll_M for one in passes_of(net, batch, "auto", count=count)])
     average_B4 = batch.inputs[0].mean(1)
     scale_D = 0.3 * normal(1, 10, seed=6)[0].exp()
@@ -102,7 +102,7 @@ def test_the_expected_loss_of_a_mean_over_time_is_its_closed_form() -> None:
     at_mean = passed(net, batch, "auto", scale=1e-9).nll_M
     exact = float(at_mean + 0.5 * variance)
     error = float(found.std()) / math.sqrt(count)
-    assert abs(float(found.mean()) - exact) < 4.5 * error < 0.2 * float(variance)
+    assert abs(float(found.mean()) - exact) < 4.5 * error < 0.5 * float(variance)  # of which 1 − 1/T would be missing
 
 
 class Table(nn.Module):

@@ -122,7 +122,7 @@ class Plane:
         found = one_of(model, network, "network")
         origin_D, random = found.weights_MD[0], generator(Purpose.SURFACE, as_seed(seed))
         normal_2D = torch.randn(2, len(origin_D), generator=random, dtype=torch.float64)
-        axes_2D = scaled(model.layout, origin_D, normal_2D, shape=shape)
+        axes_2D = scaled(model, origin_D, normal_2D, shape=shape)
         lengths = torch.linalg.svdvals(axes_2D)
         if len(lengths) < 2 or not lengths[1] > 1e-9 * lengths[0]:
             raise ValueError(
@@ -340,7 +340,7 @@ def rays(
     size = place.weights_D.numel()
     check_memory(3 * directions * place.weights_D.nbytes, "directions", place.weights_D.device, directions=directions)
     normal_KD = normal(directions, size, seed=seed)
-    unit_KD = scaled(place.model.layout, place.weights_D, normal_KD, shape=shape).to(place.weights_D)
+    unit_KD = scaled(place.model, place.weights_D, normal_KD, shape=shape).to(place.weights_D)
     if radius is None:
         radius = 1.0 if shape == "filters" else float(place.weights_D.double().norm()) or 1.0
     radii_P = torch.linspace(0, float(radius), points, dtype=torch.float64)

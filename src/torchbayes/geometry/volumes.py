@@ -194,7 +194,7 @@ def _directions(place: Place, count: int, shape: Tensor | str, *, seed: int) -> 
     normal_KD = normal(count, size, seed=seed)
     if isinstance(shape, str):
         if shape == "filters":
-            moved_KD = filtered(place.model.layout, place.weights_D, normal_KD)
+            moved_KD = filtered(place.model, place.weights_D, normal_KD)
             return _Directions(moved_KD.to(place.weights_D), torch.full((count,), math.nan), math.nan)
         if shape != "sphere":
             raise ValueError(f"`shape` must be a tensor, 'sphere' or 'filters'; got {seen(shape)}.")
