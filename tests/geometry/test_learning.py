@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -93,6 +95,52 @@ def test_unlike_powers_have_the_value_of_finite_n(num_data, exact):
     assert abs(found.value - exact) < 0.05 * exact
 
 
+@pytest.mark.slow
+def test_a_narrow_valley_has_the_value_of_finite_n():
+    """x² y⁴ at 0 with γ = 1 and the settings of the default: steps that acceptance alone adapts miss the valley.
+
+    Given y, x is normal with precision 2 nβ y⁴ + 1, which leaves one integral.
+    """
+    stiff, y = 2000 / math.log(2000), torch.logspace(-9, 1.2, 400_001, dtype=torch.float64)
+    precision = 2 * stiff * y**4 + 1
+    density = y * torch.exp(-0.5 * y**2) * precision**-0.5  # one more y as it is even in log y
+    exact = float((stiff * y**4 / precision * density).sum() / density.sum())
+    method = replace(learning._exact(), chains=48, steps=450, burn_in=200)
+    start = torch.zeros(2, dtype=torch.float64)
+    found = learning_coefficient(lambda w: w[:, 0] ** 2 * w[:, 1] ** 4, 2000, start, method=method)
+    assert exact == pytest.approx(0.2150, abs=5e-5)
+    assert abs(found.value - exact) < 4 * found.error
+    assert found.error < 0.04 * exact
+    assert not found.problems
+
+
+@pytest.mark.parametrize("step", [0.2, 2.0])
+def test_steps_that_are_too_long_are_told_by_halving_them(step):
+    """The law of SGLD on a quadratic of curvature h is wider by 1/(1 − εh/4), and so is λ̂, before and after."""
+    stiff = 1000 / math.log(1000)
+    method = SGLD(chains=32, steps=700, burn_in=100, thin=1, batch_size=None, step_size=step / stiff)
+    settings: dict[str, Any] = {"localisation": 0.0, "method": method}
+    start = torch.zeros(1, dtype=torch.float64)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = learning_coefficient(lambda w: 0.5 * (w**2).sum(-1), 1000, start, **settings)
+    before, after = (0.5 / (1 - share * step / 4) for share in (1.0, 0.5))
+    assert found.value == pytest.approx((2 * before + after) / 3, rel=0.05)  # half as many steps after
+    assert ["steps of half the size give" in str(each.message) for each in said] == [True] * (step > 1)
+
+
+def test_chains_start_as_wide_as_at_a_quarter_of_the_inverse_temperature():
+    method = HMC(chains=300, steps=60, burn_in=44, thin=1, mass="unit", step_size=0.02, trajectory=0.12, jitter=0.5)
+    stiff, start_D = 1000 / math.log(1000), torch.ones(2, dtype=torch.float64)
+    rise, _ = learning.rise_of_function(lambda w: 0.5 * ((w - 1) ** 2).sum(-1), start_D, 1000)
+    density = learning.Localised(rise, start_D, localisation=1.0, inverse_temperature=1 / math.log(1000))
+    start_MD = learning._dispersed(learning._Problem(density, method, 0.0, 1000), 0)
+    ratio = (start_MD - 1).square().mean() * (stiff / 4 + 1)
+    assert abs(float(ratio) - 1) < 5 * (2 / 600) ** 0.5
+    few = replace(method, burn_in=20)
+    assert torch.equal(learning._dispersed(learning._Problem(density, few, 0.0, 1000), 0), start_D.expand(300, 2))
+
+
 class Product(nn.Module):
     """The function a b x."""
 
@@ -153,7 +201,13 @@ def test_a_product_of_two_weights_is_singular():
     assert found.value < 0.5  # a regular model of two weights has 1
 
 
-@pytest.mark.parametrize("method", [None, MALA(chains=16, steps=3000, burn_in=1000, thin=1, mass="diagonal")])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(None, marks=pytest.mark.slow),
+        MALA(chains=16, steps=3000, burn_in=1000, thin=1, mass="diagonal"),
+    ],
+)
 def test_a_linear_model_has_half_its_effective_dimension(method):
     inputs, targets = normal(200, 3), normal(200, 1, seed=2)
     model = tb.Model(made(lambda: nn.Linear(3, 1, bias=False)), tb.likelihoods.Gaussian(0.5))

@@ -372,6 +372,18 @@ def test_jitter_stretches_trajectories_uniformly_and_each_chain_by_itself(step_s
     assert torch.corrcoef(length_MS).triu(1).abs().max() < 0.3
 
 
+def test_steps_are_halved_geometrically_and_each_chain_by_itself():
+    method = tb.HMC(4, 500, 0, step_size=0.5, trajectory=1.0, halvings=2)
+    numbers = tb.sample(gaussian(), method, normal(4, 1)).numbers
+    halvings_MS = (0.5 / numbers["step_size"]).log2()
+    assert_close(numbers["gradients"], 2 * 2**halvings_MS)
+    counts = torch.bincount(halvings_MS.round().long().flatten(), minlength=3)
+    assert scipy.stats.chisquare(counts.numpy(), [1000, 500, 500]).pvalue > 1e-4
+    assert torch.corrcoef(halvings_MS).triu(1).abs().max() < 0.2
+    with pytest.raises(ValueError, match="`halvings` must be a whole number of at least 0"):
+        tb.HMC(halvings=-1)
+
+
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("jitter", [0.0, 0.2])
 def test_a_quarter_of_a_period_changes_energies(size: int, jitter: float):
@@ -528,6 +540,7 @@ def test_one_leapfrog_is_mala(step_size: float, monkeypatch: pytest.MonkeyPatch)
 
 REVERSIBLE: dict[str, Sampler] = {
     "hmc": tb.HMC(20_000, 2, 1, step_size=0.9, trajectory=2.0, jitter=0.3),
+    "hmc of many steps": tb.HMC(20_000, 2, 1, step_size=1.2, trajectory=1.2, halvings=3),
     "nuts": tb.NUTS(20_000, 2, 1, step_size=0.9, mass="unit"),
     "mala": tb.MALA(20_000, 2, 1, step_size=1.0),
     "random walk": tb.RandomWalk(20_000, 2, 1, step_size=0.8),

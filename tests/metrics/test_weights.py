@@ -85,6 +85,32 @@ def test_soft_labels_are_rows_of_all_classes_by_their_shares(name: str):
     assert_close(SCORES[name](PROBS, one_hot), SCORES[name](PROBS, LABELS))
 
 
+OTHER, SCALE, DRAWS = (1.2 * normal(B, K, seed=7)).softmax(-1), normal(B, seed=8).exp(), normal(6, B, seed=9)
+LEVELS = torch.tensor([0.2, 0.8], dtype=torch.float64)
+ROWS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], int]] = {  # score, arguments, axis of the rows
+    "agreement": (metrics.agreement, (PROBS, OTHER), 0),
+    "total variation": (metrics.total_variation, (PROBS, OTHER), 0),
+    "wasserstein": (metrics.wasserstein1, (DRAWS, DRAWS[:4] + 0.5), -1),
+    "crps of a gaussian": (metrics.crps_gaussian, (MEAN, SCALE, REAL), -1),
+    "crps of normals": (metrics.crps_normals, (MEAN[None], SCALE[None], REAL), -1),
+    "crps of draws": (metrics.crps_draws, (DRAWS, REAL), -1),
+    "coverage": (metrics.interval_coverage, (MEAN - 1, MEAN + SCALE, REAL), -1),
+    "quantiles": (
+        lambda *given, **own: metrics.quantile_calibration(LEVELS, *given, **own),
+        (torch.stack([MEAN - SCALE, MEAN + SCALE]), REAL),
+        -1,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_means_over_rows_count_rows_by_their_weights(name: str):
+    score, arguments, axis = ROWS[name]
+    repeated = score(*(x.repeat_interleave(COUNTS, axis) for x in arguments))
+    assert_close(score(*arguments, weights_B=COUNTS), repeated)
+    assert_close(score(*arguments, weights_B=torch.ones(B)), score(*arguments))
+
+
 def test_coverage_and_means():
     low, high = MEAN - 1, MEAN + 1
     inside = ((low <= REAL) & (high >= REAL)).double()

@@ -211,7 +211,9 @@ def interval_coverage(
     return weighted_mean((lower_B <= targets_B) & (targets_B <= upper_B), weights_B)
 
 
-def quantile_calibration(levels_Q: Tensor, quantiles_QB: Tensor, targets_B: Tensor) -> Tensor:
+def quantile_calibration(
+    levels_Q: Tensor, quantiles_QB: Tensor, targets_B: Tensor, *, weights_B: Tensor | None = None
+) -> Tensor:
     r"""Observed level of each predicted quantile, $\hat p_q = \frac1B \sum_b [y_b \le F_b^{-1}(p_q)]$.
 
     Calibrated predictions have observed equal to stated levels; $\sum_q (\hat p_q - p_q)^2$ is the calibration error
@@ -221,6 +223,7 @@ def quantile_calibration(levels_Q: Tensor, quantiles_QB: Tensor, targets_B: Tens
         levels_Q: Stated levels, each strictly between 0 and 1, shape (Q,).
         quantiles_QB: Predicted quantiles at those levels, shape (Q, B).
         targets_B: Observed values, shape (B,).
+        weights_B: How often each counts, shape (B,), at least 0; once if None.
 
     Returns:
         Observed levels in [0, 1], shape (Q,), float64.
@@ -237,7 +240,7 @@ def quantile_calibration(levels_Q: Tensor, quantiles_QB: Tensor, targets_B: Tens
     lowest, highest = torch.stack(torch.aminmax(levels_Q)).tolist()
     if lowest <= 0 or highest >= 1:
         raise ValueError(f"`levels_Q` must lie strictly between 0 and 1; got {lowest:.4g} to {highest:.4g}.")
-    return (targets_B <= quantiles_QB).double().mean(-1)
+    return torch.stack([weighted_mean(below_B, weights_B) for below_B in targets_B <= quantiles_QB])
 
 
 def central_level(below_B: Tensor, up_to_B: Tensor) -> Tensor:

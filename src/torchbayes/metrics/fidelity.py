@@ -7,46 +7,48 @@ like?", and of the NeurIPS 2021 competition on approximate inference.
 import torch
 from torch import Tensor
 
-from torchbayes.metrics._checks import check_float, check_probs, check_same_shape
+from torchbayes.metrics._checks import check_float, check_probs, check_same_shape, weighted_mean
 
 
-def agreement(p_BK: Tensor, q_BK: Tensor) -> Tensor:
+def agreement(p_BK: Tensor, q_BK: Tensor, *, weights_B: Tensor | None = None) -> Tensor:
     r"""Share of points with the same most probable class, $\frac1B \sum_b [\arg\max p_b = \arg\max q_b]$.
 
     Args:
         p_BK: Class probabilities of the one predictive, shape (B, K).
         q_BK: Class probabilities of the other, shape (B, K).
+        weights_B: How often each point counts, shape (B,), at least 0; once if None.
 
     Returns:
         Agreement in [0, 1], a 0-d float64 tensor.
 
     Raises:
         TypeError: If a dtype is not float32 or float64.
-        ValueError: If shapes differ or probabilities are wrong.
+        ValueError: If shapes differ, or probabilities or weights are wrong.
     """
     _check_pair(p_BK, q_BK)
-    return (p_BK.argmax(-1) == q_BK.argmax(-1)).double().mean()
+    return weighted_mean(p_BK.argmax(-1) == q_BK.argmax(-1), weights_B)
 
 
-def total_variation(p_BK: Tensor, q_BK: Tensor) -> Tensor:
+def total_variation(p_BK: Tensor, q_BK: Tensor, *, weights_B: Tensor | None = None) -> Tensor:
     r"""Mean total variation distance, $\frac1B \sum_b \frac12 \sum_k |p_{bk} - q_{bk}|$.
 
     Args:
         p_BK: Class probabilities of the one predictive, shape (B, K).
         q_BK: Class probabilities of the other, shape (B, K).
+        weights_B: How often each point counts, shape (B,), at least 0; once if None.
 
     Returns:
         Distance in [0, 1], a 0-d float64 tensor.
 
     Raises:
         TypeError: If a dtype is not float32 or float64.
-        ValueError: If shapes differ or probabilities are wrong.
+        ValueError: If shapes differ, or probabilities or weights are wrong.
     """
     _check_pair(p_BK, q_BK)
-    return 0.5 * (p_BK - q_BK).abs().sum(-1).double().mean()
+    return weighted_mean(0.5 * (p_BK - q_BK).abs().sum(-1), weights_B)
 
 
-def wasserstein1(draws_SB: Tensor, draws_TB: Tensor) -> Tensor:
+def wasserstein1(draws_SB: Tensor, draws_TB: Tensor, *, weights_B: Tensor | None = None) -> Tensor:
     r"""Mean 1-Wasserstein distance between two sets of draws, $\frac1B \sum_b \int |F_b(x) - G_b(x)|\,dx$.
 
     Exact for the empirical distribution functions F and G at each of the B points; O((S + T) log (S + T)) per point.
@@ -54,6 +56,7 @@ def wasserstein1(draws_SB: Tensor, draws_TB: Tensor) -> Tensor:
     Args:
         draws_SB: Draws of the one predictive, shape (S, B).
         draws_TB: Draws of the other, shape (T, B); T may differ from S.
+        weights_B: How often each point counts, shape (B,), at least 0; once if None.
 
     Returns:
         Distance in the units of the draws, a 0-d float64 tensor.
@@ -62,7 +65,7 @@ def wasserstein1(draws_SB: Tensor, draws_TB: Tensor) -> Tensor:
         TypeError: If a dtype is not float32 or float64.
         ValueError: If the numbers of points differ, or draws are missing or not finite.
     """
-    return wasserstein1_rows(draws_SB, draws_TB).mean()
+    return weighted_mean(wasserstein1_rows(draws_SB, draws_TB), weights_B)
 
 
 def wasserstein1_rows(draws_SB: Tensor, draws_TB: Tensor) -> Tensor:

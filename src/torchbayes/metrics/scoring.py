@@ -109,7 +109,7 @@ def rmse(mean_B: Tensor, targets_B: Tensor, *, weights_B: Tensor | None = None) 
     return weighted_mean((mean_B - targets_B).double().square(), weights_B).sqrt()
 
 
-def crps_gaussian(mean_B: Tensor, scale_B: Tensor, targets_B: Tensor) -> Tensor:
+def crps_gaussian(mean_B: Tensor, scale_B: Tensor, targets_B: Tensor, *, weights_B: Tensor | None = None) -> Tensor:
     r"""Continuous ranked probability score of Gaussian predictions, averaged over all elements.
 
     With $z = (y - \mu)/\sigma$: $\sigma\,[z\,(2\Phi(z) - 1) + 2\varphi(z) - 1/\sqrt\pi]$
@@ -119,6 +119,7 @@ def crps_gaussian(mean_B: Tensor, scale_B: Tensor, targets_B: Tensor) -> Tensor:
         mean_B: Predicted means, any shape.
         scale_B: Predicted standard deviations, above zero, the same shape.
         targets_B: Observed values, the same shape.
+        weights_B: How often each counts, the same shape, at least 0; once if None.
 
     Returns:
         Score in the units of the targets, lower is better, a 0-d float64 tensor.
@@ -136,7 +137,7 @@ def crps_gaussian(mean_B: Tensor, scale_B: Tensor, targets_B: Tensor) -> Tensor:
     z = ((targets_B - mean_B) / scale_B).double()
     density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
     unit_crps = z * torch.erf(z / math.sqrt(2)) + 2 * density - 1 / math.sqrt(math.pi)
-    return (scale_B * unit_crps).mean()
+    return weighted_mean(scale_B * unit_crps, weights_B)
 
 
 def crps_normals(mean_SB: Tensor, scale_SB: Tensor, targets_B: Tensor, *, weights_B: Tensor | None = None) -> Tensor:
@@ -192,7 +193,7 @@ def _mean_absolute(mean: Tensor, scale: Tensor) -> Tensor:
     return mean * torch.erf(z / math.sqrt(2)) + scale * math.sqrt(2 / math.pi) * torch.exp(-0.5 * z.square())
 
 
-def crps_draws(draws_SB: Tensor, targets_B: Tensor) -> Tensor:
+def crps_draws(draws_SB: Tensor, targets_B: Tensor, *, weights_B: Tensor | None = None) -> Tensor:
     r"""Continuous ranked probability score from draws, averaged over the B points.
 
     The energy form $E|X - y| - \frac12 E|X - X'|$ by its fair estimator, which does not pair a draw with itself,
@@ -202,6 +203,7 @@ def crps_draws(draws_SB: Tensor, targets_B: Tensor) -> Tensor:
     Args:
         draws_SB: Draws from the predictive distribution, noise included, shape (S, B) with S >= 2.
         targets_B: Observed values, shape (B,).
+        weights_B: How often each point counts, shape (B,), at least 0; once if None.
 
     Returns:
         Score in the units of the targets, lower is better, a 0-d float64 tensor.
@@ -216,7 +218,7 @@ def crps_draws(draws_SB: Tensor, targets_B: Tensor) -> Tensor:
     num_draws = draws_SB.shape[0]
     if num_draws < 2:
         raise ValueError("`draws_SB` must hold at least 2 draws for the fair estimator; got 1. Draw more.")
-    return draws_crps(draws_SB, targets_B).mean()
+    return weighted_mean(draws_crps(draws_SB, targets_B), weights_B)
 
 
 def draws_crps(draws_SB: Tensor, targets_B: Tensor) -> Tensor:
