@@ -54,7 +54,7 @@ class Evaluation:
         metrics: name -> value. Classification: accuracy, nll, brier, ece (15 equal-width bins), ece_mass (20
             equal-mass bins), entropy, mutual_information, aurc (area under the curve of the error rate against the
             share of rows kept, the most confident first). Numbers, real or counts: nll (of the mixture), nll_gaussian
-            (of the Gaussian with its first two moments), rmse, coverage (of the central 95 % interval, which holds
+            (of the Gaussian with its first two moments), rmse, mae, coverage (of the central 95 % interval, which holds
             more where counts are small). Real numbers also: crps (continuous ranked probability score of the mixture,
             in the units of the targets). Others, distributions without a mean, and targets that are no labels or
             numbers of that shape: nll.

@@ -64,12 +64,14 @@ def number_terms(rows: Mapping[str, Tensor], target_scale: float) -> dict[str, T
         target_scale: units of the raw targets per unit that the model sees.
 
     Returns:
-        nll_gaussian, rmse (the mean squared error of the row), coverage, and where there are scores crps; (N,) each.
+        nll_gaussian, rmse (the mean squared error of the row), mae, coverage, and where there are scores crps; (N,)
+        each.
     """
     mean, numbers = rows["mean"], rows["numbers"]
     gaussian = distributions.Normal(mean, rows["scale"]).log_prob(numbers).reshape(len(mean), -1).sum(-1)
     each = {
         "rmse": (mean - numbers).double().square() * target_scale**2,
+        "mae": (mean - numbers).double().abs() * target_scale,
         "coverage": ((rows["low"] <= numbers) & (numbers <= rows["high"])).double(),
         **({"crps": rows["crps"] * target_scale} if "crps" in rows else {}),
     }

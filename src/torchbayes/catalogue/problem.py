@@ -91,8 +91,8 @@ class Problem:
         likelihood: name, or import path of a class or function that makes one: categorical; bernoulli (two classes, one
             output); gaussian (noise learned); heteroscedastic (noise given by the network); student_t; poisson
             (counts).
-        prior_scale: scale of the prior of every weight, normal where `prior` does not say another; null is 1, and leaves
-            that of a normal prior open, so that held-out rows choose it for methods that ask them.
+        prior_scale: scale of the prior of every weight, normal where `prior` does not say another; null is 1, which
+            methods that choose the scale of a normal prior by held-out rows may change.
         temperature: T of the tempered posterior; 1 is Bayes.
         split: which split of the data set.
         train_size: number of training rows to keep; all if null.

@@ -16,6 +16,7 @@ from torchbayes.comparison.resamples import RESAMPLES, at_severity
 BETTER: dict[str, Literal["low", "high"]] = {
     "accuracy": "high",
     "rmse": "low",
+    "mae": "low",
     "nll": "low",
     "brier": "low",
     "ece": "low",

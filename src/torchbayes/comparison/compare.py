@@ -22,7 +22,7 @@ from torchbayes.catalogue.methods import label_of
 from torchbayes.catalogue.problem import Setup, with_dropout
 from torchbayes.comparison.reference import load_reference, quality
 from torchbayes.comparison.report import report
-from torchbayes.comparison.scores import Outcome, Track, member, score
+from torchbayes.comparison.scores import Outcome, Track, constant_outcome, member, score
 from torchbayes.comparison.settings import REFERENCE, Comparison
 from torchbayes.data import CORRUPTIONS, Data
 from torchbayes.driver.progress import Callback
@@ -42,12 +42,14 @@ class Compared:
         outcomes: method -> its outcome.
         report: path of `report.html`; PNGs, `results.json` and `config.yaml` are in the same directory.
         diagnosis: of the reference's chains; None without a reference, or if it has no chains.
+        base: the constant predictor on the test set; None where the targets have none.
     """
 
     setup: Setup
     outcomes: dict[str, Outcome]
     report: Path
     diagnosis: Diagnosis | None = None
+    base: Outcome | None = None
 
 
 def compare(
@@ -98,9 +100,12 @@ def compare(
         with setup.problem.threading():
             outcomes = score(setup, posteriors, comparison, track=track)
             diagnosis = None if name is None else quality(setup, posteriors[name], where)
-        write_whole(home / "results.json", (json.dumps(_numbers(setup, outcomes, diagnosis), indent=1) + "\n").encode())
-        page = report(home, setup, comparison, outcomes=outcomes, diagnosis=diagnosis, settings=text)
-    return Compared(setup, outcomes, page, diagnosis)
+            base = constant_outcome(setup)
+        numbers = _numbers(setup, outcomes, diagnosis) | ({} if base is None else {"constant": base.clean.metrics})
+        write_whole(home / "results.json", (json.dumps(numbers, indent=1) + "\n").encode())
+        about = {"outcomes": outcomes, "base": base, "diagnosis": diagnosis, "settings": text}
+        page = report(home, setup, comparison, **about)
+    return Compared(setup, outcomes, page, diagnosis, base)
 
 
 def _of_images(comparison: Comparison, data: Data) -> Comparison:

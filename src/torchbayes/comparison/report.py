@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +14,60 @@ from torchbayes.comparison.figures import glance, pictures
 from torchbayes.comparison.reference import section
 from torchbayes.comparison.scores import Outcome
 from torchbayes.comparison.settings import Comparison
-from torchbayes.comparison.tables import caption, certainty_tables, fidelity_table, foreign_table, tables
+from torchbayes.comparison.tables import (
+    certainty_tables,
+    fidelity_table,
+    foreign_table,
+    is_worse,
+    tables,
+)
 from torchbayes.report import Table, write_report
+from torchbayes.report.chosen import settings_chosen
 from torchbayes.report.html import save_pictures
 from torchbayes.report.scales import told
 from torchbayes.report.words import capital, listed, prior_of
 
 
-def findings(comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
-    """Return what was found, in words: the best by each question, and what cannot be told from it.
+def findings(comparison: Comparison, outcomes: Mapping[str, Outcome], base: Outcome | None = None) -> str:
+    """Return what was found, in words: the best by each question among what is worth using, and what is not.
 
     Args:
         comparison: what was compared.
         outcomes: method -> its outcome.
+        base: the constant predictor.
 
     Returns:
-        Sentences.
+        Paragraphs, separated by empty lines.
     """
     reference = None if comparison.compared_with is None else label_of(comparison.compared_with)
+    worse = {label_of(name): o for name, o in outcomes.items() if is_worse(o, base)}
+    doubted = {label_of(name): o.problems for name, o in outcomes.items() if o.problems}
     said = []
     for panel in glance({label_of(name): outcome for name, outcome in outcomes.items()}, reference):
-        best, *_ = ranked = panel.ranked()
-        tied = [name for name in ranked[1:] if name in panel.best]
-        near = f"; these rows do not tell {listed(tied)} from it" if tied else ""
-        if len(ranked) > 1:
-            number = told(panel.numbers[best], panel.measure)
-            said.append(f"{panel.title.capitalize()}: best {panel.measure} by {best}, {number}{near}.")
+        ranked = [name for name in panel.ranked() if name not in worse and name not in doubted]
+        if len(panel.values) < 2 or not ranked:
+            continue
+        best, *others = ranked
+        tied = [name for name in others if name in panel.best] if best in panel.best else []
+        near = f"; {listed(tied)} {'is' if len(tied) == 1 else 'are'} not significantly different" if tied else ""
+        number = told(panel.numbers[best], panel.measure)
+        said.append(f"{panel.title.capitalize()}: best {panel.measure} by {best}, {number}{near}.")
+    if not said and len(outcomes) > 1:
+        said.append("No method is the best here: each is worse than the constant predictor or should not be trusted.")
     if len(outcomes) > 1:
-        said.append("This is one seed; small differences may turn with another.")
-    return " ".join(said)
+        said.append("This is one seed; small differences may change their sign with another.")
+    paragraphs = [" ".join(said)]
+    if worse and base is not None:
+        what = "the shares of the classes" if base.clean.probs is not None else "the mean and standard deviation"
+        paragraphs.append(
+            f"Warning: {listed(list(worse))} {'is' if len(worse) == 1 else 'are'} worse than a constant prediction by "
+            f"{what} of the training targets, whose NLL is {base.clean.metrics['nll']:.3f}. Do not use "
+            f"{'it' if len(worse) == 1 else 'them'}."
+        )
+    paragraphs += [
+        f"Warning: {name} should not be trusted: {'; '.join(problems)}." for name, problems in doubted.items()
+    ]
+    return "\n\n".join(filter(None, paragraphs))
 
 
 def procedure(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
@@ -96,6 +120,13 @@ def _budget(comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
     return " ".join(capital(sentence) for sentence in said + chains)
 
 
+def _chosen(home: Path, comparison: Comparison) -> str:
+    """Return what held-out rows chose for each fit, as a paragraph; empty if they chose nothing."""
+    fits = {name: settings_chosen(home / "fits" / name) for name in comparison.methods}
+    said = [f"{label_of(name)}: {listed(settings)}." for name, settings in fits.items() if settings]
+    return f"\n\nHeld-out rows chose settings. {' '.join(map(capital, said))}" if said else ""
+
+
 def _allowed(settings: Any, start: str | None) -> str:
     """Return the budget of a method that is not a sampler, in words."""
     own = vars(settings)
@@ -122,6 +153,7 @@ def report(
     outcomes: Mapping[str, Outcome],
     diagnosis: Diagnosis | None,
     settings: str,
+    base: Outcome | None = None,
 ) -> Path:
     """Write the pictures and the page.
 
@@ -132,6 +164,7 @@ def report(
         outcomes: method -> its outcome.
         diagnosis: of the reference; None if there is none.
         settings: the resolved configuration, YAML.
+        base: the constant predictor; None if there is none.
 
     Returns:
         Path of `report.html`.
@@ -141,17 +174,18 @@ def report(
     if diagnosis is not None:
         judged, more = section(diagnosis)
         drawn |= more
-    parts = [replace(part, caption=caption(setup, outcomes, diagnosis)) for part in tables(setup, outcomes)]
+    scores, *parts = tables(setup, outcomes, diagnosis, base, intervals=True)
     extra = [*certainty_tables(outcomes), fidelity_table(outcomes), foreign_table(outcomes), *judged]
     data = setup.data
     return write_report(
         home / "report.html",
         title=f"{data.name}: {_names(outcomes)}",
         lead=f"{len(data.train.inputs):,} training and {len(data.test.inputs):,} test rows. "
-        f"{findings(comparison, outcomes)}",
+        f"{findings(comparison, outcomes, base)}",
+        tables=[scores],
         figures=save_pictures(home, drawn),
         folded=[*parts, *(part for part in extra if part)],
-        about=procedure(setup, comparison, outcomes),
+        about=procedure(setup, comparison, outcomes) + _chosen(home, comparison),
         settings=settings,
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from torchbayes import metrics
+from torchbayes.assess.constant import constant
 from torchbayes.assess.evaluate import Evaluation, Scores, detection, evaluate, fidelity, uncertainty
 from torchbayes.catalogue.problem import Setup
 from torchbayes.comparison.certainty import Certainty, Further, certainties
@@ -56,6 +57,7 @@ class Outcome:
         fidelity: how close it is to the reference; of the reference itself one chain against the others.
         is_reference: whether the others are compared with it.
         certainty: how sure the scores are.
+        problems: why its posterior should not be trusted.
     """
 
     functions: Functions | Source
@@ -67,6 +69,7 @@ class Outcome:
     fidelity: Fidelity = field(default_factory=Fidelity)
     is_reference: bool = False
     certainty: Certainty = field(default_factory=Certainty)
+    problems: tuple[str, ...] = ()
 
     def severity(self, metric: str) -> list[list[float]]:
         """Return a metric at severity 0 (not corrupted) to 5, one row each, one column per corruption."""
@@ -91,6 +94,8 @@ class Outcome:
     def numbers(self) -> dict[str, Any]:
         """Return every number, JSON-serialisable."""
         found: dict[str, Any] = {"clean": self.clean.metrics, **self.certainty.numbers()}
+        if self.problems:
+            found["problems"] = list(self.problems)
         if isinstance(self.functions, Functions):
             found["draws"] = self.functions.draws
         if self.members:
@@ -154,7 +159,8 @@ def score(
         if entry and entry.by_member:
             alone = (member(posterior, m) for m in range(posterior.members))
             members = [evaluate(one, tuple(data.test), target_scale=scale).metrics for one in alone]
-        outcomes[name] = Outcome(functions, clean, members, is_reference=name == comparison.compared_with)
+        about = {"is_reference": name == comparison.compared_with, "problems": posterior.problems}
+        outcomes[name] = Outcome(functions, clean, members, **about)
     reference = comparison.compared_with
     chains = posteriors[reference].members if reference is not None else 0
     ceilings: dict[str, list[Tensor]] = {}
@@ -166,6 +172,17 @@ def score(
     further = {name: _further(outcome, other, comparison) for name, outcome in outcomes.items()}
     sure = certainties({n: o.clean for n, o in outcomes.items()}, seed=comparison.seed, further=further)
     return {name: dataclasses.replace(outcome, certainty=sure[name]) for name, outcome in outcomes.items()}
+
+
+def constant_outcome(setup: Setup) -> Outcome | None:
+    """Return the scores of the constant predictor on the test set, without functions; None where there is none.
+
+    Args:
+        setup: data and model.
+    """
+    train, test = setup.data.train.targets, setup.data.test.targets
+    found = constant(setup.model, train, test, target_scale=setup.target_scale)
+    return None if found is None else Outcome(None, found)  # type: ignore[arg-type]  # nothing is drawn from it
 
 
 def _further(outcome: Outcome, reference: Outcome | None, comparison: Comparison) -> Further:

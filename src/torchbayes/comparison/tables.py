@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
+from torchbayes.assess.constant import r_squared
 from torchbayes.assess.diagnose import Diagnosis
 from torchbayes.catalogue.methods import label_of
 from torchbayes.catalogue.problem import Setup
@@ -45,6 +46,8 @@ def _close(metric: str, severity: int = 0) -> Any:
 COLUMNS = (
     Column("accuracy", _clean("accuracy"), ".1%", BETTER["accuracy"], metric="accuracy"),
     Column("RMSE", _clean("rmse"), ".3f", BETTER["rmse"], metric="rmse"),
+    Column("MAE", _clean("mae"), ".3f", BETTER["mae"], metric="mae"),
+    Column("R²", lambda outcome: r_squared(outcome.clean), ".3f", "high"),
     Column("NLL", _clean("nll"), ".3f", BETTER["nll"], metric="nll"),
     Column("Brier", _clean("brier"), ".3f", BETTER["brier"], metric="brier"),
     Column("ECE", _clean("ece"), ".3f", BETTER["ece"], metric="ece"),
@@ -61,17 +64,38 @@ COLUMNS = (
 )
 
 
+CONSTANT = "constant"
 KINDS: tuple[Kind, ...] = ("clean", "fidelity", "shifted")
 _TITLES: dict[Kind, str] = {"clean": "test set", "shifted": "corrupted and foreign images"}
 
 
-def table(outcomes: Mapping[str, Outcome], *, kinds: Sequence[str] = KINDS, caption: str = "") -> Table:
-    """Return the table of methods and metrics.
+def is_worse(outcome: Outcome, base: Outcome | None) -> bool:
+    """Return whether the targets are less likely under a method than under the constant predictor."""
+    return base is not None and not outcome.clean.metrics["nll"] <= base.clean.metrics["nll"]
+
+
+def called(name: str, outcome: Outcome, base: Outcome | None) -> str:
+    """Return how a table calls a method: with a mark where it is worse than the constant or should not be trusted.
+
+    Args:
+        name: of the method.
+        outcome: its outcome.
+        base: the constant predictor.
+    """
+    marks = "✗" * is_worse(outcome, base) + "!" * bool(outcome.problems)
+    return f"{label_of(name)} {marks}".rstrip()
+
+
+def table(
+    outcomes: Mapping[str, Outcome], *, kinds: Sequence[str] = KINDS, caption: str = "", base: Outcome | None = None
+) -> Table:
+    """Return the table of methods and metrics, and of the constant predictor below them.
 
     Args:
         outcomes: method -> its outcome.
         kinds: which columns: on the test set, against the reference, on shifted data.
         caption: what it shows.
+        base: the constant predictor; without a row if None.
 
     Returns:
         The table, with the columns that have numbers.
@@ -81,9 +105,13 @@ def table(outcomes: Mapping[str, Outcome], *, kinds: Sequence[str] = KINDS, capt
         for column in COLUMNS
         if column.kind in kinds and any(column.number(outcome) is not None for outcome in outcomes.values())
     ]
+    named = {called(name, outcome, base): outcome for name, outcome in outcomes.items()}
+    if base is not None and "clean" in kinds:
+        named[CONSTANT] = base
+    rows = [[label, *(column.number(outcome) for column in columns)] for label, outcome in named.items()]
     return Table(
         ["method", *(column.head for column in columns)],
-        [[label_of(name), *(column.number(outcome) for column in columns)] for name, outcome in outcomes.items()],
+        rows,
         caption,
         better={column.head: column.better for column in columns if column.better},
         formats={column.head: column.form for column in columns},
@@ -141,40 +169,79 @@ def certainty_tables(outcomes: Mapping[str, Outcome]) -> list[Table | None]:
     return [certainty_table(outcomes, kind) for kind in ("clean", "shifted")]
 
 
-def tables(setup: Setup, outcomes: Mapping[str, Outcome], diagnosis: Diagnosis | None = None) -> list[Table]:
+def tables(
+    setup: Setup,
+    outcomes: Mapping[str, Outcome],
+    diagnosis: Diagnosis | None = None,
+    base: Outcome | None = None,
+    *,
+    intervals: bool = False,
+) -> list[Table]:
     """Return the table in parts that fit a page: on the test set, and on shifted data where there are any.
 
     Args:
         setup: data and model.
         outcomes: method -> its outcome.
         diagnosis: diagnosis of the reference.
+        base: the constant predictor.
+        intervals: whether the metrics of the test set have their intervals beside them.
 
     Returns:
         One or two tables, the caption under the last.
     """
-    test = replace(table(outcomes, kinds=["clean", "fidelity"]), title="Scores on the test set")
+    test = table(outcomes, kinds=["clean", "fidelity"], base=base)
+    test = replace(_with_intervals(test, outcomes) if intervals else test, title="Scores on the test set")
     shifted = replace(table(outcomes, kinds=["shifted"]), title="Scores on corrupted and foreign images")
     parts = [test, shifted]
     parts = [part for part in parts if len(part.columns) > 1]
-    return [*parts[:-1], replace(parts[-1], caption=caption(setup, outcomes, diagnosis))]
+    return [*parts[:-1], replace(parts[-1], caption=caption(setup, outcomes, diagnosis, base))]
 
 
-def caption(setup: Setup, outcomes: Mapping[str, Outcome], diagnosis: Diagnosis | None = None) -> str:
+def _with_intervals(shown: Table, outcomes: Mapping[str, Outcome]) -> Table:
+    """Return a table with the interval of each metric in a column behind it, where one is known."""
+    known = {c.head: c for c in COLUMNS if any(c.metric in o.certainty.intervals for o in outcomes.values())}
+    behind = [head for head in shown.columns if head in known]
+    ends: dict[str, list[Any]] = {head: [] for head in behind}
+    for head in behind:
+        for outcome in outcomes.values():
+            low, high = outcome.certainty.intervals[known[head].metric]
+            form = known[head].form
+            ends[head].append(f"{low:{form}} to {high:{form}}".replace("-", "−").replace("%", " %"))
+    columns = [name for head in shown.columns for name in ([head, f"{head}: 95 %"] if head in behind else [head])]
+    rows = []
+    for i, row in enumerate(shown.rows):
+        pairs = zip(shown.columns, row, strict=True)
+        rows.append([
+            e
+            for head, entry in pairs
+            for e in ([entry, ends[head][i] if i < len(outcomes) else None] if head in behind else [entry])
+        ])
+    return replace(shown, columns=columns, rows=rows)
+
+
+def caption(
+    setup: Setup,
+    outcomes: Mapping[str, Outcome],
+    diagnosis: Diagnosis | None = None,
+    base: Outcome | None = None,
+) -> str:
     """Return how to read the table.
 
     Args:
         setup: data and model.
         outcomes: method -> its outcome.
         diagnosis: diagnosis of the reference.
+        base: the constant predictor.
 
     Returns:
         Sentences.
     """
-    data, closeness = setup.data, _marked(outcomes) + _closeness(outcomes, diagnosis)
+    data, closeness = setup.data, _marked(outcomes) + _warned(setup, outcomes, base) + _closeness(outcomes, diagnosis)
     if data.task == "regression":
         return (
-            f"{len(data.test.inputs)} test rows. RMSE and NLL (negative log density of the average, nats per row) are "
-            f"in the target's own units; the 95 % interval is the central one of the average, and should hold 95 %."
+            f"{len(data.test.inputs):,} test rows. RMSE, MAE and NLL (negative log density of the average, nats per "
+            f"row) are in the target's own units; R² is the share of the variance of these targets that is explained. In "
+            f"95 % interval: the share of targets inside the central interval of the average, which should be 95 %."
             f"{closeness}"
         )
     some = next(iter(outcomes.values()))
@@ -194,9 +261,20 @@ def _marked(outcomes: Mapping[str, Outcome]) -> str:
     """Return what the marks on the test set say."""
     if len(outcomes) < 2 or not all(outcome.certainty.apart for outcome in outcomes.values()):
         return ""
-    return (
-        " Marked: the best, and on the test set, at severity 5 and by AUROC what these rows cannot tell from it (95 %)."
-    )
+    shifted = any(outcome.corrupted or outcome.foreign for outcome in outcomes.values())
+    where = "on the test set, at severity 5 and by AUROC " if shifted else ""
+    return f" Marked: the best, and {where}every method that is not significantly different from it (at 95 %)."
+
+
+def _warned(setup: Setup, outcomes: Mapping[str, Outcome], base: Outcome | None) -> str:
+    """Return what the row of the constant predictor and the signs behind names say."""
+    said = ""
+    if base is not None:
+        what = "the share of each class" if base.clean.probs is not None else "the mean and standard deviation"
+        said += f" Constant: {what} of the {len(setup.data.train.inputs):,} training targets, for every row."
+    if any(is_worse(outcome, base) for outcome in outcomes.values()):
+        said += " ✗: worse than the constant by NLL."
+    return said + (" !: should not be trusted, see the warnings." * any(o.problems for o in outcomes.values()))
 
 
 def reference_of(outcomes: Mapping[str, Outcome]) -> str | None:

@@ -43,8 +43,7 @@ class LaplacePosterior(Posterior):
         noise_scale: factor on the noise scale of a regression that has been tuned; 1 as fitted.
         exact: H as a dense matrix, by which the noise is chosen; None where there is no noise to choose, H is dense
             already, or the weights are too many, or few compared with the targets.
-        found: the support of the network's layers, over which the covariance is, as `LayerSupport.text`; empty if not
-            known.
+        found: the support of the network's layers, over which the covariance is, as `LayerSupport.text`.
         prior_chosen: whether the prior of `model` is the normal one of precision r ∘ d, no longer that of the modes.
         noise_chosen: whether the noise of `model` is no longer that of the modes.
     """
@@ -220,17 +219,15 @@ class LaplacePosterior(Posterior):
         """
         parts = {n.removeprefix("curvature."): t for n, t in tensors.items() if n.startswith("curvature.")}
         reference_MD, strength_D = tensors["reference_MD"], tensors["strength_D"]
-        if prior_chosen := settings["tuned"]:
-            model = _having_precision(model, reference_MD[0] * strength_D)
-        factor = settings["noise_scale"]
-        if noise_chosen := "scales" in settings:
-            model = having(model, likelihood=having_scales(model.likelihood, tuple(settings["scales"])))
-        elif factor != 1:  # a file of an earlier version holds nothing else
-            model, noise_chosen = having_noise(model, factor), True
+        model = _having_precision(model, reference_MD[0] * strength_D) if settings["tuned"] else model
+        factor, scales = settings["noise_scale"], tuple(settings.get("scales", ()))
+        if scales:  # a file of an earlier version may hold nothing but the factor
+            model = having(model, likelihood=having_scales(model.likelihood, scales))
+        model = model if scales else having_noise(model, factor)
         own = (tensors["mean_MD"], restore_curvature(settings["curvature"], parts), reference_MD, strength_D)
         numbers = (tensors["log_likelihood_M"], settings["num_data"], settings["num_targets"], factor)
         exact = DenseCurvature(tensors["exact"]) if "exact" in tensors else None
-        chosen = {"prior_chosen": prior_chosen, "noise_chosen": noise_chosen}
+        chosen = {"prior_chosen": settings["tuned"], "noise_chosen": bool(scales) or factor != 1}
         return cls(model, *own, *numbers, exact=exact, found=settings.get("found", ""), **chosen)
 
 

@@ -50,10 +50,8 @@ def chosen_by_rows(directory: Path) -> str:
         return ""
     found = recorded(directory)
     held_out = [] if found is None else found[1]["chosen"]["held_out"]
-    trials = f", in {len(held_out)} trial runs without other rows each" if len(held_out) > 1 else ""
-    return (
-        f"Chosen by {sum(held_out):,} held-out training rows{trials}: {listed(settings)}. The fit itself used all rows."
-    )
+    trials = f" in {len(held_out)} trial runs" if len(held_out) > 1 else ""
+    return f"{sum(held_out):,} training rows, held out{trials}, chose {listed(settings)}. The fit itself had all rows."
 
 
 def chosen_scales(posterior: Posterior) -> str:

@@ -24,8 +24,8 @@ class Settings:
 
     Attributes:
         problem: data, likelihood and the prior to begin with; its network settings are those of `mlp`.
-        map: how each network is trained, and again under each prior that was chosen; where its epochs are open, held-out
-            rows choose those of the first training, and the others take as many as come near a mode.
+        map: how each network is trained, and trained again under each prior that was chosen; where its epochs are open,
+            held-out rows choose those of the first training, and the others take as many as come near a mode.
         networks: names of networks; `cnn` is short for `small_cnn`.
         tune_prior: whose scale the evidence chooses: "model" (none), "scalar" (one) or "layer" (one for each layer); a
             prior that is not normal is taken as the normal with its curvature then.

@@ -1,0 +1,64 @@
+"""The simplest prediction, the same for every row, from the training targets alone: what a method must beat."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.assess.evaluate import evaluate
+from torchbayes.assess.evaluation import Evaluation
+from torchbayes.model.likelihoods import Bernoulli, Gaussian, Poisson, Probit
+from torchbayes.model.likelihoods.weighted import unweighted
+from torchbayes.predictive.average import Predictive
+
+
+def constant(model: Any, train: Any, test: Any, *, target_scale: float = 1.0) -> Evaluation | None:
+    """Return the scores of the constant predictor: shares of the classes, or a normal of the targets' mean and sd.
+
+    Counts under a Poisson likelihood are predicted by a Poisson distribution of their mean rate. A class without
+    training rows counts as one row.
+
+    Args:
+        model: what the targets are judged by elsewhere.
+        train: training targets.
+        test: test targets.
+        target_scale: as of `evaluate`.
+
+    Returns:
+        The evaluation; None where targets are neither one class nor one number, or several, for each row.
+    """
+    if not isinstance(train, Tensor) or not isinstance(test, Tensor) or train.ndim > 2 or not len(test):
+        return None
+    likelihood = unweighted(model.likelihood)
+    if isinstance(likelihood, Bernoulli | Probit) and train[0].numel() == 1:
+        train, test = (t.reshape(-1).long() for t in (train, test))
+    if not train.is_floating_point() and train.ndim == 1 and not isinstance(likelihood, Poisson):
+        counts = torch.bincount(train, minlength=int(test.max()) + 1).double().clamp_min(1)
+        return evaluate(Predictive.from_probs((counts / counts.sum()).expand(len(test), -1)), test)
+    values, targets = (t.double().reshape(len(t), -1) for t in (train, test))
+    mean, sd = values.mean(0), values.std(0, correction=0)
+    if isinstance(likelihood, Poisson):
+        same = Predictive(mean.clamp_min(1e-12).log().expand(1, *targets.shape), Poisson())
+        return evaluate(same, test.reshape(targets.shape))
+    if not bool((sd > 0).all()):
+        return None
+    noise = Gaussian(float(sd)) if len(sd) == 1 else Gaussian(tuple(sd.tolist()))
+    return evaluate(Predictive(mean.expand(1, *targets.shape), noise), targets, target_scale=target_scale)
+
+
+def r_squared(evaluation: Evaluation) -> float | None:
+    """Return R² = 1 − Σ (y − m)² / Σ (y − ȳ)² of predicted means m, ȳ the mean of these targets; None for others.
+
+    Args:
+        evaluation: of numbers; rows count by their weights.
+    """
+    mean, targets = evaluation.mean, evaluation.targets
+    if "rmse" not in evaluation.metrics or mean is None or not isinstance(targets, Tensor):
+        return None
+    mean_NK, targets_NK = (t.double().reshape(len(mean), -1) for t in (mean, targets))
+    weights_N1 = torch.ones(len(mean), 1) if evaluation.weights is None else evaluation.weights.double()[:, None]
+    centre_K = (weights_N1 * targets_NK).sum(0) / weights_N1.sum()
+    left, total = (float((weights_N1 * (targets_NK - m).square()).sum()) for m in (mean_NK, centre_K))
+    return None if total == 0 else 1 - left / total
