@@ -32,7 +32,7 @@ from torchbayes.driver.run import START, Run, check_free, describe, recorded
 from torchbayes.driver.shelf import DiskShelf, MemoryShelf, Shelf
 from torchbayes.methods.optimise.learned import estimated
 from torchbayes.methods.protocol import Method, Spreading
-from torchbayes.model.description import describe_model
+from torchbayes.model.description import CONSTANTS, describe_model, fingerprint
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source, as_source
@@ -139,6 +139,8 @@ def fit(
             model, source, method, validation=validation, begin=begin, seeds=seeds, **of_first
         )
     about: dict[str, Any] = {**_about(model, source, method, seed, space), **sought, **chosen}
+    if directory is not None:
+        about |= _constants(model if space is None else space.whole, method)
     density = _density(model, source, method, ranks=shard.ranks)
     trim()  # of copies that initialisers and a first run made
     # in a list, from which the run takes it: a large network is held by nobody else while it trains
@@ -149,7 +151,7 @@ def fit(
         trim()  # of what steps took
         posterior, raised = _result(density, source, method, state=state, run=run, known=known)
         posterior = posterior if space is None else InSubspace.of(posterior, space)
-        run.save(*run.shelf.packed(posterior))
+        run.save(posterior)
     warn_of([problem for problem in posterior.problems if problem not in known])
     warn_unchecked(raised)
     return posterior
@@ -263,6 +265,12 @@ def _about(model: Model, source: Source, method: Method, seed: int, space: Subsp
         "layout": {n: list(s) for n, s in model.layout.shapes.items()},
         **({} if space is None else {"space": space.checksum}),
     }
+
+
+def _constants(model: Model, method: Method) -> dict[str, Any]:
+    """Return the fingerprint of what a run takes from the network and its checkpoints do not hold."""
+    held = model.network.buffers if method.needs.network == "train" else ()
+    return {CONSTANTS: fingerprint(model.network, without=held)}
 
 
 def _of_length(method: Method, steps: int | None) -> Method:
