@@ -19,7 +19,7 @@ from torchbayes.checks import SettingError, check_counts, check_flags, check_kin
 from torchbayes.density.autograd import chunks
 from torchbayes.density.backend import Backend, Ellipses, Evaluation, Grown, Growth, Landed, Mixing, Trajectory
 from torchbayes.density.dynamics import Phase, Value, ValueOnly, leapfrog
-from torchbayes.density.plans import BackendName, Plan, as_plan, bound, choose
+from torchbayes.density.plans import BackendName, Plan, as_plan, bound, choose, refuse
 from torchbayes.density.ranks import Ranks
 from torchbayes.model.model import Batch, Model, Scales, ready
 from torchbayes.model.network import Buffers
@@ -81,7 +81,7 @@ class LogDensity:
         self.data = data and data.map(lambda t: t[own].contiguous())
         self.training, self.chunk_size = training, chunk_size
         self._backends = bound(model, training=training, chunk_size=chunk_size)
-        self._checked = False
+        self._checked, self._admitted = False, False
 
     def __call__(
         self,
@@ -335,10 +335,18 @@ def _summed(density: LogDensity, evaluation: Evaluation) -> tuple[Tensor, Tensor
 
 
 def _backend(density: LogDensity, evaluation: Evaluation) -> Backend:
-    """Return the backend that runs the members; unless it is set, it is chosen on the first rows."""
+    """Return the backend that runs the members; unless it is set, it is chosen on the first rows.
+
+    Raises:
+        SettingError: if the one that is set cannot run them.
+    """
     if density.plan is None:
         gradient_MD = evaluation.gradient_MD  # is overwritten all the same once the plan is made
         gradient_MD = torch.empty_like(evaluation.weights_MD) if gradient_MD is None else gradient_MD
         first = evaluation._replace(batch=next(chunks(evaluation, density.chunk_size)), gradient_MD=gradient_MD)
-        density.plan = choose(density._backends, first)
-    return density._backends[density.plan.backend]
+        density.plan, density._admitted = choose(density._backends, first), True
+    backend = density._backends[density.plan.backend]
+    if not density._admitted:
+        refuse(density.plan, backend.refuses(evaluation))
+        density._admitted = True
+    return backend

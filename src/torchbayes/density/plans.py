@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice
+from torchbayes.checks import SettingError, check_choice
 from torchbayes.density.backend import Backend, Evaluation
 from torchbayes.density.compiled import Compiled
 from torchbayes.density.loop import Loop
@@ -57,6 +57,22 @@ def as_plan(plan: Plan | str) -> Plan | None:
         return plan
     check_choice(("auto", *BACKEND_NAMES), plan=plan)
     return None if plan == "auto" else Plan(plan, "set by the caller")
+
+
+def refuse(plan: Plan, why: str | None) -> None:
+    """Check that a plan that was set can run what is asked for.
+
+    Args:
+        plan: the plan.
+        why: why it cannot; None if it can.
+
+    Raises:
+        SettingError: if it cannot.
+    """
+    if why is not None:
+        raise SettingError(
+            f"plan {plan.backend!r} cannot run this model: {why}. Set another plan, or leave it to 'auto'."
+        )
 
 
 def bound(model: Model, *, training: bool, chunk_size: int) -> dict[str, Backend]:
