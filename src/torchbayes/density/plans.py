@@ -20,6 +20,7 @@ from torchbayes.density.vmap import Vmap
 from torchbayes.model.dropout import Mask
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
+from torchbayes.model.rows.batch import batch_size
 
 # every backend, in the order in which "auto" tries them, and the names that the setting `plan` gives them
 BACKENDS: tuple[type[Backend], ...] = (Native, Loop, Vmap, Compiled)
@@ -149,6 +150,7 @@ def outputs(
     Raises:
         LookupError: if none offers them, which the loop does for every network.
     """
+    chunk_size = max(chunk_size, batch_size(inputs)) if model.coupled else chunk_size
     options: dict[str, Any] = {"buffers_S": buffers_S, "chunk_size": chunk_size, "masks_S": masks_S}
     for backend in BACKENDS:
         found = backend(model).outputs(weights_SD, inputs, **options)

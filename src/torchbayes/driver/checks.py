@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable
 from os import PathLike
 from typing import Any
 
@@ -22,6 +21,7 @@ from torchbayes.checks import (
     given,
     seen,
 )
+from torchbayes.density.density import check_whole
 from torchbayes.density.dynamics import Density
 from torchbayes.density.ranks import Ranks
 from torchbayes.driver.chains import Chains
@@ -31,9 +31,9 @@ from torchbayes.methods.protocol import Method
 from torchbayes.model.model import Model
 from torchbayes.model.parameters import Parameters
 from torchbayes.model.priors.sparse import LogUniform
+from torchbayes.model.probes.functions import refuse_coupled
 from torchbayes.model.probes.gradients import dependence
 from torchbayes.model.probes.links import applied_twice
-from torchbayes.model.rows.batch import tensors_of
 from torchbayes.model.rows.sources import Source
 from torchbayes.model.subspace import Subspace
 from torchbayes.native.seeds import member_seeds
@@ -174,21 +174,30 @@ def check_shares(model: Model, method: Method, ranks: Ranks) -> None:
         )
 
 
+def check_coupled(model: Model, source: Source, method: Method) -> None:
+    """Check that a method lets coupled rows go through the network together.
+
+    Raises:
+        SettingError: if it takes each of them alone, or some at a time.
+    """
+    if not model.coupled:
+        return
+    if method.needs.fixed_rows:
+        refuse_coupled(model)
+    if method.needs.batch_size is not None:
+        check_whole(-(-source.num_data // source.steps_per_epoch), source.num_data)
+
+
 class ChangingDataWarning(UserWarning):
     """The same rows differ from pass to pass, so that their number is not that of the observations."""
 
 
-def warn_if_changing(inputs: Callable[[], Iterable[Any]]) -> None:
-    """Warn where the first rows of the data differ between two passes, as augmentation makes them.
-
-    Args:
-        inputs: makes a pass over the inputs in a fixed order.
-    """
-    first, again = (tensors_of(next(iter(inputs()))) for _ in range(2))
-    if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
+def warn_if_changing(source: Source) -> None:
+    """Warn where rows of the data differ between two passes, as augmentation makes them."""
+    if source.changes():
         warnings.warn(
-            "the inputs differ from pass to pass, as augmentation makes them. The curvature counts every row once, as "
-            "an observation of its own, and data that are drawn anew define no posterior. Leave the augmentation out.",
+            "the inputs differ from pass to pass, as augmentation makes them. This method counts every row once, as an "
+            "observation of its own, and data that are drawn anew define no posterior. Leave the augmentation out.",
             ChangingDataWarning,
             stacklevel=4,
         )

@@ -15,6 +15,7 @@ from torchbayes.density.plans import Plan
 from torchbayes.density.ranks import Ranks
 from torchbayes.driver.checkpoint import released
 from torchbayes.driver.checks import (
+    check_coupled,
     check_fit,
     check_gradients,
     check_shares,
@@ -69,7 +70,8 @@ def fit(
 
     Args:
         model: network, likelihood and prior.
-        data: training data: a tuple (inputs, targets) of tensors, a Dataset, a DataLoader or a list of batches.
+        data: training data: a tuple (inputs, targets) of tensors, a Dataset, a DataLoader or a list of batches. Every
+            row counts once (docs/decisions/0027-what-counts-as-a-row.md).
         method: how to infer, such as `MAP(members=5)` or `SWAG(epochs=60)`.
         start: where to begin: a trained module or flat weights (D,), the same for every member; (M, D) or a point
             posterior, one per member. VI also begins at a Gaussian posterior, with its standard deviations where
@@ -128,7 +130,7 @@ def fit(
     known = start.problems if isinstance(start, Posterior) else ()
     warn_of(known, "`start`")
     start, scale_MD = centred(start) if method.needs.spread and space is None else (start, None)
-    source = _source(model, data, method)
+    source, faults = _source(model, data, method)
     seeds = member_seeds(seed, method.members)
     each = [seed for seed in seeds for _ in range(method.needs.modes)]
     model, begin = _begin(model, start, each, space=space, source=source)
@@ -149,7 +151,8 @@ def fit(
     with Run(directory, about, resume=resume, shard=shard) as run:
         state = _run_to_end(density, source, method, run=run, fresh=fresh, callbacks=callbacks)
         trim()  # of what steps took
-        posterior, raised = _result(density, source, method, state=state, run=run, known=known)
+        inherited = (*faults, *(known if method.needs.start == "modes" else ()))
+        posterior, raised = _result(density, source, method, state=state, run=run, inherited=inherited)
         posterior = posterior if space is None else InSubspace.of(posterior, space)
         run.save(posterior)
     warn_of([problem for problem in posterior.problems if problem not in known])
@@ -157,14 +160,16 @@ def fit(
     return posterior
 
 
-def _source(model: Model, data: Any, method: Method) -> Source:
-    """Return the training rows, checked against the model."""
+def _source(model: Model, data: Any, method: Method) -> tuple[Source, tuple[str, ...]]:
+    """Return the training rows, checked against the model, and what is wrong with the network on them."""
     source = as_source(model, data, method.needs.batch_size or ROWS)
-    source.check()
-    check_gradients(model, source, training=method.needs.network == "train")
-    if method.needs.fixed_rows:
-        warn_if_changing(source.inputs)
-    return source
+    training = method.needs.network == "train"
+    faults = source.check(training=training and not method.needs.fixed_rows)
+    check_coupled(model, source, method)
+    check_gradients(model, source, training=training)
+    if method.needs.fixed_rows or method.needs.all_rows:
+        warn_if_changing(source)
+    return source, faults
 
 
 def _begin(
@@ -236,9 +241,12 @@ def _result(
     *,
     state: Any,
     run: Run,
-    known: Sequence[str],
+    inherited: Sequence[str],
 ) -> tuple[Posterior, str]:
     """Return the posterior of a final state, with its known problems.
+
+    Those of modes are problems of what is built on them, which other methods move away from, and so are those of the
+    network.
 
     Returns:
         The posterior, and the error that ended its check, if there was one.
@@ -246,8 +254,6 @@ def _result(
     whole = run.shard.whole(state)
     posterior = method.posterior(density, whole, run.shelf).calibrated(source.inputs)
     problems, raised = checked(lambda: method.problems(posterior, whole, history=run.history, source=source))
-    # problems of modes are problems of what is built on them; other methods move away from their start
-    inherited = known if method.needs.start == "modes" else ()
     return posterior.with_problems((*inherited, *problems)), raised
 
 
@@ -315,7 +321,7 @@ def _at_modes(
         check_free(Path(directory))
     seeker = method.seeker  # type: ignore[attr-defined]
     source = as_source(model, data, seeker.needs.batch_size)
-    source.check()
+    source.check(training=method.needs.network == "train")
     seeds = member_seeds(seed, method.members)
     begin = start_of(model, None, seeds, space=space)
     first: dict[str, Any] = {"begin": begin, "seeds": seeds, "directory": directory}

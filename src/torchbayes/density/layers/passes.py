@@ -34,7 +34,7 @@ from torch.overrides import TorchFunctionMode
 
 from torchbayes.density.autograd import leaves_of, log_prob, mixed
 from torchbayes.density.backend import Mixing
-from torchbayes.density.density import LogDensity, seeds_here
+from torchbayes.density.density import LogDensity, check_whole, seeds_here
 from torchbayes.density.layers import noisy
 from torchbayes.density.layers.attention import taken_apart
 from torchbayes.density.layers.kernel import by_kernel, kernel_for
@@ -133,6 +133,8 @@ def mixed_by_layers(
         power: α.
     """
     _check_plan(density, native=False)
+    if density.model.coupled:
+        check_whole(batch_size(batch.inputs, 1), density.num_data, Mixing(len(steps), power))
     place, batch = _here(density, batch)
     how = hows(density, batch, estimator)
     passes = [Pass(how, place, [Randomness(seed, step) for seed in seeds]) for step in steps]
@@ -161,6 +163,8 @@ def _check_plan(density: LogDensity, *, native: bool) -> None:
 def _here(density: LogDensity, batch: Batch) -> tuple[Place, Batch]:
     """Return which rows of a minibatch this process takes, and these."""
     rows = batch_size(batch.inputs, 1)
+    if density.model.coupled:
+        check_whole(rows, density.num_data)
     if density.ranks.data <= 1:
         return Place(slice(0, rows), rows), batch
     place = Place(density.ranks.rows(rows), rows)

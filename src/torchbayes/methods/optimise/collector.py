@@ -199,13 +199,13 @@ class Collector(Generic[_Result]):
             _check_needs(self.model, learned=self._learned)
             return self.method.averaged(self.model, moments, end.buffers)
         source = as_source(self.model, data, self.method.batch_size)
-        source.check()
+        faults = source.check(training=True)
         model = informed_by(self.model, source)
         if model.likelihood.parameters() and not self._learned:
             moments, end = _with_learned(model, moments, end, source=source)
         posterior = self.method.averaged(model, moments, end.buffers).calibrated(source.inputs)
         problems, raised = checked(lambda: problems_of(posterior, _End(end), source))
-        posterior = posterior.with_problems(problems)
+        posterior = posterior.with_problems((*faults, *problems))
         warn_of(posterior.problems)
         warn_unchecked(raised)
         return posterior
