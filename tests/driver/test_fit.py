@@ -42,7 +42,6 @@ def regression(outputs: int = 1) -> tb.Model:
         ((INPUTS[:0], TARGETS[:0]), ValueError, "the data are empty"),
         (TensorDataset(INPUTS[:0], TARGETS[:0]), ValueError, "the data are empty"),
         ([], ValueError, "the data are empty"),
-        (DataLoader(TensorDataset(INPUTS, TARGETS), batch_size=50, drop_last=True), ValueError, "drop_last"),
         ((spoiled(INPUTS, float("nan")), TARGETS), ValueError, "inputs must be finite; 4 of 96 values"),
         ((spoiled(INPUTS, float("inf")), TARGETS), ValueError, "inputs must be finite; 4 of 96 values"),
         ((INPUTS, spoiled(TARGETS, 3)), ValueError, r"must lie in 0\.\.2.*got 3"),
@@ -56,7 +55,8 @@ def regression(outputs: int = 1) -> tb.Model:
         ((batch for batch in [(INPUTS, TARGETS)]), TypeError, "only once"),
         ([INPUTS], TypeError, "cannot find inputs and targets in a batch of type Tensor"),
         (7, TypeError, "`data` must be a tuple"),
-        (DataLoader(TensorDataset(INPUTS, TARGETS), sampler=SubsetRandomSampler([0, 1])), TypeError, "SubsetRandom"),
+        (DataLoader(TensorDataset(INPUTS, TARGETS), sampler=SubsetRandomSampler([0, 1, 0])), TypeError, "SubsetRandom"),
+        (DataLoader(TensorDataset(INPUTS, TARGETS), sampler=SubsetRandomSampler([])), ValueError, "the data are empty"),
     ],
 )
 def test_data_that_do_not_fit_are_refused(data: Any, error: type[Exception], message: str, tmp_path: Path) -> None:

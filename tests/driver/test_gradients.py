@@ -94,3 +94,71 @@ def test_the_check_changes_nothing() -> None:
 def test_recomputed_activations_are_refused(method: Any) -> None:
     with pytest.raises(SettingError, match=r"recomputes activations.*gradient_checkpointing_disable"):
         fit("recomputed", method)
+
+
+class Product(nn.Module):
+    """A layer beside a product of two factors, one of which starts at zero, as an adapter does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain, self.left, self.right = (
+            nn.Linear(3, 2),
+            nn.Parameter(normal(2, 3).float()),
+            nn.Parameter(torch.zeros(2, 2)),
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.plain(inputs) + inputs @ self.left.T @ self.right.T
+
+
+class Gated(nn.Module):
+    """A residual network whose branch starts at zero, with units that are dead, an attention and a normalised end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.branch, self.last = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.gate, self.norm = nn.Parameter(torch.zeros(())), nn.LayerNorm(2, elementwise_affine=False)
+        with torch.no_grad():
+            self.first.bias[:3] = -100.0  # three of four units are dead
+            self.last.weight.zero_()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(inputs))
+        return self.norm(self.last(hidden + self.gate * torch.relu(self.branch(hidden)))).log_softmax(-1)
+
+
+class Steps(nn.Module):
+    """A network of step functions: no gradient anywhere, yet outputs depend on every weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 8), nn.Linear(8, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (8 * self.last(torch.sign(self.first(inputs)))).round()
+
+
+EVERY = [*METHODS, tb.IVON(epochs=2), tb.SWAG(epochs=4), tb.Laplace(prior="model", check_mode=False)]
+
+
+@pytest.mark.parametrize("method", EVERY, ids=lambda method: type(method).__name__)
+def test_a_factor_of_a_constant_zero_is_told(method: Any) -> None:
+    start = Product()
+    for random, told in ((["*left", "plain.*"], True), (["*left", "*right"], False)):
+        model = tb.Model(Product(), tb.likelihoods.Categorical(), tb.priors.Normal(), random=random)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            tb.fit(model, (X, Y), method, start=start, callbacks=())
+        of_weights = [str(one.message) for one in said if issubclass(one.category, UnusedWeightsWarning)]
+        assert (len(of_weights) == 1) == told
+        assert not told or "1 of 3 random parameters, such as `left`" in of_weights[0]
+    with pytest.raises(SettingError, match="multiplies them by a zero that is not random"):
+        tb.fit(
+            tb.Model(Product(), tb.likelihoods.Categorical(), random="left"), (X, Y), method, start=start, callbacks=()
+        )
+
+
+@pytest.mark.parametrize("network", [Gated, Steps])
+def test_gradients_that_are_zero_only_where_a_fit_begins_are_no_alarm(network: Any) -> None:
+    method = tb.RandomWalk(steps=3, burn_in=1, step_size=0.1) if network is Steps else tb.MAP(epochs=1)
+    tb.fit(tb.Model(network(), tb.likelihoods.Categorical()), (X, Y), method, start=network(), callbacks=())

@@ -153,14 +153,6 @@ def test_batches_are_even(rows: int, size: int) -> None:
     assert int(sizes.max() - sizes.min()) <= 1
 
 
-def test_drop_last_leaves_a_different_rest_out() -> None:
-    source = source_of(DataLoader(Rows(), batch_size=5, shuffle=True, drop_last=True))
-    assert (source.num_data, source.steps_per_epoch) == (ROWS, 4)
-    batches = seen(source, 0)
-    assert [batch.shape for batch in batches] == [(MEMBERS, 5)] * 4
-    torch.testing.assert_close(torch.cat(batches, dim=1), orders(SEEDS, 0, ROWS)[:, :20].double(), rtol=0, atol=0)
-
-
 def test_custom_collation_and_hook() -> None:
     def collate(rows: list[tuple[Tensor, Tensor]]) -> Any:
         return {"a": torch.stack([x for x, _ in rows]), "b": torch.stack([y for _, y in rows])}

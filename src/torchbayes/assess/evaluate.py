@@ -300,7 +300,7 @@ def _predictives(
 
 
 def batches(model: Model, data: Any) -> Iterable[Any]:
-    """Return batches of the user's data, in a fixed order.
+    """Return batches of the user's data: every row of a data set once, in its order.
 
     Args:
         model: its hook reads tuples and mappings.
@@ -316,10 +316,10 @@ def batches(model: Model, data: Any) -> Iterable[Any]:
         data = data.tensors
     if isinstance(data, tuple | Mapping):
         rows = model.unpack(data)
-        starts = range(0, rows.size, _ROWS)
-        return (rows.map(lambda t, s=s: t[s : s + _ROWS]) for s in starts)
+        size = max(rows.size, 1) if model.coupled else _ROWS
+        return (rows.map(lambda t, s=s: t[s : s + size]) for s in range(0, rows.size, size))
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
-        return DataLoader(data, batch_size=_ROWS)
+        data = DataLoader(data, batch_size=_ROWS)
     if not isinstance(data, Iterable) or isinstance(data, str):
         raise TypeError(
             f"`data` must be a tuple (inputs, targets), a Dataset, a DataLoader or an iterable of batches; got "

@@ -24,7 +24,8 @@ from torchbayes.curvature.layers import Affine, Call, Layer, Other, layers_of, l
 from torchbayes.curvature.parts import COLUMNS_AT_ONCE
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
-from torchbayes.model.network import Buffers, Network, refuse_by_batch, taking
+from torchbayes.model.network import Buffers, Network, taking
+from torchbayes.model.probes.functions import refuse_coupled
 from torchbayes.model.rows.batch import batch_size, on_rows, row_axes, rows_of
 from torchbayes.native.process import plain_attention, quiet_vmap
 from torchbayes.native.seeds import Purpose, generator
@@ -218,7 +219,7 @@ def layer_support(model: Model, weights_D: Tensor, inputs: Any) -> LayerSupport:
         ValueError: if the network has batch norm without running statistics, or cannot take the inputs.
     """
     network = model.network
-    refuse_by_batch(network)
+    refuse_coupled(model)
     views, _ = model.split(weights_D)
     rows = network.arrange(_few(inputs))
     with torch.no_grad(), taking(inputs):  # so that an error speaks of all rows, not of these few

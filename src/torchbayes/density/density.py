@@ -19,10 +19,11 @@ from torchbayes.checks import SettingError, check_counts, check_flags, check_kin
 from torchbayes.density.autograd import chunks
 from torchbayes.density.backend import Backend, Ellipses, Evaluation, Grown, Growth, Landed, Mixing, Trajectory
 from torchbayes.density.dynamics import Phase, Value, ValueOnly, leapfrog
-from torchbayes.density.plans import BackendName, Plan, as_plan, bound, choose
+from torchbayes.density.plans import BackendName, Plan, as_plan, bound, choose, refuse
 from torchbayes.density.ranks import Ranks
 from torchbayes.model.model import Batch, Model, Scales, ready
 from torchbayes.model.network import Buffers
+from torchbayes.model.probes.functions import refuse_faults
 from torchbayes.model.rows.batch import batch_size
 from torchbayes.native.heap import widen
 from torchbayes.native.seeds import Purpose, mix
@@ -65,7 +66,7 @@ class LogDensity:
 
         Raises:
             ValueError: if `plan` is unknown, a size is not positive, the data do not have N rows, or ranks would have
-                none of them.
+                none of them, or only some that are coupled to others, or rows that are coupled go through in chunks.
         """
         widen()
         check_kind(Model, "a Model", model=model)
@@ -77,11 +78,16 @@ class LogDensity:
             raise ValueError(f"`data` must hold all {num_data} rows; got {data.size}.")
         self.plan: Plan | None = as_plan(plan)
         self.model, self.num_data, self.ranks = model, num_data, ranks or Ranks()
+        if data is not None and num_data > chunk_size and not model.coupled:
+            refuse_faults(model, data, training=training)
         own = self.ranks.rows(num_data)
         self.data = data and data.map(lambda t: t[own].contiguous())
+        if model.coupled:
+            _check_alone(self.ranks)
+            chunk_size = max(chunk_size, num_data)
         self.training, self.chunk_size = training, chunk_size
         self._backends = bound(model, training=training, chunk_size=chunk_size)
-        self._checked = False
+        self._checked, self._admitted = False, False
 
     def __call__(
         self,
@@ -267,7 +273,7 @@ def _scaled(
     prior is left out where `prior` is False.
 
     Raises:
-        SettingError: if there is neither a batch nor data, or a batch has no rows.
+        SettingError: if there is neither a batch nor data, or a batch has no rows, or not all that are coupled.
     """
     weights_MD, batch, buffers, seeds, gradient_MD = asked
     if batch is None and density.data is None:
@@ -279,6 +285,8 @@ def _scaled(
     rows = density.num_data if batch is None else batch_size(batch.inputs, 1)
     if rows == 0:
         raise SettingError("the batch has no rows.")
+    if density.model.coupled:
+        check_whole(rows, density.num_data, mixing)
     own = density.model.scales(density.num_data, rows)
     scales = Scales(factor * own.likelihood, factor * own.prior * prior)
     if batch is not None and density.ranks.data > 1:
@@ -298,6 +306,37 @@ def _scaled(
     )
     value_M, log_prior_M = _summed(density, evaluation)
     return scales.likelihood * value_M + scales.prior * log_prior_M, value_M * (density.num_data / rows)
+
+
+def _check_alone(ranks: Ranks) -> None:
+    """Check that no other process has rows on which those here depend.
+
+    Raises:
+        SettingError: if ranks share the rows.
+    """
+    if ranks.data > 1:
+        raise SettingError(
+            f"the rows of this model are coupled (`Model(coupled=True)`), so {ranks.data} ranks cannot split them. Let "
+            f"them share the members (`Ranks.grid(data=1)`)."
+        )
+
+
+def check_whole(rows: int, num_data: int, mixing: Mixing | None = None) -> None:
+    """Check that coupled rows go through the network together.
+
+    Raises:
+        SettingError: if a batch has only some of them, or draws are to be combined row by row.
+    """
+    if rows != num_data:
+        raise SettingError(
+            f"the rows of this model are coupled (`Model(coupled=True)`), so all {num_data:,} must go through at once; "
+            f"got {rows:,}. Set `batch_size` to {num_data}, or take a method on all the data, such as HMC()."
+        )
+    if mixing is not None:
+        raise SettingError(
+            "the rows of this model are coupled (`Model(coupled=True)`), so draws cannot be combined row by row. Set "
+            "`alpha` to 0."
+        )
 
 
 def seeds_here(ranks: Ranks, seeds: Sequence[int]) -> Sequence[int]:
@@ -335,10 +374,18 @@ def _summed(density: LogDensity, evaluation: Evaluation) -> tuple[Tensor, Tensor
 
 
 def _backend(density: LogDensity, evaluation: Evaluation) -> Backend:
-    """Return the backend that runs the members; unless it is set, it is chosen on the first rows."""
+    """Return the backend that runs the members; unless it is set, it is chosen on the first rows.
+
+    Raises:
+        SettingError: if the one that is set cannot run them.
+    """
     if density.plan is None:
         gradient_MD = evaluation.gradient_MD  # is overwritten all the same once the plan is made
         gradient_MD = torch.empty_like(evaluation.weights_MD) if gradient_MD is None else gradient_MD
         first = evaluation._replace(batch=next(chunks(evaluation, density.chunk_size)), gradient_MD=gradient_MD)
-        density.plan = choose(density._backends, first)
-    return density._backends[density.plan.backend]
+        density.plan, density._admitted = choose(density._backends, first), True
+    backend = density._backends[density.plan.backend]
+    if not density._admitted:
+        refuse(density.plan, backend.refuses(evaluation))
+        density._admitted = True
+    return backend

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice
+from torchbayes.checks import SettingError, check_choice
 from torchbayes.density.backend import Backend, Evaluation
 from torchbayes.density.compiled import Compiled
 from torchbayes.density.loop import Loop
@@ -19,6 +19,7 @@ from torchbayes.density.vmap import Vmap
 from torchbayes.model.dropout import Mask
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
+from torchbayes.model.rows.batch import batch_size
 from torchbayes.native.process import quiet_vmap
 
 # every backend, in the order in which "auto" tries them, and the names that the setting `plan` gives them
@@ -57,6 +58,22 @@ def as_plan(plan: Plan | str) -> Plan | None:
         return plan
     check_choice(("auto", *BACKEND_NAMES), plan=plan)
     return None if plan == "auto" else Plan(plan, "set by the caller")
+
+
+def refuse(plan: Plan, why: str | None) -> None:
+    """Check that a plan that was set can run what is asked for.
+
+    Args:
+        plan: the plan.
+        why: why it cannot; None if it can.
+
+    Raises:
+        SettingError: if it cannot.
+    """
+    if why is not None:
+        raise SettingError(
+            f"plan {plan.backend!r} cannot run this model: {why}. Set another plan, or leave it to 'auto'."
+        )
 
 
 def bound(model: Model, *, training: bool, chunk_size: int) -> dict[str, Backend]:
@@ -133,6 +150,7 @@ def outputs(
     Raises:
         LookupError: if none offers them, which the loop does for every network.
     """
+    chunk_size = max(chunk_size, batch_size(inputs)) if model.coupled else chunk_size
     options: dict[str, Any] = {"buffers_S": buffers_S, "chunk_size": chunk_size, "masks_S": masks_S}
     for backend in BACKENDS:
         found = backend(model).outputs(weights_SD, inputs, **options)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.model.description import CONSTANTS, fingerprint_differences
 from torchbayes.posteriors.files import aligned, read_header, read_tensors, write_tensors
 from torchbayes.posteriors.problems import is_finite
 
@@ -191,7 +192,9 @@ def check_same_run(path: Path, found: Mapping[str, Any], about: Mapping[str, Any
     Raises:
         ValueError: if they differ; the message names every differing entry.
     """
-    said = differences({key: found.get(key) for key in about}, about)
+    known = {key: entry for key, entry in about.items() if key != CONSTANTS}
+    said = differences({key: found.get(key) for key in known}, known)
+    said += fingerprint_differences(found.get(CONSTANTS) or {}, about.get(CONSTANTS) or {})
     if said:
         raise ValueError(
             f"{path} belongs to another run: {'; '.join(said[:5])}. "

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from os import PathLike
 from typing import Any
 
@@ -23,8 +21,8 @@ from torchbayes.checks import (
     given,
     seen,
 )
+from torchbayes.density.density import check_whole
 from torchbayes.density.dynamics import Density
-from torchbayes.density.loop import drawing
 from torchbayes.density.ranks import Ranks
 from torchbayes.driver.chains import Chains
 from torchbayes.driver.checkpoint import differences
@@ -33,10 +31,12 @@ from torchbayes.methods.protocol import Method
 from torchbayes.model.model import Model
 from torchbayes.model.parameters import Parameters
 from torchbayes.model.priors.sparse import LogUniform
-from torchbayes.model.rows.batch import tensors_of
+from torchbayes.model.probes.functions import refuse_coupled
+from torchbayes.model.probes.gradients import dependence
+from torchbayes.model.probes.links import applied_twice
 from torchbayes.model.rows.sources import Source
 from torchbayes.model.subspace import Subspace
-from torchbayes.native.seeds import Purpose, member_seeds, mix
+from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.posterior import Posterior
 
 
@@ -174,37 +174,45 @@ def check_shares(model: Model, method: Method, ranks: Ranks) -> None:
         )
 
 
+def check_coupled(model: Model, source: Source, method: Method) -> None:
+    """Check that a method lets coupled rows go through the network together.
+
+    Raises:
+        SettingError: if it takes each of them alone, or some at a time.
+    """
+    if not model.coupled:
+        return
+    if method.needs.fixed_rows:
+        refuse_coupled(model)
+    if method.needs.batch_size is not None:
+        check_whole(-(-source.num_data // source.steps_per_epoch), source.num_data)
+
+
 class ChangingDataWarning(UserWarning):
     """The same rows differ from pass to pass, so that their number is not that of the observations."""
 
 
-def warn_if_changing(inputs: Callable[[], Iterable[Any]]) -> None:
-    """Warn where the first rows of the data differ between two passes, as augmentation makes them.
-
-    Args:
-        inputs: makes a pass over the inputs in a fixed order.
-    """
-    first, again = (tensors_of(next(iter(inputs()))) for _ in range(2))
-    if not all(torch.equal(a, b) for a, b in zip(first, again, strict=True)):
+def warn_if_changing(source: Source) -> None:
+    """Warn where rows of the data differ between two passes, as augmentation makes them."""
+    if source.changes():
         warnings.warn(
-            "the inputs differ from pass to pass, as augmentation makes them. The curvature counts every row once, as "
-            "an observation of its own, and data that are drawn anew define no posterior. Leave the augmentation out.",
+            "the inputs differ from pass to pass, as augmentation makes them. This method counts every row once, as an "
+            "observation of its own, and data that are drawn anew define no posterior. Leave the augmentation out.",
             ChangingDataWarning,
             stacklevel=4,
         )
-
-
-_ATTEMPTS = 3  # passes by which gradients are looked for
 
 
 class UnusedWeightsWarning(UserWarning):
     """The outputs of the network do not depend on some of its random weights."""
 
 
-def check_gradients(model: Model, source: Source, *, training: bool) -> None:
-    """Check on the first batch that gradients reach all random parameters, and warn where they do not.
+class OutputsWarning(UserWarning):
+    """The network applies to its outputs what the likelihood applies to them again."""
 
-    A network may skip layers at random, or by what its inputs are: it is asked again before anything is said.
+
+def check_gradients(model: Model, source: Source, *, training: bool) -> None:
+    """Check on the first rows that outputs depend on all random weights, as the likelihood takes them; else warn.
 
     Args:
         model: the model.
@@ -212,41 +220,21 @@ def check_gradients(model: Model, source: Source, *, training: bool) -> None:
         training: whether the method runs the network in training mode.
 
     Raises:
-        SettingError: if no parameter has a gradient, or the network recomputes activations in the backward pass, when
-            its weights are others.
+        SettingError: if the outputs depend on no parameter, or as of `dependence`.
     """
-    network = model.network
-    inputs = next(iter(source.inputs()))
-    missing = {*network.initial}
-    for attempt in range(_ATTEMPTS):
-        held = {name: tensor.detach().requires_grad_() for name, tensor in network.initial.items()}
-        state = {name: buffer.clone() for name, buffer in network.buffers.items()}
-        mode = network.training() if training else nullcontext()
-        try:
-            with torch.enable_grad(), mode, drawing(network, mix(Purpose.GRADIENT_TRIAL, attempt)):
-                total = network(held, inputs, state).sum()
-                found: Sequence[Tensor | None] = [None] * len(held)
-                if total.requires_grad:
-                    found = torch.autograd.grad(total, [*held.values()], allow_unused=True)
-        except RuntimeError as error:
-            if "checkpoint" not in str(error).lower():
-                return  # without a gradient there is nothing to say; a method that needs one says why it fails
-            raise SettingError(
-                "the network recomputes activations in the backward pass (torch.utils.checkpoint), where it no longer "
-                "holds the weights that are asked about. Turn that off, in Hugging Face models by "
-                "`model.gradient_checkpointing_disable()`."
-            ) from error
-        missing &= {name for name, gradient in zip(held, found, strict=True) if gradient is None}
-        if not missing:
-            return
-    first = next(name for name in network.initial if name in missing)
+    outputs, missing = dependence(model.network, source.inputs(), training=training)
+    if outputs is not None and (twice := applied_twice(model.likelihood, outputs)):
+        warnings.warn(twice, OutputsWarning, stacklevel=4)
+    total = len(model.network.layout.names)
+    if not missing:
+        return
     said = (
-        f"the outputs for the first rows have no gradient in {len(missing)} of {len(network.initial)} random "
-        f"parameters, such as `{first}`: their posterior is their prior. Perhaps the network does not use them, runs "
-        f"them under torch.no_grad, or recomputes them (torch.utils.checkpoint). If that is meant, leave them out of "
-        f"`random`."
+        f"the outputs for the first rows have no gradient in {len(missing)} of {total} random parameters, such as "
+        f"`{missing[0]}`: their posterior is their prior. Perhaps the network does not use them, multiplies them by a "
+        f"zero that is not random (the other factor of a fresh adapter), runs them under torch.no_grad, or recomputes "
+        f"them (torch.utils.checkpoint). If that is meant, leave them out of `random`."
     )
-    if len(missing) == len(network.initial):
+    if len(missing) == total:
         raise SettingError(said)
     warnings.warn(said, UnusedWeightsWarning, stacklevel=4)
 

@@ -115,7 +115,7 @@ def _folds(model: Model, source: Source, validation: float | Any, *, seed: int) 
     """
     if validation is not None and not isinstance(validation, float):
         given_rows = as_source(model, validation, _HELD_OUT)
-        given_rows.check()
+        given_rows.check(training=True)
         return [Fold(source, given_rows.some(given_rows.num_data))]
     count = source.num_data
     held = round(count * validation) if validation else min(max(count // 10, _HELD_OUT), count // 5)

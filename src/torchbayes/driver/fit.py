@@ -17,6 +17,7 @@ from torchbayes.density.plans import Plan
 from torchbayes.density.ranks import Ranks
 from torchbayes.driver.checkpoint import released
 from torchbayes.driver.checks import (
+    check_coupled,
     check_fit,
     check_gradients,
     check_shares,
@@ -34,7 +35,7 @@ from torchbayes.driver.run import START, Run, check_free, describe, recorded
 from torchbayes.driver.shelf import DiskShelf, MemoryShelf, Shelf
 from torchbayes.methods.optimise.learned import estimated
 from torchbayes.methods.protocol import Method, Result_co, Spreading
-from torchbayes.model.description import describe_model
+from torchbayes.model.description import CONSTANTS, describe_model, fingerprint
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source, as_source
@@ -110,7 +111,8 @@ def fit(
 
     Args:
         model: network, likelihood and prior.
-        data: training data: a tuple (inputs, targets) of tensors, a Dataset, a DataLoader or a list of batches.
+        data: training data: a tuple (inputs, targets) of tensors, a Dataset, a DataLoader or a list of batches. Every
+            row counts once (docs/decisions/0027-what-counts-as-a-row.md).
         method: how to infer, such as `MAP(members=5)` or `SWAG(epochs=60)`.
         start: where to begin: a trained module or flat weights (D,), the same for every member; (M, D) or a point
             posterior, one per member. VI also begins at a Gaussian posterior, with its standard deviations where
@@ -174,13 +176,15 @@ def fit(
     known = start.problems if isinstance(start, Posterior) else ()
     warn_of(known, "`start`")
     start, scale_MD = centred(start) if method.needs.spread and space is None else (start, None)
-    source = _source(model, data, method)
+    source, faults = _source(model, data, method)
     seeds = member_seeds(seed, method.members)
     each = [seed for seed in seeds for _ in range(method.needs.modes)]
     model, begin = _begin(model, start, each, space=space, source=source)
     of_first: dict[str, Any] = {"directory": directory, "callbacks": callbacks if shard.ranks.first else ()}
     model, method, chosen = choose(model, source, method, validation=validation, begin=begin, seeds=seeds, **of_first)
     about: dict[str, Any] = {**_about(model, source, method, seed, space), **sought, **chosen}
+    if directory is not None:
+        about |= _constants(model if space is None else space.whole, method)
     density = _density(model, source, method, ranks=shard.ranks)
     trim()  # of copies that initialisers and a first run made
     # in a list, from which the run takes it: a large network is held by nobody else while it trains
@@ -189,22 +193,25 @@ def fit(
     with Run(directory, about, resume=resume, shard=shard) as run:
         state = _run_to_end(density, source, method, run=run, fresh=fresh, callbacks=callbacks)
         trim()  # of what steps took
-        posterior, raised = _result(density, source, method, state=state, run=run, known=known)
+        inherited = (*faults, *(known if method.needs.start == "modes" else ()))
+        posterior, raised = _result(density, source, method, state=state, run=run, inherited=inherited)
         posterior = posterior if space is None else InSubspace.of(posterior, space)
-        run.save(*run.shelf.packed(posterior))
+        run.save(posterior)
     warn_of([problem for problem in posterior.problems if problem not in known])
     warn_unchecked(raised)
     return posterior
 
 
-def _source(model: Model, data: Any, method: Method) -> Source:
-    """Return the training rows, checked against the model."""
+def _source(model: Model, data: Any, method: Method) -> tuple[Source, tuple[str, ...]]:
+    """Return the training rows, checked against the model, and what is wrong with the network on them."""
     source = as_source(model, data, method.needs.batch_size or ROWS)
-    source.check()
-    check_gradients(model, source, training=method.needs.network == "train")
-    if method.needs.fixed_rows:
-        warn_if_changing(source.inputs)
-    return source
+    training = method.needs.network == "train"
+    faults = source.check(training=training and not method.needs.fixed_rows)
+    check_coupled(model, source, method)
+    check_gradients(model, source, training=training)
+    if method.needs.fixed_rows or method.needs.all_rows:
+        warn_if_changing(source)
+    return source, faults
 
 
 def _begin(
@@ -276,9 +283,12 @@ def _result(
     *,
     state: Any,
     run: Run,
-    known: Sequence[str],
+    inherited: Sequence[str],
 ) -> tuple[Posterior, str]:
     """Return the posterior of a final state, with its known problems.
+
+    Those of modes are problems of what is built on them, which other methods move away from, and so are those of the
+    network.
 
     Returns:
         The posterior, and the error that ended its check, if there was one.
@@ -286,8 +296,6 @@ def _result(
     whole = run.shard.whole(state)
     posterior = method.posterior(density, whole, run.shelf).calibrated(source.inputs)
     problems, raised = checked(lambda: method.problems(posterior, whole, history=run.history, source=source))
-    # problems of modes are problems of what is built on them; other methods move away from their start
-    inherited = known if method.needs.start == "modes" else ()
     return posterior.with_problems((*inherited, *problems)), raised
 
 
@@ -305,6 +313,12 @@ def _about(model: Model, source: Source, method: Method, seed: int, space: Subsp
         "layout": {n: list(s) for n, s in model.layout.shapes.items()},
         **({} if space is None else {"space": space.checksum}),
     }
+
+
+def _constants(model: Model, method: Method) -> dict[str, Any]:
+    """Return the fingerprint of what a run takes from the network and its checkpoints do not hold."""
+    held = model.network.buffers if method.needs.network == "train" else ()
+    return {CONSTANTS: fingerprint(model.network, without=held)}
 
 
 def _of_length(method: Method, steps: int | None) -> Method:
@@ -349,7 +363,7 @@ def _at_modes(
         check_free(Path(directory))
     seeker = method.seeker  # type: ignore[attr-defined]
     source = as_source(model, data, seeker.needs.batch_size)
-    source.check()
+    source.check(training=method.needs.network == "train")
     seeds = member_seeds(seed, method.members)
     begin = start_of(model, None, seeds, space=space)
     first: dict[str, Any] = {"begin": begin, "seeds": seeds, "directory": directory}

@@ -74,6 +74,6 @@ def informed(
     model = model if found is None else as_recorded(model, found[1].get("model", {}))
     if asks(model.likelihood):
         source = as_source(model, data, ROWS)
-        source.check()
+        source.check(training=True)  # whether that is enough is asked once the method is known
         model = informed_by(model, source)
     return model, None if space is None else having_model(space, model)

@@ -21,8 +21,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
-from torch import Tensor
-
 from torchbayes.density.density import LogDensity
 from torchbayes.driver import log
 from torchbayes.driver.checkpoint import about_of, all_finite, check_same_run, load_checkpoint, save_checkpoint
@@ -41,6 +39,7 @@ from torchbayes.posteriors.files import (
     write_tensors,
 )
 from torchbayes.posteriors.locks import Locked
+from torchbayes.posteriors.posterior import Posterior
 
 # Seconds between checkpoints, and their least multiple of the last write's duration, so writing costs at most 2 %.
 START = "start"
@@ -238,10 +237,11 @@ class Run:
         if alone and self.shelf.whole and self.checkpoint(state, density, means, force=True):
             error.add_note(f"The state after step {state.step}, the last finite one, is in {self.directory}.")
 
-    def save(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    def save(self, posterior: Posterior) -> None:
         """Write the posterior of this run."""
         path = self._path(POSTERIOR)
         if path is not None:
+            tensors, header = self.shelf.packed(posterior)
             write_tensors(path, tensors, {**header, "run": self.name})
 
     def check(self) -> None:

@@ -11,6 +11,7 @@ from torchbayes.metrics.scoring import hits
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
+from torchbayes.model.probes.functions import refuse_coupled
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.functions import Functions
 from torchbayes.predictive.average import Predictive
@@ -49,8 +50,9 @@ def judged(functions: Functions, source: Source, chunk_size: int) -> Judged:
     """Return the mean losses of one function over data.
 
     Raises:
-        ValueError: if no row counts.
+        ValueError: if no row counts, or rows are coupled.
     """
+    refuse_coupled(functions.model)
     sums = torch.zeros(4, dtype=torch.float64)
     kind = ""
     for inputs, targets in source.batches():

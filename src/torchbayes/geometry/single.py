@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torchbayes.checks import check_kind
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import Batch, Model
-from torchbayes.model.network import Buffers, refuse_by_batch
+from torchbayes.model.network import Buffers
 from torchbayes.model.precision import LOW
+from torchbayes.model.probes.functions import refuse_coupled
 from torchbayes.model.rows.informed import informed_by
 from torchbayes.model.rows.sources import Source, as_source
 from torchbayes.posteriors.posterior import Posterior
@@ -61,7 +62,7 @@ def place_of(model: Model, data: Any, weights: Weights, *, batch_size: int = 102
     """
     check_kind(Model, "a Model", model=model)
     check_kind((Posterior, nn.Module, Tensor), "a posterior, a module or a tensor of weights", weights=weights)
-    refuse_by_batch(model.network)
+    refuse_coupled(model)
     _refuse_low(model)
     try:
         if (count := number_of_starts(weights)) != 1:

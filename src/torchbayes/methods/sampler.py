@@ -315,7 +315,8 @@ def refuse_batch_norm(density: Density) -> None:
     model: Any = getattr(density, "model", None)
     if model is None:
         return
-    refuse_by_batch(model.network)
+    if not model.coupled:
+        refuse_by_batch(model.network)
     if model.network.batch_norms:
         raise ValueError(
             f"`{model.network.batch_norms[0]}` is a batch norm, whose outputs depend on the batch, so the weights have "

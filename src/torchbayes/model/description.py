@@ -1,17 +1,31 @@
-"""A model in words: how files and runs record likelihood and prior, so that they are not read with others."""
+"""A model in words: how files and runs record likelihood, prior and constants, so that they are not read with others.
+
+Of parameters that are not random, and of buffers, it is a fingerprint: the same weights are another function on another
+frozen body.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
 
 from torchbayes.display import Overview, brief, shortened, shown
 from torchbayes.model.likelihoods.weighted import spread_of
 from torchbayes.model.model import Model
+from torchbayes.model.network import Network
 from torchbayes.model.priors.bound import BoundPrior
+from torchbayes.native.checksum import checksum
 
+CONSTANTS = "constants"
+"""The entry of files that holds a fingerprint."""
+_KNOWN: WeakKeyDictionary[Network, dict[str, str]] = WeakKeyDictionary()
+_SAMPLED, _NAMED = 8, 3  # elements of a fingerprint, and names in a message
 # parts of a repr that differ between processes: addresses, devices, enclosing functions
 _PLACE = re.compile(r" at 0x[0-9a-fA-F]+|, device='[^']*'|[\w.<>]+\.<locals>\.")
 _NUMBER = re.compile(r"-?\d+\.?\d*(?:e[+-]?\d+)?")
@@ -91,3 +105,68 @@ def _prior_overview(prior: BoundPrior) -> Overview:
 
 shown(_overview)(Model)
 shown(_prior_overview)(BoundPrior)
+
+
+def fingerprint(network: Network, *, without: Container[str] = ()) -> dict[str, str]:
+    """Return what identifies each tensor that is not inferred: the checksum of its bytes, its dtype, some elements.
+
+    A body of 100 million parameters takes half a second, once for each network.
+
+    Args:
+        network: the network.
+        without: names of buffers that do not count, as others take their place.
+    """
+    found = _KNOWN.setdefault(network, {})
+    for name, tensor in _constants(network).items():
+        if name not in found:
+            found[name] = _printed(tensor.detach().cpu())
+    return {name: text for name, text in found.items() if text and name not in without}
+
+
+def fingerprint_differences(found: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return how the constants of a network differ from those of another one, in one clause or none.
+
+    Tensors of another dtype, as of a body that was converted, are compared at a few elements, to rounding.
+
+    Args:
+        found: as `fingerprint` gave it for the other network; tensors that it does not name are not compared.
+        now: the fingerprint of the network.
+    """
+    others = [name for name, text in found.items() if name not in now or not _same_print(text, now[name])]
+    if not others:
+        return []
+    named = ", ".join(f"`{name}`" for name in others[:_NAMED])
+    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
+    verb = "are" if len(others) > 1 else "is"
+    return [f"{named}{more}, which {verb} not random, {verb} not as in the model"]
+
+
+def _constants(network: Network) -> dict[str, Tensor]:
+    """Return the tensors of a network that are not random; of partly random ones the constant elements."""
+    kept = {n: t.flatten().index_fill(0, network.mask.indices[n], 0.0) for n, t in network.mask.tensors.items()}
+    buffers = {n: b for n, b in network.module.named_buffers() if b.layout == torch.strided}
+    return {**network.constants, **kept, **buffers, **network.buffers}
+
+
+def _printed(tensor: Tensor) -> str:
+    """Return the checksum, dtype and some elements of a tensor; nothing where its bytes cannot be read."""
+    try:
+        flat = tensor.reshape(-1)
+        where = torch.linspace(0, max(len(flat) - 1, 0), min(_SAMPLED, len(flat)), dtype=torch.float64).long()
+        values = " ".join(f"{value:.9g}" for value in flat[where].double().tolist()) if not flat.is_complex() else ""
+        return f"{checksum(tensor)} {tensor.dtype} {values}"
+    except (RuntimeError, TypeError, NotImplementedError):  # a tensor of a class of its own, as quantised ones are
+        return ""
+
+
+def _same_print(one: str, other: str) -> bool:
+    """Return whether two tensors are equal, or to the rounding of the coarser where their dtypes differ."""
+    (sum_, dtype, *values), (own_sum, own_dtype, *own) = one.split(), other.split()
+    if dtype == own_dtype:
+        return sum_ == own_sum
+    kinds = [getattr(torch, name.removeprefix("torch.")) for name in (dtype, own_dtype)]
+    if not all(kind.is_floating_point for kind in kinds) or len(values) != len(own):
+        return False
+    eps = max(torch.finfo(kind).eps for kind in kinds)
+    pairs = [(float(a), float(b)) for a, b in zip(values, own, strict=True)]
+    return all(a == b or math.isclose(a, b, rel_tol=eps, abs_tol=eps * 1e-3) for a, b in pairs)

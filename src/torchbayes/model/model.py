@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.utils import _pytree as pytree
 
-from torchbayes.checks import check_choice, check_function, check_positive, given, is_whole, seen
+from torchbayes.checks import check_choice, check_flags, check_function, check_positive, given, is_whole, seen
 from torchbayes.model.layout import Layout
 from torchbayes.model.likelihoods import Learned, Likelihood, Parameters
 from torchbayes.model.likelihoods.categorical import check_possible
@@ -66,6 +66,7 @@ class Model:
         temperature: T > 0.
         tempering: `"joint"` divides likelihood and prior by T, `"likelihood"` the likelihood alone.
         shared: inputs that belong to all rows, by key or place.
+        coupled: whether rows depend on each other.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Model:
         tempering: Literal["joint", "likelihood"] = "joint",
         batch: Hook | None = None,
         shared: str | int | Sequence[str | int] = (),
+        coupled: bool = False,
     ) -> None:
         """Put network, likelihood and prior together.
 
@@ -101,6 +103,9 @@ class Model:
                 `ignore_index` for the last place.
             shared: inputs without an axis of rows, which belong to all rows (a table of context, the edges of a graph):
                 keys of a mapping, or positions in a tuple. All other inputs must have the same number of rows.
+            coupled: whether rows depend on each other, as under a partial likelihood, a contrast within a batch or
+                attention between rows: all of them then go through the network at once, whatever `chunk_size` says,
+                and what takes rows one by one or in parts is refused. A likelihood may say so by `coupled = True`.
 
         Raises:
             ValueError: if the temperature is not positive, or prior globs and parameters do not match up.
@@ -108,6 +113,7 @@ class Model:
         """
         check_positive(temperature=temperature)
         check_choice(("joint", "likelihood"), tempering=tempering)
+        check_flags(coupled=coupled)
         check_function("a function that returns (inputs, targets)", **given(batch=batch))
         self.likelihood = as_likelihood(likelihood)
         self.network = Network(network, random, class_axis=getattr(unweighted(self.likelihood), "class_axis", -1))
@@ -119,6 +125,7 @@ class Model:
         self.temperature = float(temperature)
         self.tempering = tempering
         self.shared = _names_of_shared(shared)
+        self.coupled = coupled or bool(getattr(unweighted(self.likelihood), "coupled", False))
         self._hook = batch
         self._labels = Labels(self.network)
 

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import secrets
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from torchbayes.checks import as_file
+from torchbayes.native.checksum import checksum, crc
 from torchbayes.native.process import full_path
 from torchbayes.posteriors.locks import open_own, take
 
@@ -152,7 +152,7 @@ def write_whole(path: str | Path, content: bytes) -> Path:
 def sealed(entries: Mapping[str, Any]) -> dict[str, Any]:
     """Return JSON-serialisable entries with their checksum under `crc`."""
     plain = json.loads(json.dumps(entries))
-    return {**plain, "crc": _crc(json.dumps(plain).encode())}
+    return {**plain, "crc": crc(json.dumps(plain).encode())}
 
 
 def unsealed(text: str | bytes) -> dict[str, Any]:
@@ -171,10 +171,10 @@ def unsealed(text: str | bytes) -> dict[str, Any]:
         entries = json.loads(text)
         if not isinstance(entries, dict):
             raise ValueError("it is no JSON object")
-        crc = entries.pop("crc", None)
-        if crc is None:
+        stated = entries.pop("crc", None)
+        if stated is None:
             raise ValueError("it has no checksum")
-        if crc != _crc(json.dumps(entries).encode()):
+        if stated != crc(json.dumps(entries).encode()):
             raise ValueError("its checksum is that of other contents")
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
@@ -349,13 +349,6 @@ def read_header(path: str | Path) -> dict[str, Any]:
         return _header(file, path)
 
 
-def checksum(tensor: Tensor) -> str:
-    """Return the CRC-32 of a tensor's dtype, shape and bytes in memory, in hexadecimal."""
-    # not `reshape`: an axis of length 1 may have any stride, which a view by bytes does not take
-    content = tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
-    return _crc(content.data if content.size else b"", f"{tensor.dtype} {list(tensor.shape)}".encode())
-
-
 @contextmanager
 def _opened(path: str | Path) -> Iterator[Any]:
     """Open a safetensors file, translating its errors.
@@ -389,7 +382,3 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         found[name] = tensor.clone() if place in seen else tensor
         seen.add(place)
     return found
-
-
-def _crc(content: Any, name: bytes = b"") -> str:
-    return f"{zlib.crc32(content, zlib.crc32(name)):08x}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from torchbayes.calls import explained
 from torchbayes.checks import check_kind
-from torchbayes.model.description import model_differences
+from torchbayes.model.description import CONSTANTS, fingerprint, fingerprint_differences, model_differences
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
 from torchbayes.model.rows.informed import as_recorded
@@ -26,10 +27,10 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
 
     Args:
         path: the file.
-        model: the model it was fitted with: layout, likelihood, prior and temperature must be those in the file. For a
-            tuned Laplace posterior it may also be that posterior's own model; the chosen prior and noise are in the
-            file, and so are what a likelihood took from the training targets and the scale of a prior that was left
-            open.
+        model: the model it was fitted with: layout, likelihood, prior, temperature, and the parameters and buffers that
+            are not inferred, must be those in the file. For a tuned Laplace posterior it may also be that posterior's
+            own model; the chosen prior and noise are in the file, and so are what a likelihood took from the training
+            targets and the scale of a prior that was left open.
         calibration: makes a pass over training inputs; needed by networks with batch norm.
 
     Returns:
@@ -56,7 +57,7 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
             tensors["weights_MSD"] = read_draws(path.parent, model, run=run, count=settings["draws"])
         model = as_recorded(model, header.get("model") or {})
         posterior = KINDS[header["kind"]].restore(model, tensors, settings)
-        check_model(path, header.get("model"), posterior.model)  # a tuned posterior has replaced the given model
+        check_model(path, header, posterior.model)  # a tuned posterior has replaced the given model
         about = {"statistics_known": header["statistics_known"], "problems": tuple(header.get("problems", ()))}
         saved = next(iter(posterior.tensors().values())).dtype
     except (KeyError, TypeError) as error:
@@ -121,13 +122,15 @@ def check_layout(path: Path, shapes: dict[str, list[int]], model: Model) -> None
         )
 
 
-def check_model(path: Path, about: dict[str, Any] | None, model: Model) -> None:
-    """Check that a file was made with this model, if the file records it.
+def check_model(path: Path, header: Mapping[str, Any], model: Model) -> None:
+    """Check that a file was made with this model, as far as its header records it.
 
     Raises:
-        ValueError: if likelihood, prior or temperature differ.
+        ValueError: if likelihood, prior, temperature or what is not random differ.
     """
-    said = model_differences(about, model) if about else []
+    said = model_differences(header["model"], model) if header.get("model") else []
+    if header.get(CONSTANTS):  # files of earlier versions have none
+        said += fingerprint_differences(header[CONSTANTS], fingerprint(model.network))
     if said:
         more = f" and {len(said) - 5} more" if len(said) > 5 else ""
         raise ValueError(

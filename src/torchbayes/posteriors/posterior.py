@@ -7,7 +7,7 @@ draws weighs the members equally and the first M draws are one per member.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from torchbayes.checks import as_seed, check_memory, is_whole, seen
 from torchbayes.display import Overview, shown
-from torchbayes.model.description import describe_model
+from torchbayes.model.description import CONSTANTS, describe_model, fingerprint
 from torchbayes.model.dropout import Mask
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
@@ -252,10 +252,20 @@ def header_of(posterior: Posterior, settings: Mapping[str, Any]) -> dict[str, An
         "kind": posterior.kind,
         "layout": {name: list(shape) for name, shape in posterior.model.layout.shapes.items()},
         "model": describe_model(posterior.model),
+        CONSTANTS: fingerprint(posterior.model.network, without=_replaced(posterior)),
         "settings": dict(settings),
         "statistics_known": posterior.statistics_known,
         "problems": list(posterior.problems),
     }
+
+
+def _replaced(posterior: Posterior) -> Container[str]:
+    """Return the buffers of the network that are not used: the file holds others, or each draw gets its statistics."""
+    network = posterior.model.network
+    if posterior.buffers_M:
+        return posterior.buffers_M.keys()
+    norms = () if posterior.statistics_known else network.batch_norms
+    return {name for name in network.buffers if name.rpartition(".")[0] in norms}
 
 
 def normals(seed: int, draws: int, size: int, *, like: Tensor) -> Tensor:

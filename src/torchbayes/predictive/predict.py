@@ -13,9 +13,12 @@ from torch.utils.data import DataLoader
 from torchbayes.calls import explained
 from torchbayes.checks import as_seed, check_counts, check_object
 from torchbayes.model.model import Batch, Model, check_finite
+from torchbayes.model.probes.functions import random_at, watched
 from torchbayes.model.rows.batch import check_alike
+from torchbayes.model.rows.loaders import in_order
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
+from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.linearised import by_outputs
 
@@ -73,8 +76,9 @@ def predict(
 
     Args:
         posterior: a posterior, functions already drawn from one, or a `Linearised` one.
-        inputs: tensor (B, ...), a tuple or mapping of such, or a DataLoader (its targets are ignored). A loader's
-            outputs are kept, S · N · K numbers; use `stream` when that is too much.
+        inputs: tensor (B, ...), a tuple or mapping of such, or a DataLoader (its targets are ignored), of which every
+            row is read once in the order of its data set, shuffled or not. Its outputs are kept, S · N · K numbers; use
+            `stream` when that is too much.
         draws: S, a multiple of the members; the posterior's default if None, and for a Laplace posterior, or
             one of a last layer, the form of `Linearised`, which draws no weights. Not for functions.
         seed: seed of the draws.
@@ -90,7 +94,7 @@ def predict(
     check_counts(chunk_size=chunk_size)
     if not isinstance(inputs, DataLoader):
         check_finite(placed := source.model.place(inputs))
-        return source.predictive(placed, chunk_size=chunk_size)
+        return _watched(source, placed, chunk_size)
     parts: list[Predictive] = []
     for each, _ in stream(source, inputs, chunk_size=chunk_size):
         parts.append(each)
@@ -115,7 +119,8 @@ def stream(
 
     Args:
         posterior: a posterior, functions already drawn from one, or a `Linearised` one.
-        batches: a DataLoader or any iterable of batches that the model's hook can read.
+        batches: a DataLoader, of which every row is read once in the order of its data set, or any iterable of
+            batches that the model's hook can read.
         draws: S, a multiple of the members; the posterior's default if None, and for a Laplace posterior, or
             one of a last layer, the form of `Linearised`, which draws no weights. Not for functions.
         seed: seed of the draws.
@@ -134,10 +139,25 @@ def stream(
 
 
 def _stream(source: Source, batches: Iterable[Any], chunk_size: int) -> Iterator[tuple[Predictive, Tensor]]:
-    for item in batches:
+    for number, item in enumerate(in_order(batches)):
+        if number and source.model.coupled:
+            raise ValueError(
+                "the rows of this model are coupled (`Model(coupled=True)`), so that a batch is no part of a larger "
+                "one. Give all rows at once, as tensors or as one batch."
+            )
         batch = item if isinstance(item, Batch) else source.model.unpack(item)
         check_finite(batch.inputs)
-        yield source.predictive(batch.inputs, chunk_size=chunk_size), batch.targets
+        yield _watched(source, batch.inputs, chunk_size), batch.targets
+
+
+def _watched(source: Source, inputs: Any, chunk_size: int) -> Predictive:
+    """Return the predictive at inputs; warn if the network draws random numbers for it, as functions must not."""
+    network = source.model.network
+    with watched(network.device) as drawn:
+        found = source.predictive(inputs, chunk_size=chunk_size)
+    if drawn.moved and (said := random_at(network, inputs)):
+        warn_of([said], "this prediction")
+    return found
 
 
 def as_functions(posterior: Posterior | Functions, draws: int | None, seed: int) -> Functions:

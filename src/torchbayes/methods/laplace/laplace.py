@@ -36,9 +36,10 @@ from torchbayes.methods.laplace.search import SEEKER, search
 from torchbayes.methods.laplace.tuning import tune
 from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
 from torchbayes.model.model import Batch, Model
-from torchbayes.model.network import Buffers, refuse_by_batch
+from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import correlated
 from torchbayes.model.priors.groups import SharedVariance
+from torchbayes.model.probes.functions import refuse_coupled
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.problems import not_finite
@@ -178,7 +179,7 @@ class Laplace:
                 prior has no precision.
         """
         _check_prior(self, density.model)
-        refuse_by_batch(density.model.network)
+        refuse_coupled(density.model)
         curvature_pass.check_held(self.curvature_settings, weights_MD)
         return curvature_pass.begin(weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
 

@@ -47,8 +47,9 @@ from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Vis
 from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.model import Batch
-from torchbayes.model.network import Buffers, refuse_by_batch
+from torchbayes.model.network import Buffers
 from torchbayes.model.priors.univariate import Normal
+from torchbayes.model.probes.functions import refuse_coupled
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.point import Point
@@ -236,7 +237,7 @@ class OnlineLaplace:
                 statistics.
         """
         model = density.model
-        refuse_by_batch(model.network)
+        refuse_coupled(model)
         if model.temperature != 1:
             raise ValueError(f"the evidence is that of T = 1; the model has temperature {model.temperature}.")
         size = model.network.layout.size  # learned parameters of the likelihood keep their prior

@@ -21,7 +21,8 @@ from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.optimise.trials import mean_nll, trial
 from torchbayes.methods.protocol import Chosen, Fold
 from torchbayes.model.model import Model
-from torchbayes.model.network import Buffers, refuse_by_batch
+from torchbayes.model.network import Buffers
+from torchbayes.model.probes.functions import refuse_coupled
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.predictive.linearised import Linearised
 
@@ -56,7 +57,7 @@ def search(
     Returns:
         `prior`, the factor d; and a record of the search, in which `mode` holds settings of the training.
     """
-    refuse_by_batch(model.network)
+    refuse_coupled(model)
     begin = {"weights_MD": weights_MD, "buffers": buffers, "seeds": seeds}
     num_data = folds[0].rows.num_data
     training = LogDensity(model, num_data, None, plan="auto", training=True)

@@ -25,7 +25,7 @@ from torchbayes.checks import check_kind, check_memory, given, is_whole, seen
 from torchbayes.methods.optimise.health import problems_of
 from torchbayes.methods.optimise.learned import learned_at
 from torchbayes.methods.optimise.moments import Moments
-from torchbayes.model.description import describe_model
+from torchbayes.model.description import CONSTANTS, describe_model, fingerprint
 from torchbayes.model.model import PREFIX, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.informed import informed_by
@@ -200,13 +200,13 @@ class Collector(Generic[_Result]):
             _check_needs(self.model, learned=self._learned)
             return self.method.averaged(self.model, moments, end.buffers)
         source = as_source(self.model, data, self.method.batch_size)
-        source.check()
+        faults = source.check(training=True)
         model = informed_by(self.model, source)
         if model.likelihood.parameters() and not self._learned:
             moments, end = _with_learned(model, moments, end, source=source)
         posterior = self.method.averaged(model, moments, end.buffers).calibrated(source.inputs)
         problems, raised = checked(lambda: problems_of(posterior, _End(end), source))
-        posterior = posterior.with_problems(problems)
+        posterior = posterior.with_problems((*faults, *problems))
         warn_of(posterior.problems)
         warn_unchecked(raised)
         return posterior
@@ -227,6 +227,7 @@ class Collector(Generic[_Result]):
             "kind": "collector",
             "layout": {name: list(shape) for name, shape in layout.items()},
             "model": describe_model(self.model),
+            CONSTANTS: fingerprint(self.model.network, without=self.model.network.buffers),
             "settings": self._settings,
             "points": self.points,
             "learned": self._learned,
@@ -243,7 +244,7 @@ class Collector(Generic[_Result]):
         if header.get("kind") != "collector":
             raise ValueError(f"{path} holds a {header.get('kind')!r}, not what a collector saved. Name another file.")
         check_layout(path, header["layout"], self.model)
-        check_model(path, header["model"], self.model)
+        check_model(path, header, self.model)
         was, now = header["settings"], self._settings
         said = [f"`{name}` {was[name]}, not {now[name]}" for name in now if was[name] != now[name]]
         if said:

@@ -35,7 +35,7 @@ from torchbayes.methods.particles.base import (
     heat_of,
     target_of,
 )
-from torchbayes.methods.particles.functions import FunctionTarget, PriorOf, Repulsion, check_extra
+from torchbayes.methods.particles.functions import PLANS, FunctionTarget, PriorOf, Repulsion, check_extra
 from torchbayes.methods.particles.kernels import RBF, Pairs, are_far, combine_, gram
 from torchbayes.methods.particles.scores import Score, score_matrix
 from torchbayes.methods.protocol import Shelf
@@ -119,6 +119,11 @@ class RepulsiveEnsemble(Particles):
         self.check()
         check_choice(("weights", "functions"), space=self.space)
         check_choice(("functions", "weights"), prior=self.prior)
+        if self.space == "functions" and self.plan not in ("auto", *PLANS):
+            raise ValueError(
+                f"`plan` of particles in the space of functions must be one of auto, {', '.join(PLANS)}; got "
+                f"{self.plan!r}. Set one of these, or space='weights'."
+            )
         check_choice(("kde", "sge", "ssge"), score=self.score)
         check_positive(**given(bandwidth=self.bandwidth))
         check_counts(least=2, prior_draws=self.prior_draws)

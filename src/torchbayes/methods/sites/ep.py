@@ -33,7 +33,8 @@ from torchbayes.methods.sites.beliefs import Belief, Sites, belief, prior_of
 from torchbayes.methods.sites.factors import Factors, check_likelihood, factors_of, is_exact
 from torchbayes.methods.sites.sweeps import Rule, at_once, in_turn
 from torchbayes.model.model import Batch
-from torchbayes.model.network import Buffers, refuse_by_batch
+from torchbayes.model.network import Buffers
+from torchbayes.model.probes.functions import refuse_coupled
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.problems import ProblemWarning, not_finite
@@ -196,7 +197,7 @@ class EP:
         """
         del seeds
         model, size, device = density.model, weights_MD.shape[1], weights_MD.device
-        refuse_by_batch(model.network)
+        refuse_coupled(model)
         check_likelihood(model.likelihood)
         if (free := free_memory(device)) < _MATRICES * 8 * size**2:
             raise ValueError(

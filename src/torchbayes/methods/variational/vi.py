@@ -112,7 +112,8 @@ class VI:
             Krishnan et al. 2020).
         kl_weight: β: a number, `Halving()` or `WarmUp()`. None lets held-out rows choose a number of at most 1: see
             `torchbayes.methods.variational.search`.
-        plan: how a stack of networks is run where weights are drawn: auto, native, loop, vmap or compiled.
+        plan: how the stack of networks is run: auto, native, loop, vmap or compiled; noise in the layers is drawn by
+            the kernel or in a loop, and has no other plan.
     """
 
     structure: Literal["diagonal", "low_rank", "dense", "radial"] = "diagonal"

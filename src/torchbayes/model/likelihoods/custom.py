@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from torchbayes.checks import check_function, seen
@@ -70,8 +73,13 @@ def as_likelihood(given: Likelihood | Callable[[Tensor], Distribution]) -> Likel
     """Return a likelihood: the one given, or a bare function of the outputs wrapped in `Custom`.
 
     Raises:
-        TypeError: if it is a class where an object is needed, or neither.
+        TypeError: if it is a class where an object is needed, a loss, or neither.
     """
+    if loss := _loss(given):
+        raise TypeError(
+            f"a `likelihood` must be one of torchbayes.likelihoods or a function from outputs to a torch Distribution; "
+            f"got {loss}, which is a loss. Write {_INSTEAD.get(loss, _OF_LOSSES)}."
+        )
     if isinstance(given, type) and isinstance(given, Likelihood):
         raise TypeError(f"a `likelihood` must be an object; got the class {given.__name__}. Write {given.__name__}().")
     if isinstance(given, Likelihood):
@@ -80,4 +88,47 @@ def as_likelihood(given: Likelihood | Callable[[Tensor], Distribution]) -> Likel
         raise TypeError(
             f"a `likelihood` must be one of torchbayes.likelihoods or a function of the outputs; got {seen(given)}."
         )
+    if (needed := _needed(given)) != 1:
+        raise TypeError(
+            f"a `likelihood` must be a function of the outputs alone, which returns a torch Distribution; got "
+            f"{seen(given)}, which needs {needed} arguments. A loss is no likelihood: {_OF_LOSSES}."
+        )
     return Custom(given)
+
+
+_CLASSES, _BINARY, _NUMBERS = "likelihoods.Categorical()", "likelihoods.Bernoulli()", "likelihoods.Gaussian()"
+_OF_LOSSES = f"{_CLASSES} for classes, {_BINARY} for binary targets, {_NUMBERS} for numbers"
+_INSTEAD = {  # a loss of torch, as a class and as a function -> what it is the negative logarithm of
+    **dict.fromkeys(("CrossEntropyLoss", "cross_entropy", "NLLLoss", "nll_loss"), _CLASSES),
+    **dict.fromkeys(("BCEWithLogitsLoss", "binary_cross_entropy_with_logits"), f"{_BINARY}, which takes logits"),
+    **dict.fromkeys(("BCELoss", "binary_cross_entropy"), f"{_BINARY}, which takes logits: leave out the sigmoid"),
+    **dict.fromkeys(("MultiLabelSoftMarginLoss", "multilabel_soft_margin_loss"), f"{_BINARY}, which takes logits"),
+    **dict.fromkeys(("MSELoss", "mse_loss"), f"{_NUMBERS} with the `scale` of the noise, or scale='learned'"),
+    **dict.fromkeys(("GaussianNLLLoss", "gaussian_nll_loss"), "likelihoods.HeteroscedasticGaussian()"),
+    **dict.fromkeys(("PoissonNLLLoss", "poisson_nll_loss"), "likelihoods.Poisson()"),
+    **dict.fromkeys(("L1Loss", "l1_loss"), "lambda outputs: torch.distributions.Laplace(outputs, scale)"),
+    **dict.fromkeys(
+        ("HuberLoss", "huber_loss", "SmoothL1Loss", "smooth_l1_loss"), "likelihoods.StudentT(), which bears outliers"
+    ),
+}
+
+
+def _loss(given: Any) -> str:
+    """Return the name of a loss of torch, which is a module, its class or a function; empty if it is none."""
+    given = given.func if isinstance(given, partial) else given
+    kind = given if isinstance(given, type) else type(given)
+    if issubclass(kind, nn.Module):
+        names = [base.__name__ for base in kind.__mro__ if base.__module__ == "torch.nn.modules.loss"]
+        return names[0] if names else ""
+    name = getattr(given, "__name__", "")
+    return name if name in _INSTEAD and getattr(F, name, None) is given else ""
+
+
+def _needed(function: Callable[..., Any]) -> int:
+    """Return how many arguments a function cannot do without; 1 where it does not tell, or takes any number."""
+    try:
+        each = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 1
+    positional = [p for p in each if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD}]
+    return max(1, sum(p.default is p.empty for p in positional))

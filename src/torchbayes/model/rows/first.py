@@ -5,11 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from torchbayes.model.model import Model, check_finite
+from torchbayes.model.probes.functions import faults_of, watched
 from torchbayes.model.rows.batch import Batch, on_rows
 
 
 class First:
-    """The first batch, checked against the model, so that later ones need no pass through the network."""
+    """The first batch, checked against the model, so that later ones need no pass through the network.
+
+    Attributes:
+        faults: why the network is no function on these rows.
+    """
 
     def __init__(self, model: Model, batch: Batch) -> None:
         """Check the batch.
@@ -17,7 +22,10 @@ class First:
         Raises:
             ValueError: if something does not fit; the message says what.
         """
-        self._model, self._outputs = model, model.check(batch)[:1]
+        with watched(model.network.device) as drawn:
+            outputs = model.check(batch)
+        self.faults = faults_of(model, batch, outputs, drew=drawn.moved)
+        self._model, self._outputs = model, outputs[:1]
         self._shapes = _shapes(batch.targets)
 
     def check(self, batch: Batch) -> Batch:

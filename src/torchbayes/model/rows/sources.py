@@ -7,26 +7,20 @@ by at most one, so there is never a tiny last batch that would upset batch norm.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-    TensorDataset,
-)
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from torchbayes.checks import seen
 from torchbayes.model.model import Model
 from torchbayes.model.rows.batch import Batch, concatenate
 from torchbayes.model.rows.first import First, checked_rows
+from torchbayes.model.rows.loaders import batches_of, evenly_spaced, is_indexed, read, rows_of_loader, same_rows
 from torchbayes.model.rows.members import ForMembers, for_members
+from torchbayes.model.rows.streams import Stream
 from torchbayes.native.seeds import Purpose, generator
 
 
@@ -67,8 +61,15 @@ class Source(Protocol):
         """Return about `count` rows spread over the data, always the same ones, in one or more whole batches."""
         ...
 
-    def check(self) -> None:
-        """Raise ValueError or TypeError when the data do not fit the model."""
+    def check(self, *, training: bool = False) -> tuple[str, ...]:
+        """Raise ValueError or TypeError when the data do not fit the model, or its network is no function.
+
+        Where it is trained on them, the latter is no error: see `Faults.judged`, whose problems are returned.
+        """
+        ...
+
+    def changes(self) -> bool:
+        """Return whether rows differ from pass to pass, as augmentation makes them."""
         ...
 
     def kept(self, rows: Tensor) -> Source | None:
@@ -80,12 +81,6 @@ def even_bounds(num_data: int, batch_size: int) -> list[int]:
     """Return the bounds of ceil(N / batch_size) slices whose sizes differ by at most one."""
     steps = -(-num_data // batch_size)
     return [num_data * step // steps for step in range(steps + 1)]
-
-
-def evenly_spaced(count: int, total: int) -> list[int]:
-    """Return at most `count` numbers out of 0..total − 1, evenly spaced."""
-    count = min(count, total)
-    return [total * k // count for k in range(count)]
 
 
 def whole_batches(count: int, bounds: Sequence[int]) -> list[list[int]]:
@@ -157,50 +152,44 @@ class Table:
         parts = (torch.tensor(p, device=self._model.network.device) for p in whole_batches(count, self._bounds))
         return [self._rows.map(lambda t, part=part: t.index_select(0, part)) for part in parts]
 
-    def check(self) -> None:
+    def changes(self) -> bool:
+        """Return that rows in tensors are the same in every pass."""
+        return False
+
+    def check(self, *, training: bool = False) -> tuple[str, ...]:
         """Check a few rows against the network and all rows for shape, range and finiteness.
+
+        Returns:
+            Problems of the network, as of `Faults.judged`.
 
         Raises:
             ValueError: if something does not fit; the message says what.
         """
-        First(self._model, self._rows.map(lambda t: t[:8])).check(self._rows)
+        first = First(self._model, self._rows.map(lambda t: t[:8]))
+        first.check(self._rows)
+        return first.faults.judged(training=training)
 
 
 class Loader:
     """A map-style Dataset or a DataLoader over one, read by index so that each member has its own order."""
 
     def __init__(self, model: Model, loader: DataLoader) -> None:
-        """Take dataset, collation, batch size and workers from the loader; a loader without shuffling keeps its order.
+        """Take rows, collation, batch size and workers from the loader; a loader without shuffling keeps its order.
 
         Raises:
-            ValueError: if the dataset is empty or an epoch has no whole batch.
-            TypeError: if the loader chooses rows with a sampler of its own.
+            ValueError: if the dataset is empty.
+            TypeError: if the loader repeats rows, or picks others at every pass.
         """
         self._model, self._loader = model, loader
         self._first: First | None = None
-        self._size = len(loader.dataset)  # type: ignore[arg-type]
-        if not self._size:
-            raise ValueError("the data are empty: the dataset has no rows. Check the filter before it.")
-        size = loader.batch_size or 1
-        self._bounds = (
-            list(range(0, self._size // size * size + 1, size)) if loader.drop_last else even_bounds(self._size, size)
-        )
-        if len(self._bounds) < 2:
-            raise ValueError(
-                f"the data are empty: with drop_last=True, {self._size} rows make no batch of {size}. "
-                f"Make batches smaller or keep the last one."
-            )
-        self._shuffled = not isinstance(loader.sampler, SequentialSampler)
-        if self._shuffled and not _plain_shuffle(loader.sampler, self._size):
-            raise TypeError(
-                f"the loader chooses rows with a {type(loader.sampler).__name__}, but fit orders the rows for each "
-                f"member itself. Choose rows with torch.utils.data.Subset, or give a list of batches."
-            )
+        self._dataset, self._shuffled = rows_of_loader(loader)
+        self._size = len(self._dataset)  # type: ignore[arg-type]
+        self._bounds = even_bounds(self._size, loader.batch_size or 1)
 
     def kept(self, rows: Tensor) -> Loader:
         """Return a loader of some rows of the data set, in batches of the same size."""
         own = self._loader
-        some = Subset(own.dataset, rows.tolist())
+        some = Subset(self._dataset, rows.tolist())
         about = {"num_workers": own.num_workers, "collate_fn": own.collate_fn, "worker_init_fn": own.worker_init_fn}
         about["pin_memory"] = own.pin_memory
         return Loader(self._model, DataLoader(some, own.batch_size, shuffle=self._shuffled, **about))
@@ -221,14 +210,14 @@ class Loader:
         order_MN = orders(seeds, epoch, self._size) if self._shuffled else order
         members, bounds = len(seeds), [*pairwise(self._bounds)][skip:]
         wanted = [order_MN[:, a:b].flatten().tolist() for a, b in bounds]
-        read = self._read(wanted, *seeds[:1], epoch, members=members)
-        for found, (a, b) in zip(read, bounds, strict=True):
-            yield for_members([checked_rows(self._model, self._first, batch) for batch in found], members, b - a)
+        found = self._read(wanted, *seeds[:1], epoch, collate=ForMembers(self._loader.collate_fn, members), first=skip)
+        for each, (a, b) in zip(found, bounds, strict=True):
+            yield for_members([checked_rows(self._model, self._first, batch) for batch in each], members, b - a)
 
     def inputs(self) -> Iterator[Any]:
         """Yield the inputs in a fixed order."""
-        for batch in self._read([list(range(a, b)) for a, b in zip(self._bounds[:-1], self._bounds[1:], strict=True)]):
-            yield self._model.unpack(batch).inputs
+        for batch in self._unpacked():
+            yield batch.inputs
 
     def batches(self) -> Iterator[Batch]:
         """Yield neighbouring rows of the data set."""
@@ -243,8 +232,8 @@ class Loader:
 
     def site(self, number: int, members: int) -> Batch:
         """Return neighbouring rows of the data set, the same for all members."""
-        found = self._read([list(range(self._bounds[number], self._bounds[number + 1]))])
-        rows = checked_rows(self._model, self._first, next(iter(found)))
+        found = self._read([list(range(self._bounds[number], self._bounds[number + 1]))], first=number)
+        rows = checked_rows(self._model, self._first, next(found))
         return rows.map(lambda t: t.expand(members, *t.shape))
 
     def some(self, count: int) -> list[Batch]:
@@ -252,104 +241,31 @@ class Loader:
         found = self._read(whole_batches(count, self._bounds))
         return [checked_rows(self._model, self._first, batch) for batch in found]
 
-    def check(self) -> None:
+    def changes(self) -> bool:
+        """Return whether the first rows differ between two passes."""
+        return not same_rows(*(next(self._unpacked(attempt)) for attempt in (1, 2)))
+
+    def check(self, *, training: bool = False) -> tuple[str, ...]:
         """Check the first batch.
+
+        Returns:
+            Problems of the network, as of `Faults.judged`.
 
         Raises:
             ValueError: if something does not fit; the message says what.
         """
-        batch = next(iter(self._read([list(range(self._bounds[1]))])))
-        self._first = First(self._model, self._model.unpack(batch))
+        self._first = First(self._model, next(self._unpacked()))
+        return self._first.faults.judged(training=training)
 
-    def _read(self, index_lists: list[list[int]], *integers: int, members: int | None = None) -> DataLoader:
-        like = self._loader
-        return DataLoader(
-            like.dataset,
-            batch_sampler=index_lists,
-            num_workers=like.num_workers,
-            collate_fn=like.collate_fn if members is None else ForMembers(like.collate_fn, members),
-            pin_memory=like.pin_memory,
-            worker_init_fn=like.worker_init_fn,
-            generator=generator(Purpose.WORKERS, *integers),  # without it, workers are seeded from the global generator
-        )
+    def _unpacked(self, *integers: int) -> Iterator[Batch]:
+        """Yield neighbouring rows of the data set, not checked."""
+        parts = [list(range(*ends)) for ends in pairwise(self._bounds)]
+        for batch in self._read(parts, *integers):
+            yield self._model.unpack(batch)
 
-
-def _plain_shuffle(sampler: Any, num_data: int) -> bool:
-    """Return whether a sampler gives every row once, in random order."""
-    return isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == num_data
-
-
-class Stream:
-    """Ready-made batches that can be iterated repeatedly; all members share their order."""
-
-    def __init__(self, model: Model, batches: Iterable[Any]) -> None:
-        """Count the rows in one pass.
-
-        Raises:
-            ValueError: if there are no rows.
-            TypeError: if the iterable can be read only once.
-        """
-        if iter(batches) is batches:
-            raise TypeError("the data can be iterated only once. Give a list of batches, a Dataset or a DataLoader.")
-        sizes = [model.unpack(batch).size for batch in batches]
-        if not sum(sizes):
-            raise ValueError("the data are empty: the loader yields no rows. Check the filter before it.")
-        self._model, self._batches, self._sizes = model, batches, sizes
-        self._first: First | None = None
-
-    def kept(self, rows: Tensor) -> None:
-        """Return nothing: a stream may give its rows in another order at every pass."""
-        del rows
-
-    @property
-    def num_data(self) -> int:
-        """N."""
-        return sum(self._sizes)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of batches of an epoch."""
-        return len(self._sizes)
-
-    def epoch(self, seeds: Sequence[int], epoch: int, skip: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch from number `skip` on, every tensor (M, B, ...)."""
-        del epoch
-        for number, batch in enumerate(self._batches):
-            if number >= skip:
-                rows = checked_rows(self._model, self._first, batch)
-                yield rows.map(lambda t: t.expand(len(seeds), *t.shape))
-
-    def inputs(self) -> Iterator[Any]:
-        """Yield the inputs in the order of the stream."""
-        for batch in self._batches:
-            yield self._model.unpack(batch).inputs
-
-    def batches(self) -> Iterator[Batch]:
-        """Yield the batches of the stream."""
-        for batch in self._batches:
-            yield checked_rows(self._model, self._first, batch)
-
-    def rows(self) -> Batch:
-        """Return all rows, checked, in the order of the stream."""
-        return concatenate([*self.batches()])
-
-    def site(self, number: int, members: int) -> Batch:
-        """Return a batch of the stream, the same for all members; earlier batches are skipped."""
-        rows = checked_rows(self._model, self._first, next(islice(iter(self._batches), number, None)))
-        return rows.map(lambda t: t.expand(members, *t.shape))
-
-    def some(self, count: int) -> list[Batch]:
-        """Return whole batches spread over the stream."""
-        wanted = set(evenly_spaced(max(1, count * len(self._sizes) // self.num_data), len(self._sizes)))
-        return [checked_rows(self._model, self._first, b) for number, b in enumerate(self._batches) if number in wanted]
-
-    def check(self) -> None:
-        """Check the first batch.
-
-        Raises:
-            ValueError: if something does not fit; the message says what.
-        """
-        self._first = First(self._model, self._model.unpack(next(iter(self._batches))))
+    def _read(self, rows: list[list[int]], *integers: int, collate: Any = None, first: int = 0) -> Iterator[Any]:
+        """Return batches of rows; what is drawn while they are read is a function of these integers and their place."""
+        return read(batches_of(self._loader, self._dataset, rows, *integers, collate=collate), *integers, first=first)
 
 
 def as_source(model: Model, data: Any, batch_size: int) -> Source:
@@ -369,7 +285,7 @@ def as_source(model: Model, data: Any, batch_size: int) -> Source:
     """
     if batch_size < 1:
         raise ValueError(f"`batch_size` must be at least 1; got {batch_size}.")
-    if isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset) and data.batch_size is not None:
+    if is_indexed(data):
         return Loader(model, data)
     if isinstance(data, TensorDataset):
         data = data.tensors

@@ -44,7 +44,7 @@ def load_module(path: str | Path, model: Model) -> PredictiveModule:
     settings = header["settings"]
     if scales := tuple(settings["scales"]):
         model = having(model, likelihood=having_scales(model.likelihood, scales))
-    check_model(path, {**describe_model(model), "likelihood": header["likelihood"]}, model)
+    check_model(path, {"model": {**describe_model(model), "likelihood": header["likelihood"]}}, model)
     kind, parts = MODULES[header["kind"]], defaultdict[str, dict[str, Tensor]](dict)
     for name, tensor in tensors.items():
         part, _, rest = name.partition(".")

@@ -1,0 +1,296 @@
+"""Whether a network in evaluation mode is a function, of its weights and of each row alone.
+
+Two things make it none: random numbers that it draws in evaluation mode too, and outputs of a row that change with the
+rows beside it. Both are looked for on the first rows of the data: whether the first pass has moved a generator, and by
+one pass over two of its rows alone. Only where one of them is suspected does it cost more.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from torchbayes.checks import SettingError
+from torchbayes.model.model import Model
+from torchbayes.model.network import Network, module_at, refuse_by_batch
+from torchbayes.model.rows.batch import Batch, arguments, copied, rows_of, tensors_of
+
+_FEW, _ALONE = 8, 2  # rows that are looked at, and those of them that go through a network by themselves
+_SUSPECT = 1e-4  # of the largest output: rounding may explain less
+_CERTAIN = 0.05  # rounding explains no more, whatever the precision
+_SAME = 1e-6  # what the order of sums on a GPU may change
+_TRIES = 16  # passes in which a network that drew numbers must be the same to be taken for a function
+
+
+class Faults(NamedTuple):
+    """Why a network is no function, or a likelihood no product over rows: a clause each, empty if it is one.
+
+    Attributes:
+        random: it draws random numbers in evaluation mode.
+        coupled: outputs of a row change with the rows beside it.
+        likelihood: so does the log probability of a row at the same outputs.
+    """
+
+    random: str = ""
+    coupled: str = ""
+    likelihood: str = ""
+
+    def judged(self, *, training: bool) -> tuple[str, ...]:
+        """Return the problems of what is trained on these rows.
+
+        Args:
+            training: whether random numbers and batches belong to the method, which then needs a function only for its
+                predictions.
+
+        Raises:
+            SettingError: if the likelihood is no product over rows, or where not `training` the network is no function.
+        """
+        clauses = [clause for clause in (self.random, self.coupled) if clause]
+        if wrong := self.likelihood or ("" if training else "; ".join(clauses)):
+            raise SettingError(f"{wrong}.")
+        return tuple(clauses)
+
+
+@dataclass
+class Drawn:
+    """Whether random numbers were drawn from a global generator.
+
+    Attributes:
+        moved: whether one was moved.
+    """
+
+    moved: bool = False
+
+
+@contextmanager
+def watched(device: torch.device) -> Iterator[Drawn]:
+    """Watch the global generators of torch, numpy and Python inside the `with`.
+
+    Yields:
+        Whether one of them was moved, once the `with` has ended.
+    """
+    drawn, before = Drawn(), _states(device)
+    yield drawn
+    drawn.moved = any(not _equal(one, other) for one, other in zip(before, _states(device), strict=True))
+
+
+def faults_of(model: Model, batch: Batch, outputs: Tensor, *, drew: bool) -> Faults:
+    """Return why the network is no function on the rows of a batch, or the likelihood no product over them.
+
+    Args:
+        model: the model.
+        batch: B rows.
+        outputs: of the network for them.
+        drew: whether a generator was moved when they were computed.
+    """
+
+    def run(inputs: Any) -> Tensor:
+        with torch.no_grad():
+            return model.network(model.network.initial, inputs)
+
+    alone = slice(batch.size - min(_ALONE, max(batch.size // 2, 1)), batch.size)
+    apart = _tried(lambda: run(rows_of(batch.inputs, alone)))
+    suspect = apart is not None and _distance(apart, outputs[alone]) > _SUSPECT
+    noise = _noise(run, batch.inputs, outputs, tries=_TRIES if drew else 1) if drew or suspect else 0.0
+    if noise:
+        return Faults(random=random_clause(model.network, batch.inputs, noise))
+    if model.coupled:
+        return Faults()
+    coupled = ""
+    if apart is not None and suspect:
+        others = torch.arange(alone.start, alone.start + batch.size).clamp(max=batch.size - 1).to(outputs.device)
+        same = run(rows_of(batch.inputs, others))[: len(apart)]  # as many rows as before, so that rounding is the same
+        most = max(_distance(same, outputs[alone]), (change := _distance(apart, outputs[alone])) - _CERTAIN)
+        norm = "".join(f"`{name}` is a batch norm without running statistics: " for name in model.network.by_batch[:1])
+        coupled = _COUPLED.format(norm, max(change, most)) if most > _SAME * 10 else ""
+    return Faults(coupled=coupled, likelihood=_of_likelihood(model, batch, outputs, alone))
+
+
+def refuse_faults(model: Model, data: Batch, *, training: bool) -> None:
+    """Check on the first rows of data that they may go through a model in chunks.
+
+    Raises:
+        SettingError: as of `Faults.judged`.
+    """
+    few = data.map(lambda t: t[:_FEW])
+    with torch.no_grad(), watched(model.network.device) as drawn:
+        outputs = model.network(model.network.initial, few.inputs)
+    faults_of(model, few, outputs, drew=drawn.moved).judged(training=training)
+
+
+_COUPLED = (
+    "{}outputs of a row change with the rows beside it, here by up to {:.2g} of the largest output, so that they "
+    "depend on batches and on `chunk_size` (compute each row alone, as with batch_first=True, filter response norm or "
+    "group norm, or let all rows go through at once: Model(..., coupled=True))"
+)
+
+
+def random_clause(network: Network, inputs: Any, noise: float) -> str:
+    """Return in words that a network is random, and which of its modules is.
+
+    Args:
+        network: the network.
+        inputs: rows on which it was seen.
+        noise: by how much of the largest output two passes differ.
+    """
+    where = _tried(lambda: _random_module(network, inputs)) or "the network"
+    return (
+        f"{where} draws random numbers in evaluation mode too, so that the same weights give other outputs at every "
+        f"pass, here by up to {noise:.2g} of the largest (draw only where `self.training`, as F.dropout(x, p, "
+        f"training=self.training) does)"
+    )
+
+
+def random_at(network: Network, inputs: Any) -> str:
+    """Return the clause of `random_clause` where a network that has drawn numbers is random at inputs, else nothing."""
+
+    def run(rows: Any) -> Tensor:
+        with torch.no_grad():
+            return network(network.initial, rows)
+
+    few = rows_of(inputs, slice(0, _FEW))
+    noise = _noise(run, few, run(few), tries=_TRIES)
+    return random_clause(network, few, noise) if noise else ""
+
+
+def refuse_coupled(model: Model) -> None:
+    """Check that what is computed row by row may be summed: no row depends on those beside it.
+
+    Raises:
+        SettingError: if the rows of the model are coupled.
+        ValueError: as of `refuse_by_batch`.
+    """
+    if model.coupled:
+        raise SettingError(
+            "the rows of this model are coupled (`Model(coupled=True)`), and this takes each row alone, or a part of "
+            "them. Take a method on all rows at once, such as HMC() or MAP(batch_size=N)."
+        )
+    refuse_by_batch(model.network)
+
+
+def _of_likelihood(model: Model, batch: Batch, outputs: Tensor, alone: slice) -> str:
+    """Return a clause if the log probabilities of some rows are others beside other rows."""
+    learned = {name: each.start().to(outputs) for name, each in model.likelihood.parameters().items()}
+
+    def log_prob(where: slice) -> Tensor:
+        return model.likelihood.log_prob(outputs[where], rows_of(batch.targets, where), learned)
+
+    pair = _tried(lambda: (log_prob(slice(None))[alone], log_prob(alone)))
+    if pair is None or not bool(torch.isfinite(torch.stack(pair)).all()) or _distance(*pair) <= _SUSPECT:
+        return ""
+    return (
+        f"the log probability of a row changes with the rows beside it under {type(model.likelihood).__name__}, here "
+        f"from {pair[1][0].item():.4g} alone to {pair[0][0].item():.4g}, so that a sum over minibatches or chunks is "
+        f"not that over all rows. Let all rows go through at once: Model(..., coupled=True)"
+    )
+
+
+def _noise(run: Callable[[Any], Tensor], inputs: Any, outputs: Tensor, *, tries: int) -> float:
+    """Return by how much of the largest output passes over the same rows differ; 0 where none does."""
+    for _ in range(tries):
+        if (distance := _distance(run(inputs), outputs)) > _SAME:
+            return distance
+    return 0.0
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference of two tensors as a share of their largest element; infinite for other shapes."""
+    if one.shape != other.shape:
+        return float("inf")
+    scale = torch.stack([one.abs().amax(), other.abs().amax()]).amax().double().clamp_min(1e-300)
+    return float(((one - other).abs().amax() / scale).nan_to_num(0.0)) if one.numel() else 0.0
+
+
+def _tried(call: Callable[[], Any]) -> Any:
+    """Return what a call gives; None where it cannot be made, as of a network that takes no other number of rows."""
+    try:
+        return call()
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError):
+        return None
+
+
+def _states(device: torch.device) -> list[Any]:
+    """Return the states of the global generators."""
+    torch_states = [torch.default_generator.get_state()]
+    if device.type == "cuda":
+        torch_states.append(torch.cuda.get_rng_state(device))
+    _, words, place, *_ = np.random.get_state()  # noqa: NPY002  (what a network may draw from is asked about)
+    return [*torch_states, torch.from_numpy(words.astype(np.int64)), place, random.getstate()]
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return torch.equal(one, other) if isinstance(one, Tensor) else one == other
+
+
+@dataclass
+class _Call:
+    """A call of a module: what it was given, what it gave, and the calls within it."""
+
+    name: str
+    kind: str
+    given: list[Tensor]
+    made: list[Tensor] = field(default_factory=list)
+    within: list[_Call] = field(default_factory=list)
+
+
+def _random_module(network: Network, inputs: Any) -> str:
+    """Return in words which module gives other outputs for the same inputs, the innermost one."""
+    module = module_at(network, network.weights()).eval()
+    first = _calls(module, inputs)
+    for _ in range(_TRIES):
+        if (found := _innermost(first, _calls(module, inputs))) is not None:
+            return f"`{found.name}` ({found.kind})" if found.name else f"the forward pass of {found.kind}"
+    return "the network"
+
+
+def _innermost(one: _Call, other: _Call) -> _Call | None:
+    """Return the innermost call that differs although it was given the same."""
+    if not _alike(one.given, other.given) or _alike(one.made, other.made):
+        return None
+    pairs = zip(one.within, other.within, strict=False)
+    inner = (_innermost(a, b) for a, b in pairs if a.name == b.name)
+    return next((call for call in inner if call is not None), one)
+
+
+def _alike(one: list[Tensor], other: list[Tensor]) -> bool:
+    return len(one) == len(other) and all(map(torch.equal, one, other))
+
+
+def _calls(module: nn.Module, inputs: Any) -> _Call:
+    """Return the calls that a pass makes, as a tree."""
+    root = _Call("", "", [])
+    stack, hooks = [root], []
+
+    def begin(name: str) -> Callable[..., None]:
+        def hook(part: nn.Module, args: Any, kwargs: Any) -> None:
+            stack[-1].within.append(call := _Call(name, type(part).__name__, _copies((args, kwargs))))
+            stack.append(call)
+
+        return hook
+
+    def end(part: nn.Module, args: Any, made: Any) -> None:
+        del part, args
+        stack.pop().made = _copies(made)
+
+    for name, part in module.named_modules():
+        hooks.append(part.register_forward_pre_hook(begin(name), with_kwargs=True))
+        hooks.append(part.register_forward_hook(end))
+    try:
+        args, kwargs = arguments(copied(inputs))
+        with torch.no_grad():
+            module(*args, **kwargs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return root.within[0]
+
+
+def _copies(tree: Any) -> list[Tensor]:
+    return [tensor.detach().clone() for tensor in tensors_of(tree)]

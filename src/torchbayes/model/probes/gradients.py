@@ -1,0 +1,129 @@
+"""Which random weights the outputs of a network depend on.
+
+A gradient may be exactly zero where a fit begins, as that of a factor whose other factor starts at zero, and a network
+may skip layers at random, or by what its inputs are: it is asked again, at other weights and rows, before anything is
+said of a parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchbayes.checks import SettingError
+from torchbayes.model.network import Network
+from torchbayes.native.seeds import Purpose, generator, seeded
+
+_ATTEMPTS = 3  # passes by which gradients are looked for
+_LEAST = 0.1  # of the standard deviation by which weights are changed
+
+
+def dependence(network: Network, batches: Iterator[Any], *, training: bool) -> tuple[Tensor | None, list[str]]:
+    """Return the outputs for the first rows, with their graph, and the parameters on which no outputs depend.
+
+    Where nothing can be differentiated there is nothing to say; a method that needs a gradient says why it fails.
+
+    Args:
+        network: the network.
+        batches: inputs, batch by batch; only the first are read, mostly one.
+        training: whether it runs in training mode.
+
+    Raises:
+        SettingError: if it recomputes activations in the backward pass, when its weights are others.
+    """
+    initial, inputs = network.initial, next(batches)
+    views, asked = initial, _Asked(network, inputs, 0, training)
+    first, gradients = _differentiated(asked, views)
+    missing = _without(gradients)
+    for attempt in range(1, _ATTEMPTS):
+        if not missing:
+            return first, []
+        views, asked = _changed(initial, attempt), _Asked(network, next(batches, inputs), attempt, training)
+        gradients = _differentiated(asked, views)[1]
+        missing &= _without(gradients)
+    absent = {name for name in missing if gradients[name] is None}
+    unused = absent | _without_effect(asked, views, missing - absent)
+    return first, [name for name in initial if name in unused]
+
+
+class _Asked(NamedTuple):
+    """A pass through a network: on which rows, with which random numbers, in which mode."""
+
+    network: Network
+    inputs: Any
+    attempt: int
+    training: bool
+
+    def __call__(self, views: Mapping[str, Tensor]) -> Tensor:
+        """Return the outputs at weights."""
+        state = {name: buffer.clone() for name, buffer in self.network.buffers.items()}
+        mode = self.network.training() if self.training else nullcontext()
+        with mode, seeded(Purpose.GRADIENT_TRIAL, self.attempt, device=self.network.device):
+            return self.network(views, self.inputs, state)
+
+
+def _differentiated(asked: _Asked, views: Mapping[str, Tensor]) -> tuple[Tensor | None, dict[str, Tensor | None]]:
+    """Return the outputs, and the gradient of a random combination of them by name; nothing where it fails.
+
+    Raises:
+        SettingError: as of `dependence`.
+    """
+    held = {name: tensor.detach().requires_grad_() for name, tensor in views.items()}
+    outputs = None
+    try:
+        with torch.enable_grad():
+            outputs = asked(held)
+            if not outputs.requires_grad:
+                return outputs, dict.fromkeys(held)
+            # not their sum, whose gradient vanishes behind a softmax or a normalisation
+            columns, rows = (_noise(outputs.shape[axis], outputs, asked.attempt, axis) for axis in (-1, 0))
+            total = ((outputs @ columns).flatten(1).sum(1) if outputs.ndim > 2 else outputs @ columns) @ rows
+            found = torch.autograd.grad(total, [*held.values()], allow_unused=True)
+    except RuntimeError as error:
+        if "checkpoint" not in str(error).lower():
+            return outputs, {}
+        raise SettingError(
+            "the network recomputes activations in the backward pass (torch.utils.checkpoint), where it no longer "
+            "holds the weights that are asked about. Turn that off, in Hugging Face models by "
+            "`model.gradient_checkpointing_disable()`."
+        ) from error
+    return outputs, dict(zip(held, found, strict=True))
+
+
+def _without(gradients: Mapping[str, Tensor | None]) -> set[str]:
+    """Return the names of gradients that do not exist or are zero everywhere."""
+    there = {name: gradient for name, gradient in gradients.items() if gradient is not None}
+    moving = torch.stack([gradient.any() for gradient in there.values()]).tolist() if there else []
+    return {*gradients} - {name for name, moves in zip(there, moving, strict=True) if moves}
+
+
+def _noise(size: int, like: Tensor, *integers: int) -> Tensor:
+    """Return standard normals (size,), of the dtype and on the device of a tensor."""
+    return torch.randn(size, generator=generator(Purpose.GRADIENT_TRIAL, *integers)).to(like)
+
+
+def _changed(views: Mapping[str, Tensor], attempt: int, only: Container[str] | None = None) -> dict[str, Tensor]:
+    """Return other weights, some of them or all: each parameter with normal noise of its own size."""
+    changed = {}
+    for number, (name, tensor) in enumerate(views.items()):
+        scale = (tensor.norm() / tensor.numel() ** 0.5).clamp_min(_LEAST)
+        noise = _noise(tensor.numel(), tensor, attempt, number).view(tensor.shape)
+        changed[name] = tensor + scale * noise if only is None or name in only else tensor
+    return changed
+
+
+def _without_effect(asked: _Asked, views: Mapping[str, Tensor], names: set[str]) -> set[str]:
+    """Return the parameters on which outputs do not depend: those of step functions have no gradient, and an effect."""
+    if not names:
+        return names
+    with torch.no_grad():
+        outputs = asked(views)
+
+        def same(those: set[str]) -> bool:
+            return torch.equal(asked(_changed(views, _ATTEMPTS, those)), outputs)
+
+        return names if same(names) else {name for name in names if same({name})}

@@ -1,0 +1,185 @@
+"""What a loader yields, and what counts: every row of its data set once, in the order of the data set.
+
+One rule holds for every function that takes data (docs/decisions/0027-what-counts-as-a-row.md). A map-style data set is
+its rows; of a DataLoader over it only collation, batch size and workers are used, and its sampler where that picks some
+of the rows. A sampler that repeats or drops rows, or picks others at every pass, says how much rows count, and is
+refused. Of all else, one pass is the rows, and every later pass must have as many.
+
+Random numbers that are drawn while rows are read, as augmentation and shuffling do, are functions of the seed and of
+the number of the batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+)
+
+from torchbayes.model.rows.batch import Batch, tensors_of
+from torchbayes.native.seeds import Purpose, generator, mix, seeded
+
+
+def is_indexed(data: Any) -> bool:
+    """Return whether data are a loader over a data set whose rows have numbers, in batches that it makes itself."""
+    return (
+        isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset) and data.batch_size is not None
+    )
+
+
+def rows_of_loader(loader: DataLoader) -> tuple[Dataset[Any], bool]:
+    """Return the rows that a loader reads, as a data set, and whether their order is left open.
+
+    Raises:
+        ValueError: if there are none.
+        TypeError: if its sampler repeats rows, or picks others at every pass.
+    """
+    dataset, sampler = loader.dataset, loader.sampler
+    size = len(dataset)  # type: ignore[arg-type]
+    if not size:
+        raise ValueError("the data are empty: the dataset has no rows. Check the filter before it.")
+    if isinstance(sampler, SequentialSampler) and len(sampler) == size:
+        return dataset, False
+    if isinstance(sampler, RandomSampler) and not sampler.replacement and sampler.num_samples == size:
+        return dataset, True
+    name = type(sampler).__name__
+    if isinstance(sampler, DistributedSampler):
+        raise TypeError(
+            f"the loader gives each process a part of the rows by a {name}, and may repeat some. Give every process "
+            f"all rows: ranks split them themselves, see `fit(ranks=)`."
+        )
+    once, again = (_picked(sampler, attempt) for attempt in range(2))
+    if len({*once}) < len(once) or len({*again}) < len(again):
+        raise TypeError(
+            f"the loader repeats rows by a {name}, and each row counts once. Say how much rows count by "
+            f"likelihoods.Weighted, or choose some with torch.utils.data.Subset."
+        )
+    if {*once} != {*again}:
+        raise TypeError(
+            f"the loader picks other rows at every pass by a {name}, so that their number is not known. Choose rows "
+            f"with torch.utils.data.Subset, or give a list of batches."
+        )
+    if not once:
+        raise ValueError(f"the data are empty: the loader's {name} picks no rows. Check the filter before it.")
+    return (dataset if len(once) == size else Subset(dataset, sorted(once))), True
+
+
+def _picked(sampler: Iterable[Any], attempt: int) -> list[int]:
+    """Return the rows that a pass of a sampler picks."""
+    with reading(attempt):
+        return [int(row) for row in sampler]
+
+
+def batches_of(
+    loader: DataLoader, dataset: Dataset[Any], index_lists: list[list[int]], *integers: int, collate: Any = None
+) -> DataLoader:
+    """Return a loader of given rows of a data set, which is like another one, but for how it collates."""
+    return DataLoader(
+        dataset,
+        batch_sampler=index_lists,
+        num_workers=loader.num_workers,
+        collate_fn=collate or loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        worker_init_fn=loader.worker_init_fn,
+        generator=generator(Purpose.WORKERS, *integers),  # without it, workers are seeded from the global generator
+    )
+
+
+def in_order(data: Iterable[Any], *, seed: int = 0) -> Iterator[Any]:
+    """Return batches of data: every row of a data set once, in its order; anything else as it comes.
+
+    Args:
+        data: a DataLoader, or an iterable of batches.
+        seed: of what is drawn while rows are read.
+
+    Returns:
+        An iterator over the batches.
+    """
+    if is_indexed(data):
+        dataset, _ = rows_of_loader(data)  # type: ignore[arg-type]
+        size, total = data.batch_size, len(dataset)  # type: ignore[attr-defined,arg-type]
+        parts = [list(range(start, min(start + size, total))) for start in range(0, total, size)]
+        data = batches_of(data, dataset, parts, seed)  # type: ignore[arg-type]
+    return read(data, seed)
+
+
+def read(batches: Iterable[Any], *integers: int, first: int = 0) -> Iterator[Any]:
+    """Yield batches; what is drawn while one is read is a function of these integers and of its number.
+
+    Args:
+        batches: an iterable of batches.
+        integers: such as a seed and an epoch.
+        first: number of the first batch.
+
+    Raises:
+        TypeError: if each worker of a loader yields all rows of an IterableDataset.
+    """
+    with reading(*integers):
+        source = iter(batches)
+    before: Any = None
+    for number in itertools.count(first):
+        with reading(*integers, number):
+            batch = next(source, _END)
+        if batch is _END:
+            return
+        if number == 1 + first and _has_workers(batches) and _equal(before, batch):
+            raise TypeError(
+                f"the {batches.num_workers} workers of the loader yield the same rows, "  # type: ignore[attr-defined]
+                f"so that each would count so many times. Split them by torch.utils.data.get_worker_info() in the "
+                f"IterableDataset, or set num_workers=1."
+            )
+        before = batch if number == first else None
+        yield batch
+
+
+def evenly_spaced(count: int, total: int) -> list[int]:
+    """Return at most `count` numbers out of 0..total − 1, evenly spaced."""
+    count = min(count, total)
+    return [total * k // count for k in range(count)]
+
+
+def same_rows(one: Batch, other: Batch) -> bool:
+    """Return whether two batches have the same inputs."""
+    pair = tensors_of(one.inputs), tensors_of(other.inputs)
+    return len(pair[0]) == len(pair[1]) and all(map(torch.equal, *pair))
+
+
+_END = object()
+
+
+@contextmanager
+def reading(*integers: int) -> Iterator[None]:
+    """Seed the global generators of torch, numpy and Python inside the `with`, and restore them afterwards."""
+    seed = mix(Purpose.WORKERS, *integers)
+    numbers, words = np.random.get_state(), random.getstate()  # noqa: NPY002  (what data sets draw from)
+    try:
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        random.seed(seed)
+        with seeded(Purpose.WORKERS, *integers):
+            yield
+    finally:
+        np.random.set_state(numbers)  # noqa: NPY002
+        random.setstate(words)
+
+
+def _has_workers(batches: Any) -> bool:
+    return isinstance(batches, DataLoader) and isinstance(batches.dataset, IterableDataset) and batches.num_workers > 1
+
+
+def _equal(one: Any, other: Any) -> bool:
+    pair = [tensors_of(dict(each) if hasattr(each, "keys") else each) for each in (one, other)]
+    shapes = [[tensor.shape for tensor in tensors] for tensors in pair]
+    return bool(pair[0]) and shapes[0] == shapes[1] and all(map(torch.equal, *pair))

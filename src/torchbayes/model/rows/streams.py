@@ -1,0 +1,130 @@
+"""Data that come in batches of their own making: a list, an IterableDataset, a loader with a sampler of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.model.model import Model
+from torchbayes.model.rows.batch import Batch, concatenate, tensors_of
+from torchbayes.model.rows.first import First, checked_rows
+from torchbayes.model.rows.loaders import evenly_spaced, read, reading, same_rows
+
+
+class Stream:
+    """Ready-made batches that can be iterated repeatedly; all members share their order."""
+
+    def __init__(self, model: Model, batches: Iterable[Any]) -> None:
+        """Count the rows in one pass.
+
+        Raises:
+            ValueError: if there are no rows.
+            TypeError: if the iterable can be read only once.
+        """
+        with reading():  # loaders draw a seed for their workers
+            once = iter(batches) is batches
+        if once:
+            raise TypeError("the data can be iterated only once. Give a list of batches, a Dataset or a DataLoader.")
+        sizes = [model.unpack(batch).size for batch in read(batches)]
+        if not sum(sizes):
+            raise ValueError("the data are empty: the loader yields no rows. Check the filter before it.")
+        self._model, self._batches, self._sizes = model, batches, sizes
+        self._first: First | None = None
+
+    def kept(self, rows: Tensor) -> None:
+        """Return nothing: a stream may give its rows in another order at every pass."""
+        del rows
+
+    @property
+    def num_data(self) -> int:
+        """N."""
+        return sum(self._sizes)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of batches of an epoch."""
+        return len(self._sizes)
+
+    def epoch(self, seeds: Sequence[int], epoch: int, skip: int = 0) -> Iterator[Batch]:
+        """Yield the batches of an epoch from number `skip` on, every tensor (M, B, ...)."""
+        for number, rows in enumerate(self._checked(*seeds[:1], epoch)):
+            if number >= skip:
+                yield rows.map(lambda t: t.expand(len(seeds), *t.shape))
+
+    def inputs(self) -> Iterator[Any]:
+        """Yield the inputs in the order of the stream."""
+        for batch in read(self._batches):
+            yield self._model.unpack(batch).inputs
+
+    def batches(self) -> Iterator[Batch]:
+        """Yield the batches of the stream."""
+        yield from self._checked()
+
+    def rows(self) -> Batch:
+        """Return all rows, checked, in the order of the stream."""
+        return concatenate([*self.batches()])
+
+    def site(self, number: int, members: int) -> Batch:
+        """Return a batch of the stream, the same for all members; earlier batches are skipped."""
+        rows = checked_rows(self._model, self._first, next(islice(read(self._batches), number, None)))
+        return rows.map(lambda t: t.expand(members, *t.shape))
+
+    def some(self, count: int) -> list[Batch]:
+        """Return whole batches spread over the stream."""
+        wanted = set(evenly_spaced(max(1, count * len(self._sizes) // self.num_data), len(self._sizes)))
+        return [batch for number, batch in enumerate(self._checked()) if number in wanted]
+
+    def changes(self) -> bool:
+        """Return whether rows differ between two passes, in whichever order they come."""
+        passes = [map(self._model.unpack, read(self._batches, attempt)) for attempt in (1, 2)]
+        first = [next(each) for each in passes]
+        if same_rows(*first):
+            return False
+        sums = [_sums(chain([batch], rest)) for batch, rest in zip(first, passes, strict=True)]
+        return not all(map(partial(torch.allclose, rtol=1e-9), *sums))
+
+    def check(self, *, training: bool = False) -> tuple[str, ...]:
+        """Check the first batch.
+
+        Returns:
+            Problems of the network, as of `Faults.judged`.
+
+        Raises:
+            ValueError: if something does not fit; the message says what.
+        """
+        self._first = First(self._model, self._model.unpack(next(read(self._batches))))
+        return self._first.faults.judged(training=training)
+
+    def _checked(self, *integers: int) -> Iterator[Batch]:
+        """Yield the batches of one pass.
+
+        Raises:
+            ValueError: if it has not the rows that were counted.
+        """
+        rows = 0
+        for batch in read(self._batches, *integers):
+            found = checked_rows(self._model, self._first, batch)
+            if (rows := rows + found.size) > self.num_data:
+                break
+            yield found
+        if rows != self.num_data:
+            raise ValueError(
+                f"the data gave {'more' if rows > self.num_data else f'{rows:,}'} rows in a pass than the "
+                f"{self.num_data:,} they gave at first, which every pass must give. Give data that are the same at "
+                f"every pass."
+            )
+
+
+def _sums(batches: Iterable[Batch]) -> list[Tensor]:
+    """Return the sums over all rows of each tensor of the inputs and of its square, float64."""
+    totals: list[Tensor] = []
+    for batch in batches:
+        each = [t.double().sum(0) for t in tensors_of(batch.inputs)]
+        each += [t.double().square().sum(0) for t in tensors_of(batch.inputs)]
+        totals = [a + b for a, b in zip(totals, each, strict=True)] if totals else each
+    return totals
