@@ -36,6 +36,7 @@ from torchbayes.model.priors.sparse import LogUniform
 from torchbayes.model.rows.batch import tensors_of
 from torchbayes.model.rows.sources import Source
 from torchbayes.model.subspace import Subspace
+from torchbayes.native.process import differentiable
 from torchbayes.native.seeds import Purpose, member_seeds, mix
 from torchbayes.posteriors.posterior import Posterior
 
@@ -223,7 +224,7 @@ def check_gradients(model: Model, source: Source, *, training: bool) -> None:
         state = {name: buffer.clone() for name, buffer in network.buffers.items()}
         mode = network.training() if training else nullcontext()
         try:
-            with torch.enable_grad(), mode, drawing(network, mix(Purpose.GRADIENT_TRIAL, attempt)):
+            with differentiable(), mode, drawing(network, mix(Purpose.GRADIENT_TRIAL, attempt)):
                 total = network(held, inputs, state).sum()
                 found: Sequence[Tensor | None] = [None] * len(held)
                 if total.requires_grad:
