@@ -6,11 +6,13 @@ draws from PyTorch's default generator and seeds it all the while: it is neither
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ import torchbayes as tb
 from tests.laws.cases import everything, normal
 from torchbayes.catalogue.methods import classes, small
 from torchbayes.native.generators import drawing_under
+from torchbayes.networks import DropConnect
 
 ROWS, CLASSES, THREADS = 16, 2, 3
 
@@ -29,7 +32,7 @@ class Pause(nn.Module):
     """Passes its inputs on, after other threads have had their turn."""
 
     def forward(self, inputs: Tensor) -> Tensor:
-        time.sleep(1e-4)
+        time.sleep(0)
         return inputs
 
 
@@ -89,6 +92,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "dropout": lambda: dense(nn.Dropout(0.3), nn.Tanh()),
     "attention with dropout": lambda: Attending(0.2),
     "noise": Noisy,
+    "drop connect": lambda: nn.Sequential(DropConnect(nn.Linear(4, 6)), Pause(), nn.Tanh(), nn.Linear(6, CLASSES)),
     "rates": lambda: nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.3), nn.Tanh(), nn.Linear(6, CLASSES)),
 }
 
@@ -107,7 +111,7 @@ FITS: list[tuple[str, str]] = [
     ("EllipticalSlice", "recurrent"),
     ("SGLD", "noise"),
     ("SGHMC", "dropout"),
-    ("SGNHT", "attention with dropout"),
+    ("SGNHT", "drop connect"),
     ("VI", "dropout"),
     ("IVON", "noise"),
     ("NormalizingFlow", "layer norm"),
@@ -132,14 +136,14 @@ def method_of(name: str) -> Any:
     known = {each.name for each in fields(kind)}
     settings: dict[str, Any] = {k: v for k, v in (SAMPLED if "steps" in known else TRAINED).items() if k in known}
     settings |= {"transform": "spline"} if name == "NormalizingFlow" else {}
+    settings |= {"epochs_of_descent": 1, "every": 4} if name == "OnlineLaplace" else {}
     return kind(**settings, **small(kind))
 
 
-def model_of(network: str) -> tb.Model:
-    """A classifier that makes its networks."""
-    with drawing_under(5):
-        factory = NETWORKS[network]
-        return tb.Model(factory, tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
+def model_of(network: str | nn.Module) -> tb.Model:
+    """A classifier that makes its networks, or is given one."""
+    made = NETWORKS[network] if isinstance(network, str) else network
+    return tb.Model(made, tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
 
 
 X = normal(ROWS, 4, seed=3, dtype=torch.float32)
@@ -207,6 +211,8 @@ def assert_alike(found: Any, wanted: Any) -> None:
     if isinstance(wanted, Tensor):
         assert found.dtype == wanted.dtype
         assert torch.equal(found.nan_to_num(), wanted.nan_to_num())
+    elif is_dataclass(wanted):
+        assert_alike(vars(found), vars(wanted))
     elif isinstance(wanted, dict):
         assert found.keys() == wanted.keys()
         for key, value in wanted.items():
@@ -220,8 +226,8 @@ def assert_alike(found: Any, wanted: Any) -> None:
 
 
 def test_every_method_of_the_catalogue_is_fitted_in_threads() -> None:
-    linear = {"EP", "PBP"}  # of models without a forward pass of autograd
-    assert {name for name, _ in FITS} == classes().keys() - linear
+    sites = {"EP", "PBP"}  # of networks of their own, below
+    assert {name for name, _ in FITS} == classes().keys() - sites
     assert {network for _, network in FITS} == NETWORKS.keys()
 
 
@@ -239,3 +245,49 @@ def test_fits_in_threads_are_those_of_their_seeds(name: str, network: str, small
 
     wanted = [ask(seed) for seed in range(THREADS)]
     assert_alike(at_once(*(lambda seed=seed: ask(seed) for seed in range(THREADS))), wanted)
+
+
+PREDICTIONS: list[tuple[str, str, dict[str, Any]]] = [
+    ("MAP", "recurrent", {"members": 2}),
+    ("SWAG", "batch norm", {"rank": 2}),
+    ("Laplace", "convolution", {}),
+    ("Laplace", "attention", {"structure": "diagonal", "prior": "model", "check_mode": False}),
+    ("MCDropout", "attention with dropout", {}),
+    ("MCBatchNorm", "batch norm", {}),
+    ("VI", "noise", {}),
+    ("SGHMC", "drop connect", {"steps": 8}),
+    ("NormalizingFlow", "layer norm", {}),
+]
+VERBS: dict[str, Callable[[Any, int], Any]] = {
+    "predict": lambda posterior, n: tb.predict(posterior, X[n:], seed=n).probs,
+    "stream": lambda posterior, n: [
+        (each.probs, y) for each, y in tb.stream(posterior, list(zip(X[n:].split(5), Y[n:].split(5), strict=True)))
+    ],
+    "evaluate": lambda posterior, n: tb.evaluate(posterior, (X[n:], Y[n:]), seed=n).metrics,
+    "uncertainty": lambda posterior, n: dict(vars(tb.uncertainty(posterior, X[n:], seed=n))),
+}
+OF_SOME: dict[str, dict[str, Callable[[Any, int], Any]]] = {
+    "Laplace": {"tune": lambda posterior, n: (n, everything(tb.tune(posterior)))},
+    "SGHMC": {"diagnose": lambda posterior, n: tb.diagnose(posterior, X[n:])},
+    "NormalizingFlow": {"diagnose": lambda posterior, n: tb.diagnose(posterior, X, Y, draws=8 + n)},
+}
+
+
+@pytest.mark.parametrize(("name", "network", "settings"), PREDICTIONS, ids=str)
+@pytest.mark.filterwarnings("ignore")
+def test_one_posterior_answers_in_threads_as_it_does_alone(
+    name: str, network: str, settings: dict[str, Any], small_turns: None
+) -> None:
+    with drawing_under(5):
+        model = model_of(NETWORKS[network]())
+    start = model.network.fresh([3])[0] if method_of(name).needs.start == "modes" else None
+    posterior: Any = tb.fit(model, (X, Y), replace(method_of(name), **settings), start=start, callbacks=())
+    module = posterior.module(draws=4)
+    verbs = {**VERBS, "module": lambda _, n: module(X[n:]), **OF_SOME.get(name, {})}
+    wanted = {verb: [ask(posterior, n) for n in range(THREADS)] for verb, ask in verbs.items()}
+    fresh = pickle.loads(pickle.dumps(copy.deepcopy(posterior)))  # knows nothing yet
+    for verb, ask in verbs.items():
+        assert_alike(at_once(*(lambda n=n, ask=ask: ask(fresh, n) for n in range(THREADS))), wanted[verb])
+    several = [*verbs.items()] * 2
+    found = at_once(*(lambda n=n, ask=ask: ask(posterior, n % THREADS) for n, (_, ask) in enumerate(several)))
+    assert_alike(found, [wanted[verb][n % THREADS] for n, (verb, _) in enumerate(several)])

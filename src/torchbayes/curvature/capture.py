@@ -21,7 +21,7 @@ from torchbayes.curvature.layers import Call
 from torchbayes.model.network import Buffers, Network, taking
 from torchbayes.model.precision import widened
 from torchbayes.model.rows.batch import batch_size, tensors_of
-from torchbayes.native.process import plain_attention
+from torchbayes.native.process import differentiable, plain_attention
 from torchbayes.native.seeds import Purpose, generator
 
 Calls = dict[str, list[Call]]
@@ -130,7 +130,7 @@ def watch(
     network.ask(views, inputs, buffers)  # before calls are captured
     # the other attention kernels have no second derivative
     attention = plain_attention() if keep_inputs else nullcontext()
-    with torch.enable_grad(), attention, _watched(network, modules, see):
+    with differentiable(), attention, _watched(network, modules, see):
         leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
         with taking(inputs):
             outputs = network(leaves, network.arrange(inputs), buffers)
@@ -159,7 +159,7 @@ def probe(network: Network, views: Mapping[str, Tensor], inputs: Any, *, modules
             seen.append((name, get_gradient_edge(made)))
 
     network.ask(views, inputs)
-    with torch.enable_grad(), _watched(network, modules, see):
+    with differentiable(), _watched(network, modules, see):
         leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
         outputs = network(leaves, inputs)
     rows = len(outputs)

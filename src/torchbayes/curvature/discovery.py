@@ -27,7 +27,7 @@ from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network, taking
 from torchbayes.model.probes.functions import refuse_coupled
 from torchbayes.model.rows.batch import batch_size, on_rows, row_axes, rows_of
-from torchbayes.native.process import plain_attention, quiet_vmap
+from torchbayes.native.process import differentiable, plain_attention, quiet_vmap
 from torchbayes.native.seeds import Purpose, generator
 
 CaptureScope = Literal["everywhere", "in turn", "few"]
@@ -74,7 +74,7 @@ class Whole:
         def plain(row: Any, cotangent: Tensor) -> Tensor:
             leaves = {name: view.requires_grad_() for name, view in own.items()}
             options = {"create_graph": keep, "materialize_grads": True}
-            with torch.enable_grad():
+            with differentiable():
                 found = torch.autograd.grad(run(leaves, row, cotangent), [*leaves.values()], cotangent, **options)
             return self.layout.join(dict(zip(leaves, found, strict=True)))
 

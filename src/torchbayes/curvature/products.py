@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
-from torchbayes.native.process import plain_attention
+from torchbayes.native.process import differentiable, plain_attention
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def _graph(model: Model, views: Mapping[str, Tensor], inputs: Any, buffers: Buff
     Yields:
         Leaves by name, outputs.
     """
-    with torch.enable_grad(), plain_attention():
+    with differentiable(), plain_attention():
         leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
         yield leaves, model.network(leaves, model.network.arrange(inputs), buffers)
 

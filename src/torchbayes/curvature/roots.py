@@ -26,6 +26,7 @@ from torchbayes.model.likelihoods import Custom, Likelihood, Parameters
 from torchbayes.model.likelihoods.protocol import counted, own
 from torchbayes.model.likelihoods.shapes import aligned
 from torchbayes.model.likelihoods.weighted import unweighted
+from torchbayes.native.process import differentiable
 
 
 def root(
@@ -98,7 +99,7 @@ def _observed_root(plain: Likelihood, outputs: Tensor, targets: Any, parameters:
 
 def _second(plain: Likelihood, outputs: Tensor, targets: Any, parameters: Parameters) -> Tensor:
     """Return −∇²_f log p(y|f) of every row, (B, K, K): a backward pass for each output, of all rows together."""
-    with torch.enable_grad():
+    with differentiable():
         leaf = outputs.detach().requires_grad_()
         loss = -plain.log_prob(leaf, targets, parameters).sum()
         if not loss.requires_grad:
@@ -174,7 +175,7 @@ def _score_root(plain: Any, outputs: Tensor, targets: Any, parameters: Parameter
     """Return ∇_f log p(y|f) at the targets, (1, B, ...), or the columns that the likelihood defines instead."""
     if own(plain, "score_root"):
         return plain.score_root(outputs, targets, parameters)
-    with torch.enable_grad():
+    with differentiable():
         leaf = outputs.detach().requires_grad_()
         total = plain.log_prob(leaf, targets, parameters).sum()
         if not total.requires_grad:

@@ -25,6 +25,7 @@ from torchbayes.linalg.matrices import add_gram_
 from torchbayes.model.likelihoods.protocol import Counted, counted
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
+from torchbayes.native.process import differentiable
 from torchbayes.native.seeds import Purpose, seeded
 
 Sum = dict[str, Tensor]
@@ -92,7 +93,7 @@ class Piece:
 
     def log_likelihood(self, into_D: Tensor | None) -> Tensor:
         """Return Σ log p(y|f), float64, and add its gradient to `into_D` unless that is None."""
-        with torch.enable_grad():
+        with differentiable():
             own = {name: parameter.detach().requires_grad_() for name, parameter in self.parameters.items()}
             each = self.network.model.likelihood.log_prob(self.seen.outputs, self.rows.targets, own)
             if into_D is not None:

@@ -17,6 +17,7 @@ from torchbayes.model.layout import Layout
 from torchbayes.model.likelihoods.weighted import apart
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
+from torchbayes.native.process import differentiable
 
 
 class Into(NamedTuple):
@@ -79,7 +80,7 @@ def differentiated(backend: Backend, evaluation: Evaluation, run: Callable[[Batc
     mode = backend.model.network.training() if backend.training else nullcontext()
     # calls on all the data are those of Metropolis tests
     precision = full_precision(weights_MD.device) if evaluation.shared else nullcontext()
-    with torch.enable_grad(), mode, precision:
+    with differentiable(), mode, precision:
         parts = chunks(evaluation, backend.chunk_size)
         values = [run(rows, Into(evaluation.gradient_MD, number > 0)) for number, rows in enumerate(parts)]
     return sum(values[1:], values[0])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import SettingError, check_function, seen
+from torchbayes.native.process import differentiable
 
 
 class Value(NamedTuple):
@@ -197,7 +198,7 @@ class FunctionDensity:
             TypeError: if the function returns no floating tensor.
         """
         del batch
-        with torch.enable_grad():
+        with differentiable():
             leaf = weights_MD.detach().requires_grad_()
             value_M = self._function(leaf)
             check_value(value_M)
@@ -215,7 +216,7 @@ class FunctionDensity:
     def value(self, weights_MD: Tensor, batch: Any = None) -> ValueOnly:
         """Return the value at each row; a batch is ignored."""
         del batch
-        with torch.enable_grad():  # as in a call: the function may use autograd itself
+        with differentiable():  # as in a call: the function may use autograd itself
             value_M = self._function(weights_MD.detach().requires_grad_()).detach().double()
         return ValueOnly(value_M, value_M)
 

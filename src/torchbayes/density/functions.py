@@ -12,6 +12,7 @@ from torch import Tensor
 from torchbayes.checks import SettingError
 from torchbayes.density.dynamics import Density, FunctionDensity, Value, check_value
 from torchbayes.model.parameters import Parameters
+from torchbayes.native.process import differentiable
 
 Named = Mapping[str, Tensor]
 
@@ -153,7 +154,7 @@ def _check(single: Callable[[Named], Tensor], first: Named) -> None:
 
 def _called(function: Callable[[Tensor], Any], weights: Tensor) -> tuple[Any, Exception | None]:
     """Return what a function returns, or the exception that it raises."""
-    with torch.enable_grad():
+    with differentiable():
         try:
             return function(weights.detach().clone().requires_grad_()), None
         except Exception as error:

@@ -21,7 +21,7 @@ from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import taking
 from torchbayes.model.precision import LOW
 from torchbayes.model.rows.batch import rows_of
-from torchbayes.native.process import full_float32
+from torchbayes.native.process import differentiable, full_float32
 
 
 class _Watch(TorchFunctionMode):
@@ -58,7 +58,7 @@ def refuse_rounding(model: Model, rows: Batch) -> None:
     """
     views = {name: view.detach().requires_grad_() for name, view in model.network.initial.items()}
     inputs = model.network.arrange(rows_of(rows.inputs, slice(0, 2)))
-    with torch.enable_grad(), full_precision(model.network.device), taking(inputs), _Watch() as seen:
+    with differentiable(), full_precision(model.network.device), taking(inputs), _Watch() as seen:
         model.network(views, inputs)
     if seen.low is not None:
         bits = 1 - round(math.log2(torch.finfo(seen.low).eps))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -137,6 +138,9 @@ def counted(title: str, total: int, *, unit: str, shown: bool = True) -> Iterato
         yield lambda done: tell(Event(done, total, 0, None, None, {}))
 
 
+_BAR = threading.RLock()  # held by the thread whose bar is on the terminal: two would write over each other
+
+
 @contextmanager
 def _shown(title: str, done: int, total: int, *, unit: str) -> Iterator[Callback]:
     """Show a bar on a terminal, else an occasional line.
@@ -153,10 +157,12 @@ def _shown(title: str, done: int, total: int, *, unit: str) -> Iterator[Callback
         TimeRemainingColumn(),
     )
     console = Console(stderr=True)
-    if not console.is_terminal:
-        yield Lines(title, done, total, write=lambda line: print(line, file=sys.stderr, flush=True), unit=unit)
-        return
-    with Progress(*columns, console=console) as progress:
+    with ExitStack() as stack:
+        if not console.is_terminal or not _BAR.acquire(blocking=False):
+            yield Lines(title, done, total, write=lambda line: print(line, file=sys.stderr, flush=True), unit=unit)
+            return
+        stack.callback(_BAR.release)
+        progress = stack.enter_context(Progress(*columns, console=console))
         task = progress.add_task(title, total=total, completed=done, numbers="")
 
         def move(event: Event) -> None:

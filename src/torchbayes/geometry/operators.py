@@ -24,7 +24,7 @@ from torchbayes.density.autograd import leaves_of
 from torchbayes.density.precision import full_precision
 from torchbayes.geometry.single import Place
 from torchbayes.model.model import PREFIX, Batch
-from torchbayes.native.process import plain_attention
+from torchbayes.native.process import differentiable, plain_attention
 
 Matrix = Literal["hessian", "ggn", "hessian+prior", "ggn+prior"]
 MATRICES: tuple[Matrix, ...] = ("hessian", "ggn", "hessian+prior", "ggn+prior")
@@ -199,7 +199,7 @@ def _twice(place: Place) -> Iterator[None]:
         RuntimeError: if it fails otherwise.
     """
     device = place.model.network.device
-    with torch.enable_grad(), plain_attention(), full_precision(device):
+    with differentiable(), plain_attention(), full_precision(device):
         try:
             yield
         except (RuntimeError, NotImplementedError) as error:

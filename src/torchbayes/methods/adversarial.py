@@ -23,6 +23,7 @@ from torchbayes.density.density import LogDensity
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import rows_of
+from torchbayes.native.process import differentiable
 from torchbayes.native.seeds import Purpose, seeded
 
 Ranges = dict[str, Tensor]
@@ -152,7 +153,7 @@ def _slopes(density: LogDensity, now: Descending, batch: Batch, *, places: list[
     for m, seed in enumerate(now.seeds):
         leaves, tree = pytree.tree_flatten(rows_of(batch.inputs, m))
         own = {name: buffer[m].clone() for name, buffer in now.buffers.items()}  # seen, not learned
-        with torch.enable_grad():
+        with differentiable():
             for at in places:
                 leaves[at] = leaves[at].detach().requires_grad_()
             part = Batch(pytree.tree_unflatten(leaves, tree), rows_of(batch.targets, m))

@@ -19,6 +19,7 @@ from torchbayes.model.likelihoods.weighted import num_values, observed
 from torchbayes.model.model import Model
 from torchbayes.model.network import taking
 from torchbayes.model.rows.batch import Batch, tensors_of
+from torchbayes.native.process import differentiable
 
 _CONSTANTS = 10_000  # outputs of a row, beyond which the best constant is not computed
 _RISING = 0.01  # nats: a search that still gained as much in its last step has not converged
@@ -146,7 +147,7 @@ def highest(value: Callable[[], Tensor], free: Sequence[Tensor], *, fine: float 
     best, second = -math.inf, -math.inf
     for _ in range(100):
         try:
-            with torch.enable_grad():
+            with differentiable():
                 found = value()
                 gradients = torch.autograd.grad(found, free)
         except (ValueError, RuntimeError):  # a likelihood may reject outputs that no network gives

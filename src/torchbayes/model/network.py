@@ -53,6 +53,7 @@ class Network:
         held: what runs it with other weights.
     """
 
+    @torch.inference_mode(False)  # what is made in that mode cannot be differentiated later
     def __init__(self, module: Given, random: Random = "*", *, class_axis: int = -1) -> None:
         """Copy the module and lay out its random weights.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +144,21 @@ def full_path(path: str | os.PathLike[str]) -> Path:
     return path.absolute()
 
 
+def outside_inference() -> AbstractContextManager[Any]:
+    """Return a context without `torch.inference_mode`: what is made in that cannot be differentiated later."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
+
+
+def usable(tensor: Tensor) -> Tensor:
+    """Return a tensor, copied if it was made under `torch.inference_mode`."""
+    if not tensor.is_inference():
+        return tensor
+    with outside_inference():
+        return tensor.clone()
+
+
 @contextmanager
 def differentiable() -> Iterator[None]:
     """Record gradients inside the `with`, under `torch.no_grad` and `torch.inference_mode` as well."""
-    with torch.inference_mode(False), torch.enable_grad():
+    with outside_inference(), torch.enable_grad():
         yield

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from torchbayes.native.build import UnavailableError, load
 from torchbayes.native.description import Activation, Layer
+from torchbayes.native.process import differentiable
 
 FLOOR = 1e-12  # of the variance of a unit's input
 _FAR = -30.0  # where φ/Φ is taken from its expansion
@@ -215,7 +216,7 @@ def _propagate(layers: Sequence[Layer], beliefs: Beliefs, noise: Tensor, rows: R
         else:
             means = [rate / (count * (_counted(shape, count) - 1)) for shape, rate in own.tolist()]
             noise_G = torch.tensor(means, dtype=torch.float64)
-        with torch.enable_grad():
+        with differentiable():
             mean_D, variance_D = (part[m].clone().requires_grad_() for part in beliefs)
             outputs = outputs_of(layers, mean_D, variance_D, inputs_BI=inputs_I.unsqueeze(0))
             mean_K, variance_K = (part[0] for part in outputs)

@@ -33,6 +33,7 @@ from torchbayes.display import Overview, shown
 from torchbayes.linalg.matrices import eigh
 from torchbayes.model.model import Model, check_finite
 from torchbayes.model.rows.batch import batch_size, rows_of
+from torchbayes.native.process import outside_inference
 from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.functions import Functions as Drawn
 from torchbayes.posteriors.gaussian import Gaussian, check_gaussian
@@ -116,7 +117,8 @@ class Linearised:
         Raises:
             ValueError: if the network cannot take the inputs, or there are no rows.
         """
-        return self._functions(checked(self.model, inputs), diagonal=diagonal)
+        with outside_inference():
+            return self._functions(checked(self.model, inputs), diagonal=diagonal)
 
     def _functions(self, placed: Any, *, diagonal: bool, together: bool = False) -> Functions:
         """Return mean and covariance of each place, or of all outputs of a row together, (M, B, N, N)."""
@@ -136,8 +138,9 @@ class Linearised:
         Raises:
             ValueError: if the network cannot take the inputs, or there are no rows.
         """
-        placed = checked(self.model, inputs)
-        each = [tangent.joint(placed, own) for tangent, own in self._tangents(placed)]
+        with outside_inference():
+            placed = checked(self.model, inputs)
+            each = [tangent.joint(placed, own) for tangent, own in self._tangents(placed)]
         return Functions(torch.stack([mean for mean, _ in each]), torch.stack([matrix for _, matrix in each]))
 
     def predictive(self, inputs: Any, *, chunk_size: int = 1024) -> Predictive:
@@ -153,11 +156,12 @@ class Linearised:
         Raises:
             ValueError: if the network cannot take the inputs, or there are no rows.
         """
-        means_MD, placed = self.posterior.gaussian.mean_MD, checked(self.model, inputs)
-        link = link_of(self.link, self.model.likelihood, outputs=self._tangents(placed)[0][0].outputs)
         own = {"samples": self.samples, "seed": self.seed, "rows": chunk_size}
-        functions = partial(self._functions, together=True) if link == "samples" else self.functions
-        return linked(link, self.model, means_MD, functions=functions, inputs=placed, **own)
+        with outside_inference():
+            means_MD, placed = self.posterior.gaussian.mean_MD, checked(self.model, inputs)
+            link = link_of(self.link, self.model.likelihood, outputs=self._tangents(placed)[0][0].outputs)
+            functions = partial(self._functions, together=True) if link == "samples" else self.functions
+            return linked(link, self.model, means_MD, functions=functions, inputs=placed, **own)
 
     def module(self, *, level: float | None = 0.95) -> LinearisedModule:
         """Return the closed form of a last layer as a plain `nn.Module`, which can be exported: one pass, no draws.

@@ -30,7 +30,7 @@ from torchbayes.model.model import Model, check_finite
 from torchbayes.model.network import Network, taking
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.model.rows.batch import batch_size
-from torchbayes.native.process import quiet_vmap
+from torchbayes.native.process import differentiable, quiet_vmap
 from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.problems import warn_of
 
@@ -240,7 +240,7 @@ def _search(network: Network, target: _Target, first_P: Tensor, *, steps: int, s
     for step in range(steps):
         for group in optimizer.param_groups:
             group["lr"] = 0.5 * _STEP * (1 + math.cos(math.pi * step / steps))
-        with torch.enable_grad():
+        with differentiable():
             square, cross = _moments(_functions(network, log_P, target, draws=target.draws, seed=(seed, step)), target)
             size = size or float(square.detach().clamp_min(0)) + total  # of the step before, which is independent
             loss = (square - 2 * cross + total) / size  # bounded, so that Adam forgets a wild start

@@ -16,6 +16,7 @@ from torchbayes.linalg import Diagonal
 from torchbayes.linalg.structure import is_diagonal
 from torchbayes.model.model import PREFIX, Model
 from torchbayes.model.rows.sources import Source
+from torchbayes.native.process import differentiable
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.point import Point
 
@@ -44,7 +45,7 @@ def _gradients(model: Model, weights_D: Tensor, inputs: Any) -> dict[str, Tensor
     held = {name: t.clone().requires_grad_() for name, t in model.network.layout.split(weights_D).items()}
     buffers = {name: buffer.clone() for name, buffer in model.network.buffers.items()}
     try:
-        with torch.enable_grad():
+        with differentiable():
             outputs = model.network(held, inputs, buffers)
             # each output with another factor: outputs that are normalised have a constant sum
             factors = torch.arange(1, outputs.numel() + 1, device=outputs.device).cos().view_as(outputs)

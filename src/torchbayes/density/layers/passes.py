@@ -48,6 +48,7 @@ from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import batch_size
 from torchbayes.native import mean_field
+from torchbayes.native.process import differentiable
 from torchbayes.native.seeds import Purpose, mix
 
 
@@ -182,7 +183,7 @@ def _one_by_one(
 ) -> Tensor:
     """Return the sum of the log likelihoods of rows, (M,), and write −1/B of its gradient by means and scales."""
     model, totals = density.model, []
-    with torch.enable_grad(), model.network.training():
+    with differentiable(), model.network.training():
         for m, random in enumerate(about.random):
             alone = batch.map(lambda t, m=m: t[m])
             alone = alone._replace(inputs=model.network.arrange(alone.inputs))
@@ -211,7 +212,7 @@ def _mixed(
     """
     model, totals, found = density.model, [], parameters[0].new_zeros(2, *parameters[0].shape)
     mixing, place = Mixing(len(passes), power), passes[0].place
-    with torch.enable_grad(), model.network.training():
+    with differentiable(), model.network.training():
         for m in range(len(parameters[0])):
             alone = batch.map(lambda t, m=m: t[m])
             alone = alone._replace(inputs=model.network.arrange(alone.inputs))

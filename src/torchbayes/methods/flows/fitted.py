@@ -41,6 +41,7 @@ from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import BoundPrior
 from torchbayes.model.priors.expected import add_expected_, is_closed
 from torchbayes.model.rows.sources import Source
+from torchbayes.native.process import differentiable
 from torchbayes.native.seeds import Purpose
 from torchbayes.posteriors.posterior import Posterior
 
@@ -254,7 +255,7 @@ def differentiate(
     noise_MSE = normals(now.seeds, Purpose.FLOW_NOISE, now.step, like=like).unflatten(1, (draws, -1))
     entropy_scale = -kl_weight * model.temperature / density.num_data
     scale = entropy_scale * model.scales(1, 1).prior
-    with torch.enable_grad():
+    with differentiable():
         leaf_MP = now.weights_MD.detach().requires_grad_()
         drawn = family.draw(*_split(leaf_MP, size), noise_MSE=noise_MSE)
         roots = (drawn.weights_MSD, *(drawn.normal or ()))

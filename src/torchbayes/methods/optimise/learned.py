@@ -24,6 +24,7 @@ from torchbayes.model.model import PREFIX, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import Batch
 from torchbayes.model.rows.sources import Source
+from torchbayes.native.process import differentiable
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.point import Point
 
@@ -108,7 +109,7 @@ def _member(drawn: Functions, m: int, batches: Sequence[Batch], num_data: int) -
 
 def _second(value: Callable[[], Tensor], free: Sequence[Tensor]) -> Tensor:
     """Return the second derivative by each element of the tensors, one after the other."""
-    with torch.enable_grad():
+    with differentiable():
         slopes = torch.autograd.grad(value(), free, create_graph=True)
         return torch.stack([
             torch.autograd.grad(slope, tensor, retain_graph=True)[0].flatten()[i]

@@ -38,6 +38,7 @@ from torchbayes.methods.particles.scores import Score, score_elsewhere, score_ma
 from torchbayes.model.model import Batch, Model, ready
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import batch_size, on_rows, rows_of, tensors_of
+from torchbayes.native.process import differentiable
 from torchbayes.native.seeds import Purpose, generator, mix
 
 PLANS = ("loop", "vmap")  # the backends that have outputs with a graph
@@ -116,7 +117,7 @@ class FunctionTarget:
         scales, heat = model.scales(self.num_data, rows.total), heat_of(density)
         factor = -self.repulsion.drive * heat  # on the driving term
         _plan(density, Evaluation(weights_MD, batch, False, buffers, seeds, scales, out))
-        with torch.enable_grad(), model.network.training() if density.training else nullcontext():
+        with differentiable(), model.network.training() if density.training else nullcontext():
             runs = _run(density, weights_MD.detach(), rows, buffers=buffers, seeds=seeds)
             outputs_MF = torch.cat([run.outputs.detach().view(-1, run.outputs.shape[-1]) for run in runs])
             pull_MF = self._pull(outputs_MF, rows, seeds, heat=heat)

@@ -39,6 +39,7 @@ from torchbayes.model.network import Buffers
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.model.rows.batch import batch_size, rows_of
 from torchbayes.model.rows.sources import Source
+from torchbayes.native.process import differentiable
 from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.layers.dropout import DropoutPosterior
 
@@ -212,7 +213,7 @@ class Rated:
         losses, fits = [], []
         for m, seed in enumerate(seeds):
             source = generator(Purpose.CONCRETE, seed, device=weights_ME.device)
-            with torch.enable_grad():
+            with differentiable():
                 both_E = weights_ME[m].detach().clone().requires_grad_()
                 weights_D, logits_L = both_E[: model.layout.size], both_E[model.layout.size :]
                 own = {name: buffer[m] for name, buffer in buffers.items()}

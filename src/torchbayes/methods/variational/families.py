@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.linalg import Dense, Diagonal, LowRankPlusDiagonal, Structure
+from torchbayes.native.process import differentiable
 from torchbayes.posteriors.layers.radial import directions, entropy, lengths, parameter_of
 
 
@@ -313,7 +314,7 @@ def _scales_entropy(log_scale_MD: Tensor) -> Tensor:
 def _differentiate(family: Family, parameters_MP: Tensor, noise_MSE: Tensor, slopes: Slopes, out: Tensor) -> None:
     """Write the gradient of a family that does not know it in closed form."""
     size = slopes.mean_MD.shape[1]
-    with torch.enable_grad():
+    with differentiable():
         leaf_MP = parameters_MP.detach().requires_grad_()
         total = (family.draw(leaf_MP, noise_MSE) * slopes.weights_MSD).sum()
         total = total + (leaf_MP[:, :size] * slopes.mean_MD).sum()

@@ -47,6 +47,7 @@ from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import batch_size, rows_of
 from torchbayes.model.rows.sources import Source
+from torchbayes.native.process import differentiable
 from torchbayes.native.seeds import Purpose, seeded
 from torchbayes.posteriors.gaussian import Gaussian
 
@@ -246,7 +247,7 @@ class Bounded:
         for m, seed in enumerate(seeds):
             own = {name: buffer[m] for name, buffer in buffers.items()}
             part = Batch(model.network.arrange(rows_of(batch.inputs, m)), rows_of(batch.targets, m))
-            with torch.enable_grad():
+            with differentiable():
                 both_E = weights_ME[m].detach().clone().requires_grad_()
                 weights_D, parts = both_E[: model.layout.size], self.layer.parts(both_E[model.layout.size :])
                 with model.network.training(), seeded(Purpose.LAST_LAYER_MASKS, seed, device=weights_ME.device):

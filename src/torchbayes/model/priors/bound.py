@@ -31,6 +31,7 @@ from torchbayes.model.priors.univariate import (
     Univariate,
     check_prior,
 )
+from torchbayes.native.process import differentiable
 from torchbayes.native.seeds import Purpose, generator
 
 Together = Joint | SharedVariance
@@ -310,7 +311,7 @@ def _total(prior: Prior, weights: Tensor) -> Tensor:
 
 def _derivative(prior: Prior, weights: Tensor, *, order: int) -> Tensor:
     """Return the derivative of log p of some order, elementwise; 0 where a lower one does not depend on w."""
-    with torch.enable_grad():
+    with differentiable():
         leaf = weights.detach().requires_grad_()
         found = prior.log_prob(leaf)
         for remaining in reversed(range(order)):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchbayes.checks import SettingError
 from torchbayes.model.network import Network
+from torchbayes.native.process import differentiable
 from torchbayes.native.seeds import Purpose, generator, seeded
 
 _ATTEMPTS = 3  # passes by which gradients are looked for
@@ -75,7 +76,7 @@ def _differentiated(asked: _Asked, views: Mapping[str, Tensor]) -> tuple[Tensor 
     held = {name: tensor.detach().requires_grad_() for name, tensor in views.items()}
     outputs = None
     try:
-        with torch.enable_grad():
+        with differentiable():
             outputs = asked(held)
             if not outputs.requires_grad:
                 return outputs, dict.fromkeys(held)

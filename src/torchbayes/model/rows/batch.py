@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from torchbayes.checks import seen
+from torchbayes.native.process import usable
 
 NUMBERS = (
     "Where rows are not tensors, let the inputs be row numbers, torch.arange(B), next to what they number, named in "
@@ -143,7 +144,7 @@ def moved(tree: Any, device: torch.device, dtype: torch.dtype) -> Any:
             raise TypeError(
                 f"inputs and targets must be tensors, arrays or numbers; got {seen(leaf)}. {_advice(leaf)}"
             ) from error
-        return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
+        return usable(tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device))
 
     return one(tree) if isinstance(tree, Tensor) else pytree.tree_map(one, tree, is_leaf=_is_packed)
 
