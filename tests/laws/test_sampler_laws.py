@@ -18,7 +18,7 @@ from tests.laws.cases import assert_same_tensors, losses, made, model_of, rows_o
 from tests.laws.test_method_laws import keep_every
 from torchbayes.catalogue.methods import classes, small
 from torchbayes.driver.checkpoint import flatten
-from torchbayes.methods.sampler import Sampler
+from torchbayes.methods.sampler import Sampler, retained_steps
 from torchbayes.model.rows.sources import as_source
 from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.store import DrawFile
@@ -138,7 +138,7 @@ def test_draws_can_be_read_by_chain_and_index_while_the_run_is_on(
         with pytest.raises(KeyboardInterrupt):
             fitted(make, directory=tmp_path)
     draws = DrawFile.open(tmp_path)
-    assert len(draws) == method.num_retained(method.steps - 1)
+    assert len(draws) == len(retained_steps(method, method.steps - 1))
     for m, s in itertools.product(range(2), range(len(draws))):
         torch.testing.assert_close(draws.read()[m, s], expected[m, s], rtol=0, atol=0)
 

@@ -195,10 +195,20 @@ def test_an_exception_at_the_start_is_an_error_that_names_the_chain(
 
 
 @pytest.mark.parametrize("make", [tb.SGLD, tb.SGHMC, tb.SGNHT])
-def test_a_chain_on_minibatches_ends_where_the_density_cannot_be_computed(make: Callable[..., Sampler]):
-    method = make(2, 5000, 0, step_size=0.1, batch_size=None)
-    with pytest.raises(DivergedError, match=r"cannot be computed at step \d+ of 5000: ValueError.*no proposals to rej"):
-        tb.sample(tb.FunctionDensity(invalid), method, start(2))
+def test_a_chain_on_minibatches_goes_back_from_where_the_density_cannot_be_computed(make: Callable[..., Sampler]):
+    method = make(2, 400, 0, step_size=0.1, batch_size=None)
+    with pytest.warns(tb.ProblemWarning, match="diverged"):
+        chains = tb.sample(tb.FunctionDensity(invalid), method, start(2))
+    assert torch.isfinite(tb.FunctionDensity(invalid)(chains.weights_MSD.flatten(0, 1)).log_density).all()
+
+
+def test_chains_on_minibatches_end_where_the_density_cannot_be_computed_anywhere():
+    def never(w: Tensor) -> Tensor:
+        raise ValueError("no number here")
+
+    words = r"cannot be computed at step 7 of 50: ValueError: no number here. A chain on minibatches has no proposals"
+    with pytest.raises(DivergedError, match=words):
+        tb.sample(tb.FunctionDensity(never), tb.SGLD(2, 50, 0, step_size=0.1, batch_size=None), start(2))
 
 
 # --- models ---
@@ -263,7 +273,7 @@ def test_a_fit_goes_on_beside_weights_that_a_likelihood_refuses(plan: str, tmp_p
 
 def test_a_fit_on_minibatches_leaves_its_last_state(tmp_path: Path):
     model, data, start = regression()
-    method = tb.SGLD(2, 4000, 10, step_size=0.2, batch_size=3, plan="loop", thin=1)
+    method = tb.SGLD(2, 4000, 10, step_size=200.0, batch_size=3, plan="loop", thin=1)
     with pytest.raises(DivergedError, match="cannot be computed at step") as caught:
         tb.fit(model, data, method, start=start, directory=tmp_path, callbacks=())
     assert any("the last finite one, is in" in note for note in caught.value.__notes__)

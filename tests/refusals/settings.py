@@ -70,7 +70,7 @@ _STOCHASTIC = {
     "schedule": maybe(_STEP_SCHEDULE),
     "preconditioned": maybe(FLAG),
     "decay": SHARE,
-    "floor": POSITIVE,
+    "floor": maybe(POSITIVE),
 }
 _CURVED: dict[str, tuple[Any, ...]] = {
     "structure": WORD,

@@ -61,6 +61,11 @@ class Chains:
     burn_in: int = field(kw_only=True)
     method: Method = field(kw_only=True)
 
+    def lost(self) -> list[list[int]]:
+        """Return the steps at which each chain reported a divergence."""
+        seen = self.numbers.get("divergent")
+        return [] if seen is None else [steps.nonzero()[:, 0].tolist() for steps in seen]
+
     def continued(self, later: Chains) -> Chains:
         """Return these chains with the steps that followed them, as if all had been taken in one call.
 

@@ -19,6 +19,7 @@ from torchbayes.driver.progress import Callback, Event, listeners
 from torchbayes.methods.mcmc.health import problems
 from torchbayes.methods.mcmc.starts import dispersed
 from torchbayes.methods.protocol import Method
+from torchbayes.methods.sgmcmc.restarts import mended, told
 from torchbayes.model.parameters import Parameters
 from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
@@ -97,8 +98,10 @@ def sample(
     columns = {name: seen[:, method.needs.burn_in :] for name, seen in found.numbers.items()} if exact else {}
     identified = not hasattr(density, "model")  # the hidden units of a network can be exchanged
     judge = partial(problems, fault=found.fault, identified=identified, layout=parameters and parameters.layout)
+    lost = [] if exact else found.lost()
+    found = replace(found, weights_MSD=mended(found.weights_MSD, found.steps_S.tolist(), lost))
     wrong, raised = checked(lambda: judge(found.weights_MSD, columns))
-    found = replace(found, problems=(*found.problems, *method.needs.problems, *wrong))
+    found = replace(found, problems=(*found.problems, *method.needs.problems, *told(lost), *wrong))
     warn_of(found.problems, "these chains")
     warn_unchecked(raised, "the sample")
     return found

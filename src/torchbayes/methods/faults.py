@@ -61,7 +61,9 @@ def worded(error: Exception) -> str:
     return f"{type(error).__name__.lstrip('_')}: {first}"
 
 
-def evaluated(density: Density, weights_MD: Tensor, *, known_MD: Tensor, gradient: bool = True) -> tuple[Value, Faults]:
+def evaluated(
+    density: Density, weights_MD: Tensor, *, known_MD: Tensor, gradient: bool = True, batch: Any = None
+) -> tuple[Value, Faults]:
     """Return the density at each row; −∞ with a gradient of zero where it raises an exception.
 
     Args:
@@ -69,11 +71,13 @@ def evaluated(density: Density, weights_MD: Tensor, *, known_MD: Tensor, gradien
         weights_MD: weights to evaluate at.
         known_MD: weights at which it can be computed.
         gradient: whether the gradient is wanted; else it has no columns, (M, 0).
+        batch: one minibatch per row; None where the density has all the data.
 
     Returns:
         The density, and where it failed.
     """
-    look = density if gradient else partial(_without_gradient, density)
+    look = density if batch is None else partial(density, batch=batch)
+    look = look if gradient else partial(_without_gradient, density)
     try:
         return look(weights_MD), Faults.none(weights_MD)
     except Exception as error:

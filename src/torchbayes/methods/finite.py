@@ -56,7 +56,12 @@ class Unsound(NamedTuple):
 
 def due(unseen: Sequence[Seen], *, last: bool) -> bool:
     """Return whether steps are to be looked at now: `last` asks for it whatever their number."""
-    return last or len(unseen) >= LAG.get(unseen[0].value_M.device.type, _LATE)
+    return last or len(unseen) >= lag_of(unseen[0].value_M)
+
+
+def lag_of(tensor: Tensor) -> int:
+    """Return how many steps are taken on the device of a tensor before their numbers are looked at."""
+    return LAG.get(tensor.device.type, _LATE)
 
 
 def first_unsound(unseen: Sequence[Seen]) -> Unsound | None:

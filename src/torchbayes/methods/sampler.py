@@ -22,6 +22,7 @@ from torchbayes.methods.noise import Purpose, uniforms
 from torchbayes.methods.protocol import History, Needs, Shelf, Visit
 from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.schedules import Cycles
+from torchbayes.methods.sgmcmc.restarts import mended, told
 from torchbayes.model.network import refuse_by_batch
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.draws import Draws
@@ -170,15 +171,14 @@ class Sampler(ABC):
         Raises:
             ValueError: if there are none yet.
         """
-        del state
         assert shelf is not None, "a sampler puts its draws on a shelf"
-        return Draws(density.model, shelf.weights_MSD(), statistics_known=True)
+        weights_MSD = mended(shelf.weights_MSD(), retained_steps(self, state.step), self.lost(state) or ())
+        return Draws(density.model, weights_MSD, statistics_known=True)
 
     def problems(self, posterior: Draws, state: Any, *, history: History, source: Source) -> tuple[str, ...]:
         """Return the problems of the chains: see `torchbayes.methods.mcmc.health`."""
-        del state
         found = problems_of(posterior.weights_MSD, history, burn_in=self.burn_in)
-        return (*self.needs.problems, *(found or unexplained(posterior, source)))
+        return (*self.needs.problems, *told(self.lost(state) or ()), *(found or unexplained(posterior, source)))
 
     def retains(self, step: int) -> bool:
         """Return whether the weights after `step` steps are retained as a draw."""
@@ -187,9 +187,13 @@ class Sampler(ABC):
             return step > self.burn_in and left % self.thin == 0 and left // self.thin < cycles.draws
         return step > self.burn_in and (step - self.burn_in) % self.thin == 0
 
-    def num_retained(self, step: int) -> int:
-        """Return the number of draws of each chain that are retained in the first `step` steps."""
-        return sum(self.retains(number) for number in range(1, step + 1))
+    def lost(self, state: Any) -> Sequence[Sequence[int]] | None:  # noqa: B027  (none where proposals are rejected)
+        """Return the steps at which each chain was seen to have diverged; None for samplers that reject proposals."""
+
+
+def retained_steps(method: Sampler, step: int) -> list[int]:
+    """Return the steps after which a chain retains a draw, of its first `step` steps."""
+    return [number for number in range(1, step + 1) if method.retains(number)]
 
 
 def _cycles(method: Sampler) -> Cycles | None:

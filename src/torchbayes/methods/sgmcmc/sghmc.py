@@ -16,47 +16,26 @@ of the full-data log density, estimated from a minibatch. With `Cycles` this is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from torchbayes.checks import check_choice, check_not_negative
 from torchbayes.density.dynamics import Density
 from torchbayes.methods.checks import check_share
-from torchbayes.methods.finite import WORKSPACE, Seen
-from torchbayes.methods.sampler import Sampler, refuse_batch_norm
+from torchbayes.methods.sampler import Sampler
 from torchbayes.methods.sgmcmc.stochastic import (
     Info,
+    State,
     Stochastic,
-    copied,
-    evaluate_finite,
+    add_,
+    begin,
+    look,
     preconditioner,
     scaled_noise,
     temperature,
 )
-
-
-@dataclass(frozen=True)
-class State:
-    """Where the chains are.
-
-    Attributes:
-        weights_MD: weights.
-        momentum_MD: m or v.
-        squares_MD: V; empty, (M, 0), without preconditioner.
-        seeds: one seed per chain.
-        step: steps taken.
-        unseen: numbers of past steps that are still to be looked at.
-    """
-
-    weights_MD: Tensor
-    momentum_MD: Tensor
-    squares_MD: Tensor
-    seeds: tuple[int, ...]
-    step: int
-    unseen: tuple[Seen, ...] = field(default=(), metadata=WORKSPACE, repr=False)
 
 
 @dataclass(frozen=True)
@@ -101,32 +80,24 @@ class SGHMC(Stochastic, Sampler):
         steps_per_epoch: int = 1,
     ) -> State:
         """Return the state before the first step: see `Sampler.init`."""
-        del buffers, steps_per_epoch
-        refuse_batch_norm(density)
-        weights_MD = weights_MD.detach().clone()
-        squares_MD = torch.zeros_like(weights_MD) if self.preconditions(density) else weights_MD[:, :0].clone()
-        return State(weights_MD, torch.zeros_like(weights_MD), squares_MD, tuple(seeds), 0)
+        del buffers
+        return begin(self, density, weights_MD, seeds=seeds, steps_per_epoch=steps_per_epoch)
 
     def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
         """Return every chain one step on, and what was seen: see `Sampler.step`."""
-        step_size, heat = self.step_size_at(state.step, density), temperature(density)
-        value, info, unseen = evaluate_finite(density, state, batch, method=self, step_size=step_size)
-        now = state if donate else copied(state)
+        seen = look(self, density, state, batch=batch, donate=donate)
+        now, drift_MD, step_size, *_ = seen
         friction, root = 1 - self.momentum, step_size**0.5
         kick, move = (root, root) if self.form == "momentum" else (step_size, 1.0)
-        variance = 2 * (friction - self.noise_estimate) * heat * (1.0 if self.form == "momentum" else step_size)
-        drift_MD, noise_MD = value.gradient.mul_(heat), None
+        injected = 2 * (friction - self.noise_estimate) * temperature(density)
+        variance, noise_MD, mass_MD = injected * (1.0 if self.form == "momentum" else step_size), None, None
         if self.pace(density).noisy(state.step):
             noise_MD = scaled_noise(state, state.step, variance**0.5)
-        mass_MD = None
         if self.preconditions(density):
-            mass_MD = preconditioner(now, drift_MD, step=state.step, decay=self.decay, floor=self.floor)
+            mass_MD = preconditioner(now, drift_MD, self.decay)
             noise_MD = None if noise_MD is None else noise_MD.mul_(mass_MD.sqrt())
-        now.momentum_MD.mul_(self.momentum).add_(drift_MD, alpha=kick)
+        add_(now.momentum_MD.mul_(self.momentum), drift_MD, kick)
         if noise_MD is not None:
             now.momentum_MD.add_(noise_MD)
-        if mass_MD is None:
-            now.weights_MD.add_(now.momentum_MD, alpha=move)
-        else:
-            now.weights_MD.addcdiv_(now.momentum_MD, mass_MD, value=move)
-        return replace(now, step=state.step + 1, unseen=unseen), info
+        add_(now.weights_MD, now.momentum_MD if mass_MD is None else now.momentum_MD / mass_MD, move)
+        return seen.done(now)

@@ -18,20 +18,20 @@ On a normal density of variance σ² with exact gradients the stationary varianc
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchbayes.density.dynamics import Density
-from torchbayes.methods.finite import WORKSPACE, Seen
-from torchbayes.methods.sampler import Sampler, refuse_batch_norm
+from torchbayes.methods.sampler import Sampler
 from torchbayes.methods.sgmcmc.stochastic import (
     Info,
+    State,
     Stochastic,
-    copied,
-    evaluate_finite,
+    add_,
+    begin,
+    look,
     preconditioner,
     scaled_noise,
     temperature,
@@ -39,32 +39,12 @@ from torchbayes.methods.sgmcmc.stochastic import (
 
 
 @dataclass(frozen=True)
-class State:
-    """Where the chains are.
-
-    Attributes:
-        weights_MD: weights.
-        squares_MD: V; empty, (M, 0), without preconditioner.
-        seeds: one seed per chain.
-        step: steps taken.
-        unseen: numbers of past steps that are still to be looked at.
-    """
-
-    weights_MD: Tensor
-    squares_MD: Tensor
-    seeds: tuple[int, ...]
-    step: int
-    unseen: tuple[Seen, ...] = field(default=(), metadata=WORKSPACE, repr=False)
-
-
-@dataclass(frozen=True)
 class SGLD(Stochastic, Sampler):
     """Stochastic gradient Langevin dynamics."""
 
-    floor: float = 1e-5
-
     rate = 0.03  # learning rate on the mean loss, doubled
     preconditioned_rate = 0.03
+    least_floor = 1e-5
 
     def init(
         self,
@@ -76,27 +56,22 @@ class SGLD(Stochastic, Sampler):
         steps_per_epoch: int = 1,
     ) -> State:
         """Return the state before the first step: see `Sampler.init`."""
-        del buffers, steps_per_epoch
-        refuse_batch_norm(density)
-        weights_MD = weights_MD.detach().clone()
-        squares_MD = torch.zeros_like(weights_MD) if self.preconditions(density) else weights_MD[:, :0].clone()
-        return State(weights_MD, squares_MD, tuple(seeds), 0)
+        del buffers
+        options: Any = {"seeds": seeds, "steps_per_epoch": steps_per_epoch, "moves": False}
+        return begin(self, density, weights_MD, **options)
 
     def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
         """Return every chain one step on, and what was seen: see `Sampler.step`."""
-        step_size, heat = self.step_size_at(state.step, density), temperature(density)
-        value, info, unseen = evaluate_finite(density, state, batch, method=self, step_size=step_size)
-        now = state if donate else copied(state)
-        drift_MD = value.gradient.mul_(heat)
-        noisy = self.pace(density).noisy(state.step)
-        noise_MD = scaled_noise(state, state.step, (step_size * heat) ** 0.5) if noisy else None
+        seen = look(self, density, state, batch=batch, donate=donate)
+        now, drift_MD, step_size, *_ = seen
+        noise_MD = None
+        if self.pace(density).noisy(state.step):
+            noise_MD = scaled_noise(state, state.step, (step_size * temperature(density)) ** 0.5)
         if self.preconditions(density):
-            inverse_MD = preconditioner(
-                now, drift_MD, step=state.step, decay=self.decay, floor=self.floor
-            ).reciprocal_()
+            inverse_MD = preconditioner(now, drift_MD, self.decay).reciprocal_()
             drift_MD.mul_(inverse_MD)
             noise_MD = None if noise_MD is None else noise_MD.mul_(inverse_MD.sqrt_())
-        now.weights_MD.add_(drift_MD, alpha=step_size / 2)
+        add_(now.weights_MD, drift_MD, step_size / 2)
         if noise_MD is not None:
             now.weights_MD.add_(noise_MD)
-        return replace(now, step=state.step + 1, unseen=unseen), info
+        return seen.done(now)

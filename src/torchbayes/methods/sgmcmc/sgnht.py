@@ -17,7 +17,7 @@ lose the excess by only hT per step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,14 +26,15 @@ from torch import Tensor
 from torchbayes.checks import given
 from torchbayes.density.dynamics import Density
 from torchbayes.methods.checks import check_positive
-from torchbayes.methods.finite import WORKSPACE, Seen
 from torchbayes.methods.noise import Purpose, normals
-from torchbayes.methods.sampler import Sampler, refuse_batch_norm
+from torchbayes.methods.sampler import Sampler
 from torchbayes.methods.sgmcmc.stochastic import (
     Info,
+    State,
     Stochastic,
-    copied,
-    evaluate_finite,
+    add_,
+    begin,
+    look,
     preconditioner,
     scaled_noise,
     temperature,
@@ -41,26 +42,14 @@ from torchbayes.methods.sgmcmc.stochastic import (
 
 
 @dataclass(frozen=True)
-class State:
+class Thermostats(State):
     """Where the chains are.
 
     Attributes:
-        weights_MD: weights.
-        momentum_MD: m.
-        squares_MD: V; empty, (M, 0), without preconditioner.
         friction_M: ξ, float64.
-        seeds: one seed per chain.
-        step: steps taken.
-        unseen: numbers of past steps that are still to be looked at.
     """
 
-    weights_MD: Tensor
-    momentum_MD: Tensor
-    squares_MD: Tensor
     friction_M: Tensor
-    seeds: tuple[int, ...]
-    step: int
-    unseen: tuple[Seen, ...] = field(default=(), metadata=WORKSPACE, repr=False)
 
 
 @dataclass(frozen=True)
@@ -97,35 +86,32 @@ class SGNHT(Stochastic, Sampler):
         steps_per_epoch: int = 1,
     ) -> State:
         """Return the state before the first step: see `Sampler.init`."""
-        del buffers, steps_per_epoch
-        refuse_batch_norm(density)
-        weights_MD = weights_MD.detach().clone()
-        first_M = torch.full((len(weights_MD),), self.friction(density), dtype=torch.float64)
+        del buffers
+        state = begin(self, density, weights_MD, seeds=seeds, steps_per_epoch=steps_per_epoch)
+        first_M = weights_MD.new_full((len(weights_MD),), self.friction(density), dtype=torch.float64)
+        started = Thermostats(**vars(state), friction_M=first_M)
         if self.preconditions(density):  # A is not known yet, and the chain takes up its own momentum in burn-in
-            squares_MD, momentum_MD = torch.zeros_like(weights_MD), torch.zeros_like(weights_MD)
-        else:
-            squares_MD = weights_MD[:, :0].clone()
-            momentum_MD = normals(seeds, Purpose.THERMOSTAT, 0, like=weights_MD) * temperature(density) ** 0.5
-        return State(weights_MD, momentum_MD, squares_MD, first_M.to(weights_MD.device), tuple(seeds), 0)
+            return started
+        momentum_MD = normals(seeds, Purpose.THERMOSTAT, 0, like=weights_MD) * temperature(density) ** 0.5
+        return replace(started, momentum_MD=momentum_MD)
 
     def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
         """Return every chain one step on, and what was seen: see `Sampler.step`."""
-        step_size, heat = self.step_size_at(state.step, density), temperature(density)
-        value, info, unseen = evaluate_finite(density, state, batch, method=self, step_size=step_size)
-        now = state if donate else copied(state)
-        h, noisy, diffusion = step_size**0.5, self.pace(density).noisy(state.step), self.friction(density)
-        friction_M = state.friction_M if noisy else torch.full_like(state.friction_M, diffusion)
-        drift_MD, mass_MD = value.gradient.mul_(heat), None
+        seen = look(self, density, state, batch=batch, donate=donate)
+        now, drift_MD, step_size, *_ = seen
+        h, heat, diffusion = step_size**0.5, temperature(density), self.friction(density)
+        noisy, mass_MD = self.pace(density).noisy(state.step), None
+        friction_M1 = (now.friction_M if noisy else torch.full_like(now.friction_M, diffusion)).unsqueeze(-1)
         if self.preconditions(density):
-            mass_MD = preconditioner(now, drift_MD, step=state.step, decay=self.decay, floor=self.floor)
-        now.momentum_MD.mul_((1 - h * friction_M).to(now.momentum_MD).unsqueeze(-1))
-        now.momentum_MD.add_(drift_MD, alpha=h)
+            mass_MD = preconditioner(now, drift_MD, self.decay)
+        now.momentum_MD.mul_((1 - h * friction_M1).to(now.momentum_MD))
+        add_(now.momentum_MD, drift_MD, h)
         if noisy:
             noise_MD = scaled_noise(state, state.step, (2 * diffusion * h * heat) ** 0.5)
             now.momentum_MD.add_(noise_MD if mass_MD is None else noise_MD.mul_(mass_MD.sqrt()))
         velocity_MD = now.momentum_MD if mass_MD is None else now.momentum_MD / mass_MD
-        now.weights_MD.add_(velocity_MD, alpha=h)
+        add_(now.weights_MD, velocity_MD, h)
         if noisy and state.step >= self.burn_in // 2:
             energy_M = torch.linalg.vecdot(now.momentum_MD.double(), velocity_MD.double())
-            friction_M = friction_M + h * (energy_M / now.momentum_MD.shape[-1] - heat)
-        return replace(now, friction_M=friction_M, step=state.step + 1, unseen=unseen), info
+            friction_M1 = friction_M1 + h * (energy_M / now.momentum_MD.shape[-1] - heat).unsqueeze(-1)
+        return seen.done(replace(now, friction_M=friction_M1.squeeze(-1).contiguous()), friction_M=diffusion)

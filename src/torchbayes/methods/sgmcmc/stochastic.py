@@ -1,10 +1,20 @@
-"""What samplers on minibatches share: temperature, noise, a running preconditioner, and what a step reports."""
+r"""What samplers on minibatches share: state, temperature, noise, a running preconditioner, and what a step reports.
+
+A preconditioner is the root of the running mean square of the gradients, and a floor:
+
+    V ← V + (1 − λ)/(1 − λ^(t+1)) (∇log p(w)² − V),     √V + δ,     ε_t ← ε_t min(t/100, 1)
+
+at the step t of a chain, from 0. So V is the mean of what the chain has seen and not of one minibatch, whose gradient
+may be near 0 at a mode by chance, and first steps are short, as V grows when a chain leaves a mode. δ is by default 1/σ
+with σ the standard deviation of the weight's prior: however small gradients are, a weight is not moved as if it were
+known less than before the data.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,13 +24,39 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Density, Value
 from torchbayes.density.plans import BackendName  # noqa: F401  (jsonargparse evaluates annotations of `Sampler` here)
 from torchbayes.methods.checks import check_counts, check_positive, check_share
-from torchbayes.methods.faults import is_fault, worded
-from torchbayes.methods.finite import Seen, due, first_unsound
+from torchbayes.methods.faults import evaluated
+from torchbayes.methods.finite import WORKSPACE
 from torchbayes.methods.noise import Purpose, normals
-from torchbayes.methods.protocol import Chosen, DivergedError, Fold
-from torchbayes.methods.sampler import check_shapes
+from torchbayes.methods.protocol import Chosen, Fold
+from torchbayes.methods.sampler import check_shapes, refuse_batch_norm
 from torchbayes.methods.schedules import Decay, Steady, StepSchedule
+from torchbayes.methods.sgmcmc.restarts import Track, gone_back
 from torchbayes.methods.sgmcmc.search import choose_scale
+
+SHORT = 100  # steps of a chain that are shorter than the others, where they are preconditioned
+
+
+@dataclass(frozen=True)
+class State:
+    """Where the chains are.
+
+    Attributes:
+        weights_MD: weights.
+        momentum_MD: momentum; empty, (M, 0), without one.
+        squares_MD: V; empty, (M, 0), without preconditioner.
+        floor_D: δ; empty without preconditioner.
+        seeds: one seed per chain.
+        step: steps taken.
+        track: what a chain that diverges goes back to.
+    """
+
+    weights_MD: Tensor
+    momentum_MD: Tensor
+    squares_MD: Tensor
+    floor_D: Tensor = field(metadata=WORKSPACE, repr=False)
+    seeds: tuple[int, ...]
+    step: int
+    track: Track
 
 
 @dataclass(frozen=True)
@@ -40,7 +76,8 @@ class Stochastic:
         preconditioned: whether steps are, by the root mean square of the gradients; None for minibatches where no step
             size is given.
         decay: λ, of the running mean square.
-        floor: δ, added to its root; on the scale of the gradient.
+        floor: δ, added to its root; on the scale of the gradient. None for 1/σ of each weight's prior, and where that
+            is not known or flat for a number that only keeps steps finite.
     """
 
     # a chain starts at fresh weights and has to find the posterior first, as a training run does
@@ -52,10 +89,11 @@ class Stochastic:
     schedule: StepSchedule | None = None
     preconditioned: bool | None = None
     decay: float = 0.99
-    floor: float = 1e-7
+    floor: float | None = None
 
     rate: ClassVar[float]
     preconditioned_rate: ClassVar[float]
+    least_floor: ClassVar[float] = 1e-7
 
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[misc]  # of `Sampler`
@@ -64,7 +102,7 @@ class Stochastic:
         check_object(("at", "noisy"), "Cycles()", **given(schedule=self.schedule))
         check_flags(**given(preconditioned=self.preconditioned))
         check_share(decay=self.decay)
-        check_positive(floor=self.floor)
+        check_positive(**given(floor=self.floor))
 
     @property
     def searches(self) -> bool:
@@ -74,6 +112,10 @@ class Stochastic:
     def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
         """Return what held-out rows choose: see `choose_scale`."""
         return choose_scale(self, density, folds, **begin)
+
+    def lost(self, state: State) -> list[list[int]]:
+        """Return the steps at which each chain was seen to have diverged."""
+        return state.track.lost()
 
     def is_open(self, density: Density) -> bool:
         """Return whether the steps are on minibatches and of no given size."""
@@ -108,11 +150,13 @@ class Info:
         log_density_M: estimate of the tempered log density before the step, float64, in nats.
         log_likelihood_M: estimate of Σ log p(y|f), untempered.
         step_size_M: ε of the step.
+        divergent_M: 1.0 where a chain was seen to have diverged, and has gone back.
     """
 
     log_density_M: Tensor
     log_likelihood_M: Tensor
     step_size_M: Tensor
+    divergent_M: Tensor
 
     def means(self) -> dict[str, Tensor]:
         """Return what is averaged over an epoch, by name, each (M,)."""
@@ -120,6 +164,7 @@ class Info:
             "log_density": self.log_density_M,
             "log_likelihood": self.log_likelihood_M,
             "step_size": self.step_size_M,
+            "divergent": self.divergent_M,
         }
 
     def now(self) -> dict[str, float]:
@@ -136,61 +181,120 @@ def temperature(density: Density) -> float:
     return model.temperature if model is not None and model.tempering == "joint" else 1.0
 
 
+def begin(
+    method: Any, density: Density, weights_MD: Tensor, *, seeds: Sequence[int], steps_per_epoch: int, moves: bool = True
+) -> State:
+    """Return the state before the first step.
+
+    Args:
+        method: the settings.
+        density: the target.
+        weights_MD: where the chains start.
+        seeds: one seed per chain.
+        steps_per_epoch: length of an epoch.
+        moves: whether chains have a momentum, which begins at 0.
+
+    Raises:
+        ValueError: if the network has batch norm that is not frozen.
+    """
+    refuse_batch_norm(density)
+    weights_MD = weights_MD.detach().clone()
+    nothing_MD, zeros_MD = weights_MD[:, :0].clone(), torch.zeros_like(weights_MD)
+    momentum_MD, squares_MD, floor_D = (zeros_MD if moves else nothing_MD), nothing_MD, nothing_MD[0]
+    if method.preconditions(density):
+        squares_MD, floor_D = torch.zeros_like(weights_MD), _floor(method, density, weights_MD)
+    track = Track.of(weights_MD, steps_per_epoch)
+    return State(weights_MD, momentum_MD, squares_MD, floor_D, tuple(seeds), 0, track)
+
+
+def _floor(method: Any, density: Any, weights_MD: Tensor) -> Tensor:
+    """Return δ of every weight."""
+    if method.floor is not None or not hasattr(density, "prior_stds"):
+        return torch.full_like(weights_MD[0], method.floor or method.least_floor)
+    floor_D = temperature(density) ** 0.5 / density.prior_stds()
+    return floor_D.to(weights_MD).clamp_min(method.least_floor)
+
+
 def copied(state: Any) -> Any:
     """Return a state whose tensors are copies, which a step may overwrite."""
     return replace(state, **{name: part.clone() for name, part in vars(state).items() if isinstance(part, Tensor)})
 
 
-def scaled_noise(state: Any, step: int, scale: float) -> Tensor:
-    """Return normals of standard deviation `scale`, (M, D); every chain has its own."""
+def by_chain(numbers: Sequence[float], like_MD: Tensor) -> float | Tensor:
+    """Return a number for each chain, (M, 1), or one where all have the same."""
+    return numbers[0] if len(set(numbers)) == 1 else like_MD.new_tensor(numbers).unsqueeze(-1)
+
+
+def add_(into_MD: Tensor, more_MD: Tensor, factor: float | Tensor) -> None:
+    """Add a multiple, in place, by a factor as of `by_chain`."""
+    into_MD.addcmul_(more_MD, factor) if isinstance(factor, Tensor) else into_MD.add_(more_MD, alpha=factor)
+
+
+def scaled_noise(state: Any, step: int, scale: float | Tensor) -> Tensor:
+    """Return normals of standard deviation `scale`, as of `by_chain`, (M, D); every chain has its own."""
     return normals(state.seeds, Purpose.DIFFUSION, step, like=state.weights_MD).mul_(scale)
 
 
-def preconditioner(now: Any, drift_MD: Tensor, *, step: int, decay: float, floor: float) -> Tensor:
+def preconditioner(now: State, drift_MD: Tensor, decay: float) -> Tensor:
     """Return √V + δ, after the running mean square V of a state has taken in a gradient."""
-    now.squares_MD.lerp_(drift_MD.square(), 1 - decay if step else 1.0)  # the first step has no average yet
-    return now.squares_MD.sqrt().add_(floor)
+    ages = now.track.ages(now.step)
+    weights = [(1 - decay) / (1 - decay ** (age + 1)) for age in ages]
+    now.squares_MD.lerp_(drift_MD.square(), by_chain(weights, drift_MD))
+    return now.squares_MD.sqrt().add_(now.floor_D)
 
 
-def evaluate_finite(
-    density: Density, state: Any, batch: Any, *, method: Any, step_size: float
-) -> tuple[Value, Info, tuple[Seen, ...]]:
-    """Return the density before a step, after checking that it is finite, and the info of the step.
+class Seen(NamedTuple):
+    """The density before a step, and the state that the step may overwrite.
+
+    Attributes:
+        now: the state.
+        drift_MD: gradient of the untempered density, which the step may overwrite too.
+        step_size: ε of each chain, as of `by_chain`.
+        value: the density.
+        sizes: ε of each chain.
+    """
+
+    now: Any
+    drift_MD: Tensor
+    step_size: float | Tensor
+    value: Value
+    sizes: list[float]
+
+    def done(self, now: Any, **fresh: Any) -> tuple[Any, Info]:
+        """Return the state after the step and its info, once chains that have diverged have gone back.
+
+        Args:
+            now: the state, with its number that of the step.
+            fresh: as of `gone_back`.
+        """
+        state, divergent_M = gone_back(now, **fresh)
+        sizes_M = torch.tensor(self.sizes, dtype=torch.float64)  # for the log alone: not on the device
+        return state, Info(self.value.log_density, self.value.log_likelihood, sizes_M, divergent_M)
+
+
+def look(method: Any, density: Density, state: Any, *, batch: Any, donate: bool) -> Seen:
+    """Return what a step begins with.
 
     Args:
+        method: the settings.
         density: the target.
         state: the state before the step.
         batch: rows of the step.
-        method: the method, for its length.
-        step_size: ε of the step.
-
-    Returns:
-        The density, the info, and the steps that are still to be looked at.
+        donate: whether the state may be overwritten.
 
     Raises:
-        DivergedError: if the density cannot be computed, or it or its gradient is not finite. On a CPU the weights are
-            then those before the step; on other devices the latter is found up to 49 steps later.
-        ValueError: if it has the wrong shape.
+        DivergedError: if every chain has ended.
+        ValueError: if the density has the wrong shape.
     """
-    try:
-        value = density(state.weights_MD, batch)
-    except Exception as error:
-        if not is_fault(error, density):
-            raise
-        raise DivergedError(
-            f"the log density cannot be computed at step {state.step} of {method.steps}: {worded(error)}. A chain on "
-            f"minibatches has no proposals to reject, so it ends there; lower the step size of {step_size:g}, or mend "
-            f"the density."
-        ) from error
-    check_shapes(value, state.weights_MD)
-    unseen = (*state.unseen, Seen.of(state.step, step_size, value_M=value.log_density, gradient_MD=value.gradient))
-    if due(unseen, last=state.step + 1 == method.steps):
-        if (bad := first_unsound(unseen)) is not None:
-            raise DivergedError(
-                f"the chain diverged at step {bad.step} of {method.steps}: the log density of chain {bad.member} is "
-                f"{bad.value:g} or its gradient is not finite, at step size {bad.rate:g}. Lower the step size, or look "
-                f"for extreme values in the data."
-            )
-        unseen = ()
-    info = Info(value.log_density, value.log_likelihood, torch.full_like(value.log_density, step_size))
-    return value, info, unseen
+    weights_MD, track, number = state.weights_MD, state.track, state.step
+    step_size = method.step_size_at(number, density)
+    track.check(method, step_size)
+    value, faults = evaluated(density, weights_MD, known_MD=track.sound_MD, batch=batch)
+    check_shapes(value, weights_MD)
+    track = track.seen(number, weights_MD, value, density=density, fault=faults.first)
+    shares = [1.0] * len(track.times)
+    if method.preconditions(density):
+        shares = [min(age / SHORT, 1.0) for age in track.ages(number)]
+    sizes = [step_size * factor * share for factor, share in zip(track.factors(), shares, strict=True)]
+    now = replace(state if donate else copied(state), track=track)
+    return Seen(now, value.gradient.mul_(temperature(density)), by_chain(sizes, weights_MD), value, sizes)
