@@ -140,6 +140,11 @@ def layer_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
 _USES: WeakKeyDictionary[Network, dict[Any, dict[str, Use]]] = WeakKeyDictionary()
 
 
+def hows(density: LogDensity, batch: Batch, estimator: Estimator) -> dict[str, How]:
+    """Return by which estimator each parameter is taken, from one minibatch per member, (M, B, ...)."""
+    return how(density, batch.map(lambda t: t[0]), estimator)
+
+
 def taken(density: LogDensity, batch: Batch, estimator: Estimator) -> tuple[dict[str, How], dict[str, Use]]:
     """Return by which estimator each parameter is taken, and how layers use those that are not drawn.
 
@@ -148,8 +153,7 @@ def taken(density: LogDensity, batch: Batch, estimator: Estimator) -> tuple[dict
         batch: one minibatch per member, (M, B, ...).
         estimator: the setting.
     """
-    first = batch.map(lambda t: t[0])
-    return how(density, first, estimator), uses(density.model.network, first.inputs)
+    return hows(density, batch, estimator), uses(density.model.network, batch.map(lambda t: t[0]).inputs)
 
 
 def has_layers(density: LogDensity, batch: Batch) -> bool:
