@@ -256,7 +256,7 @@ PREDICTIONS: list[tuple[str, str, dict[str, Any]]] = [
     ("MCBatchNorm", "batch norm", {}),
     ("VI", "noise", {}),
     ("SGHMC", "drop connect", {"steps": 8}),
-    ("NormalizingFlow", "layer norm", {}),
+    ("NormalizingFlow", "layer norm", {"transform": "planar"}),
 ]
 VERBS: dict[str, Callable[[Any, int], Any]] = {
     "predict": lambda posterior, n: tb.predict(posterior, X[n:], seed=n).probs,

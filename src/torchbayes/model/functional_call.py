@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -200,16 +201,29 @@ def functional_copy(module: nn.Module, instead: Mapping[int, Tensor]) -> nn.Modu
         raise TypeError("a compiled `network` of torch.jit keeps its own weights. Pass the module that it was made of.")
     try:
         made = unwrapped(module_copy(module, instead))
-    except (RuntimeError, TypeError) as error:
+    except Exception as error:  # whatever a __deepcopy__ raises
         raise TypeError(
-            f"the `network` cannot be copied: {str(error).rstrip('.')}. It may hold a tensor made from parameters, "
-            f"as the old torch.nn.utils.weight_norm does. Use one of torch.nn.utils.parametrizations, or make the "
-            f"tensor in `forward`."
+            f"the `network` cannot be copied: {str(error).rstrip('.') or type(error).__name__}{_culprit(module)}. A "
+            f"copy is run, as the given one is never written to. Make a tensor that depends on parameters in "
+            f"`forward`, or by torch.nn.utils.parametrizations in the place of the old weight_norm; give another kind "
+            f"of object a `__deepcopy__`, or keep it outside of the module."
         ) from error
     for part in made.modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag):
             part.sparse = False
     return made
+
+
+def _culprit(module: nn.Module) -> str:
+    """Return in words which attribute of a module cannot be copied; nothing if it is none."""
+    parts = {id(each): each for each in (module, *module.modules(), *module.parameters(), *module.buffers())}
+    for name, part in module.named_modules():
+        for key, value in vars(part).items():
+            try:
+                copy.deepcopy(value, dict(parts))
+            except Exception:  # whatever it raises
+                return f", which is `{f'{name}.{key}'.lstrip('.')}`"
+    return ""
 
 
 def without_memory(tensor: Tensor) -> Tensor:
