@@ -55,7 +55,8 @@ def _classes(call: Any, **wrong: tuple[Any, ...]) -> Case:
 
 
 def _pair(call: Any) -> Case:
-    return Case(call, lambda: {"p_BK": _HALF, "q_BK": _HALF}, {"p_BK": (*_PROBS, torch.ones(3, 1)), "q_BK": _PROBS})
+    wrong = {"p_BK": (*_PROBS, torch.ones(3, 1)), "q_BK": _PROBS, **_WEIGHTS}
+    return Case(call, lambda: {"p_BK": _HALF, "q_BK": _HALF}, wrong)
 
 
 def _detected(call: Any, **wrong: tuple[Any, ...]) -> Case:
@@ -86,12 +87,12 @@ METRICS = {
     "metrics.crps_gaussian": Case(
         metrics.crps_gaussian,
         lambda: dict.fromkeys(("mean_B", "scale_B", "targets_B"), _ONES),
-        {"mean_B": _REAL, "scale_B": (*_REAL, -_ONES, 0 * _ONES), "targets_B": _REAL},
+        {"mean_B": _REAL, "scale_B": (*_REAL, -_ONES, 0 * _ONES), "targets_B": _REAL, **_WEIGHTS},
     ),
     "metrics.crps_draws": Case(
         metrics.crps_draws,
         lambda: {"draws_SB": torch.zeros(3, 4), "targets_B": _ONES},
-        {"draws_SB": tensors((4,), (3, 3), (0, 4)), "targets_B": _REAL},
+        {"draws_SB": tensors((4,), (3, 3), (0, 4)), "targets_B": _REAL, **_WEIGHTS},
     ),
     "metrics.crps_normals": Case(
         metrics.crps_normals,
@@ -106,7 +107,7 @@ METRICS = {
     "metrics.wasserstein1": Case(
         metrics.wasserstein1,
         lambda: dict.fromkeys(("draws_SB", "draws_TB"), torch.zeros(3, 4)),
-        dict.fromkeys(("draws_SB", "draws_TB"), tensors((4,), (3, 3), (0, 4))),
+        {**dict.fromkeys(("draws_SB", "draws_TB"), tensors((4,), (3, 3), (0, 4))), **_WEIGHTS},
     ),
     "metrics.entropy": Case(metrics.entropy, lambda: {"probs": _HALF}, {"probs": but(_PROBS, None)}),
     "metrics.expected_entropy": Case(
@@ -156,6 +157,7 @@ METRICS = {
             "levels_Q": (*tensors((1,), (2,), (0,)), torch.ones(1)),
             "quantiles_QB": tensors((4,), (1, 3), (2, 4)),
             "targets_B": _REAL,
+            **_WEIGHTS,
         },
     ),
     "metrics.fit_temperature": Case(

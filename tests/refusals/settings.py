@@ -221,6 +221,7 @@ METHODS = {
             "jitter": SHARE,
             "max_leapfrogs": COUNT,
             "leapfrogs_in_burn_in": COUNT,
+            "halvings": WHOLE,
             "accept_in_burn_in": FLAG,
         },
     ),

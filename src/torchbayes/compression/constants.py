@@ -30,13 +30,13 @@ class Taken(NamedTuple):
 
     Attributes:
         layer: the layer.
-        index: positions of the units along its inputs, (units, inner).
+        positions: of the units along its inputs, (units, inner).
         values: of each, likewise.
         steady: which units are constants there, bool (units,).
     """
 
     layer: Any
-    index: Tensor
+    positions: Tensor
     values: Tensor
     steady: Tensor
 
@@ -48,19 +48,18 @@ class Taken(NamedTuple):
     def give_up(self, units: Tensor, carrier: int | None) -> None:
         """Let the bias, or one of the constants, stand for some units, whose weights become zero."""
         weight = self.layer.weight
-        gone, values = self.index[units].flatten(), self.values[units].flatten()
+        gone, values = self.positions[units].flatten(), self.values[units].flatten()
         if not self.needs_carrier:
-            self.layer.bias += weight.index_select(1, gone).flatten(2).sum(2) @ values if weight.ndim > 2 else (
-                weight.index_select(1, gone) @ values)  # fmt: skip
+            self.layer.bias += weight.index_select(1, gone).unsqueeze(-1).flatten(2).sum(2) @ values
         elif carrier is not None:
             shares = (self.values[units] / self.values[carrier]).view(-1, *[1] * (weight.ndim - 2))
-            given = (weight.index_select(1, gone) * shares).unflatten(1, (-1, self.index.shape[1])).sum(1)
-            weight.index_add_(1, self.index[carrier], given)
+            given = (weight.index_select(1, gone) * shares).unflatten(1, (-1, self.positions.shape[1])).sum(1)
+            weight.index_add_(1, self.positions[carrier], given)
         weight.index_fill_(1, gone, 0.0)
 
 
 @torch.no_grad()
-def fold(network: nn.Module, taking: Sequence[Place], units: Tensor, inputs: Any) -> None:
+def fold(network: nn.Module, taking: Sequence[Place], units: Tensor, *, inputs: Any) -> None:
     """Let biases or one of them stand for units that are constants, in place; others keep their weights.
 
     Args:

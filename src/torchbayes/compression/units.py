@@ -160,7 +160,7 @@ def _cleared(network: nn.Module, group: PermutationGroup, stay: Tensor, *, const
     taken = _used(network, group, takes=True)
     made = _used(network, group, takes=False)
     if constants and bool((lone := stay & taken & ~made).any()):
-        fold(network, [place for place in group.places if _takes(network, place)], lone, inputs)
+        fold(network, [place for place in group.places if _takes(network, place)], lone, inputs=inputs)
         taken = _used(network, group, takes=True)
     gone = stay & ~taken
     if bool((gone == stay).all()):

@@ -51,7 +51,7 @@ from torchbayes.posteriors.start import check_finite_start
 
 _SMALL = 1_000_000  # rows times weights up to which all the data are used at every step
 _DISAGREE, _REJECTED, _FEWEST = 1.05, 0.2, 50.0  # R-hat, acceptance, effective draws
-_UNLIKE = 3.0  # standard errors between the coefficients of two step sizes
+_UNLIKE = 4.0  # standard errors between two step sizes: those of short chains are too small themselves
 _HOTTER = 0.25  # of β, where chains begin
 _STEP = 0.1  # ε times the largest curvature: the law of the chain is then at most 2.5 % too wide in any direction
 _STIFF_ROWS, _STIFF_STEPS = 2000, 12

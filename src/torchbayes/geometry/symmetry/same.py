@@ -19,7 +19,7 @@ def distance(made: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
 
 
 def _relative(made: Tensor, expected: Tensor) -> float:
-    a, b = (t.cdouble() if t.is_complex() else t.double() for t in (made, expected))
+    a, b = (t.to(torch.complex128 if t.is_complex() else torch.float64) for t in (made, expected))
     alike = (a == b) | (a.isnan() & b.isnan())
     gap = torch.where(alike, 0.0, (a - b).abs()).nan_to_num(nan=torch.inf).max()
     largest = float(torch.where(b.isfinite(), b.abs(), 0.0).max())
