@@ -162,6 +162,7 @@ def test_metrics_of_a_regression_by_hand(likelihood: Any, width: int) -> None:
         "nll": -float(mixture.mean()),
         "nll_gaussian": -float(gaussian.mean()),
         "rmse": float(((mean - targets) ** 2).mean().sqrt()),
+        "mae": float((mean - targets).abs().mean()),
         "coverage": float(((targets >= low) & (targets <= high)).double().mean()),
         "crps": float(metrics.crps_normals(each.mean, each.stddev.expand_as(each.mean), targets)),
     }
@@ -190,6 +191,7 @@ def test_target_scale_gives_original_units(likelihood: Any, width: int, target_s
     gaussian = torch.distributions.Normal(mean, scale).log_prob(y).sum(-1)
     assert found["nll_gaussian"] == pytest.approx(-float(gaussian.mean()))
     assert found["rmse"] == pytest.approx(float(((mean - y) ** 2).mean().sqrt()))
+    assert found["mae"] == pytest.approx(float((mean - y).abs().mean()))
     assert found["coverage"] == pytest.approx(tb.evaluate(predictive, targets).metrics["coverage"])
     spread = original.stddev.expand_as(original.mean)
     assert found["crps"] == pytest.approx(float(metrics.crps_normals(original.mean, spread, y)))
@@ -225,6 +227,7 @@ def test_metrics_of_counts_by_hand() -> None:
         "nll": -float(each.log_prob(targets.double()).exp().mean(0).log().mean()),
         "nll_gaussian": -float(torch.distributions.Normal(mean, variance.sqrt()).log_prob(targets).mean()),
         "rmse": float(((mean - targets) ** 2).mean().sqrt()),
+        "mae": float((mean - targets).abs().mean()),
         "coverage": float(((targets >= low) & (targets <= high)).double().mean()),
     }
     assert found.metrics == pytest.approx(expected, rel=1e-9)
@@ -243,7 +246,7 @@ def custom(function: Any) -> tb.Predictive:
 def test_any_distribution_of_numbers_is_judged_alike(target_scale: float) -> None:
     targets = normal(30, 1, seed=1)
     expected = tb.evaluate(custom(lambda f: torch.distributions.Normal(f, 0.5)), targets, target_scale=target_scale)
-    assert set(expected.metrics) == {"nll", "nll_gaussian", "rmse", "coverage", "crps"}
+    assert set(expected.metrics) == {"nll", "nll_gaussian", "rmse", "mae", "coverage", "crps"}
     squeezed = custom(lambda f: torch.distributions.Normal(f.squeeze(-1), 0.5))
     found = tb.evaluate(squeezed, targets.squeeze(-1), target_scale=target_scale).metrics
     assert found == pytest.approx(expected.metrics)

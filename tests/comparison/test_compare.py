@@ -11,6 +11,7 @@ from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
 
 import torchbayes as tb
 from torchbayes.catalogue.config import load_run, write_config
+from torchbayes.catalogue.methods import label_of
 from torchbayes.catalogue.problem import Problem, with_dropout
 from torchbayes.comparison.compare import Comparison, _make_room, compare, configuration
 from torchbayes.comparison.report import procedure
@@ -217,7 +218,7 @@ def test_a_regression_is_scored_in_the_targets_own_units(tmp_path):
     inner = predictive.log_prob(data.test.targets).double().mean() - np.log(scale)
     assert outcome.clean.metrics["nll"] == pytest.approx(-float(inner), rel=1e-5)
     assert {path.stem for path in tmp_path.glob("*.png")} == {"glance", "band"}
-    assert table(found.outcomes).columns == ["method", "RMSE", "NLL", "in 95 % interval"]
+    assert table(found.outcomes).columns == ["method", "RMSE", "MAE", "R²", "NLL", "in 95 % interval"]
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # too short a run to learn anything
@@ -371,13 +372,19 @@ def test_one_method_is_compared_several_times_with_other_settings(tmp_path):
         assert isinstance(functions, Functions)
         assert torch.equal(functions.weights_SD, by_hand.sample(4, seed=0))
     assert (tmp_path / "fits" / "wide swag" / "posterior.safetensors").exists()
-    assert [row[0] for row in table(found.outcomes).rows] == [
+    names = [str(row[0]) for row in table(found.outcomes).rows]
+    assert [name.removesuffix(" !") for name in names] == [
         "SWAG",
         "wide swag",
         "deep ensemble",
         "MultiLaplace",
         "NUTS",
     ]
+    problems = [bool(outcome.problems) for outcome in found.outcomes.values()]
+    assert [name.endswith(" !") for name in names] == problems
+    page = found.report.read_text()
+    for name, outcome in found.outcomes.items():
+        assert (f"Warning: {label_of(name)} should not be trusted" in page) == bool(outcome.problems)
     assert "those of NUTS" in caption(found.setup, found.outcomes)
     assert found.outcomes["swag"].fidelity.clean["wasserstein1"] > 0
     said = procedure(found.setup, replace(SINE, methods=methods), found.outcomes)

@@ -94,8 +94,8 @@ def compare(argv: list[str]) -> None:
         found = run(
             asked.comparison, asked.directory, resume=asked.resume, overwrite=asked.overwrite, say=say, track=track
         )
-    about = (found.setup, found.outcomes, found.diagnosis, found.base)
-    print_table(table(found.outcomes, caption=caption(*about), base=found.base), narrow=tables(*about))
+    about, base = (found.setup, found.outcomes, found.diagnosis), found.base
+    print_table(table(found.outcomes, caption=caption(*about, base=base), base=base), narrow=tables(*about, base=base))
     print(f"Report: {found.report}")
 
 

@@ -178,7 +178,8 @@ def predict(argv: list[str]) -> None:
         found = columns_of(functions, new.inputs, units)
         known = columns_of(functions, setup.data.test.inputs[:_SHOWN], units)
     write_columns(output, found, names=new.names)
-    picture = savefig(new_rows(found, known, level=chosen["level"]), output.with_suffix(".png"))
+    named = {"what": setup.data.target_label, "units": setup.data.target_unit}
+    picture = savefig(new_rows(found, known, level=chosen["level"], **named), output.with_suffix(".png"))
     for note in new.notes:
         say(note)
     print(f"Predictions: {output}\nPicture: {picture}")

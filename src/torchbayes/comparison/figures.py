@@ -43,7 +43,7 @@ class _Question(NamedTuple):
 _QUESTIONS = (
     _Question("test set", "NLL (nats)", "nll", lambda o: o.clean.metrics.get("nll")),
     _Question("calibration", "ECE", "ece", lambda o: o.clean.metrics.get("ece")),
-    _Question("errors", "RMSE (units of the target)", "rmse", lambda o: o.clean.metrics.get("rmse")),
+    _Question("errors", "RMSE ({unit})", "rmse", lambda o: o.clean.metrics.get("rmse")),
     _Question("corrupted images", f"NLL at severity {_WORST} (nats)", at_severity("nll", 5), lambda o: o.at(5, "nll")),
     _Question("foreign images", "AUROC (entropy)", "auroc", lambda o: o.auroc(), "high"),
     _Question("closeness", "TV to {to}", "total_variation", lambda o: o.fidelity.clean.get("total_variation")),
@@ -88,12 +88,15 @@ def pictures(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcom
     return drawn
 
 
-def glance(named: Mapping[str, Outcome], reference: str | None = None) -> list[figures.Dots]:
+def glance(
+    named: Mapping[str, Outcome], reference: str | None = None, *, unit: str = "units of the target"
+) -> list[figures.Dots]:
     """Return what tells methods apart, one question each, with intervals.
 
     Args:
         named: label -> outcome.
         reference: label of the reference, whose own closeness is the ceiling.
+        unit: of the target.
 
     Returns:
         The questions that have numbers.
@@ -114,7 +117,7 @@ def glance(named: Mapping[str, Outcome], reference: str | None = None) -> list[f
         panels.append(
             figures.Dots(
                 question.title,
-                question.measure.format(to=_whose(reference)),
+                question.measure.format(to=_whose(reference), unit=unit),
                 values,
                 question.better,
                 best=[label for label in values if who[label].certainty.is_best(question.metric)],
@@ -129,13 +132,13 @@ def _whose(reference: str | None) -> str:
 
 
 def _glance(data: Data, named: Mapping[str, Outcome], reference: str | None) -> Picture:
-    panels = glance(named, reference)
+    panels = glance(named, reference, unit=data.target_unit)
     meanings = {
         "NLL": "negative log likelihood of the model average",
         "ECE": "expected calibration error in 15 bins, to which resampling adds",
         "AUROC": "how well its entropy tells foreign images from test images",
         "TV": "total variation of class probabilities",
-        "W1": "1-Wasserstein distance of predictive samples, in the target's own units",
+        "W1": f"1-Wasserstein distance of predictive samples, in {data.target_unit}",
     }
     measures = " ".join(panel.measure for panel in panels)
     said = "; ".join(f"{short}: {text}" for short, text in meanings.items() if short in measures)

@@ -28,13 +28,20 @@ from torchbayes.report.scales import told
 from torchbayes.report.words import capital, listed, prior_of
 
 
-def findings(comparison: Comparison, outcomes: Mapping[str, Outcome], base: Outcome | None = None) -> str:
+def findings(
+    comparison: Comparison,
+    outcomes: Mapping[str, Outcome],
+    base: Outcome | None = None,
+    *,
+    unit: str = "units of the target",
+) -> str:
     """Return what was found, in words: the best by each question among what is worth using, and what is not.
 
     Args:
         comparison: what was compared.
         outcomes: method -> its outcome.
         base: the constant predictor.
+        unit: of the target.
 
     Returns:
         Paragraphs, separated by empty lines.
@@ -43,7 +50,7 @@ def findings(comparison: Comparison, outcomes: Mapping[str, Outcome], base: Outc
     worse = {label_of(name): o for name, o in outcomes.items() if is_worse(o, base)}
     doubted = {label_of(name): o.problems for name, o in outcomes.items() if o.problems}
     said = []
-    for panel in glance({label_of(name): outcome for name, outcome in outcomes.items()}, reference):
+    for panel in glance({label_of(name): outcome for name, outcome in outcomes.items()}, reference, unit=unit):
         ranked = [name for name in panel.ranked() if name not in worse and name not in doubted]
         if len(panel.values) < 2 or not ranked:
             continue
@@ -174,14 +181,14 @@ def report(
     if diagnosis is not None:
         judged, more = section(diagnosis)
         drawn |= more
-    scores, *parts = tables(setup, outcomes, diagnosis, base, intervals=True)
+    scores, *parts = tables(setup, outcomes, diagnosis, base=base, intervals=True)
     extra = [*certainty_tables(outcomes), fidelity_table(outcomes), foreign_table(outcomes), *judged]
     data = setup.data
     return write_report(
         home / "report.html",
         title=f"{data.name}: {_names(outcomes)}",
         lead=f"{len(data.train.inputs):,} training and {len(data.test.inputs):,} test rows. "
-        f"{findings(comparison, outcomes, base)}",
+        f"{findings(comparison, outcomes, base, unit=data.target_unit)}",
         tables=[scores],
         figures=save_pictures(home, drawn),
         folded=[*parts, *(part for part in extra if part)],

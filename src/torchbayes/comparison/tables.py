@@ -173,8 +173,8 @@ def tables(
     setup: Setup,
     outcomes: Mapping[str, Outcome],
     diagnosis: Diagnosis | None = None,
-    base: Outcome | None = None,
     *,
+    base: Outcome | None = None,
     intervals: bool = False,
 ) -> list[Table]:
     """Return the table in parts that fit a page: on the test set, and on shifted data where there are any.
@@ -194,7 +194,7 @@ def tables(
     shifted = replace(table(outcomes, kinds=["shifted"]), title="Scores on corrupted and foreign images")
     parts = [test, shifted]
     parts = [part for part in parts if len(part.columns) > 1]
-    return [*parts[:-1], replace(parts[-1], caption=caption(setup, outcomes, diagnosis, base))]
+    return [*parts[:-1], replace(parts[-1], caption=caption(setup, outcomes, diagnosis, base=base))]
 
 
 def _with_intervals(shown: Table, outcomes: Mapping[str, Outcome]) -> Table:
@@ -223,6 +223,7 @@ def caption(
     setup: Setup,
     outcomes: Mapping[str, Outcome],
     diagnosis: Diagnosis | None = None,
+    *,
     base: Outcome | None = None,
 ) -> str:
     """Return how to read the table.
@@ -236,12 +237,15 @@ def caption(
     Returns:
         Sentences.
     """
-    data, closeness = setup.data, _marked(outcomes) + _warned(setup, outcomes, base) + _closeness(outcomes, diagnosis)
+    data, closeness = (
+        setup.data,
+        _marked(outcomes) + _warned(setup, outcomes, base) + _closeness(setup, outcomes, diagnosis),
+    )
     if data.task == "regression":
         return (
             f"{len(data.test.inputs):,} test rows. RMSE, MAE and NLL (negative log density of the average, nats per "
-            f"row) are in the target's own units; R² is the share of the variance of these targets that is explained. In "
-            f"95 % interval: the share of targets inside the central interval of the average, which should be 95 %."
+            f"row) are in {data.target_unit}; R² is the share of these targets' variance that is explained. In 95 "
+            f"% interval: the share of targets inside the central interval of the average, which should be 95 %."
             f"{closeness}"
         )
     some = next(iter(outcomes.values()))
@@ -291,7 +295,7 @@ def reference_of(outcomes: Mapping[str, Outcome]) -> str | None:
     return next(name for name, outcome in outcomes.items() if outcome.is_reference)
 
 
-def _closeness(outcomes: Mapping[str, Outcome], diagnosis: Diagnosis | None) -> str:
+def _closeness(setup: Setup, outcomes: Mapping[str, Outcome], diagnosis: Diagnosis | None) -> str:
     """Return how to read the columns that compare with the reference."""
     name = reference_of(outcomes)
     if name is None:
@@ -299,7 +303,7 @@ def _closeness(outcomes: Mapping[str, Outcome], diagnosis: Diagnosis | None) -> 
     other, chains = outcomes[name], len(outcomes[name].fidelity.by_chain)
     whose = "the reference" if name == REFERENCE else label_of(name)
     if other.clean.probs is None:
-        said = f" W1: 1-Wasserstein distance of predictive samples to those of {whose}, in the target's own units."
+        said = f" W1: 1-Wasserstein distance of predictive samples to those of {whose}, in {setup.data.target_unit}."
     else:
         said = f" Agreement (share of equal top classes) and TV (total variation) are those with {whose}."
     if chains:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
@@ -112,6 +113,7 @@ class Data:
         notes: Of data of the user: what was made of them, in sentences.
         reader: Reads new rows from a file as these were read; None for sets without files of their own.
         checksum: Of the training and test rows of a user, whose files may change; None for others.
+        target_name: What the targets are called where they are a column of a table, such as "price [EUR]".
     """
 
     name: str
@@ -125,6 +127,18 @@ class Data:
     notes: tuple[str, ...] = ()
     reader: Callable[[Path, Data], Any] | None = None
     checksum: int | None = None
+    target_name: str = ""
+
+    @property
+    def target_label(self) -> str:
+        """What the targets are called: the name of their column, or "target"."""
+        return self.target_name or "target"
+
+    @property
+    def target_unit(self) -> str:
+        """The unit of the targets in words: what brackets in the name of their column hold, or "units of" that name."""
+        bracketed = re.search(r"[\[(]([^\[\]()]+)[\])]$", self.target_name)
+        return bracketed[1].strip() if bracketed else f"units of {self.target_name or 'the target'}"
 
     @property
     def num_classes(self) -> int:

@@ -207,23 +207,19 @@ class LaplacePosterior(Posterior):
     def settings(self) -> dict[str, Any]:
         """Return what is saved as JSON."""
         own = {name: getattr(self, name) for name in ("num_data", "num_targets", "noise_scale", "found")}
-        # the scales too: the factor means nothing for a model that already has them
-        noise = {"scales": list(fixed_noise(self.model.likelihood))} if self.noise_chosen else {}
+        noise = (
+            {"scales": list(fixed_noise(self.model.likelihood))} if self.noise_chosen else {}
+        )  # else the factor is 1
         return {"curvature": self.curvature.kind, "tuned": self.prior_chosen, **own, **noise}
 
     @classmethod
     def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> LaplacePosterior:
-        """Return the posterior rebuilt from what `tensors` and `settings` gave, with the model it was fitted with.
-
-        The posterior's own model, with the chosen prior and noise, gives the same.
-        """
+        """Return the posterior rebuilt from what `tensors` and `settings` gave, with the given or its own model."""
         parts = {n.removeprefix("curvature."): t for n, t in tensors.items() if n.startswith("curvature.")}
         reference_MD, strength_D = tensors["reference_MD"], tensors["strength_D"]
         model = _having_precision(model, reference_MD[0] * strength_D) if settings["tuned"] else model
         factor, scales = settings["noise_scale"], tuple(settings.get("scales", ()))
-        if scales:  # a file of an earlier version may hold nothing but the factor
-            model = having(model, likelihood=having_scales(model.likelihood, scales))
-        model = model if scales else having_noise(model, factor)
+        model = _having_scales(model, scales, factor)
         own = (tensors["mean_MD"], restore_curvature(settings["curvature"], parts), reference_MD, strength_D)
         numbers = (tensors["log_likelihood_M"], settings["num_data"], settings["num_targets"], factor)
         exact = DenseCurvature(tensors["exact"]) if "exact" in tensors else None
@@ -239,6 +235,11 @@ def _having_precision(model: Any, precision_D: Tensor) -> Any:
     size = model.network.layout.size
     locs = model.prior.locs().to(precision_D)[:size]
     return having(model, prior=Joint.independent(locs, 1 / precision_D[:size]))
+
+
+def _having_scales(model: Any, scales: tuple[float, ...], factor: float) -> Any:
+    """Return the model with noise scales of a file, of which those of an earlier version may hold the factor alone."""
+    return having(model, likelihood=having_scales(model.likelihood, scales)) if scales else having_noise(model, factor)
 
 
 def having_noise(model: Any, factor: float) -> Any:

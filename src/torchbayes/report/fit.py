@@ -9,6 +9,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from torchbayes.assess.constant import constant, r_squared
 from torchbayes.assess.evaluate import Evaluation, evaluate
 from torchbayes.assess.intervals import Numbers, predicted_numbers
 from torchbayes.catalogue.config import CONFIG, read_config
@@ -106,8 +107,10 @@ _MEANINGS = {
     "mutual_information": (None, "what of it the drawn functions disagree about, and more data would remove"),
     "aurc": ("lower", "mean error rate of the most confident rows, over all shares of the rows that may be kept"),
     "nll_gaussian": ("lower", "the same, of Gaussians with the predicted means and variances"),
-    "rmse": ("lower", "root mean square error of the predicted means, in the target's own units"),
-    "crps": ("lower", "distance of the predicted distribution to the target, in the target's own units"),
+    "rmse": ("lower", "root mean square error of the predicted means, in {unit}"),
+    "mae": ("lower", "mean absolute error of the predicted means, in {unit}"),
+    "R²": ("higher", "share of the variance of these targets that the predicted means explain"),
+    "crps": ("lower", "distance of the predicted distribution to the target, in {unit}"),
     "coverage": ("near 0.95", "share of targets inside their central 95 % interval"),
 }
 
@@ -121,8 +124,13 @@ def metric_table(fitted: Fitted) -> Table:
     Returns:
         The table.
     """
-    probs, rows = fitted.evaluation.probs, []
-    for name, value in fitted.evaluation.metrics.items():
+    found, data, rows = fitted.evaluation, fitted.setup.data, []
+    known = found.intervals() if len(found.log_prob) > 1 else {}
+    scale = fitted.setup.target_scale
+    same = constant(fitted.setup.model, data.train.targets, data.test.targets, target_scale=scale)
+    values, constants = _with_r_squared(found), {} if same is None else _with_r_squared(same)
+    most = math.nan if found.probs is None else math.log(found.probs.shape[-1])
+    for name, value in values.items():
         better, meaning = _MEANINGS.get(name, (None, ""))
         if name == "mutual_information" and not (
             isinstance(fitted.functions, Functions) and fitted.functions.draws > 1
@@ -132,14 +140,28 @@ def metric_table(fitted: Fitted) -> Table:
             )
         if name == "nll" and fitted.numbers is not None:
             meaning = "negative log density of the targets (nats per row): confident mistakes cost most"
-        most = math.nan if probs is None else math.log(probs.shape[-1])
-        rows.append([name, value, better or "–", meaning.format(most=most)])
+        ends = "{:.4g} to {:.4g}".format(*known[name]).replace("-", "−") if name in known else None
+        meaning = meaning.format(most=most, unit=data.target_unit)
+        rows.append([name, value, ends, constants.get(name), better or "–", meaning])
+    what = "the share of each class" if found.probs is not None else "the mean and the standard deviation"
     return Table(
-        ["metric", "value", "better", "meaning"],
+        ["metric", "value", "95 % interval", "constant", "better", "meaning"],
         rows,
-        f"{len(fitted.evaluation.log_prob):,} test rows.",
-        formats={"value": ".4f"},
+        f"{len(found.log_prob):,} test rows; intervals by the Bayesian bootstrap over them. Constant: a prediction by "
+        f"{what} of the {len(data.train.inputs):,} training targets, the same for every row.",
+        formats={"value": ".4f", "constant": ".4f"},
     )
+
+
+def _with_r_squared(evaluation: Evaluation) -> dict[str, float]:
+    """Return the metrics, with R² behind the mean absolute error where there are numbers."""
+    explained = r_squared(evaluation)
+    values: dict[str, float] = {}
+    for name, value in evaluation.metrics.items():
+        values[name] = value
+        if name == "mae" and explained is not None:
+            values["R²"] = explained
+    return values
 
 
 def lead(fitted: Fitted) -> list[str]:
@@ -166,6 +188,9 @@ def lead(fitted: Fitted) -> list[str]:
     said[-1] = " ".join(filter(None, [said[-1], chosen_by_rows(fitted.run), chosen_scales(posterior)]))
     if posterior.problems:
         said.append(f"Warning: this posterior should not be trusted: {'; '.join(posterior.problems)}.")
+    same = constant(setup.model, data.train.targets, data.test.targets, target_scale=setup.target_scale)
+    if same is not None and fitted.evaluation.metrics["nll"] > same.metrics["nll"]:
+        said.append("Warning: the targets are less likely than under a constant prediction. Do not use this fit.")
     if isinstance(posterior, Draws):
         said.append(f"Whether the chains have converged is what torchbayes diagnose {quote(str(fitted.run))} tells.")
     return said

@@ -216,9 +216,9 @@ def regression(label: str, data: Data, found: Numbers) -> Section:
     if mean.isfinite().all():
         drawn["predicted"] = Picture(
             "Predicted against observed",
-            figures.predicted_observed(label, observed, mean, low=low, high=high),
-            f"{label} on {len(observed):,} test targets, with central 95 % intervals around the predictive means: one "
-            "in twenty should lie outside its own. In the target's own units.",
+            figures.predicted_observed(label, observed, mean, low=low, high=high, what=data.target_label),
+            f"{label} on {len(observed):,} test rows, with central 95 % intervals around the predictive means: one "
+            f"in twenty should lie outside its own. In {data.target_unit}.",
             alt=f"Observed targets against predictions by {label}, with a line where they are equal.",
         )
     else:
@@ -229,13 +229,13 @@ def regression(label: str, data: Data, found: Numbers) -> Section:
         remarks.append("Some predictive variances are 0 or not finite, so errors are not drawn against them.")
     elif spread < _SAME:
         remarks.append(
-            f"The predictive standard deviation is the same for all test rows, {float(scale.median()):.4g} in the "
-            f"target's own units: nothing says which predictions are the better ones."
+            f"The predictive standard deviation is the same for all test rows, {float(scale.median()):.4g} (in "
+            f"{data.target_unit}), so it does not tell which predictions are the better ones."
         )
     else:
         drawn["errors"] = Picture(
             "Errors against predicted standard deviations",
-            figures.errors_by_scale(label, observed - mean, scale),
+            figures.errors_by_scale(label, observed - mean, scale, units=data.target_unit),
             f"{label} on {len(observed):,} test targets. If the stated spread is right, errors grow with it: the root "
             "mean square errors of rows of similar spread lie on the line of one standard deviation.",
             alt=f"Errors of {label} against the standard deviations it predicts, with lines of one and two of them.",

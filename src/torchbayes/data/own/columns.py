@@ -9,6 +9,7 @@ import numpy as np
 
 from torchbayes.checks import check_memory, seen
 from torchbayes.data.own.cells import far, look_like_numbers
+from torchbayes.data.own.dates import Dates, fit_dates
 from torchbayes.data.own.rows import Encoded, as_number, shortened
 from torchbayes.data.own.table import MARKS, Table, missing, texts_of
 
@@ -92,7 +93,7 @@ class Columns:
         where: the table they were fitted to, for messages.
     """
 
-    columns: tuple[Column, ...]
+    columns: tuple[Column | Dates, ...]
     where: str
 
     def __call__(self, table: Table) -> Encoded:
@@ -154,7 +155,7 @@ def fit_columns(
             reasons[name] = made
             continue
         columns.append(made)
-        if made.values is None:
+        if isinstance(made, Column) and made.values is None:
             odd += far(name, values[~missing(values)].astype(np.float64))
         if count := int(missing(values).sum()):
             absent[name] = count
@@ -164,7 +165,7 @@ def fit_columns(
     return Columns(tuple(columns), where), (*_told(columns, reasons, absent), *odd)
 
 
-def _column(name: str, values: np.ndarray, *, category: bool) -> Column | str:
+def _column(name: str, values: np.ndarray, *, category: bool) -> Column | Dates | str:
     """Return how a column becomes numbers, or why it is left out.
 
     Raises:
@@ -177,6 +178,8 @@ def _column(name: str, values: np.ndarray, *, category: bool) -> Column | str:
     texts = sorted(set(texts_of(held))) if held.dtype.kind == "O" or category else []
     if not absent.any() and (len(texts) == 1 or (not texts and (held == held[0]).all())):
         return f"the same in every row, {held[0]}"
+    if texts and not category and (dates := fit_dates(name, texts_of(held), flag=bool(absent.any()))) is not None:
+        return dates
     if texts:
         few = len(texts) <= min(MOST_VALUES, len(held) / 2) or category
         like = ", which look like numbers with units or separators: write them plainly"
@@ -208,12 +211,14 @@ def _numbers(name: str, held: np.ndarray, absent: np.ndarray) -> np.ndarray:
     return numbers
 
 
-def _told(columns: Sequence[Column], reasons: dict[str, str], absent: dict[str, int]) -> list[str]:
+def _told(columns: Sequence[Column | Dates], reasons: dict[str, str], absent: dict[str, int]) -> list[str]:
     """Return sentences on what became of the columns."""
-    numbers = [column.name for column in columns if column.values is None]
+    numbers = [column.name for column in columns if isinstance(column, Column) and column.values is None]
+    dates = [column.told for column in columns if isinstance(column, Dates)]
     texts = [f"{column.name} ({len(column.values)})" for column in columns if column.values is not None]
     width = sum(column.width for column in columns)
     parts = [f"{_count(numbers, 'number')} ({shortened(numbers)})"] if numbers else []
+    parts += [f"{_count(dates, 'column of dates', 'columns of dates')}: {'; '.join(dates)}"] if dates else []
     if texts:
         parts += [f"{_count(texts, 'category', 'categories')}, each with a column for each value ({shortened(texts)})"]
     in_all = "" if width == len(numbers) else f"; {width} column{'' if width == 1 else 's'} in all"
@@ -221,8 +226,8 @@ def _told(columns: Sequence[Column], reasons: dict[str, str], absent: dict[str, 
     if absent:
         counts = [f"{name} ({count:,})" for name, count in absent.items()]
         told.append(
-            f"Missing in training rows: {shortened(counts)}. A number becomes the median, and a column says where; a "
-            f"category is none of its values."
+            f"Missing in training rows: {shortened(counts)}. A number or date becomes the median, and a column says "
+            f"where; a category is none of its values."
         )
     if reasons:
         told.append(f"Left out: {'; '.join(f'{name} ({why})' for name, why in reasons.items())}.")

@@ -151,7 +151,7 @@ def of_tables(about: Tabular, tables: Sequence[Table], *, split: int, train_size
     dropped = sum(map(len, tables)) - sum(map(len, known))
     more = (f"Rows left out because they have no value in {target!r}: {dropped:,}.",) if dropped else ()
     more += tuple(dict.fromkeys(note for table in tables for note in table.notes))
-    return replace(data, notes=(*data.notes, *more, *_odd_targets(target, data, parts)))
+    return replace(data, target_name=target, notes=(*data.notes, *more, *_odd_targets(target, data, parts)))
 
 
 def _odd_targets(name: str, data: Data, parts: Sequence[Rows]) -> list[str]:

@@ -100,6 +100,7 @@ def predictive_band(
     *,
     truth: tuple[Any, Any] | None = None,
     notes: Mapping[str, str] | None = None,
+    what: str = "target",
 ) -> Figure:
     """Draw predictive mean, ± 2 standard deviations of the functions and of the target, and the data.
 
@@ -109,6 +110,7 @@ def predictive_band(
         train_y: training targets, (N,).
         truth: (x, y) of the true function.
         notes: name -> a line under the title of that panel, of up to 36 characters.
+        what: the name of the target.
 
     Returns:
         The figure, one axes per method.
@@ -137,7 +139,7 @@ def predictive_band(
     remove_spare(grid, len(bands))
     grid[0, 0].set_ylim(*_view(bands, points[1]))
     note_below(figure, "input")
-    figure.supylabel("target")
+    figure.supylabel(what)
     legend_above(figure, handles)
     return figure
 
