@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -72,7 +71,7 @@ class Drawn:
 
 @contextmanager
 def watched(device: torch.device) -> Iterator[Drawn]:
-    """Watch the global generators of torch, numpy and Python inside the `with`.
+    """Watch the global generators of torch and Python inside the `with`; that of numpy takes too long to read.
 
     Yields:
         Whether one of them was moved, once the `with` has ended.
@@ -223,8 +222,7 @@ def _states(device: torch.device) -> list[Any]:
     torch_states = [torch.default_generator.get_state()]
     if device.type == "cuda":
         torch_states.append(torch.cuda.get_rng_state(device))
-    numbers: Any = np.random.get_state()  # noqa: NPY002  (what a network may draw from is asked about)
-    return [*torch_states, torch.from_numpy(numbers[1].astype(np.int64)), numbers[2], random.getstate()]
+    return [*torch_states, random.getstate()]
 
 
 def _equal(one: Any, other: Any) -> bool:
