@@ -384,7 +384,7 @@ def test_of_a_run_nothing_is_kept_but_its_posterior() -> None:
         kept.update({name: weakref.ref(slot) for name, slot in state.slots.items()})
 
     model = tb.Model(network, tb.likelihoods.Categorical())
-    rows = (torch.zeros(8, 3), torch.arange(8) % 2)
+    rows = (torch.ones(8, 3), torch.arange(8) % 2)
     posterior = tb.fit(model, rows, tb.MAP(epochs=1, optimizer=tb.SGD()), callbacks=[look])
     assert {name for name, tensor in kept.items() if tensor() is not None} == set()
     assert posterior.members == 1

@@ -133,7 +133,7 @@ def test_ordinary_networks_are_functions(kind: str) -> None:
     with watched(torch.device("cpu")) as drawn:
         outputs = made.check(batch)
     assert drawn.moved == (kind == "drawn and not used")
-    assert faults_of(made, batch, outputs, drew=drawn.moved) == ("", "", "")
+    assert faults_of(made, batch, outputs, drew=drawn.moved) == ("", "", "", "")
 
 
 def test_a_fit_costs_one_small_pass_more_and_moves_no_generator() -> None:

@@ -36,7 +36,8 @@ class Odd(nn.Module):
         if self.way == "detached":
             return self.first(inputs).detach()
         if self.way == "at random":
-            return self.first(inputs) if float(torch.rand(())) < 0.5 else torch.cat([inputs, inputs[:, :1]], 1)
+            skipped = self.training and float(torch.rand(())) > 0.5
+            return torch.cat([inputs, inputs[:, :1]], 1) if skipped else self.first(inputs)
         if self.way in {"reentrant", "recomputed"}:
             return checkpoint(self.first, inputs, use_reentrant=self.way == "reentrant")
         return torch.cat([inputs, inputs[:, :1]], 1) if self.way == "left out" else self.first(inputs)

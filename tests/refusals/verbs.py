@@ -131,6 +131,7 @@ VERBS = {
             "tempering": WORD,
             "batch": but(FUNCTION, None),
             "shared": (None, NAN, [None], [1.5], dict),
+            "coupled": FLAG,
         },
     ),
     "fit": Case(

@@ -182,9 +182,8 @@ def fit(
     model, begin = _begin(model, start, each, space=space, source=source)
     of_first: dict[str, Any] = {"directory": directory, "callbacks": callbacks if shard.ranks.first else ()}
     model, method, chosen = choose(model, source, method, validation=validation, begin=begin, seeds=seeds, **of_first)
-    about: dict[str, Any] = {**_about(model, source, method, seed, space), **sought, **chosen}
-    if directory is not None:
-        about |= _constants(model if space is None else space.whole, method)
+    constants = {} if directory is None else _constants(model if space is None else space.whole, method)
+    about: dict[str, Any] = {**_about(model, source, method, seed, space), **constants, **sought, **chosen}
     density = _density(model, source, method, ranks=shard.ranks)
     trim()  # of copies that initialisers and a first run made
     # in a list, from which the run takes it: a large network is held by nobody else while it trains
@@ -193,8 +192,7 @@ def fit(
     with Run(directory, about, resume=resume, shard=shard) as run:
         state = _run_to_end(density, source, method, run=run, fresh=fresh, callbacks=callbacks)
         trim()  # of what steps took
-        inherited = (*faults, *(known if method.needs.start == "modes" else ()))
-        posterior, raised = _result(density, source, method, state=state, run=run, inherited=inherited)
+        posterior, raised = _result(density, source, method, state=state, run=run, known=(known, faults))
         posterior = posterior if space is None else InSubspace.of(posterior, space)
         run.save(posterior)
     warn_of([problem for problem in posterior.problems if problem not in known])
@@ -283,12 +281,9 @@ def _result(
     *,
     state: Any,
     run: Run,
-    inherited: Sequence[str],
+    known: tuple[Sequence[str], Sequence[str]],
 ) -> tuple[Posterior, str]:
-    """Return the posterior of a final state, with its known problems.
-
-    Those of modes are problems of what is built on them, which other methods move away from, and so are those of the
-    network.
+    """Return the posterior of a final state, with its problems, where those of its start and its network are known.
 
     Returns:
         The posterior, and the error that ended its check, if there was one.
@@ -296,7 +291,9 @@ def _result(
     whole = run.shard.whole(state)
     posterior = method.posterior(density, whole, run.shelf).calibrated(source.inputs)
     problems, raised = checked(lambda: method.problems(posterior, whole, history=run.history, source=source))
-    return posterior.with_problems((*inherited, *problems)), raised
+    # problems of modes are problems of what is built on them; other methods move away from their start
+    inherited = known[0] if method.needs.start == "modes" else ()
+    return posterior.with_problems((*inherited, *known[1], *problems)), raised
 
 
 def _about(model: Model, source: Source, method: Method, seed: int, space: Subspace | None) -> dict[str, Any]:

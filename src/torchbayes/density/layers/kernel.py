@@ -13,10 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.density.density import LogDensity
+from torchbayes.density.backend import Mixing
+from torchbayes.density.density import LogDensity, check_whole
 from torchbayes.density.layers.randomness import Pass, Randomness
 from torchbayes.density.layers.uses import How
 from torchbayes.density.native import DenseModel, kernel_of
+from torchbayes.density.plans import refuse
 from torchbayes.model.dropout import dropouts
 from torchbayes.model.model import Batch
 from torchbayes.native.description import Layer, Stage
@@ -53,6 +55,30 @@ def kernel_for(density: LogDensity, weights_MD: Tensor, batch: Batch, *, hows: M
     if any(layer.how == "drawn" for layer in _layers(kernel, model.layout.slices, hows)):
         return None
     return kernel if kernel.takes(weights_MD, *batch, shared=False) else None
+
+
+def check_pass(density: LogDensity, *, rows: int, native: bool, mixing: Mixing | None = None) -> None:
+    """Check that passes by layers can be run: coupled rows together, by the kernel where it can, else in a loop.
+
+    Args:
+        density: the density, with a plan where one was set.
+        rows: of the batch.
+        native: whether the kernel can.
+        mixing: how draws are combined.
+
+    Raises:
+        SettingError: if another plan was set, or coupled rows are apart.
+    """
+    if density.model.coupled:
+        check_whole(rows, density.num_data, mixing)
+    plan = density.plan
+    if plan is None or plan.backend == "loop" or (native and plan.backend == "native"):
+        return
+    if plan.backend == "native":
+        why = "the kernel does not take noise in these layers"
+    else:
+        why = "noise in the layers is no stack of networks, and estimator='weights' draws one"
+    refuse(plan, why)
 
 
 def by_kernel(

@@ -35,14 +35,13 @@ from torch.overrides import TorchFunctionMode
 
 from torchbayes.density.autograd import leaves_of, log_prob, mixed
 from torchbayes.density.backend import Mixing
-from torchbayes.density.density import LogDensity, check_whole, seeds_here
+from torchbayes.density.density import LogDensity, seeds_here
 from torchbayes.density.layers import noisy
 from torchbayes.density.layers.attention import taken_apart
-from torchbayes.density.layers.kernel import by_kernel, kernel_for
+from torchbayes.density.layers.kernel import by_kernel, check_pass, kernel_for
 from torchbayes.density.layers.randomness import Pass, Place, Randomness
 from torchbayes.density.layers.uses import Call, Estimator, How, Use, describes, layer_call, taken
 from torchbayes.density.loop import drawing
-from torchbayes.density.plans import refuse
 from torchbayes.model.likelihoods.weighted import apart
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
@@ -90,16 +89,13 @@ def by_layers(
         buffers: the network's buffers, (M, ...), changed in place in training mode.
         seeds: one per member, for all that is random.
         step: number of the pass; another one has other noise.
-
-    Raises:
-        SettingError: if the plan that is set runs no such pass.
     """
     ways, (place, batch) = taken(density, batch, estimator), _here(density, batch)
     found = torch.empty(2, *mean_MD.shape, dtype=mean_MD.dtype, device=mean_MD.device)
     into = tuple(found.unbind())
     about = Pass(*ways, place, [Randomness(seed, step) for seed in seeds])
     kernel = kernel_for(density, mean_MD, batch, hows=about.hows)
-    _check_plan(density, native=kernel is not None)
+    check_pass(density, rows=place.total, native=kernel is not None)
     if kernel is None:
         total_M = _one_by_one(density, (mean_MD, scale_MD), batch, buffers=buffers, about=about, into=into)
         health_M = torch.linalg.vector_norm(found, dim=-1).sum(0)
@@ -134,10 +130,8 @@ def mixed_by_layers(
         steps: numbers of the passes, S.
         power: α.
     """
-    _check_plan(density, native=False)
-    if density.model.coupled:
-        check_whole(batch_size(batch.inputs, 1), density.num_data, Mixing(len(steps), power))
     ways, (place, batch) = taken(density, batch, estimator), _here(density, batch)
+    check_pass(density, rows=place.total, native=False, mixing=Mixing(len(steps), power))
     passes = [Pass(*ways, place, [Randomness(seed, step) for seed in seeds]) for step in steps]
     total_M, found = _mixed(density, parameters, batch, buffers=buffers, passes=passes, power=power)
     health_M = torch.linalg.vector_norm(found, dim=-1).sum(0)
@@ -145,27 +139,9 @@ def mixed_by_layers(
     return Gradients(total_M * (-1 / place.total), found[0], found[1], health_M)
 
 
-def _check_plan(density: LogDensity, *, native: bool) -> None:
-    """Check that a plan that was set is how passes by layers are run: by the kernel where it can, else in a loop.
-
-    Raises:
-        SettingError: if it is not.
-    """
-    plan = density.plan
-    if plan is None or plan.backend == "loop" or (native and plan.backend == "native"):
-        return
-    if plan.backend == "native":
-        why = "the kernel does not take noise in these layers"
-    else:
-        why = "noise in the layers is no stack of networks, and estimator='weights' draws one"
-    refuse(plan, why)
-
-
 def _here(density: LogDensity, batch: Batch) -> tuple[Place, Batch]:
     """Return which rows of a minibatch this process takes, and these."""
     rows = batch_size(batch.inputs, 1)
-    if density.model.coupled:
-        check_whole(rows, density.num_data)
     if density.ranks.data <= 1:
         return Place(slice(0, rows), rows), batch
     place = Place(density.ranks.rows(rows), rows)

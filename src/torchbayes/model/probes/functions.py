@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -35,11 +34,13 @@ class Faults(NamedTuple):
     Attributes:
         random: it draws random numbers in evaluation mode.
         coupled: outputs of a row change with the rows beside it.
+        norm: they do so by a batch norm without running statistics, which methods refuse themselves where they must.
         likelihood: so does the log probability of a row at the same outputs.
     """
 
     random: str = ""
     coupled: str = ""
+    norm: str = ""
     likelihood: str = ""
 
     def judged(self, *, training: bool) -> tuple[str, ...]:
@@ -52,10 +53,9 @@ class Faults(NamedTuple):
         Raises:
             SettingError: if the likelihood is no product over rows, or where not `training` the network is no function.
         """
-        clauses = [clause for clause in (self.random, self.coupled) if clause]
-        if wrong := self.likelihood or ("" if training else "; ".join(clauses)):
+        if wrong := self.likelihood or ("" if training else self.random or self.coupled):
             raise SettingError(f"{wrong}.")
-        return tuple(clauses)
+        return tuple(clause for clause in (self.random, self.coupled, self.norm) if clause)
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Drawn:
 
 @contextmanager
 def watched(device: torch.device) -> Iterator[Drawn]:
-    """Watch the global generators of torch, numpy and Python inside the `with`.
+    """Watch the global generators of torch and Python inside the `with`; that of numpy takes too long to read.
 
     Yields:
         Whether one of them was moved, once the `with` has ended.
@@ -103,14 +103,15 @@ def faults_of(model: Model, batch: Batch, outputs: Tensor, *, drew: bool) -> Fau
         return Faults(random=random_clause(model.network, batch.inputs, noise))
     if model.coupled:
         return Faults()
-    coupled = ""
+    coupled = norm = ""
     if apart is not None and suspect:
         others = torch.arange(alone.start, alone.start + batch.size).clamp(max=batch.size - 1).to(outputs.device)
         same = run(rows_of(batch.inputs, others))[: len(apart)]  # as many rows as before, so that rounding is the same
         most = max(_distance(same, outputs[alone]), (change := _distance(apart, outputs[alone])) - _CERTAIN)
-        norm = "".join(f"`{name}` is a batch norm without running statistics: " for name in model.network.by_batch[:1])
-        coupled = _COUPLED.format(norm, max(change, most)) if most > _SAME * 10 else ""
-    return Faults(coupled=coupled, likelihood=_of_likelihood(model, batch, outputs, alone))
+        said = _COUPLED.format(max(change, most)) if most > _SAME * 10 else ""
+        first = "".join(f"`{name}` is a batch norm without running statistics: " for name in model.network.by_batch[:1])
+        coupled, norm = ("", first + said) if first and said else (said, "")
+    return Faults(coupled=coupled, norm=norm, likelihood=_of_likelihood(model, batch, outputs, alone))
 
 
 def refuse_faults(model: Model, data: Batch, *, training: bool) -> None:
@@ -126,9 +127,9 @@ def refuse_faults(model: Model, data: Batch, *, training: bool) -> None:
 
 
 _COUPLED = (
-    "{}outputs of a row change with the rows beside it, here by up to {:.2g} of the largest output, so that they "
-    "depend on batches and on `chunk_size` (compute each row alone, as with batch_first=True, filter response norm or "
-    "group norm, or let all rows go through at once: Model(..., coupled=True))"
+    "outputs of a row change with the rows beside it, here by up to {:.2g} of the largest output, so that they depend "
+    "on batches and on `chunk_size` (compute each row alone, as with batch_first=True, filter response norm or group "
+    "norm, or let all rows go through at once: Model(..., coupled=True))"
 )
 
 
@@ -221,8 +222,7 @@ def _states(device: torch.device) -> list[Any]:
     torch_states = [torch.default_generator.get_state()]
     if device.type == "cuda":
         torch_states.append(torch.cuda.get_rng_state(device))
-    _, words, place, *_ = np.random.get_state()  # noqa: NPY002  (what a network may draw from is asked about)
-    return [*torch_states, torch.from_numpy(words.astype(np.int64)), place, random.getstate()]
+    return [*torch_states, random.getstate()]
 
 
 def _equal(one: Any, other: Any) -> bool:

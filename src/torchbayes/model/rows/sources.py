@@ -210,40 +210,42 @@ class Loader:
         order_MN = orders(seeds, epoch, self._size) if self._shuffled else order
         members, bounds = len(seeds), [*pairwise(self._bounds)][skip:]
         wanted = [order_MN[:, a:b].flatten().tolist() for a, b in bounds]
-        found = self._read(wanted, *seeds[:1], epoch, collate=ForMembers(self._loader.collate_fn, members), first=skip)
+        found = _collated(
+            self, wanted, *seeds[:1], epoch, collate=ForMembers(self._loader.collate_fn, members), first=skip
+        )
         for each, (a, b) in zip(found, bounds, strict=True):
             yield for_members([checked_rows(self._model, self._first, batch) for batch in each], members, b - a)
 
     def inputs(self) -> Iterator[Any]:
         """Yield the inputs in a fixed order."""
-        for batch in self._unpacked():
+        for batch in _unpacked(self):
             yield batch.inputs
 
     def batches(self) -> Iterator[Batch]:
         """Yield neighbouring rows of the data set."""
-        for batch in self._read([list(range(*ends)) for ends in pairwise(self._bounds)]):
+        for batch in _collated(self, [list(range(*ends)) for ends in pairwise(self._bounds)]):
             yield checked_rows(self._model, self._first, batch)
 
     def rows(self) -> Batch:
         """Return all rows, read and checked in a fixed order."""
         return concatenate([
-            checked_rows(self._model, self._first, batch) for batch in self._read([list(range(self._size))])
+            checked_rows(self._model, self._first, batch) for batch in _collated(self, [list(range(self._size))])
         ])
 
     def site(self, number: int, members: int) -> Batch:
         """Return neighbouring rows of the data set, the same for all members."""
-        found = self._read([list(range(self._bounds[number], self._bounds[number + 1]))], first=number)
+        found = _collated(self, [list(range(self._bounds[number], self._bounds[number + 1]))], first=number)
         rows = checked_rows(self._model, self._first, next(found))
         return rows.map(lambda t: t.expand(members, *t.shape))
 
     def some(self, count: int) -> list[Batch]:
         """Return rows spread over the data set, in whole batches."""
-        found = self._read(whole_batches(count, self._bounds))
+        found = _collated(self, whole_batches(count, self._bounds))
         return [checked_rows(self._model, self._first, batch) for batch in found]
 
     def changes(self) -> bool:
         """Return whether the first rows differ between two passes."""
-        return not same_rows(*(next(self._unpacked(attempt)) for attempt in (1, 2)))
+        return not same_rows(*(next(_unpacked(self, attempt)) for attempt in (1, 2)))
 
     def check(self, *, training: bool = False) -> tuple[str, ...]:
         """Check the first batch.
@@ -254,18 +256,23 @@ class Loader:
         Raises:
             ValueError: if something does not fit; the message says what.
         """
-        self._first = First(self._model, next(self._unpacked()))
+        self._first = First(self._model, next(_unpacked(self)))
         return self._first.faults.judged(training=training)
 
-    def _unpacked(self, *integers: int) -> Iterator[Batch]:
-        """Yield neighbouring rows of the data set, not checked."""
-        parts = [list(range(*ends)) for ends in pairwise(self._bounds)]
-        for batch in self._read(parts, *integers):
-            yield self._model.unpack(batch)
 
-    def _read(self, rows: list[list[int]], *integers: int, collate: Any = None, first: int = 0) -> Iterator[Any]:
-        """Return batches of rows; what is drawn while they are read is a function of these integers and their place."""
-        return read(batches_of(self._loader, self._dataset, rows, *integers, collate=collate), *integers, first=first)
+def _unpacked(loader: Loader, *integers: int) -> Iterator[Batch]:
+    """Yield neighbouring rows of a data set, not checked."""
+    parts = [list(range(*ends)) for ends in pairwise(loader._bounds)]
+    for batch in _collated(loader, parts, *integers):
+        yield loader._model.unpack(batch)
+
+
+def _collated(
+    loader: Loader, rows: list[list[int]], *integers: int, collate: Any = None, first: int = 0
+) -> Iterator[Any]:
+    """Return batches of rows; what is drawn while they are read is a function of these integers and their place."""
+    found = batches_of(loader._loader, loader._dataset, rows, *integers, collate=collate)
+    return read(found, *integers, first=first)
 
 
 def as_source(model: Model, data: Any, batch_size: int) -> Source:

@@ -52,7 +52,7 @@ class Stream:
 
     def epoch(self, seeds: Sequence[int], epoch: int, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of an epoch from number `skip` on, every tensor (M, B, ...)."""
-        for number, rows in enumerate(self._checked(*seeds[:1], epoch)):
+        for number, rows in enumerate(_checked(self, *seeds[:1], epoch)):
             if number >= skip:
                 yield rows.map(lambda t: t.expand(len(seeds), *t.shape))
 
@@ -63,7 +63,7 @@ class Stream:
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batches of the stream."""
-        yield from self._checked()
+        yield from _checked(self)
 
     def rows(self) -> Batch:
         """Return all rows, checked, in the order of the stream."""
@@ -77,7 +77,7 @@ class Stream:
     def some(self, count: int) -> list[Batch]:
         """Return whole batches spread over the stream."""
         wanted = set(evenly_spaced(max(1, count * len(self._sizes) // self.num_data), len(self._sizes)))
-        return [batch for number, batch in enumerate(self._checked()) if number in wanted]
+        return [batch for number, batch in enumerate(_checked(self)) if number in wanted]
 
     def changes(self) -> bool:
         """Return whether rows differ between two passes, in whichever order they come."""
@@ -100,24 +100,25 @@ class Stream:
         self._first = First(self._model, self._model.unpack(next(read(self._batches))))
         return self._first.faults.judged(training=training)
 
-    def _checked(self, *integers: int) -> Iterator[Batch]:
-        """Yield the batches of one pass.
 
-        Raises:
-            ValueError: if it has not the rows that were counted.
-        """
-        rows = 0
-        for batch in read(self._batches, *integers):
-            found = checked_rows(self._model, self._first, batch)
-            if (rows := rows + found.size) > self.num_data:
-                break
-            yield found
-        if rows != self.num_data:
-            raise ValueError(
-                f"the data gave {'more' if rows > self.num_data else f'{rows:,}'} rows in a pass than the "
-                f"{self.num_data:,} they gave at first, which every pass must give. Give data that are the same at "
-                f"every pass."
-            )
+def _checked(stream: Stream, *integers: int) -> Iterator[Batch]:
+    """Yield the batches of one pass of a stream.
+
+    Raises:
+        ValueError: if it has not the rows that were counted.
+    """
+    rows = 0
+    for batch in read(stream._batches, *integers):
+        found = checked_rows(stream._model, stream._first, batch)
+        if (rows := rows + found.size) > stream.num_data:
+            break
+        yield found
+    if rows != stream.num_data:
+        raise ValueError(
+            f"the data gave {'more' if rows > stream.num_data else f'{rows:,}'} rows in a pass than the "
+            f"{stream.num_data:,} they gave at first, which every pass must give. Give data that are the same at "
+            f"every pass."
+        )
 
 
 def _sums(batches: Iterable[Batch]) -> list[Tensor]:
