@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -202,3 +204,15 @@ def test_length_and_factor_are_those_of_a_search_by_hand(tmp_path: Path) -> None
     assert_close(found.strength_D, same.strength_D)
     assert_close(same.strength_D, plain.strength_D * best["factor"])
     assert torch.equal(same.mean_MD, plain.mean_MD)
+
+
+def test_what_a_search_only_tries_is_not_warned_of() -> None:
+    """A curvature without correlations leaves the noise in doubt, in every trial; the result is warned of once."""
+    model = tb.Model(
+        nn.Sequential(nn.Linear(3, 350), nn.Tanh(), nn.Linear(350, 1)).double(), tb.likelihoods.Gaussian(1.0)
+    )
+    method = tb.OnlineLaplace(structure="diagonal", noise=True, every=20, batch_size=40, plan="loop")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = tb.fit(model, (X, Y), replace(method, optimizer=tb.Adam(0.05)), callbacks=())
+    assert len(said) == (len(found.problems) > 0)

@@ -193,7 +193,7 @@ class Posterior(ABC):
         return write_tensors(path, *packed(self))
 
 
-def on_trial[P: Posterior](posterior: P) -> P:
+def on_trial(posterior: _Kind) -> _Kind:
     """Return a posterior without its problems: of one that is only tried, a user need not be warned."""
     return _having(posterior, problems=())
 
