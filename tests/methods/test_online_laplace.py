@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +16,11 @@ from tests.oracles import LinearGaussian, assert_close, normal
 from torch import nn
 
 import torchbayes as tb
+from torchbayes.density.density import LogDensity
 from torchbayes.driver.checkpoint import flatten, restore
 from torchbayes.methods.laplace.search import FACTORS
+from torchbayes.methods.optimise.trials import trial
+from torchbayes.methods.protocol import Fold
 from torchbayes.model.rows.sources import as_source
 
 X = normal(40, 3)
@@ -206,13 +207,22 @@ def test_length_and_factor_are_those_of_a_search_by_hand(tmp_path: Path) -> None
     assert torch.equal(same.mean_MD, plain.mean_MD)
 
 
-def test_what_a_search_only_tries_is_not_warned_of() -> None:
-    """A curvature without correlations leaves the noise in doubt, in every trial; the result is warned of once."""
-    model = tb.Model(
-        nn.Sequential(nn.Linear(3, 350), nn.Tanh(), nn.Linear(350, 1)).double(), tb.likelihoods.Gaussian(1.0)
+def test_what_a_search_only_tries_has_no_problems_to_warn_of() -> None:
+    """A curvature without correlations leaves the noise in doubt, in every trial."""
+    network = nn.Sequential(nn.Linear(3, 350), nn.Tanh(), nn.Linear(350, 1)).double()
+    model = tb.Model(network, tb.likelihoods.Gaussian(1.0))
+    method = tb.OnlineLaplace(
+        structure="diagonal",
+        noise=True,
+        epochs_of_descent=5,
+        every=5,
+        batch_size=40,
+        optimizer=tb.Adam(0.05),
+        plan="loop",
     )
-    method = tb.OnlineLaplace(structure="diagonal", noise=True, every=20, batch_size=40, plan="loop")
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        found = tb.fit(model, (X, Y), replace(method, optimizer=tb.Adam(0.05)), callbacks=())
-    assert len(said) == (len(found.problems) > 0)
+    source = as_source(model, (X, Y), 40)
+    density = LogDensity(model, 40, None, plan="loop", training=True)
+    found = trial(method, density, Fold(source, []), weights_MD=model.given_weights()[None], buffers={}, seeds=[0])
+    assert found.problems == ()
+    with pytest.warns(tb.ProblemWarning, match="noise scale was changed"):
+        assert tb.fit(model, (X, Y), method, start=network, callbacks=()).problems

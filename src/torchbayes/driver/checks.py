@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import checkpoint
 
 from torchbayes.checks import (
     SettingError,
@@ -204,16 +206,40 @@ class UnusedWeightsWarning(UserWarning):
 def check_gradients(model: Model, source: Source, *, training: bool) -> None:
     """Check on the first batch that gradients reach all random parameters, and warn where they do not.
 
-    A network may skip layers at random, or by what its inputs are: it is asked again before anything is said.
-
     Args:
         model: the model.
         source: the training data.
         training: whether the method runs the network in training mode.
 
     Raises:
-        SettingError: if no parameter has a gradient, or the network recomputes activations in the backward pass, when
-            its weights are others.
+        SettingError: if no parameter has a gradient, or as `without_gradients` does.
+    """
+    missing = without_gradients(model, source, training=training)
+    if not missing:
+        return
+    said = (
+        f"the outputs for the first rows have no gradient in {len(missing)} of {len(model.network.initial)} random "
+        f"parameters, such as `{missing[0]}`: their posterior is their prior. Perhaps the network does not use them, "
+        f"runs them under torch.no_grad, or recomputes them (torch.utils.checkpoint). If that is meant, leave them out "
+        f"of `random`."
+    )
+    if len(missing) == len(model.network.initial):
+        raise SettingError(said)
+    warnings.warn(said, UnusedWeightsWarning, stacklevel=4)
+
+
+def without_gradients(model: Model, source: Source, *, training: bool) -> list[str]:
+    """Return the random parameters that have no gradient in the outputs for the first batch.
+
+    A network may skip layers at random, or by what its inputs are: it is asked again before anything is said.
+
+    Args:
+        model: the model.
+        source: the training data.
+        training: whether the network is in training mode.
+
+    Raises:
+        SettingError: if the network recomputes activations in the backward pass, when its weights are others.
     """
     network = model.network
     inputs = next(iter(source.inputs()))
@@ -229,8 +255,8 @@ def check_gradients(model: Model, source: Source, *, training: bool) -> None:
                 if total.requires_grad:
                     found = torch.autograd.grad(total, [*held.values()], allow_unused=True)
         except RuntimeError as error:
-            if "checkpoint" not in str(error).lower():
-                return  # without a gradient there is nothing to say; a method that needs one says why it fails
+            if not _recomputes(error):
+                return []  # without a gradient there is nothing to say; a method that needs one says why it fails
             raise SettingError(
                 "the network recomputes activations in the backward pass (torch.utils.checkpoint), where it no longer "
                 "holds the weights that are asked about. Turn that off, in Hugging Face models by "
@@ -238,17 +264,17 @@ def check_gradients(model: Model, source: Source, *, training: bool) -> None:
             ) from error
         missing &= {name for name, gradient in zip(held, found, strict=True) if gradient is None}
         if not missing:
-            return
-    first = next(name for name in network.initial if name in missing)
-    said = (
-        f"the outputs for the first rows have no gradient in {len(missing)} of {len(network.initial)} random "
-        f"parameters, such as `{first}`: their posterior is their prior. Perhaps the network does not use them, runs "
-        f"them under torch.no_grad, or recomputes them (torch.utils.checkpoint). If that is meant, leave them out of "
-        f"`random`."
-    )
-    if len(missing) == len(network.initial):
-        raise SettingError(said)
-    warnings.warn(said, UnusedWeightsWarning, stacklevel=4)
+            break
+    return [name for name in network.initial if name in missing]
+
+
+def _recomputes(error: BaseException) -> bool:
+    """Return whether an error comes from activations that are computed again in a backward pass.
+
+    Its text may be of any kind: a network that a factory made holds no values by then.
+    """
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_code.co_filename == checkpoint.__file__ for frame, _ in frames) or "checkpoint" in str(error)
 
 
 def check_callbacks(callbacks: Any) -> None:

@@ -21,6 +21,7 @@ from torchbayes.driver.checks import (
     check_size,
     check_validation,
     warn_if_changing,
+    without_gradients,
 )
 from torchbayes.driver.choice import choose, having_settings
 from torchbayes.driver.loop import Epochs, iterate
@@ -308,6 +309,7 @@ def _at_modes(
     seeker = method.seeker  # type: ignore[attr-defined]
     source = as_source(model, data, seeker.needs.batch_size)
     source.check()
+    without_gradients(model, source, training=True)
     seeds = member_seeds(seed, method.members)
     begin = start_of(model, None, seeds, space=space)
     first: dict[str, Any] = {"begin": begin, "seeds": seeds, "directory": directory}

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from torchbayes.checks import as_seed, check_counts, check_object
-from torchbayes.model.model import Batch, Model, check_finite
+from torchbayes.model.model import Batch, Model, check_finite, place_inputs, unpack_inputs
 from torchbayes.model.rows.batch import check_alike
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
@@ -71,8 +71,8 @@ def predict(
 
     Args:
         posterior: a posterior, functions already drawn from one, or a `Linearised` one.
-        inputs: tensor (B, ...), a tuple or mapping of such, or a DataLoader (its targets are ignored). A loader's
-            outputs are kept, S · N · K numbers; use `stream` when that is too much.
+        inputs: tensor (B, ...), a tuple or mapping of such, or a DataLoader, with or without targets, which are
+            ignored. A loader's outputs are kept, S · N · K numbers; use `stream` when that is too much.
         draws: S, a multiple of the members; the posterior's default if None, and for a Laplace posterior, or
             one of a last layer, the form of `Linearised`, which draws no weights. Not for functions.
         seed: seed of the draws.
@@ -87,7 +87,7 @@ def predict(
     source = as_source(posterior, draws, seed)
     check_counts(chunk_size=chunk_size)
     if not isinstance(inputs, DataLoader):
-        check_finite(placed := source.model.place(inputs))
+        check_finite(placed := place_inputs(source.model, inputs))
         return source.predictive(placed, chunk_size=chunk_size)
     parts: list[Predictive] = []
     for each, _ in stream(source, inputs, chunk_size=chunk_size):
@@ -112,14 +112,15 @@ def stream(
 
     Args:
         posterior: a posterior, functions already drawn from one, or a `Linearised` one.
-        batches: a DataLoader or any iterable of batches that the model's hook can read.
+        batches: a DataLoader or any iterable of batches that the model's hook can read; without a hook they need no
+            targets.
         draws: S, a multiple of the members; the posterior's default if None, and for a Laplace posterior, or
             one of a last layer, the form of `Linearised`, which draws no weights. Not for functions.
         seed: seed of the draws.
         chunk_size: rows that go through a network at once.
 
     Returns:
-        An iterator over the predictive of each batch and the batch's targets.
+        An iterator over the predictive of each batch and the batch's targets, None where it has none.
 
     Raises:
         TypeError: if the batches cannot be iterated.
@@ -132,7 +133,7 @@ def stream(
 
 def _stream(source: Source, batches: Iterable[Any], chunk_size: int) -> Iterator[tuple[Predictive, Tensor]]:
     for item in batches:
-        batch = item if isinstance(item, Batch) else source.model.unpack(item)
+        batch = item if isinstance(item, Batch) else unpack_inputs(source.model, item)
         check_finite(batch.inputs)
         yield source.predictive(batch.inputs, chunk_size=chunk_size), batch.targets
 
