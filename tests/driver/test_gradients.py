@@ -163,3 +163,32 @@ def test_a_factor_of_a_constant_zero_is_told(method: Any) -> None:
 def test_gradients_that_are_zero_only_where_a_fit_begins_are_no_alarm(network: Any) -> None:
     method = tb.RandomWalk(steps=3, burn_in=1, step_size=0.1) if network is Steps else tb.MAP(epochs=1)
     tb.fit(tb.Model(network(), tb.likelihoods.Categorical()), (X, Y), method, start=network(), callbacks=())
+
+
+class Recomputing(nn.Module):
+    """Recomputes its first layer in training alone, as networks of Hugging Face do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        def body(rows: Tensor) -> Tensor:
+            return self.first(rows).tanh()
+
+        return self.last(checkpoint(body, inputs, use_reentrant=False) if self.training else body(inputs))
+
+
+@pytest.mark.parametrize("method", [tb.MAP(epochs=1), tb.Laplace(), tb.IVON(epochs=1)], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("made", [Recomputing, Recomputing()], ids=["factory", "module"])
+def test_recomputed_activations_are_refused_wherever_the_network_trains(made: Any, method: Any) -> None:
+    model = tb.Model(made, tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
+    with pytest.raises(SettingError, match="recomputes activations in the backward pass"):
+        tb.fit(model, (X, Y), method, callbacks=())
+
+
+def test_recomputed_activations_are_no_matter_where_the_network_does_not_train() -> None:
+    network = Recomputing()
+    model = tb.Model(network, tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
+    method = tb.Laplace(structure="diagonal", prior="model", check_mode=False)
+    assert tb.fit(model, (X, Y), method, start=network, callbacks=()).members == 1

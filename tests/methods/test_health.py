@@ -28,7 +28,7 @@ from torchbayes.methods.optimise.health import (
     log_likelihoods,
     problems_of,
 )
-from torchbayes.methods.optimise.interpolation import _kernel, left_out, noise_problems
+from torchbayes.methods.optimise.interpolation import _kernel, linearised, noise_problems, noise_variance
 from torchbayes.methods.optimise.moments import Moments
 from torchbayes.methods.optimise.swag import State
 from torchbayes.model.rows.batch import Batch
@@ -511,7 +511,9 @@ def test_left_out_residuals_are_those_of_refitted_linear_models() -> None:
     model = linear("learned", prior={"bias": tb.priors.Normal(0.3, loc=0.4), "*": tb.priors.Normal(0.7)})
     inputs, targets = table(12)
     weights_D = torch.cat([normal(4, seed=5), torch.tensor([-0.4]).double()])
-    found = left_out(model, weights_D, Batch(inputs, targets))
+    linear_model = linearised(model, weights_D, Batch(inputs, targets))
+    assert linear_model is not None
+    found = linear_model.left_out(torch.tensor([math.exp(-0.8)]))
     assert found is not None
     design = torch.cat([inputs, torch.ones(12, 1).double()], 1)
     precision = torch.diag(1 / torch.tensor([0.7, 0.7, 0.7, 0.3]).double() ** 2)
@@ -530,7 +532,10 @@ def test_left_out_residuals_of_a_tempered_likelihood_have_more_noise() -> None:
     hot_D = torch.cat([weights_D[:4], weights_D[4:] + math.log(2.0)])
 
     def found(at_D: Tensor, **settings: Any) -> Tensor | None:
-        return left_out(linear("learned", **settings), at_D, Batch(inputs, targets))
+        model = linear("learned", **settings)
+        process = linearised(model, at_D, Batch(inputs, targets))
+        assert process is not None
+        return process.left_out(noise_variance(model, at_D))
 
     torch.testing.assert_close(found(weights_D, temperature=4.0, tempering="likelihood"), found(hot_D))
     torch.testing.assert_close(found(weights_D, temperature=4.0), found(weights_D))
@@ -559,7 +564,7 @@ def test_noise_of_a_network_that_interpolates_is_a_problem() -> None:
     inputs, targets = table(30)
     # under the usual prior, worth two values, noise cannot fall as far on so few rows
     model = tb.Model(table_net(width=60), tb.likelihoods.Gaussian("learned", prior=tb.priors.Normal(2.0)))
-    short = tb.fit(model, (inputs, targets), tb.MAP(epochs=300), callbacks=())
+    short = tb.fit(model, (inputs, targets), tb.MAP(epochs=600), callbacks=())
     assert short.problems == ()
     with pytest.warns(tb.ProblemWarning, match="as the network interpolates its training rows"):
         long: Any = tb.fit(model, (inputs, targets), tb.MAP(epochs=3000, optimizer=tb.Adam(0.02)), callbacks=())
@@ -583,10 +588,49 @@ def test_noise_that_has_not_come_down_is_a_problem() -> None:
         assert len(found) == len(said)
 
 
+def at(scale: float, rows: int = 200) -> tuple[tb.Model, tb.Point, Any]:
+    """Return the network that made the data, under a learned noise of 0.5 times a factor."""
+    inputs, targets = table(rows)
+    model = tb.Model(nn.Linear(FEATURES, 1).double(), tb.likelihoods.Gaussian("learned"))
+    weights_D = torch.cat([BEST, torch.tensor([0.5 * scale]).double().log()])
+    return model, tb.Point(model, weights_D[None]), as_source(model, (inputs, targets), 50)
+
+
+@pytest.mark.parametrize(
+    ("scale", "rows", "said"), [(1.0, 200, False), (1.1, 200, False), (1.4, 200, True), (1.4, 20, False)]
+)
+def test_noise_forty_percent_above_all_residuals_is_a_problem_where_rows_suffice(scale: float, rows: int, said: bool):
+    model, point, source = at(scale, rows)
+    del model
+    found = noise_problems(point, source)
+    assert len(found) == said
+    assert not said or f"noise scale of member 0 is {0.5 * scale:.3g}" in found[0]
+
+
+@pytest.mark.parametrize("kind", ["one", "each"])
+@pytest.mark.parametrize(("share", "said"), [(1.0, False), (0.0, True)])
+def test_a_mean_that_noise_has_replaced_is_a_problem(kind: str, share: float, said: bool) -> None:
+    """The best mean, or none of it, each under the noise that its residuals have."""
+    inputs, targets = table(200)
+    mean = share * (inputs @ BEST[:-1] + BEST[-1])
+    noise = (targets - mean).square().mean().sqrt()
+    weight, bias = share * BEST[:-1], share * BEST[-1:]
+    if kind == "one":
+        model = tb.Model(nn.Linear(FEATURES, 1).double(), tb.likelihoods.Gaussian("learned"))
+        weights_D = torch.cat([weight, bias, noise.log().view(1)])
+    else:
+        model = tb.Model(nn.Linear(FEATURES, 2).double(), tb.likelihoods.HeteroscedasticGaussian())
+        raw = (noise.square().exp() - 1).log().view(1)  # softplus of it is the variance
+        weights_D = torch.cat([weight, 0 * weight, bias, raw])
+    found = noise_problems(tb.Point(model, weights_D[None]), as_source(model, (inputs, targets), 50))
+    assert len(found) == said
+    assert not said or ("the noise explains what the mean could" if kind == "each" else "learned noise") in found[0]
+
+
 def test_noise_that_is_fixed_or_cannot_collapse_is_not_looked_at() -> None:
     data = table()
     for model in (linear(0.5), linear("learned")):  # few weights, many rows
-        weights_D = torch.cat([model.given_weights()[:4], torch.full((1,), -9.0).double()])
+        weights_D = torch.cat([BEST, torch.full((1,), -9.0).double()])
         point = tb.Point(model, weights_D[None, : model.layout.size])
         assert noise_problems(point, as_source(model, data, 16)) == []
 

@@ -16,8 +16,11 @@ from tests.oracles import LinearGaussian, assert_close, normal
 from torch import nn
 
 import torchbayes as tb
+from torchbayes.density.density import LogDensity
 from torchbayes.driver.checkpoint import flatten, restore
 from torchbayes.methods.laplace.search import FACTORS
+from torchbayes.methods.optimise.trials import trial
+from torchbayes.methods.protocol import Fold
 from torchbayes.model.rows.sources import as_source
 
 X = normal(40, 3)
@@ -202,3 +205,24 @@ def test_length_and_factor_are_those_of_a_search_by_hand(tmp_path: Path) -> None
     assert_close(found.strength_D, same.strength_D)
     assert_close(same.strength_D, plain.strength_D * best["factor"])
     assert torch.equal(same.mean_MD, plain.mean_MD)
+
+
+def test_what_a_search_only_tries_has_no_problems_to_warn_of() -> None:
+    """A curvature without correlations leaves the noise in doubt, in every trial."""
+    network = nn.Sequential(nn.Linear(3, 350), nn.Tanh(), nn.Linear(350, 1)).double()
+    model = tb.Model(network, tb.likelihoods.Gaussian(1.0))
+    method = tb.OnlineLaplace(
+        structure="diagonal",
+        noise=True,
+        epochs_of_descent=5,
+        every=5,
+        batch_size=40,
+        optimizer=tb.Adam(0.05),
+        plan="loop",
+    )
+    source = as_source(model, (X, Y), 40)
+    density = LogDensity(model, 40, None, plan="loop", training=True)
+    found = trial(method, density, Fold(source, []), weights_MD=model.given_weights()[None], buffers={}, seeds=[0])
+    assert found.problems == ()
+    with pytest.warns(tb.ProblemWarning, match="noise scale was changed"):
+        assert tb.fit(model, (X, Y), method, start=network, callbacks=()).problems

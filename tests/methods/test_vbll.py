@@ -448,3 +448,31 @@ def test_features_have_any_prior() -> None:
     rules = {"0.*": tb.priors.Laplace(1.0), "2.*": tb.priors.Normal(0.5)}
     model = tb.Model(stacked(), tb.likelihoods.Gaussian(0.5), rules)
     assert tb.fit(model, regression(20), tb.VBLL(epochs=3), callbacks=()).tensors()["mean_MD"].isfinite().all()
+
+
+@pytest.mark.parametrize("covariance", ["dense", "diagonal", "low_rank"])
+def test_outputs_have_the_variances_of_their_own_weights_and_no_others(covariance: Any) -> None:
+    """V_kk = aᵀ S_k a with a = (φ, 1), and 0 between outputs."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 4)).double()
+    model = tb.Model(network, tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
+    inputs = normal(6, 2)
+    found: Any = tb.fit(model, (inputs, torch.arange(6) % 4), tb.VBLL(covariance, epochs=2, rank=2), callbacks=())
+    views = model.split(found.mean_MD[0])[0]
+    features = (inputs @ views["0.weight"].T + views["0.bias"]).tanh()
+    size, places = model.layout.size, model.layout.split(torch.arange(model.layout.size))
+    matrix = torch.stack([found.covariance.matvec(unit[None])[0] for unit in torch.eye(size).double()])
+    expected = torch.zeros(6, 4, 4).double()
+    for k in range(4):
+        where = torch.cat([places["2.weight"][k], places["2.bias"][k : k + 1]])
+        given = torch.cat([features, torch.ones(6, 1).double()], dim=1)
+        expected[:, k, k] = torch.einsum("bi,ij,bj->b", given, matrix[where][:, where], given)
+    linear = tb.Linearised(found, "samples", samples=4000)
+    assert_close(linear.functions(inputs).covariance_MBKK[0], expected, rtol=1e-9)
+    assert_close(
+        linear.functions(inputs, diagonal=True).covariance_MBKK[0], expected.diagonal(dim1=1, dim2=2), rtol=1e-9
+    )
+    drawn = linear.predictive(inputs).outputs_SBK
+    spread = drawn.var(0) / expected.diagonal(dim1=1, dim2=2)
+    assert (spread - 1).abs().max() < 5 * math.sqrt(2 / 4000)
+    assert torch.corrcoef(drawn[:, 0].T).triu(1).abs().max() < 5 / math.sqrt(4000)

@@ -296,7 +296,10 @@ def _predictives(
         yield posterior, data
         return
     source = as_source(posterior, draws, seed)
-    yield from stream(source, batches(source.model, data), chunk_size=chunk_size)
+    for predictive, targets in stream(source, batches(source.model, data), chunk_size=chunk_size):
+        if targets is None:
+            raise TypeError("the data have no targets to score by: give (inputs, targets), or use `predict`.")
+        yield predictive, targets
 
 
 def batches(model: Model, data: Any) -> Iterable[Any]:

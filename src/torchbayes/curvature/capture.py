@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from torchbayes.curvature.layers import Call
@@ -76,7 +77,7 @@ def _watched(network: Network, modules: Sequence[str], see: Callable[[str, Any, 
             def hook(_: nn.Module, given: Any, named: Any, outputs: Any, name: str = name) -> Any:
                 if isinstance(outputs, Tensor) and outputs._is_view():
                     outputs = outputs.clone()  # writing into a view would detach it from the edge's graph
-                see(name, given or tuple(named.values()), outputs)
+                see(name, (*given, *named.values()), outputs)
                 return outputs
 
             handles.append(part.register_forward_hook(hook, with_kwargs=True))
@@ -155,6 +156,8 @@ def probe(network: Network, views: Mapping[str, Tensor], inputs: Any, *, modules
     def see(name: str, given: Any, made: Any) -> None:
         if len(given) != 1 or not isinstance(given[0], Tensor) or not isinstance(made, Tensor):
             said[name] = "it does not turn one tensor into one tensor"
+        elif is_functorch_wrapped_tensor(made):
+            said[name] = "it is called inside a transform of torch.func"
         elif made.requires_grad:
             seen.append((name, get_gradient_edge(made)))
 

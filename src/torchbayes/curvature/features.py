@@ -41,12 +41,12 @@ class Coverage(NamedTuple):
         whole = parts[self.part]
         if self.mask is None:
             return replace(whole, where=self.where)
-        if (units := self._units(whole)) is not None:
+        if (units := self.units(whole)) is not None:
             where = self.where.view(1, len(units), -1)
             return Part(whole.layer, where, whole.inputs, _of_units(whole, units))
         return Part(None, self.where, [], [], whole.jacobian()[..., self.mask])
 
-    def _units(self, whole: Part) -> Tensor | None:
+    def units(self, whole: Part) -> Tensor | None:
         """Return the output units of a linear layer all of whose weights are covered, if no others are."""
         layer, mask = whole.layer, self.mask
         if not isinstance(layer, Affine) or isinstance(layer.part, nn.Conv1d | nn.Conv2d) or mask is None:
@@ -142,13 +142,39 @@ def covariance(over: Sequence[Leaf], parts: Sequence[Part], *, diagonal: bool) -
     Returns:
         Tensor (B, K, K), or (B, K).
     """
-    return sum_of([_of_leaf(leaf, parts, diagonal) for leaf in over])
+    apart = [(leaf, part, units) for leaf in over for part, units in _own_outputs(leaf, parts)]
+    total, first = None, {id(leaf) for leaf, _, _ in apart}
+    for leaf, part, units in apart:  # blocks on the diagonal, beside which all is zero
+        block, outputs = _of_parts(leaf.form, [part], diagonal), parts[leaf.coverage[0].part].where.shape[1]
+        if total is None:
+            total = block.new_zeros(len(block), *[outputs] * (block.ndim - 1))
+        total[(..., units) if diagonal else (..., units.unsqueeze(1), units)] += block
+    rest = [_of_leaf(leaf, parts, diagonal) for leaf in over if id(leaf) not in first]
+    return sum_of([*rest, *([] if total is None else [total])])
+
+
+def _own_outputs(leaf: Leaf, parts: Sequence[Part]) -> Iterator[tuple[Part, Tensor]]:
+    """Yield the only part of a leaf and its outputs, where it is over some units of a layer whose outputs those are.
+
+    Yields:
+        The Jacobian of these outputs alone, and which they are.
+    """
+    (cover, *others), whole = leaf.coverage, parts[leaf.coverage[0].part]
+    if others or whole.columns is not None or not whole.is_plain:
+        return
+    units = cover.units(whole)
+    if units is not None:
+        yield Part(whole.layer, cover.where.view(1, len(units), -1), whole.inputs, None), units
 
 
 def _of_leaf(leaf: Leaf, parts: Sequence[Part], diagonal: bool) -> Tensor:
-    own, form = [cover.of(parts) for cover in leaf.coverage], leaf.form
+    own = [cover.of(parts) for cover in leaf.coverage]
     if leaf.is_root and len(own) == 1 and own[0].is_plain and own[0].columns is None:
         return _of_last(leaf, own[0], diagonal)
+    return _of_parts(leaf.form, own, diagonal)
+
+
+def _of_parts(form: Form, own: Sequence[Part], diagonal: bool) -> Tensor:
     found = [sign * _gram(each, diagonal) for sign, each in products(form, own)]
     if form.variance is not None:
         found.append(sum_of([_of_part(form, part, diagonal) for part in own]))

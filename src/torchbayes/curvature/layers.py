@@ -249,8 +249,11 @@ def linear_by(part: nn.Module, call: Call) -> str | None:
     held = {t.ndim: call.held[n] for n, t in part._parameters.items() if t is not None}
     if held.keys() not in ({2}, {1, 2}) or len(held) != len([*part.parameters(recurse=False)]):
         return None
-    with torch.no_grad():
-        made = functional_call(part, dict(call.held), (call.inputs,))
+    try:
+        with torch.no_grad():
+            made = functional_call(part, dict(call.held), (call.inputs,))
+    except Exception:  # it takes its input by a keyword alone
+        return None
     for axis, weight in (("rows", held[2]), ("columns", held[2].T)):
         if made.shape != (*call.inputs.shape[:-1], len(weight)) or call.inputs.shape[-1:] != weight.shape[1:]:
             continue

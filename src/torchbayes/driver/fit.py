@@ -38,6 +38,7 @@ from torchbayes.methods.protocol import Method, Result_co, Spreading
 from torchbayes.model.description import CONSTANTS, describe_model, fingerprint
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
+from torchbayes.model.probes.gradients import dependence
 from torchbayes.model.rows.sources import Source, as_source
 from torchbayes.model.subspace import Subspace
 from torchbayes.native.heap import trim
@@ -361,6 +362,7 @@ def _at_modes(
     seeker = method.seeker  # type: ignore[attr-defined]
     source = as_source(model, data, seeker.needs.batch_size)
     source.check(training=method.needs.network == "train")
+    dependence(model.network, source.inputs(), training=True)
     seeds = member_seeds(seed, method.members)
     begin = start_of(model, None, seeds, space=space)
     first: dict[str, Any] = {"begin": begin, "seeds": seeds, "directory": directory}

@@ -41,6 +41,7 @@ from torchbayes.model.rows.batch import (
     tensors_of,
     with_shared,
 )
+from torchbayes.model.rows.reading import default_batch, is_unlabelled, only_inputs
 from torchbayes.model.rows.sequences import Labels
 
 PREFIX = "likelihood."
@@ -250,6 +251,30 @@ class Model:
         return outputs
 
 
+def unpack_inputs(model: Model, batch: Any) -> Batch:
+    """Turn a batch that may have no targets into a `Batch`; its targets are None where it has none.
+
+    Args:
+        model: the model.
+        batch: as for `Model.unpack`; or a tensor, a list or tuple of one, or a mapping without targets: inputs alone.
+
+    Returns:
+        The batch.
+
+    Raises:
+        ValueError: if tensors differ in their number of rows.
+        TypeError: if the model's hook cannot read the batch.
+    """
+    if model._hook is not None or not is_unlabelled(batch):
+        return model.unpack(batch)
+    return Batch(model.place(only_inputs(batch)), None)
+
+
+def place_inputs(model: Model, inputs: Any) -> Any:
+    """Return inputs as `Model.place` does; without targets that a mapping holds beside them."""
+    return model.place(only_inputs(inputs) if isinstance(inputs, Mapping) and model._hook is None else inputs)
+
+
 def ready(model: Model, batch: Batch, *, members: bool = False) -> Batch:
     """Return a batch, possibly made by hand, in the form that `unpack` gives.
 
@@ -366,31 +391,3 @@ def check_finite(inputs: Any) -> None:
                 raise ValueError(
                     f"inputs must {must}; {int(wrong.sum())} of {tensor.numel()} values are {found}. {do}."
                 )
-
-
-def default_batch(batch: Any) -> tuple[Any, Any]:
-    """Return (inputs, targets) of a tuple or list, or of a mapping with `labels`, `label`, `targets` or `target`.
-
-    Args:
-        batch: what a loader yields; a Hugging Face batch is a mapping whose other entries become keyword arguments.
-
-    Returns:
-        Inputs (tensor, or dict of tensors) and targets.
-
-    Raises:
-        TypeError: if the batch is neither; the message advises passing `batch=` to Model.
-    """
-    if isinstance(batch, Mapping) or hasattr(batch, "keys"):
-        entries = {key: batch[key] for key in batch.keys()}  # noqa: SIM118  (others than mappings may iterate over pairs)
-        for key in ("labels", "label", "targets", "target"):
-            if key in entries:
-                targets = entries.pop(key)
-                if set(entries) in ({"inputs"}, {"x"}):
-                    return next(iter(entries.values())), targets
-                return entries, targets
-    elif isinstance(batch, tuple | list) and len(batch) == 2:
-        return batch[0], batch[1]
-    raise TypeError(
-        f"cannot find inputs and targets in a batch of type {type(batch).__name__}. "
-        f"Give Model `batch=`, a function that returns (inputs, targets)."
-    )

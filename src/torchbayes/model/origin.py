@@ -114,10 +114,21 @@ def device_of(made: nn.Module, chosen: Mapping[str, Tensor], factory: Callable[[
         )
     if len(absent) < len(chosen):
         raise ValueError(
-            f"{len(absent)} of the {len(chosen)} random parameters are on the meta device, without values, such as "
-            f"`{absent[0]}`. Load their values, or put all of them there."
+            f"{len(absent)} of the {len(chosen)} random parameters {_elsewhere(made)}, such as `{absent[0]}`. Load "
+            f"their values, or put all of them there."
         )
     return device
+
+
+def _elsewhere(module: nn.Module) -> str:
+    """Return where the parameters are that have no values, as a predicate."""
+    if any(hasattr(part, "_hf_hook") for part in module.modules()):
+        return (
+            "are offloaded: accelerate keeps their values in memory or on disk, and loads them as each layer runs, "
+            "which a copy of the network cannot do. Load it without offloading (`device_map=None`, or a device for all "
+            "of it)"
+        )
+    return "are on the meta device, without values"
 
 
 def places(
@@ -154,6 +165,6 @@ def check_known(module: nn.Module, drawn: Container[str]) -> None:
     absent = [name for name, tensor in others if without_values(tensor)]
     if absent:
         raise ValueError(
-            f"`{absent[0]}` is on the meta device, without values, and is not random, so that nothing draws them. Load "
-            f"its values first, or widen `random`."
+            f"{len(absent)} parameters and buffers that are not random {_elsewhere(module)}, such as `{absent[0]}`. "
+            f"Nothing draws them: load their values first, or widen `random`."
         )

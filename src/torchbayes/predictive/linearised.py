@@ -304,9 +304,12 @@ def linked(
 
 def _drawn(mean_MBK: Tensor, covariance_MBNN: Tensor, samples: int, *, seed: int) -> Tensor:
     """Return values of functions, (samples · M, B, ..., K), draw s from member s mod M, independently for each row."""
+    variance = covariance_MBNN.diagonal(dim1=-2, dim2=-1)
+    source = generator(Purpose.OUTPUTS, seed, device=mean_MBK.device)
+    noise = torch.randn(samples, *variance.shape, generator=source, dtype=mean_MBK.dtype, device=mean_MBK.device)
+    if int(covariance_MBNN.count_nonzero()) == int(variance.count_nonzero()):  # outputs are independent
+        return (mean_MBK + (noise * variance.sqrt()).view(samples, *mean_MBK.shape)).flatten(0, 1)
     values, vectors = eigh(covariance_MBNN)
     root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
-    source = generator(Purpose.OUTPUTS, seed, device=mean_MBK.device)
-    noise = torch.randn(samples, *values.shape, generator=source, dtype=mean_MBK.dtype, device=mean_MBK.device)
     # not root @ noise, which would copy the root for every draw
     return (mean_MBK + torch.einsum("mbkl,smbl->smbk", root, noise).view(samples, *mean_MBK.shape)).flatten(0, 1)

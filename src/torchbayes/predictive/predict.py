@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from torchbayes.calls import explained
 from torchbayes.checks import as_seed, check_counts, check_object
-from torchbayes.model.model import Batch, Model, check_finite
+from torchbayes.model.model import Batch, Model, check_finite, place_inputs, unpack_inputs
 from torchbayes.model.probes.functions import random_at, watched
 from torchbayes.model.rows.batch import check_alike
 from torchbayes.model.rows.loaders import in_order
@@ -76,9 +76,9 @@ def predict(
 
     Args:
         posterior: a posterior, functions already drawn from one, or a `Linearised` one.
-        inputs: tensor (B, ...), a tuple or mapping of such, or a DataLoader (its targets are ignored), of which every
-            row is read once in the order of its data set, shuffled or not. Its outputs are kept, S · N · K numbers; use
-            `stream` when that is too much.
+        inputs: tensor (B, ...), a tuple or mapping of such, or a DataLoader, with or without targets, which are
+            ignored. Every row of a loader is read once in the order of its data set, shuffled or not. Its outputs are
+            kept, S · N · K numbers; use `stream` when that is too much.
         draws: S, a multiple of the members; the posterior's default if None, and for a Laplace posterior, or
             one of a last layer, the form of `Linearised`, which draws no weights. Not for functions.
         seed: seed of the draws.
@@ -93,7 +93,7 @@ def predict(
     source = as_source(posterior, draws, seed)
     check_counts(chunk_size=chunk_size)
     if not isinstance(inputs, DataLoader):
-        check_finite(placed := source.model.place(inputs))
+        check_finite(placed := place_inputs(source.model, inputs))
         return _watched(source, placed, chunk_size)
     parts: list[Predictive] = []
     for each, _ in stream(source, inputs, chunk_size=chunk_size):
@@ -120,14 +120,14 @@ def stream(
     Args:
         posterior: a posterior, functions already drawn from one, or a `Linearised` one.
         batches: a DataLoader, of which every row is read once in the order of its data set, or any iterable of
-            batches that the model's hook can read.
+            batches that the model's hook can read; without a hook they need no targets.
         draws: S, a multiple of the members; the posterior's default if None, and for a Laplace posterior, or
             one of a last layer, the form of `Linearised`, which draws no weights. Not for functions.
         seed: seed of the draws.
         chunk_size: rows that go through a network at once.
 
     Returns:
-        An iterator over the predictive of each batch and the batch's targets.
+        An iterator over the predictive of each batch and the batch's targets, None where it has none.
 
     Raises:
         TypeError: if the batches cannot be iterated.
@@ -145,7 +145,7 @@ def _stream(source: Source, batches: Iterable[Any], chunk_size: int) -> Iterator
                 "the rows of this model are coupled (`Model(coupled=True)`), so that a batch is no part of a larger "
                 "one. Give all rows at once, as tensors or as one batch."
             )
-        batch = item if isinstance(item, Batch) else source.model.unpack(item)
+        batch = item if isinstance(item, Batch) else unpack_inputs(source.model, item)
         check_finite(batch.inputs)
         yield _watched(source, batch.inputs, chunk_size), batch.targets
 

@@ -1,4 +1,4 @@
-r"""Whether a learned noise scale fits new rows, or is too small because the network interpolates, or too large.
+r"""Whether a learned noise fits new rows, or is too small because the network interpolates, or too large.
 
 The mode of weights and noise together has σ² ≈ Σ r²/N, whatever the network's flexibility: one that interpolates the
 rows drives the noise to zero. Linearised at the weights w*, with prior covariance S and mean w₀, the network is a
@@ -7,14 +7,20 @@ Williams 2006, section 5.4.2; T is 1 unless the likelihood alone is tempered):
 
     y_i − μ_{−i} = [A ỹ]_i / A_ii,    A = (K + T σ² I)⁻¹,    ỹ = y − f(w*) + J (w* − w₀)
 
-A learned σ far below the root mean square of these residuals, or far above, is not the noise of new rows. Where there
-are many rows, a part of them is looked at: from fewer others a row is predicted no better, so that a σ far above these
-residuals is too large all the same. That it is too small cannot be seen there, nor is it likely.
+A learned σ far below the root mean square of these residuals, or far above, is not the noise of new rows. One that is
+above them and above the residuals of the draws themselves costs log r − ½ + 1/(2 r²) nats a value, r the ratio: by a
+total of 8 nats that is no chance, and no prior. The mean may be the worse for a noise that was learned before it: rows
+that a large variance explains no longer pull at it, most of all where every row has its own (Seitzer et al. 2022). The
+residuals of the mean are then far above those left out under a small noise that is the same for all rows.
+
+Where there are many rows, a part of them is looked at: from fewer others a row is predicted no better, so that a σ far
+above these residuals is too large all the same. That it is too small cannot be seen there, nor is it likely.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,6 +29,7 @@ from torchbayes.curvature.parts import Part
 from torchbayes.curvature.tangent import Tangent
 from torchbayes.linalg import Diagonal
 from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
+from torchbayes.model.likelihoods import HeteroscedasticGaussian
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import correlated
@@ -32,13 +39,17 @@ from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.layers.dropout import DropoutPosterior
 from torchbayes.posteriors.layers.radial import RadialPosterior
 from torchbayes.posteriors.point import Point
+from torchbayes.posteriors.posterior import Posterior
 
 _RATIO = 3.0  # on tables, scales below a third of the residuals cost more than 2 nats a row on held-out data
 _WIDE = 2.5  # times the residuals, beyond which a scale costs more than log 2.5 − ½ + 1/(2 · 2.5²) = 0.5 nats a value
+_ABOVE, _NATS = 1.2, 8.0  # times all residuals, and what that costs in all
 _LARGEST, _NUMBERS = 2048, 2**24  # values of all targets, and numbers of the Jacobian in factors
 _SOME = 512  # rows that are looked at where there are more than `_LARGEST`, or many for each weight
 _WEIGHTS = 10**6  # in a network that is looked at for these
 _CHUNK = 2**24
+_DRAWS = 8
+_SHARES = (1.0, 0.3, 0.1, 0.03, 0.01)  # of the residuals: one noise for all rows, of which the best is taken
 
 
 def noise_problems(posterior: Point | Gaussian | DropoutPosterior | RadialPosterior, source: Source) -> list[str]:
@@ -53,7 +64,8 @@ def noise_problems(posterior: Point | Gaussian | DropoutPosterior | RadialPoster
         source: the training data.
     """
     model, likelihood = posterior.model, posterior.model.likelihood
-    if type(likelihood) is not GaussianLikelihood or likelihood.scale != "learned":
+    one = type(likelihood) is GaussianLikelihood and likelihood.scale == "learned"
+    if not one and type(likelihood) is not HeteroscedasticGaussian:
         return []
     if model.network.batch_norms and not posterior.statistics_known:
         return []
@@ -63,26 +75,77 @@ def noise_problems(posterior: Point | Gaussian | DropoutPosterior | RadialPoster
         return []
     buffers = {n: b[0] for n, b in (posterior.buffers_M or {}).items()} or None
     mean_MD = posterior.mean_MD if isinstance(posterior, Gaussian | RadialPosterior) else posterior.weights_MD
-    residuals_NK = left_out(model, mean_MD[0], rows, buffers=buffers)
+    linear = linearised(model, mean_MD[0], rows, buffers=buffers)
+    if linear is None:
+        return []
+    own_NK = _residuals(posterior, rows)
+    if one and (found := _of_one(linear, model, mean_MD[0], own_NK, all_=all_)):
+        return found
+    return _of_mean(linear, own_NK, instead="" if one else ", or take likelihoods.Gaussian('learned')")
+
+
+def _of_one(linear: Linearised, model: Model, weights_D: Tensor, own_NK: Tensor, *, all_: bool) -> list[str]:
+    """Return the problem of a noise scale that is the same in all rows."""
+    scale_K = model.split(weights_D)[1]["log_scale"].double().exp()
+    residuals_NK = linear.left_out(noise_variance(model, weights_D))
     if residuals_NK is None:
         return []
-    scale_K = model.split(mean_MD[0])[1]["log_scale"].double().exp()
-    each_K = residuals_NK.square().mean(0) if len(scale_K) > 1 else residuals_NK.square().mean().unsqueeze(0)
-    suggested_K = each_K.sqrt()
+    suggested_K, own_K = (_root_mean_square(each_NK, len(scale_K)) for each_NK in (residuals_NK, own_NK))
     small, wide = int((suggested_K / scale_K).argmax()), int((scale_K / suggested_K).argmax())
+    ratio_K, count = scale_K / torch.maximum(suggested_K, own_K), residuals_NK.numel() / len(scale_K)
+    cost_K = count * (ratio_K.log() - 0.5 + 0.5 / ratio_K.square())
+    above = int(ratio_K.argmax())
     if all_ and scale_K[small] * _RATIO < suggested_K[small]:
         reason = (
             "as the network interpolates its training rows (fix a noise scale near that, or train for fewer epochs)"
         )
         worst = small
-    elif scale_K[wide] > _WIDE * suggested_K[wide]:
-        worst, reason = wide, "so it is still on its way down (train for more epochs, or raise the learning rate)"
+    elif scale_K[wide] > _WIDE * suggested_K[wide] or (ratio_K[above] > _ABOVE and cost_K[above] > _NATS):
+        worst = above if ratio_K[above] > _ABOVE and cost_K[above] > _NATS else wide
+        reason = "so it is still on its way down (train for more epochs, or raise the learning rate)"
     else:
         return []
     return [
         f"the learned noise scale of member 0 is {float(scale_K[worst]):.3g}, but its residuals would be about "
         f"{float(suggested_K[worst]):.2g} on rows left out, {reason}"
     ]
+
+
+def _of_mean(linear: Linearised, own_NK: Tensor, *, instead: str) -> list[str]:
+    """Return the problem of a mean that is the worse for a noise that was learned before it."""
+    size, count = float(own_NK.square().mean().sqrt()), own_NK.numel()
+    tried = [linear.left_out(own_NK.new_tensor([(share * size) ** 2])) for share in _SHARES]
+    least = min((float(each.square().mean().sqrt()) for each in tried if each is not None), default=size)
+    ratio = size / least if least > 0 else 1.0
+    if ratio < _ABOVE or count * (math.log(ratio) - 0.5 + 0.5 / ratio**2) < _NATS:
+        return []
+    return [
+        f"the mean of member 0 is {size:.3g} from the targets of training rows, and would be about {least:.2g} from "
+        f"rows left out if the noise were small: the noise explains what the mean could (train for more epochs or at "
+        f"a higher learning rate{instead})"
+    ]
+
+
+def noise_variance(model: Model, weights_D: Tensor) -> Tensor:
+    """Return the variance of a learned noise, float64 (K,), under the model's temperature.
+
+    Tempering the likelihood alone multiplies it by T; a joint T cancels.
+    """
+    factor = model.temperature if model.tempering == "likelihood" else 1.0
+    return factor * model.split(weights_D)[1]["log_scale"].double().exp().square()
+
+
+def _residuals(posterior: Posterior, rows: Batch) -> Tensor:
+    """Return y − m of the first member on the rows, the root mean square over draws, float64 (N, K)."""
+    drawn = posterior.functions(posterior.members * (1 if isinstance(posterior, Point) else _DRAWS))
+    outputs_SNK = drawn(rows.inputs, chunk_size=rows.size)[:: posterior.members].double()
+    mean_SNK = outputs_SNK[..., : rows.targets.numel() // outputs_SNK[0, ..., 0].numel()]
+    return (rows.targets.double().view_as(mean_SNK[0]) - mean_SNK).square().mean(0).sqrt()
+
+
+def _root_mean_square(values_NK: Tensor, scales: int) -> Tensor:
+    each = values_NK.square()
+    return (each.flatten(0, -2).mean(0) if scales > 1 else each.mean().unsqueeze(0)).sqrt()
 
 
 def _rows(source: Source, *, all_: bool) -> Batch | None:
@@ -93,17 +156,38 @@ def _rows(source: Source, *, all_: bool) -> Batch | None:
         return None
 
 
-def left_out(model: Model, weights_D: Tensor, rows: Batch, *, buffers: Buffers | None = None) -> Tensor | None:
-    """Return the leave-one-out residuals y − μ, float64 (N, K), of the network linearised at the weights.
+class Linearised(NamedTuple):
+    """A network linearised at weights, as a Gaussian process over the means of some rows.
+
+    Attributes:
+        kernel_PP: K, of all P = N K values, float64.
+        targets_NK: ỹ.
+    """
+
+    kernel_PP: Tensor
+    targets_NK: Tensor
+
+    def left_out(self, variance_K: Tensor) -> Tensor | None:
+        """Return the leave-one-out residuals y − μ, float64 (N, K), under a noise variance; None if it is singular."""
+        noise_P = variance_K.double().expand_as(self.targets_NK).flatten()
+        cholesky, failed = torch.linalg.cholesky_ex(self.kernel_PP + noise_P.diag())
+        if int(failed):
+            return None
+        inverse = torch.cholesky_inverse(cholesky)
+        return ((inverse @ self.targets_NK.flatten()) / inverse.diagonal()).view_as(self.targets_NK)
+
+
+def linearised(model: Model, weights_D: Tensor, rows: Batch, *, buffers: Buffers | None = None) -> Linearised | None:
+    """Return a network linearised at weights.
 
     Args:
-        model: with a learned noise scale and a prior of known standard deviations.
-        weights_D: w*, with the learned log scale.
+        model: with a prior of known standard deviations, of a regression.
+        weights_D: w*, with the learned parameters of the likelihood.
         rows: all N rows.
         buffers: of the network.
 
     Returns:
-        The residuals; None where the network or the prior does not allow it, or it would take too much memory.
+        The process; None where the network or the prior does not allow it, or it would take too much memory.
     """
     stds_D = model.prior.stds()
     if not torch.isfinite(stds_D).all() or correlated(model.prior):
@@ -113,23 +197,21 @@ def left_out(model: Model, weights_D: Tensor, rows: Batch, *, buffers: Buffers |
         tangent = Tangent.at(model, weights_D, rows.inputs, buffers=buffers, structure=prior, chunk=_CHUNK)
         if tangent.row_numbers * rows.size > _NUMBERS:
             return None
-        outputs_NK, parts = tangent.linear(rows.inputs)
+        outputs_NL, parts = tangent.linear(rows.inputs)
     except (ValueError, RuntimeError):  # no Jacobian of this network: a check must not end a fit
         return None
-    if outputs_NK.numel() > _LARGEST:
+    if outputs_NL.numel() > _LARGEST:
         return None
+    # the means: all outputs, or the first half of them
+    means = rows.targets.numel() * outputs_NL.shape[-1] // outputs_NL.numel()
+    kept = torch.arange(outputs_NL.numel(), device=outputs_NL.device).view_as(outputs_NL)[..., :means].flatten()
     kernel = sum(_kernel(part, prior.variance_MD[0]) for part in parts)
-    # tempering the likelihood alone multiplies its variance by T; a joint T cancels
-    factor = model.temperature if model.tempering == "likelihood" else 1.0
-    noise_NK = factor * model.split(weights_D)[1]["log_scale"].double().exp().square().expand_as(outputs_NK)
+    assert isinstance(kernel, Tensor)
     centred_D = weights_D - model.prior.locs().to(weights_D)
-    moved = _moved(model, weights_D, centred_D, rows.inputs, buffers)
+    moved = _moved(model, weights_D, centred_D, rows.inputs, buffers)[..., :means]
+    outputs_NK = outputs_NL[..., :means]
     targets_NK = (rows.targets.view_as(outputs_NK) - outputs_NK).double() + moved
-    cholesky, failed = torch.linalg.cholesky_ex(kernel + noise_NK.flatten().diag())
-    if int(failed):
-        return None
-    inverse = torch.cholesky_inverse(cholesky)
-    return ((inverse @ targets_NK.flatten()) / inverse.diagonal()).view_as(outputs_NK)
+    return Linearised(kernel[kept][:, kept], targets_NK)
 
 
 def _kernel(part: Part, variance_D: Tensor) -> Tensor:
