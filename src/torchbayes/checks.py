@@ -12,6 +12,7 @@ import dataclasses
 import math
 import numbers
 import operator
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -84,10 +85,9 @@ def whole(name: str, value: Any, *, least: int = 1) -> int:
     Raises:
         ValueError: if it is not a whole number of at least `least`, or one that 64 bits do not hold.
     """
-    if not is_whole(value) or operator.index(value) < least:
-        raise ValueError(f"`{name}` must be a whole number of at least {least}; got {seen(value)}.")
-    if operator.index(value) >= 2**63:
-        raise ValueError(f"`{name}` must be a whole number below 2**63; got {seen(value)}.")
+    if not is_whole(value) or not least <= operator.index(value) < 2**63:
+        bound = "below 2**63" if is_whole(value) and operator.index(value) > least else f"of at least {least}"
+        raise ValueError(f"`{name}` must be a whole number {bound}; got {seen(value)}.")
     return operator.index(value)
 
 
@@ -392,13 +392,8 @@ def is_whole(value: Any) -> bool:
 def _is_number(value: Any) -> bool:
     if isinstance(value, Tensor | np.ndarray):
         return value.ndim == 0 and _is_number(value.item())
-    if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        return False
-    try:
-        float(value)
-    except OverflowError:  # a whole number, or a fraction, beyond all that are floating point
-        return False
-    return True
+    real = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    return real and (isinstance(value, float | np.floating) or abs(value) <= sys.float_info.max)
 
 
 def _finite(value: Any) -> str:

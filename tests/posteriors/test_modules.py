@@ -167,6 +167,41 @@ def test_every_likelihood(likelihood: Any, outputs: int, names: list[str]) -> No
     assert_predicts(exported.module(), prediction, inputs, names)
 
 
+OF_REGRESSION = [
+    (tb.likelihoods.Gaussian(0.3), 1, 0.95),
+    (tb.likelihoods.Gaussian("learned", outputs=2), 2, 0.5),
+    (tb.likelihoods.HeteroscedasticGaussian(), 2, 0.95),
+    (tb.likelihoods.Poisson(), 1, None),
+]
+
+
+@pytest.mark.parametrize(("likelihood", "outputs", "level"), OF_REGRESSION)
+def test_graphs_of_numbers_have_no_special_functions_but_the_error_function(
+    likelihood: Any, outputs: int, level: float | None
+) -> None:
+    posterior, inputs = gaussian(tb.Model(dense(outputs), likelihood)), normal(ROWS, 4)
+    exported = torch.export.export(posterior.module(2, level=level), (inputs,))
+    used = {str(node.target).split(".")[-2] for node in exported.graph.nodes if node.op == "call_function"}
+    assert not {name for name in used if "erfinv" in name or "gamma" in name or name.startswith("special")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("likelihood", "outputs", "level"), OF_REGRESSION)
+@pytest.mark.filterwarnings("ignore")
+def test_averages_of_numbers_go_to_onnx(likelihood: Any, outputs: int, level: float | None, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    module = gaussian(tb.Model(dense(outputs), likelihood)).module(2, level=level).float()
+    at = normal(ROWS, 4).float()
+    names, shapes = list(module(at)), ({0: torch.export.Dim("rows", min=1)},)
+    program = torch.onnx.export(module, (at,), dynamo=True, dynamic_shapes=shapes, output_names=names, verbose=False)
+    program.save(tmp_path / "average.onnx")  # type: ignore[union-attr]
+    session = runtime.InferenceSession(tmp_path / "average.onnx")
+    found = session.run(names, {session.get_inputs()[0].name: at[:2].numpy()})
+    for tensor, own in zip(found, module(at[:2]).values(), strict=True):
+        assert_close(torch.as_tensor(tensor), own, rtol=1e-4, atol=1e-5)
+
+
 def test_draws_that_nearly_agree_keep_their_mutual_information() -> None:
     model = tb.Model(dense(), tb.likelihoods.Categorical())
     weights_MD = model.starting_weights([0])[0] + 1e-7 * normal(4, model.layout.size)

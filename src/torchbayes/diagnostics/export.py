@@ -24,8 +24,18 @@ class Sampled(Protocol):
         ...
 
 
+@runtime_checkable
+class Chains(Protocol):
+    """A posterior that holds draws of chains."""
+
+    @property
+    def weights_MSD(self) -> Tensor:
+        """Draws of every chain."""
+        ...
+
+
 def to_arviz(
-    draws: Named | Sampled,
+    draws: Named | Sampled | Chains,
     *,
     sample_stats: Mapping[str, Tensor] | None = None,
     log_likelihood: Named | None = None,
@@ -36,8 +46,9 @@ def to_arviz(
     Tensors are copied to the CPU as arrays; arviz reads the first two axes as chain and draw.
 
     Args:
-        draws: The chains of `sample`, with their statistics; or draws, shape (M, S, ...), or a mapping from names to
-            such; a tensor is named "weights". For a large network pass a few weights, or draws of functions.
+        draws: The chains of `sample`, with their statistics; a posterior of chains; or draws, shape (M, S, ...), or
+            a mapping from names to such; a tensor is named "weights". For a large network pass a few weights, or draws
+            of functions.
         sample_stats: Statistics of the sampler, shape (M, S, ...), by arviz's names: "energy", "acceptance_rate",
             "diverging", "n_steps", "step_size", "lp" and others.
         log_likelihood: Log-probability of each datum under each draw, shape (M, S, N), or a mapping from names of
@@ -54,6 +65,13 @@ def to_arviz(
     """
     if isinstance(draws, Sampled):
         draws, sample_stats = draws.draws(), {**draws.sample_stats(), **_named("sample_stats", sample_stats, "stat")}
+    if isinstance(draws, Chains):
+        draws = draws.weights_MSD
+    if not isinstance(draws, Mapping | Tensor):
+        raise TypeError(
+            f"`draws` must be draws of chains, (M, S, ...), by name or not, or a posterior that holds such; got an "
+            f"object of type {type(draws).__name__}. Of another posterior draw them: posterior.sample(1000)[None]."
+        )
     posterior = _named("draws", draws, "weights")
     if not posterior:
         raise ValueError("`draws` must name at least one quantity; got an empty mapping.")

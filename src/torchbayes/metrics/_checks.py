@@ -8,9 +8,10 @@ import math
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_tensor
+from torchbayes.checks import check_counts, check_memory, check_tensor
 
 SUM_TOLERANCE = 1e-3
+_BIN = 32  # bytes: an edge, a count and two means
 
 
 def check_float(name: str, values: Tensor, ndim: int | None = None, *, finite: bool = True) -> None:
@@ -216,10 +217,10 @@ def check_bins(bins: int) -> None:
         bins: Number of bins.
 
     Raises:
-        ValueError: If ``bins`` is not a positive whole number.
+        ValueError: If ``bins`` is not a positive whole number, or so many do not fit in memory.
     """
-    if isinstance(bins, bool) or not isinstance(bins, int) or bins < 1:
-        raise ValueError(f"`bins` must be a whole number of at least 1; got {bins!r}. Use 15, say.")
+    check_counts(bins=bins)
+    check_memory(_BIN * bins, "the bins", bins=bins)
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

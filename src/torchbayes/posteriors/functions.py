@@ -17,6 +17,7 @@ from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import batch_size
 from torchbayes.posteriors.modules.module import ModelAverage
+from torchbayes.posteriors.problems import is_finite, warn_of
 
 
 def _overview(functions: Functions) -> Overview:
@@ -43,6 +44,8 @@ class Functions:
 
     def __post_init__(self) -> None:
         check_weights(self.model, "S", weights_SD=self.weights_SD)
+        if not is_finite(self.weights_SD):
+            warn_of(["weights that were drawn are not finite"])
 
     @property
     def draws(self) -> int:
@@ -109,12 +112,18 @@ def check_weights(model: Model, *axes: str, **weights: Tensor) -> None:
         weights: the tensors by name.
 
     Raises:
-        TypeError: if the model is not a Model, or a tensor not a tensor.
-        ValueError: if a tensor has the wrong axes.
+        TypeError: if the model is not a Model, or a tensor not one of real numbers in floating point.
+        ValueError: if a tensor has the wrong axes, or one of members' weights is not finite. Draws may be, of a chain
+            that went astray; whoever uses them is warned.
     """
     check_kind(Model, "a Model", model=model)
     check_tensor(*axes, "D", **weights)
     for name, tensor in weights.items():
+        if not tensor.is_floating_point():
+            raise TypeError(f"`{name}` must be real numbers in floating point; got {tensor.dtype}. Use .double().")
+        if "S" not in axes and not is_finite(tensor):
+            bad = int((~tensor.isfinite()).sum())
+            raise ValueError(f"`{name}` must be finite; {bad:,} of its {tensor.numel():,} numbers are NaN or infinite.")
         if tensor.shape[-1] != model.layout.size or not len(tensor):
             raise ValueError(
                 f"`{name}` must hold the {model.layout.size} weights of the model in each row, at least one; got shape "

@@ -54,6 +54,9 @@ class Gaussian(Posterior):
         check_weights(self.model, "M", mean_MD=self.mean_MD)
         check_flags(linear=self.linear)
         check_object(("sqrt_matvec", "noise_size"), "Diagonal(variance_MD)", covariance=self.covariance)
+        for name, tensor in self.covariance.tensors().items():
+            if tensor.is_complex():
+                raise TypeError(f"`covariance` must be of real numbers; its {name} is of {tensor.dtype}.")
         check_tensor("M", **given(log_evidence_M=self.log_evidence_M))
         if self.log_evidence_M is not None and len(self.log_evidence_M) != len(self.mean_MD):
             raise ValueError(

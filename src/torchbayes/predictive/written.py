@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -47,13 +47,13 @@ def write_columns(path: Path, columns: Mapping[str, np.ndarray], *, names: Seque
         columns: name -> (N,). Texts that a spreadsheet would run as formulas get a single quote in front.
         names: what tells the rows apart; their numbers, counted from 1, if None.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
+    lines: list[str] = []
+    writer = csv.writer(SimpleNamespace(write=lines.append))  # which quotes texts with either sign of its line ends
     writer.writerow(["row" if names is None else "name", *map(_shown, columns)])
     count = len(next(iter(columns.values())))
     cells = (names or range(1, count + 1), *(values.tolist() for values in columns.values()))
     writer.writerows(zip(*(map(_shown, values) for values in cells), strict=True))
-    write_whole(path, text.getvalue().encode())
+    write_whole(path, "".join(f"{line[:-2]}\n" for line in lines).encode())
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what cells begin with that spreadsheets run

@@ -14,6 +14,7 @@ from torchbayes.data.own.parts import Parts, chosen, kind_of
 from torchbayes.data.own.pictures import (
     SUFFIXES,
     Look,
+    folders_in,
     images_in,
     is_image,
     load,
@@ -87,8 +88,7 @@ def parts_in(folder: Path) -> Parts | None:
     Raises:
         ValueError: if names do not tell parts from classes, or there is no part for training.
     """
-    inner = [each for each in sorted(folder.iterdir()) if each.is_dir() and not each.name.startswith(".")]
-    inner = [each for each in inner if images_in(each)]
+    inner = [each for each in folders_in(folder) if images_in(each)]
     named = [each for each in inner if kind_of(each.name)]
     flat = [each.name for each in named if any(map(is_image, each.iterdir()))]
     parts, others = [each.name for each in named if each.name not in flat], [e.name for e in inner if e not in named]
@@ -114,11 +114,7 @@ def by_class(folder: Path) -> dict[str, list[Path]]:
     Raises:
         ValueError: if there are not at least two folders with images.
     """
-    found = {
-        inner.name: images_in(inner)
-        for inner in sorted(folder.iterdir())
-        if inner.is_dir() and not inner.name.startswith(".")
-    }
+    found = {inner.name: images_in(inner) for inner in folders_in(folder)}
     found = {name: files for name, files in found.items() if files}
     if len(found) < 2:
         raise ValueError(
@@ -179,7 +175,7 @@ def _check_one_part(path: Path, data: Data) -> None:
     Raises:
         ValueError: if it has parts.
     """
-    names = [each.name for each in sorted(path.iterdir()) if each.is_dir() and kind_of(each.name) and images_in(each)]
+    names = [each.name for each in folders_in(path) if kind_of(each.name) and images_in(each)]
     if any(each not in data.classes and not any(map(is_image, (path / each).iterdir())) for each in names):
         example = next((name for name in names if kind_of(name) == "test"), names[0])
         raise ValueError(

@@ -44,31 +44,34 @@ def files_in(folder: Path) -> list[Path]:
     Raises:
         ValueError: if there are very many files, and hardly one is an image.
     """
-    files, images, entries, whole = [], 0, 0, folder.resolve()
-    waiting = [folder]
+    files, images, entries, waiting = [], 0, 0, [folder]
     while waiting:
         place = waiting.pop()
-        for entry in os.scandir(place):
-            entries += 1
-            path = place / entry.name
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir(follow_symlinks=False) or (place == folder and path.is_dir() and _apart(path, whole)):
-                waiting.append(path)
-            elif entry.is_file():
-                files.append(path)
-                images += is_image(path)
-            if entries > _MANY and images < entries * _SHARE:
-                raise ValueError(
-                    f"{folder} has more than {_MANY:,} files, and {images:,} of those seen so far are images. Name the "
-                    f"folder that holds the images."
-                )
+        inner = folders_in(folder) if place == folder else None
+        with os.scandir(place) as found:
+            for entry in found:
+                entries += 1
+                path = place / entry.name
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir(follow_symlinks=False) if inner is None else path in inner:
+                    waiting.append(path)
+                elif entry.is_file():
+                    files.append(path)
+                    images += is_image(path)
+                if entries > _MANY and images < entries * _SHARE:
+                    raise ValueError(
+                        f"{folder} has more than {_MANY:,} files, and {images:,} of those seen so far are images. Name "
+                        f"the folder that holds the images."
+                    )
     return files
 
 
-def _apart(link: Path, whole: Path) -> bool:
-    """Return whether a folder that is a link leads elsewhere than to where it lies in."""
-    return not whole.is_relative_to(link.resolve())
+def folders_in(folder: Path) -> list[Path]:
+    """Return the folders in a folder, in order, but hidden ones, and links to a place that the folder lies in."""
+    whole = folder.resolve()
+    inner = [each for each in sorted(folder.iterdir()) if not each.name.startswith(".") and each.is_dir()]
+    return [each for each in inner if not each.is_symlink() or not whole.is_relative_to(each.resolve())]
 
 
 def shape_of(

@@ -27,7 +27,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice, check_counts, plain
+from torchbayes.checks import check_choice, check_counts, check_positive, plain
 from torchbayes.density.density import LogDensity
 from torchbayes.linalg import Diagonal
 from torchbayes.linalg.structure import is_diagonal
@@ -139,7 +139,8 @@ class PBP:
         plain(self)
         check_counts(members=self.members, epochs=self.epochs, batch_size=self.batch_size)
         check_choice(("scalar", "model"), prior=self.prior)
-        if isinstance(self.shape, bool) or not isinstance(self.shape, int | float) or not 1 < self.shape < torch.inf:
+        check_positive(shape=self.shape)
+        if self.shape <= 1:
             raise ValueError(f"`shape` must be a number above 1; got {self.shape!r}. The paper has 6.")
 
     @property

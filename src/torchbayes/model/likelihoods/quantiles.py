@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from statistics import NormalDist
+
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
+from torch.distributions import Distribution, Normal
 
 from torchbayes.checks import check_numbers
 
 _HALVES = 60  # more than a float64 has digits
 
 
-def average_quantile(distribution: Distribution, levels_Q: Tensor) -> Tensor:
+def average_quantile(distribution: Distribution, levels: Sequence[float] | Tensor) -> Tensor:
     """Return quantiles of an equal mixture of S univariate distributions.
 
     Args:
         distribution: of batch shape (S, B, ...).
-        levels_Q: in (0, 1).
+        levels: in (0, 1), (Q,); as plain numbers, they leave no inverse of an error function in an exported graph.
 
     Returns:
         Tensor (Q, B, ...), exact to rounding; of a discrete distribution the least value up to which the mixture has
@@ -28,8 +31,14 @@ def average_quantile(distribution: Distribution, levels_Q: Tensor) -> Tensor:
     if type(distribution).cdf is Distribution.cdf:
         name = next(kind.__name__ for kind in type(distribution).__mro__ if not kind.__name__.startswith("_"))
         raise NotImplementedError(f"{name} has no `cdf` in torch. Take the quantiles of what `sample` gives.")
-    goal = levels_Q.view(-1, *[1] * (len(distribution.batch_shape) - 1))
-    low, high = _bounds(distribution, goal)
+    like = distribution.mean
+    shape = (-1, *[1] * (like.ndim - 1))
+    goal = levels.view(shape) if isinstance(levels, Tensor) else like.new_tensor(levels).view(shape)
+    if isinstance(distribution, Normal) and not isinstance(levels, Tensor):
+        normal = like.new_tensor([NormalDist().inv_cdf(level) for level in levels]).view(shape).unsqueeze(1)
+        low, high = _ends(distribution.loc + distribution.scale * normal)
+    else:
+        low, high = _bounds(distribution, goal)
     single = low is high  # the quantile itself
     for _ in range(0 if single else _HALVES):
         middle = (low + high) / 2
@@ -42,12 +51,16 @@ def average_quantile(distribution: Distribution, levels_Q: Tensor) -> Tensor:
 def _bounds(distribution: Distribution, goal: Tensor) -> tuple[Tensor, Tensor]:
     """Return numbers between which the quantiles lie."""
     try:  # the draws' own quantiles: the mixture's is between the smallest and the largest
-        each = distribution.icdf(goal.unsqueeze(1))
-        return (first := each[:, 0], first) if each.shape[1] == 1 else (each.amin(1), each.amax(1))
+        return _ends(distribution.icdf(goal.unsqueeze(1)))
     except NotImplementedError:  # Cantelli's inequality
         mean = distribution.mean.mean(0)
         spread = (distribution.variance.mean(0) + distribution.mean.var(0, correction=0)).sqrt()
         return mean - spread * ((1 - goal) / goal).sqrt(), mean + spread * (goal / (1 - goal)).sqrt()
+
+
+def _ends(each: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the least and the largest of the draws' own quantiles, (Q, S, ...); twice the same one if there is one."""
+    return (first := each[:, 0], first) if each.shape[1] == 1 else (each.amin(1), each.amax(1))
 
 
 def check_level(level: float) -> None:

@@ -119,7 +119,7 @@ def copied(tree: Any) -> Any:
 
 
 def moved(tree: Any, device: torch.device, dtype: torch.dtype) -> Any:
-    """Return a tree of tensors on a device, floating-point ones of a dtype; arrays and numbers become tensors.
+    """Return a tree of tensors on a device, floating-point ones of a dtype; arrays, tables and numbers become tensors.
 
     In shared parts, flags and the like are left unchanged.
 
@@ -139,7 +139,7 @@ def moved(tree: Any, device: torch.device, dtype: torch.dtype) -> Any:
         if leaf is None:
             return None
         try:
-            tensor = leaf if isinstance(leaf, Tensor) else torch.as_tensor(leaf)
+            tensor = leaf if isinstance(leaf, Tensor) else torch.as_tensor(_in_order(leaf))
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
                 f"inputs and targets must be tensors, arrays or numbers; got {seen(leaf)}. {_advice(leaf)}"
@@ -147,6 +147,11 @@ def moved(tree: Any, device: torch.device, dtype: torch.dtype) -> Any:
         return usable(tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device))
 
     return one(tree) if isinstance(tree, Tensor) else pytree.tree_map(one, tree, is_leaf=_is_packed)
+
+
+def _in_order(leaf: Any) -> Any:
+    """Return a column or table of pandas as an array: torch reads it as a sequence, by labels in the place of rows."""
+    return np.array(leaf) if hasattr(leaf, "__array__") and not isinstance(leaf, np.ndarray | np.generic) else leaf
 
 
 def _is_packed(tree: Any) -> bool:

@@ -21,6 +21,7 @@ from torchbayes.model.model import Model
 from torchbayes.posteriors.flows.flow import TRANSFORMS, Flow, Transform, flow_of
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.posterior import Posterior, normals, readable
+from torchbayes.posteriors.problems import is_finite
 
 FLOW = "flow."
 _DRAWS = 30
@@ -179,6 +180,8 @@ def check_parts(
             f"`scale_MD` must have the shape {tuple(mean_MD.shape)} of `mean_MD`, and `flow_MP` {of}, {size:,} "
             f"for each member; got {tuple(scale_MD.shape)} and {tuple(flow_MP.shape)}."
         )
+    if not flow_MP.is_floating_point() or not is_finite(flow_MP):
+        raise ValueError(f"`flow_MP` must be finite numbers in floating point; got {flow_MP.dtype}.")
     if bool((scale_MD <= 0).any()):
         raise ValueError(f"`scale_MD` must be positive; got {float(scale_MD.min()):g}.")
 

@@ -55,7 +55,7 @@ def _of_numbers(own: Distribution, spread: Tensor | None, level: float | None) -
     if level is None:
         return found
     try:
-        lower, upper = average_quantile(whole, means.new_tensor([(1 - level) / 2, (1 + level) / 2]))
+        lower, upper = average_quantile(whole, ((1 - level) / 2, (1 + level) / 2))
     except NotImplementedError:
         return found
     return {**found, "lower": lower, "upper": upper}
