@@ -82,12 +82,7 @@ def peek(argv: list[str]) -> Peek:
             argv, seen.config, resumed = ["--config", str(path), *argv], [str(path)], True
         elif seen.data is None and seen.start is None:  # else a typing error would begin a run of the default data
             raise ValueError(f"there is no run in {seen.directory} to resume. Correct --directory, or name --data.")
-    file: dict[str, Any] = {}
-    for name in map(Path, seen.config):  # as the parser takes them: the last word counts
-        found = read_run(name.parent) if resumed else read_config(name)
-        check_trusted(name, found, trust=seen.trust, named=named)
-        named |= foreign_code(found).keys()
-        file |= found
+    file = _trusted(seen.config, resumed=resumed, trust=seen.trust, named=named)
     method = file.get("method")
     kind = method.get("class_path") if isinstance(method, Mapping) else method
     started = {} if seen.start is None or file else read_run(Path(seen.start))
@@ -110,6 +105,17 @@ def peek(argv: list[str]) -> Peek:
     # of another prior or temperature the command line says more than is known here
     plain = all(not (getattr(seen, name) or name in file) for name in ("prior", "temperature"))
     return Peek(argv, file, data, usual, str(seen.method or kind or (usual.method if plain else "SWAG")))
+
+
+def _trusted(configs: Sequence[str], *, resumed: bool, trust: bool, named: set[str]) -> dict[str, Any]:
+    """Return what configuration files say; the import paths that they may name are added to `named`."""
+    file: dict[str, Any] = {}
+    for name in map(Path, configs):  # as the parser takes them: the last word counts
+        found = read_run(name.parent) if resumed else read_config(name)
+        check_trusted(name, found, trust=trust, named=named)
+        named |= foreign_code(found).keys()
+        file |= found
+    return file
 
 
 def _settings(what: str, argv: list[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What rows that are held out choose before a run: settings of the method, and the scale of an open prior."""
+"""What is settled before a run: its length and members, and what held-out rows choose, settings and an open prior."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchbayes.checks import given
 from torchbayes.density.density import LogDensity
@@ -21,6 +21,8 @@ from torchbayes.model.network import Buffers
 from torchbayes.model.rows.informed import as_recorded
 from torchbayes.model.rows.sources import Source, as_source
 from torchbayes.native.seeds import Purpose, generator
+from torchbayes.posteriors.posterior import Posterior
+from torchbayes.posteriors.start import number_of_starts
 
 # rows that are held out where nobody says how many; rows of which none are; how many there should be in all folds
 _HELD_OUT, _FEWEST, _ENOUGH, _FOLDS = 50, 20, 500, 5
@@ -133,3 +135,34 @@ def _folds(model: Model, source: Source, validation: float | Any, *, seed: int) 
             raise ValueError("a share of ready-made batches cannot be held out. Give `validation` data of its own.")
         folds.append(Fold(kept, held_out.some(held)))
     return folds
+
+
+def of_length(method: Method, steps: int | None) -> Method:
+    """Return the method with the length that was asked for.
+
+    Raises:
+        ValueError: if its length is not free.
+    """
+    if steps is None:
+        return method
+    if not method.needs.extendable:
+        raise ValueError(
+            f"`steps` is for samplers, whose chains can go on; got {steps} for {type(method).__name__}, whose schedule "
+            f"belongs to its epochs. Set those, or start a new run at its weights with `start=`."
+        )
+    return having_settings(method, {"steps": steps})
+
+
+def members_from(method: Method, start: nn.Module | Posterior | Tensor) -> int:
+    """Return the number of members that the modes of a start are enough for.
+
+    Raises:
+        ValueError: if some are left over.
+    """
+    found, modes = number_of_starts(start), method.needs.modes
+    if found % modes:
+        raise ValueError(
+            f"{type(method).__name__} begins at {modes} networks for each member, so `start` must hold a multiple of "
+            f"{modes}; got {found}. Pass a deep ensemble, or weights of one network per row."
+        )
+    return found // modes

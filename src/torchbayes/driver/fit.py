@@ -25,7 +25,7 @@ from torchbayes.driver.checks import (
     check_validation,
     warn_if_changing,
 )
-from torchbayes.driver.choice import choose, having_settings
+from torchbayes.driver.choice import choose, having_settings, members_from, of_length
 from torchbayes.driver.loop import Epochs, iterate
 from torchbayes.driver.means import Means
 from torchbayes.driver.processes import Shard
@@ -47,7 +47,7 @@ from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.locks import folder_in
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
-from torchbayes.posteriors.start import centred, number_of_starts, start_of
+from torchbayes.posteriors.start import centred, start_of
 from torchbayes.posteriors.subspace import InSubspace
 
 
@@ -87,6 +87,7 @@ def fit(
 ) -> InSubspace: ...
 
 
+@torch.inference_mode(False)  # nothing that is made in inference mode can be differentiated
 @explained(positional="Pass inputs and targets as one pair: fit(model, (inputs, targets), method).")
 def fit(
     model: Model,
@@ -158,17 +159,12 @@ def fit(
         OSError: if another process writes to the directory (it says which), or it cannot be written to.
         TypeError: if an argument is of the wrong kind, such as a class in the place of an object.
     """
-    if torch.is_inference_mode_enabled():  # nothing that is made in it can be differentiated
-        with torch.inference_mode(False):
-            others: dict[str, Any] = {"start": start, "seed": seed, "directory": directory, "resume": resume}
-            others |= {"steps": steps, "callbacks": callbacks, "ranks": ranks, "space": space, "validation": validation}
-            return fit(model, data, method, **others)
     options: dict[str, Any] = {"directory": directory, "resume": resume, "callbacks": callbacks, "ranks": ranks}
     check_fit(model, method, start, **options, steps=steps, space=space)
     check_validation(method, validation, start)
     seed, directory = as_seed(seed), None if directory is None else full_path(directory)
     options |= {"validation": validation, "directory": directory}
-    method = _of_length(method, steps)
+    method = of_length(method, steps)
     model, space = informed(model, data, space=space, directory=directory)
     method, start, sought = _at_modes(model, data, method, start, seed=seed, space=space, **options)
     shard = Shard(method.members, ranks or Ranks())
@@ -319,22 +315,6 @@ def _constants(model: Model, method: Method) -> dict[str, Any]:
     return {CONSTANTS: fingerprint(model.network, without=held)}
 
 
-def _of_length(method: Method, steps: int | None) -> Method:
-    """Return the method with the length that was asked for.
-
-    Raises:
-        ValueError: if its length is not free.
-    """
-    if steps is None:
-        return method
-    if not method.needs.extendable:
-        raise ValueError(
-            f"`steps` is for samplers, whose chains can go on; got {steps} for {type(method).__name__}, whose schedule "
-            f"belongs to its epochs. Set those, or start a new run at its weights with `start=`."
-        )
-    return having_settings(method, {"steps": steps})
-
-
 def _at_modes(
     model: Model,
     data: Any,
@@ -354,7 +334,7 @@ def _at_modes(
     if method.needs.start != "modes":
         return method, start, {}
     if start is not None:
-        return having_settings(method, {"members": _members(method, start)}), start, {}
+        return having_settings(method, {"members": members_from(method, start)}), start, {}
     space = settings["space"]
     own = None if directory is None else folder_in(directory, START)
     if directory is not None and not settings["resume"]:
@@ -375,21 +355,6 @@ def _at_modes(
         sought = {name: found[1]["method"].get(name, value) for name, value in sought.items()}
     seeker = having_settings(seeker, {**sought, "members": method.needs.modes * method.members})
     return method, fit(model, data, seeker, seed=seed, directory=own, **settings), chosen
-
-
-def _members(method: Method, start: nn.Module | Posterior | Tensor) -> int:
-    """Return the number of members that the modes of a start are enough for.
-
-    Raises:
-        ValueError: if some are left over.
-    """
-    found, modes = number_of_starts(start), method.needs.modes
-    if found % modes:
-        raise ValueError(
-            f"{type(method).__name__} begins at {modes} networks for each member, so `start` must hold a multiple of "
-            f"{modes}; got {found}. Pass a deep ensemble, or weights of one network per row."
-        )
-    return found // modes
 
 
 def _density(model: Model, source: Source, method: Method, *, ranks: Ranks) -> LogDensity:

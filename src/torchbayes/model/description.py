@@ -15,12 +15,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from torchbayes.checksum import checksum
 from torchbayes.display import Overview, brief, shortened, shown
 from torchbayes.model.likelihoods.weighted import spread_of
 from torchbayes.model.model import Model
 from torchbayes.model.network import Network
 from torchbayes.model.priors.bound import BoundPrior
-from torchbayes.native.checksum import checksum
 
 CONSTANTS = "constants"
 """The entry of files that holds a fingerprint."""

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from torchbayes.checks import as_file
-from torchbayes.native.checksum import checksum, crc
+from torchbayes.checksum import checksum, crc
 from torchbayes.native.process import full_path
 from torchbayes.posteriors.locks import open_own, take
 

@@ -211,9 +211,7 @@ class LaplacePosterior(Posterior):
     def settings(self) -> dict[str, Any]:
         """Return what is saved as JSON."""
         own = {name: getattr(self, name) for name in ("num_data", "num_targets", "noise_scale", "found")}
-        noise = (
-            {"scales": list(fixed_noise(self.model.likelihood))} if self.noise_chosen else {}
-        )  # else the factor is 1
+        noise = {"scales": list(fixed_noise(self.model.likelihood))} if self.noise_chosen else {}
         return {"curvature": self.curvature.kind, "tuned": self.prior_chosen, **own, **noise}
 
     @classmethod

@@ -18,9 +18,8 @@ modules, so that those of other libraries count too. `nn.MultiheadAttention`, wh
 a whole, is taken apart for self-attention; its weights for attention between two sequences are drawn. So are all
 weights of a network that takes derivatives itself, as one informed by physics does: the noise of an output is no
 function that could be differentiated again. So are, last, the weights of layers in which the rows have no axis of
-their own: those on a table that all rows share, or on rows and positions in one axis. Which axis is that of the rows,
-whose lengths may all be the same, is found out on copies of the first row (`uses.uses`), once for rows of one shape; a
-pass in which the network then uses a weight otherwise is made again with all weights drawn.
+their own: those on a table that all rows share, or on rows and positions in one axis. Which axis that is, `uses.uses`
+finds out once for rows of one shape; a pass in which the network uses a weight otherwise draws all weights.
 """
 
 from __future__ import annotations
