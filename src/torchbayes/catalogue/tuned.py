@@ -48,10 +48,10 @@ def _budget(usual: Usual) -> Budget:
     return usual.budget
 
 
-def ensemble(usual: Usual, members: int = 5, kind: type = MAP) -> Any:
+def ensemble(usual: Usual, members: int = 5, kind: type = MAP, plan: str | None = None) -> Any:
     """Return a method of members that are trained, with the budget of a data set."""
     budget = _budget(usual)
-    return kind(members, budget.epochs, budget.batch_size, budget.optimizer, plan=usual.plan)
+    return kind(members, budget.epochs, budget.batch_size, budget.optimizer, plan=plan or usual.plan)
 
 
 def averaging(usual: Usual, members: int = 1) -> dict[str, Any]:

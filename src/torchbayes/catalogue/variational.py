@@ -119,7 +119,7 @@ VARIATIONAL = (
         "several networks that repel each other while they train",
         "torchbayes.methods.particles.repulsive:RepulsiveEnsemble",
         label="repulsive ensemble",
-        usual=partial(ensemble, kind=RepulsiveEnsemble),
+        usual=partial(ensemble, kind=RepulsiveEnsemble, plan="loop"),  # in the space of functions no kernel runs
         look=Look("#8b1a4a", ">"),
         cost="One training run and one forward pass for each member; they cannot be split over processes.",
     ),
