@@ -185,7 +185,8 @@ class User:
 
 def at_once(*asked: Callable[[], Any]) -> list[Any]:
     """What functions return, each in a thread of its own, that start together; their errors are raised here."""
-    found, start = [None] * len(asked), threading.Barrier(len(asked))
+    found: list[Any] = [None] * len(asked)
+    start = threading.Barrier(len(asked))
 
     def run(n: int) -> None:
         start.wait()
