@@ -465,8 +465,10 @@ def test_nothing_to_predict_is_refused() -> None:
     posterior = POSTERIORS["point"](model_of(), 2)
     with pytest.raises(ValueError, match="has no rows"):
         tb.predict(posterior, INPUTS[:0])
-    with pytest.raises(ValueError, match="the loader yields no rows"):
+    with pytest.raises(ValueError, match="the dataset has no rows"):
         tb.predict(posterior, DataLoader(TensorDataset(INPUTS[:0], TARGETS[:0])))
+    with pytest.raises(ValueError, match="the loader yields no rows"):
+        tb.predict(posterior, DataLoader(TensorDataset(INPUTS, TARGETS), batch_sampler=[]))
 
 
 def test_learned_noise_of_each_draw_reaches_every_position() -> None:

@@ -159,21 +159,22 @@ def same_rows(one: Batch, other: Batch) -> bool:
 
 
 _END = object()
+_NUMPY: Any = np.random  # whose stubs lack these functions
 
 
 @contextmanager
 def reading(*integers: int) -> Iterator[None]:
     """Seed the global generators of torch, numpy and Python inside the `with`, and restore them afterwards."""
     seed = mix(Purpose.WORKERS, *integers)
-    numbers, words = np.random.get_bit_generator(), random.getstate()
+    numbers, words = _NUMPY.get_bit_generator(), random.getstate()
     try:
-        np.random.set_bit_generator(_spare())  # to save and restore a state takes fifty times as long
+        _NUMPY.set_bit_generator(_spare())  # to save and restore a state takes fifty times as long
         np.random.seed(seed % 2**32)  # noqa: NPY002  (what data sets draw from)
         random.seed(seed)
         with seeded(Purpose.WORKERS, *integers):
             yield
     finally:
-        np.random.set_bit_generator(numbers)
+        _NUMPY.set_bit_generator(numbers)
         random.setstate(words)
 
 
