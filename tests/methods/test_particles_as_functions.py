@@ -137,7 +137,8 @@ def test_the_prior_of_weights_leads_to_the_posterior_mean(rows: int, noise: floa
         nn.Linear(3, 1, bias=False, dtype=torch.float64), tb.likelihoods.Gaussian(noise), tb.priors.Normal(scale)
     )
     method = tb.RepulsiveEnsemble(members=4, epochs=400, batch_size=rows, optimizer=tb.Adam(lr=0.02), plan="loop")
-    found = tb.fit(model, (inputs, targets), method, callbacks=()).weights_MD.mean(0).unsqueeze(1)
+    posterior: Any = tb.fit(model, (inputs, targets), method, callbacks=())
+    found = posterior.weights_MD.mean(0).unsqueeze(1)
     assert float((found - mean).norm()) < 0.1 * float((best - mean).norm())
 
 

@@ -36,9 +36,9 @@ def of_classes(outputs: Tensor) -> distributions.Distribution:
     return distributions.Independent(distributions.Categorical(logits=outputs.unflatten(-1, (1, -1))), 1)
 
 
-NO_PROBS = dict.fromkeys((*OF_CLASSES, "decide"), "class probabilities exist for")
-NO_MOMENTS = dict.fromkeys(MOMENTS, "classes have no mean")
-NO_ORDER = dict.fromkeys(("quantile", "interval"), "classes have no quantiles")
+NO_PROBS: dict[str, str] = dict.fromkeys((*OF_CLASSES, "decide"), "class probabilities exist for")
+NO_MOMENTS: dict[str, str] = dict.fromkeys(MOMENTS, "classes have no mean")
+NO_ORDER: dict[str, str] = dict.fromkeys(("quantile", "interval"), "classes have no quantiles")
 CASES: dict[str, tuple[Any, dict[str, str]]] = {
     "categorical": (L.Categorical(), NO_MOMENTS | NO_ORDER),
     "weighted categorical": (L.Weighted(L.Categorical()), NO_MOMENTS | NO_ORDER),

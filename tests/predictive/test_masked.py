@@ -38,7 +38,7 @@ class Masked(nn.Module):
 
 def without() -> nn.Module:
     """Return the same network without the masked class."""
-    body = Masked(0.0).body
+    body: Any = Masked(0.0).body
     last = nn.Linear(5, K - 1).double()
     with torch.no_grad():
         last.weight.copy_(body[2].weight[FULL])
@@ -124,7 +124,7 @@ def test_expectation_propagation_is_that_of_fewer_classes(at: int, mask: float, 
             wider = torch.zeros(8, 3).double().index_copy(1, torch.tensor(kept), targets) if soft else None
             targets = torch.tensor(kept)[targets] if wider is None else wider
         model = tb.Model(Linear(count), tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
-        posterior = tb.fit(model, (inputs, targets), tb.EP(), callbacks=())
+        posterior: Any = tb.fit(model, (inputs, targets), tb.EP(), callbacks=())
         weight = model.network.layout.split(posterior.mean_MD)["linear.weight"][0]
         found.append((weight if count == 2 else weight[kept], posterior.log_evidence()))
     assert_close(found[1][0], found[0][0], rtol=1e-4, atol=1e-6)
@@ -137,7 +137,8 @@ def test_functions_of_an_ensemble_repel_where_no_mask_is():
     for net, targets in ((Masked(-math.inf), torch.tensor(FULL)[labels]), (Masked(-1e9), torch.tensor(FULL)[labels])):
         model = tb.Model(net, tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
         method = tb.RepulsiveEnsemble(members=3, epochs=2, prior="functions", plan="loop")
-        weights.append(tb.fit(model, (inputs, targets), method, callbacks=()).weights_MD)
+        posterior: Any = tb.fit(model, (inputs, targets), method, callbacks=())
+        weights.append(posterior.weights_MD)
     assert torch.isfinite(weights[0]).all()
     assert_close(weights[0], weights[1])
 
