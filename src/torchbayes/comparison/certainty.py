@@ -1,4 +1,4 @@
-"""How sure the scores of a comparison are: intervals, and which methods are not significantly different from the best."""
+"""How sure the scores of a comparison are: intervals, and differences from the best method."""
 
 from __future__ import annotations
 

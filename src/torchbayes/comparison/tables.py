@@ -253,7 +253,8 @@ def caption(
     if some.corrupted:
         said += f" At 3, at 5: mean over {len(some.corrupted)} corruptions at that severity."
     if some.foreign:
-        said += f" AUROC: how well the entropy separates foreign images from test images, mean over {', '.join(some.foreign)}."
+        sets = ", ".join(some.foreign)
+        said += f" AUROC: how well the entropy separates foreign images from test images, mean over {sets}."
     for name, alone in _alone(outcomes).items():
         who = f"{len(alone)} ensemble members" if name == "ensemble" else f"{len(alone)} members of {label_of(name)}"
         mean = sum(alone) / len(alone)

@@ -79,8 +79,8 @@ class Dots:
 def ranked_dots(panels: Sequence[Dots], *, ceiling: str = "ceiling") -> Figure:
     """Draw several questions side by side, a row for each method, ranked by the first question.
 
-    Full markers are the best of a question and those not significantly different from it, hollow ones the rest; lines are intervals.
-    Numbers stand at the right of each panel.
+    Full markers are the best of a question and those not significantly different from it, hollow ones the rest; lines
+    are intervals. Numbers stand at the right of each panel.
 
     Args:
         panels: the questions.
