@@ -197,7 +197,7 @@ def test_the_first_run_says_what_it_is(capsys: pytest.CaptureFixture[str], monke
     tb.fit(model(), table(60), tb.MAP())
     first, *_, last = capsys.readouterr().err.splitlines()
     assert re.fullmatch(
-        r"  MAP, finding the number of epochs, 0:00:\d\d: 1 of \d+ epochs at most: NLL of held-out rows [\d.]+", first
+        r"  MAP, choosing settings by held-out rows, 0:00:\d\d: 1 of \d+ at most: NLL of held-out rows [\d.]+", first
     )
     assert last.startswith("  MAP, 0:00:")
     tb.fit(model(), table(60), tb.MAP(), callbacks=())

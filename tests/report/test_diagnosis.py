@@ -133,7 +133,7 @@ def test_remarks_say_what_is_wrong() -> None:
     shares = [100 * space_numbers(diagnosis(), space)["rhat_within_1.1"] for space in ("probabilities", "weights")]
     assert f"R-hat is at most 1.1 for {shares[0]:.1f} % of probabilities and {shares[1]:.1f} % of weights." in text
     least = space_numbers(diagnosis(), "probabilities")["ess_bulk_least"]
-    assert f"is {least:.0f}. R-hat and effective sizes are to be trusted from about 400 on" in text
+    assert f"is {least:.0f}. R-hat and effective sample sizes are reliable only if it is at least 400" in text
     assert "diverge" not in text.replace("0 divergences", "")
     assert "explored slowly" not in text
     worse = changed(diagnosis(), divergences_M=torch.tensor([0, 3, 0, 1]), ebfmi_M=torch.tensor([0.9, 0.8, 0.2, 1.0]))

@@ -41,6 +41,7 @@ from torchbayes.cli.terminal import (
     print_names,
     print_table,
     resumable,
+    say,
     say_notes,
 )
 from torchbayes.posteriors.locks import folder_in
@@ -249,6 +250,8 @@ def reproduce(argv: list[str]) -> None:
     name = chosen.pop("name")
     if name is None:
         raise ValueError(f"say which experiment: {', '.join(experiments.names())}.")
+    if chosen["seeds"] == 1:
+        say("One seed cannot decide: the page will have figure and numbers, and the verdict will be inconclusive.")
     with resumable(["torchbayes", "reproduce", *argv]):
         print(f"Page: {experiments.reproduce(name, **chosen)}")
 

@@ -52,7 +52,11 @@ def one_line(error: BaseException, options: Iterable[str] = ()) -> str:
     text = f"{error.filename}: {error.strerror}." if of_file else str(error)  # type: ignore[attr-defined]
     said = "\n".join([text, *getattr(error, "__notes__", ())])
     if unknown := re.search(r"unrecognized arguments: (--[\w.-]+)", said):
-        close = difflib.get_close_matches(unknown[1], list(options), n=3, cutoff=0.5)
+        options = list(options)
+        name = unknown[1].removeprefix("--")
+        inner = [option for option in options if option.partition(".")[2].startswith(name)]
+        inner = [option for option in inner if option.endswith(f".{name}")] or inner
+        close = inner[:3] or difflib.get_close_matches(unknown[1], options, n=3, cutoff=0.5)
         advice = f"Did you mean {' or '.join(close)}?" if close else "See --help."
         return f"there is no option {unknown[1]}. {advice}"
     if unknown := re.match(r"Option '([\w.-]+)' is not accepted", said):

@@ -184,8 +184,15 @@ def parse(parser: Parser, argv: list[str]) -> dict[str, Any]:
     try:
         return parser.instantiate(parser.parse_args(argv)).as_dict()
     except (argparse.ArgumentError, ValueError, TypeError) as error:
-        known = [text for action in parser._actions for text in action.option_strings]
-        raise ValueError(one_line(error, known)) from error
+        raise ValueError(one_line(error, _options(parser))) from error
+
+
+def _options(parser: Parser) -> list[str]:
+    """Return the options of a command, with the settings of a method that is chosen by its class."""
+    found = [text for action in parser._actions for text in action.option_strings]
+    method = parser.get_defaults().get("method")
+    kind = None if method is None else method_named(str(method["class_path"]).rpartition(".")[2])
+    return found + ([f"--method.{f.name}" for f in fields(kind)] if isinstance(kind, type) else [])
 
 
 def add_problem(parser: Parser, usual: Usual) -> None:

@@ -1,4 +1,4 @@
-"""How sure the scores of a comparison are: intervals, and which methods cannot be told from the best on these rows."""
+"""How sure the scores of a comparison are: intervals, and differences from the best method."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Certainty:
     apart: Mapping[str, Difference] = field(default_factory=dict)
 
     def is_best(self, metric: str) -> bool:
-        """Return whether the method is the best by a metric, or cannot be told from it."""
+        """Return whether the method is the best by a metric, or not significantly different from it."""
         found = self.apart.get(metric)
         return found is not None and found.low <= 0 <= found.high
 

@@ -148,7 +148,7 @@ def _glance(data: Data, named: Mapping[str, Outcome], reference: str | None) -> 
     also += f", and on foreign images ({listed(list(some.foreign))})" if some.foreign else ""
     caption = (
         f"{len(named)} methods on {_rows(data)}{also}. {said}. Dots: values; lines: {_INTERVAL} Full markers: the best "
-        f"of a panel and what these rows cannot tell from it, by paired differences; hollow: worse."
+        f"of a panel and every method not significantly different from it, by paired differences; hollow: worse."
         f"{ceiling if any(len(panel.ceilings) for panel in panels) else ''}"
     )
     found = [

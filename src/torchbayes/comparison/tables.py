@@ -28,7 +28,7 @@ class Column(NamedTuple):
     form: str
     better: Literal["low", "high"] | None
     kind: Kind = "clean"
-    metric: str = ""  # whose best value is marked with what cannot be told from it
+    metric: str = ""  # the best value is marked, and those not significantly different from it
 
 
 def _clean(metric: str) -> Any:
@@ -253,7 +253,8 @@ def caption(
     if some.corrupted:
         said += f" At 3, at 5: mean over {len(some.corrupted)} corruptions at that severity."
     if some.foreign:
-        said += f" AUROC: foreign images told from test images by entropy, mean over {', '.join(some.foreign)}."
+        sets = ", ".join(some.foreign)
+        said += f" AUROC: how well the entropy separates foreign images from test images, mean over {sets}."
     for name, alone in _alone(outcomes).items():
         who = f"{len(alone)} ensemble members" if name == "ensemble" else f"{len(alone)} members of {label_of(name)}"
         mean = sum(alone) / len(alone)

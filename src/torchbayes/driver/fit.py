@@ -129,8 +129,8 @@ def fit(
         steps: length of the run instead of the method's, for samplers: resumed with more steps, a finished run
             continues as if it had been that long from the start.
         callbacks: called with an `Event` at the end of each epoch; a callback that returns True ends the fit there.
-            None shows a progress bar on a terminal, elsewhere a line after 10 s and then after ever longer waits, on
-            standard error, and the like for a first run that finds the number of epochs; an empty tuple shows nothing.
+            None shows a progress bar on a terminal, elsewhere a line after each tenth of the run, on standard error,
+            and the like for the trial runs in which held-out rows choose settings; an empty tuple shows nothing.
         ranks: processes that share the fit, each of which makes this same call: `Ranks.grid()` under torchrun. The
             result is that of one process to rounding. The first of them writes, and calls the callbacks with the state
             of its own members; the directory must be one that all of them see.

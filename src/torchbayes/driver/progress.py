@@ -16,7 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from torchbayes.methods.protocol import Method
 
-FIRST, GROWTH, LONGEST = 5.0, 1.1, 30.0  # seconds: the first wait, growth factor of waits, the longest one
+FIRST, GROWTH, LONGEST = 5.0, 2.0, 600.0  # seconds: the first wait, growth factor of waits, the longest one
+PARTS = 10  # of a run, after each of which there is a line, unless the last one is that young
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,10 @@ def summary(event: Event) -> str:
 
 
 class Lines:
-    """Progress where there is no terminal: a line every few seconds at first, every half a minute of a long run."""
+    """Progress where there is no terminal: a line after each tenth of a run, and after ever longer waits in between.
+
+    No line follows another within 5 s, so that a short run has few or none.
+    """
 
     def __init__(
         self, title: str, done: int, epochs: int, *, write: Callable[[str], object], unit: str = "epochs"
@@ -75,9 +79,8 @@ class Lines:
             unit: what is counted, in the plural.
         """
         self._title, self._done, self._epochs, self._write, self._unit = title, done, epochs, write, unit
-        self._numbers, self._wait = "", FIRST
-        self._began = time.monotonic()
-        self._due = self._began + FIRST
+        self._numbers, self._wait, self._said = "", FIRST, done
+        self._began = self._last = time.monotonic()
 
     def __call__(self, event: Event) -> None:
         """Take the numbers of a finished epoch."""
@@ -87,20 +90,21 @@ class Lines:
     def poll(self) -> None:
         """Write a line if one is due."""
         now = time.monotonic()
-        if now < self._due:
+        waited = now - self._last
+        parts = (PARTS * self._done // max(self._epochs, 1)) - (PARTS * self._said // max(self._epochs, 1))
+        if waited < FIRST or (waited < self._wait and not (parts and self._last > self._began)):
             return
         passed = timedelta(seconds=round(now - self._began))
         numbers = f": {self._numbers}" if self._numbers else ""
         self._write(f"  {self._title}, {passed}: {self._done} of {self._epochs} {self._unit}{numbers}")
-        self._wait = min(self._wait * GROWTH, LONGEST)
-        self._due = now + self._wait
+        self._last, self._said, self._wait = now, self._done, min(self._wait * GROWTH, LONGEST)
 
 
 @contextmanager
 def progress_bar(
     method: Method, done: int, epochs: int, *, unit: str = "epochs", doing: str = ""
 ) -> Iterator[Callback]:
-    """Show progress on standard error while the `with` lasts: a bar on a terminal, else an occasional line.
+    """Show progress on standard error while the `with` lasts: a bar on a terminal, else a few lines.
 
     Args:
         method: what is fitted; it names the bar.
@@ -173,7 +177,7 @@ def _shown(title: str, done: int, total: int, *, unit: str) -> Iterator[Callback
 
 @contextmanager
 def listeners(
-    callbacks: Sequence[Callback] | None, method: Method, epochs: tuple[int, int], *, unit: str = "epochs"
+    callbacks: Sequence[Callback] | None, method: Method, epochs: tuple[int, int], *, unit: str | None = None
 ) -> Iterator[Sequence[Callback]]:
     """Yield the callbacks of a run; by default a progress bar.
 
@@ -181,11 +185,12 @@ def listeners(
         callbacks: as of `fit`.
         method: what is run.
         epochs: epochs done, and epochs of the run.
-        unit: what is counted, in the plural.
+        unit: what is counted, in the plural; None for epochs, or iterations where each step takes all rows.
     """
     if callbacks is not None:
         yield callbacks
         return
+    unit = unit or ("epochs" if method.needs.batch_size else "iterations")
     with progress_bar(method, *epochs, unit=unit) as bar:
         yield (bar,)
 
@@ -205,8 +210,5 @@ def search(callbacks: Sequence[Callback] | None, method: Method) -> Iterator[Cal
     if callbacks is not None:
         yield lambda *_: None
         return
-    unit, doing = "epochs at most", "finding the number of epochs"
-    if method.needs.validation == "prior":
-        unit, doing = "trial runs at most", "finding the scale of the prior"
-    with progress_bar(method, 0, 0, unit=unit, doing=doing) as bar:
+    with progress_bar(method, 0, 0, unit="at most", doing="choosing settings by held-out rows") as bar:
         yield lambda epoch, most, nll: bar(Event(epoch, most, 0, None, None, {"held_out": nll}))

@@ -13,7 +13,7 @@ from torchbayes.metrics._checks import check_float, check_probs, check_same_shap
 
 
 class RiskCoverage(NamedTuple):
-    """Mean loss of what is kept, from the surest rows to all rows.
+    """Mean loss of what is kept, from the most confident rows to all rows.
 
     Attributes:
         coverage: Share of the rows that are kept, increasing to 1, shape (P,), float64.
@@ -35,7 +35,7 @@ class RiskCoverage(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """Accuracy of what is kept, from the surest rows to all rows.
+    """Accuracy of what is kept, from the most confident rows to all rows.
 
     Attributes:
         kept: Share of the rows that are kept, increasing to 1, shape (P,), float64.

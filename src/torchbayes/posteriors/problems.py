@@ -20,10 +20,15 @@ class ProblemWarning(UserWarning):
     """A result is used that is known not to be trustworthy."""
 
 
+# each text once in a process, and not again by every verb; behind all filters of the user
+warnings.simplefilter("once", ProblemWarning, append=True)
+
+
 def warn_of(problems: Sequence[str], what: str = "this posterior") -> None:
     """Warn, in one line, if there are problems.
 
-    The warning points at the caller's line outside the package, so that Python shows it once for that line.
+    The warning points at the caller's line outside the package. Python shows each text once, whichever verbs use the
+    result, unless filters of the user say something else.
 
     Args:
         problems: sentences without a full stop, such as "chain 2 never moved"; nothing happens if there are none.

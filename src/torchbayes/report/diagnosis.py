@@ -194,11 +194,11 @@ def remarks(diagnosis: Diagnosis) -> list[str]:
             said.append(f"R-hat is at most {bound} for {' and '.join(parts)}.")
     enough, least = ENOUGH * diagnosis.chains, functions["ess_bulk_least"]
     if math.isnan(least):
-        said.append(f"With {diagnosis.draws} draws of each chain nothing is known of effective sizes yet.")
+        said.append(f"With {diagnosis.draws} draws of each chain effective sample sizes cannot be estimated yet.")
     elif least < enough:
         said.append(
-            f"The least effective size of {diagnosis.functions} is {least:.0f}. R-hat and effective sizes are to be "
-            f"trusted from about {enough} on, {ENOUGH} for each chain."
+            f"The smallest effective sample size of {diagnosis.functions} is {least:.0f}. R-hat and effective sample "
+            f"sizes are reliable only if it is at least {enough}, {ENOUGH} for each chain."
         )
     if not math.isnan(functions["mcse_largest"]):
         said.append(

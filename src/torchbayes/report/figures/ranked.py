@@ -41,7 +41,7 @@ class Dots:
         measure: what answers it, with its unit: the label of the axis.
         values: method -> (value, lower end, upper end) of its interval; NaN for ends that are not known.
         better: which way is better.
-        best: methods that are drawn full: the best, and those that cannot be told from it.
+        best: methods that are drawn full: the best, and those not significantly different from it.
         ceilings: what the reference itself reaches, one value for each of its chains: a line at their mean, a band from
             the smallest to the largest.
     """
@@ -79,8 +79,8 @@ class Dots:
 def ranked_dots(panels: Sequence[Dots], *, ceiling: str = "ceiling") -> Figure:
     """Draw several questions side by side, a row for each method, ranked by the first question.
 
-    Full markers are the best of a question and what cannot be told from it, hollow ones the rest; lines are intervals.
-    Numbers stand at the right of each panel.
+    Full markers are the best of a question and those not significantly different from it, hollow ones the rest; lines
+    are intervals. Numbers stand at the right of each panel.
 
     Args:
         panels: the questions.
