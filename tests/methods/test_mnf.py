@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -320,3 +321,14 @@ def test_coordinates_of_a_subspace_are_no_layers() -> None:
     space = tb.Subspace.random(model, model.given_weights(), 2)
     with pytest.raises(ValueError, match=r"random are coordinates\. Choose others by `random=`, or fit `VI`"):
         tb.fit(model, data, tb.MNF(kl_weight=1.0), space=space, callbacks=())
+
+
+@pytest.mark.parametrize(("epochs", "tried"), [(None, 250), (300, 250), (7, 7)])
+def test_trial_runs_are_bounded(monkeypatch: pytest.MonkeyPatch, epochs: int | None, tried: int) -> None:
+    seen = []
+    monkeypatch.setattr(
+        "torchbayes.methods.flows.fitted.choose_kl_weight", lambda method, *_, **__: seen.append(method)
+    )
+    folds: Any = [SimpleNamespace(rows=SimpleNamespace(steps_per_epoch=4))]
+    tb.MNF(epochs=epochs).chosen(cast("Any", None), folds)
+    assert [method.epochs for method in seen] == [tried]
