@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -323,12 +322,9 @@ def test_coordinates_of_a_subspace_are_no_layers() -> None:
         tb.fit(model, data, tb.MNF(kl_weight=1.0), space=space, callbacks=())
 
 
-@pytest.mark.parametrize(("epochs", "tried"), [(None, 250), (300, 250), (7, 7)])
-def test_trial_runs_are_bounded(monkeypatch: pytest.MonkeyPatch, epochs: int | None, tried: int) -> None:
+def test_trial_runs_are_of_one_fold_and_as_long_as_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr(
-        "torchbayes.methods.flows.fitted.choose_kl_weight", lambda method, *_, **__: seen.append(method)
-    )
-    folds: Any = [SimpleNamespace(rows=SimpleNamespace(steps_per_epoch=4))]
-    tb.MNF(epochs=epochs).chosen(cast("Any", None), folds)
-    assert [method.epochs for method in seen] == [tried]
+    monkeypatch.setattr("torchbayes.methods.flows.fitted.choose_kl_weight", lambda *given, **_: seen.append(given))
+    method, folds = tb.MNF(), cast("Any", [1, 2, 3])
+    method.chosen(cast("Any", None), folds)
+    assert seen == [(method, None, [1])]

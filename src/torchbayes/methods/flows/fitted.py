@@ -44,8 +44,6 @@ from torchbayes.model.rows.sources import Source
 from torchbayes.native.seeds import Purpose
 from torchbayes.posteriors.posterior import Posterior
 
-_TRIAL_STEPS = 1000
-
 
 @dataclass(frozen=True)
 class State:
@@ -148,14 +146,12 @@ class Fitted(ABC):
         return epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS) * steps_per_epoch
 
     def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
-        """Return what held-out rows choose, by trial runs of at most 1,000 steps, which tell large weights from small.
+        """Return what held-out rows choose, of one fold: see `torchbayes.methods.variational.search`.
 
-        There are up to 21 of them, and a step of a flow takes several times one of `VI`. See
-        `torchbayes.methods.variational.search`.
+        A step of a flow takes several times one of `VI`, and trial runs must be as long as the run itself: a shorter one
+        is under-fitted, and chooses a larger weight.
         """
-        per_epoch = folds[0].rows.steps_per_epoch
-        epochs = min(self.length(per_epoch) // per_epoch, max(1, _TRIAL_STEPS // per_epoch))
-        return choose_kl_weight(replace(self, epochs=epochs), density, folds, **begin)
+        return choose_kl_weight(self, density, folds[:1], **begin)
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
