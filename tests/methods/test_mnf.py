@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -320,3 +320,11 @@ def test_coordinates_of_a_subspace_are_no_layers() -> None:
     space = tb.Subspace.random(model, model.given_weights(), 2)
     with pytest.raises(ValueError, match=r"random are coordinates\. Choose others by `random=`, or fit `VI`"):
         tb.fit(model, data, tb.MNF(kl_weight=1.0), space=space, callbacks=())
+
+
+def test_trial_runs_are_of_one_fold_and_as_long_as_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr("torchbayes.methods.flows.fitted.choose_kl_weight", lambda *given, **_: seen.append(given))
+    method, folds = tb.MNF(), cast("Any", [1, 2, 3])
+    method.chosen(cast("Any", None), folds)
+    assert seen == [(method, None, [1])]

@@ -19,7 +19,7 @@ import torchbayes
 from torchbayes.catalogue.problem import Problem, Setup
 from torchbayes.catalogue.trust import check_trusted, foreign_code
 from torchbayes.catalogue.yaml_text import read_yaml
-from torchbayes.checks import as_seed
+from torchbayes.checks import as_seed, seen
 from torchbayes.density import Ranks
 from torchbayes.driver import fit
 from torchbayes.driver.progress import Callback
@@ -151,7 +151,15 @@ def read_run(directory: Path) -> dict[str, Any]:
             f"{path} is damaged or was edited: its settings are not those of this run. Restore it or fit again; to use "
             f"other settings, give a copy of it to --config, with another --directory."
         )
+    if "method" in config and not _is_method(config["method"]):
+        raise ValueError(f"`method` of {path} must be a class and its settings; got {seen(config['method'])}.")
     return config
+
+
+def _is_method(entry: Any) -> bool:
+    if not isinstance(entry, Mapping):
+        return False
+    return isinstance(entry.get("class_path"), str) and isinstance(entry.get("init_args"), Mapping)
 
 
 def _crc(config: Mapping[str, Any]) -> str:
@@ -242,7 +250,7 @@ def _describe_data(directory: Path, setup: Setup) -> None:
         return
     try:
         known = json.loads(path.read_bytes())["checksum"]
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}). Restore it, or remove it if no data have changed.") from error
     if known != data.checksum:
         raise ValueError(

@@ -19,7 +19,6 @@ from torchbayes.linalg.structure import is_diagonal, unscaled
 from torchbayes.model.likelihoods.weighted import fixed_noise, having_scales, rescaled
 from torchbayes.model.model import having
 from torchbayes.model.priors.joint import Joint, like
-from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.gaussian import Gaussian, check_gaussian
 from torchbayes.posteriors.posterior import Posterior, readable
 from torchbayes.posteriors.problems import warn_of
@@ -63,9 +62,6 @@ class LaplacePosterior(Posterior):
     noise_chosen: bool = False
 
     kind = "laplace"
-
-    def __post_init__(self) -> None:
-        check_weights(self.model, "M", mean_MD=self.mean_MD)
 
     @cached_property
     def gaussian(self) -> Gaussian:

@@ -147,8 +147,12 @@ class Fitted(ABC):
         return epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS) * steps_per_epoch
 
     def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
-        """Return what held-out rows choose: see `torchbayes.methods.variational.search`."""
-        return choose_kl_weight(self, density, folds, **begin)
+        """Return what held-out rows choose, of one fold: see `torchbayes.methods.variational.search`.
+
+        A step of a flow takes several times one of `VI`, and trial runs must be as long as the run itself: a shorter one
+        is under-fitted, and chooses a larger weight.
+        """
+        return choose_kl_weight(self, density, folds[:1], **begin)
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
