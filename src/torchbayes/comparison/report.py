@@ -12,22 +12,23 @@ from torchbayes.catalogue.data import defaults
 from torchbayes.catalogue.methods import METHODS, label_of
 from torchbayes.catalogue.problem import Setup
 from torchbayes.comparison.figures import glance, pictures
-from torchbayes.comparison.reference import section
+from torchbayes.comparison.reference import section, worth
 from torchbayes.comparison.scores import Outcome
 from torchbayes.comparison.settings import Comparison
-from torchbayes.comparison.tables import caption, certainty_tables, fidelity_table, foreign_table, tables
+from torchbayes.comparison.tables import caption, certainty_tables, fidelity_table, foreign_table, resolved, tables
 from torchbayes.report import Table, write_report
 from torchbayes.report.html import save_pictures
 from torchbayes.report.scales import told
 from torchbayes.report.words import capital, listed, prior_of
 
 
-def findings(comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
-    """Return what was found, in words: the best by each question, and what cannot be told from it.
+def findings(comparison: Comparison, outcomes: Mapping[str, Outcome], diagnosis: Diagnosis | None = None) -> str:
+    """Return what was found, in words: the best by each question, what equals it, and what the reference is worth.
 
     Args:
         comparison: what was compared.
         outcomes: method -> its outcome.
+        diagnosis: of the reference; None if there is none.
 
     Returns:
         Sentences.
@@ -41,6 +42,7 @@ def findings(comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
         if len(ranked) > 1:
             number = told(panel.numbers[best], panel.measure)
             said.append(f"{panel.title.capitalize()}: best {panel.measure} by {best}, {number}{near}.")
+    said += [part for part in (resolved(outcomes), worth(diagnosis) if diagnosis is not None else "") if part]
     if len(outcomes) > 1:
         said.append("This is one seed; small differences may turn with another.")
     return " ".join(said)
@@ -140,7 +142,7 @@ def report(
         home / "report.html",
         title=f"{data.name}: {_names(outcomes)}",
         lead=f"{len(data.train.inputs):,} training and {len(data.test.inputs):,} test rows. "
-        f"{findings(comparison, outcomes)}",
+        f"{findings(comparison, outcomes, diagnosis)}",
         figures=save_pictures(home, drawn),
         folded=[*parts, *(part for part in extra if part)],
         about=procedure(setup, comparison, outcomes),
