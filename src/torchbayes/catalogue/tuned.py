@@ -32,8 +32,10 @@ _ON_THE_MEAN_LOSS = {"sgld": 0.14, "sghmc": 0.04, "csghmc": 0.14}
 # 0.005 nats of the best: 0.093 there
 _PRECISIONS: dict[str, float] = {"digits": 300.0}
 HMC_SETTINGS: dict[str, dict[str, Any]] = {
-    # length by R-hat of predictions at test inputs
-    "digits": {"steps": 300, "burn_in": 100, "jitter": 0.2},
+    # step size by acceptance, length by R-hat of predictions at test inputs
+    "digits": {
+        "steps": 250, "burn_in": 50, "step_size": 0.01, "trajectory": 0.8, "jitter": 0.2, "accept_in_burn_in": True
+    },
     "two_moons": {"steps": 200, "burn_in": 100, "jitter": 0.2, "max_leapfrogs": 300},
     "toy": {
         "steps": 300, "burn_in": 60, "step_size": 0.001, "trajectory": 1.0, "jitter": 0.2, "accept_in_burn_in": True
