@@ -61,7 +61,7 @@ def test_the_glance_shows_the_numbers_of_the_results(digits):
             expected["closeness"] = (own["fidelity"]["total_variation"], *intervals["total_variation"])
         assert {title: panel.values[label] for title, panel in panels.items() if label in panel.values} == expected
         assert all(low <= value <= high for title, (value, low, high) in expected.items() if title != "calibration")
-    assert panels["closeness"].ceilings == [c["total_variation"] for c in held["hmc"]["fidelity"]["by_chain"]]
+    assert panels["closeness"].floors == [c["total_variation"] for c in held["hmc"]["fidelity"]["halves"]]
     best = min(held, key=lambda name: held[name]["severity"]["5"]["nll"])
     assert label_of(best) in panels["corrupted images"].best
     apart = held["ensemble"]["from_best"]["nll_severity_5"]
@@ -145,7 +145,7 @@ def test_a_regression_has_its_own_questions(tmp_path):
     panels = glance({label_of(n): o for n, o in found.outcomes.items()}, "HMC")
     assert [panel.measure for panel in panels] == ["NLL (nats)", "RMSE (units of the target)", "W1 to HMC"]
     assert panels[1].numbers["deep ensemble"] == found.outcomes["ensemble"].clean.metrics["rmse"]
-    assert len(panels[2].ceilings) == 3
+    assert len(panels[2].floors) == 3
     outcome = found.outcomes["ensemble"]
     rows = outcome.fidelity.terms["wasserstein1"].numpy()
     counts = resamples(len(rows))

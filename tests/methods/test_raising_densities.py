@@ -196,7 +196,7 @@ def test_an_exception_at_the_start_is_an_error_that_names_the_chain(
 
 @pytest.mark.parametrize("make", [tb.SGLD, tb.SGHMC, tb.SGNHT])
 def test_a_chain_on_minibatches_goes_back_from_where_the_density_cannot_be_computed(make: Callable[..., Sampler]):
-    method = make(2, 400, 0, step_size=0.1, batch_size=None)
+    method = make(2, 120, 0, step_size=0.1, batch_size=None)
     with pytest.warns(tb.ProblemWarning, match="diverged"):
         chains = tb.sample(tb.FunctionDensity(invalid), method, start(2))
     assert torch.isfinite(tb.FunctionDensity(invalid)(chains.weights_MSD.flatten(0, 1)).log_density).all()

@@ -60,13 +60,13 @@ PICTURES = {
             "values": (*_METHODS, {"HMC": 3}, {"HMC": (1.0, 2.0)}, {"HMC": ("a", "b", "c")}),
             "better": (None, 3, "sideways"),
             "best": (None, 3, "HMC"),
-            "ceilings": ("text", [NAN], [[1.0]]),
+            "floors": ("text", [NAN], [[1.0]]),
         },
     ),
     "figures.ranked_dots": Case(
         figures.ranked_dots,
         lambda: {"panels": [figures.Dots("test set", "NLL", {"HMC": (1.0, 0.5, 1.5)})]},
-        {"panels": (None, 3, "text", [], [3], {"NLL": 3}), "ceiling": NAMED},
+        {"panels": (None, 3, "text", [], [3], {"NLL": 3}), "floor": NAMED},
     ),
     "figures.severity_panels": Case(
         figures.severity_panels,
@@ -237,7 +237,7 @@ PICTURES = {
         lambda: {"panels": {"agreement": {"SWAG": 0.9}}},
         {
             "panels": (*_METHODS, {"agreement": {}}, {"agreement": {"SWAG": "text"}}),
-            "ceilings": ("text", 3, {"other": [1.0]}),
+            "floors": ("text", 3, {"other": [1.0]}),
             "better": ("text", 3, {"agreement": "sideways"}),
             "among": NAMED,
             "intervals": ("text", 3, {"other": {}}),

@@ -72,6 +72,7 @@ def test_numbers_of_a_space_are_those_of_what_moves() -> None:
     assert said["rhat_median"] == pytest.approx(float(np.median(rhat)), abs=0.0)  # of 29: the middle one
     assert said["rhat_largest"] == rhat.max()
     assert said["rhat_within_1.01"] == pytest.approx(float(np.mean(rhat <= 1.01)))
+    assert said["rhat_within_1.05"] == pytest.approx(float(np.mean(rhat <= 1.05)))
     assert said["rhat_within_1.1"] == pytest.approx(float(np.mean(rhat <= 1.1)))
     assert said["ess_bulk_median"] == np.median(bulk)
     assert (said["ess_bulk_least"], said["ess_tail_least"]) == (bulk.min(), tail.min())
@@ -85,7 +86,7 @@ def test_the_table_shows_them() -> None:
     said = space_numbers(found, "probabilities")
     row = [cell.text for cell in table.cells[1]]
     assert row[:3] == ["probabilities", "60", f"{said['rhat_median']:.3f}"]
-    assert row[4:6] == [f"{100 * said[f'rhat_within_{bound}']:.1f} %" for bound in (1.01, 1.1)]
+    assert row[4:7] == [f"{100 * said[f'rhat_within_{bound}']:.1f} %" for bound in (1.01, 1.05, 1.1)]
     assert row[-1] == "0"
     assert table.columns[-1] == "unmoved"
     narrow = space_tables(found)
@@ -100,7 +101,7 @@ def test_columns_that_say_nothing_are_left_out() -> None:
     nothing = torch.full_like(still.rhat, math.nan)
     few = still._replace(ess_bulk=nothing, ess_tail=nothing, mcse=nothing)
     found = dataclasses.replace(found, spaces={"probabilities": few, "weights": few})
-    assert list(space_table(found).columns) == ["space", "quantities", "R-hat", "largest", "≤ 1.01", "≤ 1.1"]
+    assert list(space_table(found).columns) == ["space", "quantities", "R-hat", "largest", "≤ 1.01", "≤ 1.05", "≤ 1.1"]
     (only,) = space_tables(found)
     assert "medians" in only.caption
     assert "nothing is known of effective sizes yet" in " ".join(remarks(found))

@@ -17,7 +17,7 @@ def panels() -> list[figures.Dots]:
         figures.Dots(
             "foreign images", "AUROC", {"HMC": (0.99, 0.98, 1.0), "SWAG": (0.96, 0.95, 0.97)}, "high", ["HMC"]
         ),
-        figures.Dots("closeness", "TV", close, ceilings=[0.02, 0.04]),
+        figures.Dots("closeness", "TV", close, floors=[0.02, 0.04]),
     ]
 
 
@@ -36,7 +36,7 @@ def test_methods_are_ranked_and_dots_lie_at_their_values():
     )
     assert [text.get_text() for text in left.texts] == ["0.070", "0.060", "0.310", "nan"]
     assert [line(middle, i)[0, 0] for i in range(2)] == [0.99, 0.96]
-    assert line(right, 0)[0, 0] == pytest.approx(0.03)  # the ceiling
+    assert line(right, 0)[0, 0] == pytest.approx(0.03)  # the floor
     assert len(right.collections) == 1  # an interval that is not known is not drawn
     assert [panel.get_xscale() for panel in axes] == ["log", "linear", "linear"]
     assert left.get_xlabel() == "NLL (nats)\nlower is better, log axis"
@@ -44,7 +44,7 @@ def test_methods_are_ranked_and_dots_lie_at_their_values():
 
 
 def test_what_no_panel_says_is_not_in_the_legend():
-    figure = figures.ranked_dots(panels(), ceiling="its chains")
+    figure = figures.ranked_dots(panels(), floor="its chains")
     assert labels(figure) == ["best, or not told apart from it", "worse than the best", "95 % interval", "its chains"]
     assert labels(figures.ranked_dots([figures.Dots("a", "b", {"SWAG": (1.0, NAN, NAN)})])) == []
 

@@ -121,7 +121,7 @@ def test_laplace_goes_backward_once_for_each_column_and_once_more(
 def vectors(state: Any) -> Iterator[Tensor]:
     """Tensors of a state with an axis of weights."""
     if isinstance(state, Tensor):
-        yield from [state] if state.ndim > 1 else []
+        yield from [state] if state.ndim > 1 and state.is_floating_point() else []
     elif dataclasses.is_dataclass(state):
         for field in dataclasses.fields(state):
             yield from vectors(getattr(state, field.name))
@@ -147,12 +147,12 @@ def vectors(state: Any) -> Iterator[Tensor]:
         (tb.RandomWalk(**SHORT), "D (", 1),
         (tb.RandomWalk(**SHORT, mass="prior"), "(2 D,", 2),
         (tb.RandomWalk(**SHORT, mass="layer"), " 4 D), and", 4),
-        (tb.SGLD(**SHORT, thin=1, preconditioned=False), "D (preconditioned 2 D), and", 1),
-        (tb.SGLD(**SHORT, thin=1), "D (preconditioned 2 D), and", 2),
-        (tb.SGHMC(**SHORT, thin=1, preconditioned=False), "2 D (preconditioned 3 D), and", 2),
-        (tb.SGHMC(**SHORT, thin=1), "2 D (preconditioned 3 D), and", 3),
-        (tb.SGNHT(**SHORT, thin=1, preconditioned=False), "2 D (preconditioned 3 D), and", 2),
-        (tb.SGNHT(**SHORT, thin=1), "2 D (preconditioned 3 D), and", 3),
+        (tb.SGLD(**SHORT, thin=1, preconditioned=False), "2 D (preconditioned 3 D), and", 2),
+        (tb.SGLD(**SHORT, thin=1), "2 D (preconditioned 3 D), and", 3),
+        (tb.SGHMC(**SHORT, thin=1, preconditioned=False), "3 D (preconditioned 4 D), and", 3),
+        (tb.SGHMC(**SHORT, thin=1), "3 D (preconditioned 4 D), and", 4),
+        (tb.SGNHT(**SHORT, thin=1, preconditioned=False), "3 D (preconditioned 4 D), and", 3),
+        (tb.SGNHT(**SHORT, thin=1), "3 D (preconditioned 4 D), and", 4),
     ],
     ids=lambda value: type(value).__name__,
 )

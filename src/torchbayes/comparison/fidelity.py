@@ -1,15 +1,16 @@
-r"""Fidelity of every method to the reference of a comparison, and of one chain of the reference to the others.
+r"""Fidelity of every method to the reference of a comparison, and what its own Monte Carlo error can resolve.
 
 Classes: agreement and total variation of the averaged probabilities. Regressions: the 1-Wasserstein distance between
 samples of the predictive distributions at each test row, equally many for every method. The reference is
-compared with itself by chains: each against the average of the others. That is the ceiling (Izmailov et al. 2021): a
-method that reaches it cannot be distinguished from another chain of the reference by its predictions. Short chains
-lower it.
+compared with itself by halves, so that both sides have equally many draws: one half of its chains against the other,
+for every way to halve the circle of them. Two samples of the reference's whole size would be nearer to each other, by
+what `metrics.fidelity.floor` says: that is the floor. A method no farther from the reference cannot be told from
+another run of the reference, and no distance below it means anything. Short or few chains raise it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from torchbayes.assess.classification import is_binary
 from torchbayes.assess.evaluate import fidelity
-from torchbayes.metrics.fidelity import wasserstein1_rows
+from torchbayes.metrics.fidelity import floor, wasserstein1_rows
 from torchbayes.native.seeds import Purpose, mix
 from torchbayes.posteriors import Functions
 from torchbayes.predictive.average import Predictive
@@ -37,13 +38,13 @@ class Fidelity:
     Attributes:
         clean: on the test set: agreement and total_variation, or wasserstein1 in the target's own units.
         corrupted: corruption -> agreement and total_variation at severities 1 to 5.
-        by_chain: for the reference, `clean` of each of its chains against the others; the rest is then their mean.
+        halves: for the reference, the floor by each way to halve its chains; the rest is then their mean.
         terms: for other methods, what each row of the test set contributes to `clean`, (N,) each, float64.
     """
 
     clean: Numbers = field(default_factory=dict)
     corrupted: dict[str, list[Numbers]] = field(default_factory=dict)
-    by_chain: list[Numbers] = field(default_factory=list)
+    halves: list[Numbers] = field(default_factory=list)
     terms: dict[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     def severity(self, metric: str) -> list[list[float]]:
@@ -61,8 +62,8 @@ class Fidelity:
     def numbers(self) -> dict[str, Any]:
         """Return every number, JSON-serialisable."""
         found: dict[str, Any] = dict(self.clean)
-        if self.by_chain:
-            found["by_chain"] = self.by_chain
+        if self.halves:
+            found["halves"] = self.halves
         if self.corrupted:
             found["severity"] = {s: {m: self.at(s, m) for m in self.clean} for s in range(1, 6)}
         return found
@@ -111,20 +112,30 @@ def chain_probs_of(functions: Functions, inputs: Tensor, chains: int) -> Tensor:
     return torch.cat([chain_probs(predict(functions, part), chains) for part in inputs.split(_ROWS)], dim=1)
 
 
-def between_chains(probs_MBK: Tensor) -> list[Numbers]:
-    """Return the fidelity of each chain to the average of the others.
+def halved(chains: int) -> list[tuple[list[int], list[int]]]:
+    """Return the ways to halve a circle of chains, the smaller half first; none for a single chain.
+
+    Args:
+        chains: M.
+    """
+    half, everyone = chains // 2, range(chains)
+    starts = range((chains if chains % 2 else half) if half else 0)
+    halves = [sorted((start + m) % chains for m in range(half)) for start in starts]
+    return [(one, [m for m in everyone if m not in one]) for one in halves]
+
+
+def floors(probs_MBK: Tensor) -> list[Numbers]:
+    """Return how far another sample of the chains would be, by each way to halve them.
 
     Args:
         probs_MBK: class probabilities of M chains of equal length.
 
     Returns:
-        One mapping for each chain, as `evaluate.fidelity` gives it; none for a single chain.
+        One mapping for each of `halved`, as `evaluate.fidelity` gives it.
     """
-    chains = len(probs_MBK)
-    if chains < 2:
-        return []
-    others_MBK = (probs_MBK.sum(0) - probs_MBK) / (chains - 1)
-    return [fidelity(one, rest) for one, rest in zip(probs_MBK, others_MBK.clamp_min(0), strict=True)]
+    splits = halved(len(probs_MBK))
+    apart = [fidelity(probs_MBK[one].mean(0), probs_MBK[other].mean(0)) for one, other in splits]
+    return [floor(found, (len(one), len(other))) for found, (one, other) in zip(apart, splits, strict=True)]
 
 
 def row_distances(
@@ -148,12 +159,12 @@ def row_distances(
 
     Returns:
         method -> one mapping with wasserstein1, in the target's own units, for each row (B,); for the reference one
-        for each chain against the others, and none if there is a single chain.
+        for each of `halved`, and a last one of itself by other samples; none if there is a single chain.
     """
     pairs: dict[str, list[tuple[Functions | Source, Functions | Source]]]
     pairs = {name: [(some, functions[reference])] for name, some in functions.items() if name != reference}
     own = functions[reference]
-    pairs[reference] = list(_splits(own, chains)) if isinstance(own, Functions) else []
+    pairs[reference] = _splits(own, chains) if isinstance(own, Functions) else []
     found: dict[str, list[list[Tensor]]] = {name: [[] for _ in of_method] for name, of_method in pairs.items()}
     for part in inputs.split(_ROWS):
         for name, of_method in pairs.items():
@@ -163,18 +174,31 @@ def row_distances(
     return {name: [{"wasserstein1": torch.cat(parts)} for parts in each] for name, each in found.items()}
 
 
-def averaged(rows: Mapping[str, Sequence[Mapping[str, Tensor]]]) -> dict[str, list[Numbers]]:
-    """Return means over rows of what `row_distances` gives."""
-    return {
+def averaged(
+    rows: Mapping[str, Sequence[Mapping[str, Tensor]]], reference: str, chains: int
+) -> dict[str, list[Numbers]]:
+    """Return means over rows of what `row_distances` gives, of the reference its floors.
+
+    Args:
+        rows: as `row_distances` returns them.
+        reference: the method that the others are compared with.
+        chains: M of the reference.
+    """
+    found = {
         name: [{metric: float(v.mean()) for metric, v in each.items()} for each in some] for name, some in rows.items()
     }
+    if found[reference]:
+        *apart, same = found[reference]
+        sizes = [(len(one), len(other)) for one, other in halved(chains)]
+        found[reference] = [floor(each, size, same=same) for each, size in zip(apart, sizes, strict=True)]
+    return found
 
 
-def _splits(functions: Functions, chains: int) -> Iterator[tuple[Functions, Functions]]:
-    """Yield the functions of each chain, and those of the others."""
-    chain_S = torch.arange(functions.draws) % chains
-    for chain in range(chains if chains > 1 else 0):
-        yield functions.some(chain_S == chain), functions.some(chain_S != chain)
+def _splits(functions: Functions, chains: int) -> list[tuple[Functions | Source, Functions | Source]]:
+    """Return the functions of both halves of the chains, in every way, and all of them twice."""
+    chain_S, splits = torch.arange(functions.draws) % chains, halved(chains)
+    parts = [tuple(functions.some(torch.isin(chain_S, torch.tensor(half))) for half in split) for split in splits]
+    return [*parts, (functions, functions)] if parts else []  # type: ignore[list-item]
 
 
 def _samples(functions: Functions | Source, inputs: Tensor, seed: int) -> Tensor:

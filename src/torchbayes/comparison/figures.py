@@ -95,7 +95,7 @@ def glance(
 
     Args:
         named: label -> outcome.
-        reference: label of the reference, whose own closeness is the ceiling.
+        reference: label of the reference, whose own closeness is the floor.
         unit: of the target.
 
     Returns:
@@ -113,7 +113,7 @@ def glance(
         }
         if not values:
             continue
-        chains = named[reference].fidelity.by_chain if close and reference is not None else []
+        halves = named[reference].fidelity.halves if close and reference is not None else []
         panels.append(
             figures.Dots(
                 question.title,
@@ -121,7 +121,7 @@ def glance(
                 values,
                 question.better,
                 best=[label for label in values if who[label].certainty.is_best(question.metric)],
-                ceilings=[chain[question.metric] for chain in chains],
+                floors=[half[question.metric] for half in halves],
             )
         )
     return panels
@@ -142,20 +142,20 @@ def _glance(data: Data, named: Mapping[str, Outcome], reference: str | None) -> 
     }
     measures = " ".join(panel.measure for panel in panels)
     said = "; ".join(f"{short}: {text}" for short, text in meanings.items() if short in measures)
-    ceiling = " Line and grey band: the chains of the reference, each against the others."
+    floor = " Line and grey band: another sample of the reference, of as many draws, by its halves."
     some = next(iter(named.values()))
     also = f", {_corruptions(some)}" if some.corrupted else ""
     also += f", and on foreign images ({listed(list(some.foreign))})" if some.foreign else ""
     caption = (
         f"{len(named)} methods on {_rows(data)}{also}. {said}. Dots: values; lines: {_INTERVAL} Full markers: the best "
         f"of a panel and every method not significantly different from it, by paired differences; hollow: worse."
-        f"{ceiling if any(len(panel.ceilings) for panel in panels) else ''}"
+        f"{floor if any(len(panel.floors) for panel in panels) else ''}"
     )
     found = [
         f"{panel.title}, {panel.measure}: {_extremes(panel.numbers, panel.measure, panel.better)}" for panel in panels
     ]
     return Picture(
-        "All methods at one glance", figures.ranked_dots(panels, ceiling="ceiling of the reference"), caption,
+        "All methods at one glance", figures.ranked_dots(panels, floor="floor of the reference"), caption,
         alt=f"Dots with intervals for each method. {'. '.join(found)}.",
     )  # fmt: skip
 
@@ -256,16 +256,16 @@ def _fidelity(data: Data, named: Mapping[str, Outcome], reference: str) -> dict[
         words: {n: o.certainty.intervals[metric] for n, o in others.items() if metric in o.certainty.intervals}
         for metric, (words, _) in known.items()
     }
-    ceilings = {words: [chain[m] for chain in own.by_chain] for m, (words, _) in known.items() if own.by_chain}
-    dots = figures.fidelity_dots(panels, ceilings=ceilings, better=dict(known.values()), intervals=intervals)
+    floors = {words: [half[m] for half in own.halves] for m, (words, _) in known.items() if own.halves}
+    dots = figures.fidelity_dots(panels, floors=floors, better=dict(known.values()), intervals=intervals)
     caption = f"Closeness of the predictions of each method to those of {to}, on {_rows(data)}."
     if any(intervals.values()):
         caption += f" Lines: {_INTERVAL}"
-    if ceilings:
+    if floors:
         caption += (
-            " Black line and grey band: the chains of the reference, each against the others, on average and from the "
-            "smallest to the largest. A method there or beyond is as close to the reference as one of its chains is to "
-            "the others: nothing tells it from another chain of that length."
+            " Black line and grey band, the floor: how near another sample of the reference, of as many draws, would "
+            "come, by the ways to halve its chains, on average and from the smallest to the largest. A method there or "
+            "nearer cannot be told from another run of the reference."
         )
     ends = [f"{' '.join(words.split())}: {_extremes(panels[words], words, better)}" for words, better in known.values()]
     found = {"fidelity": Picture(f"How close each method is to {to}", dots, caption, alt=f"Dots. {'; '.join(ends)}.")}
@@ -283,7 +283,7 @@ def _fidelity_severities(
             f"{words[0].upper()}{words[1:]} under corruption",
             figures.severity_panels(steps, words, better=direction, reference=reference),
             f"{_panels(data, named, reference)} At severity 0 all test rows count. What is drawn of {reference} is the "
-            f"ceiling: one of its chains against the others. Bands: {_INTERVAL}",
+            f"floor: another sample of it, of as many draws. Bands: {_INTERVAL}",
             alt=f"{words} by severity, one panel for each method. {_at_worst(steps, words)}",
         )
     return found

@@ -11,7 +11,7 @@ from torchbayes.catalogue.data import defaults
 from torchbayes.catalogue.methods import METHODS, label_of
 from torchbayes.catalogue.problem import Setup
 from torchbayes.comparison.figures import glance, pictures
-from torchbayes.comparison.reference import section
+from torchbayes.comparison.reference import section, worth
 from torchbayes.comparison.scores import Outcome
 from torchbayes.comparison.settings import Comparison
 from torchbayes.comparison.tables import (
@@ -19,6 +19,7 @@ from torchbayes.comparison.tables import (
     fidelity_table,
     foreign_table,
     is_worse,
+    resolved,
     tables,
 )
 from torchbayes.report import Table, write_report
@@ -33,14 +34,16 @@ def findings(
     outcomes: Mapping[str, Outcome],
     base: Outcome | None = None,
     *,
+    diagnosis: Diagnosis | None = None,
     unit: str = "units of the target",
 ) -> str:
-    """Return what was found, in words: the best by each question among what is worth using, and what is not.
+    """Return what was found, in words: the best by each question, what not to use, what the reference is worth.
 
     Args:
         comparison: what was compared.
         outcomes: method -> its outcome.
         base: the constant predictor.
+        diagnosis: of the reference; None if there is none.
         unit: of the target.
 
     Returns:
@@ -61,6 +64,7 @@ def findings(
         said.append(f"{panel.title.capitalize()}: best {panel.measure} by {best}, {number}{near}.")
     if not said and len(outcomes) > 1:
         said.append("No method is the best here: each is worse than the constant predictor or should not be trusted.")
+    said += [part for part in (resolved(outcomes), worth(diagnosis) if diagnosis is not None else "") if part]
     if len(outcomes) > 1:
         said.append("This is one seed; small differences may change their sign with another.")
     paragraphs = [" ".join(said)]
@@ -188,7 +192,7 @@ def report(
         home / "report.html",
         title=f"{data.name}: {_names(outcomes)}",
         lead=f"{len(data.train.inputs):,} training and {len(data.test.inputs):,} test rows. "
-        f"{findings(comparison, outcomes, base, unit=data.target_unit)}",
+        f"{findings(comparison, outcomes, base, diagnosis=diagnosis, unit=data.target_unit)}",
         tables=[scores],
         figures=save_pictures(home, drawn),
         folded=[*parts, *(part for part in extra if part)],

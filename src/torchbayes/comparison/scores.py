@@ -17,9 +17,9 @@ from torchbayes.comparison.certainty import Certainty, Further, certainties
 from torchbayes.comparison.fidelity import (
     Fidelity,
     averaged,
-    between_chains,
     chain_probs,
     chain_probs_of,
+    floors,
     mean,
     row_distances,
 )
@@ -54,7 +54,7 @@ class Outcome:
             accuracy, too.
         corrupted: corruption -> evaluation at severities 1 to 5.
         foreign: foreign set -> how uncertain the method is there.
-        fidelity: how close it is to the reference; of the reference itself one chain against the others.
+        fidelity: how close it is to the reference; of the reference itself how close another sample of it would be.
         is_reference: whether the others are compared with it.
         certainty: how sure the scores are.
         problems: why its posterior should not be trusted.
@@ -163,11 +163,11 @@ def score(
         outcomes[name] = Outcome(functions, clean, members, **about)
     reference = comparison.compared_with
     chains = posteriors[reference].members if reference is not None else 0
-    ceilings: dict[str, list[Tensor]] = {}
+    by_chain: dict[str, list[Tensor]] = {}
     if data.is_image:
-        ceilings = _shift(setup, outcomes, comparison, track=track, chains=chains)
+        by_chain = _shift(setup, outcomes, comparison, track=track, chains=chains)
     if reference is not None:
-        _compare(setup, outcomes, comparison, chains=chains, ceilings=ceilings)
+        _compare(setup, outcomes, comparison, chains=chains, by_chain=by_chain)
     other = None if reference is None else outcomes[reference]
     further = {name: _further(outcome, other, comparison) for name, outcome in outcomes.items()}
     sure = certainties({n: o.clean for n, o in outcomes.items()}, seed=comparison.seed, further=further)
@@ -254,9 +254,9 @@ def _compare(
     comparison: Comparison,
     *,
     chains: int,
-    ceilings: Mapping[str, Sequence[Tensor]],
+    by_chain: Mapping[str, Sequence[Tensor]],
 ) -> None:
-    """Fill in how close every method is to the reference, and the reference's chains are to each other."""
+    """Fill in how close every method is to the reference, and another sample of the reference would be."""
     reference, inputs = comparison.compared_with, setup.data.test.inputs
     assert reference is not None
     other = outcomes[reference]
@@ -264,14 +264,14 @@ def _compare(
         functions = {name: outcome.functions for name, outcome in outcomes.items()}
         scale, seed = setup.target_scale, comparison.seed
         rows = row_distances(functions, reference, inputs, chains=chains, scale=scale, seed=seed)
-        found = averaged(rows)
+        found = averaged(rows, reference, chains)
         for name, outcome in outcomes.items():
             outcome.fidelity.terms.update(rows[name][0] if name != reference else {})
     else:
         probs = {name: _needed(outcome.clean.probs) for name, outcome in outcomes.items()}
         found = {name: [fidelity(p, probs[reference])] for name, p in probs.items() if name != reference}
         own = other.functions
-        found[reference] = between_chains(chain_probs_of(own, inputs, chains)) if isinstance(own, Functions) else []
+        found[reference] = floors(chain_probs_of(own, inputs, chains)) if isinstance(own, Functions) else []
         for name, outcome in outcomes.items():
             if name != reference:
                 outcome.fidelity.terms.update(closeness_terms(probs[name], probs[reference]))
@@ -281,11 +281,11 @@ def _compare(
                         fidelity(_needed(one.probs), _needed(two.probs)) for one, two in pairs
                     ]
         if chains > 1:
-            for corruption, steps in ceilings.items():
-                other.fidelity.corrupted[corruption] = [mean(between_chains(probs_MBK)) for probs_MBK in steps]
+            for corruption, steps in by_chain.items():
+                other.fidelity.corrupted[corruption] = [mean(floors(probs_MBK)) for probs_MBK in steps]
     for name, outcome in outcomes.items():
         outcome.fidelity.clean.update(mean(found[name]))
-    other.fidelity.by_chain.extend(found[reference])
+    other.fidelity.halves.extend(found[reference])
 
 
 def _first(evaluation: Evaluation, rows: int) -> dict[str, float]:

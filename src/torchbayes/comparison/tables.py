@@ -11,11 +11,13 @@ from torchbayes.assess.diagnose import Diagnosis
 from torchbayes.catalogue.methods import label_of
 from torchbayes.catalogue.problem import Setup
 from torchbayes.comparison.certainty import BETTER, LEVEL
-from torchbayes.comparison.reference import warning
+from torchbayes.comparison.reference import worth
 from torchbayes.comparison.resamples import RESAMPLES, at_severity
 from torchbayes.comparison.scores import Outcome
 from torchbayes.comparison.settings import REFERENCE
+from torchbayes.metrics.fidelity import CLOSEST
 from torchbayes.report import Table
+from torchbayes.report.words import listed
 
 Kind = Literal["clean", "shifted", "fidelity"]
 
@@ -301,15 +303,43 @@ def _closeness(setup: Setup, outcomes: Mapping[str, Outcome], diagnosis: Diagnos
     name = reference_of(outcomes)
     if name is None:
         return ""
-    other, chains = outcomes[name], len(outcomes[name].fidelity.by_chain)
+    other = outcomes[name]
     whose = "the reference" if name == REFERENCE else label_of(name)
     if other.clean.probs is None:
         said = f" W1: 1-Wasserstein distance of predictive samples to those of {whose}, in {setup.data.target_unit}."
     else:
         said = f" Agreement (share of equal top classes) and TV (total variation) are those with {whose}."
-    if chains:
-        said += f" In its own row stands the ceiling: each of its {chains} chains against the others, on average."
-    return f"{said} {warning(diagnosis)}".rstrip() if diagnosis is not None else said
+    if other.fidelity.halves:
+        said += (
+            f" In its own row stands the floor: how near another sample of {whose}, of as many draws, would come, by "
+            f"its halves. {resolved(outcomes)}"
+        )
+    return f"{said} {worth(diagnosis)}" if diagnosis is not None else said
+
+
+def resolved(outcomes: Mapping[str, Outcome]) -> str:
+    """Return which methods the reference can tell from another sample of itself; empty without a floor.
+
+    Args:
+        outcomes: method -> its outcome.
+
+    Returns:
+        A sentence.
+    """
+    name = reference_of(outcomes)
+    if name is None or not outcomes[name].fidelity.halves or len(outcomes) < 2:
+        return ""
+    floor = outcomes[name].fidelity.clean
+    measure = next(metric for metric in floor if metric not in CLOSEST)
+    within = [label_of(n) for n, o in outcomes.items() if n != name and o.fidelity.clean[measure] <= floor[measure]]
+    whose = "the reference" if name == REFERENCE else label_of(name)
+    short = "TV" if measure == "total_variation" else "W1"
+    if not within:
+        return f"By {short} every method is farther from {whose} than that ({floor[measure]:.2g})."
+    return (
+        f"By {short} {listed(within)} cannot be told from {whose}, whose Monte Carlo error is as large "
+        f"({floor[measure]:.2g})."
+    )
 
 
 def _alone(outcomes: Mapping[str, Outcome]) -> dict[str, list[float]]:
@@ -377,7 +407,7 @@ def fidelity_table(outcomes: Mapping[str, Outcome]) -> Table | None:
         ["method", *columns],
         rows,
         f"Closeness to {whose} on the test set and under corruption. Agreement: the higher the closer; TV: the lower "
-        f"the closer. The row of {label_of(name)} is the ceiling: one chain to the others.",
+        f"the closer. The row of {label_of(name)} is the floor: another sample of it, of as many draws.",
         formats={head: form for head, (_, form) in columns.items()},
         title=f"Closeness to {whose} by severity",
     )

@@ -4,6 +4,10 @@ Agreement and total variation are those of Izmailov et al. (2021), "What are Bay
 like?", and of the NeurIPS 2021 competition on approximate inference.
 """
 
+import math
+from collections.abc import Mapping
+from typing import Final
+
 import torch
 from torch import Tensor
 
@@ -84,6 +88,41 @@ def wasserstein1_rows(draws_SB: Tensor, draws_TB: Tensor) -> Tensor:
     steps = torch.where(order < num_first, num_second, -num_first)
     heights = steps.cumsum(0)[:-1].abs().double() / (num_first * num_second)
     return (heights * values.double().diff(dim=0)).sum(0)
+
+
+CLOSEST: Final = {"agreement": 1.0}
+"""Measures of closeness whose best value is not 0."""
+
+
+def floor(
+    apart: Mapping[str, float], sizes: tuple[int, int], *, same: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    r"""How far apart two independent samples of the whole reference would be, by its own parts.
+
+    A part of a chains and the other b are apart by Monte Carlo error of variance $V (1/a + 1/b)$; two samples of all
+    a + b chains would be by $2V/(a + b)$. Distances of averages go with the root, so
+
+    $$d^2 = s^2 + \frac{2ab}{(a + b)^2} (d_{ab}^2 - s^2)$$
+
+    with s the distance of the reference to itself, of what a measure draws besides. What is no farther from the
+    reference cannot be told from another run of it.
+
+    Args:
+        apart: measure -> its value between the two parts: agreement, total variation or Wasserstein distance.
+        sizes: a and b, chains of each part.
+        same: measure -> its value where there is no Monte Carlo error of the reference; the best one if not given.
+
+    Returns:
+        measure -> floor.
+    """
+    a, b = sizes
+    share, found = 2 * a * b / (a + b) ** 2, {}
+    for measure, value in apart.items():
+        best = CLOSEST.get(measure, 0.0)
+        own = abs((same or {}).get(measure, best) - best)
+        size = math.sqrt(own**2 + share * max((value - best) ** 2 - own**2, 0.0))
+        found[measure] = best - size if best else size
+    return found
 
 
 def _check_pair(p_BK: Tensor, q_BK: Tensor) -> None:

@@ -34,9 +34,9 @@ def space_numbers(diagnosis: Diagnosis, space: str) -> dict[str, float]:
         space: a name of its `spaces`.
 
     Returns:
-        quantities, unmoved, rhat_median, rhat_largest, rhat_within_1.01 and rhat_within_1.1 (shares), ess_bulk_median,
-        ess_bulk_least, ess_tail_least, ess_per_1000_gradients (of the median bulk size), mcse_largest (Monte Carlo
-        standard error of a mean, in the units of the quantity). NaN where there is nothing to say.
+        quantities, unmoved, rhat_median, rhat_largest, rhat_within_1.01, rhat_within_1.05 and rhat_within_1.1 (shares),
+        ess_bulk_median, ess_bulk_least, ess_tail_least, ess_per_1000_gradients (of the median bulk size), mcse_largest
+        (Monte Carlo standard error of a mean, in the units of the quantity). NaN where there is nothing to say.
     """
     found = diagnosis.spaces[space]
     moved = ~found.rhat.flatten().isnan()
@@ -255,7 +255,7 @@ def pictures(diagnosis: Diagnosis) -> dict[str, Picture]:
     shown = {name: diagnosis.spaces[name] for name in ("weights", diagnosis.functions)}
     moving = {name: space for name, space in shown.items() if not space.rhat.isnan().all()}
     drawn: dict[str, Picture] = {}
-    shares = {name: space_numbers(diagnosis, name)[f"rhat_within_{BOUNDS[-1]}"] for name in moving}
+    shares = {name: space_numbers(diagnosis, name)[f"rhat_within_{BOUNDS[1]}"] for name in moving}
     below = [f"{_percent(share)} of {name}" for name, share in shares.items()]
     if moving:
         drawn["rhat"] = Picture(
@@ -264,7 +264,7 @@ def pictures(diagnosis: Diagnosis) -> dict[str, Picture]:
             f"Histograms of R-hat over all weights and over {diagnosis.functions} at test rows; {_chains(diagnosis)}. "
             "Near 1, chains cannot be told apart. Networks whose weights differ from chain to chain may agree in what "
             "they predict, and that is what is averaged.",
-            alt=f"Histograms of R-hat. At most {BOUNDS[-1]}: {listed(below)}.",
+            alt=f"Histograms of R-hat. At most {BOUNDS[1]}: {listed(below)}.",
         )
     sized = {name: space for name, space in moving.items() if not space.ess_bulk.isnan().all()}
     if sized:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BOUNDS = (1.01, 1.1)  # of R-hat, by Vehtari et al. (2021) and Izmailov et al. (2021)
+BOUNDS = (1.01, 1.05, 1.1)  # of R-hat: Vehtari et al. (2021), that of a reference, and Izmailov et al. (2021)
 CHAINS = 8  # most chains with rank histograms of their own
 POINTS = 2000  # most points of a trace that are drawn
 
@@ -239,7 +239,7 @@ def _known(values: Any, name: str) -> np.ndarray:
 
 
 def _rhat_label(name: str, rhat: np.ndarray) -> str:
-    bound = BOUNDS[-1]
+    bound = BOUNDS[1]
     return f"{name}: {100 * np.mean(rhat <= bound):.1f} % of {rhat.size:,} at most {bound}"
 
 

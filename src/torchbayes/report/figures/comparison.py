@@ -184,35 +184,35 @@ def _dots_panel(
 def fidelity_dots(
     panels: Mapping[str, Mapping[str, float]],
     *,
-    ceilings: Mapping[str, Any] | None = None,
+    floors: Mapping[str, Any] | None = None,
     better: Mapping[str, Better] | None = None,
-    among: str = "chains of the reference, each against the others",
+    among: str = "ways to halve the chains of the reference",
     intervals: Mapping[str, Mapping[str, tuple[float, float]]] | None = None,
 ) -> Figure:
-    """Draw how close each method is to a reference, one panel per measure, with the ceiling as a line.
+    """Draw how close each method is to a reference, one panel per measure, with the floor as a line.
 
     Args:
         panels: measure -> {method: value}.
-        ceilings: measure -> what the reference's own chains reach, shape (R,): a line at their mean, a band from the
-            smallest to the largest.
+        floors: measure -> how near another sample of the reference would come, shape (R,): a line at their mean, a band
+            from the smallest to the largest.
         better: measure -> which way is closer.
-        among: what the R values of a ceiling are.
+        among: what the R values of a floor are.
         intervals: measure -> {method: (low, high)}, drawn as lines.
 
     Returns:
         The figure, one axes per measure; methods from top to bottom in the order given.
 
     Raises:
-        ValueError: if there is no measure, or a ceiling is of none of them.
+        ValueError: if there is no measure, or a floor is of none of them.
     """
-    ceilings, better, intervals = ceilings or {}, better or {}, intervals or {}
+    floors, better, intervals = floors or {}, better or {}, intervals or {}
     check_panels(panels=panels)
-    check_kind(Mapping, "a mapping", ceilings=ceilings, better=better, intervals=intervals)
+    check_kind(Mapping, "a mapping", floors=floors, better=better, intervals=intervals)
     check_text(among=among)
     for measure, values in panels.items():
         check_panels(**{f"panels[{measure!r}]": values})
         check_numbers(**{f"panels[{measure!r}][{name!r}]": value for name, value in values.items()})
-    for what, given in (("ceilings", ceilings), ("intervals", intervals)):
+    for what, given in (("floors", floors), ("intervals", intervals)):
         if strange := sorted(set(given) - set(panels)):
             raise ValueError(f"`panels` must hold the measures of `{what}`; got {what} of {', '.join(strange)}.")
     methods = list(dict.fromkeys(name for values in panels.values() for name in values))
@@ -222,10 +222,10 @@ def fidelity_dots(
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     handles: dict[str, Any] = {}
     for axes, (measure, values) in zip(grid, panels.items(), strict=True):
-        if measure in ceilings:
-            reached = as_array(ceilings[measure], 1, f"ceiling of {measure}")
+        if measure in floors:
+            reached = as_array(floors[measure], 1, f"floor of {measure}")
             axes.axvspan(reached.min(), reached.max(), color=FAINT, alpha=0.6, linewidth=0)
-            handles[f"ceiling: {len(reached)} {among}"] = axes.axvline(reached.mean(), color=INK, linewidth=1.3)
+            handles[f"floor: {len(reached)} {among}"] = axes.axvline(reached.mean(), color=INK, linewidth=1.3)
         for name, value in values.items():
             if name in intervals.get(measure, {}):
                 axes.hlines(heights[name], *intervals[measure][name], color=drawn[name].colour, linewidth=1.6)

@@ -42,7 +42,7 @@ class Dots:
         values: method -> (value, lower end, upper end) of its interval; NaN for ends that are not known.
         better: which way is better.
         best: methods that are drawn full: the best, and those not significantly different from it.
-        ceilings: what the reference itself reaches, one value for each of its chains: a line at their mean, a band from
+        floors: how near another sample of the reference would come, several values: a line at their mean, a band from
             the smallest to the largest.
     """
 
@@ -51,7 +51,7 @@ class Dots:
     values: Mapping[str, tuple[float, float, float]]
     better: Better = "low"
     best: Collection[str] = ()
-    ceilings: Sequence[float] = ()
+    floors: Sequence[float] = ()
 
     def __post_init__(self) -> None:
         check_text(title=self.title, measure=self.measure)
@@ -59,8 +59,8 @@ class Dots:
         check_pairs(3, values=self.values)
         check_choice(("low", "high"), better=self.better)
         check_kind((list, tuple, set, frozenset), "names of methods", best=self.best)
-        if len(self.ceilings):
-            as_array(self.ceilings, 1, "ceilings", finite=True)
+        if len(self.floors):
+            as_array(self.floors, 1, "floors", finite=True)
         for name, ends in self.values.items():
             as_array(ends, 1, f"values[{name!r}]")
 
@@ -76,7 +76,7 @@ class Dots:
 
 
 @house_style
-def ranked_dots(panels: Sequence[Dots], *, ceiling: str = "ceiling") -> Figure:
+def ranked_dots(panels: Sequence[Dots], *, floor: str = "floor") -> Figure:
     """Draw several questions side by side, a row for each method, ranked by the first question.
 
     Full markers are the best of a question and those not significantly different from it, hollow ones the rest; lines
@@ -84,7 +84,7 @@ def ranked_dots(panels: Sequence[Dots], *, ceiling: str = "ceiling") -> Figure:
 
     Args:
         panels: the questions.
-        ceiling: what the ceilings are, for the legend.
+        floor: what the floors are, for the legend.
 
     Returns:
         The figure, one axes per question; methods from top to bottom, the best of the first question first.
@@ -94,7 +94,7 @@ def ranked_dots(panels: Sequence[Dots], *, ceiling: str = "ceiling") -> Figure:
     """
     if not isinstance(panels, list | tuple) or not panels or not all(isinstance(each, Dots) for each in panels):
         raise TypeError(f"`panels` must be a list of figures.Dots, at least one; got {seen(panels)}.")
-    check_text(ceiling=ceiling)
+    check_text(floor=floor)
     drawn = looks(name for panel in panels for name in panel.values)
     order = list(dict.fromkeys([*panels[0].ranked(), *drawn]))
     heights = {name: -row for row, name in enumerate(order)}
@@ -102,9 +102,9 @@ def ranked_dots(panels: Sequence[Dots], *, ceiling: str = "ceiling") -> Figure:
     grid = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     handles = _legend(panels)
     for axes, panel in zip(grid, panels, strict=True):
-        if len(panel.ceilings):
-            axes.axvspan(min(panel.ceilings), max(panel.ceilings), color=FAINT, alpha=0.6, linewidth=0)
-            handles[ceiling] = axes.axvline(float(np.mean(panel.ceilings)), color=INK, linewidth=1.2)
+        if len(panel.floors):
+            axes.axvspan(min(panel.floors), max(panel.floors), color=FAINT, alpha=0.6, linewidth=0)
+            handles[floor] = axes.axvline(float(np.mean(panel.floors)), color=INK, linewidth=1.2)
         for name, ends in panel.values.items():
             _dot(axes, heights[name], ends, drawn[name], full=name in panel.best or not panel.best)
         for name in (name for name in heights if name not in panel.values):
@@ -158,7 +158,7 @@ def _finish(axes: Axes, panel: Dots) -> None:
     """Set title, labels and ticks of one panel."""
     axes.set_title(panel.title, fontweight="bold")
     ends = [end for _, *ends in panel.values.values() for end in ends]
-    logarithmic = far_apart([*panel.numbers.values(), *panel.ceilings], ends)
+    logarithmic = far_apart([*panel.numbers.values(), *panel.floors], ends)
     axes.set_xlabel(f"{panel.measure}\n{panel.better}er is better{', log axis' if logarithmic else ''}")
     axes.tick_params(axis="y", length=0)
     axes.margins(x=0.08)
