@@ -60,7 +60,7 @@ def test_an_epoch_that_takes_long_is_told_of_before_it_ends(clock):
 
 def test_methods_on_all_rows_count_iterations(capsys, clock):
     counted = []
-    for method in (tb.HMC(1, 2, 0, step_size=0.1), tb.SGLD(1, 2, 0), tb.MAP(epochs=2)):
+    for method in (tb.HMC(1, 2, 0, step_size=0.1), tb.SGLD(1, 2, 0, thin=1), tb.MAP(epochs=2)):
         with progress.listeners(None, method, (1, 2)) as (bar,):
             clock[0] += 6
             bar(Event(2, 2, 2, None, None, {}))

@@ -104,7 +104,7 @@ def test_columns_that_say_nothing_are_left_out() -> None:
     assert list(space_table(found).columns) == ["space", "quantities", "R-hat", "largest", "≤ 1.01", "≤ 1.05", "≤ 1.1"]
     (only,) = space_tables(found)
     assert "medians" in only.caption
-    assert "nothing is known of effective sizes yet" in " ".join(remarks(found))
+    assert "effective sample sizes cannot be estimated yet" in " ".join(remarks(found))
     assert list(pictures(found)) == ["rhat", "traces"]
 
 

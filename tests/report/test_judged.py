@@ -143,7 +143,7 @@ def test_what_a_regression_lacks_is_said():
     data = data_of(torch.rand(3, 4), torch.zeros(3, 1))
     _, drawn, (said,) = regression("HMC", data, numbers_of([0.1, 0.2, 0.3]))
     assert list(drawn) == ["predicted", "coverage"]
-    assert "is the same for all test rows, 2 in the target's own units" in said
+    assert "is the same for all test rows, 2 (in units of the target)" in said
     _, drawn, (said,) = regression("HMC", data, numbers_of([0.1, 0.2, 0.3], [math.inf] * 3))
     assert list(drawn) == ["predicted", "coverage"]
     assert said == "Some predictive variances are 0 or not finite, so errors are not drawn against them."

@@ -44,15 +44,17 @@ def evaluate(argv: list[str]) -> None:
     chosen = parse(parser, argv)
     if (chosen["run"] is None) == (chosen["predictions"] is None):
         raise ValueError("say what to evaluate: the directory of a fit, or --predictions FILE.npz (one of them).")
-    found = _saved(chosen) if chosen["predictions"] is None else _published(Path(chosen["predictions"]))
+    found, beside = (_published(Path(chosen["predictions"])), {}) if chosen["run"] is None else _saved(chosen)
     if chosen["json"]:
         print(json.dumps(found, indent=1))
         return
     from torchbayes.report import Table
 
-    print_table(
-        Table(["metric", "value"], [[n, v] for n, v in found.items()], formats={"value": _form(found.values())})
-    )
+    form = _form([*found.values(), *beside.values()])
+    rows = [[name, value, *([beside.get(name)] if beside else [])] for name, value in found.items()]
+    said = "Constant: a prediction that is the same for every row, from the training targets alone." if beside else ""
+    heads = ["metric", "value", *(["constant"] if beside else [])]
+    print_table(Table(heads, rows, said, formats=dict.fromkeys(heads[1:], form)))
 
 
 def _form(values: Iterable[float]) -> str:
@@ -89,8 +91,13 @@ def _published(path: Path) -> dict[str, float]:
     return tb.evaluate(predictive, torch.from_numpy(labels)).metrics
 
 
-def _saved(chosen: dict[str, Any]) -> dict[str, float]:
-    # metrics of a saved posterior on its test set or on rows of the user, or of telling foreign images from it
+def _saved(chosen: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return metrics on the test set or on rows of the user, with those of the constant predictor; or of detection.
+
+    Raises:
+        ValueError: if foreign images are asked for, and the run is no classifier.
+    """
+    from torchbayes.assess.constant import constant
     from torchbayes.catalogue.config import load_run
     from torchbayes.catalogue.loading import is_file
 
@@ -103,13 +110,15 @@ def _saved(chosen: dict[str, Any]) -> dict[str, float]:
         functions = preferred(posterior, chosen["draws"], seed=chosen["seed"])
         own = tb.evaluate(functions, rows, target_scale=setup.target_scale)
     if name is None or name == data.name:
-        return _known(own.metrics)
+        train = setup.data.train.targets
+        same = constant(setup.model, train, rows[1], target_scale=setup.target_scale)
+        return _known(own.metrics), {} if same is None else dict(same.metrics)
     from torchbayes.data import out_of_distribution
 
     foreign = out_of_distribution(data, name, seed=chosen["seed"])[name]
     if own.scores is None:
         raise ValueError(f"foreign sets are for classifiers; {chosen['run']} is a {data.task}.")
-    return tb.detection(own.scores, tb.uncertainty(functions, foreign.to(setup.model.network.device)))
+    return tb.detection(own.scores, tb.uncertainty(functions, foreign.to(setup.model.network.device))), {}
 
 
 def _known(metrics: Mapping[str, float]) -> dict[str, float]:
