@@ -34,6 +34,10 @@ class Full:
         """Go to a place."""
         self._file.seek(place)
 
+    def truncate(self, size: int) -> None:
+        """Cut the file."""
+        self._file.truncate(size)
+
     def write(self, content: Any) -> None:
         """Write a part, and fail.
 

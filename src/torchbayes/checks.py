@@ -393,7 +393,7 @@ def _is_number(value: Any) -> bool:
     if isinstance(value, Tensor | np.ndarray):
         return value.ndim == 0 and _is_number(value.item())
     real = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    return real and (isinstance(value, float | np.floating) or abs(value) <= sys.float_info.max)
+    return real and (isinstance(value, float | np.floating) or abs(value) <= sys.float_info.max)  # type: ignore[operator]
 
 
 def _finite(value: Any) -> str:

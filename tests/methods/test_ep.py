@@ -179,9 +179,10 @@ def test_a_logistic_function_however_steep_takes_few_nodes(spread: float, at: fl
         def density(x: Any) -> Any:
             return mpmath.npdf(x) / (1 + mpmath.exp(-(mean + spread * x)))
 
-        norm, first, second = (
+        moments_: Any = (
             mpmath.quad(lambda x, k=k: x**k * density(x), sorted({*ends, *range(-11, 12)})) for k in range(3)
         )
+        norm, first, second = moments_
         expected = [mpmath.log(norm), first / norm, second / norm - (first / norm) ** 2]
     close = [float(part.flatten()[0]) for part in found]
     assert close == pytest.approx([float(value) for value in expected], rel=1e-9, abs=1e-9)

@@ -106,7 +106,7 @@ def shorten(path: Path, size: int) -> None:
         file.truncate(size)
 
 
-def folder_in(directory: str | Path, *names: str) -> Path:
+def folder_in(directory: str | os.PathLike[str], *names: str) -> Path:
     """Return a folder within a run's, which must not be a link to a place outside.
 
     Args:

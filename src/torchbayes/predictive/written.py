@@ -48,7 +48,8 @@ def write_columns(path: Path, columns: Mapping[str, np.ndarray], *, names: Seque
         names: what tells the rows apart; their numbers, counted from 1, if None.
     """
     lines: list[str] = []
-    writer = csv.writer(SimpleNamespace(write=lines.append))  # which quotes texts with either sign of its line ends
+    rows: Any = SimpleNamespace(write=lines.append)
+    writer = csv.writer(rows)  # which quotes texts with either sign of its line ends
     writer.writerow(["row" if names is None else "name", *map(_shown, columns)])
     count = len(next(iter(columns.values())))
     cells = (names or range(1, count + 1), *(values.tolist() for values in columns.values()))

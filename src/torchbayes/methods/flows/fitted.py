@@ -149,8 +149,8 @@ class Fitted(ABC):
     def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
         """Return what held-out rows choose, of one fold: see `torchbayes.methods.variational.search`.
 
-        A step of a flow takes several times one of `VI`, and trial runs must be as long as the run itself: a shorter one
-        is under-fitted, and chooses a larger weight.
+        A step of a flow takes several times one of `VI`, and trial runs must be as long as the run itself: a shorter
+        one chooses another weight.
         """
         return choose_kl_weight(self, density, folds[:1], **begin)
 
