@@ -21,7 +21,10 @@ from torchbayes.data import corrupt_data, out_of_distribution
 from torchbayes.posteriors import Functions, locks
 
 # a few epochs do not train
-pytestmark = pytest.mark.filterwarnings("ignore:.*than under a constant:torchbayes.ProblemWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*than under a constant:torchbayes.ProblemWarning"),
+    pytest.mark.filterwarnings("ignore:.*the noise explains what the mean could:torchbayes.ProblemWarning"),
+]
 
 
 def optimised(ensemble, multiswag):

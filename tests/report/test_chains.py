@@ -39,10 +39,10 @@ def test_rhat_histogram_counts_every_quantity_of_both_spaces():
         np.testing.assert_array_equal(counts, np.histogram(values, edges)[0])
         assert counts.sum() == len(values)
     assert axes.get_yscale() == "log"
-    shares = [f"{100 * np.mean(values <= 1.1):.1f} %" for values in (weights, functions)]
+    shares = [f"{100 * np.mean(values <= 1.05):.1f} %" for values in (weights, functions)]
     assert labels(figure) == [
-        f"weights: {shares[0]} of 500 at most 1.1",
-        f"probabilities: {shares[1]} of 300 at most 1.1",
+        f"weights: {shares[0]} of 500 at most 1.05",
+        f"probabilities: {shares[1]} of 300 at most 1.05",
     ]
 
 

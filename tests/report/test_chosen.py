@@ -39,6 +39,7 @@ def test_a_page_says_what_held_out_rows_chose(tmp_path: Path) -> None:
     assert chosen_scales(posterior).endswith(f"of the posterior its prior has the scale {scale:.3g}.")
 
 
+@pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
 def test_nothing_is_said_where_nothing_was_chosen(tmp_path: Path) -> None:
     point = tb.fit(model(), (X, Y), tb.MAP(epochs=2), directory=tmp_path / "a", callbacks=())
     assert chosen_by_rows(tmp_path / "a") == chosen_by_rows(tmp_path / "b") == chosen_scales(point) == ""

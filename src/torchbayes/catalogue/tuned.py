@@ -50,7 +50,7 @@ def _budget(usual: Usual) -> Budget:
     return usual.budget
 
 
-def ensemble(usual: Usual, members: int = 5, kind: type = MAP, plan: str | None = None) -> Any:
+def ensemble(usual: Usual, members: int = 5, kind: type = MAP, *, plan: str | None = None) -> Any:
     """Return a method of members that are trained, with the budget of a data set."""
     budget = _budget(usual)
     return kind(members, budget.epochs, budget.batch_size, budget.optimizer, plan=plan or usual.plan)

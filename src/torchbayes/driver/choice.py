@@ -57,9 +57,7 @@ def choose(
     Raises:
         ValueError: if rows are to choose a prior that is given.
     """
-    if (needed := method.needs.validation) == "none":
-        return model, method, {}
-    asked = _asked(model, validation)
+    asked, needed = _asked(model, validation), method.needs.validation
     given_prior = needed == "prior" and model.open_scale is None
     if validation is None and (given_prior or needed == "possible" or source.num_data < _FEWEST):
         return model, method, asked

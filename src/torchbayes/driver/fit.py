@@ -178,7 +178,10 @@ def fit(
     each = [seed for seed in seeds for _ in range(method.needs.modes)]
     model, begin = _begin(model, start, each, space=space, source=source)
     of_first: dict[str, Any] = {"directory": directory, "callbacks": callbacks if shard.ranks.first else ()}
-    model, method, chosen = choose(model, source, method, validation=validation, begin=begin, seeds=seeds, **of_first)
+    of_first |= {"begin": begin, "seeds": seeds}
+    chosen: dict[str, Any] = {}
+    if method.needs.validation != "none":
+        model, method, chosen = choose(model, source, method, validation=validation, **of_first)
     constants = {} if directory is None else _constants(model if space is None else space.whole, method)
     about: dict[str, Any] = {**_about(model, source, method, seed, space), **constants, **sought, **chosen}
     density = _density(model, source, method, ranks=shard.ranks)
