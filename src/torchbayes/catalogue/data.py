@@ -23,11 +23,12 @@ from torchbayes.data.uci import UCI_SETS
 from torchbayes.methods.optimise.optimizers import SGD, Adam
 
 _DIGITS = (
-    "The network is one that HMC converges on in less than a minute, in function space, so that the others are compared "
-    "with the posterior. Epochs and learning rates are shared by the optimisers. Learning rates, the prior precision of "
-    "Laplace and step sizes of the samplers on minibatches were chosen by the NLL on a fifth of the training images; "
-    "the length of HMC by R-hat of its predictions at test images, whose labels had no part in it. Mean field and IVON "
-    "have five times the epochs, as many passes over the data as an ensemble of five, as their scales take long."
+    "The network is one that HMC converges on in less than a minute, in function space, so that the others are "
+    "compared with the posterior. Epochs and learning rates are shared by the optimisers. Learning rates, the prior "
+    "precision of Laplace and step sizes of the samplers on minibatches were chosen by the NLL on a fifth of the "
+    "training images; step size and length of HMC by its acceptance and by R-hat of its predictions at test images, "
+    "whose labels had no part in it. Mean field and IVON have five times the epochs, as many passes over the data as "
+    "an ensemble of five, as their scales take long."
 )
 
 
