@@ -214,7 +214,7 @@ def test_a_regression_is_compared_by_samples_in_the_targets_own_units(sine):
     expected = np.mean([wasserstein_distance(first[:, b], second[:, b]) for b in range(len(inputs))])
     assert found.outcomes["ensemble"].fidelity.clean == {"wasserstein1": pytest.approx(expected, rel=1e-5)}
     assert len(found.outcomes["hmc"].fidelity.by_chain) == 3
-    assert table(found.outcomes).columns == ["method", "RMSE", "NLL", "in 95 % interval", "W1 ↓"]
+    assert table(found.outcomes).columns == ["method", "RMSE", "MAE", "R²", "NLL", "in 95 % interval", "W1 ↓"]
     assert {path.stem for path in home.glob("*.png")} == {"glance", "band", "fidelity", "reference_rhat"}
     assert "1-Wasserstein distance of predictive samples to those of HMC" in caption(found.setup, found.outcomes)
 
