@@ -1,4 +1,4 @@
-"""Comparisons with a reference: fidelity recomputed, the ceiling, references from directories, regressions."""
+"""Comparisons with a reference: fidelity recomputed, the floor, references from directories, regressions."""
 
 import json
 from dataclasses import replace
@@ -14,11 +14,12 @@ from torchbayes.catalogue.config import fit_run
 from torchbayes.catalogue.problem import Problem
 from torchbayes.comparison import fidelity as compare_fidelity
 from torchbayes.comparison.compare import Comparison, compare, configuration
-from torchbayes.comparison.fidelity import Fidelity, averaged, between_chains, mean, row_distances
-from torchbayes.comparison.reference import load_reference, quality, spread, warning
+from torchbayes.comparison.fidelity import Fidelity, averaged, floors, halved, mean, row_distances
+from torchbayes.comparison.reference import load_reference, quality, spread, worth
 from torchbayes.comparison.report import procedure
 from torchbayes.comparison.tables import caption, fidelity_table, table
 from torchbayes.data import Pair, corrupt_data
+from torchbayes.metrics.fidelity import floor
 from torchbayes.native.seeds import Purpose, mix
 from torchbayes.posteriors import Functions
 
@@ -87,7 +88,7 @@ def test_fidelity_is_that_of_averages_on_the_same_rows(digits):
         expected = close(average(outcome.functions, inputs), reference)
         assert outcome.fidelity.clean == pytest.approx(expected, abs=1e-6)
         assert 0 < expected["total_variation"] < 1
-        assert outcome.fidelity.by_chain == []
+        assert outcome.fidelity.halves == []
 
 
 def test_fidelity_under_corruption_is_a_mean_over_corruptions(digits):
@@ -103,19 +104,26 @@ def test_fidelity_under_corruption_is_a_mean_over_corruptions(digits):
             assert fidelity.at(severity, metric) == pytest.approx(np.mean([e[metric] for e in expected]), abs=1e-6)
 
 
-def test_the_ceiling_is_each_chain_against_the_other_chains(digits):
+def nearer(p, q, share):
+    """Closeness of two parts of a reference, brought to two samples of all of it: differences go with the root."""
+    found = close(p, q)
+    apart = 1 - found["agreement"], found["total_variation"]
+    return {"agreement": 1 - np.sqrt(share) * apart[0], "total_variation": np.sqrt(share) * apart[1]}
+
+
+def test_the_floor_is_one_part_of_the_chains_against_the_other(digits):
     _, found = digits
     functions, fidelity = found.outcomes["hmc"].functions, found.outcomes["hmc"].fidelity
     assert functions.draws == 15
 
     def expected(inputs):
         chains = np.stack([average(functions, inputs, chain) for chain in range(3)])
-        return [close(chains[m], np.delete(chains, m, axis=0).mean(0)) for m in range(3)]
+        return [nearer(chains[m], np.delete(chains, m, axis=0).mean(0), 4 / 9) for m in range(3)]
 
-    by_chain = expected(found.setup.data.test.inputs)
-    for one, other in zip(fidelity.by_chain, by_chain, strict=True):
+    halves = expected(found.setup.data.test.inputs)
+    for one, other in zip(fidelity.halves, halves, strict=True):
         assert one == pytest.approx(other, abs=1e-6)
-    assert fidelity.clean == pytest.approx({k: np.mean([c[k] for c in by_chain]) for k in by_chain[0]}, abs=1e-6)
+    assert fidelity.clean == pytest.approx({k: np.mean([c[k] for c in halves]) for k in halves[0]}, abs=1e-6)
     parts = [corrupt_data(found.setup.data, n, 5, seed=0, limit=50).inputs for n in DIGITS.corruptions]
     shifted = [c["total_variation"] for inputs in parts for c in expected(inputs)]
     assert fidelity.at(5, "total_variation") == pytest.approx(np.mean(shifted), abs=1e-6)
@@ -143,25 +151,53 @@ def test_two_classes_of_one_output_and_counts_are_compared(tmp_path, data, likel
         drawn_probs = functions(found.setup.data.test.inputs).double().sigmoid().numpy()
         chains = np.stack([drawn_probs[chain::3].mean(0) for chain in range(3)])
         both = np.concatenate([1 - chains, chains], axis=-1)
-        expected = [close(both[m], np.delete(both, m, axis=0).mean(0)) for m in range(3)]
-        for one, other in zip(found.outcomes["hmc"].fidelity.by_chain, expected, strict=True):
+        expected = [nearer(both[m], np.delete(both, m, axis=0).mean(0), 4 / 9) for m in range(3)]
+        for one, other in zip(found.outcomes["hmc"].fidelity.halves, expected, strict=True):
             assert one == pytest.approx(other, abs=1e-6)
 
 
-def test_the_ceiling_of_known_chains():
+def test_the_floor_of_known_chains():
     certain = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]], [[0.0, 1.0]]], dtype=torch.float64)
-    found = between_chains(certain)
+    found = floors(certain)
     # the first two see (½, ½) in the others, whose top class is the first; the last sees (1, 0)
-    assert found == [
-        {"agreement": 1.0, "total_variation": 0.5},
-        {"agreement": 1.0, "total_variation": 0.5},
-        {"agreement": 0.0, "total_variation": 1.0},
-    ]
-    assert mean(found) == pytest.approx({"agreement": 2 / 3, "total_variation": 2 / 3})
-    same = between_chains(torch.full((4, 5, 2), 0.5, dtype=torch.float64))
-    assert same == [{"agreement": 1.0, "total_variation": 0.0}] * 4
-    assert between_chains(certain[:1]) == []
+    expected = [{"agreement": 1.0, "total_variation": 1 / 3}] * 2 + [{"agreement": 1 / 3, "total_variation": 2 / 3}]
+    assert [pytest.approx(one) for one in expected] == found
+    assert mean(found) == pytest.approx({"agreement": 7 / 9, "total_variation": 4 / 9})
+    same = floors(torch.full((4, 5, 2), 0.5, dtype=torch.float64))
+    assert same == [{"agreement": 1.0, "total_variation": 0.0}] * 2
+    assert floors(certain[:1]) == []
     assert mean([]) == {}
+
+
+def test_chains_are_halved_once_in_every_way_around_the_circle():
+    assert halved(1) == []
+    assert halved(2) == [([0], [1])]
+    assert halved(3) == [([0], [1, 2]), ([1], [0, 2]), ([2], [0, 1])]
+    assert halved(4) == [([0, 1], [2, 3]), ([1, 2], [0, 3])]
+    assert halved(5)[4] == ([0, 4], [1, 2, 3])
+
+
+@pytest.mark.parametrize("chains", [2, 3, 4, 7])
+def test_the_floor_is_what_two_samples_of_that_size_are_apart(chains):
+    """Independent draws of class probabilities: the floor of one sample, and the distance of many pairs of samples."""
+    source = np.random.default_rng(chains)
+    centre = source.dirichlet(np.ones(4), size=200)
+
+    def sample():
+        draws = source.dirichlet(np.ones(4), size=(chains, 30, 200)) * 0.2 + 0.8 * centre
+        return draws.mean(1)
+
+    apart = np.mean([close(sample().mean(0), sample().mean(0))["total_variation"] for _ in range(20)])
+    found = [mean(floors(torch.from_numpy(sample())))["total_variation"] for _ in range(20)]
+    assert np.mean(found) == pytest.approx(apart, rel=0.03)
+
+
+def test_what_a_measure_draws_besides_stays_in_its_floor():
+    """With s the distance of samples of one law, d² − s² is that of averages, and goes with the number of chains."""
+    assert floor({"wasserstein1": 5.0}, (2, 2), same={"wasserstein1": 3.0}) == {
+        "wasserstein1": pytest.approx(np.sqrt(9 + 16 / 2))
+    }
+    assert floor({"wasserstein1": 2.9}, (1, 2), same={"wasserstein1": 3.0}) == {"wasserstein1": 3.0}
 
 
 def constants(means, scale):
@@ -172,8 +208,8 @@ def constants(means, scale):
     return Functions(model, weights)
 
 
-def distances(*args, **more):
-    return averaged(row_distances(*args, **more))
+def distances(functions, reference, inputs, *, chains, **more):
+    return averaged(row_distances(functions, reference, inputs, chains=chains, **more), reference, chains)
 
 
 def test_distances_of_known_normals():
@@ -186,7 +222,7 @@ def test_distances_of_known_normals():
     near = 10 * np.trapezoid(np.abs(norm.cdf(x) - mixture), x)
     assert found["near"][0]["wasserstein1"] == pytest.approx(near, abs=10 * 4 / np.sqrt(compare_fidelity.SAMPLES))
     # chain 0 has the draws at 0, chain 1 those at 1
-    assert [c["wasserstein1"] for c in found["hmc"]] == pytest.approx([10.0, 10.0], rel=0.1)
+    assert [c["wasserstein1"] for c in found["hmc"]] == pytest.approx([10.0 / np.sqrt(2)], rel=0.1)
     assert distances({"hmc": functions["hmc"]}, "hmc", torch.zeros(2, 1), chains=1, scale=1.0, seed=0) == {"hmc": []}
 
 
@@ -213,7 +249,7 @@ def test_a_regression_is_compared_by_samples_in_the_targets_own_units(sine):
     first, second = (samples(found.outcomes[name].functions, who) for who, name in enumerate(("ensemble", "hmc")))
     expected = np.mean([wasserstein_distance(first[:, b], second[:, b]) for b in range(len(inputs))])
     assert found.outcomes["ensemble"].fidelity.clean == {"wasserstein1": pytest.approx(expected, rel=1e-5)}
-    assert len(found.outcomes["hmc"].fidelity.by_chain) == 3
+    assert len(found.outcomes["hmc"].fidelity.halves) == 3
     assert table(found.outcomes).columns == ["method", "RMSE", "MAE", "R²", "NLL", "in 95 % interval", "W1 ↓"]
     assert {path.stem for path in home.glob("*.png")} == {"glance", "band", "fidelity", "reference_rhat"}
     assert "1-Wasserstein distance of predictive samples to those of HMC" in caption(found.setup, found.outcomes)
@@ -229,13 +265,13 @@ def test_results_report_and_table_hold_the_reference(digits):
         held = numbers["methods"][name]["fidelity"]
         assert held["agreement"] == outcome.fidelity.clean["agreement"]
         assert held["severity"]["5"]["total_variation"] == outcome.fidelity.at(5, "total_variation")
-    assert len(numbers["methods"]["hmc"]["fidelity"]["by_chain"]) == 3
+    assert len(numbers["methods"]["hmc"]["fidelity"]["halves"]) == 3
     assert numbers["reference"]["draws"] == 5
     assert numbers["reference"]["by_chain"]["acceptance"] == pytest.approx(found.diagnosis.record.acceptance_M.tolist())
     page = found.report.read_text()
     for name in ("fidelity", "fidelity_severity_agreement", "fidelity_severity_total_variation", "reference_rhat"):
         assert (home / f"{name}.png").exists()
-    assert "The row of HMC is the ceiling: one chain to the others." in page
+    assert "The row of HMC is the floor: another sample of it, of as many draws." in page
     assert "The reference itself" in page
     made = table(found.outcomes)
     column = made.columns.index("TV ↓")
@@ -246,7 +282,7 @@ def test_results_report_and_table_hold_the_reference(digits):
         5, "total_variation"
     )
     said = caption(found.setup, found.outcomes, found.diagnosis)
-    assert "each of its 3 chains against the others" in said
+    assert "how near another sample of HMC, of as many draws, would come" in said
     assert "15 draws kept" in procedure(found.setup, DIGITS, found.outcomes)
 
 
@@ -273,10 +309,14 @@ def drifting(shift):
 
 def test_a_reference_that_has_not_converged_is_warned_of():
     inputs = torch.zeros(7, 1)
-    assert warning(tb.diagnose(drifting(0.0), inputs)) == ""
-    said = warning(tb.diagnose(drifting(5.0), inputs))
+    found = tb.diagnose(drifting(0.0), inputs)
+    rhat = found.spaces["means"].rhat.flatten()
+    said = worth(found)
+    assert f"at most 1.05 for {100 * float((rhat <= 1.05).double().mean()):.0f} % of its {rhat.numel()}" in said
+    assert "Warning" not in said
+    said = worth(tb.diagnose(drifting(5.0), inputs))
     assert "has not converged in function space" in said
-    assert "for only 0 % of its means" in said
+    assert "at most 1.05 for 0 % of its 7 means" in said
 
 
 def test_rows_are_spread_over_the_whole():
@@ -309,7 +349,7 @@ def test_hmc_is_compared_with_a_given_reference_like_any_method(digits, tmp_path
     given = some(DIGITS, "hmc", reference=str(home / "fits" / "hmc"))
     again = compare(given, tmp_path, callbacks=())
     assert again.outcomes["hmc"].fidelity.clean == {"agreement": 1.0, "total_variation": 0.0}
-    assert again.outcomes["hmc"].fidelity.by_chain == []
+    assert again.outcomes["hmc"].fidelity.halves == []
     assert again.outcomes["reference"].fidelity.clean == found.outcomes["hmc"].fidelity.clean
 
 
@@ -322,7 +362,7 @@ def test_any_posterior_can_be_the_reference(tmp_path, members):
     assert found.diagnosis is None
     # the same seed: the single network is the first member of the reference
     assert found.outcomes["single"].fidelity.clean["wasserstein1"] < (0.02 if members == 1 else 1)
-    assert len(found.outcomes["reference"].fidelity.by_chain) == (0 if members == 1 else 2)
+    assert len(found.outcomes["reference"].fidelity.halves) == (0 if members == 1 else 1)
 
 
 @pytest.mark.parametrize(
