@@ -10,6 +10,7 @@ from torchbayes.assess.diagnose import Diagnosis
 from torchbayes.catalogue.data import defaults
 from torchbayes.catalogue.methods import METHODS, label_of
 from torchbayes.catalogue.problem import Setup
+from torchbayes.comparison.closeness import resolved
 from torchbayes.comparison.figures import glance, pictures
 from torchbayes.comparison.reference import section, worth
 from torchbayes.comparison.scores import Outcome
@@ -19,7 +20,6 @@ from torchbayes.comparison.tables import (
     fidelity_table,
     foreign_table,
     is_worse,
-    resolved,
     tables,
 )
 from torchbayes.report import Table, write_report

@@ -11,13 +11,11 @@ from torchbayes.assess.diagnose import Diagnosis
 from torchbayes.catalogue.methods import label_of
 from torchbayes.catalogue.problem import Setup
 from torchbayes.comparison.certainty import BETTER, LEVEL
-from torchbayes.comparison.reference import worth
+from torchbayes.comparison.closeness import closeness, reference_of
 from torchbayes.comparison.resamples import RESAMPLES, at_severity
 from torchbayes.comparison.scores import Outcome
 from torchbayes.comparison.settings import REFERENCE
-from torchbayes.metrics.fidelity import CLOSEST
 from torchbayes.report import Table
-from torchbayes.report.words import listed
 
 Kind = Literal["clean", "shifted", "fidelity"]
 
@@ -241,7 +239,7 @@ def caption(
     """
     data, closeness = (
         setup.data,
-        _marked(outcomes) + _warned(setup, outcomes, base) + _closeness(setup, outcomes, diagnosis),
+        _marked(outcomes) + _warned(setup, outcomes, base) + closeness(setup, outcomes, diagnosis),
     )
     if data.task == "regression":
         return (
@@ -282,64 +280,6 @@ def _warned(setup: Setup, outcomes: Mapping[str, Outcome], base: Outcome | None)
     if any(is_worse(outcome, base) for outcome in outcomes.values()):
         said += " ✗: worse than the constant by NLL."
     return said + (" !: should not be trusted, see the warnings." * any(o.problems for o in outcomes.values()))
-
-
-def reference_of(outcomes: Mapping[str, Outcome]) -> str | None:
-    """Return the method that the others are compared with, None if they are not.
-
-    Args:
-        outcomes: method -> its outcome.
-
-    Returns:
-        Its name.
-    """
-    if not any(outcome.fidelity.clean for outcome in outcomes.values()):
-        return None
-    return next(name for name, outcome in outcomes.items() if outcome.is_reference)
-
-
-def _closeness(setup: Setup, outcomes: Mapping[str, Outcome], diagnosis: Diagnosis | None) -> str:
-    """Return how to read the columns that compare with the reference."""
-    name = reference_of(outcomes)
-    if name is None:
-        return ""
-    other = outcomes[name]
-    whose = "the reference" if name == REFERENCE else label_of(name)
-    if other.clean.probs is None:
-        said = f" W1: 1-Wasserstein distance of predictive samples to those of {whose}, in {setup.data.target_unit}."
-    else:
-        said = f" Agreement (share of equal top classes) and TV (total variation) are those with {whose}."
-    if other.fidelity.halves:
-        said += (
-            f" In its own row stands the floor: how near another sample of {whose}, of as many draws, would come, by "
-            f"its halves. {resolved(outcomes)}"
-        )
-    return f"{said} {worth(diagnosis)}" if diagnosis is not None else said
-
-
-def resolved(outcomes: Mapping[str, Outcome]) -> str:
-    """Return which methods the reference can tell from another sample of itself; empty without a floor.
-
-    Args:
-        outcomes: method -> its outcome.
-
-    Returns:
-        A sentence.
-    """
-    name = reference_of(outcomes)
-    if name is None or not outcomes[name].fidelity.halves or len(outcomes) < 2:
-        return ""
-    floor = outcomes[name].fidelity.clean
-    measure = next(metric for metric in floor if metric not in CLOSEST)
-    within = [label_of(n) for n, o in outcomes.items() if n != name and o.fidelity.clean[measure] <= floor[measure]]
-    whose = "the reference" if name == REFERENCE else label_of(name)
-    short = "TV" if measure == "total_variation" else "W1"
-    if not within:
-        return f"By {short} every method is farther from {whose} than that ({floor[measure]:.2g})."
-    return (
-        f"By {short} {listed(within)} cannot be told from {whose}, whose Monte Carlo error is as large "
-        f"({floor[measure]:.2g})."
-    )
 
 
 def _alone(outcomes: Mapping[str, Outcome]) -> dict[str, list[float]]:
