@@ -72,7 +72,8 @@ def resolved(outcomes: Mapping[str, Outcome]) -> str:
     short = "TV" if measure == "total_variation" else "W1"
     if not within:
         return f"By {short} every method is farther from {whose} than that ({floor[measure]:.2g})."
+    verb = "is" if len(within) == 1 else "are"
     return (
-        f"By {short} {listed(within)} {'is' if len(within) == 1 else 'are'} no farther from {whose} than another sample "
-        f"of it would be ({floor[measure]:.2g})."
+        f"By {short} {listed(within)} {verb} no farther from {whose} than another sample of it would be "
+        f"({floor[measure]:.2g})."
     )

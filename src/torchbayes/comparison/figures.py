@@ -265,7 +265,7 @@ def _fidelity(data: Data, named: Mapping[str, Outcome], reference: str) -> dict[
         caption += (
             " Black line and grey band, the floor: how near another sample of the reference, of as many draws, would "
             "come, by the ways to halve its chains, on average and from the smallest to the largest. A method there or "
-            "nearer cannot be told from another run of the reference."
+            "nearer cannot be distinguished from another run of the reference."
         )
     ends = [f"{' '.join(words.split())}: {_extremes(panels[words], words, better)}" for words, better in known.values()]
     found = {"fidelity": Picture(f"How close each method is to {to}", dots, caption, alt=f"Dots. {'; '.join(ends)}.")}

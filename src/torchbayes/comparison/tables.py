@@ -237,16 +237,14 @@ def caption(
     Returns:
         Sentences.
     """
-    data, closeness = (
-        setup.data,
-        _marked(outcomes) + _warned(setup, outcomes, base) + closeness(setup, outcomes, diagnosis),
-    )
+    data = setup.data
+    notes = _marked(outcomes) + _warned(setup, outcomes, base) + closeness(setup, outcomes, diagnosis)
     if data.task == "regression":
         return (
             f"{len(data.test.inputs):,} test rows. RMSE, MAE and NLL (negative log density of the average, nats per "
             f"row) are in {data.target_unit}; R² is the share of these targets' variance that is explained. In 95 "
             f"% interval: the share of targets inside the central interval of the average, which should be 95 %."
-            f"{closeness}"
+            f"{notes}"
         )
     some = next(iter(outcomes.values()))
     said = f"{len(data.test.inputs):,} test rows. NLL: nats per row. ECE: 15 bins of equal width."
@@ -259,7 +257,7 @@ def caption(
         who = f"{len(alone)} ensemble members" if name == "ensemble" else f"{len(alone)} members of {label_of(name)}"
         mean = sum(alone) / len(alone)
         said += f" NLL of the {who} alone: mean {mean:.3f}, {min(alone):.3f} to {max(alone):.3f}."
-    return said + closeness
+    return said + notes
 
 
 def _marked(outcomes: Mapping[str, Outcome]) -> str:

@@ -105,7 +105,7 @@ def floor(
     $$d^2 = s^2 + \frac{2ab}{(a + b)^2} (d_{ab}^2 - s^2)$$
 
     with s the distance of the reference to itself, of what a measure draws besides. What is no farther from the
-    reference cannot be told from another run of it.
+    reference cannot be distinguished from another run of it.
 
     Args:
         apart: measure -> its value between the two parts: agreement, total variation or Wasserstein distance.
