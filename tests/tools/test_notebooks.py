@@ -55,3 +55,21 @@ def test_first_tutorial_runs_in_a_notebook() -> None:
         assert "image/png" in cell.outputs[-1].data
     for cell in cells[len(blocks) :]:
         assert cell.outputs[-1].data["text/html"].startswith("<div><strong>")
+
+
+@pytest.mark.slow
+def test_progress_is_one_line_that_is_gone_at_the_end() -> None:
+    code = """
+import time, torch, torchbayes as tb
+from torch import nn
+from torchbayes.driver.progress import counted
+with counted("work", 3, unit="parts") as tell:
+    for done in range(1, 4):
+        time.sleep(0.6)
+        tell(done)
+"""
+    cell = nbformat.v4.new_code_cell(code)
+    NotebookClient(nbformat.v4.new_notebook(cells=[cell]), timeout=100, kernel_name="python3").execute()
+    (line,) = cell.outputs  # no second one, and none of standard error
+    assert line.output_type == "display_data"
+    assert not line.data["text/plain"]

@@ -4,8 +4,8 @@ Classes: agreement and total variation of the averaged probabilities. Regression
 samples of the predictive distributions at each test row, equally many for every method. The reference is
 compared with itself by halves, so that both sides have equally many draws: one half of its chains against the other,
 for every way to halve the circle of them. Two samples of the reference's whole size would be nearer to each other, by
-what `metrics.fidelity.floor` says: that is the floor. A method no farther from the reference cannot be distinguished from
-another run of the reference, and no distance below it means anything. Short or few chains raise it.
+what `metrics.fidelity.floor` says: that is the floor. A method no farther from the reference cannot be distinguished
+from another run of the reference, and no distance below it means anything. Short or few chains raise it.
 """
 
 from __future__ import annotations

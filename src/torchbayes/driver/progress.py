@@ -67,7 +67,14 @@ class Lines:
     """
 
     def __init__(
-        self, title: str, done: int, epochs: int, *, write: Callable[[str], object], unit: str = "epochs"
+        self,
+        title: str,
+        done: int,
+        epochs: int,
+        *,
+        write: Callable[[str], object],
+        unit: str = "epochs",
+        waits: tuple[float, float] = (FIRST, LONGEST),
     ) -> None:
         """Start the clock.
 
@@ -77,9 +84,11 @@ class Lines:
             epochs: epochs of the run.
             write: takes a line.
             unit: what is counted, in the plural.
+            waits: seconds between lines, the shortest and the longest.
         """
+        self._first, self._longest = waits
         self._title, self._done, self._epochs, self._write, self._unit = title, done, epochs, write, unit
-        self._numbers, self._wait, self._said = "", FIRST, done
+        self._numbers, self._wait, self._said = "", self._first, done
         self._began = self._last = time.monotonic()
 
     def __call__(self, event: Event) -> None:
@@ -92,12 +101,12 @@ class Lines:
         now = time.monotonic()
         waited = now - self._last
         parts = (PARTS * self._done // max(self._epochs, 1)) - (PARTS * self._said // max(self._epochs, 1))
-        if waited < FIRST or (waited < self._wait and not (parts and self._last > self._began)):
+        if waited < self._first or (waited < self._wait and not (parts and self._last > self._began)):
             return
         passed = timedelta(seconds=round(now - self._began))
         numbers = f": {self._numbers}" if self._numbers else ""
         self._write(f"  {self._title}, {passed}: {self._done} of {self._epochs} {self._unit}{numbers}")
-        self._last, self._said, self._wait = now, self._done, min(self._wait * GROWTH, LONGEST)
+        self._last, self._said, self._wait = now, self._done, min(self._wait * GROWTH, self._longest)
 
 
 @contextmanager
@@ -146,8 +155,24 @@ _BAR = threading.RLock()  # held by the thread whose bar is on the terminal: two
 
 
 @contextmanager
+def _line_in_cell() -> Iterator[Callable[[str], object]]:
+    """Show one line below a notebook's cell, which is gone when the `with` ends.
+
+    Yields:
+        A function that changes the line.
+    """
+    from IPython.display import display  # there is no notebook without it
+
+    handle: Any = display({"text/plain": ""}, raw=True, display_id=True)
+    try:
+        yield lambda line: handle.update({"text/plain": line}, raw=True)
+    finally:
+        handle.update({"text/plain": ""}, raw=True)
+
+
+@contextmanager
 def _shown(title: str, done: int, total: int, *, unit: str) -> Iterator[Callback]:
-    """Show a bar on a terminal, else an occasional line.
+    """Show a bar on a terminal, a line that changes in a notebook, else an occasional line.
 
     Yields:
         A callback that moves it.
@@ -162,6 +187,10 @@ def _shown(title: str, done: int, total: int, *, unit: str) -> Iterator[Callback
     )
     console = Console(stderr=True)
     with ExitStack() as stack:
+        if console.is_jupyter:
+            write = stack.enter_context(_line_in_cell())
+            yield Lines(title, done, total, write=write, unit=unit, waits=(0.5, 0.5))
+            return
         if not console.is_terminal or not _BAR.acquire(blocking=False):
             yield Lines(title, done, total, write=lambda line: print(line, file=sys.stderr, flush=True), unit=unit)
             return
