@@ -1,6 +1,7 @@
 """What objects say of themselves: one short line, a small table in a notebook, and never their tensors."""
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,10 @@ from tests.laws.cases import POSTERIORS, model_of
 from torchbayes.data import load
 from torchbayes.display import Overview, as_html, as_line, brief
 from torchbayes.report import figures
+
+
+def html(shown: Any) -> str:
+    return shown._repr_html_()
 
 
 def _vectors(outputs: torch.Tensor) -> torch.distributions.Distribution:
@@ -29,7 +34,7 @@ def test_posterior_says_members_draws_and_model_in_a_line(name: str) -> None:
     assert "1 problem" in line
     assert "tensor(" not in line
     assert "object at 0x" not in line
-    assert "chain 1 never moved" in posterior.with_problems(["chain 1 never moved"])._repr_html_()
+    assert "chain 1 never moved" in html(posterior.with_problems(["chain 1 never moved"]))
 
 
 def test_model_names_random_weights_of_all_with_their_priors() -> None:
@@ -40,7 +45,7 @@ def test_model_names_random_weights_of_all_with_their_priors() -> None:
     assert line.startswith("Model(network=Sequential, weights=10 of 26, likelihood=Categorical(label_smoothing=0.1), ")
     assert "Normal(scale=2.0" in line
     assert line.endswith("temperature=0.5, tempering=joint)")
-    rows = re.findall(r"<tr>(.*?)</tr>", model._repr_html_())
+    rows = re.findall(r"<tr>(.*?)</tr>", html(model))
     cells = [re.sub(r"<[^>]+>", "|", row) for row in rows]
     assert any("2.weight" in row and "2 × 4" in row and "Laplace(" in row for row in cells)
     assert any("2.bias" in row and "Normal(" in row for row in cells)
@@ -49,7 +54,7 @@ def test_model_names_random_weights_of_all_with_their_priors() -> None:
 def test_predictive_shows_its_first_rows() -> None:
     outputs = torch.randn(3, 25, 4, generator=torch.Generator().manual_seed(0))
     predictive = tb.Predictive(outputs, tb.likelihoods.Categorical())
-    page = predictive._repr_html_()
+    page = html(predictive)
     assert repr(predictive) == "Predictive(draws=3, rows=25, likelihood=Categorical(), outputs=4)"
     assert page.count("<tr>") == 4 + 1 + 10  # facts, header, rows
     assert "The first 10 of 25." in page
@@ -69,7 +74,7 @@ def test_predictive_shows_its_first_rows() -> None:
 )
 def test_any_predictive_can_be_shown(predictive: tb.Predictive) -> None:
     assert repr(predictive).startswith("Predictive(draws=")
-    assert predictive._repr_html_().startswith("<div>")
+    assert html(predictive).startswith("<div>")
 
 
 def test_diagnosis_says_its_verdict() -> None:
@@ -86,8 +91,8 @@ def test_diagnosis_says_its_verdict() -> None:
 def test_images_are_shown_as_a_picture_and_vectors_are_not() -> None:
     digits, moons = load("digits", train_size=20), load("two_moons")
     assert repr(digits).startswith("Data(name=digits, train=20, test=360, inputs=1 × 8 × 8, task=classification")
-    assert "data:image/png;base64,iVBOR" in digits._repr_html_()
-    assert "<img" not in moons._repr_html_()
+    assert "data:image/png;base64,iVBOR" in html(digits)
+    assert "<img" not in html(moons)
 
 
 def test_figure_shows_itself_in_a_notebook() -> None:

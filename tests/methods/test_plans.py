@@ -48,7 +48,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> set[str]:
         before = getattr(place, attribute)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            names.add(name(*args) if callable(name) else name)
+            names.add(str(name(*args) if callable(name) else name))
             return before(*args, **kwargs)
 
         monkeypatch.setattr(place, attribute, call)

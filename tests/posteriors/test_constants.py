@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -24,23 +27,25 @@ class Frozen(nn.Module):
         torch.manual_seed(seed)
         self.body = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Tanh())
         self.head = nn.Linear(3, 2)
+        self.shift: torch.Tensor
         self.register_buffer("shift", torch.tensor([shift, 0.0]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.body(x + self.shift).to(self.head.weight.dtype))
 
 
-def model(net: nn.Module | None = None, random: object = "head.*") -> tb.Model:
+def model(net: nn.Module | None = None, random: Any = "head.*") -> tb.Model:
     return tb.Model(net or Frozen(), tb.likelihoods.Categorical(), tb.priors.Normal(1.0), random=random)
 
 
-def saved(made: tb.Model, path: object) -> object:
+def saved(made: tb.Model, path: Path) -> Path:
     return tb.posteriors.Draws(made, torch.ones(1, 2, made.layout.size)).save(path)
 
 
 def moved_statistics() -> Frozen:
     net = Frozen()
-    net.body[1].running_mean += 0.5
+    norm: Any = net.body[1]
+    norm.running_mean += 0.5
     return net
 
 
@@ -101,7 +106,8 @@ def test_buffers_that_a_file_holds_are_not_compared(tmp_path):
     posterior = tb.fit(model(norm, "*"), (X, Y), tb.MAP(epochs=2), callbacks=())
     path = posterior.save(tmp_path / "map.safetensors")
     fresh = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2))
-    fresh[1].running_mean += 3
+    norm_of_fresh: Any = fresh[1]
+    norm_of_fresh.running_mean += 3
     again = tb.load(path, model(fresh, "*"))
     torch.testing.assert_close(tb.predict(again, X).outputs_SBK, tb.predict(posterior, X).outputs_SBK)
 

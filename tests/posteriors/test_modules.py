@@ -255,7 +255,7 @@ def test_inputs_that_are_not_written_to_are_not_copied() -> None:
     closed = tb.Linearised(tb.Gaussian(last, last.given_weights()[None], Diagonal(torch.ones(1, last.layout.size))))
     for module in (tb.Point(whole, whole.given_weights().expand(3, -1)).module(), closed.module()):
         module(inputs)
-        layer = next(part for part in module._network._module.modules() if isinstance(part, Noting))
+        layer = next(part for part in module._network.module.modules() if isinstance(part, Noting))
         layer.seen.clear()
         module(inputs)
         assert set(layer.seen) == {inputs.data_ptr()}

@@ -84,7 +84,7 @@ def made_by(given: Given) -> nn.Module:
     return bare(made)
 
 
-def _seeded(seed: int | None, device: torch.device | str = "cpu") -> AbstractContextManager[None]:
+def _seeded(seed: int | None, device: torch.device | str = "cpu") -> AbstractContextManager[Any]:
     """Return the context in which a network is drawn."""
     if seed is None:
         return seeded(Purpose.FACTORY, device=device)
