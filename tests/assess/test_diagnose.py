@@ -403,5 +403,8 @@ def test_draws_that_are_not_finite_are_refused() -> None:
     model = model_of()
     weights_MSD = chain(model, 2, 12)
     weights_MSD[1, 4, 3] = float("inf")
-    with pytest.raises(ValueError, match="holds NaN or infinite values"):
+    with (
+        pytest.raises(ValueError, match="holds NaN or infinite values"),
+        pytest.warns(tb.ProblemWarning, match="not finite"),
+    ):
         tb.diagnose(tb.Draws(model, weights_MSD), INPUTS)

@@ -17,7 +17,7 @@ from torchbayes.experiments import network_evidence as room
 from torchbayes.posteriors.locks import Locked
 
 # a few epochs do not train
-pytestmark = pytest.mark.filterwarnings("ignore:.*than under a constant:torchbayes.ProblemWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
 
 SHORT = ["--data", "digits", "--train_size", "80", "--map.epochs", "4", "--network_settings.hidden", "[6]"]
 TINY = ["evidence", *SHORT, "--networks", "linear", "mlp"]

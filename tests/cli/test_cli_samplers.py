@@ -91,7 +91,7 @@ def test_a_sampler_fits_and_its_configuration_runs_again(capsys, method):
 def test_a_fit_from_the_shell_is_that_of_the_library():
     assert main(["fit", *HMC, "--directory", "run", "--seed", "5"]) == 0
     setup, posterior = load_run(Path("run"))
-    assert setup.problem == Problem("digits", "mlp", {"hidden": [8]}, prior_scale=0.3, train_size=60, threads=1)
+    assert setup.problem == Problem("digits", "mlp", {"hidden": [8]}, prior_scale=0.5, train_size=60, threads=1)
     method = tb.HMC(2, 24, 8, step_size=0.02, trajectory=0.1, plan="loop")
     assert read_config(Path("run/config.yaml"))["method"] == describe(method)
     by_hand = tb.fit(setup.model, tuple(setup.data.train), method, seed=5, callbacks=())

@@ -141,6 +141,7 @@ def test_interrupted_equals_uninterrupted_and_members_are_alone(
             assert_close(tensor[m], alone.tensors()[name][0], rtol=1e-8, atol=1e-11)
 
 
+@pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
 def test_network_is_untouched_and_learned_noise_and_batch_norm_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """By default, but for how long the first runs on held-out rows may be."""
     monkeypatch.setattr(length, "_LONGEST", 1)  # step: 50 epochs
@@ -158,6 +159,7 @@ def test_network_is_untouched_and_learned_noise_and_batch_norm_are_taken(monkeyp
     assert not any(m._forward_hooks for m in model.network.module.modules())
 
 
+@pytest.mark.filterwarnings("ignore::torchbayes.driver.checks.UnusedWeightsWarning")  # at a rate of 1
 def test_refusals_say_what_to_do() -> None:
     data, method = regression(20), tb.ConcreteDropout(epochs=2)
     noise = tb.likelihoods.Gaussian(scale=1.0)

@@ -44,6 +44,7 @@ from torchbayes.cli.terminal import (
     say,
     say_notes,
 )
+from torchbayes.native.process import short_path
 from torchbayes.posteriors.locks import folder_in
 
 
@@ -199,7 +200,7 @@ def diagnose(argv: list[str]) -> None:
         print(json.dumps(page.numbers(found), indent=1))
         return
     print_table(page.space_table(found, caption=page.caption(found)), narrow=page.space_tables(found))
-    print("\n".join([*page.remarks(found), f"Report: {report}"]))
+    print("\n".join([*page.remarks(found), f"Report: {short_path(report)}"]))
 
 
 def _approximation(setup: Any, posterior: Any, *, run: Path, chosen: Mapping[str, Any]) -> None:
@@ -219,7 +220,7 @@ def _approximation(setup: Any, posterior: Any, *, run: Path, chosen: Mapping[str
         settings=settings,
     )
     numbers = json.dumps(page.approximation_numbers(found), indent=1)
-    print(numbers if chosen["json"] else f"{found.words}\nReport: {report}")
+    print(numbers if chosen["json"] else f"{found.words}\nReport: {short_path(report)}")
 
 
 def reproduce(argv: list[str]) -> None:

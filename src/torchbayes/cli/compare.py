@@ -37,6 +37,7 @@ from torchbayes.cli.options import (
 )
 from torchbayes.cli.terminal import print_table, resumable, say, track
 from torchbayes.comparison.settings import Comparison, check_name_of, key_of
+from torchbayes.native.process import short_path
 
 _LISTS = {
     "methods": "methods, in the order of the table: names of `torchbayes list compared`, NAME=METHOD, or import paths",
@@ -96,7 +97,7 @@ def compare(argv: list[str]) -> None:
         )
     about, base = (found.setup, found.outcomes, found.diagnosis), found.base
     print_table(table(found.outcomes, caption=caption(*about, base=base), base=base), narrow=tables(*about, base=base))
-    print(f"Report: {found.report}")
+    print(f"Report: {short_path(found.report)}")
 
 
 def settled(argv: list[str]) -> Asked:

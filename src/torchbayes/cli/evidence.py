@@ -32,7 +32,8 @@ def evidence(argv: list[str]) -> None:
     trained = [f.name for f in fields(MAP) if f.name not in {"members", "plan"}]
     parser.set_defaults({f"map.{name}": getattr(single, name) for name in trained})
     parser.add_class_arguments(room.Settings, None, skip={"problem", "map", "networks"})
-    names = ["linear", "mlp", *(["cnn"] if seen.usual.problem.network != "mlp" else [])]  # images have a usual one
+    images = seen.usual.problem.network != "mlp" or seen.usual.family == "digits"  # whose usual network is a small one
+    names = ["linear", "mlp", *(["cnn"] if images else [])]
     parser.add_argument("--networks", nargs="*", type=str, default=names, help="networks; cnn is short for small_cnn")
     parser.add_argument("--directory", type=str | None, default=None, help="where numbers and a figure go; nowhere")
     parser.add_argument("--overwrite", action="store_true", help="replace earlier results in the directory")

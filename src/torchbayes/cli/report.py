@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torchbayes.cli.options import add_draws, new_parser, parse
 from torchbayes.cli.terminal import print_table
+from torchbayes.native.process import short_path
 from torchbayes.posteriors.locks import folder_in
 
 
@@ -37,4 +38,4 @@ def report_run(argv: list[str]) -> None:
         fitted = evaluated(run, setup, posterior, draws=chosen["draws"], seed=chosen["seed"])
         page = write_fit(home, fitted)
     print_table(metric_table(fitted))
-    print(f"Report: {page}")
+    print(f"Report: {short_path(page)}")

@@ -144,6 +144,12 @@ def full_path(path: str | os.PathLike[str]) -> Path:
     return path.absolute()
 
 
+def short_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path as it is told: from the working directory where it lies below that."""
+    path = Path(path)
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 def outside_inference() -> AbstractContextManager[Any]:
     """Return a context without `torch.inference_mode`: what is made in that cannot be differentiated later."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()

@@ -33,7 +33,11 @@ def central_interval(predictive: Predictive, outside: float = 0.05) -> tuple[Ten
     levels = predictive.outputs_SBK.new_tensor([outside / 2, 1 - outside / 2])
     try:
         low, high = predictive.quantile(levels)
-    except (NotImplementedError, ValueError):  # some distributions refuse values that rounding takes out of bounds
+    except (
+        NotImplementedError,
+        TypeError,
+        ValueError,
+    ):  # of joint ones, or beyond bounds by rounding
         low, high = torch.cat([samples.quantile(levels, dim=0) for samples in samples_of(predictive)], dim=1)
     return low, high
 

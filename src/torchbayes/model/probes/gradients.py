@@ -18,6 +18,7 @@ from torch.utils import checkpoint
 
 from torchbayes.checks import SettingError
 from torchbayes.model.network import Network
+from torchbayes.model.rows.batch import tensors_of
 from torchbayes.native.process import differentiable
 from torchbayes.native.seeds import Purpose, generator, seeded
 
@@ -49,7 +50,9 @@ def dependence(network: Network, batches: Iterator[Any], *, training: bool) -> t
         gradients = _differentiated(asked, views)[1]
         missing &= _without(gradients)
     absent = {name for name in missing if gradients[name] is None}
-    unused = absent | _without_effect(asked, views, missing - absent)
+    # rows of zeros say nothing of the weights that multiply them
+    silent = missing - absent if any(tensor.any() for tensor in tensors_of(inputs)) else set[str]()
+    unused = absent | _without_effect(asked, views, silent)
     return first, [name for name in initial if name in unused]
 
 
