@@ -35,7 +35,7 @@ def test_images_share_one_mean_and_scale_per_channel():
     assert data.is_image
     assert data.input_shape == (3, 4, 5)
     assert data.num_classes == 2
-    assert repr(data) == "Data(x: 20 + 5 rows of 3 x 4 x 5, 2 classes)"
+    assert repr(data) == "Data(name=x, train=20, test=5, inputs=3 × 4 × 5, task=classification, classes=2)"
 
 
 def test_regression_is_standardised_by_training_rows_alone():

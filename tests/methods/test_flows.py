@@ -349,7 +349,6 @@ def _posterior(scale: float, mean: float = 0.0) -> tb.FlowPosterior:
     [
         (0.1, 0.0, None),
         (1e-9, 0.0, "the distribution has collapsed to a point"),
-        (math.nan, 0.0, "not finite"),
         (300.0, 0.0, "less likely"),
         (0.1, 1e4, "less likely"),
     ],

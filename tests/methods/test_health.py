@@ -171,8 +171,9 @@ def test_log_likelihood_is_that_of_each_member() -> None:
     for found_B, w in zip(found_MB, weights_MD, strict=True):
         expected_B = distributions.Normal(inputs @ w[:3] + w[3], w[4].exp()).log_prob(targets)
         torch.testing.assert_close(found_B, expected_B, rtol=1e-12, atol=0)
-    broken = tb.Point(model, torch.full_like(weights_MD, math.nan))
-    assert bool((log_likelihoods(broken, batches) == -math.inf).all())
+    broken = tb.Draws(model, torch.full_like(weights_MD, math.nan)[:, None])
+    with pytest.warns(tb.ProblemWarning, match="not finite"):
+        assert bool((log_likelihoods(broken, batches) == -math.inf).all())
 
 
 def test_every_draw_has_a_log_likelihood_of_its_own() -> None:

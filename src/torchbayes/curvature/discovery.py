@@ -374,7 +374,7 @@ def _can_stack(whole: Whole, views: Mapping[str, Tensor], inputs: Any) -> bool:
     with torch.no_grad():
         column = torch.ones_like(whole.network(views, inputs))
     try:
-        whole.jacobian(views, inputs, column, buffers=None)
+        whole.jacobian(views, inputs, column, buffers={n: b.clone() for n, b in whole.network.buffers.items()})
     except RuntimeError:
         return False
     return True

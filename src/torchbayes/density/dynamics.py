@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import SettingError, check_function, seen
-from torchbayes.native.process import differentiable
+from torchbayes.native.process import differentiable, usable
 
 
 class Value(NamedTuple):
@@ -199,7 +199,7 @@ class FunctionDensity:
         """
         del batch
         with differentiable():
-            leaf = weights_MD.detach().requires_grad_()
+            leaf = usable(weights_MD).detach().requires_grad_()
             value_M = self._function(leaf)
             check_value(value_M)
             gradient_MD = None
