@@ -78,10 +78,9 @@ def noise_problems(posterior: Point | Gaussian | DropoutPosterior | RadialPoster
     linear = linearised(model, mean_MD[0], rows, buffers=buffers)
     if linear is None:
         return []
-    own_NK = _residuals(posterior, rows)
-    if one and (found := _of_one(linear, model, mean_MD[0], own_NK, all_=all_)):
+    if one and (found := _of_one(linear, model, mean_MD[0], _residuals(posterior, rows), all_=all_)):
         return found
-    return _of_mean(linear, own_NK, instead="" if one else ", or take likelihoods.Gaussian('learned')")
+    return _of_mean(linear, instead="" if one else ", or take likelihoods.Gaussian('learned')")
 
 
 def _of_one(linear: Linearised, model: Model, weights_D: Tensor, own_NK: Tensor, *, all_: bool) -> list[str]:
@@ -93,6 +92,8 @@ def _of_one(linear: Linearised, model: Model, weights_D: Tensor, own_NK: Tensor,
     suggested_K, own_K = (_root_mean_square(each_NK, len(scale_K)) for each_NK in (residuals_NK, own_NK))
     small, wide = int((suggested_K / scale_K).argmax()), int((scale_K / suggested_K).argmax())
     ratio_K, count = scale_K / torch.maximum(suggested_K, own_K), residuals_NK.numel() / len(scale_K)
+    if model.network.held.draws(training=True):  # noise that is learned under dropout is that of its residuals
+        ratio_K = torch.ones_like(ratio_K)
     cost_K = count * (ratio_K.log() - 0.5 + 0.5 / ratio_K.square())
     above = int(ratio_K.argmax())
     if all_ and scale_K[small] * _RATIO < suggested_K[small]:
@@ -111,10 +112,10 @@ def _of_one(linear: Linearised, model: Model, weights_D: Tensor, own_NK: Tensor,
     ]
 
 
-def _of_mean(linear: Linearised, own_NK: Tensor, *, instead: str) -> list[str]:
+def _of_mean(linear: Linearised, *, instead: str) -> list[str]:
     """Return the problem of a mean that is the worse for a noise that was learned before it."""
-    size, count = float(own_NK.square().mean().sqrt()), own_NK.numel()
-    tried = [linear.left_out(own_NK.new_tensor([(share * size) ** 2])) for share in _SHARES]
+    size, count = float(linear.residuals_NK.square().mean().sqrt()), linear.residuals_NK.numel()
+    tried = [linear.left_out(linear.residuals_NK.new_tensor([(share * size) ** 2])) for share in _SHARES]
     least = min((float(each.square().mean().sqrt()) for each in tried if each is not None), default=size)
     ratio = size / least if least > 0 else 1.0
     if ratio < _ABOVE or count * (math.log(ratio) - 0.5 + 0.5 / ratio**2) < _NATS:
@@ -162,10 +163,12 @@ class Linearised(NamedTuple):
     Attributes:
         kernel_PP: K, of all P = N K values, float64.
         targets_NK: ỹ.
+        residuals_NK: y − f(w*), float64.
     """
 
     kernel_PP: Tensor
     targets_NK: Tensor
+    residuals_NK: Tensor
 
     def left_out(self, variance_K: Tensor) -> Tensor | None:
         """Return the leave-one-out residuals y − μ, float64 (N, K), under a noise variance; None if it is singular."""
@@ -210,8 +213,8 @@ def linearised(model: Model, weights_D: Tensor, rows: Batch, *, buffers: Buffers
     centred_D = weights_D - model.prior.locs().to(weights_D)
     moved = _moved(model, weights_D, centred_D, rows.inputs, buffers)[..., :means]
     outputs_NK = outputs_NL[..., :means]
-    targets_NK = (rows.targets.view_as(outputs_NK) - outputs_NK).double() + moved
-    return Linearised(kernel[kept][:, kept], targets_NK)
+    residuals_NK = (rows.targets.view_as(outputs_NK) - outputs_NK).double()
+    return Linearised(kernel[kept][:, kept], residuals_NK + moved, residuals_NK)
 
 
 def _kernel(part: Part, variance_D: Tensor) -> Tensor:
