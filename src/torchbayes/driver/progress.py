@@ -74,7 +74,7 @@ class Lines:
         *,
         write: Callable[[str], object],
         unit: str = "epochs",
-        waits: tuple[float, float] = (FIRST, LONGEST),
+        waits: tuple[float, float] | None = None,
     ) -> None:
         """Start the clock.
 
@@ -84,9 +84,9 @@ class Lines:
             epochs: epochs of the run.
             write: takes a line.
             unit: what is counted, in the plural.
-            waits: seconds between lines, the shortest and the longest.
+            waits: seconds between lines, the shortest and the longest; `FIRST` and `LONGEST` if None.
         """
-        self._first, self._longest = waits
+        self._first, self._longest = waits or (FIRST, LONGEST)
         self._title, self._done, self._epochs, self._write, self._unit = title, done, epochs, write, unit
         self._numbers, self._wait, self._said = "", self._first, done
         self._began = self._last = time.monotonic()

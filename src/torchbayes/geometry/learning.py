@@ -331,8 +331,10 @@ def _judged(found: Chains, half_CS: Tensor, problem: _Problem) -> LearningCoeffi
 
 def _step_problem(parts: Sequence[Tensor]) -> Iterator[str]:
     """Yield what is wrong where steps of half the size give another coefficient."""
+    if len(parts) < 2 or any(p.shape[1] < 4 for p in parts):  # too few draws have no Monte Carlo error
+        return
     means, errors = zip(*((float(p.mean()), float(mcse_mean(p.unsqueeze(-1))[0])) for p in parts), strict=True)
-    if len(parts) > 1 and abs(means[1] - means[0]) > _UNLIKE * math.hypot(*errors):
+    if abs(means[1] - means[0]) > _UNLIKE * math.hypot(*errors):
         yield (
             f"steps of half the size give {means[1]:.3g} in the place of {means[0]:.3g}: there are regions too narrow "
             f"for its steps (use a smaller step size or a `target_acceptance` nearer to 1, and HMC with `halvings`)"

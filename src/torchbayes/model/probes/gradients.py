@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.utils import checkpoint
 
 from torchbayes.checks import SettingError
-from torchbayes.model.network import Network
-from torchbayes.model.rows.batch import tensors_of
+from torchbayes.model.network import Network, outputs_of
 from torchbayes.native.process import differentiable
 from torchbayes.native.seeds import Purpose, generator, seeded
 
@@ -50,9 +49,7 @@ def dependence(network: Network, batches: Iterator[Any], *, training: bool) -> t
         gradients = _differentiated(asked, views)[1]
         missing &= _without(gradients)
     absent = {name for name in missing if gradients[name] is None}
-    # rows of zeros say nothing of the weights that multiply them
-    silent = missing - absent if any(tensor.any() for tensor in tensors_of(inputs)) else set[str]()
-    unused = absent | _without_effect(asked, views, silent)
+    unused = absent | _silenced(asked, views, missing - absent)
     return first, [name for name in initial if name in unused]
 
 
@@ -64,12 +61,15 @@ class _Asked(NamedTuple):
     attempt: int
     training: bool
 
-    def __call__(self, views: Mapping[str, Tensor]) -> Tensor:
-        """Return the outputs at weights."""
+    def __call__(self, views: Mapping[str, Tensor], constants: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Return the outputs at weights, and at other constants than the network's own."""
         state = {name: buffer.clone() for name, buffer in self.network.buffers.items()}
         mode = self.network.training() if self.training else nullcontext()
         with mode, seeded(Purpose.GRADIENT_TRIAL, self.attempt, device=self.network.device):
-            return self.network(views, self.inputs, state)
+            if constants is None:
+                return self.network(views, self.inputs, state)
+            held = {**self.network.ask(views, self.inputs, state), **constants}
+            return outputs_of(self.network.held.run(held, self.inputs), self.network.class_axis)
 
 
 def _differentiated(asked: _Asked, views: Mapping[str, Tensor]) -> tuple[Tensor | None, dict[str, Tensor | None]]:
@@ -122,17 +122,23 @@ def _changed(views: Mapping[str, Tensor], attempt: int, only: Container[str] | N
     return changed
 
 
-def _without_effect(asked: _Asked, views: Mapping[str, Tensor], names: set[str]) -> set[str]:
-    """Return the parameters on which outputs do not depend: those of step functions have no gradient, and an effect."""
-    if not names:
-        return names
+def _silenced(asked: _Asked, views: Mapping[str, Tensor], names: set[str]) -> set[str]:
+    """Return the parameters on which outputs do not depend, and would if the network's constants were others.
+
+    Those of step functions have no gradient, and an effect. Those that these rows do not ask for, such as heads of
+    other tasks, have none under any constants.
+    """
+    constants = {name: tensor for name, tensor in asked.network.constants.items() if tensor.is_floating_point()}
+    if not names or not constants:
+        return set()
+    others = _changed(constants, _ATTEMPTS)
+
+    def same(those: set[str], constants: Mapping[str, Tensor] | None = None) -> bool:
+        moved = asked(_changed(views, _ATTEMPTS, those), constants)
+        return torch.equal(moved, asked(views, constants))
+
     with torch.no_grad():
-        outputs = asked(views)
-
-        def same(those: set[str]) -> bool:
-            return torch.equal(asked(_changed(views, _ATTEMPTS, those)), outputs)
-
-        return names if same(names) else {name for name in names if same({name})}
+        return {name for name in names if same({name}) and not same({name}, others)}
 
 
 def _recomputes(error: BaseException) -> bool:

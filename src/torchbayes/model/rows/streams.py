@@ -115,9 +115,8 @@ def _checked(stream: Stream, *integers: int) -> Iterator[Batch]:
         yield found
     if rows != stream.num_data:
         raise ValueError(
-            f"the data gave {'more' if rows > stream.num_data else f'{rows:,}'} rows in a pass than the "
-            f"{stream.num_data:,} they gave at first, which every pass must give. Give data that are the same at "
-            f"every pass."
+            f"every pass over the data must give as many rows as the first, {stream.num_data:,}; got "
+            f"{'more' if rows > stream.num_data else f'{rows:,}'}. Give data that are the same at every pass."
         )
 
 
