@@ -17,7 +17,7 @@ from torchbayes.model.model import having_scale
 from torchbayes.native.seeds import member_seeds
 
 FEATURES = 4
-SHORT: dict[str, Any] = {"chains": 2, "steps": 60, "burn_in": 20, "thin": 10, "batch_size": 16}
+SHORT: dict[str, Any] = {"chains": 2, "steps": 240, "burn_in": 160, "thin": 20, "batch_size": 16}
 METHODS = [tb.SGHMC(**SHORT), tb.SGLD(**SHORT), tb.SGNHT(**SHORT)]
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
 

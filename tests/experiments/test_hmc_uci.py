@@ -17,6 +17,7 @@ from torchbayes.experiments import reproduce
 from torchbayes.experiments.hmc_uci import EXPERIMENT, report, run
 from torchbayes.experiments.hmc_uci.recipe import UCIChainsRecipe
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*the noise explains what the mean could:torchbayes.ProblemWarning")
 TINY = UCIChainsRecipe(
     prior_scale=(0.5, 0.7),
     lr=(0.02, 0.01),

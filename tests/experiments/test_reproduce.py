@@ -113,7 +113,7 @@ def test_the_page_carries_everything(experiment, tmp_path):
 
 def test_the_default_directory_is_named_after_the_experiment(experiment, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert reproduce(experiment, seeds=1).parts == ("experiments", "made_up-small", "report.html")
+    assert reproduce(experiment, seeds=1) == tmp_path / "experiments" / "made_up-small" / "report.html"
 
 
 def test_every_folder_with_a_recipe_is_an_experiment_of_its_name():

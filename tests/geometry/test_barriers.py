@@ -162,7 +162,7 @@ def test_what_is_refused():
         barrier(model, data, ends[0], second=ends)
     with pytest.raises(ValueError, match="`points` must be a whole number of at least 2; got 1"):
         barrier(model, data, ends[0], second=ends[1], points=1)
-    with pytest.raises(ValueError, match="`first` is not finite"):
+    with pytest.raises(ValueError, match="`first` must be finite"):
         barrier(model, data, ends[0] * torch.nan, second=ends[1])
 
 

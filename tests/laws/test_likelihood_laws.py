@@ -304,6 +304,7 @@ METHODS: dict[str, Callable[[float], Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*still on its way down:torchbayes.ProblemWarning")
 @pytest.mark.parametrize("name", ["classes", "gaussian, learned", "survival", "ignored rows", "shares"])
 @pytest.mark.parametrize("method", METHODS)
 def test_fits_on_all_rows_are_the_same(name: str, method: str):

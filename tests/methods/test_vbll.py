@@ -227,6 +227,7 @@ def test_training_reaches_the_best_bound_of_fixed_features(covariance: Any, weig
         assert (found.diagonal() < torch.linalg.inv(precision).diagonal() * 1.05).all()
 
 
+@pytest.mark.filterwarnings("ignore:.*the noise explains what the mean could:torchbayes.ProblemWarning")
 @pytest.mark.parametrize("covariance", COVARIANCES)
 def test_predictions_are_the_exact_ones_of_what_was_trained(covariance: Any, tmp_path: Path) -> None:
     data = regression(50)

@@ -252,7 +252,7 @@ def linear_by(part: nn.Module, call: Call) -> str | None:
     try:
         with torch.no_grad():
             made = functional_call(part, dict(call.held), (call.inputs,))
-    except Exception:  # it takes its input by a keyword alone
+    except Exception:  # its inputs have another width, or a keyword
         return None
     for axis, weight in (("rows", held[2]), ("columns", held[2].T)):
         if made.shape != (*call.inputs.shape[:-1], len(weight)) or call.inputs.shape[-1:] != weight.shape[1:]:

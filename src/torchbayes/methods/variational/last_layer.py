@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -230,10 +230,8 @@ def _axis(part: nn.Module) -> str | None:
         return torch.randn(shape, generator=source, device=weight.device).to(weight.dtype)
 
     held = {name: drawn(*parameter.shape) for name, parameter in own.items()}
-    for size in dict.fromkeys((weight.shape[1], weight.shape[0])):
-        with suppress(RuntimeError, TypeError, ValueError):  # of another width, or of several inputs
-            return linear_by(part, Call(drawn(2, size), None, held))
-    return None
+    tried = (linear_by(part, Call(drawn(2, size), None, held)) for size in (weight.shape[1], weight.shape[0]))
+    return next((axis for axis in tried if axis is not None), None)
 
 
 def _check_prior(model: Model, grid_KI: Tensor) -> None:
