@@ -164,6 +164,8 @@ def test_resuming_a_finished_run_changes_nothing(make: Make, tmp_path: Path) -> 
     [(name, plan) for name in NETWORKS for plan in (("auto",) if name == "dropout" else ("loop", "vmap"))],
 )
 def test_members_together_equal_members_alone(make: Make, network: str, plan: str) -> None:
+    if getattr(make(), "estimator", "weights") != "weights":
+        plan = "auto"  # noise in the layers is no stack of networks
     together = everything(fitted(make, network, members=3, plan=plan))
     for m, one in enumerate(alone(make, network)):
         # kernels round the last elements of a vector differently from those in its middle, hence not to the last bit

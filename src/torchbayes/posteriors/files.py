@@ -11,6 +11,7 @@ import json
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -69,6 +70,8 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         yield name
         with open(name, "rb") as file:
             os.fsync(file.fileno())
+        if handle is not None:  # safetensors makes a file of its own, which is private
+            os.chmod(name, stat.S_IMODE(os.fstat(handle).st_mode))
         os.replace(name, path)
     except (OSError, SafetensorError) as error:
         name.unlink(missing_ok=True)
