@@ -105,7 +105,7 @@ def test_the_picture_of_a_single_network_shows_its_noise():
     alone = {**several, "sd_of_function": np.zeros(len(inputs))}
     for found, label, note in (
         (several, "sd of the function", "Rows unlike the training data lie further right"),
-        (alone, "sd of the target", "One network alone does not show"),
+        (alone, "sd of target", "One network alone does not show"),
     ):
         figure = new_rows(found, found, level=0.9)
         assert label in figure.axes[1].get_xlabel()

@@ -222,7 +222,8 @@ def test_what_has_no_correlation_is_said():
     with pytest.raises(ValueError, match="at least 2 draws; got 1"):
         _ = one.correlation
     wild = tb.Model(nn.Linear(3, 1), GAUSSIAN, tb.priors.Normal(1e38))
-    with pytest.raises(ValueError, match="NaN or infinite"):
+    told = pytest.warns(tb.ProblemWarning, match="drawn are not finite")
+    with pytest.raises(ValueError, match="NaN or infinite"), told:
         _ = tb.prior_predictive(wild, normal(4, 3, dtype=torch.float32) * 1e3).correlation
     found = tb.prior_predictive(linear(), normal(2, 3))
     for labels, error in (([0, 1, 2], ValueError), ([0.5, 1.0], TypeError), ("ab", TypeError), (None, TypeError)):

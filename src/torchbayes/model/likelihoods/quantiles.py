@@ -31,11 +31,10 @@ def average_quantile(distribution: Distribution, levels: Sequence[float] | Tenso
     if type(distribution).cdf is Distribution.cdf:
         name = next(kind.__name__ for kind in type(distribution).__mro__ if not kind.__name__.startswith("_"))
         raise NotImplementedError(f"{name} has no `cdf` in torch. Take the quantiles of what `sample` gives.")
-    like = distribution.mean
-    shape = (-1, *[1] * (like.ndim - 1))
-    goal = levels.view(shape) if isinstance(levels, Tensor) else like.new_tensor(levels).view(shape)
+    shape = (-1, *[1] * (len(distribution.batch_shape) - 1))
+    goal = (levels if isinstance(levels, Tensor) else distribution.mean.new_tensor(levels)).view(shape)
     if isinstance(distribution, Normal) and not isinstance(levels, Tensor):
-        normal = like.new_tensor([NormalDist().inv_cdf(level) for level in levels]).view(shape).unsqueeze(1)
+        normal = distribution.loc.new_tensor(_standard(tuple(levels))).view(shape).unsqueeze(1)
         low, high = _ends(distribution.loc + distribution.scale * normal)
     else:
         low, high = _bounds(distribution, goal)
@@ -46,6 +45,12 @@ def average_quantile(distribution: Distribution, levels: Sequence[float] | Tenso
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
     # at `high` the level is reached, by a jump at the whole number just below
     return high.floor() if is_discrete(distribution) else (low + high) / 2
+
+
+@torch.compiler.assume_constant_result
+def _standard(levels: tuple[float, ...]) -> list[float]:
+    """Return quantiles of the standard normal, as constants of a graph."""
+    return [NormalDist().inv_cdf(level) for level in levels]
 
 
 def _bounds(distribution: Distribution, goal: Tensor) -> tuple[Tensor, Tensor]:
