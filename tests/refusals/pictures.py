@@ -88,6 +88,7 @@ PICTURES = {
             "train_y": (*_CURVE, _GRID[:3]),
             "truth": ("text", 3, (_GRID,), (_GRID, _GRID[:3])),
             "notes": ("text", 3, {"HMC": 3}, {"MAP": "text"}),
+            "target_name": (3, None),
         },
     ),
     "figures.classification_surface": Case(

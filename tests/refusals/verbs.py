@@ -293,7 +293,7 @@ VERBS = {
     "stream": Case(
         _stream,
         lambda: {"posterior": things.point(), "batches": [things.DATA]},
-        _prediction(batches=(None, "text", 3, NAN, [3], [(things.INPUTS,)])),
+        _prediction(batches=(None, "text", 3, NAN, [3])),
     ),
     "evaluate": Case(
         tb.evaluate,

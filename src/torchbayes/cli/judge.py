@@ -187,7 +187,7 @@ def predict(argv: list[str]) -> None:
         found = columns_of(functions, new.inputs, units)
         known = columns_of(functions, setup.data.test.inputs[:_SHOWN], units)
     write_columns(output, found, names=new.names)
-    named = {"what": setup.data.target_label, "units": setup.data.target_unit}
+    named = {"target_name": setup.data.target_label, "units": setup.data.target_unit}
     picture = savefig(new_rows(found, known, level=chosen["level"], **named), output.with_suffix(".png"))
     for note in new.notes:
         say(note)

@@ -51,7 +51,7 @@ def band_over(data: Data, named: Mapping[str, Functions | Source]) -> Picture:
     truth = (x, TRUTH[data.name](x)) if data.name in TRUTH else None
     return Picture(
         "What each method believes about the function" if len(named) > 1 else "The function over the inputs",
-        figures.predictive_band(bands, *raw, truth=truth, what=data.target_label),
+        figures.predictive_band(bands, *raw, truth=truth, target_name=data.target_label),
         f"Functions of the one input of {data.name}, with {len(data.train.inputs):,} training rows as points, in raw "
         f"units. Bands: two standard deviations; thin lines: drawn functions. Where there are no data these should "
         f"disagree: the dark band opens there, the light band adds the noise of the targets.",

@@ -23,7 +23,7 @@ def new_rows(
     test: Mapping[str, np.ndarray],
     *,
     level: float,
-    what: str = "target",
+    target_name: str = "target",
     units: str = "units of the target",
 ) -> Figure:
     """Draw predictions of new rows, and their uncertainty beside that of test rows.
@@ -32,7 +32,7 @@ def new_rows(
         new: columns of predictions, as `predictive.written.columns_of` gives them.
         test: the same of test rows.
         level: share of the targets that an interval should hold.
-        what: the name of the target.
+        target_name: the name of the target.
         units: of the target.
 
     Returns:
@@ -47,12 +47,12 @@ def new_rows(
         _classes(left, new)
         measure, label = "entropy", "entropy of the prediction (nats)"
     else:
-        _intervals(left, new, level, what)
+        _intervals(left, new, level, target_name)
         measure = next(name for name in new if name.startswith("sd_of_function"))
         label = f"sd of the function ({units})"
         if not test[measure].any():  # a single network
             measure = measure.replace("sd_of_function", "sd")
-            label = f"sd of {what} ({units})"
+            label = f"sd of {target_name} ({units})"
             meaning = "One network alone does not show which rows are unlike the training data."
     _histograms(right, new[measure], test[measure], label)
     shades = {"new rows": Patch(color=_COLOUR, alpha=0.55), "test rows": Patch(color=QUIET, alpha=0.45)}
@@ -70,7 +70,7 @@ def _chosen(order: np.ndarray) -> np.ndarray:
     return order[np.unique(np.linspace(0, len(order) - 1, min(len(order), _SHOWN)).round().astype(int))]
 
 
-def _intervals(axes: Axes, new: Mapping[str, np.ndarray], level: float, what: str) -> None:
+def _intervals(axes: Axes, new: Mapping[str, np.ndarray], level: float, target_name: str) -> None:
     name = next(name for name in new if name.startswith("mean"))
     low, high = (next(column for column in new if column.startswith(f"{end}_")) for end in ("low", "high"))
     rows = _chosen(np.argsort(new[name], kind="stable"))
@@ -78,7 +78,7 @@ def _intervals(axes: Axes, new: Mapping[str, np.ndarray], level: float, what: st
     sides = np.clip(np.stack([mean - new[low][rows], new[high][rows] - mean]), 0, None)
     axes.errorbar(np.arange(len(rows)), mean, sides, fmt="o", markersize=3, color=_COLOUR, ecolor=QUIET, elinewidth=0.8)
     axes.set_xlabel("new rows, in the order of their mean")
-    axes.set_ylabel(f"{what}: mean and {level:.0%} interval".replace("%", " %"))
+    axes.set_ylabel(f"{target_name}: mean and {level:.0%} interval".replace("%", " %"))
     axes.set_xticks([])
 
 

@@ -100,7 +100,7 @@ def predictive_band(
     *,
     truth: tuple[Any, Any] | None = None,
     notes: Mapping[str, str] | None = None,
-    what: str = "target",
+    target_name: str = "target",
 ) -> Figure:
     """Draw predictive mean, ± 2 standard deviations of the functions and of the target, and the data.
 
@@ -110,7 +110,7 @@ def predictive_band(
         train_y: training targets, (N,).
         truth: (x, y) of the true function.
         notes: name -> a line under the title of that panel, of up to 36 characters.
-        what: the name of the target.
+        target_name: the name of the target.
 
     Returns:
         The figure, one axes per method.
@@ -121,6 +121,7 @@ def predictive_band(
     bands = {"": methods} if isinstance(methods, Band) else methods
     check_panels(methods=bands)
     check_kind(Band, "bands by name", **{f"methods[{name!r}]": band for name, band in bands.items()})
+    check_text(target_name=target_name)
     below = _notes(notes, bands)
     line = [] if truth is None else _points_of("truth", truth)
     points = _points_of("train_x, train_y", (train_x, train_y))
@@ -139,7 +140,7 @@ def predictive_band(
     remove_spare(grid, len(bands))
     grid[0, 0].set_ylim(*_view(bands, points[1]))
     note_below(figure, "input")
-    figure.supylabel(what)
+    figure.supylabel(target_name)
     legend_above(figure, handles)
     return figure
 
