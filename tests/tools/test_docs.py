@@ -175,8 +175,8 @@ CHAINS = "torchbayes fit --data digits --method HMC --steps 300 --directory chai
         ),
         (
             CHAINS + "torchbayes compare --data digits --reference chains",
-            CHAINS + "torchbayes compare --data digits --network mlp --reference chains",
-            "has network small_cnn",
+            CHAINS + "torchbayes compare --data digits --network small_cnn --reference chains",
+            "has network mlp",
         ),
         ("torchbayes reproduce hmc_uci --seeds 2", "torchbayes reproduce hmc_uic --seeds 2", "hmc_uic"),
         ("torchbayes reproduce --list", "torchbayes reproduce hmc_uci --scale large", "there is no scale 'large'"),
