@@ -91,7 +91,7 @@ def check_dropout(network: Network) -> None:
 def distinct(seed: int, call: int, shape: Sequence[int], *, keep: float) -> Tensor:
     """Return numbers from 1 to 2 in the place of `kept` ones, which no two places have in common whatever is kept."""
     del keep
-    return torch.from_numpy(1 + fractions(mix(Purpose.MASKS, seed, call), shape))
+    return 1 + _fractions(seed, call, shape)
 
 
 def kept(seed: int, call: int, shape: Sequence[int], *, keep: float) -> Tensor:
@@ -103,7 +103,12 @@ def kept(seed: int, call: int, shape: Sequence[int], *, keep: float) -> Tensor:
         shape: of one row; a longer row begins with the mask of a shorter one.
         keep: probability of being kept.
     """
-    return torch.from_numpy(fractions(mix(Purpose.MASKS, seed, call), shape) < keep)
+    return _fractions(seed, call, shape) < keep
+
+
+def _fractions(seed: int, call: int, shape: Sequence[int]) -> Tensor:
+    """Return uniform numbers of a call of dropout."""
+    return torch.from_numpy(fractions(mix(Purpose.MASKS, seed, call), shape))
 
 
 class Masked(TorchDispatchMode):

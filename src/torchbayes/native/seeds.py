@@ -114,6 +114,8 @@ class Purpose(enum.IntEnum):
     GRID = 82
     INDEPENDENT = 84  # draws of an ideal sampler
     FOREIGN_RESAMPLES = 85
+    READING = 204  # of rows that are drawn anew whenever they are read
+    GRADIENT_NOISE = 205
     CURVE = 86  # training rows of the regression of Blundell et al.
     POISON = 87  # which rows have wrong labels, and which ones
     SHIFT = 88  # noise in test images

@@ -109,7 +109,7 @@ def _without(gradients: Mapping[str, Tensor | None]) -> set[str]:
 
 def _noise(size: int, like: Tensor, *integers: int) -> Tensor:
     """Return standard normals (size,), of the dtype and on the device of a tensor."""
-    return torch.randn(size, generator=generator(Purpose.GRADIENT_TRIAL, *integers)).to(like)
+    return torch.randn(size, generator=generator(Purpose.GRADIENT_NOISE, *integers)).to(like)
 
 
 def _changed(views: Mapping[str, Tensor], attempt: int, only: Container[str] | None = None) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -31,7 +32,7 @@ from torch.utils.data import (
 )
 
 from torchbayes.model.rows.batch import Batch, tensors_of
-from torchbayes.native.seeds import Purpose, generator, mix, seeded
+from torchbayes.native.seeds import Purpose, generator, seeded
 
 
 def is_indexed(data: Any) -> bool:
@@ -159,23 +160,24 @@ def same_rows(one: Batch, other: Batch) -> bool:
 
 
 _END = object()
+_READING = threading.RLock()  # numpy and Python have one generator for all threads
 _NUMPY: Any = np.random  # whose stubs lack these functions
 
 
 @contextmanager
 def reading(*integers: int) -> Iterator[None]:
-    """Seed the global generators of torch, numpy and Python inside the `with`, and restore them afterwards."""
-    seed = mix(Purpose.WORKERS, *integers)
-    numbers, words = _NUMPY.get_bit_generator(), random.getstate()
-    try:
-        _NUMPY.set_bit_generator(_spare())  # to save and restore a state takes fifty times as long
-        np.random.seed(seed % 2**32)  # noqa: NPY002  (what data sets draw from)
-        random.seed(seed)
-        with seeded(Purpose.WORKERS, *integers):
+    """Seed the generators of torch, numpy and Python inside the `with`, for one thread at a time, and restore them."""
+    with _READING, seeded(Purpose.READING, *integers) as drawn:
+        seed = drawn.source.initial_seed()
+        numbers, words = _NUMPY.get_bit_generator(), random.getstate()
+        try:
+            _NUMPY.set_bit_generator(_spare())  # to save and restore a state takes fifty times as long
+            np.random.seed(seed % 2**32)  # noqa: NPY002  (what data sets draw from)
+            random.seed(seed)
             yield
-    finally:
-        _NUMPY.set_bit_generator(numbers)
-        random.setstate(words)
+        finally:
+            _NUMPY.set_bit_generator(numbers)
+            random.setstate(words)
 
 
 @lru_cache(maxsize=1)
