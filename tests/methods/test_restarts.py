@@ -98,6 +98,7 @@ WARM: dict[str, Callable[[], tuple[tb.Model, tuple[Tensor, Tensor]]]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*still on its way down:torchbayes.ProblemWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WARM)
 def test_a_warm_start_is_not_worse_than_a_cold_one(name: str):

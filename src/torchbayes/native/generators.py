@@ -78,9 +78,9 @@ class Drawn(TorchDispatchMode):
         if not draws(func, args, kwargs):
             return func(*args, **kwargs)
         self.used = True
-        if _device(args, kwargs) != "cpu":
+        if (device := _device(args, kwargs)) not in {"cpu", "meta"}:
             return func(*args, **kwargs)
-        if way == _ALONE:
+        if way == _ALONE or device == "meta":  # which has no generator of its own
             with _in_place_of_default(self.source):
                 return func(*args, **kwargs)
         if not isinstance(way, int):
