@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 _CSS_PER_INCH = 100
 
 
-def show(figure: Figure, caption: str) -> None:
-    """Print a figure as HTML that holds its picture."""
+def shown(figure: Figure, caption: str) -> str:
+    """Return a figure as HTML that holds its picture; the block prints it, as only its own words reach the page."""
     data = base64.b64encode(png(figure)).decode()
     width = round(figure.get_figwidth() * _CSS_PER_INCH)
     image = f'<img alt="{escape(caption)}" width="{width}" src="data:image/png;base64,{data}">'
-    print(f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>")
+    return f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>"
