@@ -198,7 +198,7 @@ def _fit(
         if name not in fitted:
             begin = comparison.entry(name).start
             start = None if begin is None else of(begin)
-            say(f"fitting: {label_of(name)}, {_length(settings, begin)} on {setup.data}")
+            say(f"fitting: {label_of(name)}, {_length(settings, begin)} on {setup.data.name}")
             own = with_dropout(setup) if comparison.entry(name).parts == "dropout" else setup
             fitted[name] = fit_run(
                 own,

@@ -125,7 +125,7 @@ def _legend(panels: Sequence[Dots]) -> dict[str, Any]:
     dot = {"color": QUIET, "marker": "o", "linestyle": "none", "markersize": 6}
     handles: dict[str, Any] = {}
     if any(panel.best and set(panel.best) < set(panel.values) for panel in panels):
-        handles["best, or not told apart from it"] = Line2D([], [], **dot)
+        handles["best, or not significantly different"] = Line2D([], [], **dot)
         handles["worse than the best"] = Line2D([], [], **dot, markerfacecolor="white")
     if any(math.isfinite(low) for panel in panels for _, low, _ in panel.values.values()):
         handles["95 % interval"] = Line2D([], [], color=QUIET, linewidth=1.8)
