@@ -316,6 +316,7 @@ PICTURES = {
             "better": (None, 3, "text", {"c": "low"}, {"b": "sideways"}),
             "formats": (None, 3, "text", {"c": ".3f"}, {"b": 3}, {"b": "nonsense"}),
             "title": NAMED,
+            "beside": (None, -1, 2, 1.5, "text"),
             "ties": (None, 3, "text", {"c": [0]}, {"b": 3}, {"b": "text"}, {"b": [1]}, {"b": [-1]}, {"b": [NAN]}),
         },
     ),

@@ -45,7 +45,12 @@ def test_methods_are_ranked_and_dots_lie_at_their_values():
 
 def test_what_no_panel_says_is_not_in_the_legend():
     figure = figures.ranked_dots(panels(), floor="its chains")
-    assert labels(figure) == ["best, or not told apart from it", "worse than the best", "95 % interval", "its chains"]
+    assert labels(figure) == [
+        "best, or not significantly different",
+        "worse than the best",
+        "95 % interval",
+        "its chains",
+    ]
     assert labels(figures.ranked_dots([figures.Dots("a", "b", {"SWAG": (1.0, NAN, NAN)})])) == []
 
 

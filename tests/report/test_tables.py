@@ -78,3 +78,8 @@ def test_ties_share_the_mark_of_the_best():
     rows = [["a", 0.1], ["b", 0.2], ["c", 0.3]]
     assert best(Table(["method", "NLL"], rows, better={"NLL": "low"}, ties={"NLL": [1]})) == {(0, 1), (1, 1)}
     assert best(Table(["method", "NLL"], rows, ties={"NLL": [1]})) == set()
+
+
+def test_rows_beside_the_others_are_never_marked():
+    table = Table(["name", "ECE"], [["a", 0.2], ["b", 0.3], ["constant", 0.1]], better={"ECE": "low"}, beside=1)
+    assert [row[1].best for row in table.cells] == [True, False, False]

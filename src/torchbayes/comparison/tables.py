@@ -120,6 +120,7 @@ def table(
             for column in columns
             if column.metric
         },
+        beside=int(CONSTANT in named),
     )
 
 

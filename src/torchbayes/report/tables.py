@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from torchbayes.checks import check_kind, check_text, seen
+from torchbayes.checks import check_kind, check_text, seen, whole
 
 if TYPE_CHECKING:
     import rich.table
@@ -58,6 +58,7 @@ class Table:
         formats: column -> format specification of its numbers; ".3f" if not given, integers as they are.
         ties: column -> rows, from 0, that are marked like its best value, as chance may part them.
         title: what the table is of, in a few words; stands over it where a page folds it.
+        beside: number of last rows that stand beside the others for comparison, and are never marked.
 
     Raises:
         ValueError: if a row has another length, or `better`, `formats` or `ties` names no column.
@@ -70,6 +71,7 @@ class Table:
     formats: Mapping[str, str] = field(default_factory=dict)
     ties: Mapping[str, Sequence[int]] = field(default_factory=dict)
     title: str = ""
+    beside: int = 0
 
     def __post_init__(self) -> None:
         """Check lengths, names and directions.
@@ -87,6 +89,8 @@ class Table:
             raise TypeError(f"`columns` must be names; got {seen(columns)}.")
         check_kind((list, tuple), "a sequence of rows", rows=self.rows)
         check_text(caption=self.caption, title=self.title)
+        if whole("beside", self.beside, least=0) > len(self.rows):
+            raise ValueError(f"`beside` must be at most the {len(self.rows)} rows; got {self.beside}.")
         check_kind(Mapping, "a mapping from columns", better=self.better, formats=self.formats, ties=self.ties)
         for row in self.rows:
             if not isinstance(row, list | tuple) or len(row) != len(columns):
@@ -164,14 +168,19 @@ class Table:
     def _column(self, name: str, entries: Sequence[Entry]) -> list[Cell]:
         texts = [_text(entry, self.formats.get(name)) for entry in entries]
         values = [_value(entry) for entry in entries]
-        known = {text: value for text, value in zip(map(_main, texts), values, strict=True) if not math.isnan(value)}
+        ranked = len(texts) - self.beside
+        pairs = zip(map(_main, texts[:ranked]), values[:ranked], strict=True)
+        known = {text: value for text, value in pairs if not math.isnan(value)}
         best: str | None = None
         if name in self.better and len(known) > 1:
             choose = min if self.better[name] == "low" else max
             best = choose(known, key=known.__getitem__)
         tied = self.ties.get(name, ())
+        marked = [
+            best is not None and row < ranked and (_main(t) == best or row in tied) for row, t in enumerate(texts)
+        ]
         return [
-            Cell(text, best is not None and (_main(text) == best or row in tied), not isinstance(entry, str), value)
+            Cell(text, marked[row], not isinstance(entry, str), value)
             for row, (text, entry, value) in enumerate(zip(texts, entries, values, strict=True))
         ]
 
