@@ -106,7 +106,7 @@ def test_a_given_prior_is_not_to_be_chosen() -> None:
 
 
 def test_files_and_resumed_runs_have_the_chosen_prior(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, method = table(60, noise=0.8), tb.SGHMC(**{**SHORT, "steps": 260, "burn_in": 200})
+    data, method = table(60, seed=1, noise=0.8), tb.SGHMC(**{**SHORT, "steps": 260, "burn_in": 200})
     whole = fit(data, method, directory=tmp_path / "whole")
     scale = config(tmp_path / "whole")["chosen"]["prior_scale"]
     assert scale < 1
@@ -122,7 +122,7 @@ def test_files_and_resumed_runs_have_the_chosen_prior(tmp_path: Path, monkeypatc
     again = fit(data, method, directory=tmp_path / "cut", resume=True)
     assert torch.equal(again.weights_MSD, whole.weights_MSD)
     longer = fit(data, method, directory=tmp_path / "cut", resume=True, steps=280)
-    assert torch.equal(longer.weights_MSD[:, :6], whole.weights_MSD)
+    assert torch.equal(longer.weights_MSD[:, : whole.weights_MSD.shape[1]], whole.weights_MSD)
     assert torch.equal(longer.model.prior.stds(), whole.model.prior.stds())
 
 
@@ -151,5 +151,5 @@ def test_other_models_data_and_starts(tmp_path: Path) -> None:
 def test_a_chain_that_diverges_under_every_scale_says_so_itself() -> None:
     inputs, labels = table(60)
     one = tb.Model(nn.Linear(FEATURES, 1).double(), tb.likelihoods.Poisson())  # whose mean e^f overflows
-    with pytest.raises(tb.DivergedError, match="the chain diverged at step 7 of 60"):
+    with pytest.raises(tb.DivergedError, match="the chain diverged at step 7 of 240"):
         fit((inputs * 1e5, labels.double().unsqueeze(1)), METHODS[0], model=one)

@@ -594,6 +594,8 @@ def at(scale: float, rows: int = 200) -> tuple[tb.Model, tb.Point, Any]:
     inputs, targets = table(rows)
     model = tb.Model(nn.Linear(FEATURES, 1).double(), tb.likelihoods.Gaussian("learned"))
     weights_D = torch.cat([BEST, torch.tensor([0.5 * scale]).double().log()])
+    with model.network.training():  # a fit has seen it train, and knows that it draws no masks
+        model.network(weights_D[:-1], inputs[:2])
     return model, tb.Point(model, weights_D[None]), as_source(model, (inputs, targets), 50)
 
 

@@ -163,12 +163,12 @@ def diagnose(argv: list[str]) -> None:
         ValueError: if no run is named, or there is nothing to compare functions at.
     """
     from torchbayes.catalogue.config import CONFIG, load_run, read_config
-    from torchbayes.comparison.reference import spread
+    from torchbayes.comparison.reference import ROWS, spread
     from torchbayes.report import diagnosis as page
 
     parser = new_parser("diagnose", _first_line(diagnose))
     parser.add_argument("run", nargs="?", default=None, help="directory of a fit by HMC, SGLD, VI, Laplace, ...")
-    parser.add_argument("--inputs", type=int, default=200, help="test rows at which functions are compared")
+    parser.add_argument("--inputs", type=int, default=ROWS, help="test rows at which functions are compared")
     parser.add_argument("--directory", type=str | None, default=None, help="where the report goes; RUN/diagnosis")
     parser.add_argument("--draws", type=int, default=DRAWS, help="where there is a density: a pass of the rows each")
     parser.add_argument("--json", action="store_true", help="print JSON")
