@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from torchbayes.methods.optimise.health import (
     log_likelihoods,
     problems_of,
 )
-from torchbayes.methods.optimise.interpolation import _kernel, linearised, noise_problems, noise_variance
+from torchbayes.methods.optimise.interpolation import _kernel, _of_mean, linearised, noise_problems, noise_variance
 from torchbayes.methods.optimise.moments import Moments
 from torchbayes.methods.optimise.swag import State
 from torchbayes.model.rows.batch import Batch
@@ -628,6 +629,34 @@ def test_a_mean_that_noise_has_replaced_is_a_problem(kind: str, share: float, sa
     found = noise_problems(tb.Point(model, weights_D[None]), as_source(model, (inputs, targets), 50))
     assert len(found) == said
     assert not said or ("the noise explains what the mean could" if kind == "each" else "learned noise") in found[0]
+
+
+@pytest.mark.parametrize("missed", [0.0, 0.1, 0.4])
+def test_a_mean_is_judged_by_what_near_rows_have_in_common(missed: float) -> None:
+    """Residuals have a wave of `missed` times their noise, whose size differs between rows; a column is constant."""
+    inputs = torch.stack([normal(300, seed=5), torch.full((300,), 3.0).double()], dim=1)
+    deviations = 0.1 + 0.2 * normal(300, seed=6).abs()
+    noise = deviations * normal(300, seed=7)
+    wave = (6 * inputs[:, 0]).sin() * math.sqrt(2) * noise.std() * math.sqrt(missed / (1 - missed) * 4)
+    found = _of_mean(inputs, (noise + wave).unsqueeze(-1), instead="")
+    if missed < 0.4:  # 0, and 31 % of the variance of residuals
+        assert found == []
+    else:  # 73 % of it
+        share = float(re.findall(r"([0-9]+) %", found[0])[0])
+        assert 60 < share < 85
+
+
+def test_independent_residuals_are_no_problem_of_the_mean() -> None:
+    """Of few rows and many, alike or with heavy tails."""
+    inputs = residuals = torch.empty(0)
+    for seed in range(100):
+        inputs, residuals = normal(10 + 3 * seed, 4, seed=seed), normal(10 + 3 * seed, 1, seed=1000 + seed)
+        assert _of_mean(inputs, residuals, instead="") == []
+        assert _of_mean(inputs, residuals**3, instead="") == []
+    assert _of_mean({"x": inputs}, residuals, instead="") == []  # which has no distances
+    assert _of_mean(inputs[:2], residuals[:2], instead="") == []
+    assert _of_mean(inputs * 0, residuals, instead="") == []
+    assert _of_mean(inputs, residuals * 0, instead="") == []
 
 
 def test_noise_that_is_fixed_or_cannot_collapse_is_not_looked_at() -> None:

@@ -9,9 +9,13 @@ Williams 2006, section 5.4.2; T is 1 unless the likelihood alone is tempered):
 
 A learned σ far below the root mean square of these residuals, or far above, is not the noise of new rows. One that is
 above them and above the residuals of the draws themselves costs log r − ½ + 1/(2 r²) nats a value, r the ratio: by a
-total of 8 nats that is no chance, and no prior. The mean may be the worse for a noise that was learned before it: rows
-that a large variance explains no longer pull at it, most of all where every row has its own (Seitzer et al. 2022). The
-residuals of the mean are then far above those left out under a small noise that is the same for all rows.
+total of 8 nats that is no chance, and no prior.
+
+The mean may be the worse for a noise that was learned before it: rows that a large variance explains no longer pull at
+it, most of all where every row has its own (Seitzer et al. 2022). Noise is independent between rows, and what a mean
+misses is not. With r' the residual of the nearest other row, inputs standardised, c = Σ r r' / Σ r² estimates the share
+of the residuals' variance that a mean could explain. Without one, Σ r r' / √Σ (r r')² is about a standard normal,
+whatever the variances of the rows.
 
 Where there are many rows, a part of them is looked at: from fewer others a row is predicted no better, so that a σ far
 above these residuals is too large all the same. That it is too small cannot be seen there, nor is it likely.
@@ -49,7 +53,7 @@ _SOME = 512  # rows that are looked at where there are more than `_LARGEST`, or 
 _WEIGHTS = 10**6  # in a network that is looked at for these
 _CHUNK = 2**24
 _DRAWS = 8
-_SHARES = (1.0, 0.3, 0.1, 0.03, 0.01)  # of the residuals: one noise for all rows, of which the best is taken
+_SHARE, _DEVIATIONS = 0.5, 4.0  # of the residuals' variance, and how far from chance
 
 
 def noise_problems(posterior: Point | Gaussian | DropoutPosterior | RadialPosterior, source: Source) -> list[str]:
@@ -75,12 +79,13 @@ def noise_problems(posterior: Point | Gaussian | DropoutPosterior | RadialPoster
         return []
     buffers = {n: b[0] for n, b in (posterior.buffers_M or {}).items()} or None
     mean_MD = posterior.mean_MD if isinstance(posterior, Gaussian | RadialPosterior) else posterior.weights_MD
-    linear = linearised(model, mean_MD[0], rows, buffers=buffers)
-    if linear is None:
-        return []
-    if one and (found := _of_one(linear, model, mean_MD[0], _residuals(posterior, rows), all_=all_)):
+    linear = linearised(model, mean_MD[0], rows, buffers=buffers) if one else None
+    if linear and (found := _of_one(linear, model, mean_MD[0], _residuals(posterior, rows), all_=all_)):
         return found
-    return _of_mean(linear, instead="" if one else ", or take likelihoods.Gaussian('learned')")
+    with torch.no_grad():
+        outputs_NL = model.network(model.split(mean_MD[0])[0], rows.inputs, buffers)
+    residuals_NK = _apart(rows, outputs_NL)
+    return _of_mean(rows.inputs, residuals_NK, instead="" if one else ", or take likelihoods.Gaussian('learned')")
 
 
 def _of_one(linear: Linearised, model: Model, weights_D: Tensor, own_NK: Tensor, *, all_: bool) -> list[str]:
@@ -112,18 +117,21 @@ def _of_one(linear: Linearised, model: Model, weights_D: Tensor, own_NK: Tensor,
     ]
 
 
-def _of_mean(linear: Linearised, *, instead: str) -> list[str]:
-    """Return the problem of a mean that is the worse for a noise that was learned before it."""
-    size, count = float(linear.residuals_NK.square().mean().sqrt()), linear.residuals_NK.numel()
-    tried = [linear.left_out(linear.residuals_NK.new_tensor([(share * size) ** 2])) for share in _SHARES]
-    least = min((float(each.square().mean().sqrt()) for each in tried if each is not None), default=size)
-    ratio = size / least if least > 0 else 1.0
-    if ratio < _ABOVE or count * (math.log(ratio) - 0.5 + 0.5 / ratio**2) < _NATS:
+def _of_mean(inputs: Any, residuals_NK: Tensor, *, instead: str) -> list[str]:
+    """Return the problem of a mean that misses what rows near each other have in common."""
+    if not isinstance(inputs, Tensor) or inputs.dim() != 2 or len(inputs) < 3:
+        return []
+    spread_NF = inputs.double() / inputs.double().std(0)
+    spread_NF = spread_NF[:, torch.isfinite(spread_NF).all(0)]  # without constant columns
+    nearest_N = torch.cdist(spread_NF, spread_NF).fill_diagonal_(math.inf).argmin(1)
+    common_NK = residuals_NK * residuals_NK[nearest_N]
+    share = float(common_NK.sum() / residuals_NK.square().sum())
+    deviations = float(common_NK.sum() / common_NK.square().sum().sqrt())
+    if not (share > _SHARE and deviations > _DEVIATIONS):
         return []
     return [
-        f"the mean of member 0 is {size:.3g} from the targets of training rows, and would be about {least:.2g} from "
-        f"rows left out if the noise were small: the noise explains what the mean could (train for more epochs or at "
-        f"a higher learning rate{instead})"
+        f"{100 * share:.0f} % of the variance of the residuals of member 0 is common to rows near each other: the "
+        f"noise explains what the mean could (train for more epochs or at a higher learning rate{instead})"
     ]
 
 
@@ -140,8 +148,14 @@ def _residuals(posterior: Posterior, rows: Batch) -> Tensor:
     """Return y − m of the first member on the rows, the root mean square over draws, float64 (N, K)."""
     drawn = posterior.functions(posterior.members * (1 if isinstance(posterior, Point) else _DRAWS))
     outputs_SNK = drawn(rows.inputs, chunk_size=rows.size)[:: posterior.members].double()
-    mean_SNK = outputs_SNK[..., : rows.targets.numel() // outputs_SNK[0, ..., 0].numel()]
-    return (rows.targets.double().view_as(mean_SNK[0]) - mean_SNK).square().mean(0).sqrt()
+    return torch.stack([_apart(rows, outputs_NK) for outputs_NK in outputs_SNK]).square().mean(0).sqrt()
+
+
+def _apart(rows: Batch, outputs_NL: Tensor) -> Tensor:
+    """Return y − m, float64 (N, K), where the means are all outputs or the first half of them."""
+    means = rows.targets.numel() * outputs_NL.shape[-1] // outputs_NL.numel()
+    outputs_NK = outputs_NL[..., :means].double()
+    return rows.targets.double().view_as(outputs_NK) - outputs_NK
 
 
 def _root_mean_square(values_NK: Tensor, scales: int) -> Tensor:
@@ -162,13 +176,11 @@ class Linearised(NamedTuple):
 
     Attributes:
         kernel_PP: K, of all P = N K values, float64.
-        targets_NK: ỹ.
-        residuals_NK: y − f(w*), float64.
+        targets_NK: ỹ, float64.
     """
 
     kernel_PP: Tensor
     targets_NK: Tensor
-    residuals_NK: Tensor
 
     def left_out(self, variance_K: Tensor) -> Tensor | None:
         """Return the leave-one-out residuals y − μ, float64 (N, K), under a noise variance; None if it is singular."""
@@ -205,16 +217,11 @@ def linearised(model: Model, weights_D: Tensor, rows: Batch, *, buffers: Buffers
         return None
     if outputs_NL.numel() > _LARGEST:
         return None
-    # the means: all outputs, or the first half of them
-    means = rows.targets.numel() * outputs_NL.shape[-1] // outputs_NL.numel()
-    kept = torch.arange(outputs_NL.numel(), device=outputs_NL.device).view_as(outputs_NL)[..., :means].flatten()
     kernel = sum(_kernel(part, prior.variance_MD[0]) for part in parts)
     assert isinstance(kernel, Tensor)
     centred_D = weights_D - model.prior.locs().to(weights_D)
-    moved = _moved(model, weights_D, centred_D, rows.inputs, buffers)[..., :means]
-    outputs_NK = outputs_NL[..., :means]
-    residuals_NK = (rows.targets.view_as(outputs_NK) - outputs_NK).double()
-    return Linearised(kernel[kept][:, kept], residuals_NK + moved, residuals_NK)
+    moved = _moved(model, weights_D, centred_D, rows.inputs, buffers)
+    return Linearised(kernel, _apart(rows, outputs_NL) + moved)
 
 
 def _kernel(part: Part, variance_D: Tensor) -> Tensor:
