@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from scipy.stats import binomtest
 from tests.laws.cases import normal
 from torch import Tensor
 
@@ -116,3 +117,18 @@ def test_an_evaluation_without_terms_is_refused() -> None:
     first, second = regressions()
     with pytest.raises(ValueError, match="rmse needs the `terms` of every row"):
         tb.difference(first, replace(second, terms={}), "rmse")
+
+
+@pytest.mark.parametrize(
+    ("ahead", "behind", "apart"), [(1, 0, False), (2, 0, False), (3, 0, False), (8, 0, True), (9, 5, False)]
+)
+def test_a_few_rows_that_only_one_has_right_are_no_proof(ahead: int, behind: int, apart: bool) -> None:
+    """As by the exact test of McNemar, at 5 %."""
+    rows, labels = 200, torch.zeros(200, dtype=torch.int64)
+    likely, unlikely = torch.tensor([[0.9, 0.1]]).double(), torch.tensor([[0.1, 0.9]]).double()
+    first, second = likely.repeat(rows, 1), likely.repeat(rows, 1)
+    second[:ahead], first[ahead : ahead + behind] = unlikely, unlikely
+    both = [tb.evaluate(tb.Predictive.from_probs(probs), labels) for probs in (first, second)]
+    found = tb.difference(*both, "accuracy")
+    assert math.isclose(found.value, (ahead - behind) / rows)
+    assert (found.low > 0) == apart == (binomtest(ahead, ahead + behind).pvalue < 0.05)

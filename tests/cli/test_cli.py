@@ -359,3 +359,22 @@ def test_a_narrow_terminal_gets_the_table_in_parts(capsys, monkeypatch, width, h
     said = capsys.readouterr().out
     assert said.count("method") == headers
     assert all(number in said for number in numbers)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be trusted")
+def test_home_is_meant_by_a_tilde_wherever_a_path_may_be(tmp_path, monkeypatch, capsys):
+    """Shells leave it behind an equals sign, and files hold it as it is."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # where the kernel is compiled already
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    Path("file.yaml").write_text("directory: ~/from_file\nmethod: {class_path: MAP, init_args: {epochs: 1}}\n")
+    fit = ["fit", "--data=toy_sine", "--network=linear", "--method=MAP", "--method.epochs=1"]
+    assert main([*fit, "--directory=~/run"]) == 0
+    assert main([*fit, "--start", "~/run", "--directory=~/again"]) == 0
+    assert main(["fit", "--data=toy_sine", "--network=linear", "--config=file.yaml"]) == 0
+    for words in ("evaluate ~/run", "report ~/run --directory=~/page", "evaluate ~/from_file"):
+        assert main(words.split()) == 0
+    for words in ("predict ~/none x.csv", "diagnose ~/none", "tune ~/none", "fit --config=~/none"):
+        assert main(words.split()) == 2
+        assert str(tmp_path / "home" / "none") in capsys.readouterr().err
+    assert {each.name for each in Path("home").glob("[!.]*")} == {"run", "again", "from_file", "page"}
+    assert not Path("~").exists()

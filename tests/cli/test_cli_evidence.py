@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,14 @@ def test_a_table_and_files_with_its_numbers(capsys):
     assert f"The evidence favours {best}: log Bayes factor {factor:,.1f} over {other}." in said.out
     assert Path("a/evidence.png").read_bytes().startswith(b"\x89PNG")
     assert "training: linear, 650 weights" in said.err
+
+
+def test_problems_are_said_once_of_what_is_shown():
+    argv = ["evidence", "--data", "two_moons", "--networks", "linear", "--map.epochs", "3"]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert main([*argv, "--rounds", "2"]) == 0
+    assert [str(each.message).partition(":")[0] for each in said] == ["this posterior should not be trusted"]
 
 
 def test_the_numbers_are_those_of_the_library():

@@ -297,13 +297,13 @@ def test_prior_that_differs_within_a_layer_is_refused():
 class Reader(nn.Module):
     """An embedding and affine layers on every token, with ReLU; with tanh where `later` tokens see those before."""
 
-    def __init__(self, later: bool = False, last: bool = False) -> None:
+    def __init__(self, later: bool = False, last: bool = False, turned: bool = False) -> None:
         super().__init__()
-        self.later, self.last = later, last
+        self.later, self.last, self.turned = later, last, turned
         self.embed, self.hidden, self.head = nn.Embedding(6, 3), nn.Linear(3, 2), nn.Linear(2, 4, bias=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        seen = self.hidden(self.embed(inputs))
+        seen = self.hidden(self.embed(inputs.flip(1))).flip(1) if self.turned else self.hidden(self.embed(inputs))
         # two units, so that at some places neither is on
         made = self.head(torch.tanh(seen).cumsum(1) if self.later else torch.relu(seen))
         return made[:, -1:] if self.last else made
@@ -353,6 +353,19 @@ def test_places_are_used_that_counted_targets_depend_on(sharing: Any):
     head.weight.data = sums.head.weight.data
     alone = posterior(head, (seen, labels[:, -1])).gaussian.covariance.dense()
     assert_close(found[0][~hidden][:, ~hidden], alone[0])
+
+
+@pytest.mark.parametrize("structure", ["kronecker", "ekfac"])
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+def test_layers_may_see_as_many_places_in_another_order(structure: Any, sharing: Any):
+    tokens, labels = classes(24, 6).view(ROWS, 4), classes(24, 4, seed=2).view(ROWS, 4)
+    labels[1:4, 3] = labels[2, 2] = labels[4, 0] = -100
+    ignoring, settings = tb.likelihoods.Categorical(ignore_index=-100), {"structure": structure, "sharing": sharing}
+    found, expected = (
+        at_given_weights(Reader(later=True, turned=turned), (tokens, labels), ignoring, **settings)
+        for turned in (True, False)
+    )
+    assert_close(found, expected)
 
 
 def test_ignoring_nothing_changes_nothing():

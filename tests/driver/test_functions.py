@@ -99,10 +99,13 @@ def test_what_trains_has_a_problem_that_is_saved(method: Any, tmp_path: Any) -> 
         assert any(told in problem for problem in again.problems)
 
 
-def test_prediction_says_it_of_a_posterior_that_does_not_know(tmp_path: Any) -> None:
+@pytest.mark.parametrize("kind", ["dropout", "numpy", "a generator of its own"])
+def test_prediction_says_it_of_a_posterior_that_does_not_know(kind: str, tmp_path: Any) -> None:
     plain = model(torch.tanh)
     path = tb.posteriors.Draws(plain, normal(1, 4, plain.layout.size).float()).save(tmp_path / "draws.safetensors")
-    changed = tb.load(path, model(RANDOM["dropout"]))
+    source = np.random.default_rng(0)
+    then = RANDOM.get(kind, lambda h: h * float(source.normal()))
+    changed = tb.load(path, model(then))
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=12)
     for call in (
         lambda: tb.predict(changed, X),
@@ -112,6 +115,21 @@ def test_prediction_says_it_of_a_posterior_that_does_not_know(tmp_path: Any) -> 
     ):
         assert any("`1` (Inner) draws random numbers" in one for one in said_of(call))
     assert said_of(lambda: tb.predict(tb.load(path, plain), X)) == []
+
+
+def test_a_prediction_costs_two_small_passes_more_once() -> None:
+    rows = list[int]()
+
+    def counted(hidden: Tensor) -> Tensor:
+        rows.append(len(hidden))
+        return hidden
+
+    made = model(counted)
+    posterior = tb.posteriors.Draws(made, normal(1, 4, made.layout.size).float())
+    for _ in range(2):
+        tb.predict(posterior, X)
+    assert rows.count(8) == 2
+    assert {*rows} == {8, 24}
 
 
 ORDINARY = {

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from tests.geometry.networks import NETWORKS, filled, made, normal
+from tests.oracles import classes
 from torchbayes.geometry import align, barrier, permutation_groups
 from torchbayes.geometry.symmetry.matching import assigned, by_weights
 from torchbayes.native.seeds import Purpose, seeded
@@ -304,3 +305,18 @@ def test_a_network_that_hides_its_order_is_caught():
     model = tb.Model(filled(Hidden()), tb.likelihoods.Gaussian(1.0))
     with pytest.raises(ValueError, match="another function when its hidden units are permuted"):
         align(model, members(model, 2))
+
+
+def test_a_row_of_weight_w_is_w_rows() -> None:
+    net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+    inputs, targets = normal(9, 3, seed=3), classes(9, 2)
+    counts = torch.tensor([0, 3, 1, 0, 2, 4, 1, 0, 3])
+    weighted = tb.Model(net, tb.likelihoods.Weighted(tb.likelihoods.Categorical()))
+    plain = tb.Model(net, tb.likelihoods.Categorical())
+    weights_MD = members(plain, 3)
+    repeated = tuple(each.repeat_interleave(counts, dim=0) for each in (inputs, targets))
+    found = align(weighted, weights_MD, method="activations", data=(inputs, (targets, counts.double())))
+    expected = align(plain, weights_MD, method="activations", data=repeated)
+    assert torch.equal(found.weights_MD, expected.weights_MD)
+    unweighted = align(plain, weights_MD, method="activations", data=(inputs, targets))
+    assert not torch.equal(found.weights_MD, unweighted.weights_MD)

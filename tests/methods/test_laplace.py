@@ -350,3 +350,28 @@ def test_batch_norm_without_statistics_is_refused_before_training(trainable: boo
     ):
         with pytest.raises(ValueError, match=message):
             fail()
+
+
+@pytest.mark.parametrize("prior", ["model", 100.0])
+def test_a_length_that_was_chosen_is_no_mode_and_nothing_is_said_of_it(prior: Any) -> None:
+    source = torch.Generator().manual_seed(0)
+    inputs = torch.randn(200, 5, generator=source)
+    labels = (inputs[:, 0] + 0.5 * torch.randn(200, generator=source) > 0).long()
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 30), nn.Tanh(), nn.Linear(30, 2))
+    model = tb.Model(net, tb.likelihoods.Categorical())
+    found = tb.fit(model, (inputs, labels), tb.Laplace(prior=prior), callbacks=())  # warnings are errors
+    again = tb.fit(model, (inputs, labels), tb.Laplace(prior=prior, check_mode=False), start=found.mean_MD[0])
+    assert not found.problems
+    assert_close(found.strength_D, again.strength_D)
+
+
+def test_problems_of_a_mode_that_was_sought_are_said_once() -> None:
+    inputs = 1000 * normal(60, 3).float()
+    model = tb.Model(nn.Linear(3, 1), tb.likelihoods.Gaussian(0.1))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        tb.fit(model, (inputs, 5000 + 1000 * inputs[:, :1].sin()), tb.Laplace(prior=1.0), callbacks=())
+    texts = [str(each.message).partition(": ")[2] for each in said if issubclass(each.category, tb.ProblemWarning)]
+    assert texts
+    assert len(texts) == len({*texts})

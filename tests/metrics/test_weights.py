@@ -136,3 +136,28 @@ def test_weights_that_are_none(weights: Any, error: type[Exception], words: str)
         metrics.accuracy(PROBS, LABELS, weights_B=weights)
     with pytest.raises(error, match=words):
         metrics.ece_mass(PROBS, LABELS, weights_B=weights)
+
+
+@pytest.mark.parametrize("positive", ["in", "out"])
+def test_detection_is_that_of_repeated_inputs(positive: Any) -> None:
+    source = torch.Generator().manual_seed(0)
+    inside, outside = (torch.randint(6, (n,), generator=source).double() for n in (30, 20))
+    counts = [torch.randint(4, (len(each),), generator=source) for each in (inside, outside)]
+    weights = {"in_weights_N": counts[0].double(), "out_weights_N": counts[1].double()}
+    repeated = [each.repeat_interleave(count) for each, count in zip((inside, outside), counts, strict=True)]
+    side: Any = {"positive": positive}
+    each: Any = ((metrics.auroc, {}), (metrics.aupr, side), (metrics.fpr95, side))
+    for metric, options in each:
+        found, expected = metric(inside, outside, **options, **weights), metric(*repeated, **options)
+        assert math.isclose(found, expected, rel_tol=1e-12), metric.__name__
+    # another library, with weights that are no whole numbers
+    shares = [torch.rand(len(each), generator=source).double() for each in (inside, outside)]
+    weights = dict(zip(weights, shares, strict=True))
+    labels, scores = torch.cat([torch.zeros(30), torch.ones(20)]), torch.cat([inside, outside])
+    about = (labels, scores) if positive == "out" else (1 - labels, -scores)
+    every = torch.cat(shares)
+    assert math.isclose(metrics.auroc(inside, outside, **weights), sk.roc_auc_score(*about, sample_weight=every))
+    found = metrics.aupr(inside, outside, positive, **weights)
+    assert math.isclose(found, sk.average_precision_score(*about, sample_weight=every))
+    with pytest.raises(ValueError, match="weights"):
+        metrics.auroc(inside, outside, in_weights_N=-shares[0])

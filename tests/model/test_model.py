@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from tests.model.helpers import ConvNorm, Tied, Tokens, mlp, tokens
 from tests.oracles import LinearGaussian, assert_close, classes, finite_differences, mlp_log_joint, normal
+from torchbayes.density import LogDensity
 from torchbayes.model import Batch, Model, likelihoods, priors
 
 WIDTHS = (3, 5, 2)
@@ -205,6 +206,20 @@ BAD[3, 1], BAD[7, 0] = math.nan, math.inf
 def test_check_says_what_does_not_fit(batch: Batch, message: str):
     with pytest.raises((ValueError, TypeError), match=message):
         classifier().check(batch)
+
+
+def test_a_tuple_is_a_batch_wherever_one_is_taken():
+    model, batch = classifier(), Batch(INPUTS, TARGETS)
+    weights = model.given_weights()
+    for call in (
+        model.check,
+        lambda rows: model.log_likelihood(weights, rows),
+        lambda rows: model.log_joint(weights, rows, 24),
+    ):
+        assert torch.equal(call((INPUTS, TARGETS)), call(batch))
+    minibatches = LogDensity(model, len(INPUTS), None)
+    with pytest.raises(TypeError, match=r"`batch` must be a Batch\(inputs, targets\) of rows \(M, B, ...\); got"):
+        minibatches.value(weights[None], (INPUTS[None], TARGETS[None]))  # type: ignore[arg-type]
 
 
 def test_check_passes_what_fits_and_moves_no_buffer():

@@ -91,6 +91,13 @@ def test_mean_and_covariance_of_functions(name: str, kind: str):
     row_by_row = tb.Linearised(posterior(name, kind), chunk=1).functions(inputs, diagonal=True)
     assert_close(row_by_row.mean_MBK, mean)
     assert_close(row_by_row.covariance_MBKK, expected.diagonal(dim1=2, dim2=3), **scale)
+    for kept in (torch.ones_like(mean[0]), (normal(*mean[0].shape, seed=5) > -0.5).to(mean)):
+        kept[..., 0] = 1.0
+        weights = kept / kept.sum(-1, keepdim=True)
+        plane = torch.eye(mean.shape[-1]).double() - weights.unsqueeze(-2)
+        apart = (plane @ expected @ plane.mT).diagonal(dim1=-2, dim2=-1)
+        centred = tb.Linearised(posterior(name, kind))._functions(inputs, diagonal=True, centre=lambda _, w=weights: w)
+        assert_close(centred.covariance_MBKK, apart, **scale)
 
 
 @pytest.mark.parametrize("kind", ["laplace diagonal", "laplace kronecker", "laplace kronecker, biases apart"])
@@ -219,8 +226,10 @@ def test_inputs_of_another_dtype_are_placed(method: str):
 def test_predictive_is_the_mixture_of_members():
     inputs = NETS["mlp"].inputs(7)
     mean, spread = explicit("mlp", "laplace kronecker", 7)
-    variance = spread.diagonal(dim1=1, dim2=3).movedim(-1, 1).diagonal(dim1=2, dim2=3)
-    expected = (mean / (1 + math.pi / 8 * variance).sqrt()).softmax(-1).mean(0)
+    others = 1.5 * torch.eye(3).double() - 0.5  # f_k less the mean of the other two
+    variance = others @ spread.diagonal(dim1=1, dim2=3).movedim(-1, 1) @ others.T
+    centred = mean - mean.mean(-1, keepdim=True)
+    expected = (centred / (1 + math.pi / 8 * variance.diagonal(dim1=2, dim2=3)).sqrt()).softmax(-1).mean(0)
     linearised = tb.Linearised(posterior("mlp", "laplace kronecker"), "probit")
     assert_close(tb.predict(linearised, inputs).probs, expected, rtol=1e-9)
     assert_close(tb.predict(linearised, inputs, chunk_size=3).probs, expected, rtol=1e-9)
@@ -338,31 +347,34 @@ def test_samples_are_the_link_of_a_likelihood_without_a_closed_form():
 
 
 def test_a_variance_that_all_classes_share_changes_no_probability():
-    """Softmax does not see what is added to all outputs; MacKay's probit does."""
+    """Softmax does not see what is added to all outputs."""
     model = tb.Model(nn.Linear(2, 3).double(), tb.likelihoods.Categorical())
     mean_MD, own = normal(1, 9), 0.3 * normal(9, 9, seed=1)
     everywhere = torch.tensor([0.0] * 6 + [1.0] * 3, dtype=torch.float64)  # the three biases
-    inputs, probs = normal(5, 2, seed=2), {}
+    inputs, probs, marginal = normal(5, 2, seed=2), {}, {}
     for common in (0.0, 1e4):
         covariance = own @ own.T + common * torch.outer(everywhere, everywhere)
         found = tb.Gaussian(model, mean_MD, Dense(covariance.unsqueeze(0)))
         drawn = tb.Linearised(found, "samples", samples=50_000).predictive(inputs).probs
         probs[common] = tb.Linearised(found).predictive(inputs).probs
+        marginal[common] = tb.Linearised(found, "probit").predictive(inputs).probs
+        assert (marginal[common] - drawn).abs().max() < 0.14
         assert (probs[common] - drawn).abs().max() < 0.06  # what the closed form is off by
     assert_close(probs[1e4], probs[0.0], rtol=1e-6)
+    assert_close(marginal[1e4], marginal[0.0], rtol=1e-6)
 
 
 def test_covariances_of_classes_are_not_kept_for_all_rows(monkeypatch: pytest.MonkeyPatch):
     found, sizes = posterior("mlp", "laplace diagonal"), []
     inputs = NETS["mlp"].inputs(7)
     expected = tb.Linearised(found, "pairwise").predictive(inputs).probs
-    functions = tb.Linearised.functions
+    functions = tb.Linearised._functions
 
     def watched(self: tb.Linearised, inputs: Tensor, **options: Any) -> Any:
         sizes.append(len(inputs))
         return functions(self, inputs, **options)
 
-    monkeypatch.setattr(tb.Linearised, "functions", watched)
+    monkeypatch.setattr(tb.Linearised, "_functions", watched)
     assert_close(tb.Linearised(found, "pairwise").predictive(inputs, chunk_size=3).probs, expected)
     assert sizes == [3, 3, 1]
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from tests.oracles import assert_close, classes, normal
 from torch import Tensor, nn
 
@@ -129,6 +130,29 @@ def test_expectation_propagation_is_that_of_fewer_classes(at: int, mask: float, 
         found.append((weight if count == 2 else weight[kept], posterior.log_evidence()))
     assert_close(found[1][0], found[0][0], rtol=1e-4, atol=1e-6)
     assert_close(found[1][1], found[0][1], rtol=1e-7)
+
+
+@pytest.mark.parametrize("soft", [True, False])
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_last_layer_is_fitted_as_without_the_class(mask: float, soft: bool):
+    """With the prior alone on the weights of the class, which are apart from the others."""
+    inputs, labels = rows()
+    values = normal(ROWS, K - 1, seed=4).softmax(-1) if soft else labels
+    wider = torch.zeros(ROWS, K).double()
+    wider[:, FULL] = F.one_hot(labels, K - 1).double() if not soft else values
+    found = []
+    for net, targets in ((without(), values), (Masked(mask), wider if soft else torch.tensor(FULL)[labels])):
+        model = tb.Model(net, tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
+        method = tb.VBLL(epochs=3, kl_weight=1.0, optimizer=tb.SGD(0.05, momentum=0.0), covariance="diagonal")
+        posterior: Any = tb.fit(model, (inputs, targets), method, start=net, callbacks=())
+        probs = tb.predict(posterior, inputs[:4]).probs
+        assert probs.shape[1] < K or not probs[:, 2].any()
+        both = (posterior.mean_MD, posterior.covariance.diagonal())
+        first, _, weight, bias = zip(*[model.network.layout.split(each).values() for each in both], strict=True)
+        kept = FULL if probs.shape[1] == K else [0, 1, 2]
+        found.append([*first, *[each[:, kept] for each in (*weight, *bias)]])
+    for mine, expected in zip(*found, strict=True):
+        assert_close(mine, expected, rtol=1e-7)
 
 
 def test_functions_of_an_ensemble_repel_where_no_mask_is():

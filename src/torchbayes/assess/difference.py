@@ -6,11 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from torchbayes.assess.evaluation import Evaluation, interval_of, resampled
 from torchbayes.checks import check_counts, check_kind, check_text
+from torchbayes.native.seeds import Purpose, generator
+
+_SHARES = frozenset({"accuracy", "coverage"})  # of rows
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ def difference(
             f"{metric} needs the `terms` of every row, which an evaluation made by hand lacks. Use `evaluate`."
         )
     both = (first.metrics, second.metrics)
-    return paired(metric, both, drawn, level=level)
+    return paired(metric, both, drawn, rows=len(first.log_prob), level=level)
 
 
 def paired(
@@ -87,17 +91,29 @@ def paired(
     metrics: Sequence[Mapping[str, float]],
     drawn: Sequence[Mapping[str, Tensor]],
     *,
+    rows: int,
     level: float = 0.95,
 ) -> Difference:
     """Return the difference of a metric of two evaluations from what both have on the same resamples.
+
+    A resample holds no row of a kind that was not seen: where one is right on a few rows more and wrong on none that
+    the other has right, it would be ahead in all of them. To what both have right and wrong, and only one of them, half
+    a row each is added, as Jeffreys' prior does (Agresti and Min 2005).
 
     Args:
         metric: its name.
         metrics: the metrics of first and second.
         drawn: those of their resamples, as `resampled` gives them with the same seed.
+        rows: N.
         level: probability of the interval.
     """
     apart_R = drawn[0][metric] - drawn[1][metric]
+    if metric in _SHARES and bool(apart_R.any()):
+        source, like = generator(Purpose.RESAMPLES, device=apart_R.device), apart_R.new_empty(len(apart_R), 4)
+        half_R4 = torch.randn(like.shape, generator=source, dtype=like.dtype, device=like.device).square() / 2
+        either_R = half_R4[:, 0] - half_R4[:, 1]  # and its negative, so that exchange changes the sign
+        apart_2R = torch.stack([rows * apart_R + either_R, rows * apart_R - either_R])
+        apart_R = (apart_2R / (rows + half_R4.sum(1))).flatten()
     value = metrics[0][metric] - metrics[1][metric]
     return Difference(metric, value, float(apart_R.std()), *interval_of(apart_R, level), level)
 

@@ -25,6 +25,7 @@ from torchbayes.cli.judge import evaluate, predict, tune
 from torchbayes.cli.options import (
     add_directory,
     add_problem,
+    at_home,
     by_class,
     join,
     new_parser,
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         Exit code: 0, 1 after an error that nobody foresaw, 2 after one of the user, 130 after Ctrl-C.
     """
-    given = [argument for argument in (sys.argv[1:] if argv is None else argv) if argument != "--debug"]
+    given = [at_home(argument) for argument in (sys.argv[1:] if argv is None else argv) if argument != "--debug"]
     if "" not in sys.path and ("--trust" in given or named_in(given)):
         sys.path.append("")  # modules of the user are found in this folder, after all others
     debug = debugging() or len(given) < len(sys.argv[1:] if argv is None else argv)

@@ -168,6 +168,12 @@ def _bounded(text: str) -> Any:
     return _LOAD(text)
 
 
+def at_home(word: str) -> str:
+    """Return an argument with the home folder in the place of ~, which shells leave behind an equals sign."""
+    option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    return option + equals + (os.path.expanduser(value) if value == "~" or value.startswith("~/") else value)
+
+
 def parse(parser: Parser, argv: list[str]) -> dict[str, Any]:
     """Return the options, dataclasses made.
 
@@ -182,9 +188,10 @@ def parse(parser: Parser, argv: list[str]) -> dict[str, Any]:
         ValueError: if an option is unknown or its value does not fit.
     """
     try:
-        return parser.instantiate(parser.parse_args(argv)).as_dict()
+        chosen = parser.instantiate(parser.parse_args(argv)).as_dict()
     except (argparse.ArgumentError, ValueError, TypeError) as error:
         raise ValueError(one_line(error, _options(parser))) from error
+    return {name: at_home(value) if isinstance(value, str) else value for name, value in chosen.items()}
 
 
 def _options(parser: Parser) -> list[str]:

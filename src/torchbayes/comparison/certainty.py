@@ -96,8 +96,8 @@ def certainties(
             continue
         best = (min if better == "low" else max)(known, key=known.__getitem__)
         for name in known:
-            both = [values[each] for each in (name, best)]
-            apart[name][metric] = paired(metric, both, [drawn[name], drawn[best]], level=LEVEL)
+            both, rows = [values[each] for each in (name, best)], len(evaluations[name].log_prob)
+            apart[name][metric] = paired(metric, both, [drawn[name], drawn[best]], rows=rows, level=LEVEL)
     return {
         name: Certainty({metric: interval_of(values_R, LEVEL) for metric, values_R in own.items()}, apart[name])
         for name, own in drawn.items()

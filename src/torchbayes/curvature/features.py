@@ -60,10 +60,7 @@ def _of_units(whole: Part, units: Tensor) -> list[list[Tensor]]:
     """Return gradients of a part at some of its output units alone, at every call for each of the K outputs."""
     if whole.columns is not None:
         return [[each[..., units] for each in call] for call in whole.columns]
-    (given,) = whole.inputs
-    outputs = whole.where.shape[1]
-    ones_K = torch.eye(outputs, dtype=given.dtype, device=given.device)[:, units]
-    return [[one.expand(len(given), -1) for one in ones_K]]
+    return [whole.units(units)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,6 +89,12 @@ class Leaf:
     def own_KII(self) -> Tensor:
         """The blocks of such a Σ that are each within the weights of one output unit."""
         return self._root_KIZ @ self._root_KIZ.mT
+
+    @cached_property
+    def apart_KII(self) -> Tensor:
+        """Such blocks of what the outputs differ by from their mean."""
+        root_KIZ = self._root_KIZ - self._root_KIZ.mean(0)
+        return root_KIZ @ root_KIZ.mT
 
     @property
     def _root_KIZ(self) -> Tensor:
@@ -160,7 +163,7 @@ def _own_outputs(leaf: Leaf, parts: Sequence[Part]) -> Iterator[tuple[Part, Tens
         The Jacobian of these outputs alone, and which they are.
     """
     (cover, *others), whole = leaf.coverage, parts[leaf.coverage[0].part]
-    if others or whole.columns is not None or not whole.is_plain:
+    if others or whole.columns is not None or whole.centre_BK is not None or not whole.is_plain:
         return
     units = cover.units(whole)
     if units is not None:
@@ -219,7 +222,10 @@ def _of_part(form: Form, part: Part, diagonal: bool) -> Tensor:
     spread_BGO = torch.einsum("bgi,goi->bgo", part.plain_given(columns).square(), variance)
     gradients = part.plain_gradients(basis)
     if gradients is None:
-        return _of_outputs(spread_BGO[:, 0], None if basis is None else basis[0], diagonal)
+        basis_OO = None if basis is None else basis[0]
+        if part.centre_BK is not None:
+            return apart_of(spread_BGO[:, 0], basis_OO, part.centre_BK)
+        return _of_outputs(spread_BGO[:, 0], basis_OO, diagonal)
     rotated = gradients.flatten(2)
     spread = spread_BGO.flatten(1).unsqueeze(1)
     return (rotated.square() * spread).sum(-1) if diagonal else (rotated * spread) @ rotated.mT
@@ -255,11 +261,41 @@ def _of_outputs(spread_BO: Tensor, basis_OO: Tensor | None, diagonal: bool) -> T
     return spread_BO @ basis_OO.square().T if diagonal else (basis_OO * spread_BO.unsqueeze(1)) @ basis_OO.T
 
 
+def apart_of(spread_BO: Tensor, basis_OO: Tensor | None, centre_BK: Tensor) -> Tensor:
+    """Return Var[f_k − Σ_l c_l f_l] of outputs with the covariance U diag(r) Uᵀ, without a matrix for every row.
+
+    Args:
+        spread_BO: r, (..., O).
+        basis_OO: U, (..., O, O); None for the identity.
+        centre_BK: c, (..., K).
+
+    Returns:
+        Tensor (..., K): Σ_o r_o (u_ko − Σ_l c_l u_lo)², multiplied out where c may differ from row to row.
+    """
+    if basis_OO is not None and not torch.compiler.is_compiling() and bool(centre_BK.all()):
+        return spread_BO @ (basis_OO - basis_OO.mean(-2, keepdim=True)).square().mT
+    middle_BO = centre_BK if basis_OO is None else centre_BK @ basis_OO
+    both_BO, total = middle_BO * spread_BO, (middle_BO.square() * spread_BO).sum(-1, keepdim=True)
+    if basis_OO is None:
+        return (spread_BO - 2 * both_BO + total).clamp_min(0)
+    return (spread_BO @ basis_OO.square().mT - 2 * (both_BO @ basis_OO.mT) + total).clamp_min(0)
+
+
+def apart(covariance_BKK: Tensor, centre_BK: Tensor) -> Tensor:
+    """Return Var[f_k − Σ_l c_l f_l] of outputs with a covariance, (..., K)."""
+    shared = (covariance_BKK @ centre_BK.unsqueeze(-1)).squeeze(-1)
+    total = (shared * centre_BK).sum(-1, keepdim=True)
+    return (covariance_BKK.diagonal(dim1=-2, dim2=-1) - 2 * shared + total).clamp_min(0)
+
+
 def _of_last(leaf: Leaf, part: Part, diagonal: bool) -> Tensor:
     """Return J Σ Jᵀ where J of output k is a in the block of its own weights: aᵀ Σ_kl a of every pair of outputs."""
-    seen = part.plain_given()[:, 0]
+    seen, centre_BK = part.plain_given()[:, 0], part.centre_BK
+    if centre_BK is not None and not bool(centre_BK.all()):  # outputs that are left out differ from row to row
+        return apart(of_strips(seen, **leaf.strips)[0], centre_BK)
     if diagonal:
-        return torch.stack([((seen @ own_II) * seen).sum(-1) for own_II in leaf.own_KII], dim=-1).clamp_min(0)
+        blocks_KII = leaf.own_KII if centre_BK is None else leaf.apart_KII
+        return torch.stack([((seen @ own_II) * seen).sum(-1) for own_II in blocks_KII], dim=-1).clamp_min(0)
     return of_strips(seen, **leaf.strips)[0]
 
 
@@ -332,5 +368,7 @@ def _times(parts: Sequence[Part], vectors_RD: Tensor) -> Tensor:
             continue
         pushed = torch.einsum("bgi,rgoi->brgo", part.plain_given(), own).flatten(2)
         gradients = part.plain_gradients()
+        if gradients is None and part.centre_BK is not None:
+            pushed = pushed - pushed @ part.centre_BK.unsqueeze(-1)
         found.append(pushed.mT if gradients is None else gradients.flatten(2) @ pushed.mT)
     return sum_of(found)

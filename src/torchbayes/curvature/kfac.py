@@ -67,9 +67,8 @@ class KroneckerSums(OnePass):
         """Add a batch in place."""
         affine = {part.module: part for part in piece.network.layers if isinstance(part, Affine)}
         moments = {module: Moment() for module in affine}  # weights and biases of a layer share them
-        used = UsedPlaces(piece.place_weights)
+        used = UsedPlaces.of(piece, affine)
         for column, calls in piece.columns():
-            used.add(calls, affine)
             for module, part in affine.items():
                 moments[module].add(self._gradients(part, calls[module]))
             for place, part in enumerate(piece.network.parts):
@@ -159,43 +158,58 @@ class KroneckerSums(OnePass):
         return KroneckerCurvature(made.clamp_min(0).unsqueeze(-1) * seen.clamp_min(0).unsqueeze(-2), rows, columns)
 
 
-@dataclass
+@dataclass(frozen=True)
 class UsedPlaces:
     """The places of a row at which a layer is used: those on which the row's counted targets depend.
 
-    A place whose own target does not count, and at which no column has a gradient, adds nothing to G, and so must be
-    left out of the means in A and of the count. Where a layer has other places than the targets, they cannot be
-    matched: there any place without a gradient is left out, in rows in which a target does not count. That may include
-    a place on which counted targets could depend, such as one of a prompt, if the units that see it are off.
+    A place on which only targets that do not count depend adds nothing to G, and so must be left out of the means in A
+    and of the count. On which targets a place depends is seen by two gradients, of numbers that are made of the outputs
+    at the places that count, and at those that do not. Where it has neither, as one whose units are off, it is taken
+    for that of the target of its number if there are as many, and else left out in rows in which a target does not
+    count: that may be a place on which counted targets could depend.
 
     Attributes:
-        weights: how often each place counts, (B, ...); None where targets have no places.
-        found: for each call of a layer, which places have had a gradient so far, bool (B, T).
+        ignored_BT: which targets do not count; None where all do.
+        depends: for each call of a layer, whether counted targets depend on a place, and others, bool (B, T) each.
     """
 
-    weights: Tensor | None
-    found: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    ignored_BT: Tensor | None
+    depends: Mapping[tuple[str, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
-    def add(self, calls: Mapping[str, Sequence[Call]], affine: Mapping[str, Affine]) -> None:
-        """Note where the gradients of a column are not zero."""
-        if self.weights is None:
-            return
-        for module, own in calls.items():
-            for number, call in enumerate(own):
-                if module in affine:
-                    now = (affine[module].gradients(call.outputs) != 0).any(-1).any(1)
-                else:
-                    now = (call.outputs != 0).any(-1).view(len(call.outputs), -1)
-                before = self.found.get((module, number))
-                self.found[module, number] = now if before is None else before | now
+    @classmethod
+    def of(cls, piece: Piece, affine: Mapping[str, Affine]) -> UsedPlaces:
+        """Return the places of some rows, before their graph is given up."""
+        weights = piece.place_weights
+        if weights is None or bool(weights.all()):
+            return cls(None)
+        ignored = weights == 0
+        outputs = piece.seen.outputs
+        mixed_K = torch.arange(1, outputs.shape[-1] + 1, device=outputs.device).cos().to(outputs)  # of no symmetry
+        roots = [where.unsqueeze(-1) * mixed_K.expand_as(outputs) for where in (~ignored, ignored)]
+        seen: dict[tuple[str, int], list[Tensor]] = {}
+        for calls in piece.seen.columns(roots, last=False):
+            for module, each in calls.items():
+                for number, call in enumerate(each):
+                    seen.setdefault((module, number), []).append(_moved(call.outputs, affine.get(module)))
+        return cls(ignored.flatten(1), {call: (counted, other) for call, (counted, other) in seen.items()})
 
     def times(self, weights_B: Tensor, module: str, number: int, *, places: int) -> Tensor:
         """Return how often each place of a call counts, (B, T), or (B, 1) where all count as their row."""
-        if self.weights is None or self.found[module, number].shape[1] != places:  # a bias alone has one place
+        if self.ignored_BT is None:
             return weights_B.unsqueeze(1)
-        ignored = self.weights.flatten(1) == 0
-        idle = ignored if ignored.shape[1] == places else ignored.any(1, keepdim=True)
-        return weights_B.unsqueeze(1) * (self.found[module, number] | ~idle)
+        counted_BT, other_BT = self.depends[module, number]
+        if counted_BT.shape[1] != places:  # a bias alone has one place
+            return weights_B.unsqueeze(1)
+        alike = self.ignored_BT.shape[1] == places
+        idle = other_BT | (self.ignored_BT if alike else self.ignored_BT.any(1, keepdim=True))
+        return weights_B.unsqueeze(1) * (counted_BT | ~idle)
+
+
+def _moved(gradient: Tensor, layer: Affine | None) -> Tensor:
+    """Return at which places of a call a gradient is not zero, bool (B, T)."""
+    if layer is not None:
+        return (layer.gradients(gradient) != 0).any(-1).any(1)
+    return (gradient != 0).any(-1).view(len(gradient), -1)
 
 
 def _joined(tensors: Sequence[Tensor], *, dim: int) -> Tensor:

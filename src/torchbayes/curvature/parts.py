@@ -27,6 +27,8 @@ class Part:
         columns: gradients at its outputs at every call, (B, ...) for each of the K outputs; None where the layer's
             outputs are those of the network.
         rows: J itself, (B, K, *index.shape), where there are no factors.
+        centre_BK: weights c of a mean Σ_l c_l f_l of the outputs that is taken from each of them, where the layer's
+            outputs are those of the network: equal, but 0 for some. None for the outputs themselves.
     """
 
     layer: Any
@@ -34,12 +36,14 @@ class Part:
     inputs: Sequence[Tensor]
     columns: Sequence[Sequence[Tensor]] | None
     rows: Tensor | None = None
+    centre_BK: Tensor | None = None
 
     def double(self) -> Part:
         """Return the Jacobian in double precision."""
         columns = None if self.columns is None else [[each.double() for each in column] for column in self.columns]
         rows = None if self.rows is None else self.rows.double()
-        return Part(self.layer, self.where, [each.double() for each in self.inputs], columns, rows)
+        centre = None if self.centre_BK is None else self.centre_BK.double()
+        return Part(self.layer, self.where, [each.double() for each in self.inputs], columns, rows, centre)
 
     @property
     def is_plain(self) -> bool:
@@ -69,6 +73,14 @@ class Part:
         """Gradients of every call, g: (B, G, T, K, O)."""
         return [self.layer.stacked(each) for each in self.columns or ()]
 
+    def units(self, which: Tensor) -> list[Tensor]:
+        """Return gradients at some outputs of a last layer, (B, n) for each of the network's K outputs."""
+        (given,) = self.inputs
+        ones_K = torch.eye(self.where.shape[1], dtype=given.dtype, device=given.device)[:, which]
+        if self.centre_BK is None:
+            return [one.expand(len(given), -1) for one in ones_K]
+        return [one - self.centre_BK[:, which] for one in ones_K]
+
     def plain_given(self, basis_GII: Tensor | None = None) -> Tensor:
         """Return the inputs of the units of a plain part, (B, G, I), in a basis."""
         return (self.given[0] if basis_GII is None else turn(self.given[0], basis_GII)).squeeze(2)
@@ -91,8 +103,8 @@ class Part:
         if self.rows is not None:
             jacobian = self.rows
         elif self.columns is None:
-            identity = torch.eye(self.where.shape[1], dtype=self.given[0].dtype, device=self.given[0].device)
-            jacobian = identity[:, None, :, None] * self.plain_given().unsqueeze(2).unsqueeze(1)
+            units = torch.stack(self.units(torch.arange(self.where.shape[1])), dim=1)
+            jacobian = units[:, :, None, :, None] * self.plain_given().unsqueeze(2).unsqueeze(1)
         else:
             gradients, given = self.gradients, self.given
             places, outputs = given[0].shape[2], gradients[0].shape[3]

@@ -6,7 +6,7 @@ It is run by `capture.watch` and not by a backend of the density, since the Jaco
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -23,6 +23,9 @@ from torchbayes.linalg.structure import PlacedForm, forms
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, taking
 from torchbayes.model.rows.batch import batch_size, rows_of
+
+Centre = Callable[[Tensor], Tensor]
+"""Outputs (..., K) -> weights c (..., K) of their mean Σ_k c_k f_k: equal, but 0 for some."""
 
 
 class Linear(NamedTuple):
@@ -48,6 +51,7 @@ class Tangent:
         shape: outputs of a row, (K,), or (..., K) with places of a sequence or an image.
         once: numbers that a row takes, approximately, however many outputs are looked at together.
         each: numbers that it takes for each of those.
+        last: whether the outputs are those of the only layer, so that a variance takes no gradient.
         chunk: numbers that a piece of the rows may hold.
         over: the covariance that it was built for, as `functions` and `joint` take it.
     """
@@ -58,6 +62,7 @@ class Tangent:
     shape: tuple[int, ...]
     once: int
     each: int
+    last: bool
     chunk: int
     over: list[Leaf]
 
@@ -114,28 +119,35 @@ class Tangent:
         over = leaves(placed, [part.index for part in network.parts])
         once, each = _numbers(network, seen, over)
         shape = tuple(seen.outputs.shape[1:])
-        return cls(network, weights_D, buffers, shape, max(once, support.widest), each, chunk, over)
+        last = network.single is not None and seen.is_last(network.single.module)
+        return cls(network, weights_D, buffers, shape, max(once, support.widest), each, last, chunk, over)
 
-    def linear(self, inputs: Any) -> Linear:
-        """Return outputs and the Jacobian of all of them; differentiable in inputs that require a gradient."""
-        outputs, (parts,) = self._linear(inputs, math.prod(self.shape))
+    def linear(self, inputs: Any, *, centre: Centre | None = None) -> Linear:
+        """Return outputs and the Jacobian of all of them; differentiable in inputs that require a gradient.
+
+        Args:
+            inputs: (B, ...), or a tuple or mapping of such.
+            centre: the Jacobian is that of the outputs less their mean.
+        """
+        outputs, (parts,) = self._linear(inputs, math.prod(self.shape), centre)
         return Linear(outputs, parts)
 
-    def _linear(self, inputs: Any, count: int) -> tuple[Tensor, Iterator[list[Part]]]:
+    def _linear(self, inputs: Any, count: int, centre: Centre | None = None) -> tuple[Tensor, Iterator[list[Part]]]:
         """Return outputs, and the Jacobian of `count` of the outputs of each row after another."""
         keep, network = requires_grad(inputs), self.network
         views, _ = network.model.split(self.weights_D)
         seen = network.watch(views, inputs, self.buffers, keep=keep)
         outputs = seen.outputs if keep else seen.outputs.detach()
+        middle = None if centre is None else centre(outputs.detach())
         single = network.single
         if single is not None and seen.is_last(single.module):
             given = [call.inputs for call in seen.calls[single.module]]
-            return outputs, iter([[Part(single, single.index, given, None)]])
+            return outputs, iter([[Part(single, single.index, given, None, centre_BK=middle)]])
 
         def groups() -> Iterator[list[Part]]:
             total = math.prod(self.shape)
             for start in range(0, total, count):
-                columns = [_unit(outputs, number) for number in range(start, start + count)]
+                columns = [_unit(outputs, number, middle) for number in range(start, start + count)]
                 parts = _parts(network, seen, columns, keep=keep, last=start + count == total)
                 if network.whole:
                     whole = network.whole
@@ -150,7 +162,13 @@ class Tangent:
         return leaves(list(forms(structure)), [part.index for part in self.network.parts])
 
     def functions(
-        self, inputs: Any, over: list[Leaf], *, diagonal: bool, together: bool = False
+        self,
+        inputs: Any,
+        over: list[Leaf],
+        *,
+        diagonal: bool,
+        together: bool = False,
+        centre: Centre | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return f (B, ..., K) and J Σ Jᵀ of each place (B, ..., K, K), in pieces of rows that fit the chunk.
 
@@ -159,12 +177,13 @@ class Tangent:
             over: Σ.
             diagonal: return only the diagonal, (B, ..., K).
             together: return the covariance of all N outputs of a row instead, (B, N, N).
+            centre: return what the outputs less their mean have at each place.
         """
         count, rows = math.prod(self.shape) if together else self.outputs, batch_size(inputs)
-        size = max(1, self.chunk // (self.once + count * self.each))
+        size = max(1, self.chunk // (self.once + count * (4 if diagonal and self.last else self.each)))
         found: list[tuple[Tensor, Tensor]] = []
         for start in range(0, rows, size):
-            outputs, groups = self._linear(rows_of(inputs, slice(start, start + size)), count)
+            outputs, groups = self._linear(rows_of(inputs, slice(start, start + size)), count, centre)
             places = torch.stack([covariance(over, parts, diagonal=diagonal) for parts in groups], dim=1)
             spread = places[:, 0] if together else places.view(len(outputs), *self.shape[:-1], *places.shape[2:])
             found.append((outputs, spread))
@@ -185,11 +204,16 @@ def _moving(network: NetworkLayers, over: Sequence[Leaf]) -> NetworkLayers:
     return replace(network, layers=layers, whole=whole)
 
 
-def _unit(outputs: Tensor, number: int) -> Tensor:
-    """Return 1 at one of the outputs of every row and 0 at the others, of the outputs' shape."""
+def _unit(outputs: Tensor, number: int, centre: Tensor | None = None) -> Tensor:
+    """Return 1 at one of the outputs of every row and 0 at the others, less the weights of the mean at its place."""
     unit = torch.zeros(outputs.shape[1:], dtype=outputs.dtype, device=outputs.device)
     unit.view(-1)[number] = 1.0
-    return unit.expand_as(outputs)
+    if centre is None:
+        return unit.expand_as(outputs)
+    place = slice(number - number % outputs.shape[-1], number - number % outputs.shape[-1] + outputs.shape[-1])
+    column = unit.repeat(len(outputs), *[1] * unit.ndim)
+    column.flatten(1)[:, place] -= centre.flatten(1)[:, place]
+    return column
 
 
 def _parts(

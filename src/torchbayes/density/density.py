@@ -347,6 +347,7 @@ def seeds_here(ranks: Ranks, seeds: Sequence[int]) -> Sequence[int]:
 def _taken(density: LogDensity, batch: Batch) -> Batch:
     """Return a minibatch with its shared inputs wrapped; the first minibatch is checked."""
     if density.model.shared or not density._checked:
+        check_kind(Batch, "a Batch(inputs, targets) of rows (M, B, ...)", batch=batch)
         batch, density._checked = ready(density.model, batch, members=True), True
     return batch
 

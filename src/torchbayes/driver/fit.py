@@ -166,12 +166,13 @@ def fit(
     options |= {"validation": validation, "directory": directory}
     method = of_length(method, steps)
     model, space = informed(model, data, space=space, directory=directory)
+    given = start
     method, start, sought = _at_modes(model, data, method, start, seed=seed, space=space, **options)
     shard = Shard(method.members, ranks or Ranks())
     check_shares(model, method, shard.ranks)
     check_size(model, method, members=shard.count, in_memory=directory is None)
     known = start.problems if isinstance(start, Posterior) else ()
-    warn_of(known, "`start`")
+    warn_of(known if start is given else (), "`start`")  # the fit of one that was sought has warned of it
     start, scale_MD = centred(start) if method.needs.spread and space is None else (start, None)
     source, faults = _source(model, data, method)
     seeds = member_seeds(seed, method.members)

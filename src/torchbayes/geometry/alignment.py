@@ -36,7 +36,7 @@ def align(
     distance $\lVert A - P(B) \rVert$: one group after another in random order, each by a linear assignment, until a
     sweep over all groups gains nothing. With one hidden layer that is the best there is, with more a local optimum. By
     activations, units are paired by their correlation over data, $\max_P \sum_i \mathrm{corr}(z^A_i, z^B_{P(i)})$, each
-    group by itself; the activations are those that the next layer is given.
+    group by itself; the activations are those that the next layer is given, and a row of weight w is w rows.
 
     The functions do not change; a prior that differs between units, as one with means does, gives them another density.
     Source: Ainsworth, Hayase and Srinivasa (2022), "Git re-basin", sections 3.1 and 3.2.
@@ -79,7 +79,7 @@ def align(
         source.check()
         networks = [(target.weights_MD[0], buffers_at(target, 0))]
         networks += [(point.weights_MD[m], buffers_at(point, m)) for m in range(point.members)]
-        found = by_activations(groups, networks, source.inputs(), chunk_size=chunk_size)
+        found = by_activations(groups, networks, source.batches(), chunk_size=chunk_size)
     return _moved(groups, point, found)
 
 

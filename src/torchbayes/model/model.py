@@ -195,6 +195,7 @@ class Model:
         Returns:
             Tensor (B,), in nats, untempered.
         """
+        batch = batch if isinstance(batch, Batch) else self.unpack(batch)
         views, learned = self.split(weights)
         return self.likelihood.log_prob(self.network(views, batch.inputs, buffers), batch.targets, learned)
 
@@ -213,6 +214,7 @@ class Model:
         Returns:
             Scalar tensor, in nats, differentiable in the weights.
         """
+        batch = batch if isinstance(batch, Batch) else self.unpack(batch)
         batch = batch._replace(inputs=with_shared(batch.inputs, self.shared))  # else their rows could be counted
         scale = self.scales(num_data, batch.size)
         return scale.likelihood * self.log_likelihood(weights, batch).sum() + scale.prior * self.log_prior(weights)
@@ -230,7 +232,7 @@ class Model:
         """Check one batch against network and likelihood, and say in one sentence what does not fit.
 
         Args:
-            batch: rows as `unpack` gives them.
+            batch: rows, as `unpack` takes or gives them.
 
         Returns:
             Outputs of the network for the rows, (B, ...): later batches can be checked against their shape.
@@ -239,6 +241,7 @@ class Model:
             ValueError: if there are no rows, inputs are not finite, rows and targets differ in number, the network
                 cannot take the inputs, or the targets cannot come from its outputs.
         """
+        batch = batch if isinstance(batch, Batch) else self.unpack(batch)
         if batch.size == 0:
             raise ValueError("the data are empty: a batch has no rows. Check the loader or the filter before it.")
         check_equally_many(batch)

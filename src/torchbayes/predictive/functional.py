@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torchbayes.calls import explained
 from torchbayes.checks import check_counts, check_kind
 from torchbayes.curvature.features import Part, covariance, cross_covariance
 from torchbayes.curvature.roots import check_curved, root
-from torchbayes.curvature.tangent import Linear, Tangent
+from torchbayes.curvature.tangent import Centre, Linear, Tangent
 from torchbayes.display import Overview, shown
 from torchbayes.linalg import Diagonal
 from torchbayes.linalg.matrices import checked_cholesky
@@ -33,7 +34,7 @@ from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.start import start_of
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.linearised import Functions, checked, linked
-from torchbayes.predictive.links import Link, link_of
+from torchbayes.predictive.links import Link, centre_of, link_of
 
 
 def _overview(laplace: FunctionalLaplace) -> Overview:
@@ -90,7 +91,10 @@ class FunctionalLaplace:
         Raises:
             ValueError: if the network cannot take the inputs.
         """
-        outputs_BK, parts = _doubled(self.tangent.linear(inputs))
+        return self._functions(inputs, diagonal=diagonal)
+
+    def _functions(self, inputs: Any, *, diagonal: bool, centre: Centre | None = None) -> Functions:
+        outputs_BK, parts = _doubled(self.tangent.linear(inputs, centre=centre))
         over = self.tangent.leaves(self.prior)
         own = covariance(over, parts, diagonal=diagonal)
         cross = cross_covariance(over, (self.train, parts), limit=self.tangent.chunk)
@@ -115,9 +119,10 @@ class FunctionalLaplace:
             ValueError: if there are no rows, they are not finite, or the network cannot take them.
         """
         link = link_of(self.link, self.model.likelihood, outputs=self.tangent.outputs)
+        functions = partial(self._functions, centre=centre_of(link))
         weights_MD, placed = self.tangent.weights_D.unsqueeze(0), checked(self.model, inputs)
         own = {"samples": self.samples, "seed": self.seed, "rows": min(chunk_size, 256)}
-        return linked(link, self.model, weights_MD, functions=self.functions, inputs=placed, **own)
+        return linked(link, self.model, weights_MD, functions=functions, inputs=placed, **own)
 
 
 def _doubled(linear: Linear) -> Linear:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from torchbayes.curvature.features import apart, apart_of
 from torchbayes.curvature.layers import sum_of
 from torchbayes.linalg import Form
 from torchbayes.linalg.strips import of_strips, strips
@@ -23,7 +24,7 @@ from torchbayes.model.model import Model
 from torchbayes.model.network import Network, tensor_of
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.modules.module import PredictiveModule, readable, settings_of, shared
-from torchbayes.predictive.links import CLOSED, MARGINAL, link_of
+from torchbayes.predictive.links import CENTRED, CLOSED, MARGINAL, centre_of, link_of
 
 _INSTEAD = "Use `posterior.module(draws=30)`, which averages draws."
 
@@ -67,7 +68,7 @@ class LinearisedModule(PredictiveModule):
                 f"the link 'samples' draws functions for the rows of every call; no module does so. {_INSTEAD}"
             )
         grid_KI, random = _grid(model, name)
-        full = link not in MARGINAL
+        full = link not in MARGINAL or link == CENTRED  # whose roots need the outputs together
         terms = [term for placed in forms(posterior.covariance) for term in _terms(placed, grid_KI, full=full)]
         own = shared(model.network.module, random)
         fixed = {"bias_K": own.pop(f"{name}bias")} if f"{name}bias" in own else {}
@@ -101,7 +102,9 @@ class LinearisedModule(PredictiveModule):
         rows_PI = seen.reshape(-1, seen.shape[-1])
         rows_PI = F.pad(rows_PI, (0, weight_MKI.shape[-1] - rows_PI.shape[-1]), value=1.0)
         mean_MPK = rows_PI @ weight_MKI.mT + head.get("bias_K", 0.0)
-        spread = self._covariance(rows_PI, full=link not in MARGINAL)
+        centre = centre_of(link)
+        middle = None if centre is None else centre(mean_MPK)
+        spread = self._covariance(rows_PI, full=link not in MARGINAL, centre_MPK=middle)
         mean, spread = (t.unflatten(1, seen.shape[:-1]) if seen.ndim > 2 else t for t in (mean_MPK, spread))
         return self.summed_up(mean, spread) if link == "gaussian" else self.summed_up(CLOSED[link](mean, spread))
 
@@ -124,27 +127,30 @@ class LinearisedModule(PredictiveModule):
             )
         return made
 
-    def _covariance(self, rows_PI: Tensor, *, full: bool) -> Tensor:
-        """Return V of every place, (M, P, K, K), or its diagonal."""
+    def _covariance(self, rows_PI: Tensor, *, full: bool, centre_MPK: Tensor | None) -> Tensor:
+        """Return V of every place, (M, P, K, K), or its diagonal, of the outputs less their mean if one is given."""
         terms: dict[str, dict[str, Tensor]] = defaultdict(dict)
         for name, tensor in self.part("covariance").items():
             number, _, key = name.partition(".")
             terms[number][key] = tensor
-        return sum_of([_of_term(rows_PI, term, full) for term in terms.values()])
+        return sum_of([_of_term(rows_PI, term, full, centre_MPK) for term in terms.values()])
 
 
-def _of_term(rows_PI: Tensor, term: Mapping[str, Tensor], full: bool) -> Tensor:
+def _of_term(rows_PI: Tensor, term: Mapping[str, Tensor], full: bool, centre_MPK: Tensor | None) -> Tensor:
     if "variance_MKI" in term:
-        return _of_grid(rows_PI, term, full)
+        return _of_grid(rows_PI, term, full, centre_MPK)
     if "strips_MJWQ" in term:
-        return of_strips(rows_PI, **term)
-    return _of_root(rows_PI, term, full)
+        spread = of_strips(rows_PI, **term)
+        return spread if centre_MPK is None else apart(spread, centre_MPK)
+    return _of_root(rows_PI, term, full, centre_MPK)
 
 
-def _of_grid(rows_PI: Tensor, term: Mapping[str, Tensor], full: bool) -> Tensor:
+def _of_grid(rows_PI: Tensor, term: Mapping[str, Tensor], full: bool, centre_MPK: Tensor | None) -> Tensor:
     columns, rows = term.get("columns_MII"), term.get("rows_MKK")
     turned = rows_PI if columns is None else rows_PI @ columns
     spread = turned.square() @ term["variance_MKI"].mT
+    if centre_MPK is not None:
+        return apart_of(spread, rows, centre_MPK)
     if rows is None:
         return torch.diag_embed(spread) if full else spread
     if not full:
@@ -153,9 +159,11 @@ def _of_grid(rows_PI: Tensor, term: Mapping[str, Tensor], full: bool) -> Tensor:
     return (spread @ pairs_MKQ).unflatten(-1, rows.shape[1:])
 
 
-def _of_root(rows_PI: Tensor, term: Mapping[str, Tensor], full: bool) -> Tensor:
+def _of_root(rows_PI: Tensor, term: Mapping[str, Tensor], full: bool, centre_MPK: Tensor | None) -> Tensor:
     ((name, root_MKIZ),) = term.items()
     seen = torch.einsum("pi,mkiz->mpkz", rows_PI, root_MKIZ)
+    if centre_MPK is not None:
+        seen = seen - centre_MPK.unsqueeze(-2) @ seen
     gram = seen @ seen.mT if full else seen.square().sum(-1)
     return gram if name == "plus_MKIZ" else -gram
 

@@ -7,7 +7,8 @@ that posterior is the exact one of a generalised linear model, whose predictive 
 leave the region in which the network is nearly linear. The link maps f to the targets:
 
     gaussian   regression: y ~ N(f*, J Σ Jᵀ + noise²), exact
-    probit     softmax(f*_k / √(1 + π V_kk / 8)); for Bernoulli sigmoid(f* / √(1 + π V / 8)) (MacKay 1992)
+    probit     for Bernoulli sigmoid(f* / √(1 + π V / 8)) (MacKay 1992); softmax((f*_k − f̄*) / √(1 + π V_k / 8)), f̄ the
+    mean of the outputs and V_k the variance of f_k less the mean of the others
     pairwise   p_k ∝ 1 / Σ_j exp(−(f*_k − f*_j) / √(1 + π (V_kk + V_jj − 2 V_jk) / 8)): one probit for every pair of
     classes, with correlations (Lu et al. 2020)
     bridge     Dirichlet with α_k = (1 − 2/K + e^{f*_k} / K² Σ_j e^{−f*_j}) / V_kk (Hobbhahn et al. 2022), its mean, for
@@ -28,7 +29,7 @@ from torch import Tensor
 from torchbayes.checks import as_seed, check_counts, check_memory, plain
 from torchbayes.curvature.discovery import SPREAD_ROWS, LayerSupport
 from torchbayes.curvature.features import Leaf
-from torchbayes.curvature.tangent import Tangent
+from torchbayes.curvature.tangent import Centre, Tangent
 from torchbayes.display import Overview, shown
 from torchbayes.linalg.matrices import eigh
 from torchbayes.model.model import Model, check_finite
@@ -42,7 +43,7 @@ from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive.average import Predictive, check_outputs
 from torchbayes.predictive.last_layer import LinearisedModule
-from torchbayes.predictive.links import CLOSED, EXACT, MARGINAL, Link, link_of
+from torchbayes.predictive.links import CLOSED, EXACT, MARGINAL, Link, centre_of, link_of
 
 
 class Functions(NamedTuple):
@@ -76,8 +77,7 @@ class Linearised:
         posterior: Laplace, or a Gaussian over any structure.
         link: "auto" is "gaussian" for regression and "normal_cdf" for Probit, which are exact; "pairwise" for up to 100
             classes, "probit" for more and for Bernoulli, "samples" for other likelihoods. "probit" takes K variances
-            instead of K² covariances, but is made less confident by variance that all outputs share, although softmax
-            does not depend on it.
+            instead of K² covariances.
         samples: functions drawn for each member by "samples".
         seed: seed of these functions.
         chunk: numbers that a piece of the rows may take: the bound on memory.
@@ -120,9 +120,14 @@ class Linearised:
         with outside_inference():
             return self._functions(checked(self.model, inputs), diagonal=diagonal)
 
-    def _functions(self, placed: Any, *, diagonal: bool, together: bool = False) -> Functions:
-        """Return mean and covariance of each place, or of all outputs of a row together, (M, B, N, N)."""
-        own = {"diagonal": diagonal, "together": together}
+    def _functions(
+        self, placed: Any, *, diagonal: bool, together: bool = False, centre: Centre | None = None
+    ) -> Functions:
+        """Return mean and covariance of each place, or of all outputs of a row together, (M, B, N, N).
+
+        Variances are those of the outputs less their mean where its weights are given.
+        """
+        own: dict[str, Any] = {"diagonal": diagonal, "together": together, "centre": centre}
         each = [tangent.functions(placed, over, **own) for tangent, over in self._tangents(placed)]
         return Functions(torch.stack([mean for mean, _ in each]), torch.stack([spread for _, spread in each]))
 
@@ -160,7 +165,7 @@ class Linearised:
         with outside_inference():
             means_MD, placed = self.posterior.gaussian.mean_MD, checked(self.model, inputs)
             link = link_of(self.link, self.model.likelihood, outputs=self._tangents(placed)[0][0].outputs)
-            functions = partial(self._functions, together=True) if link == "samples" else self.functions
+            functions = partial(self._functions, together=link == "samples", centre=centre_of(link))
             return linked(link, self.model, means_MD, functions=functions, inputs=placed, **own)
 
     def module(self, *, level: float | None = 0.95) -> LinearisedModule:

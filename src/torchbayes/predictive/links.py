@@ -36,6 +36,33 @@ def probit(mean: Tensor, variance: Tensor) -> Tensor:
     return mean / (1 + math.pi / 8 * variance).sqrt()
 
 
+def centre(outputs: Tensor) -> Tensor:
+    """Return weights of the mean of the outputs, (..., K): equal, but 0 for a class whose probability underflows."""
+    behind = outputs - outputs.amax(-1, keepdim=True)
+    kept = behind > math.log(torch.finfo(outputs.dtype).tiny)
+    return kept.to(outputs.dtype) / kept.sum(-1, keepdim=True)
+
+
+def class_probit(mean: Tensor, apart: Tensor) -> Tensor:
+    """Return logits (f_k − f̄) / √(1 + π V_k / 8), V_k the variance of f_k less the mean of the other outputs.
+
+    The softmax ignores what all outputs share, and so do these. For two classes they are the probit of the difference.
+
+    Args:
+        mean: (..., K); a class whose probability underflows, as where it is masked, is left out of the means.
+        apart: Var[f_k − f̄], (..., K), f̄ the mean of the outputs under the weights of `centre`.
+
+    Returns:
+        Tensor (..., K).
+    """
+    kept = centre(mean) > 0
+    classes = kept.sum(-1, keepdim=True).to(mean.dtype)
+    middle = torch.where(kept, mean, 0.0).sum(-1, keepdim=True) / classes
+    # f_k less the mean of the other n − 1 outputs is n / (n − 1) times f_k less the mean of all
+    others = torch.where(kept, classes / (classes - 1).clamp_min(1), 1.0)
+    return probit(mean - middle, others.square() * apart)
+
+
 def pairwise_probit(mean: Tensor, covariance: Tensor) -> Tensor:
     """Return logits log p_k, p_k ∝ 1 / Σ_j exp(−(f_k − f_j) / √(1 + π Var[f_k − f_j] / 8)) (Lu et al. 2020).
 
@@ -98,20 +125,29 @@ def _behind(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
 CLOSED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "normal_cdf": normal_cdf,
     "probit": probit,
+    "class_probit": class_probit,
     "pairwise": pairwise_probit,
     "bridge": laplace_bridge,
 }
 """Closed forms of class probabilities: mean and covariance, or variance for those of `MARGINAL` -> outputs."""
 
-MARGINAL = frozenset({"gaussian", "normal_cdf", "probit"})
+CENTRED = "class_probit"
+"""The link that takes variances of the outputs less their mean: "probit" over several classes."""
+
+MARGINAL = frozenset({"gaussian", "normal_cdf", "probit", CENTRED})
 """Links that take variances alone."""
 
 EXACT = frozenset({"gaussian", "normal_cdf"})
 """Links without an approximation."""
 
 
+def centre_of(link: str) -> Callable[[Tensor], Tensor] | None:
+    """Return the weights of the mean that a link takes the outputs from; None for one that takes them as they are."""
+    return centre if link == CENTRED else None
+
+
 def link_of(link: str, likelihood: Likelihood, *, outputs: int = 1) -> str:
-    """Return the link in use: the requested one, or the one that "auto" stands for.
+    """Return the link in use: the requested one, or the one that "auto" stands for; `CENTRED` for "probit" of classes.
 
     Args:
         link: as for `Linearised`.
@@ -125,11 +161,11 @@ def link_of(link: str, likelihood: Likelihood, *, outputs: int = 1) -> str:
     if link == "auto":
         few = ("pairwise",) if outputs <= _MANY else ()
         usual = ("gaussian", "normal_cdf", *few, "probit")
-        return next((n for n in usual if _goes_with(n, likelihood)), "samples")
+        link = next((n for n in usual if _goes_with(n, likelihood)), "samples")
     if link in _KINDS and not _goes_with(link, likelihood):
         names, seen = " or ".join(kind.__name__ for kind in _KINDS[link]), type(unweighted(likelihood)).__name__
         raise ValueError(f"link {link!r} needs a {names} likelihood; got {seen}. Use link='samples'.")
-    return link
+    return CENTRED if link == "probit" and not isinstance(unweighted(likelihood), Bernoulli) else link
 
 
 def _goes_with(link: str, likelihood: Likelihood) -> bool:

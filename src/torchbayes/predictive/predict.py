@@ -155,7 +155,7 @@ def _watched(source: Source, inputs: Any, chunk_size: int) -> Predictive:
     network = source.model.network
     with watched(network.device) as drawn:
         found = source.predictive(inputs, chunk_size=chunk_size)
-    if drawn.moved and (said := random_at(network, inputs)):
+    if said := random_at(network, inputs, drew=drawn.moved):
         warn_of([said], "this prediction")
     return found
 

@@ -10,6 +10,7 @@ rounds (Wegstein 1958).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from torchbayes.methods.laplace.tuning import Groups, tune
 from torchbayes.methods.optimise.map import MAP
 from torchbayes.model import Model
 from torchbayes.posteriors import LaplacePosterior, Point
+from torchbayes.posteriors.problems import ProblemWarning
 
 _STRIDE, _LONGEST = 1.5, 4.0  # 1/(1 − ρ) until there is a slope, and its maximum
 _WIDEST = 16.0  # maximum factor on a precision per round: that of weights which the data do not determine is unbounded
@@ -70,16 +72,18 @@ def train_in_rounds(
         callbacks: as `fit` takes them, for the training.
 
     Returns:
-        All rounds, in order.
+        All rounds, in order; problems are in the posteriors, whose use warns of them.
     """
     found: list[Round] = []
-    for method in (first, *again):
-        known = _next(found) if found else model
-        start = found[-1].mode if found else None
-        mode = fit(known, data, method, start=start, seed=seed, callbacks=callbacks)
-        assert isinstance(mode, Point)
-        fitted, at_mode = laplace_at(known, data, laplace, start=mode)
-        found.append(Round(mode, fitted, tune(fitted, prior=groups), at_mode))
+    with warnings.catch_warnings():  # what becomes of the problems of a round is for who uses it to say
+        warnings.simplefilter("ignore", ProblemWarning)
+        for method in (first, *again):
+            known = _next(found) if found else model
+            start = found[-1].mode if found else None
+            mode = fit(known, data, method, start=start, seed=seed, callbacks=callbacks)
+            assert isinstance(mode, Point)
+            fitted, at_mode = laplace_at(known, data, laplace, start=mode)
+            found.append(Round(mode, fitted, tune(fitted, prior=groups), at_mode))
     return found
 
 

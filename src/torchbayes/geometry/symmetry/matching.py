@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,10 @@ from torchbayes.geometry.symmetry.calls import Axes, shaped
 from torchbayes.geometry.symmetry.permutations import PermutationGroup, PermutationGroups, held_by, moved, state_of
 from torchbayes.geometry.symmetry.tracing import Watch, run
 from torchbayes.geometry.symmetry.units import Segment
+from torchbayes.model.likelihoods.protocol import scored
+from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.batch import batch_size, rows_of, tensors_of
+from torchbayes.model.rows.batch import Batch, rows_of, tensors_of
 from torchbayes.native.seeds import Purpose, generator
 
 _LEAST_GAIN = 1e-12  # of the squared norm of the weights: below it is rounding
@@ -133,7 +135,7 @@ class _Moments:
     squares: Tensor
     other_squares: Tensor
     products: Tensor
-    count: int = 0
+    count: float = 0.0
 
     @classmethod
     def empty(cls, size: int, device: torch.device) -> _Moments:
@@ -142,18 +144,18 @@ class _Moments:
         products = torch.zeros(size, size, dtype=torch.float64, device=device)
         return cls(each.clone(), each.clone(), each.clone(), each.clone(), products)
 
-    def add(self, a: Tensor, b: Tensor) -> None:
-        """Add samples, both (units, samples)."""
-        self.first += a.sum(1)
-        self.second += b.sum(1)
-        self.squares += a.square().sum(1)
-        self.other_squares += b.square().sum(1)
-        self.products += a @ b.T
-        self.count += a.shape[1]
+    def add(self, a: Tensor, b: Tensor, *, weight: float) -> None:
+        """Add samples, both (units, samples), each of which counts as many times."""
+        self.first += weight * a.sum(1)
+        self.second += weight * b.sum(1)
+        self.squares += weight * a.square().sum(1)
+        self.other_squares += weight * b.square().sum(1)
+        self.products += weight * (a @ b.T)
+        self.count += weight * a.shape[1]
 
     def correlation(self) -> Tensor:
         """Return the correlations, 0 where a unit is constant."""
-        count = max(self.count, 1)
+        count = self.count or 1.0
         covariance = self.products / count - torch.outer(self.first, self.second) / count**2
         variances = []
         for squares, sums in ((self.squares, self.first), (self.other_squares, self.second)):
@@ -197,7 +199,7 @@ class Recorder:
 def by_activations(
     groups: PermutationGroups,
     networks: Sequence[tuple[Tensor, Buffers]],
-    batches: Iterable[Any],
+    batches: Iterable[Batch],
     *,
     chunk_size: int,
 ) -> list[Matched]:
@@ -206,7 +208,7 @@ def by_activations(
     Args:
         groups: of the model.
         networks: weights and buffers, the reference first.
-        batches: inputs.
+        batches: rows, which count as often as the likelihood says.
         chunk_size: rows that go through a network at once.
 
     Returns:
@@ -218,14 +220,34 @@ def by_activations(
     device = groups.model.network.device
     record = Recorder(groups)
     moments = [[_Moments.empty(group.size, device) for group in groups.groups] for _ in networks[1:]]
-    for inputs in batches:
-        for start in range(0, batch_size(inputs), chunk_size):
-            rows = rows_of(inputs, slice(start, start + chunk_size))
-            target = record(*networks[0], rows)
-            for own, network in zip(moments, networks[1:], strict=True):
-                for number, samples in record(*network, rows).items():
-                    own[number].add(target[number], samples)
+    for rows, weight in _alike(groups.model, networks[0], batches, chunk_size):
+        target = record(*networks[0], rows)
+        for own, network in zip(moments, networks[1:], strict=True):
+            for number, samples in record(*network, rows).items():
+                own[number].add(target[number], samples, weight=weight)
     return [Matched([_matched(each) for each in own]) for own in moments]
+
+
+def _alike(
+    model: Model, network: tuple[Tensor, Buffers], batches: Iterable[Batch], chunk_size: int
+) -> Iterator[tuple[Any, float]]:
+    """Yield inputs of rows that count equally often, and how often that is: the axis of rows may move in a network.
+
+    Yields:
+        Inputs and the weight.
+    """
+    for batch in batches:
+        for start in range(0, batch.size, chunk_size):
+            rows = batch.map(lambda t, start=start: t[start : start + chunk_size])
+            with torch.no_grad():
+                outputs = model.network(model.split(network[0])[0], rows.inputs, network[1])
+            weights_B = scored(model.likelihood, outputs, rows.targets).row_weights
+            if weights_B is None:
+                yield rows.inputs, 1.0
+                continue
+            for weight in weights_B.unique().tolist():
+                if weight:
+                    yield rows_of(rows.inputs, (weights_B == weight).nonzero()[:, 0]), weight
 
 
 def _matched(moments: _Moments) -> Tensor:

@@ -63,8 +63,12 @@ def search(
     training = LogDensity(model, num_data, None, plan="auto", training=True)
     found = choose_epochs(SEEKER, training, folds, told=told, **begin)
     record = {**found.record, "mode": found.settings}
-    if not found.settings or method.prior != "scalar" or method.noise:
+    by_evidence = method.noise or method.prior in {"layer", "weight"}  # which needs a mode
+    if not found.settings or by_evidence:
         return Chosen({}, record)
+    known = {"check_mode": False}  # that these weights are no mode is known, and allowed for
+    if method.prior != "scalar":
+        return Chosen(known, record)
     seeker, around = replace(SEEKER, **found.settings), replace(method, prior="model", check_mode=False)
     density = LogDensity(model, num_data, None, plan=method.plan)
     posteriors = []
@@ -73,10 +77,9 @@ def search(
         there = {"weights_MD": point.weights_MD, "buffers": point.buffers_M or {}, "seeds": seeds}
         posteriors.append(trial(around, density, fold, **there))
     if (nlls := _by_factor(posteriors, folds)) is None:
-        return Chosen({}, record)
+        return Chosen(known, record)
     tried = [{"prior": factor, "nll": nll} for factor, nll in nlls.items()]
-    # that these weights are no mode is known, and allowed for
-    return Chosen({"prior": _widest(nlls), "check_mode": False}, {**record, "tried": tried})
+    return Chosen({"prior": _widest(nlls), **known}, {**record, "tried": tried})
 
 
 def search_online(

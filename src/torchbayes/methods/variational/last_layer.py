@@ -27,6 +27,8 @@ from torch import Tensor, nn
 from torchbayes.curvature.layers import Call, linear_by
 from torchbayes.linalg import Blocks, Dense, Diagonal, LowRankPlusDiagonal, Structure
 from torchbayes.methods.variational.target import is_normal
+from torchbayes.model.likelihoods import Categorical
+from torchbayes.model.likelihoods.weighted import unweighted
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.precision import widened
@@ -290,16 +292,23 @@ def outputs_of(
             return Outputs(mean, features)
         weight = views[f"{begin}weight"].mT if layer.transposed else views[f"{begin}weight"]
         made = F.linear(features, weight, None if bias is None else bias.to(features.dtype))
-        rounding = 1e3 * torch.finfo(seen[0].dtype).eps
-        if made.numel() == mean.numel() and bool(
-            ((made.detach().reshape(mean.shape) - mean.detach()).abs() <= rounding * made.detach().abs().max()).all()
-        ):
+        if made.numel() == mean.numel() and _same(model, made.detach().reshape(mean.shape), mean.detach()):
             return Outputs(mean, features)
     raise ValueError(
         f"the network must return what its last linear layer `{layer.name}` gives at its only call; it returns "
         f"something else, or uses the layer {len(seen)} times. Let it return the outputs of that layer, logits in the "
-        f"place of probabilities, and define it last. Or use VI, IVON or Laplace, which take any network."
+        f"place of probabilities, with classes that are masked at −∞, and define it last. Or use VI, IVON or Laplace, "
+        f"which take any network."
     )
+
+
+def _same(model: Model, made: Tensor, outputs: Tensor) -> bool:
+    """Return whether outputs are those of the layer, but for classes that are masked: whose probability underflows."""
+    limits = torch.finfo(made.dtype)
+    same = (made - outputs).abs() <= 1e3 * limits.eps * made.abs().max()
+    if isinstance(unweighted(model.likelihood), Categorical):
+        same = same | (outputs - outputs.amax(-1, keepdim=True) < math.log(limits.tiny))
+    return bool(same.all())
 
 
 @contextmanager

@@ -75,8 +75,10 @@ def expected_log_prob(
         both = [torch.stack([part, torch.zeros_like(part)], dim=-1) for part in (mean, variance)]
         each = (values * mean - expected_lse(both[0], both[1], bound=bound)).flatten(1).sum(-1)
     else:
-        soft = values.is_floating_point()
-        said = (values * mean).sum(-1) if soft else mean.gather(-1, values.unsqueeze(-1)).squeeze(-1)
+        if values.is_floating_point():
+            said = torch.where(values == 0, 0.0, values * mean).sum(-1)  # a masked class has the mean −∞
+        else:
+            said = mean.gather(-1, values.unsqueeze(-1)).squeeze(-1)
         each = said - expected_lse(mean, variance, bound=bound)
     return _summed(each, found.weights)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ _FEW, _ALONE = 8, 2  # rows that are looked at, and those of them that go throug
 _SUSPECT = 1e-4  # of the largest output: rounding may explain less
 _CERTAIN = 0.05  # rounding explains no more, whatever the precision
 _SAME = 1e-6  # what the order of sums on a GPU may change
+_LOOKED: WeakKeyDictionary[Network, str] = WeakKeyDictionary()  # of networks that were looked at, what was seen
 _TRIES = 16  # passes in which a network that drew numbers must be the same to be taken for a function
 
 
@@ -99,8 +101,9 @@ def faults_of(model: Model, batch: Batch, outputs: Tensor, *, drew: bool) -> Fau
     apart = _tried(lambda: run(rows_of(batch.inputs, alone)))
     suspect = apart is not None and _distance(apart, outputs[alone]) > _SUSPECT
     noise = _noise(run, batch.inputs, outputs, tries=_TRIES if drew else 1) if drew or suspect else 0.0
-    if noise:
-        return Faults(random=random_clause(model.network, batch.inputs, noise))
+    said = _LOOKED[model.network] = random_clause(model.network, batch.inputs, noise) if noise else ""
+    if said:
+        return Faults(random=said)
     if model.coupled:
         return Faults()
     coupled = norm = ""
@@ -149,15 +152,31 @@ def random_clause(network: Network, inputs: Any, noise: float) -> str:
     )
 
 
-def random_at(network: Network, inputs: Any) -> str:
-    """Return the clause of `random_clause` where a network that has drawn numbers is random at inputs, else nothing."""
+def random_at(network: Network, inputs: Any, *, drew: bool) -> str:
+    """Return the clause of `random_clause` where a network is random at inputs, else nothing.
 
+    Numbers of numpy, and of generators of the network's own, are seen by the outputs alone: by two passes over a few
+    rows, once for every network.
+
+    Args:
+        network: the network.
+        inputs: rows, as they went through it.
+        drew: whether they have moved a generator.
+    """
+    if not drew:
+        if network not in _LOOKED:
+            _LOOKED[network] = _tried(lambda: _random_at(network, inputs, tries=1)) or ""
+        return _LOOKED[network]
+    return _random_at(network, inputs, tries=_TRIES)
+
+
+def _random_at(network: Network, inputs: Any, *, tries: int) -> str:
     def run(rows: Any) -> Tensor:
         with torch.no_grad():
             return network(network.initial, rows)
 
     few = rows_of(inputs, slice(0, _FEW))
-    noise = _noise(run, few, run(few), tries=_TRIES)
+    noise = _noise(run, few, run(few), tries=tries)
     return random_clause(network, few, noise) if noise else ""
 
 
