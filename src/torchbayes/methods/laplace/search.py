@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from torchbayes.density.density import LogDensity
+from torchbayes.methods.optimise.learned import at_least
 from torchbayes.methods.optimise.length import choose_epochs
 from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.optimise.trials import mean_nll, trial
@@ -63,9 +64,11 @@ def search(
     training = LogDensity(model, num_data, None, plan="auto", training=True)
     found = choose_epochs(SEEKER, training, folds, told=told, **begin)
     record = {**found.record, "mode": found.settings}
-    if not found.settings or method.prior != "scalar" or method.noise:
-        return Chosen({}, record)
-    seeker, around = replace(SEEKER, **found.settings), replace(method, prior="model", check_mode=False)
+    found = found._replace(settings={}, record=record)
+    if not record["mode"] or method.prior != "scalar" or method.noise:
+        return found
+    begin["weights_MD"] = at_least(weights_MD, found.learned)
+    seeker, around = replace(SEEKER, **record["mode"]), replace(method, prior="model", check_mode=False)
     density = LogDensity(model, num_data, None, plan=method.plan)
     posteriors = []
     for fold in folds:
@@ -73,10 +76,10 @@ def search(
         there = {"weights_MD": point.weights_MD, "buffers": point.buffers_M or {}, "seeds": seeds}
         posteriors.append(trial(around, density, fold, **there))
     if (nlls := _by_factor(posteriors, folds)) is None:
-        return Chosen({}, record)
+        return found
     tried = [{"prior": factor, "nll": nll} for factor, nll in nlls.items()]
     # that these weights are no mode is known, and allowed for
-    return Chosen({"prior": _widest(nlls), "check_mode": False}, {**record, "tried": tried})
+    return found._replace(settings={"prior": _widest(nlls), "check_mode": False}, record={**record, "tried": tried})
 
 
 def search_online(
