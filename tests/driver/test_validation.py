@@ -74,7 +74,7 @@ def test_the_epochs_are_those_of_a_search_by_hand(tmp_path: Path) -> None:
     assert seen["best_epoch"] == first
     assert seen["nll"] == pytest.approx(nlls[first - 1], rel=1e-12)
     assert seen["held_out"] == [40]
-    assert seen["settings"] == {"epochs": min(20, max(4, -int(-FACTOR * first // 1)))}
+    assert seen["settings"] == {"epochs": min(20, max(4, FACTOR * first))}
     assert 1 < first < 20  # else the search had nothing to find
 
 

@@ -140,7 +140,7 @@ def fit(
         validation: rows that choose how long MAP, SWA and SWAG train, and Laplace without a start: a share of the
             training rows, such as 0.1, or data of their own. A first run of one member, without the rows that are held
             out, finds the epoch after which these are most likely; where they are fewer than 500 there are up to five
-            such runs, each with other rows held out. The run itself then has all training rows and 1.5 times as many
+            such runs, each with other rows held out. The run itself then has all training rows and twice as many
             epochs, at most those that the method sets, and a learned noise begins no lower than they ask for. They also
             choose how SWA and SWAG average, the prior of Laplace, length and factor of OnlineLaplace, and for IVON and
             samplers on minibatches without a step size the scale of a prior that the model leaves open. None does this

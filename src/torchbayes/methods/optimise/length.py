@@ -4,10 +4,10 @@ A network that is trained too long interpolates the training rows: its noise sca
 zero and one. The first run has a constant learning rate. After an epoch e the held-out rows have the mean negative
 log likelihood v_e, in nats a target, and
 
-    e* = min { e : v_e ≤ min_e' v_e' + 0.02 },    epochs = max(4, ⌈1.5 e*⌉)
+    e* = min { e : v_e ≤ min_e' v_e' + 0.02 },    epochs = max(4, 2 e*)
 
-are those of the run itself, which has all rows and a learning rate that falls: at half the rate on average, 1.5 e*
-epochs cover three quarters of the distance. The first run ends where v has not fallen for 0.3 e epochs, 10 epochs and
+are those of the run itself, which has all rows and a learning rate that falls: at half the rate on average, 2 e*
+epochs cover the same distance. The first run ends where v has not fallen for 0.3 e epochs, 10 epochs and
 300 steps, or after 50 epochs or 8,000 steps, whichever is more. Where few rows are held out there are several such
 runs, each without rows of its own, and v is their mean.
 """
@@ -33,7 +33,7 @@ from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.point import Point
 
-FACTOR, _SHORTEST = 1.5, 4  # epochs at least: SWAG needs two snapshots in the second half of them
+FACTOR, _SHORTEST = 2, 4  # epochs at least: SWAG needs two snapshots in the second half of them
 _EQUAL = 0.02  # nats: an earlier epoch that is as good to within this is preferred
 _LONGEST = 8000  # steps of the first run
 _NEXT = 1.05  # ratio of the epochs after which held-out rows are looked at: each of the first twenty, then fewer
@@ -103,7 +103,7 @@ def choose_epochs(
     record = {"first_run": epoch, "best_epoch": first, "nll": seen[first]}
     noise_P = asked(best, folds)
     least = None if noise_P is None else noise_P.tolist()
-    return Chosen({"epochs": min(most, max(_SHORTEST, math.ceil(FACTOR * first)))}, record, learned=least)
+    return Chosen({"epochs": min(most, max(_SHORTEST, FACTOR * first))}, record, learned=least)
 
 
 def _out_of_patience(seen: Mapping[int, float], steps_per_epoch: int) -> bool:
