@@ -19,7 +19,7 @@ from torchbayes.driver import progress
 from torchbayes.methods.optimise import length
 from torchbayes.methods.optimise.length import FACTOR
 from torchbayes.methods.schedules import Constant
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes.native.seeds import Purpose, generator, member_seeds
 
 FEATURES = 4
 METHODS = [tb.MAP(members=2), tb.SWA(), tb.SWAG(rank=2)]
@@ -52,6 +52,13 @@ def chosen(directory: Path) -> dict[str, Any]:
     return json.loads((directory / "config.json").read_text())["chosen"]
 
 
+def begin(posterior: Any, directory: Path, *, seed: int = 0) -> Tensor:
+    """Return where members begin: fresh, but for the noise, which is at least what held-out rows ask for."""
+    weights_MD, _ = posterior.model.starting_weights(member_seeds(seed, posterior.members))
+    weights_MD[:, -1] = weights_MD[:, -1].clamp_min(chosen(directory)["learned"][0])
+    return weights_MD
+
+
 def nll_after(epochs: int, data: Any, held_out: Any, adam: Any) -> float:
     found = fit(data, tb.MAP(epochs=epochs, schedule=Constant(), optimizer=adam), seed=3)
     return tb.evaluate(found, held_out).metrics["nll"]
@@ -67,7 +74,7 @@ def test_the_epochs_are_those_of_a_search_by_hand(tmp_path: Path) -> None:
     assert seen["best_epoch"] == first
     assert seen["nll"] == pytest.approx(nlls[first - 1], rel=1e-12)
     assert seen["held_out"] == [40]
-    assert seen["settings"] == {"epochs": min(20, max(4, -int(-FACTOR * first // 1)))}
+    assert seen["settings"] == {"epochs": min(20, max(4, FACTOR * first))}
     assert 1 < first < 20  # else the search had nothing to find
 
 
@@ -86,7 +93,8 @@ def test_the_averaging_rate_is_that_of_a_search_by_hand(method: Any, draws: int,
     found = fit(data, method(epochs=20, optimizer=adam), seed=3, validation=held_out, directory=tmp_path)
     seen, epochs = chosen(tmp_path), chosen(tmp_path)["settings"]["epochs"]
     tried = [dict(averaging_lr=share * lr, burn_in=begin) for share, begin in ((0.5, 0.5), (0.1, 0.75))]
-    by_hand = [fit(data, method(epochs=epochs, optimizer=adam, **settings), seed=3) for settings in tried]
+    start = begin(found, tmp_path, seed=3)
+    by_hand = [fit(data, method(epochs=epochs, optimizer=adam, **each), seed=3, start=start) for each in tried]
     nlls = [nll_of_draws(posterior, held_out, draws) for posterior in by_hand]
     torch.testing.assert_close(torch.tensor([one["nll"] for one in seen["tried"]]), torch.tensor(nlls))
     best = nlls.index(min(nlls))
@@ -110,7 +118,7 @@ def test_the_run_has_all_rows_and_the_chosen_epochs(method: Any, tmp_path: Path)
     data = table(120)
     found = fit(data, method, directory=tmp_path)
     settings = chosen(tmp_path)["settings"]
-    same = fit(data, dataclasses.replace(method, **settings))
+    same = fit(data, dataclasses.replace(method, **settings), start=begin(found, tmp_path))
     for name, tensor in found.tensors().items():
         assert torch.equal(tensor, same.tensors()[name])
     assert json.loads((tmp_path / "config.json").read_text())["method"]["epochs"] == settings["epochs"]
@@ -270,8 +278,8 @@ def test_laplace_without_a_start_is_that_around_map_under_the_chosen_prior(tmp_p
     data, held_out = table(60), table(40, seed=1)
     found = fit(data, tb.Laplace(), seed=3, validation=held_out, directory=tmp_path)
     seen = chosen(tmp_path)
-    mode = fit(data, tb.MAP(), seed=3, validation=held_out)
-    assert torch.equal(found.mean_MD, fit(data, tb.MAP(**seen["mode"]), seed=3).weights_MD)
+    mode, start = fit(data, tb.MAP(), seed=3, validation=held_out), begin(found, tmp_path, seed=3)
+    assert torch.equal(found.mean_MD, fit(data, tb.MAP(**seen["mode"]), seed=3, start=start).weights_MD)
     torch.testing.assert_close(found.mean_MD, mode.weights_MD)
     around = fit(data, tb.Laplace(prior="model", check_mode=False), start=mode)
     nlls = []

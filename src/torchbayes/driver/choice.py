@@ -82,7 +82,7 @@ def choose(
         "settings": dict(found.settings),
         "held_out": held_out,
         **found.record,
-        **given(prior_scale=found.prior_scale),
+        **given(prior_scale=found.prior_scale, learned=found.learned),
     }
     return _as_recorded(model, method, record, asked)
 

@@ -33,7 +33,7 @@ from torchbayes.driver.progress import Callback, listeners
 from torchbayes.driver.reader import ROWS, Reader, informed
 from torchbayes.driver.run import START, Run, check_free, describe, recorded
 from torchbayes.driver.shelf import DiskShelf, MemoryShelf, Shelf
-from torchbayes.methods.optimise.learned import estimated
+from torchbayes.methods.optimise.learned import at_least, estimated
 from torchbayes.methods.protocol import Method, Result_co, Spreading
 from torchbayes.model.description import CONSTANTS, describe_model, fingerprint
 from torchbayes.model.model import Model
@@ -45,6 +45,7 @@ from torchbayes.native.heap import trim
 from torchbayes.native.process import full_path
 from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.locks import folder_in
+from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
 from torchbayes.posteriors.start import centred, start_of
@@ -139,12 +140,12 @@ def fit(
         validation: rows that choose how long MAP, SWA and SWAG train, and Laplace without a start: a share of the
             training rows, such as 0.1, or data of their own. A first run of one member, without the rows that are held
             out, finds the epoch after which these are most likely; where they are fewer than 500 there are up to five
-            such runs, each with other rows held out. The run itself then has all training rows and 1.5 times as many
-            epochs, at most those that the method sets. They also choose how SWA and SWAG average, the prior of
-            Laplace, length and factor of OnlineLaplace, and for IVON and samplers on minibatches without a step size
-            the scale of a prior that the model leaves open. None does this only where such a setting is left open, such
-            as the epochs of a method: with a tenth of the rows, but at least 50 of them or a fifth. What was chosen is
-            in the `config.json` of the directory.
+            such runs, each with other rows held out. The run itself then has all training rows and twice as many
+            epochs, at most those that the method sets, and a learned noise begins no lower than they ask for. They also
+            choose how SWA and SWAG average, the prior of Laplace, length and factor of OnlineLaplace, and for IVON and
+            samplers on minibatches without a step size the scale of a prior that the model leaves open. None does this
+            only where such a setting is left open, such as the epochs of a method: with a tenth of the rows, but at
+            least 50 of them or a fifth. What was chosen is in the `config.json` of the directory.
 
     Returns:
         The posterior, on every rank. Its model is the one given, with what a likelihood takes from the training targets
@@ -178,11 +179,11 @@ def fit(
     seeds = member_seeds(seed, method.members)
     each = [seed for seed in seeds for _ in range(method.needs.modes)]
     model, begin = _begin(model, start, each, space=space, source=source)
-    of_first: dict[str, Any] = {"directory": directory, "callbacks": callbacks if shard.ranks.first else ()}
-    of_first |= {"begin": begin, "seeds": seeds}
     chosen: dict[str, Any] = {}
     if method.needs.validation != "none":
-        model, method, chosen = choose(model, source, method, validation=validation, **of_first)
+        shown: dict[str, Any] = {"directory": directory, "callbacks": callbacks if shard.ranks.first else ()}
+        model, method, chosen = choose(model, source, method, validation=validation, begin=begin, seeds=seeds, **shown)
+        begin = at_least(begin[0], chosen.get("chosen", {}).get("learned")), begin[1]
     constants = {} if directory is None else _constants(model if space is None else space.whole, method)
     about: dict[str, Any] = {**_about(model, source, method, seed, space), **constants, **sought, **chosen}
     density = _density(model, source, method, ranks=shard.ranks)
@@ -347,7 +348,7 @@ def _at_modes(
     source = as_source(model, data, seeker.needs.batch_size)
     source.check(training=method.needs.network == "train")
     dependence(model.network, source.inputs(), training=True)
-    seeds = member_seeds(seed, method.members)
+    seeds = member_seeds(seed, method.needs.modes * method.members)
     begin = start_of(model, None, seeds, space=space)
     first: dict[str, Any] = {"begin": begin, "seeds": seeds, "directory": directory}
     reports = settings["ranks"] is None or settings["ranks"].first
@@ -357,8 +358,12 @@ def _at_modes(
     sought = chosen["chosen"]["mode"] if "chosen" in chosen else {}
     if own is not None and (found := recorded(own)) is not None:  # a search that is repeated may round differently
         sought = {name: found[1]["method"].get(name, value) for name, value in sought.items()}
-    seeker = having_settings(seeker, {**sought, "members": method.needs.modes * method.members})
-    return method, fit(model, data, seeker, seed=seed, directory=own, **settings), chosen
+    seeker = having_settings(seeker, {**sought, "members": len(seeds)})
+    if (learned := chosen.get("chosen", {}).get("learned")) is not None:
+        weights_MD = at_least(begin[0], learned)
+        weights_MD = weights_MD if space is None else space.lift(weights_MD)
+        start = Point(model, weights_MD, buffers_M=begin[1] or None, statistics_known=True)
+    return method, fit(model, data, seeker, start=start, seed=seed, directory=own, **settings), chosen
 
 
 def _density(model: Model, source: Source, method: Method, *, ranks: Ranks) -> LogDensity:

@@ -105,11 +105,13 @@ class Chosen(NamedTuple):
         settings: settings of the method by name.
         record: what was seen, by name, for the description of the run.
         prior_scale: σ of the model's prior N(0, σ²), where that is open; None leaves it as it is.
+        learned: the least values at which the learned parameters of the likelihood begin; None leaves them as they are.
     """
 
     settings: Mapping[str, Any]
     record: Mapping[str, Any]
     prior_scale: float | None = None
+    learned: Sequence[float] | None = None
 
 
 class DivergedError(RuntimeError):

@@ -50,7 +50,7 @@ class Joining:
     def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
         """Return how long held-out rows train the networks where none are given."""
         found = choose_epochs(self.seeker, density, folds, **begin)
-        return Chosen({}, {**found.record, "mode": found.settings})
+        return found._replace(settings={}, record={**found.record, "mode": found.settings})
 
     def visit(self, state: Moving) -> Visit | None:
         """Return the next minibatch; None when the run is over."""

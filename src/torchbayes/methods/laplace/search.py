@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from torchbayes.density.density import LogDensity
+from torchbayes.methods.optimise.learned import at_least
 from torchbayes.methods.optimise.length import choose_epochs
 from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.optimise.trials import mean_nll, trial
@@ -64,12 +65,14 @@ def search(
     found = choose_epochs(SEEKER, training, folds, told=told, **begin)
     record = {**found.record, "mode": found.settings}
     by_evidence = method.noise or method.prior in {"layer", "weight"}  # which needs a mode
-    if not found.settings or by_evidence:
-        return Chosen({}, record)
+    if not record["mode"] or by_evidence:
+        return found._replace(settings={}, record=record)
     known = {"check_mode": False}  # that these weights are no mode is known, and allowed for
+    found = found._replace(settings=known, record=record)
     if method.prior != "scalar":
-        return Chosen(known, record)
-    seeker, around = replace(SEEKER, **found.settings), replace(method, prior="model", check_mode=False)
+        return found
+    begin["weights_MD"] = at_least(weights_MD, found.learned)
+    seeker, around = replace(SEEKER, **record["mode"]), replace(method, prior="model", check_mode=False)
     density = LogDensity(model, num_data, None, plan=method.plan)
     posteriors = []
     for fold in folds:
@@ -77,9 +80,9 @@ def search(
         there = {"weights_MD": point.weights_MD, "buffers": point.buffers_M or {}, "seeds": seeds}
         posteriors.append(trial(around, density, fold, **there))
     if (nlls := _by_factor(posteriors, folds)) is None:
-        return Chosen(known, record)
+        return found
     tried = [{"prior": factor, "nll": nll} for factor, nll in nlls.items()]
-    return Chosen({"prior": _widest(nlls), **known}, {**record, "tried": tried})
+    return found._replace(settings={"prior": _widest(nlls), **known}, record={**record, "tried": tried})
 
 
 def search_online(

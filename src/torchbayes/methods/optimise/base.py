@@ -10,6 +10,7 @@ from torchbayes.density.density import LogDensity
 from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.descent import epochs_of
 from torchbayes.methods.optimise.health import problems_of
+from torchbayes.methods.optimise.learned import at_least
 from torchbayes.methods.optimise.length import choose_epochs
 from torchbayes.methods.optimise.trials import most_likely
 from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Visit
@@ -66,10 +67,11 @@ class Descent(ABC):
         found = choose_epochs(self, density, folds, told=told, **begin)
         if not found.settings or not self.candidates:
             return found
+        begin["weights_MD"] = at_least(begin["weights_MD"], found.learned)
         each = [{**found.settings, **settings} for settings in self.candidates]
         best, nlls = most_likely(self, each, density, folds=folds, **begin)
         tried = [{**settings, "nll": nll} for settings, nll in zip(self.candidates, nlls, strict=True)]
-        return Chosen(best, {**found.record, "tried": tried})
+        return found._replace(settings=best, record={**found.record, "tried": tried})
 
     def visit(self, state: Any) -> Visit | None:
         """Return the next minibatch; None when the run is over."""

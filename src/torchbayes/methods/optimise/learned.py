@@ -9,6 +9,11 @@ which for Gaussian noise is the root mean square of the training residuals, but 
 the second derivative there, as of Laplace's approximation, 1/2N for the log scale of Gaussian noise. A network that
 interpolates its rows has residuals smaller than those of new ones, here as in `fit`. A fit that starts from a trained
 network begins with this estimate.
+
+Rows that are held out give it as well, at the weights that predict them best: the noise of new rows. A learned scale
+moves by at most the learning rate a step. It falls as the network learns, and where training is to stop after a few
+steps it does not get up from half the spread of the targets to a larger noise. So a fit whose length held-out rows
+choose begins no lower than at their estimate (docs/decisions/0033-a-noise-that-does-not-begin-too-low.md).
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.methods.constant import highest
+from torchbayes.methods.protocol import Fold
 from torchbayes.model.model import PREFIX, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import Batch
@@ -44,10 +50,36 @@ def learned_at(point: Point, source: Source) -> tuple[Tensor, Tensor]:
     Raises:
         ValueError: if there is no maximum.
     """
-    batches = source.some(_ROWS)
-    drawn = point.functions(point.members)
-    found = [_member(drawn, m, batches, source.num_data) for m in range(drawn.draws)]
-    return torch.stack([value for value, _ in found]), torch.stack([variance for _, variance in found])
+    return _estimates(point, source.some(_ROWS), source.num_data)
+
+
+def asked(points: Sequence[Point], folds: Sequence[Fold]) -> Tensor | None:
+    """Return the learned parameters that held-out rows ask for, (P,): the mean over folds of the most probable ones.
+
+    Args:
+        points: a network for each fold.
+        folds: rows that were held out of its training.
+
+    Returns:
+        The parameters; None where there are none, the likelihood says where they start, or there is no maximum.
+    """
+    if not _open(points[0].model):
+        return None
+    try:
+        each = [_estimates(p, f.held_out, sum(b.size for b in f.held_out)) for p, f in zip(points, folds, strict=True)]
+    except ValueError:
+        return None
+    return torch.cat([value_1P for value_1P, _ in each]).mean(0)
+
+
+def at_least(weights_MD: Tensor, least: Sequence[float] | None) -> Tensor:
+    """Return weights whose learned parameters are at least these, (P,); the weights themselves where there are none."""
+    if least is None:
+        return weights_MD
+    weights_MD = weights_MD.clone()
+    learned_MP = weights_MD[:, -len(least) :]
+    learned_MP.clamp_(min=learned_MP.new_tensor(least))
+    return weights_MD
 
 
 def estimated(model: Model, begin: tuple[Tensor, Buffers], source: Source) -> tuple[Tensor, Buffers]:
@@ -61,8 +93,8 @@ def estimated(model: Model, begin: tuple[Tensor, Buffers], source: Source) -> tu
     Returns:
         Both. The weights are unchanged where the likelihood says where parameters start, or there is no maximum.
     """
-    learned, (weights_MD, buffers) = model.likelihood.parameters(), begin
-    if not learned or not all(one.estimate for one in learned.values()):
+    weights_MD, buffers = begin
+    if not _open(model):
         return begin
     first = Point(
         model, weights_MD[:1], buffers_M={n: b[:1] for n, b in buffers.items()} or None, statistics_known=True
@@ -72,6 +104,23 @@ def estimated(model: Model, begin: tuple[Tensor, Buffers], source: Source) -> tu
     except ValueError:  # under a flat prior, a network that interpolates has none
         return begin
     return torch.cat([weights_MD[:, : -len(value_P)], value_P.expand(len(weights_MD), -1)], dim=1), buffers
+
+
+def _open(model: Model) -> bool:
+    """Return whether a likelihood has learned parameters, and leaves open where they start."""
+    learned = model.likelihood.parameters().values()
+    return bool(learned) and all(each.estimate for each in learned)
+
+
+def _estimates(point: Point, batches: Sequence[Batch], num_data: int) -> tuple[Tensor, Tensor]:
+    """Return what `learned_at` does, of batches.
+
+    Raises:
+        ValueError: if there is no maximum.
+    """
+    drawn = point.functions(point.members)
+    each = [_member(drawn, m, batches, num_data) for m in range(drawn.draws)]
+    return torch.stack([value for value, _ in each]), torch.stack([variance for _, variance in each])
 
 
 def _member(drawn: Functions, m: int, batches: Sequence[Batch], num_data: int) -> tuple[Tensor, Tensor]:

@@ -4,10 +4,10 @@ A network that is trained too long interpolates the training rows: its noise sca
 zero and one. The first run has a constant learning rate. After an epoch e the held-out rows have the mean negative
 log likelihood v_e, in nats a target, and
 
-    e* = min { e : v_e ≤ min_e' v_e' + 0.02 },    epochs = max(4, ⌈1.5 e*⌉)
+    e* = min { e : v_e ≤ min_e' v_e' + 0.02 },    epochs = max(4, 2 e*)
 
-are those of the run itself, which has all rows and a learning rate that falls: at half the rate on average, 1.5 e*
-epochs cover three quarters of the distance. The first run ends where v has not fallen for 0.3 e epochs, 10 epochs and
+are those of the run itself, which has all rows and a learning rate that falls: at half the rate on average, 2 e*
+epochs cover the same distance. The first run ends where v has not fallen for 0.3 e epochs, 10 epochs and
 300 steps, or after 50 epochs or 8,000 steps, whichever is more. Where few rows are held out there are several such
 runs, each without rows of its own, and v is their mean.
 """
@@ -26,12 +26,14 @@ from torchbayes.methods.constant import num_targets
 from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.descent import USUAL_EPOCHS, Trajectory, descend, start
 from torchbayes.methods.optimise.health import log_likelihoods
+from torchbayes.methods.optimise.learned import asked
 from torchbayes.methods.protocol import Chosen, DivergedError, Fold
+from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.point import Point
 
-FACTOR, _SHORTEST = 1.5, 4  # epochs at least: SWAG needs two snapshots in the second half of them
+FACTOR, _SHORTEST = 2, 4  # epochs at least: SWAG needs two snapshots in the second half of them
 _EQUAL = 0.02  # nats: an earlier epoch that is as good to within this is preferred
 _LONGEST = 8000  # steps of the first run
 _NEXT = 1.05  # ratio of the epochs after which held-out rows are looked at: each of the first twenty, then fewer
@@ -80,7 +82,7 @@ def choose_epochs(
     """
     per_epoch = folds[0].rows.steps_per_epoch
     most = method.epochs or max(USUAL_EPOCHS, -(-_LONGEST // per_epoch))
-    optimizer, epoch, seen = method.optimizer, 0, dict[int, float]()
+    optimizer, epoch, seen, best = method.optimizer, 0, dict[int, float](), list[Point]()
     first = start(weights_MD, buffers, seeds, optimizer=optimizer, epochs=most, steps_per_epoch=per_epoch)
     # they take turns at one gradient, and hold weights and slots of their own
     runs = [first, *(replace(first.clone(), gradient_MD=first.gradient_MD) for _ in folds[1:])]
@@ -89,7 +91,9 @@ def choose_epochs(
             runs = [_epoch(density, run, fold.rows, optimizer) for run, fold in zip(runs, folds, strict=True)]
             epoch += 1
             if epoch >= max(seen, default=0) * _NEXT + 1 or epoch == most:
-                seen[epoch] = _nll(density, runs, folds)
+                points = [_point(density.model, run) for run in runs]
+                seen[epoch] = _nll(points, folds)
+                best = points if seen[epoch] == min(seen.values()) else best
             told(epoch, most, seen[max(seen)])
     except DivergedError:  # what was seen before stands; a run that diverges again says so itself
         pass
@@ -97,7 +101,9 @@ def choose_epochs(
         return Chosen({}, {})
     first = next(epoch for epoch, nll in seen.items() if nll <= least + _EQUAL)
     record = {"first_run": epoch, "best_epoch": first, "nll": seen[first]}
-    return Chosen({"epochs": min(most, max(_SHORTEST, math.ceil(FACTOR * first)))}, record)
+    noise_P = asked(best, folds)
+    least = None if noise_P is None else noise_P.tolist()
+    return Chosen({"epochs": min(most, max(_SHORTEST, FACTOR * first))}, record, learned=least)
 
 
 def _out_of_patience(seen: Mapping[int, float], steps_per_epoch: int) -> bool:
@@ -117,11 +123,12 @@ def _epoch(density: LogDensity, run: Trajectory, rows: Source, optimizer: AnyOpt
     return run
 
 
-def _nll(density: LogDensity, runs: Sequence[Trajectory], folds: Sequence[Fold]) -> float:
+def _point(model: Model, run: Trajectory) -> Point:
+    """Return the network of a run as it is now."""
+    return Point(model, run.weights_MD.clone(), buffers_M=run.buffers or None, statistics_known=True)
+
+
+def _nll(points: Sequence[Point], folds: Sequence[Fold]) -> float:
     """Return the mean negative log likelihood of all held-out rows, in nats a target; ∞ where it is not finite."""
-    total = count = 0.0
-    for run, fold in zip(runs, folds, strict=True):
-        here = Point(density.model, run.weights_MD, buffers_M=run.buffers or None, statistics_known=True)
-        total += float(log_likelihoods(here, fold.held_out).sum())
-        count += num_targets(density.model, fold.held_out)
-    return -total / count
+    total = sum(float(log_likelihoods(p, fold.held_out).sum()) for p, fold in zip(points, folds, strict=True))
+    return -total / sum(num_targets(points[0].model, fold.held_out) for fold in folds)

@@ -114,7 +114,7 @@ class MCBatchNorm:
         """Return how long held-out rows train a network where none is given."""
         normed(density.model.network)
         found = choose_epochs(self.seeker, density, folds, **begin)
-        return Chosen({}, {**found.record, "mode": found.settings})
+        return found._replace(settings={}, record={**found.record, "mode": found.settings})
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int

@@ -34,6 +34,7 @@ from torchbayes.methods.checks import check_schedule, check_training
 from torchbayes.methods.noise import normals
 from torchbayes.methods.optimise.descent import Info, Trajectory, descend, epochs_of, start
 from torchbayes.methods.optimise.health import problems_of
+from torchbayes.methods.optimise.learned import at_least
 from torchbayes.methods.optimise.length import choose_epochs
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
@@ -124,9 +125,12 @@ class VBLL:
         length = Chosen({}, {})
         if self.epochs is None:
             length = choose_epochs(self, density, folds, told=told, **begin)
+        begin["weights_MD"] = at_least(begin["weights_MD"], length.learned)
         quick = replace(self, covariance="diagonal", **length.settings)
         weight = choose_kl_weight(quick, density, folds, told=told, **begin)
-        return Chosen({**length.settings, **weight.settings}, {**length.record, **weight.record})
+        return length._replace(
+            settings={**length.settings, **weight.settings}, record={**length.record, **weight.record}
+        )
 
     def layer(self, model: Model) -> LastLayer:
         """Return the last layer of a model.

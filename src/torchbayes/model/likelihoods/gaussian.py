@@ -37,8 +37,9 @@ class Gaussian:
         scale: noise standard deviation in units of the targets: one number, one per output, or `"learned"` (inferred
             as `likelihood.log_scale` in the flat vector).
         outputs: number of outputs with a noise of their own when learned; 1 shares one scale.
-        initial: starting value of a learned scale; None for half the spread, and where a fit starts from a trained
-            module for what is most probable at its residuals.
+        initial: starting value of a learned scale; None for half the spread, or where a fit starts from a trained
+            module for what is most probable at its residuals; and in both cases for what is most probable at the
+            residuals of held-out rows that choose the length of a fit, if that is more.
         prior: prior of the learned log scale; None for `priors.LogInverseChi(df=2, scale=spread / 10)`, which says what
             two residuals of a tenth of the spread would.
         spread: standard deviation of the targets: one number, or one per output, where each has a noise of its own.

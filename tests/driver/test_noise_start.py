@@ -1,0 +1,98 @@
+"""Where a learned noise begins that held-out rows say more of: against known noise, and against residuals by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import torchbayes as tb
+
+FEATURES, NOISE = 4, 3.0
+LIKELIHOOD = tb.likelihoods.Gaussian("learned")
+
+
+def table(rows: int, seed: int = 0, outputs: int = 1) -> tuple[Tensor, Tensor]:
+    """Return rows of a linear function of standard deviation 2, with normal noise."""
+    random = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(rows, FEATURES, generator=random).double()
+    means = inputs.sum(1, keepdim=True).expand(-1, outputs)
+    return inputs, means + NOISE * torch.randn(rows, outputs, generator=random).double()
+
+
+def linear(outputs: int = 1) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Linear(FEATURES, outputs).double()
+
+
+def model(likelihood: Any = LIKELIHOOD, outputs: int = 1) -> tb.Model:
+    return tb.Model(linear(outputs), likelihood)
+
+
+def noise_of(posterior: Any) -> float:
+    return float(posterior.functions(8).parameters["log_scale"].exp().mean())
+
+
+FEW: dict[str, Any] = {"epochs": 8}
+METHODS = [
+    tb.MAP(members=2, **FEW),
+    tb.MAP(optimizer=tb.SAM(tb.Adam(0.003)), **FEW),
+    tb.SWA(**FEW),
+    tb.SWAG(rank=2, **FEW),
+    tb.FGE(**FEW),
+    tb.Snapshots(cycles=2, **FEW),
+    tb.RepulsiveEnsemble(members=2, **FEW),
+    tb.VBLL(kl_weight=1.0, **FEW),
+]
+
+
+@pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+def test_few_epochs_leave_the_noise_at_its_known_value(method: Any) -> None:
+    # the targets have the spread √13, half of which is 0.6 of the noise; 32 steps move its logarithm by 0.1 at most
+    data, new = table(400), table(400, seed=1)
+    begin = torch.cat([torch.ones(FEATURES), torch.tensor([0.0, math.log(0.5 * data[1].std())])])
+    found = tb.fit(model(), data, method, start=begin.double(), callbacks=(), validation=new)
+    assert noise_of(found) == pytest.approx(NOISE, rel=0.08)  # 400 rows know it to 3.5 %
+
+
+def half_spread(data: tuple[Tensor, Tensor]) -> Tensor:
+    return (0.5 * data[1].std(0, correction=0)).log()
+
+
+def begins(likelihood: Any, data: Any, new: Any, directory: Path) -> tuple[Tensor, Tensor]:
+    """Return where the noise begins and what held-out rows ask for, of a run whose network cannot move."""
+    outputs = data[1].shape[1]
+    still = tb.MAP(epochs=4, optimizer=tb.SGD(1e-12))
+    about: dict[str, Any] = {"start": torch.zeros(outputs * (FEATURES + 2)).double(), "callbacks": ()}
+    about["start"][-outputs:] = half_spread(data)
+    found = tb.fit(model(likelihood, outputs), data, still, validation=new, directory=directory, **about)
+    seen = json.loads((directory / "config.json").read_text())["chosen"]
+    return found.weights_MD[0, -outputs:], torch.tensor(seen.get("learned", []), dtype=torch.float64)
+
+
+@pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
+@pytest.mark.parametrize("size", [1.0, 0.2], ids=["above", "below"])
+def test_it_begins_at_the_residuals_of_held_out_rows_if_they_are_larger(size: float, tmp_path: Path) -> None:
+    """With S the sum of squares of n residuals of an output it is (S + 2 (spread/10)²)/(n + 2)."""
+    data, (inputs, targets) = table(60, outputs=2), table(50, seed=1, outputs=2)
+    new, likelihood = (inputs, size * targets), tb.likelihoods.Gaussian("learned", outputs=2)
+    now, wanted = begins(likelihood, data, new, tmp_path)
+    tenth = data[1].std(0, correction=0) / 10
+    by_hand = (((new[1] ** 2).sum(0) + 2 * tenth**2) / 52).log() / 2
+    torch.testing.assert_close(wanted, by_hand, atol=1e-5, rtol=0)
+    torch.testing.assert_close(now, torch.maximum(half_spread(data), by_hand), atol=1e-5, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
+def test_a_start_that_is_given_is_kept(tmp_path: Path) -> None:
+    data = table(60)
+    now, wanted = begins(tb.likelihoods.Gaussian("learned", initial=1.0), data, table(50, seed=1), tmp_path)
+    torch.testing.assert_close(now, half_spread(data))
+    assert not len(wanted)
