@@ -36,6 +36,7 @@ def choose(
     validation: float | Any,
     begin: tuple[Tensor, Buffers],
     seeds: Sequence[int],
+    scale_MD: Tensor | None,
     directory: str | PathLike[str] | None,
     callbacks: Sequence[Callback] | None,
 ) -> tuple[Model, Method, dict[str, Any]]:
@@ -48,6 +49,7 @@ def choose(
         validation: as of `fit`.
         begin: weights and buffers of all members.
         seeds: of all members; that of the first is also that of the rows that are held out.
+        scale_MD: standard deviations that they begin with, of each member or of all; None for the method's own.
         directory: of the run, which keeps its choice when it is resumed.
         callbacks: as of `fit`; None shows progress.
 
@@ -75,6 +77,8 @@ def choose(
     density = LogDensity(model, folds[0].rows.num_data, None, plan=method.plan, training=True)
     few = slice(min(method.needs.trial_members, method.members))
     several = {"weights_MD": begin[0][few], "buffers": {n: b[few] for n, b in begin[1].items()}, "seeds": seeds[few]}
+    if scale_MD is not None:
+        several["scale_MD"] = scale_MD[few]
     with search(callbacks, method) as told:
         found = method.chosen(density, folds, **several, told=told)  # type: ignore[attr-defined]
     held_out = [sum(batch.size for batch in fold.held_out) for fold in folds]

@@ -35,6 +35,7 @@ from torchbayes.driver.run import START, Run, check_free, describe, recorded
 from torchbayes.driver.shelf import DiskShelf, MemoryShelf, Shelf
 from torchbayes.methods.optimise.learned import estimated
 from torchbayes.methods.protocol import Method, Result_co, Spreading
+from torchbayes.methods.spread import borne
 from torchbayes.model.description import CONSTANTS, describe_model, fingerprint
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
@@ -178,7 +179,9 @@ def fit(
     each = [seed for seed in seeds for _ in range(method.needs.modes)]
     model, begin = _begin(model, start, each, space=space, source=source)
     of_first: dict[str, Any] = {"directory": directory, "callbacks": callbacks if shard.ranks.first else ()}
-    of_first |= {"begin": begin, "seeds": seeds}
+    if start is not None and method.needs.spread and scale_MD is None:
+        scale_MD = borne(_density(model, source, method), source, begin, seeds=seeds)
+    of_first |= {"begin": begin, "seeds": seeds, "scale_MD": scale_MD}
     chosen: dict[str, Any] = {}
     if method.needs.validation != "none":
         model, method, chosen = choose(model, source, method, validation=validation, **of_first)
@@ -360,7 +363,7 @@ def _at_modes(
     return method, fit(model, data, seeker, seed=seed, directory=own, **settings), chosen
 
 
-def _density(model: Model, source: Source, method: Method, *, ranks: Ranks) -> LogDensity:
+def _density(model: Model, source: Source, method: Method, *, ranks: Ranks | None = None) -> LogDensity:
     """Return the density that a method moves on."""
     needs = method.needs
     return LogDensity(
