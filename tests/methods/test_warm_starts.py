@@ -38,7 +38,7 @@ def posterior(data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 METHODS: dict[str, Any] = {
     "ivon": tb.IVON(members=2, epochs=400, hessian_decay=0.98),
     "ivon-adapted": tb.IVON(members=2, epochs=400, hessian_decay=0.98, draws=2, antithetic=True),
-    "bsam": tb.BSAM(members=2, epochs=400),
+    "bsam": tb.BSAM(members=2, epochs=400, batch_size=ROWS),
     "vi": tb.VI(members=2, epochs=400, kl_weight=1.0, optimizer=tb.Adam(3e-4)),
 }
 
