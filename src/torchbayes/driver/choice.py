@@ -34,9 +34,8 @@ def choose(
     method: Method,
     *,
     validation: float | Any,
-    begin: tuple[Tensor, Buffers],
+    begin: tuple[Tensor, Buffers, Tensor | None],
     seeds: Sequence[int],
-    scale_MD: Tensor | None,
     directory: str | PathLike[str] | None,
     callbacks: Sequence[Callback] | None,
 ) -> tuple[Model, Method, dict[str, Any]]:
@@ -47,9 +46,8 @@ def choose(
         source: the training rows.
         method: the settings.
         validation: as of `fit`.
-        begin: weights and buffers of all members.
+        begin: weights and buffers of all members, and the standard deviations they begin with, or None.
         seeds: of all members; that of the first is also that of the rows that are held out.
-        scale_MD: standard deviations that they begin with, of each member or of all; None for the method's own.
         directory: of the run, which keeps its choice when it is resumed.
         callbacks: as of `fit`; None shows progress.
 
@@ -77,8 +75,8 @@ def choose(
     density = LogDensity(model, folds[0].rows.num_data, None, plan=method.plan, training=True)
     few = slice(min(method.needs.trial_members, method.members))
     several = {"weights_MD": begin[0][few], "buffers": {n: b[few] for n, b in begin[1].items()}, "seeds": seeds[few]}
-    if scale_MD is not None:
-        several["scale_MD"] = scale_MD[few]
+    if begin[2] is not None:
+        several["scale_MD"] = begin[2][few]
     with search(callbacks, method) as told:
         found = method.chosen(density, folds, **several, told=told)  # type: ignore[attr-defined]
     held_out = [sum(batch.size for batch in fold.held_out) for fold in folds]
