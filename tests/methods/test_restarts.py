@@ -104,11 +104,8 @@ WARM: dict[str, Callable[[], tuple[tb.Model, tuple[Tensor, Tensor]]]] = {
 def test_a_warm_start_is_not_worse_than_a_cold_one(name: str):
     model, data = WARM[name]()
     modes = tb.fit(model, data, tb.MAP(members=2, epochs=100, optimizer=tb.Adam(0.01)), callbacks=())
-    length = {"chains": 2, "steps": 300, "burn_in": 200, "thin": 10, "batch_size": 50}
-    chains = [make(**length) for make in (tb.SGHMC, tb.SGLD, tb.SGNHT)]
-    cycles = tb.SGHMC(**{**length, "burn_in": 0}, schedule=tb.Cycles(100))
-    fits = [make(members=2, epochs=60, batch_size=50) for make in (tb.IVON, tb.BSAM)]
-    for method in (*chains, cycles, *fits, tb.VI(members=2, epochs=60, batch_size=50, kl_weight=1.0)):
+    for make in (tb.SGHMC, tb.SGLD, tb.SGNHT):
+        method = make(chains=2, steps=300, burn_in=200, thin=10, batch_size=50)
         cold, warm = (tb.fit(model, data, method, start=start, callbacks=()) for start in (None, modes))
         losses_of = [float(tb.evaluate(p, data).metrics["nll"]) for p in (cold, warm, modes)]
         assert losses_of[1] < losses_of[0] + 0.02

@@ -15,6 +15,7 @@ import torchbayes as tb
 from torchbayes.methods.spread import borne
 from torchbayes.methods.variational.target import target_of
 from torchbayes.model.rows.sources import as_source
+from torchbayes.networks import mlp
 
 ROWS, FEATURES, NOISE = 256, 5, 0.01
 
@@ -115,3 +116,33 @@ def test_each_cycle_of_a_preconditioned_chain_begins_with_short_steps() -> None:
         state, info = method.step(density, state, tb.Batch(*(t[None, :9] for t in data)))
         sizes.append(float(info.step_size_M))
     assert_close(sizes, [method.step_size_at(t, density) * (t % 3) / 100 for t in range(8)])
+
+
+LENGTH: dict[str, Any] = {"members": 2, "epochs": 60, "batch_size": 50}
+DEEP: dict[str, Any] = {
+    "ivon": tb.IVON(**LENGTH),
+    "bsam": tb.BSAM(**LENGTH),
+    "vi": tb.VI(**LENGTH, kl_weight=1.0),
+    "cycles": tb.SGHMC(chains=2, steps=300, burn_in=0, thin=10, batch_size=50, schedule=tb.Cycles(100)),
+}
+
+
+@pytest.fixture(scope="module")
+def deep() -> tuple[tb.Model, tuple[Tensor, Tensor], tb.Point, float]:
+    """A deep perceptron with a noise for every row, its modes, and their NLL."""
+    inputs = normal(300, 3).float()
+    means = (inputs[:, :1] * 2).sin() + inputs[:, 1:2] * inputs[:, 2:3]
+    data = inputs, means + 0.05 * normal(300, 1, seed=1).float()
+    likelihood, prior = tb.likelihoods.HeteroscedasticGaussian(), tb.priors.Normal(1.0)
+    model = tb.Model(lambda: mlp(3, 2, hidden=(16, 16, 16)), likelihood, prior)
+    modes = tb.fit(model, data, tb.MAP(members=2, epochs=200, optimizer=tb.Adam(0.01)), callbacks=())
+    return model, data, modes, tb.evaluate(modes, data).metrics["nll"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DEEP)
+def test_a_deep_network_keeps_what_its_modes_knew(deep: Any, name: str) -> None:
+    """A Gaussian with independent weights loses D/2N nats a row, D = 642: about 1.1."""
+    model, data, modes, at_modes = deep
+    warm = tb.fit(model, data, DEEP[name], start=modes, callbacks=())
+    assert tb.evaluate(warm, data).metrics["nll"] < at_modes + 1.1
