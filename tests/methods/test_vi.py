@@ -276,7 +276,7 @@ def test_scales_start_at_a_share_of_trained_weights() -> None:
 
 def test_draws_that_have_lost_what_the_mean_has_learned_are_a_problem() -> None:
     """Scales that cannot shrink in a short run: draws are far off, and the advice is of this method."""
-    method = tb.VI(epochs=3, kl_weight=1.0, initial_scale=30.0, optimizer=tb.SGD(1e-9))
+    method = tb.VI(epochs=3, kl_weight=1.0, relative_scale=100.0, optimizer=tb.SGD(1e-9))
     net = nn.Linear(FEATURES, 1, bias=False).double()
     net.weight.data.copy_(mean())
     model = tb.Model(net, tb.likelihoods.Gaussian(NOISE), tb.priors.Normal())

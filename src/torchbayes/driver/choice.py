@@ -34,7 +34,7 @@ def choose(
     method: Method,
     *,
     validation: float | Any,
-    begin: tuple[Tensor, Buffers],
+    begin: tuple[Tensor, Buffers, Tensor | None],
     seeds: Sequence[int],
     directory: str | PathLike[str] | None,
     callbacks: Sequence[Callback] | None,
@@ -46,7 +46,7 @@ def choose(
         source: the training rows.
         method: the settings.
         validation: as of `fit`.
-        begin: weights and buffers of all members.
+        begin: weights and buffers of all members, and the standard deviations they begin with, or None.
         seeds: of all members; that of the first is also that of the rows that are held out.
         directory: of the run, which keeps its choice when it is resumed.
         callbacks: as of `fit`; None shows progress.
@@ -75,6 +75,8 @@ def choose(
     density = LogDensity(model, folds[0].rows.num_data, None, plan=method.plan, training=True)
     few = slice(min(method.needs.trial_members, method.members))
     several = {"weights_MD": begin[0][few], "buffers": {n: b[few] for n, b in begin[1].items()}, "seeds": seeds[few]}
+    if begin[2] is not None:
+        several["scale_MD"] = begin[2][few]
     with search(callbacks, method) as told:
         found = method.chosen(density, folds, **several, told=told)  # type: ignore[attr-defined]
     held_out = [sum(batch.size for batch in fold.held_out) for fold in folds]

@@ -35,6 +35,7 @@ from torchbayes.driver.run import START, Run, check_free, describe, recorded
 from torchbayes.driver.shelf import DiskShelf, MemoryShelf, Shelf
 from torchbayes.methods.optimise.learned import at_least, estimated
 from torchbayes.methods.protocol import Method, Result_co, Spreading
+from torchbayes.methods.spread import borne
 from torchbayes.model.description import CONSTANTS, describe_model, fingerprint
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
@@ -118,8 +119,9 @@ def fit(
             row counts once (docs/decisions/0027-what-counts-as-a-row.md).
         method: how to infer, such as `MAP(members=5)` or `SWAG(epochs=60)`.
         start: where to begin: a trained module or flat weights (D,), the same for every member; (M, D) or a point
-            posterior, one per member. VI also begins at a Gaussian posterior, with its standard deviations where
-            these are narrower than its own, and not 0. A noise scale that a module does not hold begins at what is
+            posterior, one per member. VI, IVON and BSAM also begin at a Gaussian posterior. They begin with its
+            standard deviations, at other starts with those that the gradients of about 128 rows leave, where these
+            are narrower than their own, and not 0. A noise scale that a module does not hold begins at what is
             most probable at its residuals. None initialises members afresh, by the network's own initialisers or
             factory; of a trained or loaded module only the frozen weights are then used. Laplace has as many members
             as the start has modes; where there is none, `MAP()` of its members finds them, in the folder `start` of
@@ -174,22 +176,21 @@ def fit(
     check_size(model, method, members=shard.count, in_memory=directory is None)
     known = start.problems if isinstance(start, Posterior) else ()
     warn_of(known if start is given else (), "`start`")  # the fit of one that was sought has warned of it
-    start, scale_MD = centred(start) if method.needs.spread and space is None else (start, None)
     source, faults = _source(model, data, method)
     seeds = member_seeds(seed, method.members)
     each = [seed for seed in seeds for _ in range(method.needs.modes)]
-    model, begin = _begin(model, start, each, space=space, source=source)
+    model, begin = _begin(model, method, start, seeds=each, space=space, source=source)
     chosen: dict[str, Any] = {}
     if method.needs.validation != "none":
         shown: dict[str, Any] = {"directory": directory, "callbacks": callbacks if shard.ranks.first else ()}
         model, method, chosen = choose(model, source, method, validation=validation, begin=begin, seeds=seeds, **shown)
-        begin = at_least(begin[0], chosen.get("chosen", {}).get("learned")), begin[1]
+        begin = at_least(begin[0], chosen.get("chosen", {}).get("learned")), *begin[1:]
     constants = {} if directory is None else _constants(model if space is None else space.whole, method)
     about: dict[str, Any] = {**_about(model, source, method, seed, space), **constants, **sought, **chosen}
     density = _density(model, source, method, ranks=shard.ranks)
     trim()  # of copies that initialisers and a first run made
     # in a list, from which the run takes it: a large network is held by nobody else while it trains
-    fresh = [_fresh(density, method, begin, seeds=seeds, shard=shard, about=about, scale_MD=scale_MD)]
+    fresh = [_fresh(density, method, begin, seeds=seeds, shard=shard, about=about)]
     del begin
     with Run(directory, about, resume=resume, shard=shard) as run:
         state = _run_to_end(density, source, method, run=run, fresh=fresh, callbacks=callbacks)
@@ -216,37 +217,46 @@ def _source(model: Model, data: Any, method: Method) -> tuple[Source, tuple[str,
 
 def _begin(
     model: Model,
+    method: Method,
     start: nn.Module | Posterior | Tensor | None,
-    seeds: Sequence[int],
     *,
+    seeds: Sequence[int],
     space: Subspace | None,
     source: Source,
-) -> tuple[Model, tuple[Tensor, Buffers]]:
-    """Return the model over what is inferred, weights or coordinates, with weights and buffers to begin with."""
+) -> tuple[Model, tuple[Tensor, Buffers, Tensor | None]]:
+    """Return the model over what is inferred, weights or coordinates, with what to begin with.
+
+    These are weights, buffers, and the standard deviations of a Gaussian start, or else those that a start bears; None
+    of these where nothing was given, or the method has none.
+    """
+    spreads = method.needs.spread and start is not None
+    start, scale_MD = centred(start) if spreads and space is None else (start, None)
     begin = start_of(model, start, seeds, space=space)
     model = model if space is None else space.model
-    return model, estimated(model, begin, source) if isinstance(start, nn.Module) else begin
+    begin = estimated(model, begin, source) if isinstance(start, nn.Module) else begin
+    if spreads and scale_MD is None:
+        scale_MD = borne(_density(model, source, method), source, begin, seeds=seeds)
+    return model, (*begin, scale_MD)
 
 
 def _fresh(
     density: LogDensity,
     method: Method,
-    begin: tuple[Tensor, Buffers],
+    begin: tuple[Tensor, Buffers, Tensor | None],
     *,
     seeds: Sequence[int],
     shard: Shard,
     about: Mapping[str, Any],
-    scale_MD: Tensor | None,
 ) -> Any:
-    """Return the state before the first step of this process's members, of weights and buffers of all members."""
+    """Return the state before the first step of this process's members, of what all members begin with."""
     modes, local = method.needs.modes, shard.local
     own = slice(modes * local.start, modes * local.stop)
     weights_MD, buffers = begin[0][own], {name: buffer[own] for name, buffer in begin[1].items()}
     seeds, per_epoch = seeds[shard.local], about["steps_per_epoch"]
     state = method.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=per_epoch)
-    if scale_MD is None:
+    if begin[2] is None:
         return state
-    return cast(Spreading, method).spread(density, state, scale_MD.expand(method.members, -1)[own])
+    return cast(Spreading, method).spread(density, state, begin[2].expand(method.members, -1)[own])
 
 
 def _run_to_end(
@@ -349,7 +359,7 @@ def _at_modes(
     source.check(training=method.needs.network == "train")
     dependence(model.network, source.inputs(), training=True)
     seeds = member_seeds(seed, method.needs.modes * method.members)
-    begin = start_of(model, None, seeds, space=space)
+    begin = (*start_of(model, None, seeds, space=space), None)
     first: dict[str, Any] = {"begin": begin, "seeds": seeds, "directory": directory}
     reports = settings["ranks"] is None or settings["ranks"].first
     first["callbacks"] = settings["callbacks"] if reports else ()
@@ -366,7 +376,7 @@ def _at_modes(
     return method, fit(model, data, seeker, start=start, seed=seed, directory=own, **settings), chosen
 
 
-def _density(model: Model, source: Source, method: Method, *, ranks: Ranks) -> LogDensity:
+def _density(model: Model, source: Source, method: Method, *, ranks: Ranks | None = None) -> LogDensity:
     """Return the density that a method moves on."""
     needs = method.needs
     return LogDensity(

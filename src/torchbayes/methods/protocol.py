@@ -56,7 +56,7 @@ class Needs:
             density is not, as that of `priors.LogUniform` at zero.
         without_prior: the method, with other settings, that takes its place on a density that knows of no prior; None
             where it is the same.
-        spread: whether it can also begin at the standard deviations of a Gaussian start: see `Spreading`.
+        spread: whether it begins at standard deviations that a start gives or bears: see `Spreading`.
         carries: what its posterior gives to the next of a sequence of tasks: the "prior", which takes a Gaussian, the
             "start" alone, or "nothing".
         onward: the method, with other settings, that takes its place where the prior is the posterior of earlier data;
@@ -178,7 +178,7 @@ class State(Protocol):
 
 
 class Spreading(Protocol):
-    """A method that can begin at a Gaussian, as `Needs.spread` says."""
+    """A method whose first standard deviations are those of a start, as `Needs.spread` says."""
 
     def spread(self, density: Any, state: Any, scale_MD: Tensor) -> Any:
         """Return the state before the first step with other standard deviations, its own where these are 0 or wider."""

@@ -73,6 +73,11 @@ class PiecewiseLinear:
         return 1.0 - (1.0 - self.final) * min((share - 0.5) / 0.4, 1.0)
 
 
+def ramp(step: int) -> float:
+    """Return the factor on the steps of what begins where it may be sharp: it rises from 0 to 1 in 100 steps."""
+    return min(step / 100, 1.0)
+
+
 Schedule = Constant | Cosine | PiecewiseLinear
 
 

@@ -43,7 +43,7 @@ from torchbayes.methods.protocol import Chosen, DivergedError, Fold, History, Ne
 from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.sgmcmc.search import choose_scale
-from torchbayes.methods.variational.target import Target, target_of
+from torchbayes.methods.variational.target import Target, narrowed, target_of
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source
@@ -152,7 +152,7 @@ class BSAM:
     @property
     def needs(self) -> Needs:
         """Minibatches, through a network in training mode; held-out rows where the prior's scale is open."""
-        return Needs(batch_size=self.batch_size, network="train", validation="prior", carries="prior")
+        return Needs(batch_size=self.batch_size, network="train", validation="prior", carries="prior", spread=True)
 
     def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
         """Return what held-out rows choose, in trial runs half as long: see `choose_scale`."""
@@ -192,6 +192,17 @@ class BSAM:
             steps_per_epoch,
             self.length(steps_per_epoch),
         )
+
+    def spread(self, density: LogDensity, state: State, scale_MD: Tensor) -> State:
+        """Return the state before the first step at trained weights: s is no smaller than any of these ask for.
+
+        Args:
+            density: the hot function.
+            state: as `init` gave it.
+            scale_MD: standard deviations; where one is 0 or wider than the method's own, that stays.
+        """
+        known_MD = narrowed(density, state.scale_MD, scale_MD)
+        return replace(state, scale_MD=known_MD.amax(-1, keepdim=True).repeat(1, known_MD.shape[-1]))
 
     def visit(self, state: State) -> Visit | None:
         """Return the next minibatch; None when the run is over."""
@@ -249,13 +260,13 @@ class BSAM:
 
 
 def _scale(method: BSAM, density: LogDensity, now: State, batch: Batch) -> None:
-    """Let s begin where it would go under the gradients at the means, largest over the weights, or at 1."""
+    """Let s begin where it would go under the gradients at the means, largest over the weights, or where it is."""
     target = target_of(density, now.mean_MD)
     about: dict[str, Any] = {"buffers": clone(now.buffers), "seeds": now.seeds, "out": now.gradient_MD}
     _slope(density, target, now.mean_MD, batch, **about)
     size_MD, floor = now.gradient_MD.abs(), target.penalty.precision + method.damping
     settled_MD = ((size_MD + (size_MD.square() + 4 * floor).sqrt()) / 2).square()
-    now.scale_MD.copy_(settled_MD.amax(-1, keepdim=True).clamp_min(1.0))
+    now.scale_MD.copy_(settled_MD.amax(-1, keepdim=True).maximum(now.scale_MD))
 
 
 def _piece(method: BSAM, density: LogDensity, now: State, *, piece: Piece, sums: tuple[Tensor, Tensor]) -> Tensor:

@@ -62,11 +62,29 @@ def most_likely(
 
 
 def trial(
-    method: Any, density: LogDensity, fold: Fold, *, weights_MD: Tensor, buffers: Buffers, seeds: Sequence[int]
+    method: Any,
+    density: LogDensity,
+    fold: Fold,
+    *,
+    weights_MD: Tensor,
+    buffers: Buffers,
+    seeds: Sequence[int],
+    scale_MD: Tensor | None = None,
 ) -> Posterior:
-    """Return the posterior after a run on the rows of a fold that are not held out; there is a seed for each member."""
+    """Return the posterior after a run on the rows of a fold that are not held out.
+
+    Args:
+        method: the settings.
+        density: the target.
+        fold: the rows.
+        weights_MD: where the members begin.
+        buffers: the network's buffers there.
+        seeds: one seed per member.
+        scale_MD: standard deviations that they begin with; None for the method's own.
+    """
     per_epoch = fold.rows.steps_per_epoch
     state = method.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=per_epoch)
+    state = state if scale_MD is None else method.spread(density, state, scale_MD)
     shelf = _Kept()
     for epoch in range(-(-method.length(per_epoch) // per_epoch)):
         for batch in fold.rows.epoch(seeds, epoch):

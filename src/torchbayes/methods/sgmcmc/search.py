@@ -34,6 +34,7 @@ def choose_scale(
     weights_MD: Tensor,
     buffers: Buffers,
     seeds: Sequence[int],
+    scale_MD: Tensor | None = None,
     told: Callable[[int, int, float], object] = lambda *_: None,
 ) -> Chosen:
     """Return the scale of the prior that held-out rows choose.
@@ -45,6 +46,7 @@ def choose_scale(
         weights_MD: where its members start, (M, D).
         buffers: the network's buffers there.
         seeds: of the members.
+        scale_MD: standard deviations to begin with, as of `trial`.
         told: called after each scale with their number, the largest there can be, and the negative log likelihood.
 
     Returns:
@@ -59,5 +61,6 @@ def choose_scale(
         weights_MD=weights_MD,
         buffers=buffers,
         seeds=seeds,
+        scale_MD=scale_MD,
     )
     return Chosen({}, {"tried": [{"prior_scale": scale, "nll": nll} for scale, nll in nlls.items()]}, chosen)

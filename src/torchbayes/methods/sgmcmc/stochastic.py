@@ -4,10 +4,10 @@ A preconditioner is the root of the running mean square of the gradients, and a 
 
     V ← V + (1 − λ)/(1 − λ^(t+1)) (∇log p(w)² − V),     √V + δ,     ε_t ← ε_t min(t/100, 1)
 
-at the step t of a chain, from 0. So V is the mean of what the chain has seen and not of one minibatch, whose gradient
-may be near 0 at a mode by chance, and first steps are short, as V grows when a chain leaves a mode. δ is by default 1/σ
-with σ the standard deviation of the weight's prior: however small gradients are, a weight is not moved as if it were
-known less than before the data.
+at the step t of a chain, from 0, or of its cycle, which begins near a mode as a start does. So V is the mean of what
+the chain has seen and not of one minibatch, whose gradient may be near 0 at a mode by chance, and first steps are
+short, as V grows when a chain leaves a mode. δ is by default 1/σ with σ the standard deviation of the weight's prior:
+however small gradients are, a weight is not moved as if it were known less than before the data.
 """
 
 from __future__ import annotations
@@ -29,11 +29,9 @@ from torchbayes.methods.finite import WORKSPACE
 from torchbayes.methods.noise import Purpose, normals
 from torchbayes.methods.protocol import Chosen, Fold
 from torchbayes.methods.sampler import check_shapes, refuse_batch_norm
-from torchbayes.methods.schedules import Decay, Steady, StepSchedule
+from torchbayes.methods.schedules import Cycles, Decay, Steady, StepSchedule, ramp
 from torchbayes.methods.sgmcmc.restarts import Track, gone_back
 from torchbayes.methods.sgmcmc.search import choose_scale
-
-SHORT = 100  # steps of a chain that are shorter than the others, where they are preconditioned
 
 
 @dataclass(frozen=True)
@@ -294,7 +292,9 @@ def look(method: Any, density: Density, state: Any, *, batch: Any, donate: bool)
     track = track.seen(number, weights_MD, value, density=density, fault=faults.first)
     shares = [1.0] * len(track.times)
     if method.preconditions(density):
-        shares = [min(age / SHORT, 1.0) for age in track.ages(number)]
+        cycles = method.schedule if isinstance(method.schedule, Cycles) else None
+        place = number % cycles.length if cycles else number  # a cycle begins at a mode
+        shares = [ramp(min(age, place)) for age in track.ages(number)]
     sizes = [step_size * factor * share for factor, share in zip(track.factors(), shares, strict=True)]
     now = replace(state if donate else copied(state), track=track)
     return Seen(now, value.gradient.mul_(temperature(density)), by_chain(sizes, weights_MD), value, sizes)

@@ -50,9 +50,9 @@ from torchbayes.methods.optimise.descent import clone, epochs_of, largest
 from torchbayes.methods.optimise.health import problems_of
 from torchbayes.methods.protocol import Chosen, DivergedError, Fold, History, Needs, Shelf, Visit
 from torchbayes.methods.residuals import unexplained
-from torchbayes.methods.schedules import Cosine, Schedule
+from torchbayes.methods.schedules import Cosine, Schedule, ramp
 from torchbayes.methods.sgmcmc.search import choose_scale
-from torchbayes.methods.variational.target import Target, target_of
+from torchbayes.methods.variational.target import Target, narrowed, target_of
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source
@@ -82,6 +82,7 @@ class State:
         step: steps taken.
         steps_per_epoch: length of an epoch.
         total_steps: length of the run.
+        warm: whether it begins at weights that were given, with shorter steps at first.
         unseen: numbers of past steps that are still to be looked at.
     """
 
@@ -95,6 +96,7 @@ class State:
     step: int
     steps_per_epoch: int
     total_steps: int
+    warm: bool = False
     unseen: tuple[Seen, ...] = field(default=(), metadata=WORKSPACE, repr=False)
 
     @property
@@ -203,7 +205,7 @@ class IVON:
     @property
     def needs(self) -> Needs:
         """Minibatches, through a network in training mode; held-out rows where the prior's scale is open."""
-        return Needs(batch_size=self.batch_size, network="train", validation="prior", carries="prior")
+        return Needs(batch_size=self.batch_size, network="train", validation="prior", carries="prior", spread=True)
 
     def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
         """Return what held-out rows choose, in trial runs half as long: see `choose_scale`."""
@@ -248,6 +250,16 @@ class IVON:
             self.length(steps_per_epoch),
         )
 
+    def spread(self, density: LogDensity, state: State, scale_MD: Tensor) -> State:
+        """Return the state before the first step at trained weights: draws no wider than these bear, and short steps.
+
+        Args:
+            density: the hot function.
+            state: as `init` gave it.
+            scale_MD: standard deviations; where one is 0 or wider than the method's own, that stays.
+        """
+        return replace(state, precision_MD=narrowed(density, state.precision_MD, scale_MD), warm=True)
+
     def visit(self, state: State) -> Visit | None:
         """Return the next minibatch; None when the run is over."""
         return Visit("minibatch", state.step) if state.step < state.total_steps else None
@@ -270,6 +282,8 @@ class IVON:
         """
         now, buffers = state if donate else state.clone(), clone(state.buffers)
         target, lr = target_of(density, now.mean_MD), self.lr * self.schedule.factor(state.done)
+        if now.warm:
+            lr *= ramp(now.step)
         sums_M2 = _draw(self, now, target)
         nll_M = _evaluate(self, density, now, batch=batch, buffers=buffers)
         for segment in target.others:

@@ -34,6 +34,7 @@ def choose_kl_weight(
     weights_MD: Tensor,
     buffers: Buffers,
     seeds: Sequence[int],
+    scale_MD: Tensor | None = None,
     told: Callable[[int, int, float], object] = lambda *_: None,
 ) -> Chosen:
     """Return the weight of the KL divergence that held-out rows choose.
@@ -45,12 +46,13 @@ def choose_kl_weight(
         weights_MD: where the trial runs start, (1, D).
         buffers: the network's buffers there.
         seeds: of the member, one.
+        scale_MD: standard deviations to begin with, as of `trial`.
         told: called after each weight with their number, the largest there can be, and the negative log likelihood.
 
     Returns:
         `kl_weight`, and a record of the search; 1 where the runs diverged.
     """
-    begin = {"weights_MD": weights_MD, "buffers": buffers, "seeds": seeds}
+    begin = {"weights_MD": weights_MD, "buffers": buffers, "seeds": seeds, "scale_MD": scale_MD}
     chosen, nlls = lowered(
         WEIGHTS,
         lambda _: density,

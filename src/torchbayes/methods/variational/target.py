@@ -68,6 +68,12 @@ def target_of(density: LogDensity, like: Tensor) -> Target:
     return _TARGETS[density]
 
 
+def narrowed(density: LogDensity, precision_MD: Tensor, scale_MD: Tensor) -> Tensor:
+    """Return precisions over λ, (M, D), raised to those of standard deviations, except where one of these is 0."""
+    known_MD = 1 / (target_of(density, precision_MD).ess * scale_MD.to(precision_MD).square())
+    return torch.where(scale_MD > 0, torch.maximum(precision_MD, known_MD), precision_MD)
+
+
 def is_normal(segment: Segment) -> bool:
     """Return whether the weights of a run have independent normal priors."""
     prior = segment.prior

@@ -203,7 +203,8 @@ class VI:
     def spread(self, density: LogDensity, state: State, scale_MD: Tensor) -> State:
         """Return the state before the first step with other standard deviations, where these are narrower.
 
-        Weights that a start leaves wide would drown the others in noise until they have become narrow again.
+        Weights wider than a start bears would drown the others in noise until they have become narrow again. Scales
+        that are set relative to trained weights stay.
 
         Args:
             density: the hot function.
@@ -213,6 +214,8 @@ class VI:
         Returns:
             The state.
         """
+        if self.relative_scale is not None:
+            return state
         now = state.descent
         mean_MD = now.weights_MD[:, : state.size]
         own_MD = _scales(self, mean_MD)
