@@ -73,6 +73,7 @@ def test_another_network_takes_neither_settings_nor_plan_of_the_usual_one(option
     assert {fit.plan for fit in fits.values()} == {plan}
 
 
+@pytest.mark.filterwarnings("ignore:.*the noise explains what the mean could:torchbayes.ProblemWarning")  # a line
 def test_another_network_than_the_usual_one_is_fitted():
     assert main(["fit", "--data", "toy_sine", "--network", "linear", "--method", "MAP", "--directory", "a"]) == 0
     assert load_run(Path("a"))[0].model.layout.size == 3  # slope, intercept and noise

@@ -85,7 +85,7 @@ def noise_problems(posterior: Point | Gaussian | DropoutPosterior | RadialPoster
     with torch.no_grad():
         outputs_NL = model.network(model.split(mean_MD[0])[0], rows.inputs, buffers)
     residuals_NK = _apart(rows, outputs_NL)
-    return _of_mean(rows.inputs, residuals_NK, instead="" if one else ", or take likelihoods.Gaussian('learned')")
+    return _of_mean(rows.inputs, residuals_NK, instead="" if one else " or likelihoods.Gaussian('learned')")
 
 
 def _of_one(linear: Linearised, model: Model, weights_D: Tensor, own_NK: Tensor, *, all_: bool) -> list[str]:
@@ -131,7 +131,8 @@ def _of_mean(inputs: Any, residuals_NK: Tensor, *, instead: str) -> list[str]:
         return []
     return [
         f"{100 * share:.0f} % of the variance of the residuals of member 0 is common to rows near each other: the "
-        f"noise explains what the mean could (train for more epochs or at a higher learning rate{instead})"
+        f"noise explains what the mean could (train for more epochs or at a higher learning rate, or take a larger "
+        f"network{instead})"
     ]
 
 
