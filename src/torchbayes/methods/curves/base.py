@@ -48,9 +48,10 @@ class Joining:
         return epochs_of(self.epochs, steps_per_epoch) * steps_per_epoch
 
     def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
-        """Return how long held-out rows train the networks where none are given."""
+        """Return how long held-out rows train the networks where none are given, and then what is between them."""
         found = choose_epochs(self.seeker, density, folds, **begin)
-        return found._replace(settings={}, record={**found.record, "mode": found.settings})
+        record = {**found.record, "mode": found.settings}
+        return found._replace(settings=found.settings if self.epochs is None else {}, record=record)
 
     def visit(self, state: Moving) -> Visit | None:
         """Return the next minibatch; None when the run is over."""

@@ -72,7 +72,8 @@ class Curve(Joining):
     Attributes:
         bends: J, control points between the ends.
         shape: "bezier", or "chain" for straight lines from bend to bend.
-        epochs: passes over the data; None for 50, or more where these have fewer than 2,000 steps.
+        epochs: passes over the data; None for those that held-out rows choose for the networks where `fit` trains them,
+            and else for 50, or more where these have fewer than 2,000 steps.
         batch_size: rows per step where the data are not batched already.
         optimizer: update rule and learning rate of the bends, on the scale of the mean loss per observation.
         schedule: how the learning rate changes over the run.

@@ -78,7 +78,8 @@ class Simplex(Joining):
         vertices: R, trained vertices; a simplex has as many dimensions.
         modes: K, solutions that a complex connects; each has a simplex with the trained vertices.
         volume_weight: λ, nats per observation that a log volume counts.
-        epochs: passes over the data; None for 50, or more where these have fewer than 2,000 steps.
+        epochs: passes over the data; None for those that held-out rows choose for the networks where `fit` trains them,
+            and else for 50, or more where these have fewer than 2,000 steps.
         batch_size: rows per step where the data are not batched already.
         optimizer: update rule and learning rate of the vertices, on the scale of the mean loss per observation.
         schedule: how the learning rate changes over the run.
