@@ -12,7 +12,7 @@ from tests.oracles import normal
 from torch import distributions, nn
 
 import torchbayes as tb
-from torchbayes.assess.constant import constant, r_squared
+from torchbayes.assess.constant import constant, r_squared, worse
 
 
 def model(likelihood: Any, outputs: int = 1) -> tb.Model:
@@ -74,3 +74,18 @@ def test_r_squared_is_that_of_scikit_learn(scale: float) -> None:
     assert r_squared(weighted) == pytest.approx(expected)
     same = tb.evaluate(tb.Predictive(normal(2, 5, 3), tb.likelihoods.Categorical()), torch.zeros(5, dtype=torch.long))
     assert r_squared(same) is None
+
+
+@pytest.mark.parametrize(
+    ("nll", "same", "warns"),
+    [
+        (1.2, {"nll": 1.1}, True),
+        (float("nan"), {"nll": 1.1}, True),
+        (1.1, {"nll": 1.1}, True),
+        (1.0, {"nll": 1.1}, False),
+        (1.2, {}, False),
+        (1.2, None, False),
+    ],
+)
+def test_a_warning_says_that_the_constant_is_better(nll: float, same: dict[str, float] | None, warns: bool) -> None:
+    assert bool(worse({"nll": nll}, same)) == warns

@@ -315,7 +315,8 @@ def test_classes_are_held_out_in_their_shares():
         ((np.full((20, 1), np.nan), np.arange(20.0)), ValueError, "20 values are not. Remove or impute"),
         ((np.array([["a"]] * 20), np.arange(20.0)), TypeError, "Encode texts as numbers"),
         ((np.eye(3), np.zeros(3)), ValueError, "too few rows"),
-        ((np.eye(3), np.zeros(3, int)), ValueError, "must be 2 to 1,000"),
+        ((np.eye(3), np.zeros(3, int)), ValueError, "all 3 targets of mine are 0: there is nothing to learn"),
+        ((np.zeros((1001, 1)), np.arange(1001)), ValueError, "at most 1,000 classes; the targets of mine have 1,001"),
         (((np.eye(2), [0, 0]), (np.eye(2), [0, 1])), ValueError, "no training row of mine is of the class '1'"),
     ],
 )

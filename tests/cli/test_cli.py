@@ -327,6 +327,8 @@ def test_usage_and_version(capsys):
 
 def test_an_error_of_many_lines_becomes_one():
     assert one_line(ValueError("a\n  b")) == "a b"
+    assert one_line(OSError(27, "a could not be written. Make room.")) == "a could not be written. Make room."
+    assert one_line(OSError(13, "Permission denied", "a")) == "a: Permission denied."
     error = tb.DivergedError("loss is nan")
     error.add_note("kept in run")
     assert one_line(error) == "loss is nan kept in run"

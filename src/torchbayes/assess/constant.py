@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -46,6 +47,18 @@ def constant(model: Any, train: Any, test: Any, *, target_scale: float = 1.0) ->
         return None
     noise = Gaussian(float(sd)) if len(sd) == 1 else Gaussian(tuple(sd.tolist()))
     return evaluate(Predictive(mean.expand(1, *targets.shape), noise), targets, target_scale=target_scale)
+
+
+def worse(metrics: Mapping[str, float], same: Mapping[str, float] | None) -> str:
+    """Return a warning where the targets are no more likely than under the constant predictor, else nothing.
+
+    Args:
+        metrics: of a method, with `nll`.
+        same: those of the constant predictor on the same rows; None or empty where there is none.
+    """
+    if not same or metrics["nll"] < same["nll"]:
+        return ""
+    return "Warning: the targets are no more likely than under a constant prediction. Do not use this fit."
 
 
 def r_squared(evaluation: Evaluation) -> float | None:

@@ -48,8 +48,9 @@ def one_line(error: BaseException, options: Iterable[str] = ()) -> str:
         return "there is not enough memory. Use fewer members or draws, or a smaller network, batch or chunk size."
     if _is_zero_byte(error):
         return "the name of a file or folder holds a zero byte, which no name can. Correct it."
-    of_file = isinstance(error, OSError) and error.strerror and error.filename
-    text = f"{error.filename}: {error.strerror}." if of_file else str(error)  # type: ignore[attr-defined]
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:  # without its number, which is for programs
+        text = f"{error.filename}: {error.strerror}." if error.filename else error.strerror
     said = "\n".join([text, *getattr(error, "__notes__", ())])
     if unknown := re.search(r"unrecognized arguments: (--[\w.-]+)", said):
         options = list(options)

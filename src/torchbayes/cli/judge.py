@@ -48,12 +48,14 @@ def evaluate(argv: list[str]) -> None:
     if chosen["json"]:
         print(json.dumps(found, indent=1))
         return
+    from torchbayes.assess.constant import worse
     from torchbayes.report import Table
 
     form = _form([*found.values(), *beside.values()])
     rows = [[name, value, *([beside.get(name)] if beside else [])] for name, value in found.items()]
-    said = "Constant: a prediction that is the same for every row, from the training targets alone." if beside else ""
+    same = "Constant: a prediction that is the same for every row, from the training targets alone." if beside else ""
     heads = ["metric", "value", *(["constant"] if beside else [])]
+    said = " ".join(filter(None, [same, worse(found, beside)]))
     print_table(Table(heads, rows, said, formats=dict.fromkeys(heads[1:], form)))
 
 

@@ -77,7 +77,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         name.unlink(missing_ok=True)
         inner = re.search(r"os error (\d+)", str(error))  # how safetensors reports it
         number = getattr(error, "errno", None) or (int(inner[1]) if inner else None)
-        said = getattr(error, "strerror", None) or error
+        said = os.strerror(number) if number else error
         text = f"{path} could not be written ({said}); what was there before is whole.{advice(number)}"
         raise (OSError(number, text) if number else OSError(text)) from error
     except BaseException:
@@ -131,7 +131,7 @@ def sweep(folder: Path, name: str | None = None) -> None:
 
 def advice(number: int | None, then: str = "go on") -> str:
     """Return what to do about a full disk, and nothing about another system error, as the end of a message."""
-    return f" Make room, then {then}" if number in _FULL else ""
+    return f" Make room, then {then}." if number in _FULL else ""
 
 
 def write_whole(path: str | Path, content: bytes) -> Path:

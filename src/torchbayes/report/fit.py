@@ -9,7 +9,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from torchbayes.assess.constant import constant, r_squared
+from torchbayes.assess.constant import constant, r_squared, worse
 from torchbayes.assess.evaluate import Evaluation, evaluate
 from torchbayes.assess.intervals import Numbers, predicted_numbers
 from torchbayes.catalogue.config import CONFIG, read_config
@@ -189,8 +189,7 @@ def lead(fitted: Fitted) -> list[str]:
     if posterior.problems:
         said.append(f"Warning: this posterior should not be trusted: {'; '.join(posterior.problems)}.")
     same = constant(setup.model, data.train.targets, data.test.targets, target_scale=setup.target_scale)
-    if same is not None and fitted.evaluation.metrics["nll"] > same.metrics["nll"]:
-        said.append("Warning: the targets are less likely than under a constant prediction. Do not use this fit.")
+    said += filter(None, [worse(fitted.evaluation.metrics, same and same.metrics)])
     if isinstance(posterior, Draws):
         said.append(f"Whether the chains have converged is what torchbayes diagnose {quote(str(fitted.run))} tells.")
     return said

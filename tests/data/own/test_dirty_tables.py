@@ -158,3 +158,8 @@ def test_other_encodings_are_named_or_said(tmp_path):
         read(path)
     with pytest.raises(ValueError, match="`encoding` must be one that Python knows, such as latin-1; got 'latin-100'"):
         read(path, encoding="latin-100")
+
+
+def test_a_target_of_one_value_has_no_deviation(tmp_path):
+    notes = read_data(written(tmp_path, same=["5.0"] * ROWS), {"target": "same", "task": "regression"}).notes
+    assert any("Targets: numbers (mean 5, standard deviation 0)" in note for note in notes)

@@ -250,10 +250,15 @@ def _classes(form: Form, targets: list[np.ndarray]) -> tuple[tuple[str, ...], li
                 f"{seen(values[0].item())}. Write them as plain numbers, such as 1234.56."
             )
         return (), [part.astype(np.float64) for part in targets]
-    if not 2 <= len(values) <= CLASSES:
+    if len(values) == 1:
         raise ValueError(
-            f"targets of {form.name} are classes, being of dtype {targets[0].dtype}, and must be 2 to {CLASSES:,} of "
-            f"them; got {len(values):,}. Targets of a regression are numbers, in floating point."
+            f"all {len(labels):,} targets of {form.name} are {seen(values[0].item())}: there is nothing to learn. "
+            f"Choose another target, or give rows with other values too."
+        )
+    if len(values) > CLASSES:
+        raise ValueError(
+            f"a classification has at most {CLASSES:,} classes; the targets of {form.name} have {len(values):,} "
+            f"different values. {'Join rare ones' if texts else 'Give numbers of a regression in floating point'}."
         )
     ends = np.cumsum([len(part) for part in targets])[:-1]
     return tuple(map(str, values)), list(np.split(labels.astype(np.int64), ends))
@@ -293,9 +298,9 @@ def _of_rows(form: Form, data: Data, *, apart: bool) -> str:
 
 def _of_targets(form: Form, data: Data, numbers: np.ndarray) -> str:
     if data.target_standardise is not None:
-        mean, scale = (float(value) for value in (data.target_standardise.mean, data.target_standardise.scale))
         return (
-            f"Targets: numbers (mean {mean:.4g}, standard deviation {scale:.4g}), standardised unless they are counts."
+            f"Targets: numbers (mean {numbers.mean():.4g}, standard deviation {numbers.std():.4g}), standardised "
+            f"unless they are counts."
         )
     counts = np.bincount(numbers, minlength=len(data.classes))
     shown = [f"{label} ({count:,})" for label, count in zip(data.classes, counts, strict=True)]
