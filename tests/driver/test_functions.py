@@ -154,6 +154,25 @@ def test_ordinary_networks_are_functions(kind: str) -> None:
     assert faults_of(made, batch, outputs, drew=drawn.moved) == ("", "", "", "")
 
 
+class Force(Inner):
+    """Minus the gradient of an energy, whether gradients are on or not."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.enable_grad():
+            points = inputs.detach().requires_grad_()
+            return -torch.autograd.grad(self.then(self.layer(points)).sum(), points, create_graph=True)[0]
+
+
+def test_a_network_that_turns_gradients_on_is_a_function() -> None:
+    made = tb.Model(Force(torch.tanh), tb.likelihoods.Gaussian(), tb.priors.Normal())
+    batch = made.unpack((X[:8], X[:8]))
+    torch.set_warn_always(True)
+    try:
+        assert faults_of(made, batch, made.check(batch), drew=False) == ("", "", "", "")
+    finally:
+        torch.set_warn_always(False)
+
+
 def test_a_fit_costs_one_small_pass_more_and_moves_no_generator() -> None:
     rows = list[int]()
 

@@ -456,6 +456,25 @@ def test_only_what_layers_are_given_is_large() -> None:
     assert not any(module._forward_pre_hooks for module in model.network.module.modules())
 
 
+class RowByRow(nn.Module):
+    """A layer that sees one row at a time, under transformations of torch.func."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, 1).double()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        energy = torch.func.grad(lambda row: self.layer(row).square().squeeze())
+        return torch.func.vmap(energy)(inputs)
+
+
+def test_the_size_of_inputs_is_seen_inside_torch_func() -> None:
+    inputs = 1e4 * normal(ROWS, FEATURES, seed=1)
+    model = tb.Model(RowByRow(), tb.likelihoods.Gaussian())
+    (said,) = _unscaled(model, [Batch(inputs, None)], model.given_weights())
+    assert said.startswith(f"the inputs are of size {float(inputs.square().mean().sqrt()):.3g} where")
+
+
 def test_large_inputs_are_a_problem_unless_the_network_normalises() -> None:
     inputs, targets = table()
     labels = (targets > 0).long()

@@ -293,6 +293,8 @@ WRONG: list[tuple[Likelihood, Tensor, Tensor, type[Exception], str]] = [
         ValueError,
         r"shape \(4, 3, 5\); got \(4, 5, 6\).*\(4, 3, 5, 6\), is that of the classes.*Categorical\(class_axis=1\)",
     ),
+    (Categorical(), normal(B, 3), torch.eye(4, 3).long(), ValueError, r"of one-hot labels use targets\.argmax\(-1\)"),
+    (Categorical(), normal(B, 3), classes(B, 3)[:, None], ValueError, r"got \(4, 1\).*use targets\.squeeze\(-1\)"),
 ]
 
 

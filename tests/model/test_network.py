@@ -199,6 +199,9 @@ def test_lazy_and_mixed_modules_are_errors():
     mixed = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
     with pytest.raises(TypeError, match=r"one floating-point dtype; got \['torch.float32', 'torch.float64'\]"):
         Network(mixed)
+    turns = nn.Linear(2, 2, dtype=torch.complex64)
+    with pytest.raises(TypeError, match=r"got \['torch.complex64'\]\. Complex weights, such as `weight`, are"):
+        Network(turns)
     assert Network(mixed, "1.*").dtype == torch.float64
     network = Network(nn.Linear(2, 2, dtype=torch.float64))
     assert network(network.weights(), normal(1, 2)).dtype == torch.float64  # a double network stays double

@@ -48,10 +48,14 @@ class Precision:
         dtypes = {p.dtype for p in random.values()}
         wide = {torch.float32 if dtype in LOW else dtype for dtype in dtypes}
         if not wide < {torch.float32, torch.float64}:
-            raise TypeError(
-                f"random weights must share one floating-point dtype; got {sorted(map(str, dtypes))}. "
-                f"Convert the network with .float() or .double(); bfloat16 and float16 may be mixed with float32."
-            )
+            mend = "Convert the network with .float() or .double(); bfloat16 and float16 may be mixed with float32."
+            if name := next((name for name, p in random.items() if p.is_complex()), ""):
+                mend = (
+                    f"Complex weights, such as `{name}`, are not supported: make their real and imaginary parts two "
+                    f"parameters, and join these in `forward` by torch.complex."
+                )
+            dtypes = sorted(map(str, dtypes))
+            raise TypeError(f"random weights must share one floating-point dtype; got {dtypes}. {mend}")
         weights, first = next(iter(wide)), next(iter(named.values())).dtype
         casts = {name: p.dtype for name, p in random.items() if p.dtype in LOW}
         return cls(weights, first if first in LOW else weights, casts)

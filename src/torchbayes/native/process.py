@@ -136,6 +136,15 @@ def _attention(
     return plain(query, key, value, attn_mask, dropout_p, is_causal, **options)[0]
 
 
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    # a fork copies one thread and no other: PyTorch and the kernels would wait forever for those of their teams
+    os.register_at_fork(after_in_child=_one_thread)
+
+
 def full_path(path: str | os.PathLike[str]) -> Path:
     """Return a path from the root, with ~ as the home directory: the working directory may change later."""
     path = Path(path)

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from torchbayes.methods.constant import best_constant, learned_nothing, num_targets, outputs_of
 from torchbayes.methods.optimise.interpolation import noise_problems
@@ -273,6 +274,8 @@ def _size_at_first_layer(model: Model, batch: Batch, weights_D: Tensor) -> float
         for hook in hooks:
             hook.remove()
     tensor = seen[0] if seen else None
+    while tensor is not None and is_functorch_wrapped_tensor(tensor):
+        tensor = get_unwrapped(tensor)  # of a network that calls torch.func itself
     real = tensor is not None and tensor.is_floating_point() and tensor.numel()
     return float(tensor.double().square().mean()) ** 0.5 if real else 0.0  # type: ignore[union-attr]
 

@@ -187,11 +187,13 @@ def _check_labels(targets: Tensor, shape: Sequence[int], classes: int, *, ignore
         )
     if targets.shape != shape:
         outputs = (*shape, classes)
-        do = (
-            ": for classes on axis 1 use Categorical(class_axis=1)"
-            if targets.shape == (*shape[:1], *outputs[2:])
-            else ""
-        )
+        do = ""
+        if targets.shape == (*shape[:1], *outputs[2:]):
+            do = ": for classes on axis 1 use Categorical(class_axis=1)"
+        elif targets.shape == outputs:
+            do = ": of one-hot labels use targets.argmax(-1)"
+        elif targets.shape == (*shape, 1):
+            do = ": use targets.squeeze(-1)"
         raise ValueError(
             f"class labels must have shape {tuple(shape)}; got {tuple(targets.shape)}. The last axis of the outputs, "
             f"{outputs}, is that of the classes{do}."

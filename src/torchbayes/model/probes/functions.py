@@ -95,8 +95,9 @@ def faults_of(model: Model, batch: Batch, outputs: Tensor, *, drew: bool) -> Fau
 
     def run(inputs: Any) -> Tensor:
         with torch.no_grad():
-            return model.network(model.network.initial, inputs)
+            return model.network(model.network.initial, inputs).detach()  # it may turn gradients on itself
 
+    outputs = outputs.detach()
     alone = slice(batch.size - min(_ALONE, max(batch.size // 2, 1)), batch.size)
     apart = _tried(lambda: run(rows_of(batch.inputs, alone)))
     suspect = apart is not None and _distance(apart, outputs[alone]) > _SUSPECT
