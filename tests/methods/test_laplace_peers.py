@@ -46,7 +46,10 @@ def unscaled(posterior: Any) -> Tensor:
 
 
 def test_laplace_torch_agrees(reference: Reference) -> None:
-    """Precision, variances of the outputs, probit predictions, log evidence: every part and structure."""
+    """Precision, variances of the outputs, log evidence: every part and structure.
+
+    Their probit predictions change when all outputs of a row are shifted together, and ours do not (decision 0035).
+    """
     regression, compared = reference.likelihood == "regression", 0
     for part, structure, backend in reference.has_laplace:
         theirs = reference.below(f"laplace/{part}/{structure}/{backend}")
@@ -61,8 +64,6 @@ def test_laplace_torch_agrees(reference: Reference) -> None:
         assert_close(ours.log_likelihood_M[0], theirs["log_likelihood"], rtol=1e-9)
         # theirs leaves out the weights that are not random; ours never had them
         assert_close(ours.log_evidence()[0], theirs["log_evidence"], rtol=1e-7)
-        if not regression:
-            assert_close(tb.predict(linear, reference.test_inputs).probs, theirs["probs"], rtol=1e-6)
         compared += 1
     assert compared >= 7
 

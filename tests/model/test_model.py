@@ -198,6 +198,11 @@ BAD[3, 1], BAD[7, 0] = math.nan, math.inf
         (Batch(BAD, TARGETS), r"inputs must be finite; 2 of 36 values are NaN or infinite\. Remove or impute"),
         (Batch(normal(12, 4), TARGETS), r"the network cannot take inputs of shape \(12, 4\): .*mat1 and mat2"),
         (Batch((INPUTS, INPUTS), TARGETS), r"cannot take inputs of shape \(\(12, 3\), \(12, 3\)\): .*positional arg"),
+        (Batch((INPUTS, INPUTS), TARGETS), "taken for 2 arguments of its forward; give inputs without targets"),
+        (
+            Batch((10 * INPUTS).long(), TARGETS),
+            "Some are torch.int64: if they are quantities and no indices, give `.flo",
+        ),
         (Batch({"wrong": INPUTS}, TARGETS), r"cannot take inputs of shape \{'wrong': \(12, 3\)\}: .*'wrong'"),
         (Batch(INPUTS, TARGETS + 1), r"class labels must lie in 0\.\.1, .* got 2\. Relabel"),
         (Batch(INPUTS, INPUTS[:, 0]), r"class labels must be int64"),

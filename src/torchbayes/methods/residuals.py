@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from torchbayes.model.likelihoods import Gaussian, HeteroscedasticGaussian
@@ -11,6 +13,7 @@ from torchbayes.posteriors.posterior import Posterior
 _ROWS = 512
 _FAR = 30.0  # noise standard deviations; a network that is merely trained too little is a few away
 _LARGE, _SMALL = 100.0, 0.01  # targets of this root mean square, or standard deviation, are on a scale of their own
+_WIDE = 3.0  # times the standard deviation of the targets: even a constant then loses 0.65 nats a target
 _NOTHING = 0.95  # of the standard deviation of the targets; what residuals are where a network explains nothing of them
 
 
@@ -21,7 +24,8 @@ def unexplained(posterior: Posterior, source: Source) -> list[str]:
     of size 10,000 under a noise of 1, or of one that is learned in small steps, give thousands, and a log likelihood of
     minus millions that no other check minds: it may be far better than that of a constant. A learned noise may also
     grow to the size of such targets, which then explains them without the network: residuals as large as the standard
-    deviation of the targets show it, where that is far from 1.
+    deviation of the targets show it, where that is far from 1. A noise far wider than the targets, such as one of 1
+    under targets of 0.1, leaves the data without weight.
 
     Args:
         posterior: the result; one draw of each member is looked at, and their mean.
@@ -30,7 +34,7 @@ def unexplained(posterior: Posterior, source: Source) -> list[str]:
     likelihood = posterior.model.likelihood
     if not isinstance(likelihood, Gaussian | HeteroscedasticGaussian):
         return []
-    drawn, squares, targets, residuals = posterior.functions(posterior.members), [], [], []
+    drawn, squares, targets, residuals, least = posterior.functions(posterior.members), [], [], [], math.inf
     for batch in source.some(_ROWS):
         outputs_SBK = drawn(batch.inputs, chunk_size=batch.size)
         each = [{name: part[s] for name, part in drawn.parameters.items()} for s in range(len(outputs_SBK))]
@@ -38,6 +42,7 @@ def unexplained(posterior: Posterior, source: Source) -> list[str]:
         mean_SB, sd_SB = (torch.stack([getattr(n, part) for n in noises]).double() for part in ("mean", "stddev"))
         target_B = batch.targets.double().view_as(mean_SB[0])
         squares.append(((target_B - mean_SB) / sd_SB).square().flatten())
+        least = min(least, float(sd_SB.min()))
         residuals.append((target_B - mean_SB.mean(0)).flatten())
         targets.append(target_B.flatten())
     size = float(torch.cat(squares).mean().sqrt())
@@ -49,6 +54,13 @@ def unexplained(posterior: Posterior, source: Source) -> list[str]:
         ]
     target, residual = torch.cat(targets), torch.cat(residuals).square().mean().sqrt()
     spread = target.std(correction=0)
+    if least > _WIDE * spread > 0:
+        return [
+            f"the standard deviation of the noise is {least:.3g}, and that of the targets {float(spread):.3g}, so that "
+            f"all functions explain them alike (give the noise scale in units of the targets, as in "
+            f"likelihoods.Gaussian({float(f'{residual:.2g}'):g}), take likelihoods.Gaussian('learned'), or standardise "
+            f"the targets)"
+        ]
     if (target.square().mean().sqrt() > _LARGE or spread < _SMALL) and residual > _NOTHING * spread > 0:
         return [
             f"the network explains nothing of the targets: its residuals on the training rows are "

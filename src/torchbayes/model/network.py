@@ -25,7 +25,7 @@ from torchbayes.model.layout import Layout, only
 from torchbayes.model.masked import Random, RandomMask, is_random, names_of
 from torchbayes.model.origin import Given, Origin, check_known, device_of, made_by, places
 from torchbayes.model.precision import Precision, widened
-from torchbayes.model.rows.batch import batch_size, on_rows, unshared
+from torchbayes.model.rows.batch import batch_size, on_rows, tensors_of, unshared
 from torchbayes.model.wrappers import plainly_named
 
 Buffers = dict[str, Tensor]
@@ -386,4 +386,9 @@ def taking(inputs: Any) -> Iterator[None]:
     except (RuntimeError, TypeError, IndexError, InputsError) as error:
         cause = error.__cause__ if isinstance(error, InputsError) else error
         shapes = on_rows(lambda t: tuple(t.shape), unshared(inputs))
-        raise InputsError(f"the network cannot take inputs of shape {shapes}: {str(cause).rstrip('.')}.") from cause
+        said = f"the network cannot take inputs of shape {shapes}: {str(cause).rstrip('.')}."
+        if whole := {str(t.dtype) for t in tensors_of(inputs) if not t.is_floating_point() and not t.is_complex()}:
+            said += f" Some are {' and '.join(sorted(whole))}: if they are quantities and no indices, give `.float()`."
+        if isinstance(inputs, tuple | list):
+            said += f" They are taken for {len(inputs)} arguments of its forward; give inputs without targets."
+        raise InputsError(said) from cause

@@ -24,6 +24,10 @@ class Decision(NamedTuple):
     loss: Tensor
 
 
+class UndefinedError(TypeError, AttributeError):
+    """What predictions of these targets do not have; `hasattr` says so too."""
+
+
 def over_classes(distribution: Distribution) -> distributions.Categorical | distributions.Bernoulli:
     """Return a distribution over classes.
 
@@ -31,10 +35,10 @@ def over_classes(distribution: Distribution) -> distributions.Categorical | dist
         distribution: that of a likelihood.
 
     Raises:
-        TypeError: if it is not over classes.
+        UndefinedError: if it is not over classes.
     """
     if not isinstance(distribution, distributions.Categorical | distributions.Bernoulli):
-        raise TypeError(
+        raise UndefinedError(
             f"class probabilities exist for Categorical and Bernoulli likelihoods; this one gives "
             f"{type(distribution).__name__}. Use mean, variance or quantile."
         )
@@ -61,11 +65,11 @@ def moment(distribution: Distribution, name: Literal["mean", "variance"]) -> Ten
     """Return mean or variance of each of S distributions, (S, B, ...).
 
     Raises:
-        TypeError: if they are over classes, whose numbers are names.
+        UndefinedError: if they are over classes, whose numbers are names.
         NotImplementedError: if torch has no such moment of them.
     """
     if isinstance(_inner(distribution), distributions.Categorical):
-        raise TypeError(
+        raise UndefinedError(
             "classes have no mean or variance: their numbers are names. Use probs; entropy, expected_entropy and "
             "mutual_information are what variance, aleatoric and epistemic are of numbers."
         )

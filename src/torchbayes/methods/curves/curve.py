@@ -32,7 +32,6 @@ from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
 from torchbayes.methods.optimise.health import problems_of
 from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.protocol import History, Needs, Shelf
-from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
@@ -160,5 +159,5 @@ class Curve(Joining):
         del history
         middle = posterior.at(0.5)
         ends = End(replace(state.trajectory, weights_MD=middle.weights_MD))
-        found = same_ends(posterior) or problems_of(middle, ends, source) or unexplained(middle, source)
+        found = same_ends(posterior) or problems_of(middle, ends, source)
         return [*self.optimizer.problems(middle.weights_MD), *(found or barriers(posterior, source))]

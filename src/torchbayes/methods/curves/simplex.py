@@ -38,7 +38,6 @@ from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
 from torchbayes.methods.optimise.health import problems_of
 from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.protocol import History, Needs, Shelf
-from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
@@ -182,7 +181,7 @@ class Simplex(Joining):
         centre = torch.full((self.vertices + 1,), 1 / (self.vertices + 1), dtype=torch.float64)
         middle = posterior.at(in_complex(centre, torch.tensor(0), self.modes))
         end = End(replace(state.trajectory, weights_MD=middle.weights_MD))
-        found = same_modes(posterior) or problems_of(middle, end, source) or unexplained(middle, source)
+        found = same_modes(posterior) or problems_of(middle, end, source)
         found = found or [*(collapsed(posterior) or one_function(posterior, source)), *worse_inside(posterior, source)]
         return [*self.optimizer.problems(middle.weights_MD), *found]
 

@@ -23,7 +23,6 @@ from torchbayes.methods.optimise.descent import Info, Trajectory, descend, epoch
 from torchbayes.methods.optimise.health import problems_of
 from torchbayes.methods.optimise.length import choose_epochs
 from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
-from torchbayes.methods.residuals import unexplained
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source
@@ -162,8 +161,7 @@ class Cyclic(ABC):
         del history
         about: dict[str, Any] = {"buffers_M": posterior.buffers_M, "calibration": posterior.calibration}
         last = Point(posterior.model, posterior.weights_MSD[:, -1], **about)
-        found = not_finite(posterior.tensors()) or problems_of(last, state, source)
-        found = found or unexplained(posterior, source) or alike(posterior, source)
+        found = not_finite(posterior.tensors()) or problems_of(last, state, source) or alike(posterior, source)
         return [*self.optimizer.problems(state.weights_MD), *found]
 
 

@@ -40,7 +40,6 @@ from torchbayes.methods.noise import Purpose, mix, normals
 from torchbayes.methods.optimise.descent import Info, clone, epochs_of, largest
 from torchbayes.methods.optimise.health import problems_of
 from torchbayes.methods.protocol import Chosen, DivergedError, Fold, History, Needs, Shelf, Visit
-from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.sgmcmc.search import choose_scale
 from torchbayes.methods.variational.target import Target, narrowed, target_of
@@ -256,7 +255,7 @@ class BSAM:
         """Return the problems of the result on the training rows: see `torchbayes.methods.optimise.health`."""
         del history
         why = "they are spread wider than the data bear (raise `initial_scale` or `damping`, or train longer)"
-        return problems_of(posterior, state, source, why=why) or unexplained(posterior, source)
+        return problems_of(posterior, state, source, why=why)
 
 
 def _scale(method: BSAM, density: LogDensity, now: State, batch: Batch) -> None:

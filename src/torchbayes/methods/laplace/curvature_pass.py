@@ -68,6 +68,7 @@ class CurvatureSettings:
         exact: whether the dense matrix is added up too, where the evidence may choose a noise scale and the structure
             would not determine it (`curvature.exact`).
         check_mode: whether the gradient is added up too, which shows how far away the mode is.
+        most_outputs: of a row, up to which "auto" is exact.
     """
 
     structure: StructureName
@@ -80,6 +81,7 @@ class CurvatureSettings:
     chunk: int = 2**24
     check_mode: bool = True
     exact: bool = True
+    most_outputs: int = MOST_OUTPUTS
 
     def __post_init__(self) -> None:
         check_counts(samples=self.samples, rank=self.rank, chunk=self.chunk, passes=self.passes)
@@ -108,7 +110,7 @@ class CurvatureSettings:
         """
         if self.curvature != "auto":
             return self.curvature
-        return "ggn" if support.outputs <= MOST_OUTPUTS or self.structure == "low_rank" else "fisher"
+        return "ggn" if support.outputs <= self.most_outputs or self.structure == "low_rank" else "fisher"
 
     def collector(self, model: Model, support: LayerSupport, *, with_exact: bool) -> Collector:
         """Return what adds up the curvature, for a network whose layer support is known."""

@@ -57,6 +57,8 @@ from torchbayes.posteriors.problems import not_finite
 
 PriorName = Literal["model", "scalar", "layer", "weight"]
 
+_MOST_OUTPUTS = 50  # of a row, each a backward pass, in passes of which a run makes about twenty
+
 
 @dataclass(frozen=True)
 class State:
@@ -139,7 +141,7 @@ class OnlineLaplace:
 
     Attributes:
         structure: of the curvature: "diagonal", "kronecker", "ekfac", "dense", "low_rank".
-        curvature: "ggn", "fisher" or "empirical", or "auto" as in `Laplace`.
+        curvature: "ggn", "fisher" or "empirical", or "auto": "ggn" where a row has up to 50 outputs, else "fisher".
         prior: which factors on the model's prior precision are free: "scalar", "layer", "weight" (diagonal alone), or
             none, "model".
         noise: whether the noise scale of a regression with a fixed one is free. The model's scale is the initial value:
@@ -306,8 +308,9 @@ class OnlineLaplace:
 
 def _curvature_settings(method: OnlineLaplace) -> CurvatureSettings:
     """Return the settings of a pass."""
-    own = {"samples": method.samples, "sharing": method.sharing, "joint_bias": method.joint_bias, "chunk": method.chunk}
-    return CurvatureSettings(method.structure, method.curvature, exact=method.noise, **own)  # type: ignore[arg-type]
+    own: dict[str, Any] = {name: getattr(method, name) for name in ("samples", "sharing", "joint_bias", "chunk")}
+    own |= {"exact": method.noise, "most_outputs": _MOST_OUTPUTS}
+    return CurvatureSettings(method.structure, method.curvature, **own)
 
 
 def _descend(

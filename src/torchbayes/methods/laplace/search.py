@@ -9,6 +9,7 @@ the smallest, which leaves the posterior as wide as these rows allow.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -112,14 +113,17 @@ def search_online(
     Returns:
         `epochs_of_descent` and `factor`, and a record of the search.
     """
-    begin = {"weights_MD": weights_MD, "buffers": buffers, "seeds": seeds}
+    begin: dict[str, Any] = {"weights_MD": weights_MD, "buffers": buffers, "seeds": seeds}
     descent = replace(SEEKER, optimizer=method.optimizer, epochs=method.epochs_of_descent, batch_size=method.batch_size)
     found = choose_epochs(descent, density, folds, told=told, **begin)
     if not found.settings:
         return found
-    tried = []
-    for epochs in (found.settings["epochs"], method.epochs_of_descent):
-        having = replace(method, epochs_of_descent=epochs, check_mode=False)
+    lengths = (found.settings["epochs"], method.epochs_of_descent)
+    candidates = {epochs: replace(method, epochs_of_descent=epochs, check_mode=False) for epochs in lengths}
+    tried, done, per_epoch = [], itertools.count(1), folds[0].rows.steps_per_epoch
+    most = len(folds) * sum(len(having.order(per_epoch)) for having in candidates.values())
+    begin["after_epoch"] = lambda: told(next(done), most, found.record["nll"])
+    for epochs, having in candidates.items():
         nlls = _by_factor([trial(having, density, fold, **begin) for fold in folds], folds)
         tried += [] if nlls is None else [(nlls[_widest(nlls)], epochs, _widest(nlls))]
     if not tried:

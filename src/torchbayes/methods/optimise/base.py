@@ -14,7 +14,6 @@ from torchbayes.methods.optimise.learned import at_least
 from torchbayes.methods.optimise.length import choose_epochs
 from torchbayes.methods.optimise.trials import most_likely
 from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Visit
-from torchbayes.methods.residuals import unexplained
 from torchbayes.model.model import Model
 from torchbayes.model.rows.sources import Source
 
@@ -85,5 +84,5 @@ class Descent(ABC):
     def problems(self, posterior: Any, state: Any, *, history: History, source: Source) -> list[str]:
         """Return the problems of the result on the training rows: see `torchbayes.methods.optimise.health`."""
         del history
-        found = problems_of(posterior, state, source, by_draws=self.by_draws) or unexplained(posterior, source)
+        found = problems_of(posterior, state, source, by_draws=self.by_draws)
         return [*self.optimizer.problems(state.trajectory.weights_MD), *found]

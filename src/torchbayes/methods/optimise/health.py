@@ -28,6 +28,7 @@ from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from torchbayes.methods.constant import best_constant, learned_nothing, num_targets, outputs_of
 from torchbayes.methods.optimise.interpolation import noise_problems
+from torchbayes.methods.residuals import unexplained
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
@@ -118,7 +119,7 @@ def problems_of(
     found += _exploded(model, end.weights_MD) + _unscaled(model, batches, weights_D)
     if averaged or isinstance(posterior, Gaussian | RadialPosterior):
         found += _broken(posterior, batches, last_M=last_M, constant=constant, why=why, seen=seen)
-    found = found or (noise_problems(posterior, source) if noise else [])
+    found = found or (noise_problems(posterior, source) if noise else []) or unexplained(posterior, source)
     return found or learned_nothing(best, seen(), count)
 
 

@@ -9,7 +9,8 @@ log likelihood v_e, in nats a target, and
 are those of the run itself, which has all rows and a learning rate that falls: at half the rate on average, 2 e*
 epochs cover the same distance. The first run ends where v has not fallen for 0.3 e epochs, 10 epochs and
 300 steps, or after 50 epochs or 8,000 steps, whichever is more. Where few rows are held out there are several such
-runs, each without rows of its own, and v is their mean.
+runs, each without rows of its own, and v is their mean. A network with ten rows or more for each weight cannot
+interpolate them, and trains for the usual length at least.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch import Tensor
 from torchbayes.density.density import LogDensity
 from torchbayes.methods.constant import num_targets
 from torchbayes.methods.flat.sam import AnyOptimizer
-from torchbayes.methods.optimise.descent import USUAL_EPOCHS, Trajectory, descend, start
+from torchbayes.methods.optimise.descent import USUAL_EPOCHS, Trajectory, descend, epochs_of, start
 from torchbayes.methods.optimise.health import log_likelihoods
 from torchbayes.methods.optimise.learned import asked
 from torchbayes.methods.protocol import Chosen, DivergedError, Fold
@@ -34,6 +35,7 @@ from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.point import Point
 
 FACTOR, _SHORTEST = 2, 4  # epochs at least: SWAG needs two snapshots in the second half of them
+_ROWS = 10  # for each weight: fewer weights interpolate nothing, and a shorter run would only miss the mode
 _EQUAL = 0.02  # nats: an earlier epoch that is as good to within this is preferred
 _LONGEST = 8000  # steps of the first run
 _NEXT = 1.05  # ratio of the epochs after which held-out rows are looked at: each of the first twenty, then fewer
@@ -103,7 +105,9 @@ def choose_epochs(
     record = {"first_run": epoch, "best_epoch": first, "nll": seen[first]}
     noise_P = asked(best, folds)
     least = None if noise_P is None else noise_P.tolist()
-    return Chosen({"epochs": min(most, max(_SHORTEST, FACTOR * first))}, record, learned=least)
+    few = density.model.layout.size * _ROWS <= folds[0].rows.num_data
+    shortest = epochs_of(None, per_epoch) if few else _SHORTEST
+    return Chosen({"epochs": min(most, max(shortest, FACTOR * first))}, record, learned=least)
 
 
 def _out_of_patience(seen: Mapping[int, float], steps_per_epoch: int) -> bool:

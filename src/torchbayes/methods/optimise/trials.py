@@ -70,6 +70,7 @@ def trial(
     buffers: Buffers,
     seeds: Sequence[int],
     scale_MD: Tensor | None = None,
+    after_epoch: Callable[[], object] = lambda: None,
 ) -> Posterior:
     """Return the posterior after a run on the rows of a fold that are not held out.
 
@@ -81,6 +82,7 @@ def trial(
         buffers: the network's buffers there.
         seeds: one seed per member.
         scale_MD: standard deviations that they begin with; None for the method's own.
+        after_epoch: called after each epoch.
     """
     per_epoch = fold.rows.steps_per_epoch
     state = method.init(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=per_epoch)
@@ -92,6 +94,7 @@ def trial(
                 break
             state, _ = method.step(density, state, batch, donate=True)
             shelf.add(method.draw(state))
+        after_epoch()
     return on_trial(method.posterior(density, state, shelf).calibrated(fold.rows.inputs))
 
 

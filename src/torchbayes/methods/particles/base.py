@@ -29,7 +29,6 @@ from torchbayes.methods.optimise.length import choose_epochs
 from torchbayes.methods.optimise.optimizers import Optimizer, Slots
 from torchbayes.methods.particles.kernels import Pairs, gram, middle, squared_distances
 from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Visit
-from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.schedules import Schedule
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source
@@ -246,7 +245,7 @@ class Particles(ABC):
         """Return the problems of the result: particles that are one, and those of any descent."""
         del history
         found = problems_of(posterior, state.trajectory, source, by_draws=True)
-        return found or [*collapsed(posterior.weights_MD), *unexplained(posterior, source)]
+        return found or collapsed(posterior.weights_MD)
 
 
 def collapsed(weights_MD: Tensor) -> list[str]:

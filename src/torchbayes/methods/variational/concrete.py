@@ -29,7 +29,6 @@ from torchbayes.methods.optimise.health import problems_of
 from torchbayes.methods.optimise.length import choose_epochs
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
-from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.dropout import check_dropout, rates
 from torchbayes.model.folded import Fold as Layer
@@ -151,7 +150,7 @@ class ConcreteDropout:
         """Return the problems of the result on the training rows: see `torchbayes.methods.optimise.health`."""
         del history
         weights_only = replace(state, weights_MD=state.weights_MD[:, : posterior.model.layout.size])
-        return problems_of(posterior, weights_only, source, by_draws=True) or unexplained(posterior, source)
+        return problems_of(posterior, weights_only, source, by_draws=True)
 
 
 def learnable(model: Model) -> list[Layer]:

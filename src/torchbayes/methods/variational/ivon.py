@@ -49,7 +49,6 @@ from torchbayes.methods.noise import Purpose, mix
 from torchbayes.methods.optimise.descent import clone, epochs_of, largest
 from torchbayes.methods.optimise.health import problems_of
 from torchbayes.methods.protocol import Chosen, DivergedError, Fold, History, Needs, Shelf, Visit
-from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.schedules import Cosine, Schedule, ramp
 from torchbayes.methods.sgmcmc.search import choose_scale
 from torchbayes.methods.variational.target import Target, narrowed, target_of
@@ -321,7 +320,7 @@ class IVON:
         posterior that is the prior, or whose variances are still those it began with.
         """
         why = "they are spread wider than the data bear (raise `hessian_init`, or train longer)"
-        found = problems_of(posterior, state, source, why=why, by_draws=True) or unexplained(posterior, source)
+        found = problems_of(posterior, state, source, why=why, by_draws=True)
         left = self.decay(state.total_steps) ** state.step
         if left > _STALE:
             found.append(

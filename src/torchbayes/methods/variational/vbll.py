@@ -38,7 +38,6 @@ from torchbayes.methods.optimise.learned import at_least
 from torchbayes.methods.optimise.length import choose_epochs
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
-from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.variational.last_layer import Covariance, LastLayer, Parts, last_layer, outputs_of
 from torchbayes.methods.variational.search import choose_kl_weight
@@ -207,8 +206,7 @@ class VBLL:
         del history
         weights_only = replace(state, weights_MD=state.weights_MD[:, : posterior.model.layout.size])
         why = "they are spread wider than the data bear (lower `kl_weight`, or train longer)"
-        found = problems_of(posterior, weights_only, source, why=why, by_draws=True)
-        return found or unexplained(posterior, source)
+        return problems_of(posterior, weights_only, source, why=why, by_draws=True)
 
 
 @dataclass(frozen=True)

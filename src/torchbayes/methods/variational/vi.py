@@ -43,7 +43,6 @@ from torchbayes.methods.optimise.descent import Trajectory, clone, epochs_of, lo
 from torchbayes.methods.optimise.health import problems_of
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
-from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.spread import unmoved
 from torchbayes.methods.variational import mean_field
@@ -282,7 +281,7 @@ class VI:
         """
         del history
         why = "they are spread wider than the data bear (lower `kl_weight`, or train longer)"
-        found = problems_of(posterior, state, source, why=why, by_draws=True) or unexplained(posterior, source)
+        found = problems_of(posterior, state, source, why=why, by_draws=True)
         if found or self.relative_scale is not None:
             return found
         variance_MD = self.family(posterior.model.layout).variance(state.descent.weights_MD)
