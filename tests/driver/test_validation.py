@@ -398,3 +398,17 @@ def test_laplace_in_a_subspace_looks_for_its_mode_there() -> None:
     found = fit(table(30), tb.Laplace(), model=one, space=space)
     outside = found.sample(2) - space.lift(space.coordinates(found.sample(2)))
     assert outside.abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("method", [tb.MAP(), tb.Laplace()], ids=lambda m: type(m).__name__)
+def test_few_weights_reach_their_posterior_whatever_held_out_rows_say(method: Any) -> None:
+    """One weight and 20 rows, some of which are held out in turn: the exact mean."""
+    random = torch.Generator().manual_seed(0)
+    inputs = torch.randn(20, 1, generator=random).double()
+    targets = 1.3 * inputs + 0.5 * torch.randn(20, 1, generator=random).double()
+    precision = 1 + float(inputs.square().sum()) / 0.25
+    mean = float((inputs * targets).sum()) / 0.25 / precision
+    model = tb.Model(nn.Linear(1, 1, bias=False).double(), tb.likelihoods.Gaussian(0.5), tb.priors.Normal(1.0))
+    found: Any = tb.fit(model, (inputs, targets), method, callbacks=())
+    weights_MD = found.mean_MD if isinstance(method, tb.Laplace) else found.weights_MD
+    assert abs(float(weights_MD[0, 0]) - mean) < 0.4 * precision**-0.5
