@@ -128,7 +128,7 @@ def test_a_few_rows_that_only_one_has_right_are_no_proof(ahead: int, behind: int
     likely, unlikely = torch.tensor([[0.9, 0.1]]).double(), torch.tensor([[0.1, 0.9]]).double()
     first, second = likely.repeat(rows, 1), likely.repeat(rows, 1)
     second[:ahead], first[ahead : ahead + behind] = unlikely, unlikely
-    both = [tb.evaluate(tb.Predictive.from_probs(probs), labels) for probs in (first, second)]
-    found = tb.difference(*both, "accuracy")
+    one, other = (tb.evaluate(tb.Predictive.from_probs(probs), labels) for probs in (first, second))
+    found = tb.difference(one, other, "accuracy")
     assert math.isclose(found.value, (ahead - behind) / rows)
     assert (found.low > 0) == apart == (binomtest(ahead, ahead + behind).pvalue < 0.05)

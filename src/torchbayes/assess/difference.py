@@ -109,7 +109,7 @@ def paired(
     """
     apart_R = drawn[0][metric] - drawn[1][metric]
     if metric in _SHARES and bool(apart_R.any()):
-        source, like = generator(Purpose.RESAMPLES, device=apart_R.device), apart_R.new_empty(len(apart_R), 4)
+        source, like = generator(Purpose.UNSEEN_ROWS, device=apart_R.device), apart_R.new_empty(len(apart_R), 4)
         half_R4 = torch.randn(like.shape, generator=source, dtype=like.dtype, device=like.device).square() / 2
         either_R = half_R4[:, 0] - half_R4[:, 1]  # and its negative, so that exchange changes the sign
         apart_2R = torch.stack([rows * apart_R + either_R, rows * apart_R - either_R])

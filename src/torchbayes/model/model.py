@@ -183,7 +183,7 @@ class Model:
         return views, learned
 
     def log_likelihood(
-        self, weights: Tensor | Mapping[str, Tensor], batch: Batch, buffers: Buffers | None = None
+        self, weights: Tensor | Mapping[str, Tensor], batch: Batch | tuple[Any, Any], buffers: Buffers | None = None
     ) -> Tensor:
         """Return log p(y_b | f_w(x_b)) of each row.
 
@@ -203,7 +203,7 @@ class Model:
         """Return log p(w), shape (...) for weights (..., D), in nats, untempered."""
         return self.prior.log_prob(weights)
 
-    def log_joint(self, weights: Tensor, batch: Batch, num_data: int) -> Tensor:
+    def log_joint(self, weights: Tensor, batch: Batch | tuple[Any, Any], num_data: int) -> Tensor:
         """Return the tempered log joint density estimated from one batch: the definition that all methods share.
 
         Args:
@@ -228,7 +228,7 @@ class Model:
         """Return the weights of the given network, (D,), with learned likelihood parameters at their initial values."""
         return with_learned(self, self.network.weights().unsqueeze(0))[0]
 
-    def check(self, batch: Batch) -> Tensor:
+    def check(self, batch: Batch | tuple[Any, Any]) -> Tensor:
         """Check one batch against network and likelihood, and say in one sentence what does not fit.
 
         Args:

@@ -116,6 +116,7 @@ class Purpose(enum.IntEnum):
     FOREIGN_RESAMPLES = 85
     READING = 204  # of rows that are drawn anew whenever they are read
     GRADIENT_NOISE = 205
+    UNSEEN_ROWS = 206
     CURVE = 86  # training rows of the regression of Blundell et al.
     POISON = 87  # which rows have wrong labels, and which ones
     SHIFT = 88  # noise in test images
