@@ -219,7 +219,8 @@ def test_more_draws_than_cycles_are_refused() -> None:
 
 def test_held_out_rows_leave_room_for_a_cycle() -> None:
     inputs = torch.linspace(-1, 1, 100, dtype=torch.float64).unsqueeze(1)
-    model = tb.Model(nn.Linear(1, 1).double(), tb.likelihoods.Gaussian(0.1))
+    net = nn.Sequential(nn.Linear(1, 10), nn.Tanh(), nn.Linear(10, 1)).double()  # which could interpolate 100 rows
+    model = tb.Model(net, tb.likelihoods.Gaussian(0.1))
     method = tb.FGE(cycle=30, burn_in=0.5, optimizer=tb.Adam(0.1))
     posterior: Any = tb.fit(model, (inputs, 2 * inputs), method, callbacks=())
     assert posterior.weights_MSD.shape[1] >= 1

@@ -354,7 +354,7 @@ def _posterior(scale: float, mean: float = 0.0) -> tb.FlowPosterior:
     ],
 )
 def test_what_cannot_be_trusted_is_said(scale: float, mean: float, said: str | None) -> None:
-    source = as_source(linear(), (X, X @ torch.tensor([[0.05], [0.1]], dtype=torch.float64)), ROWS)
+    source = as_source(linear(), (X, X @ torch.tensor([[0.1], [0.2]], dtype=torch.float64)), ROWS)
     found = problems_of_draws(_posterior(scale, mean), source)
     assert (not found) if said is None else said in " ".join(found)
 
