@@ -292,7 +292,8 @@ def outputs_of(
             return Outputs(mean, features)
         weight = views[f"{begin}weight"].mT if layer.transposed else views[f"{begin}weight"]
         made = F.linear(features, weight, None if bias is None else bias.to(features.dtype))
-        if made.numel() == mean.numel() and _same(model, made.detach().reshape(mean.shape), mean.detach()):
+        rounding = 1e3 * torch.finfo(seen[0].dtype).eps  # of a network that may compute in low precision
+        if made.numel() == mean.numel() and _same(model, made.detach().view_as(mean), mean.detach(), rounding=rounding):
             return Outputs(mean, features)
     raise ValueError(
         f"the network must return what its last linear layer `{layer.name}` gives at its only call; it returns "
@@ -302,12 +303,11 @@ def outputs_of(
     )
 
 
-def _same(model: Model, made: Tensor, outputs: Tensor) -> bool:
+def _same(model: Model, made: Tensor, outputs: Tensor, *, rounding: float) -> bool:
     """Return whether outputs are those of the layer, but for classes that are masked: whose probability underflows."""
-    limits = torch.finfo(made.dtype)
-    same = (made - outputs).abs() <= 1e3 * limits.eps * made.abs().max()
+    same = (made - outputs).abs() <= rounding * made.abs().max()
     if isinstance(unweighted(model.likelihood), Categorical):
-        same = same | (outputs - outputs.amax(-1, keepdim=True) < math.log(limits.tiny))
+        same = same | (outputs - outputs.amax(-1, keepdim=True) < math.log(torch.finfo(made.dtype).tiny))
     return bool(same.all())
 
 
