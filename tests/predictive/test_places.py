@@ -105,8 +105,11 @@ def test_mean_and_covariance_of_every_place(task: str, structure: str):
 def test_probit_is_that_of_each_place(task: str):
     posterior, (_, _, inputs, targets) = fitted(task), TASKS[task]
     outputs, jacobian = truth(posterior, inputs)
-    variance = torch.einsum("...kd,de,...ke->...k", jacobian, covariance(posterior), jacobian)
-    log_p = (outputs / (1 + math.pi / 8 * variance).sqrt()).log_softmax(-1)
+    classes = outputs.shape[-1]
+    # of each class from the mean of the others
+    apart = (jacobian - jacobian.mean(-2, keepdim=True)) * classes / (classes - 1)
+    variance = torch.einsum("...kd,de,...ke->...k", apart, covariance(posterior), apart)
+    log_p = ((outputs - outputs.mean(-1, keepdim=True)) / (1 + math.pi / 8 * variance).sqrt()).log_softmax(-1)
     source = tb.Linearised(posterior, "probit")
     assert_close(tb.predict(source, inputs).probs, log_p.exp(), rtol=1e-8)
     expected = -log_p.gather(-1, targets.unsqueeze(-1)).flatten(1).sum(1).mean()
