@@ -61,6 +61,7 @@ def _pair(call: Any) -> Case:
 
 def _detected(call: Any, **wrong: tuple[Any, ...]) -> Case:
     scores = {"in_scores_N": _SCORES, "out_scores_N": _SCORES}
+    scores |= dict.fromkeys(("in_weights_N", "out_weights_N"), _WEIGHTS["weights_B"])
     return Case(call, lambda: {"in_scores_N": _ONES, "out_scores_N": _ONES}, {**scores, **wrong})
 
 

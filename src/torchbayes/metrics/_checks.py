@@ -142,12 +142,13 @@ def weighted_mean(values_B: Tensor, weights_B: Tensor | None) -> Tensor:
     return torch.where(weights_B == 0, 0.0, weights_B * values_B.double()).sum() / weights_B.sum()
 
 
-def check_weights(weights_B: Tensor, values_B: Tensor) -> Tensor:
+def check_weights(weights_B: Tensor, values_B: Tensor, name: str = "weights_B") -> Tensor:
     """Require weights of points, and return them in float64.
 
     Args:
         weights_B: How often each point counts.
         values_B: The points, of the same shape.
+        name: Of the weights.
 
     Returns:
         The weights, float64.
@@ -157,13 +158,13 @@ def check_weights(weights_B: Tensor, values_B: Tensor) -> Tensor:
         ValueError: If their shape differs, one is negative or not finite, or all are zero.
     """
     if not isinstance(weights_B, Tensor):
-        raise TypeError(f"`weights_B` must be a torch tensor; got {type(weights_B).__name__}. Use torch.as_tensor.")
-    check_same_shape("weights_B", weights_B, "values", values_B)
+        raise TypeError(f"`{name}` must be a torch tensor; got {type(weights_B).__name__}. Use torch.as_tensor.")
+    check_same_shape(name, weights_B, "values", values_B)
     weights_B = weights_B.double()
     lowest, total = torch.stack([weights_B.min(), weights_B.sum()]).tolist()
     if not (lowest >= 0 and 0 < total < math.inf):
         raise ValueError(
-            f"`weights_B` must be finite, at least 0 and not all 0; got a smallest of {lowest:.4g} and a sum of "
+            f"`{name}` must be finite, at least 0 and not all 0; got a smallest of {lowest:.4g} and a sum of "
             f"{total:.4g}. Leave out rows that do not count."
         )
     return weights_B

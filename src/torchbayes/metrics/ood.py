@@ -134,6 +134,10 @@ def _check_scores(in_scores_N: Tensor, out_scores_N: Tensor) -> None:
 def _weights(in_scores_N: Tensor, out_scores_N: Tensor, *given: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return how often each input counts, float64, once the scores are checked."""
     _check_scores(in_scores_N, out_scores_N)
-    sides = zip((in_scores_N, out_scores_N), given, strict=True)
-    found = [torch.ones_like(s, dtype=torch.float64) if w is None else check_weights(w, s) for s, w in sides]
+    found = [
+        torch.ones_like(scores, dtype=torch.float64) if weights is None else check_weights(weights, scores, name)
+        for scores, weights, name in zip(
+            (in_scores_N, out_scores_N), given, ("in_weights_N", "out_weights_N"), strict=True
+        )
+    ]
     return found[0], found[1]
