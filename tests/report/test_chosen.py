@@ -32,7 +32,7 @@ def test_a_page_says_what_held_out_rows_chose(tmp_path: Path) -> None:
     assert settings_chosen(tmp_path / "a") == words
     count, rows = len(chosen["held_out"]), sum(chosen["held_out"])
     assert chosen_by_rows(tmp_path / "a").startswith(
-        f"{rows} training rows, held out in {count} trial runs, chose {epochs}"
+        f"{rows} training rows, held out in {count} trial runs, chose {epochs:,}"
     )
     scale = float(posterior.model.prior.stds()[0])
     assert scale == pytest.approx(factor**-0.5)

@@ -219,7 +219,7 @@ def test_band_of_a_prediction_is_its_law_of_total_variance():
         figures.Band.of(x, two)
     with pytest.raises(ValueError, match="must have one length; got 4, 5, 5, 5"):
         figures.Band.of(x[1:], tb.Predictive(outputs_SBK, tb.likelihoods.Gaussian(scale)))
-    with pytest.raises(TypeError, match="classes have no mean or variance"):
+    with pytest.raises(TypeError, match="the result of `predict` for a regression; got Predictive"):
         figures.Band.of(x, tb.Predictive(outputs_SBK.repeat(1, 1, 2), tb.likelihoods.Categorical()))
     with pytest.raises(TypeError, match="such as the result of `predict` for a regression; got a ndarray"):
         figures.Band.of(x, nothing)
