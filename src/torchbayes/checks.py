@@ -2,8 +2,7 @@
 
 Every package may use them. A whole number is any integer but a bool; 2.0 is not one, which reveals counts computed with
 `/`. A number is any real one but a bool. Numbers of numpy and tensors without axes count as numbers, and arrays and
-tensors with one axis as tuples of numbers; `plain` turns those among settings into Python's own, which can be written
-to files.
+tensors with one axis as tuples of numbers; `plain` turns those among settings into Python's own, as files hold them.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,17 @@ def test_without_a_start_the_ends_are_trained(tmp_path: Path):
     assert_close(again.points_MPD, found.points_MPD, rtol=0)
     ensemble: Any = tb.load(tmp_path / "start" / "posterior.safetensors", model)
     assert_close(found.points_MPD[:, [0, -1]].flatten(0, 1), ensemble.weights_MD, rtol=0)
+
+
+@pytest.mark.parametrize("method", [tb.Curve(), tb.Simplex(), tb.Curve(epochs=7)], ids=["curve", "simplex", "set"])
+def test_what_is_between_trains_as_long_as_the_networks(method: Any, tmp_path: Path):
+    rows, targets = normal(60, 3), normal(60, 1, seed=1)
+    net = nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Linear(20, 1)).double()
+    tb.fit(tb.Model(net, tb.likelihoods.Gaussian(0.5)), (rows, targets), method, callbacks=(), directory=tmp_path)
+    about = json.loads((tmp_path / "config.json").read_text())
+    chosen = about["chosen"]["mode"]["epochs"]
+    assert chosen < 2000  # the usual length of so few rows
+    assert about["method"]["epochs"] == (method.epochs or chosen)
 
 
 def test_an_ensemble_is_joined_and_its_members_are_the_ends():

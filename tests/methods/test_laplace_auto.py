@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -76,3 +77,11 @@ def test_the_support_remembers_the_number_of_outputs() -> None:
         model, data_of(5, 4), tb.Laplace(check_mode=False, prior="model"), start=model.given_weights()
     )
     assert LayerSupport.parse(posterior.found).outputs == 20
+
+
+@pytest.mark.parametrize(("classes", "curvature"), [(50, "ggn"), (51, "fisher")])
+def test_a_run_of_many_passes_is_exact_up_to_fifty_outputs(classes: int, curvature: Any) -> None:
+    found, auto = [], tb.OnlineLaplace("diagonal", epochs_of_descent=2, check_mode=False)
+    for method in (auto, replace(auto, curvature=curvature)):
+        found.append(tb.fit(model_of(classes), data_of(classes), method, callbacks=()).tensors())
+    assert same(*found)

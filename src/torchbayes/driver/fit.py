@@ -143,11 +143,12 @@ def fit(
             training rows, such as 0.1, or data of their own. A first run of one member, without the rows that are held
             out, finds the epoch after which these are most likely; where they are fewer than 500 there are up to five
             such runs, each with other rows held out. The run itself then has all training rows and twice as many
-            epochs, at most those that the method sets, and a learned noise begins no lower than they ask for. They also
-            choose how SWA and SWAG average, the prior of Laplace, length and factor of OnlineLaplace, and for IVON and
-            samplers on minibatches without a step size the scale of a prior that the model leaves open. None does this
-            only where such a setting is left open, such as the epochs of a method: with a tenth of the rows, but at
-            least 50 of them or a fifth. What was chosen is in the `config.json` of the directory.
+            epochs, at most those that the method sets and, with ten rows or more for each weight, at least the usual
+            number; a learned noise begins no lower than they ask for. They also choose how SWA and SWAG average, the
+            prior of Laplace, length and factor of OnlineLaplace, and for IVON and samplers on minibatches without a
+            step size the scale of a prior that the model leaves open. None does this only where such a setting is left
+            open, such as the epochs of a method: with a tenth of the rows, but at least 50 of them or a fifth. What was
+            chosen is in the `config.json` of the directory.
 
     Returns:
         The posterior, on every rank. Its model is the one given, with what a likelihood takes from the training targets

@@ -28,6 +28,10 @@ class UndefinedError(TypeError, AttributeError):
     """What predictions of these targets do not have; `hasattr` says so too."""
 
 
+class UnknownError(NotImplementedError, AttributeError):
+    """What predictions have, but torch does not know of their distribution; `hasattr` is False too."""
+
+
 def over_classes(distribution: Distribution) -> distributions.Categorical | distributions.Bernoulli:
     """Return a distribution over classes.
 
@@ -66,7 +70,7 @@ def moment(distribution: Distribution, name: Literal["mean", "variance"]) -> Ten
 
     Raises:
         UndefinedError: if they are over classes, whose numbers are names.
-        NotImplementedError: if torch has no such moment of them.
+        UnknownError: if torch has no such moment of them.
     """
     if isinstance(_inner(distribution), distributions.Categorical):
         raise UndefinedError(
@@ -76,7 +80,7 @@ def moment(distribution: Distribution, name: Literal["mean", "variance"]) -> Ten
     try:
         return distribution.mean if name == "mean" else distribution.variance
     except NotImplementedError as error:
-        raise NotImplementedError(
+        raise UnknownError(
             f"{type(distribution).__name__} has no {name} in torch. Average what `sample` gives."
         ) from error
 

@@ -16,10 +16,9 @@ All that is not the weight or bias of exactly one such layer is drawn once: tied
 and learned likelihood parameters. Layers are found by the functions that a network calls, not by the classes of its
 modules, so that those of other libraries count too. `nn.MultiheadAttention`, which hands its weights to one function as
 a whole, is taken apart for self-attention; its weights for attention between two sequences are drawn. So are all
-weights of a network that takes derivatives itself, as one informed by physics does: the noise of an output is no
-function that could be differentiated again. So are, last, the weights of layers in which the rows have no axis of
-their own: those on a table that all rows share, or on rows and positions in one axis. Which axis that is, `uses.uses`
-finds out once for rows of one shape; a pass in which the network uses a weight otherwise draws all weights.
+weights of a network that takes derivatives itself, as of physics: noise is no function to differentiate again. So are,
+last, the weights of layers in which the rows have no axis of their own: those on a table that all rows share, or on
+rows and positions in one axis. `uses.uses` finds that axis once for rows of one shape; other uses draw all weights.
 """
 
 from __future__ import annotations

@@ -101,13 +101,13 @@ def choose_epochs(
         pass
     if not seen or not math.isfinite(least := min(seen.values())):
         return Chosen({}, {})
-    first = next(epoch for epoch, nll in seen.items() if nll <= least + _EQUAL)
-    record = {"first_run": epoch, "best_epoch": first, "nll": seen[first]}
-    noise_P = asked(best, folds)
-    least = None if noise_P is None else noise_P.tolist()
+    early = next(epoch for epoch, nll in seen.items() if nll <= least + _EQUAL)
+    record = {"first_run": epoch, "best_epoch": early, "nll": seen[early]}
+    learned_P = asked(best, folds)
     few = density.model.layout.size * _ROWS <= folds[0].rows.num_data
     shortest = epochs_of(None, per_epoch) if few else _SHORTEST
-    return Chosen({"epochs": min(most, max(shortest, FACTOR * first))}, record, learned=least)
+    settings = {"epochs": min(most, max(shortest, FACTOR * early))}
+    return Chosen(settings, record, learned=None if learned_P is None else learned_P.tolist())
 
 
 def _out_of_patience(seen: Mapping[int, float], steps_per_epoch: int) -> bool:
