@@ -6,6 +6,7 @@ import itertools
 from itertools import combinations
 
 import pytest
+
 from tests.covering import covering
 
 pytest_plugins = ["pytester"]
