@@ -49,7 +49,7 @@ SAMPLERS: dict[str, Make] = {
     "hmc_layer": _sampler(tb.HMC, mass="layer", trajectory=0.3, burn_in=20, steps=24),
     "hmc_dense": _sampler(tb.HMC, mass="dense", trajectory=0.3, burn_in=20, steps=24),
     "nuts": _sampler(tb.NUTS, max_doublings=3),
-    "nuts_dense": _sampler(tb.NUTS, mass="dense", max_doublings=3, burn_in=20, steps=24),
+    "nuts_dense": _sampler(tb.NUTS, mass="dense", max_doublings=2, burn_in=20, steps=24),
     "sgld": _sampler(tb.SGLD, step_size=1e-3, batch_size=6, schedule=tb.Decay(10.0)),
     "sgld_preconditioned": _sampler(tb.SGLD, step_size=1e-3, batch_size=6, preconditioned=True),
     "sghmc": _sampler(tb.SGHMC, step_size=1e-3, batch_size=6),
