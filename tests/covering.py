@@ -10,9 +10,11 @@ meets every value. `pytest --every-case` runs the whole products.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from itertools import combinations
+from typing import Any
 
 import pytest
 
@@ -59,6 +61,12 @@ def covering(tests: Sequence[Sequence[tuple[Value, ...]]]) -> list[list[int]]:
         meets = [{*values, *(share & set(combinations(values, 2)))} for values in cases]
         kept.append(_greedy(meets))
     return kept
+
+
+def some_of(first: Iterable[Any], second: Iterable[Any], *, one_in: int) -> list[Any]:
+    """Return the pairs of two axes for `parametrize`: one in so many is a case that runs, the others are studies."""
+    pairs = [(i + j, a, b) for (i, a), (j, b) in itertools.product(enumerate(first), enumerate(second))]
+    return [pytest.param(a, b, marks=() if place % one_in == 0 else pytest.mark.study) for place, a, b in pairs]
 
 
 def _greedy(meets: Sequence[set[Hashable]]) -> list[int]:

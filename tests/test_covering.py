@@ -7,7 +7,7 @@ from itertools import combinations
 
 import pytest
 
-from tests.covering import covering
+from tests.covering import covering, some_of
 
 pytest_plugins = ["pytester"]
 
@@ -74,3 +74,12 @@ def test_cases_that_are_run(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest("-q")
     assert 1 + 6 <= result.parseoutcomes()["passed"] <= 1 + 8  # of 24: 3 × 2 is the largest product of two axes
     result.assert_outcomes(passed=result.parseoutcomes()["passed"])
+
+
+def test_some_of_the_pairs_meet_every_value() -> None:
+    params = some_of("abcdef", range(4), one_in=3)
+    assert len(params) == 24
+    run = [param.values for param in params if not param.marks]
+    assert len(run) == 8
+    assert {a for a, _ in run} == set("abcdef")
+    assert {b for _, b in run} == set(range(4))
