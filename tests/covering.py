@@ -1,11 +1,11 @@
 """Which cases of a test run: enough of the product of its arguments to meet every pair of their values.
 
-A fault shows, nearly always, under a single setting or under two that meet [1]. A test of several arguments
-therefore runs cases that meet each pair of values, not each combination of all; and pairs that several tests of a
-module could meet, because they share the decorators of their arguments, are dealt out among them. Every test still
-meets every value. `pytest --every-case` runs the whole products.
+Most faults show under a single setting, or under two that meet [1]. A test of several arguments therefore runs cases
+that meet each pair of values, not each combination of all; and pairs that several tests of a module could meet, because
+they share the decorators of their arguments, are dealt out among them. Every test still meets every value.
+`pytest --every-case` runs the whole products. See docs/decisions/0036-tests-meet-pairs-not-products.md.
 
-[1] Kuhn, Wallace, Gallo (2004), "Software fault interactions and implications for software testing".
+[1] Kuhn, Kacker, Lei (2016), "Estimating t-way fault profile evolution during testing".
 """
 
 from __future__ import annotations
