@@ -3,14 +3,19 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from sklearn.metrics import accuracy_score, log_loss
+from tests.pictures import unpainted
 
 import torchbayes as tb
 from torchbayes import data, experiments, networks
@@ -44,16 +49,34 @@ def normalised(probs):
     return probs / probs.sum(1, keepdims=True)
 
 
-def test_compare_prints_one_table_and_writes_a_report(capsys, tmp_path):
-    assert main([*MOONS, "--directory", "a"]) == 0
-    said = capsys.readouterr()
-    found = numbers("a")["methods"]
+OPTIONS = ["--ensemble.optimizer.lr", "0.02", "--multiswag.averaging_lr", "0.05", "--seed", "3"]
+
+
+@pytest.fixture(scope="module")
+def moons(tmp_path_factory):
+    """A comparison, with painted pictures, and what the command printed."""
+    home, out, err = tmp_path_factory.mktemp("moons") / "a", StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        assert main([*MOONS, *OPTIONS, "--directory", str(home)]) == 0
+    return home, out.getvalue(), err.getvalue()
+
+
+@pytest.fixture
+def compared(moons, monkeypatch):
+    """A copy of it here, and no painting from now on."""
+    unpainted(monkeypatch)
+    shutil.copytree(moons[0], "a")
+
+
+def test_compare_prints_one_table_and_writes_a_report(moons):
+    home, out, err = moons
+    found = numbers(home)["methods"]
     for label, name in (("single network", "single"), ("MultiSWAG", "multiswag")):
-        row = next(line for line in said.out.splitlines() if line.strip().startswith(label))
+        row = next(line for line in out.splitlines() if line.strip().startswith(label))
         assert f"{found[name]['clean']['nll']:.3f}" in row
         assert f"{100 * found[name]['clean']['accuracy']:.1f} %" in row
-    assert (tmp_path / "a" / "report.html").exists()
-    assert "fitting: deep ensemble, 2 × 4 epochs" in said.err
+    assert (home / "report.html").exists()
+    assert "fitting: deep ensemble, 2 × 4 epochs" in err
 
 
 @pytest.mark.parametrize(
@@ -79,9 +102,8 @@ def test_another_network_than_the_usual_one_is_fitted():
     assert load_run(Path("a"))[0].model.layout.size == 3  # slope, intercept and noise
 
 
-def test_a_written_configuration_runs_again_identically():
-    options = ["--ensemble.optimizer.lr", "0.02", "--multiswag.averaging_lr", "0.05", "--seed", "3"]
-    assert main([*MOONS, *options, "--directory", "a"]) == 0
+@pytest.mark.usefixtures("compared")
+def test_a_written_configuration_runs_again_identically(capsys):
     assert (
         read_config(Path("a/config.yaml"))["methods"]["ensemble"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.02
     )
@@ -89,12 +111,18 @@ def test_a_written_configuration_runs_again_identically():
     assert numbers("b") == numbers("a")
     assert Path("b/config.yaml").read_text() == Path("a/config.yaml").read_text()
     # options after the file have the last word
-    assert main(["compare", "--config", "a/config.yaml", "--methods", "single", "--directory", "c"]) == 0
-    assert numbers("c")["methods"].keys() == {"single"}
+    assert printed(capsys, "--config", "a/config.yaml", "--methods", "single")["methods"].keys() == {"single"}
 
 
+def printed(capsys, *options):
+    """The configuration of a comparison."""
+    capsys.readouterr()
+    assert main(["compare", *options, "--print_config"]) == 0
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+@pytest.mark.usefixtures("compared")
 def test_resume_takes_the_settings_of_the_directory(capsys):
-    assert main([*MOONS, "--methods", "single", "swag", "--directory", "a", "--seed", "5"]) == 0
     before = numbers("a")
     assert main(["compare", "--directory", "a"]) == 2
     assert "--resume" in capsys.readouterr().err
@@ -104,10 +132,9 @@ def test_resume_takes_the_settings_of_the_directory(capsys):
     assert numbers("a")["methods"]["swag"]["draws"] == 8
 
 
-def test_a_choice_of_classes_is_by_name():
+def test_a_choice_of_classes_is_by_name(capsys):
     options = ["--ensemble.optimizer", "AdamW", "--ensemble.optimizer.lr", "0.01", "--ensemble.schedule", "Constant"]
-    assert main([*MOONS, *options, "--methods", "single", "--directory", "a"]) == 0
-    found = read_config(Path("a/config.yaml"))["methods"]["single"]["init_args"]
+    found = printed(capsys, *MOONS[1:], *options, "--methods", "single")["methods"]["single"]["init_args"]
     assert found["optimizer"]["class_path"] == "torchbayes.AdamW"
     assert found["optimizer"]["init_args"]["lr"] == 0.01
     assert found["schedule"] == {"class_path": "torchbayes.Constant", "init_args": {}}
@@ -334,18 +361,14 @@ def test_an_error_of_many_lines_becomes_one():
     assert one_line(error) == "loss is nan kept in run"
 
 
-def test_help_loads_nothing_heavy():
+def test_the_package_is_a_command_and_help_loads_nothing_heavy():
     script = (
-        "import sys; from torchbayes.cli import main; main(['list', '--help'])\n"
-        "print([m for m in ('matplotlib', 'sklearn', 'scipy', 'PIL', 'jinja2', 'pooch') if m in sys.modules])"
+        "import runpy, sys; from torchbayes.cli import main; main(['list', '--help'])\n"
+        "print([m for m in ('matplotlib', 'sklearn', 'scipy', 'PIL', 'jinja2', 'pooch') if m in sys.modules])\n"
+        "sys.argv = ['torchbayes', '--version']; runpy.run_module('torchbayes', run_name='__main__')"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip().splitlines()[-1] == "[]"
-
-
-def test_the_package_is_a_command():
-    done = subprocess.run([sys.executable, "-m", "torchbayes", "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"torchbayes {tb.__version__}\n"
+    assert done.stdout.strip().splitlines()[-2:] == ["[]", f"torchbayes {tb.__version__}"]
 
 
 @pytest.mark.parametrize(("width", "headers"), [(140, 1), (60, 2)])

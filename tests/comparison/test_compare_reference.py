@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import norm, wasserstein_distance
+from tests.pictures import unpainted
 from torch import nn
 
 import torchbayes as tb
@@ -60,10 +61,18 @@ def digits(tmp_path_factory):
     return home, compare(DIGITS, home, callbacks=())
 
 
+@pytest.fixture(autouse=True)
+def _plain(digits, monkeypatch):
+    """The pictures of digits are painted."""
+    unpainted(monkeypatch)
+
+
 @pytest.fixture(scope="module")
 def sine(tmp_path_factory):
     home = tmp_path_factory.mktemp("sine")
-    return home, compare(SINE, home, callbacks=())
+    with pytest.MonkeyPatch.context() as patch:
+        unpainted(patch)
+        return home, compare(SINE, home, callbacks=())
 
 
 def average(functions, inputs, chain=None):
