@@ -30,6 +30,7 @@ TINY = ["--train_size", "40", "--network_settings.hidden", "[8]"]
 FITS = ["--ensemble.members", "2", "--ensemble.epochs", "4", "--multiswag.members", "2", "--multiswag.epochs", "4"]
 MOONS = ["compare", "--data", "two_moons", *TINY, *FITS, "--multiswag.rank", "2", "--draws", "4"]
 MOONS += ["--methods", "single", "ensemble", "swag", "multiswag"]
+OPTIONS = ["--ensemble.optimizer.lr", "0.02", "--multiswag.averaging_lr", "0.05", "--seed", "3"]
 SHARED = Path(os.environ.get("TORCHBAYES_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
 
@@ -47,9 +48,6 @@ def normalised(probs):
     """Probabilities in float64: scikit-learn warns of the rounding of float32."""
     probs = probs.astype(np.float64)
     return probs / probs.sum(1, keepdims=True)
-
-
-OPTIONS = ["--ensemble.optimizer.lr", "0.02", "--multiswag.averaging_lr", "0.05", "--seed", "3"]
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +88,9 @@ def test_compare_prints_one_table_and_writes_a_report(moons):
 def test_another_network_takes_neither_settings_nor_plan_of_the_usual_one(options, network, plan):
     usual = peek(options.split()).usual
     assert (usual.problem.network, usual.problem.network_settings) == (network, {})
-    plan = usual_plan(usual.problem) if plan is None else plan
     fits = {n: usual[n] for n, entry in METHODS.items() if not n.endswith("laplace") and entry.parts == "any"}
     assert fits.pop("repulsive").plan == "loop"  # no kernel runs in the space of functions
-    assert {fit.plan for fit in fits.values()} == {plan}
+    assert {fit.plan for fit in fits.values()} == {plan or usual_plan(usual.problem)}
 
 
 @pytest.mark.filterwarnings("ignore:.*the noise explains what the mean could:torchbayes.ProblemWarning")  # a line
@@ -104,9 +101,8 @@ def test_another_network_than_the_usual_one_is_fitted():
 
 @pytest.mark.usefixtures("compared")
 def test_a_written_configuration_runs_again_identically(capsys):
-    assert (
-        read_config(Path("a/config.yaml"))["methods"]["ensemble"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.02
-    )
+    ensemble = read_config(Path("a/config.yaml"))["methods"]["ensemble"]["init_args"]
+    assert ensemble["optimizer"]["init_args"]["lr"] == 0.02
     assert main(["compare", "--config", "a/config.yaml", "--directory", "b"]) == 0
     assert numbers("b") == numbers("a")
     assert Path("b/config.yaml").read_text() == Path("a/config.yaml").read_text()
@@ -198,12 +194,11 @@ def test_evaluate_tells_foreign_images_from_the_test_set(capsys):
 def test_published_predictions_are_evaluated(capsys):
     rng = np.random.default_rng(0)
     probs = rng.dirichlet(np.ones(3), size=50).astype(np.float32)
-    exact = normalised(probs)
     labels = rng.integers(0, 3, 50).astype(np.uint8)
     np.savez("p.npz", probs=probs, labels=labels)
     assert main(["evaluate", "--predictions", "p.npz", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["nll"] == pytest.approx(log_loss(labels, exact, labels=range(3)), rel=1e-5)
+    assert found["nll"] == pytest.approx(log_loss(labels, normalised(probs), labels=range(3)), rel=1e-5)
     assert found["accuracy"] == accuracy_score(labels, probs.argmax(1))
     assert main(["evaluate", "--predictions", "p.npz"]) == 0
     assert re.search(rf"nll +{found['nll']:.4f}", capsys.readouterr().out)
@@ -289,10 +284,9 @@ def test_reproduce_hands_its_options_on(capsys, monkeypatch):
 )
 def test_a_mistake_is_one_line_and_exit_code_2(capsys, argv, said):
     assert main(argv.split()) == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("torchbayes: ")
-    assert said in lines[0]
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("torchbayes: ")
+    assert said in line
     assert not list(Path().iterdir())  # nothing was written
 
 

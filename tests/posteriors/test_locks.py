@@ -32,7 +32,7 @@ def hold(directory: Path, pipe: Connection) -> None:
 
 
 def holder(directory: Path) -> tuple[ForkServerProcess, Connection]:
-    """Start a process that holds a directory until something is sent to it; return once it does."""
+    """A process that holds a directory until something is sent to it."""
     own, theirs = forked().Pipe()
     process = forked().Process(target=hold, args=(directory, theirs))
     process.start()
@@ -150,9 +150,7 @@ def test_processes_that_come_at_once_never_hold_it_together(tmp_path: Path) -> N
     processes = [forked().Process(target=take_turns, args=(tmp_path,)) for _ in range(3)]
     for process in processes:
         process.start()
-    for process in processes:
-        process.join(PATIENCE)
-    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert [(process.join(PATIENCE), process.exitcode)[1] for process in processes] == [0, 0, 0]
     assert list((tmp_path / "run").iterdir()) == []
 
 
