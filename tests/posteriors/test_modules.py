@@ -127,7 +127,8 @@ def test_it_is_compiled(name: str) -> None:
     assert_predicts(compiled, prediction, inputs(ROWS), OF_CLASSES)
 
 
-@pytest.mark.parametrize("name", NETS)
+# `test_averages_of_numbers_go_to_onnx` takes the dense network there.
+@pytest.mark.parametrize("name", [pytest.param("dense", marks=pytest.mark.study), "convolutional", "transformer"])
 @pytest.mark.filterwarnings("ignore")
 def test_it_goes_to_onnx(name: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
@@ -148,7 +149,7 @@ def test_it_goes_to_onnx(name: str, tmp_path: Path) -> None:
     ("likelihood", "outputs", "names", "level"),  # the level that is exported: quantiles of each kind once
     [
         (tb.likelihoods.Gaussian(0.3), 1, OF_NUMBERS, None),
-        (tb.likelihoods.Gaussian((0.3, 0.5)), 2, OF_NUMBERS, 0.95),
+        (tb.likelihoods.Gaussian((0.3, 0.5)), 2, OF_NUMBERS, None),
         (tb.likelihoods.Gaussian("learned", outputs=2), 2, OF_NUMBERS, None),
         (tb.likelihoods.HeteroscedasticGaussian(), 2, OF_NUMBERS, 0.95),
         (tb.likelihoods.Poisson(), 1, OF_NUMBERS, 0.95),
