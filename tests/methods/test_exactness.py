@@ -271,7 +271,6 @@ def test_temperature_scales_the_spread_of_stochastic_samplers(make: Make, temper
 # --- preconditioners, schedules, cycles ---
 
 
-# without a momentum, few chains go far enough
 @pytest.mark.parametrize(
     ("make", "chains", "steps"), [(tb.SGLD, 32, 12000), (tb.SGHMC, 160, 4000), (tb.SGNHT, 160, 4000)]
 )
