@@ -1,11 +1,22 @@
 """The real files, where they are available: shapes, counts, and numbers published elsewhere."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
 
 from torchbayes.data import corrupt_data, load, out_of_distribution
-from torchbayes.data.images import cifar10_arrays, idx_arrays
+from torchbayes.data.images import cifar10_arrays, idx_arrays, read_residual
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _unpacked_once():
+    """Keep what each archive of CIFAR-10 holds: to unpack it takes most of the time; callers get copies."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torchbayes.data.images.read_residual", cache(read_residual))
+        yield
+
 
 # set: features, training rows, test rows, splits, mean and standard deviation of the target over all rows
 UCI = {
