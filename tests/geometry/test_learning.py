@@ -279,7 +279,7 @@ def test_chains_that_have_not_converged_are_told():
 def test_the_error_is_calibrated():
     scores = []
     method = HMC(chains=4, steps=110, burn_in=50, thin=1, jitter=0.2, mass="diagonal", max_leapfrogs=6)
-    for seed in range(20):
+    for seed in range(16):
         found = learning_coefficient(
             lambda w: 0.5 * (w**2).sum(-1), 1000, torch.zeros(3).double(), localisation=0.0, method=method, seed=seed
         )

@@ -107,7 +107,7 @@ def test_laplace_in_a_subspace_is_the_exact_conditional() -> None:
 EXACT: dict[str, Any] = {
     "hmc": tb.HMC(32, 350, 100, jitter=0.3, trajectory=0.5),
     "nuts": tb.NUTS(48, 160, 60),
-    "elliptical slice": tb.EllipticalSlice(200, 90, 20, plan="vmap"),
+    "elliptical slice": tb.EllipticalSlice(100, 90, 20, plan="vmap"),
 }
 
 
@@ -151,7 +151,7 @@ def test_a_prior_of_the_coordinates_takes_the_place_of_the_models(prior: Any, te
     axes_RD = space.lift(torch.eye(RANK).double()) - space.lift(torch.zeros(RANK).double())
     covariance = axes_RD.T @ found.inner.gaussian.covariance.dense()[0] @ axes_RD
     assert_close(covariance, BASIS.T @ covariance_RR @ BASIS, rtol=1e-8, atol=1e-12)
-    drawn: Any = tb.fit(model, data(), tb.EllipticalSlice(200, 70, 20, plan="vmap"), space=space, callbacks=())
+    drawn: Any = tb.fit(model, data(), tb.EllipticalSlice(100, 70, 20, plan="vmap"), space=space, callbacks=())
     centred = space.lift(drawn.inner.weights_MSD) - ORIGIN - mean_R @ BASIS
     expected = (BASIS.T @ covariance_RR @ BASIS).diagonal()
     for value, wanted in ((centred, 0.0), (centred.square(), expected)):
