@@ -29,10 +29,16 @@ EVERY: dict[str, Make] = {
     **SAMPLERS,
     **{f"laplace_{kind}": lambda kind=kind: method_of(kind) for kind in KINDS},
 }
-every = pytest.mark.parametrize("make", EVERY.values(), ids=EVERY.keys())
+
 # a state of each kind: what a checkpoint holds of it does not depend on other settings
 STATES = ("map_sam", "swag", "svgd", "ivon_pairs", "vi_low_rank", "mnf", "fge", "bsam", "vbll", "hmc_dense", "nuts",
           "elliptical", "sghmc_preconditioned", "sgnht", "laplace_kronecker")  # fmt: skip
+KINDS_OF_METHOD = {type(make()): name for name, make in reversed(EVERY.items())}  # the first of each class
+OFTEN = {*STATES, *KINDS_OF_METHOD.values(), "vi_by_layers", "mnf_by_layers", "sghmc_cyclical", "laplace_low_rank"}
+every = pytest.mark.parametrize(
+    "make",
+    [pytest.param(make, id=name, marks=() if name in OFTEN else pytest.mark.study) for name, make in EVERY.items()],
+)
 elsewhere = pytest.mark.parametrize("place", [name for name in PLACES if name != "cpu"] or ["cpu"], indirect=True)
 CPU = torch.device("cpu")
 

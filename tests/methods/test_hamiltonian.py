@@ -325,7 +325,7 @@ def test_where_no_prior_gives_a_length_the_mass_is_adapted():
     expected_F, within_F = torch.tensor([0.0, 1.0]).double().repeat_interleave(3), torch.full((6,), 0.3).double()
     labels = [f"{name} {number}" for name in ("mean", "square") for number in range(3)]
     assert_expectations(values, expected_F, within_F=within_F, labels=labels)
-    trees = tb.sample(gaussian(scales_D), tb.NUTS(*length), start_MD, callbacks=())
+    trees = tb.sample(gaussian(scales_D), tb.NUTS(12, 200, 120), start_MD, callbacks=())
     cost, other = (float(c.numbers["gradients"].sum() / ess(c.weights_MSD**2).min()) for c in (chains, trees))
     assert cost < 3 * other
 
