@@ -11,7 +11,7 @@ TESTS  = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-fast check lint types layers budgets format docs bench gpu install clean
+.PHONY: help demo test test-fast test-all check lint types layers budgets format docs bench gpu install clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -21,13 +21,16 @@ demo: $(VENV)/.package ## compare methods on the digits data; report and picture
 	$(BIN)/torchbayes compare --data digits --directory demo --overwrite
 
 # Small tensors gain nothing from threads, and processes that each start some slow each other down.
-test test-fast docs: export OMP_NUM_THREADS = 1
+test test-fast test-all docs: export OMP_NUM_THREADS = 1
 
 test: $(VENV)/.test ## the whole test suite (ARGS="-k swag" narrows it)
 	$(TESTS) $(ARGS)
 
 test-fast: $(VENV)/.test ## the tests that are not marked slow
 	$(TESTS) -m "not slow" $(ARGS)
+
+test-all: $(VENV)/.test ## every combination of arguments, and long studies (an hour)
+	$(TESTS) --every-case $(ARGS)
 
 check: lint types layers budgets ## lint, format, types, layers, budgets
 

@@ -1,7 +1,24 @@
-"""What all tests share: reproducible modules, and a guard of PyTorch's global random numbers."""
+"""What all tests share: which cases run, reproducible modules, and a guard of PyTorch's global random numbers."""
 
 import pytest
 import torch
+
+from tests.covering import thinned
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Offer everything there is."""
+    parser.addoption("--every-case", action="store_true", help="run every combination of arguments, and every study")
+
+
+@pytest.hookimpl(trylast=True)  # after -k and -m: the fewer tests are asked for, the more of their cases run
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave studies out, and cases beyond those that meet every pair of values."""
+    if config.getoption("every_case"):
+        return
+    kept = thinned(item for item in items if item.get_closest_marker("study") is None)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 @pytest.fixture(autouse=True)

@@ -273,8 +273,8 @@ def test_a_check_that_could_see_nothing_fails():
 @pytest.mark.parametrize("memory", [0.0, 0.9, -0.5])
 def test_standard_errors(memory: float):
     """Averages of stationary chains of S draws have variance (1 + a)/(1 − a)/S, up to O(1/S²)."""
-    averages, errors, freedom = monte_carlo(autoregressive(2, 20_000, memory, 200, seed=4))
-    exact = math.sqrt((1 + memory) / (1 - memory) / 40_000)
+    averages, errors, freedom = monte_carlo(autoregressive(2, 10_000, memory, 200, seed=4))
+    exact = math.sqrt((1 + memory) / (1 - memory) / 20_000)
     assert freedom == 99
     # errors of 200 chains, each known to 1/√(2·99); batches of 400 draws miss at most a tenth of the sum of memory
     assert_close(errors.square().mean().sqrt(), exact, rtol=0.03)

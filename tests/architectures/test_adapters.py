@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import torchbayes as tb
 from tests.architectures.helpers import METHODS, check, ggn, precision
 from tests.architectures.test_transformers import CLASSES, network, rows_of
+from tests.covering import some_of
 from tests.oracles import assert_close
 from torchbayes.curvature.discovery import layer_support, network_layers
 
@@ -39,8 +40,7 @@ def rows(name: str) -> dict[str, Tensor]:
     return rows_of(name)
 
 
-@pytest.mark.parametrize("method", [*METHODS])
-@pytest.mark.parametrize("name", [*TARGETS])
+@pytest.mark.parametrize(("name", "method"), some_of(TARGETS, METHODS, one_in=2))
 def test_every_method(name: str, method: str, tmp_path: Path):
     model = tb.Model(adapted(name), tb.likelihoods.Categorical(), random="*lora*")
     assert all("lora" in each for each in model.layout.names)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from tests.architectures.helpers import METHODS, check, ggn, precision
+from tests.covering import some_of
 from tests.oracles import assert_close, classes, normal
 
 _data, _loader, _layers = (pytest.importorskip(f"torch_geometric.{room}") for room in ("data", "loader", "nn"))
@@ -82,8 +83,7 @@ def task(name: str) -> tuple[tb.Model, dict[str, Any]]:
     return tb.Model(GraphClassifier().double(), likelihood, shared="graphs"), rows
 
 
-@pytest.mark.parametrize("method", [*METHODS])
-@pytest.mark.parametrize("name", ["nodes", "graphs"])
+@pytest.mark.parametrize(("name", "method"), some_of(["nodes", "graphs"], METHODS, one_in=2))
 def test_every_method(name: str, method: str, tmp_path: Path):
     model, rows = task(name)
     check(model, method, rows, tmp_path)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 from tests.catalogue import mine
+from tests.pictures import unpainted
 
 import torchbayes as tb
 from torchbayes.catalogue.config import load_run, read_config
@@ -40,6 +41,7 @@ TINY += ["--sghmc.thin", "2", "--sghmc.chains", "2", "--methods", "ensemble", "s
 def _here(tmp_path, monkeypatch):
     """Default directories of commands are relative."""
     monkeypatch.chdir(tmp_path)
+    unpainted(monkeypatch)
 
 
 def numbers(directory):

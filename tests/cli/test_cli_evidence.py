@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from tests.pictures import unpainted
 
 import torchbayes as tb
 from torchbayes import networks
@@ -28,6 +29,7 @@ TINY = ["evidence", *SHORT, "--networks", "linear", "mlp"]
 def _here(tmp_path, monkeypatch):
     """Directories are relative."""
     monkeypatch.chdir(tmp_path)
+    unpainted(monkeypatch)
 
 
 def results(directory):

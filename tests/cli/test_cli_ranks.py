@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 from tests.oracles import assert_close
+from tests.ranks import launch
+from torch import Tensor
 
 import torchbayes as tb
 from torchbayes.catalogue.config import load_run
@@ -39,33 +42,54 @@ def torchrun(count: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
 
 
+def command(folder: Path, *arguments: str) -> None:
+    """The command line in one of the processes that `launch` starts, whose output goes to a file of its own."""
+    rank = os.environ["RANK"]
+    out, err = ((folder / f"{kind}_{rank}").open("w") for kind in ("out", "err"))
+    with out, err, redirect_stdout(out), redirect_stderr(err):
+        code = main(list(arguments))
+    raise SystemExit(code)
+
+
+def launched(folder: Path, *arguments: str) -> tuple[list[int | None], str, str]:
+    """The exit codes of two processes with the command line, and what both printed."""
+    ended = launch(command, 2, folder, folder, *arguments)
+    said = ("".join((folder / f"{kind}_{rank}").read_text() for rank in range(2)) for kind in ("out", "err"))
+    return [one.code for one in ended], *said
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["data", "chains"])
-def test_torchrun_gives_the_run_of_one_process(how: str, tmp_path: Path) -> None:
-    ended = torchrun(2, *FIT, str(tmp_path / "two"), "--ranks", how)
+def test_several_processes_give_the_run_of_one(tmp_path: Path) -> None:
+    ended = torchrun(2, *FIT, str(tmp_path / "data"), "--ranks", "data")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("Posterior:") == 1
+    codes, out, err = launched(tmp_path, *FIT, str(tmp_path / "chains"), "--ranks", "chains")
+    assert codes == [0, 0], err
+    assert out.count("Posterior:") == 1
     assert main([*FIT, str(tmp_path / "one")]) == 0
-    drawn = []
-    for name in ("one", "two"):
-        _, posterior = load_run(tmp_path / name)
-        assert isinstance(posterior, tb.Draws)
-        drawn.append(posterior.weights_MSD)
-    assert drawn[0].shape[:2] == (2, 4)
-    # float32: another order of sums, through 60 leapfrog steps
-    assert_close(drawn[1], drawn[0], rtol=1e-3, atol=1e-4)
-    if how == "data":  # more processes can resume where fewer ended
-        longer = torchrun(2, "fit", "--directory", str(tmp_path / "one"), "--resume", "--steps", "8")
-        assert longer.returncode == 0, longer.stderr
-        assert load_run(tmp_path / "one")[1].tensors()["weights_MSD"].shape[1] == 6
+    expected = drawn(tmp_path / "one")
+    assert expected.shape[:2] == (2, 4)
+    for how in ("data", "chains"):  # float32: another order of sums, through 60 leapfrog steps
+        assert_close(drawn(tmp_path / how), expected, rtol=1e-3, atol=1e-4)
+    # more processes can resume where fewer ended
+    codes, _, err = launched(tmp_path, "fit", "--directory", str(tmp_path / "one"), "--resume", "--steps", "8")
+    assert codes == [0, 0], err
+    assert drawn(tmp_path / "one").shape[1] == 6
+
+
+def drawn(directory: Path) -> Tensor:
+    """The draws of a run."""
+    _, posterior = load_run(directory)
+    assert isinstance(posterior, tb.Draws)
+    return posterior.weights_MSD.clone()
 
 
 @pytest.mark.slow
 def test_an_error_of_one_rank_is_said_once_and_ends_all(tmp_path: Path) -> None:
-    assert main([*FIT, str(tmp_path)]) == 0
-    again = torchrun(2, *FIT, str(tmp_path))
-    assert again.returncode != 0
-    assert again.stderr.count("already holds a run") == 1
+    assert main([*FIT, str(tmp_path / "run")]) == 0
+    codes, _, err = launched(tmp_path, *FIT, str(tmp_path / "run"))
+    assert 0 not in codes
+    assert err.count("already holds a run") == 1
 
 
 def test_ranks_need_torchrun_and_a_known_form(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:

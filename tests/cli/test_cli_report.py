@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.pictures import unpainted
 
 from torchbayes.catalogue.config import load_run
 from torchbayes.catalogue.problem import Problem
@@ -23,6 +24,11 @@ SINE = ["--data", "toy_sine", "--network", "linear"]
 def _here(tmp_path, monkeypatch):
     """Default directories of commands are relative."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def _plain(monkeypatch):
+    unpainted(monkeypatch)
 
 
 def fit(*options: str) -> None:
@@ -56,6 +62,7 @@ def test_a_classification_has_its_page(capsys):
     assert "should not be trusted" not in text
 
 
+@pytest.mark.usefixtures("_plain")
 def test_the_page_is_replaced_and_goes_where_it_is_wanted(capsys):
     fit(*MOONS, "--method", "SWAG", "--method.epochs", "4", "--directory", "run")
     assert main(["report", "run", "--directory", "a/b", "--draws", "4"]) == 0
@@ -92,6 +99,7 @@ def test_laplace_is_linearised_and_says_what_is_wrong_with_it():
     }
 
 
+@pytest.mark.usefixtures("_plain")
 def test_chains_point_to_their_diagnosis():
     options = ["--method.chains", "2", "--steps", "6", "--method.burn_in", "2", "--method.step_size", "0.01"]
     fit(*SINE, "--method", "HMC", *options, "--directory", "a run")

@@ -4,8 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -14,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import accuracy_score, log_loss
+from tests.processes import forked
 
 import torchbayes as tb
 from torchbayes import diagnostics
@@ -259,16 +258,17 @@ def test_one_chain_and_more_inputs_than_there_are_rows(capsys):
 @pytest.mark.slow
 def test_a_run_that_goes_on_is_diagnosed_and_then_killed(capsys):
     """A process samples without end; its run is diagnosed while it does, and after it was killed."""
-    script = "import sys; from torchbayes.cli import main; main(sys.argv[1:])"
     argv = ["fit", *HMC, "--directory", "run", "--steps", "1000000"]
-    process = subprocess.Popen([sys.executable, "-c", script, *argv], stderr=subprocess.DEVNULL)
+    process = forked().Process(target=main, args=(argv,))
+    process.start()
     try:
         _wait_for_draws(Path("run"), 20)
         assert main(["diagnose", "run", "--inputs", "20", "--json"]) == 0
         first = json.loads(capsys.readouterr().out)
     finally:
-        process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+        process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert main(["diagnose", "run", "--inputs", "20", "--json"]) == 0
     last = json.loads(capsys.readouterr().out)
     assert 20 <= first["draws"] <= last["draws"] == len(DrawFile.open("run"))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import accuracy_score, log_loss, roc_auc_score
+from tests.pictures import unpainted
 
 import torchbayes as tb
 from torchbayes.catalogue.config import load_run, write_config
@@ -64,6 +65,11 @@ def no_bar(items, what):
     return items
 
 
+@pytest.fixture
+def _plain(monkeypatch):
+    unpainted(monkeypatch)
+
+
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     home = tmp_path_factory.mktemp("digits")
@@ -107,6 +113,7 @@ def test_foreign_images_are_told_apart_as_scikit_learn_says(digits):
     assert outcome.auroc() == pytest.approx(np.mean(expected), abs=1e-4)
 
 
+@pytest.mark.usefixtures("_plain")
 def test_single_and_swag_are_the_first_members(digits):
     _, found = digits
     single, ensemble = found.outcomes["single"], found.outcomes["ensemble"]
@@ -157,6 +164,7 @@ def test_the_table_has_what_was_measured(digits):
     assert "cross-validation" not in procedure(found.setup, DIGITS, found.outcomes)  # these are not the chosen settings
 
 
+@pytest.mark.usefixtures("_plain")
 def test_resuming_takes_finished_fits_and_gives_the_same_numbers(digits):
     home, _ = digits
     before = (home / "results.json").read_bytes()
@@ -168,6 +176,7 @@ def test_resuming_takes_finished_fits_and_gives_the_same_numbers(digits):
     assert (home / "results.json").read_bytes() == before
 
 
+@pytest.mark.usefixtures("_plain")
 def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path):
     def stop(event):
         if event.epoch == 2:
@@ -181,6 +190,7 @@ def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path):
     assert numbers[0] == numbers[1]
 
 
+@pytest.mark.usefixtures("_plain")
 def test_overwriting_replaces_the_fits(tmp_path):
     compare(replace(SINE, seed=1), tmp_path, callbacks=())
     found = compare(SINE, tmp_path, overwrite=True, callbacks=())
@@ -300,6 +310,7 @@ def test_methods_are_the_usual_ones_where_none_are_named():
     assert replace(found, reference="runs/long").compared_with == "reference"
 
 
+@pytest.mark.usefixtures("_plain")
 def test_a_method_that_needs_dropout_gets_it_where_the_network_can_have_it(tmp_path):
     mc_dropout = tb.MCDropout(2, epochs=4, batch_size=50, plan="loop")
     methods = {"single": DIGITS.methods["single"], "mc_dropout": mc_dropout, "my own": replace(mc_dropout, members=1)}
@@ -357,6 +368,7 @@ def test_what_a_method_starts_at_is_fitted_though_it_is_not_compared():
     assert replace(SINE, methods={"multilaplace": laplace}).starts["ensemble"].members == 5
 
 
+@pytest.mark.usefixtures("_plain")
 @pytest.mark.filterwarnings("ignore:.*not at a mode")
 def test_one_method_is_compared_several_times_with_other_settings(tmp_path):
     swag = SINE.methods["swag"]

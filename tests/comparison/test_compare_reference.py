@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import norm, wasserstein_distance
+from tests.pictures import unpainted
 from torch import nn
 
 import torchbayes as tb
@@ -60,10 +61,18 @@ def digits(tmp_path_factory):
     return home, compare(DIGITS, home, callbacks=())
 
 
+@pytest.fixture(autouse=True)
+def _plain(digits, monkeypatch):
+    """The pictures of digits are painted."""
+    unpainted(monkeypatch)
+
+
 @pytest.fixture(scope="module")
 def sine(tmp_path_factory):
     home = tmp_path_factory.mktemp("sine")
-    return home, compare(SINE, home, callbacks=())
+    with pytest.MonkeyPatch.context() as patch:
+        unpainted(patch)
+        return home, compare(SINE, home, callbacks=())
 
 
 def average(functions, inputs, chain=None):
@@ -228,10 +237,10 @@ def test_distances_of_known_normals():
 
 def test_distances_do_not_depend_on_how_rows_are_split(sine, monkeypatch):
     _, found = sine
-    functions, inputs = {name: o.functions for name, o in found.outcomes.items()}, found.setup.data.test.inputs
+    functions, inputs = {name: o.functions for name, o in found.outcomes.items()}, found.setup.data.test.inputs[::4]
     monkeypatch.setattr(compare_fidelity, "SAMPLES", 4000)
     whole = distances(functions, "hmc", inputs, chains=3, scale=1.0, seed=0)
-    monkeypatch.setattr(compare_fidelity, "_ROWS", 64)
+    monkeypatch.setattr(compare_fidelity, "_ROWS", 16)
     parts = distances(functions, "hmc", inputs, chains=3, scale=1.0, seed=0)
     for name, of_method in whole.items():
         for one, other in zip(of_method, parts[name], strict=True):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 from tests.comparison.test_compare_reference import DIGITS, SINE
+from tests.pictures import unpainted
 
 import torchbayes as tb
 from torchbayes.assess.evaluation import drawn_rows
@@ -27,7 +28,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*than under a constant:torchbay
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     home = tmp_path_factory.mktemp("digits")
-    return home, compare(DIGITS, home, callbacks=())
+    with pytest.MonkeyPatch.context() as patch:
+        unpainted(patch)
+        return home, compare(DIGITS, home, callbacks=())
 
 
 def resamples(rows, seed=0):

@@ -43,8 +43,9 @@ def found(name: str, **settings: Any) -> tuple[tb.LaplacePosterior, Tensor]:
     return posterior, 0.36 * oracle.truth(name, "ggn")
 
 
-@pytest.mark.parametrize("sizes", [None, [3, 2]], ids=["one batch", "two batches"])
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize(
+    ("name", "sizes"), [*((name, [3, 2]) for name in SOME), *((name, None) for name in ("mlp", "groups", "lstm"))]
+)
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_exact_where_the_rank_suffices(name: str, sizes: Any):
     posterior, exact = found(name, rank=2 * 3 * ROWS, passes=2, sizes=sizes)  # two directions a row, and three places
@@ -53,8 +54,7 @@ def test_exact_where_the_rank_suffices(name: str, sizes: Any):
     assert_close(posterior.gaussian.covariance.dense(), 0.36 * torch.linalg.inv(exact + identity), rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("passes", [2, 3, 6])
-@pytest.mark.parametrize("rank", [1, 3, 8])
+@pytest.mark.parametrize(("rank", "passes"), [(1, 6), (3, 2), (8, 2), (8, 3)])
 def test_never_above_the_curvature(rank: int, passes: int):
     posterior, exact = found("linear attention", rank=rank, passes=passes)
     assert isinstance(posterior.curvature, LowRankCurvature)

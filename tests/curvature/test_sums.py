@@ -23,6 +23,7 @@ CUTS: dict[str, tuple[int, list[int] | None]] = {
     "row by row": (1, None),
     "batches of one row": (2**24, [4, 1]),
 }
+every_cut = pytest.mark.parametrize("cut", CUTS)
 every_net = pytest.mark.parametrize("name", NETS)
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 SOME = (
@@ -49,14 +50,14 @@ def found(name: str, *, chunk: int = 2**24, sizes: list[int] | None = None, prio
     return oracle.fitted(method, model, weights_MD, (inputs, targets), sizes=sizes, buffers_M=buffers_M)
 
 
-@pytest.mark.parametrize("cut", CUTS)
+@every_cut
 @every_net
 def test_dense_ggn(name: str, cut: str):
     chunk, sizes = CUTS[cut]
     assert_close(oracle.data_part(found(name, structure="dense", chunk=chunk, sizes=sizes)), truth(name, "ggn"))
 
 
-@pytest.mark.parametrize("cut", CUTS)
+@every_cut
 @every_net
 def test_diagonal_ggn(name: str, cut: str):
     chunk, sizes = CUTS[cut]

@@ -1,11 +1,22 @@
 """The real files, where they are available: shapes, counts, and numbers published elsewhere."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
 
 from torchbayes.data import corrupt_data, load, out_of_distribution
-from torchbayes.data.images import cifar10_arrays, idx_arrays
+from torchbayes.data.images import cifar10_arrays, idx_arrays, read_residual
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _unpacked_once():
+    """Keep what each archive of CIFAR-10 holds: to unpack it takes most of the time; callers get copies."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torchbayes.data.images.read_residual", cache(read_residual))
+        yield
+
 
 # set: features, training rows, test rows, splits, mean and standard deviation of the target over all rows
 UCI = {
@@ -47,8 +58,12 @@ STATISTICS = {
 }
 
 
+# the others pin standardisation, and `test_cifar10_test_images_are_whole_photographs_in_order` how it is unpacked
+STUDIED = [pytest.param(name, marks=pytest.mark.study if name == "cifar10" else ()) for name in STATISTICS]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", STATISTICS)
+@pytest.mark.parametrize("name", STUDIED)
 def test_image_sets(real_root, name):
     data = load(name, root=real_root)
     mean, scale = STATISTICS[name]
@@ -133,6 +148,8 @@ def test_toys(real_root):
     np.testing.assert_allclose(np.sort(ours[:, 0]), np.sort(table[:, 1]), atol=1e-5)
 
 
+# tests of some classes in test_datasets.py and test_ood.py pin the choice; this is that of real photographs
+@pytest.mark.study
 @pytest.mark.slow
 def test_half_of_the_classes_of_cifar10(real_root):
     seen = ("airplane", "automobile", "bird", "cat", "deer")

@@ -80,7 +80,11 @@ CASES: dict[str, tuple[Callable[[], Model], Batch]] = {
         per_member(ROWS, normal(M * B, seed=1)),
     ),
 }
-COMPILED_CASES = ("convolution and batch norm", "learned noise")  # a compilation takes seconds
+# a compilation takes seconds; `test_batch_norm_in_training_moves_each_members_own_buffers` has one of convolutions
+COMPILED_CASES: dict[str, list[Any]] = {
+    "convolution and batch norm": [*COMPILED, pytest.mark.study],
+    "learned noise": COMPILED,
+}
 each_case = pytest.mark.parametrize(("make", "batch"), CASES.values(), ids=CASES.keys())
 
 
@@ -102,7 +106,7 @@ def by_hand(model: Model, weights_MD: Tensor, batches: list[Batch]) -> tuple[Ten
     ("name", "way"),
     [
         *((name, way) for name in CASES for way in ("loop", "vmap")),
-        *(pytest.param(name, "compiled", marks=COMPILED) for name in COMPILED_CASES),
+        *(pytest.param(name, "compiled", marks=marks) for name, marks in COMPILED_CASES.items()),
     ],
 )
 def test_every_way_equals_the_models_log_joint(name: str, way: BackendName):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import torchbayes as tb
+from tests.device.conftest import PLACES
 from tests.laws.cases import METHODS, assert_same_tensors, everything, made, normal, rows_of
 from tests.laws.test_laplace_laws import KINDS, method_of
 from tests.laws.test_last_layer_laws import vbll
@@ -21,13 +22,24 @@ Make = Callable[..., Any]
 # kernels of two devices round differently, and steps carry that on
 TOLERANCE: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-8}
 
+SHORT = {**SMALL, "epochs": 3, "batch_size": 12}  # an operation on the device that is not there takes long
 EVERY: dict[str, Make] = {
-    **{name: lambda make=make: make(members=2, **SMALL) for name, make in METHODS.items()},
-    "vbll": lambda: vbll(members=2, **SMALL),
+    **{name: lambda make=make: make(members=2, **SHORT) for name, make in METHODS.items()},
+    "vbll": lambda: vbll(members=2, **SHORT),
     **SAMPLERS,
     **{f"laplace_{kind}": lambda kind=kind: method_of(kind) for kind in KINDS},
 }
-every = pytest.mark.parametrize("make", EVERY.values(), ids=EVERY.keys())
+
+# a state of each kind: what a checkpoint holds of it does not depend on other settings
+STATES = ("map_sam", "swag", "svgd", "ivon_pairs", "vi_low_rank", "mnf", "fge", "bsam", "vbll", "hmc_dense", "nuts",
+          "elliptical", "sghmc_preconditioned", "sgnht", "laplace_kronecker")  # fmt: skip
+KINDS_OF_METHOD = {type(make()): name for name, make in reversed(EVERY.items())}  # the first of each class
+OFTEN = {*STATES, *KINDS_OF_METHOD.values(), "vi_by_layers", "mnf_by_layers", "sghmc_cyclical", "laplace_low_rank"}
+every = pytest.mark.parametrize(
+    "make",
+    [pytest.param(make, id=name, marks=() if name in OFTEN else pytest.mark.study) for name, make in EVERY.items()],
+)
+elsewhere = pytest.mark.parametrize("place", [name for name in PLACES if name != "cpu"] or ["cpu"], indirect=True)
 CPU = torch.device("cpu")
 
 
@@ -64,12 +76,12 @@ def on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # such short runs learn little
+@elsewhere
 @every
-def test_a_run_has_the_numbers_of_the_cpu_goes_on_from_its_files_and_is_read_on_both(
-    make: Make, device: torch.device, tmp_path: Path
-) -> None:
+def test_a_run_has_the_numbers_of_the_cpu_and_is_read_on_both(make: Make, device: torch.device, tmp_path: Path) -> None:
     inputs, targets = rows_of()
-    expected, found = fitted(make, CPU), fitted(make, device, directory=tmp_path / "whole")
+    expected, found = fitted(make, CPU), fitted(make, device, directory=tmp_path)
     for name, tensor in everything(expected).items():
         torch.testing.assert_close(everything(found)[name].cpu(), tensor, **TOLERANCE)
     assert_same_draws(found.sample(4, seed=3), expected.sample(4, seed=3), expected)
@@ -80,19 +92,25 @@ def test_a_run_has_the_numbers_of_the_cpu_goes_on_from_its_files_and_is_read_on_
     assert scores.keys() == others.keys()
     if not isinstance(expected, DRAWN):
         assert scores == pytest.approx(others, rel=1e-5, abs=1e-7)
+    for where in (CPU, device):
+        read = tb.load(tmp_path / "posterior.safetensors", model_on(where))
+        assert_same_tensors(on_cpu(everything(read)), on_cpu(everything(found)))
+        assert read.sample(2).device.type == where.type
 
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
+@elsewhere
+@pytest.mark.parametrize("name", STATES)
+def test_a_run_goes_on_from_its_files(name: str, device: torch.device, tmp_path: Path) -> None:
     def interrupt(event: tb.Event) -> None:
         if event.epoch == min(2, event.epochs):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fitted(make, device, directory=tmp_path / "cut", callbacks=[interrupt])
-    resumed = fitted(make, device, directory=tmp_path / "cut", resume=True)
-    assert_same_tensors(on_cpu(everything(resumed)), on_cpu(everything(found)))
-    for where in (CPU, device):
-        read = tb.load(tmp_path / "whole" / "posterior.safetensors", model_on(where))
-        assert_same_tensors(on_cpu(everything(read)), on_cpu(everything(found)))
-        assert read.sample(2).device.type == where.type
+        fitted(EVERY[name], device, directory=tmp_path, callbacks=[interrupt])
+    resumed = fitted(EVERY[name], device, directory=tmp_path, resume=True)
+    assert_same_tensors(on_cpu(everything(resumed)), on_cpu(everything(fitted(EVERY[name], device))))
 
 
 def test_a_file_of_the_cpu_is_read_on_the_device(device: torch.device, tmp_path: Path) -> None:

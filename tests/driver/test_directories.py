@@ -6,10 +6,10 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
+import traceback
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ import pytest
 import torch
 from tests.damage import nobody
 from tests.disks import fill
-from tests.driver.test_faults import SHORT, contents, run
+from tests.driver.test_faults import KILLED, SHORT, contents, run, run_slowly
 from tests.laws.cases import assert_same_tensors, everything, losses, model_of, rows_of
+from tests.processes import forked
 
 import torchbayes as tb
 from torchbayes.catalogue.config import CONFIG, fit_run
@@ -38,17 +39,15 @@ SWAG = tb.SWAG(members=2, epochs=6, batch_size=8, rank=2, plan="loop")
 SGHMC = SHORT["sghmc"]
 METHODS = pytest.mark.parametrize("method", [SWAG, SGHMC], ids=["swag", "sghmc"])
 
-RESUME = """
-import sys, time
-import torchbayes as tb
-import tests.driver.test_faults as here
-evaluate = tb.LogDensity.__call__
-def slowly(*args, **kwargs):
-    time.sleep(0.005)
-    return evaluate(*args, **kwargs)
-tb.LogDensity.__call__ = slowly
-here.run(here.KILLED["sghmc"], sys.argv[1])
-"""
+
+def resume_slowly(directory: Path, said: Path) -> None:
+    """Resume in a process of its own, and leave what it says on its standard error."""
+    with said.open("w") as file, redirect_stderr(file):
+        try:
+            run_slowly("sghmc", directory, pause=0.005)
+        except BaseException:
+            traceback.print_exc()
+            raise
 
 
 def fitted(method: Any, directory: Path, resume: bool = True, **settings: Any) -> Posterior:
@@ -61,25 +60,24 @@ def fitted(method: Any, directory: Path, resume: bool = True, **settings: Any) -
 
 @pytest.mark.slow
 def test_two_resumes_at_once_leave_the_draws_of_one(tmp_path: Path) -> None:
-    from tests.driver.test_faults import KILLED
-
     expected = run(KILLED["sghmc"], tmp_path / "whole")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
-    command = [sys.executable, "-c", RESUME, str(tmp_path / "run")]
-    pipes = {"stderr": subprocess.PIPE, "text": True, "env": environment}
-    first = subprocess.Popen(command, **pipes)
+    said = [tmp_path / name for name in ("first.txt", "second.txt")]
+    first, second = (forked().Process(target=resume_slowly, args=(tmp_path / "run", path)) for path in said)
+    first.start()
     until = time.monotonic() + PATIENCE
     while not (tmp_path / "run" / "log.jsonl").exists():
         assert time.monotonic() < until, "the run did not start"
         time.sleep(0.01)
     with pytest.raises(BlockingIOError, match=f"is being written to by process {first.pid} on"):
         run(KILLED["sghmc"], tmp_path / "run")
-    second = subprocess.Popen(command, **pipes)
-    said = second.communicate(timeout=PATIENCE)[1]
-    if second.returncode:  # else the first was over when it came
-        assert f"BlockingIOError: {tmp_path / 'run'} is being written to by process {first.pid} on" in said
-    assert first.communicate(timeout=PATIENCE)[1] == ""
-    assert first.returncode == 0
+    second.start()
+    second.join(PATIENCE)
+    if second.exitcode:  # else the first was over when it came
+        held = f"BlockingIOError: {tmp_path / 'run'} is being written to by process {first.pid} on"
+        assert held in said[1].read_text()
+    first.join(PATIENCE)
+    assert said[0].read_text() == ""
+    assert first.exitcode == 0
     assert torch.equal(read_draws(tmp_path / "run", model_of()), expected.weights_MSD)
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
     assert contents(tmp_path / "run").keys() == contents(tmp_path / "whole").keys()

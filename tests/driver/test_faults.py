@@ -6,9 +6,6 @@ import dataclasses
 import errno
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +18,7 @@ from safetensors.torch import load_file
 from tests.disks import fill_draws
 from tests.laws.cases import assert_same_tensors, losses, model_of, normal, rows_of
 from tests.laws.test_method_laws import keep_every
+from tests.processes import forked
 
 import torchbayes as tb
 from torchbayes.driver import run as run_module
@@ -38,21 +36,6 @@ SHORT: dict[str, Sampler] = {
 }
 shorts = pytest.mark.parametrize("method", SHORT.values(), ids=SHORT.keys())
 
-# the density sleeps, so that whatever comes while a run is on comes within a step
-SCRIPT = """
-import sys, time
-import torchbayes as tb
-import torchbayes.driver.run
-import tests.driver.test_faults as here
-torchbayes.driver.run._EVERY = 0.05  # seconds between checkpoints
-evaluate = tb.LogDensity.__call__
-def slowly(*args, **kwargs):
-    time.sleep(0.004)
-    return evaluate(*args, **kwargs)
-tb.LogDensity.__call__ = slowly
-here.run(here.KILLED[sys.argv[1]], sys.argv[2])
-"""
-
 
 def run(method: Any, directory: Any, model: tb.Model | None = None, **settings: Any) -> tb.Draws:
     """Start or continue one fit."""
@@ -60,6 +43,19 @@ def run(method: Any, directory: Any, model: tb.Model | None = None, **settings: 
     posterior = tb.fit(model or model_of(), options.pop("data", rows_of()), method, directory=directory, **options)
     assert isinstance(posterior, tb.Draws)
     return posterior
+
+
+def run_slowly(name: str, directory: Path, pause: float = 0.004) -> None:
+    """A run, in a process of its own, whose density sleeps, so that whatever comes while it is on comes in a step."""
+    run_module._EVERY = 0.05  # seconds between checkpoints
+    evaluate = tb.LogDensity.__call__
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        time.sleep(pause)
+        return evaluate(*args, **options)
+
+    tb.LogDensity.__call__ = slowly  # type: ignore[method-assign]
+    run(KILLED[name], directory)
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -78,38 +74,36 @@ def step_of(directory: Path) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KILLED)
 def test_killed_within_a_step_and_resumed_equals_uninterrupted(name: str, tmp_path: Path) -> None:
-    method, whole = KILLED[name], tmp_path / "whole"
+    method, whole, directory = KILLED[name], tmp_path / "whole", tmp_path / "run"
     expected, chance, cut = run(method, whole), random.Random(name), 0
-    for trial, kills in enumerate((1, 2)):
-        directory = tmp_path / str(trial)
-        for _ in range(kills):
-            _kill(name, directory, after=chance.uniform(0.1, 0.9))
-            cut += 0 < step_of(directory) < method.steps
-        if trial == 0 and (directory / "draws.bin").exists():
+    for _ in range(2):
+        _kill(name, directory, after=chance.uniform(0.1, 0.9))
+        cut += 0 < step_of(directory) < method.steps
+        if (directory / "draws.bin").exists():
             with (directory / "draws.bin").open("ab") as file:  # a draw that was being written
                 file.write(b"torn")
-        found = run(method, directory)
-        assert_same_tensors(found.tensors(), expected.tensors())
-        assert torch.equal(DrawFile.open(directory).read(), DrawFile.open(whole).read())
-        assert losses(directory) == losses(whole)
-        assert contents(directory).keys() == contents(whole).keys()
+    found = run(method, directory)
+    assert_same_tensors(found.tensors(), expected.tensors())
+    assert torch.equal(DrawFile.open(directory).read(), DrawFile.open(whole).read())
+    assert losses(directory) == losses(whole)
+    assert contents(directory).keys() == contents(whole).keys()
     assert cut >= 1  # else they were killed before the first checkpoint or after the last, and nothing was tested
 
 
 def _kill(name: str, directory: Path, after: float) -> None:
     """Start or continue a run, and kill it some seconds after its first new step."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
     log = directory / "log.jsonl"
-    process = subprocess.Popen([sys.executable, "-c", SCRIPT, name, str(directory)], env=environment)
+    before, until = log.stat().st_mtime_ns if log.exists() else 0, time.monotonic() + 240
+    process = forked().Process(target=run_slowly, args=(name, directory))
+    process.start()
     try:
-        before, until = log.stat().st_mtime_ns if log.exists() else 0, time.monotonic() + 240
-        while process.poll() is None and (not log.exists() or log.stat().st_mtime_ns == before):
+        while process.is_alive() and (not log.exists() or log.stat().st_mtime_ns == before):
             assert time.monotonic() < until, "the run did not start"
             time.sleep(0.005)
         time.sleep(after)
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
 
 
 # --- a full disk ---

@@ -18,6 +18,7 @@ from torchbayes.native.seeds import member_seeds
 
 FEATURES = 4
 SHORT: dict[str, Any] = {"chains": 2, "steps": 240, "burn_in": 160, "thin": 20, "batch_size": 16}
+TINY: dict[str, Any] = {"chains": 2, "steps": 12, "burn_in": 8, "thin": 2, "batch_size": 16}
 METHODS = [tb.SGHMC(**SHORT), tb.SGLD(**SHORT), tb.SGNHT(**SHORT)]
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
 
@@ -107,7 +108,8 @@ def test_a_given_prior_is_not_to_be_chosen() -> None:
 
 def test_files_and_resumed_runs_have_the_chosen_prior(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, method = table(60, seed=1, noise=0.8), tb.SGHMC(**{**SHORT, "steps": 260, "burn_in": 200})
-    whole = fit(data, method, directory=tmp_path / "whole")
+    half = {"validation": 0.5}
+    whole = fit(data, method, directory=tmp_path / "whole", **half)
     scale = config(tmp_path / "whole")["chosen"]["prior_scale"]
     assert scale < 1
     loaded: Any = tb.load(tmp_path / "whole" / "posterior.safetensors", model())
@@ -117,34 +119,34 @@ def test_files_and_resumed_runs_have_the_chosen_prior(tmp_path: Path, monkeypatc
     with pytest.raises(ValueError, match="another model: its prior of weights"):
         tb.load(tmp_path / "whole" / "posterior.safetensors", model(tb.priors.Normal()))
     stop = [lambda event: event.step >= 220]
-    tb.fit(model(), data, method, directory=tmp_path / "cut", callbacks=stop)
+    tb.fit(model(), data, method, directory=tmp_path / "cut", callbacks=stop, **half)
     monkeypatch.setattr(tb.SGHMC, "chosen", None)  # a second search would raise
-    again = fit(data, method, directory=tmp_path / "cut", resume=True)
+    again = fit(data, method, directory=tmp_path / "cut", resume=True, **half)
     assert torch.equal(again.weights_MSD, whole.weights_MSD)
-    longer = fit(data, method, directory=tmp_path / "cut", resume=True, steps=280)
+    longer = fit(data, method, directory=tmp_path / "cut", resume=True, steps=280, **half)
     assert torch.equal(longer.weights_MSD[:, : whole.weights_MSD.shape[1]], whole.weights_MSD)
     assert torch.equal(longer.model.prior.stds(), whole.model.prior.stds())
 
 
 def test_other_models_data_and_starts(tmp_path: Path) -> None:
     inputs, labels = table(80)
+    sghmc, sgld, sgnht = tb.SGHMC(**TINY), tb.SGLD(**TINY), tb.SGNHT(**TINY)
     loader = DataLoader(TensorDataset(inputs, labels), batch_size=16, shuffle=True)
-    fit(loader, METHODS[0], directory=tmp_path / "loader")
+    fit(loader, sghmc, directory=tmp_path / "loader")
     assert config(tmp_path / "loader")["chosen"]["held_out"] == [16] * 5
     batches = list(zip(inputs.split(20), labels.split(20), strict=True))
-    fit(batches, METHODS[0], directory=tmp_path / "batches")  # whose rows cannot be held out
+    fit(batches, sghmc, directory=tmp_path / "batches")  # whose rows cannot be held out
     assert "chosen" not in config(tmp_path / "batches")
     weighted = tb.Model(net(), tb.likelihoods.Weighted(tb.likelihoods.Categorical()))
-    fit((inputs, (labels, torch.ones(80).double())), METHODS[1], model=weighted, directory=tmp_path / "weighted")
+    fit((inputs, (labels, torch.ones(80).double())), sgld, model=weighted, directory=tmp_path / "weighted")
     learned = tb.Model(net(), tb.likelihoods.Gaussian("learned", outputs=2))
-    noise = fit((inputs, inputs[:, :2]), METHODS[2], model=learned, validation=0.2).model
+    noise = fit((inputs, inputs[:, :2]), sgnht, model=learned, validation=0.2).model
     before = learned.prior.stds()[-2:]
     assert torch.equal(noise.prior.stds()[-2:], before)  # the noise has a prior of its own
-    fit((inputs, labels), METHODS[0], start=fit((inputs, labels), tb.MAP(epochs=2)))
+    fit((inputs, labels), sghmc, start=fit((inputs, labels), tb.MAP(epochs=2)))
     one = model()
-    in_space = fit(
-        (inputs, labels), METHODS[0], model=one, space=tb.Subspace.random(one, torch.zeros(one.layout.size).double(), 2)
-    )
+    space = tb.Subspace.random(one, torch.zeros(one.layout.size).double(), 2)
+    in_space = fit((inputs, labels), sghmc, model=one, space=space)
     assert in_space.model.open_scale == 1.0
 
 

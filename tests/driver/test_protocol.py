@@ -50,7 +50,7 @@ def fitted(make: Callable[..., Any], **options: Any) -> Any:
 
 def test_particles_that_see_each_other_meet_the_exact_moments() -> None:
     """With a linear kernel a fixed point of SVGD has the mean and covariance of a normal target (Liu and Wang 2018)."""
-    method = SVGD(members=6, steps=1500, batch_size=ROWS, step_size=0.02)
+    method = SVGD(members=6, steps=600, batch_size=ROWS, step_size=0.05)
     weights_MD = tb.fit(linear(), DATA, method, start=normal(6, 3, seed=6), callbacks=()).tensors()["weights_MD"]
     mean_D, covariance_DD = EXACT.posterior()
     assert_close(weights_MD.mean(0), mean_D, rtol=1e-6)

@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -55,6 +56,7 @@ def rows():
     return load("digits", train_size=60, seed=3)
 
 
+@cache
 def again(rows, place):
     """A network of the tiny run, trained anew."""
     name, share = SOLUTIONS.trained()[place]

@@ -11,11 +11,13 @@ from torch.nn.functional import softplus
 
 import torchbayes as tb
 from tests.experiments.shared.made_up_uci import of_true_size, small_sets
+from tests.processes import forked
 from torchbayes import networks
 from torchbayes.data import load
 from torchbayes.experiments import reproduce
 from torchbayes.experiments.hmc_uci import EXPERIMENT, report, run
 from torchbayes.experiments.hmc_uci.recipe import UCIChainsRecipe
+from torchbayes.experiments.shared import uci_splits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the noise explains what the mean could:torchbayes.ProblemWarning")
 TINY = UCIChainsRecipe(
@@ -119,6 +121,7 @@ def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
 @pytest.mark.filterwarnings("ignore:this posterior should not be trusted")  # a few iterations sample nothing
 def test_worker_processes_change_no_number(tmp_path, monkeypatch):
     of_true_size(monkeypatch, tmp_path, "uci_energy", "uci_yacht")  # separate processes do not see what is patched here
+    monkeypatch.setattr(uci_splits, "get_context", lambda _: forked())  # as clean, and begun sooner
     alone = run.run(TINY, 0, tmp_path / "one")
     torch.set_num_threads(2)
     assert run.run(TINY, 0, tmp_path / "two") == alone

@@ -10,9 +10,11 @@ import torch
 
 import torchbayes as tb
 from tests.experiments.shared.made_up_uci import of_true_size, small_sets
+from tests.processes import forked
 from torchbayes.data import load
 from torchbayes.experiments import reproduce
 from torchbayes.experiments.pbp_uci import EXPERIMENT, published, recipe, report, run
+from torchbayes.experiments.shared import uci_splits
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")  # runs of few passes
 
@@ -110,6 +112,7 @@ def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
 @pytest.mark.slow
 def test_worker_processes_change_no_score(tmp_path, monkeypatch):
     of_true_size(monkeypatch, tmp_path, "uci_boston", "uci_yacht")  # separate processes do not see what is patched here
+    monkeypatch.setattr(uci_splits, "get_context", lambda _: forked())  # as clean, and begun sooner
     alone = run.run(TINY, 0, tmp_path / "one")
     torch.set_num_threads(2)
     together = run.run(TINY, 0, tmp_path / "two")

@@ -11,8 +11,10 @@ import torch
 
 import torchbayes as tb
 from tests.experiments.shared.made_up_uci import of_true_size, small_sets
+from tests.processes import forked
 from torchbayes.data import load
 from torchbayes.experiments import reproduce
+from torchbayes.experiments.shared import uci_splits
 from torchbayes.experiments.variational_uci import EXPERIMENT, recipe, report, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")  # runs of few steps
@@ -152,6 +154,7 @@ def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
 @pytest.mark.slow
 def test_worker_processes_change_no_number(tmp_path, monkeypatch):
     of_true_size(monkeypatch, tmp_path, "uci_boston", "uci_yacht")  # separate processes do not see what is patched here
+    monkeypatch.setattr(uci_splits, "get_context", lambda _: forked())  # as clean, and begun sooner
     alone = run.run(TINY, 0, tmp_path / "one")
     torch.set_num_threads(2)
     assert run.run(TINY, 0, tmp_path / "two") == alone

@@ -21,8 +21,8 @@ from torchbayes.methods.sgmcmc.sghmc import SGHMC
 from torchbayes.methods.sgmcmc.sgld import SGLD
 from torchbayes.posteriors.problems import ProblemWarning
 
-QUICK = HMC(chains=32, steps=900, burn_in=300, thin=1, jitter=0.3, mass="diagonal", max_leapfrogs=32)
-WALK = RandomWalk(chains=400, steps=3000, burn_in=1000, thin=1, mass="diagonal")
+QUICK = HMC(chains=160, steps=190, burn_in=80, thin=1, jitter=0.3, mass="diagonal", max_leapfrogs=32)
+WALK = RandomWalk(chains=1600, steps=700, burn_in=300, thin=1, mass="diagonal")
 
 
 def boxed(loss):
@@ -76,7 +76,7 @@ def test_a_power_2k_has_a_2k_th(power):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_data", "exact"), [(10**3, 0.3559), (10**4, 0.3883), (10**6, 0.4240)])
+@pytest.mark.parametrize(("num_data", "exact"), [(10**3, 0.3559), (10**6, 0.4240)])
 def test_two_redundant_parameters_have_the_value_of_finite_n(num_data, exact):
     start = torch.zeros(2, dtype=torch.float64)
     found = learning_coefficient(
@@ -86,7 +86,7 @@ def test_two_redundant_parameters_have_the_value_of_finite_n(num_data, exact):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_data", "exact"), [(10**3, 0.2090), (10**4, 0.2267), (10**6, 0.2423)])
+@pytest.mark.parametrize(("num_data", "exact"), [(10**3, 0.2090), (10**6, 0.2423)])
 def test_unlike_powers_have_the_value_of_finite_n(num_data, exact):
     start = torch.zeros(2, dtype=torch.float64)
     found = learning_coefficient(
@@ -105,7 +105,7 @@ def test_a_narrow_valley_has_the_value_of_finite_n():
     precision = 2 * stiff * y**4 + 1
     density = y * torch.exp(-0.5 * y**2) * precision**-0.5  # one more y as it is even in log y
     exact = float((stiff * y**4 / precision * density).sum() / density.sum())
-    method = replace(learning._exact(), chains=48, steps=450, burn_in=200)
+    method = replace(learning._exact(), chains=160, steps=180, burn_in=100)
     start = torch.zeros(2, dtype=torch.float64)
     found = learning_coefficient(lambda w: w[:, 0] ** 2 * w[:, 1] ** 4, 2000, start, method=method)
     assert exact == pytest.approx(0.2150, abs=5e-5)
@@ -141,15 +141,9 @@ def test_chains_start_as_wide_as_at_a_quarter_of_the_inverse_temperature():
     assert torch.equal(learning._dispersed(learning._Problem(density, few, 0.0, 1000), 0), start_D.expand(300, 2))
 
 
-class Product(nn.Module):
-    """The function a b x."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
-
-    def forward(self, x):
-        return self.a * self.b * x
+def product():
+    """The function a b x, as a network that chains go through together."""
+    return nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
 
 
 def reduced_rank_exactly(stiff, columns, inner):
@@ -180,11 +174,11 @@ def test_the_quadrature_has_the_limit_of_aoyagi_and_watanabe(columns, inner, lim
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("columns", "inner"), [(1, 1), (2, 1), (3, 2)])
+@pytest.mark.parametrize(("columns", "inner"), [(1, 1), (3, 2)])
 def test_reduced_rank_regression_has_the_value_of_finite_n(columns, inner):
     start = torch.zeros(inner * (columns + 1), dtype=torch.float64)
     # The arms of the cross a b = 0 are narrow at their ends; larger steps, chosen by acceptance enter them too rarely.
-    method = HMC(chains=64, steps=1600, burn_in=400, thin=1, jitter=0.3, mass="unit", step_size=0.05, trajectory=1.5)
+    method = HMC(chains=512, steps=90, burn_in=40, thin=1, jitter=0.3, mass="unit", step_size=0.05, trajectory=1.5)
     found = learning_coefficient(reduced_rank(inner, columns), 1000, start, method=method)
     near(found, reduced_rank_exactly(1000 / math.log(1000), columns, inner))
 
@@ -192,8 +186,8 @@ def test_reduced_rank_regression_has_the_value_of_finite_n(columns, inner):
 @pytest.mark.slow
 def test_a_product_of_two_weights_is_singular():
     inputs = normal(100, 1)
-    model = tb.Model(made(Product), tb.likelihoods.Gaussian(1.0))
-    method = HMC(chains=8, steps=500, burn_in=100, thin=1, jitter=0.3, step_size=0.25, trajectory=1.0)
+    model = tb.Model(made(product), tb.likelihoods.Gaussian(1.0))
+    method = HMC(chains=40, steps=120, burn_in=40, thin=1, jitter=0.3, step_size=0.25, trajectory=1.0)
     found = learning_coefficient(model, (inputs, 0 * inputs), torch.zeros(2, dtype=torch.float64), method=method)
     exact = reduced_rank_exactly(float(inputs.square().sum()) / math.log(100), 1, 1)
     assert abs(found.value - exact) < 4.5 * found.error
@@ -205,7 +199,7 @@ def test_a_product_of_two_weights_is_singular():
     "method",
     [
         pytest.param(None, marks=pytest.mark.slow),
-        MALA(chains=16, steps=3000, burn_in=1000, thin=1, mass="diagonal"),
+        MALA(chains=80, steps=700, burn_in=300, thin=1, mass="diagonal"),
     ],
 )
 def test_a_linear_model_has_half_its_effective_dimension(method):
@@ -237,7 +231,7 @@ def test_minibatches_give_the_value_of_all_the_data(kind):
     best = torch.linalg.lstsq(inputs, targets).solution[:, 0]
     stiff = torch.linalg.eigvalsh(inputs.T @ inputs) / 0.25 / math.log(600)
     step: dict[str, Any] = {} if kind is SGLD else {"step_size": 0.003 / float(stiff.max())}
-    method = kind(chains=32, steps=6000, burn_in=1000, thin=1, batch_size=60, **step)
+    method = kind(chains=160, steps=1200, burn_in=300, thin=1, batch_size=60, **step)
     found = learning_coefficient(model, (inputs, targets), best, localisation=1.0, method=method)
     exact = 0.5 * float((stiff / (stiff + 1.0)).sum())
     assert abs(found.value - exact) < 0.05 * exact
@@ -284,8 +278,8 @@ def test_chains_that_have_not_converged_are_told():
 @pytest.mark.slow
 def test_the_error_is_calibrated():
     scores = []
-    method = HMC(chains=4, steps=400, burn_in=200, thin=1, jitter=0.2, mass="diagonal", max_leapfrogs=16)
-    for seed in range(30):
+    method = HMC(chains=4, steps=110, burn_in=50, thin=1, jitter=0.2, mass="diagonal", max_leapfrogs=6)
+    for seed in range(16):
         found = learning_coefficient(
             lambda w: 0.5 * (w**2).sum(-1), 1000, torch.zeros(3).double(), localisation=0.0, method=method, seed=seed
         )
@@ -296,8 +290,8 @@ def test_the_error_is_calibrated():
 @pytest.mark.parametrize("name", ["classifier", "learned noise", "weighted rows", "frozen", "glob", "named", "batches",
                                   "one class", "one weight"])  # fmt: skip
 @pytest.mark.parametrize("method", [
-    HMC(chains=2, steps=60, burn_in=30, thin=1, mass="diagonal", max_leapfrogs=8),
-    SGLD(chains=2, steps=60, burn_in=30, thin=1, batch_size=5),
+    HMC(chains=2, steps=26, burn_in=20, thin=1, mass="diagonal", max_leapfrogs=8),
+    SGLD(chains=2, steps=26, burn_in=20, thin=1, batch_size=5),
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")
 def test_every_kind_of_model_has_a_coefficient(name, method):

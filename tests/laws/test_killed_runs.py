@@ -24,7 +24,7 @@ import torchbayes.driver.run
 torchbayes.driver.run._EVERY = 0.01  # seconds between checkpoints
 here.run(sys.argv[1], callbacks=[lambda event: time.sleep(0.02)])
 """
-TRIALS, METHOD = 5, tb.SWAG(members=2, epochs=40, batch_size=2, rank=4, plan="loop")
+TRIALS, METHOD = 2, tb.SWAG(members=2, epochs=40, batch_size=2, rank=4, plan="loop")
 
 
 def run(directory: str | Path, callbacks: Sequence[Callable[[tb.Event], object]] = ()) -> Posterior:

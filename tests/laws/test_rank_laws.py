@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from torchbayes.methods.sampler import Sampler
 
 GRIDS = {"data": (2, 1), "chains": (1, 2), "both": (2, 2)}
 ALL = {**SAMPLERS, **METHODS, "vbll": vbll}
+SOME = ("hmc", "nuts_dense", "elliptical", "sghmc", "swag", "map_sam", "ivon_pairs", "vi_low_rank", "mnf", "vbll")
 # float64 to rounding: an all-reduce adds in another order, and a chain of some dozen steps amplifies that a little
 TIGHT: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-9}
 
@@ -64,8 +66,11 @@ def fit_all(grid: tuple[int, int], folder: Path) -> None:
 
 
 def shared(grid: tuple[int, int]) -> list[str]:
-    """The methods that a grid of processes can share: all, but for members that see each other and would be split."""
-    return [name for name in ALL if grid[1] == 1 or name not in COUPLED]
+    """The methods that share a grid: of rows and chains all, but for members that see each other and would be split.
+
+    These share a grid of rows alone, and one of each family shares every grid.
+    """
+    return [name for name in ALL if (grid[1] == 1 if name in COUPLED else grid == (2, 2) or name in SOME)]
 
 
 def rank_number(ranks: tb.Ranks) -> int:
@@ -108,34 +113,41 @@ def test_modes_that_ranks_find_are_those_of_one_process(tmp_path: Path) -> None:
     torch.testing.assert_close(again.sample(4), alone.sample(4), **TIGHT)
 
 
+@cache
+def fitted_alone(name: str) -> dict[str, Tensor]:
+    """All tensors of the fit of one process."""
+    return tensors(fitted(name))
+
+
 @pytest.fixture(scope="module", params=GRIDS.values(), ids=list(GRIDS))
-def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
-    """The fits of all methods on a grid of processes: how many there are, and where they left what they got."""
+def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[int, int], Path]:
+    """The fits of methods on a grid of processes: the grid, and where they left what they got."""
     folder = tmp_path_factory.mktemp("ranks")
-    count = request.param[0] * request.param[1]
-    check(launch(fit_all, count, folder, request.param, folder))
-    return count, folder
+    check(launch(fit_all, request.param[0] * request.param[1], folder, request.param, folder))
+    return request.param, folder
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ALL)
-def test_ranks_together_equal_one_process(name: str, spread: tuple[int, Path]) -> None:
-    count, folder = spread
-    if name in COUPLED and not (folder / f"{name}_0.safetensors").exists():
-        with pytest.raises(ValueError, match="see each other, so 2 ranks cannot split them"):
-            fitted(name, tb.Ranks(chains=2))
-        return
-    alone = tensors(fitted(name))
-    for rank in range(count):
-        found = load_file(folder / f"{name}_{rank}.safetensors")
-        assert found.keys() == alone.keys()
-        for key, tensor in alone.items():
-            assert_close(found[key], tensor, **TIGHT)
+def test_ranks_together_equal_one_process(spread: tuple[tuple[int, int], Path]) -> None:
+    grid, folder = spread
+    for name in shared(grid):
+        alone = fitted_alone(name)
+        for rank in range(grid[0] * grid[1]):
+            found = load_file(folder / f"{name}_{rank}.safetensors")
+            assert found.keys() == alone.keys()
+            for key, tensor in alone.items():
+                assert_close(found[key], tensor, **TIGHT)
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_members_that_see_each_other_are_not_split(name: str) -> None:
+    with pytest.raises(ValueError, match="see each other, so 2 ranks cannot split them"):
+        fitted(name, tb.Ranks(chains=2))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["hmc", "sghmc", "swag"])
-def test_ranks_leave_the_files_of_one_process(name: str, spread: tuple[int, Path], tmp_path: Path) -> None:
+def test_ranks_leave_the_files_of_one_process(name: str, spread: tuple[tuple[int, int], Path], tmp_path: Path) -> None:
     _, folder = spread
     alone = fitted(name, directory=tmp_path)
     own = folder / f"{name}_run"

@@ -29,8 +29,8 @@ def linear(prior: Any, **options: Any) -> tb.Model:
     return tb.Model(nn.Linear(2, 1).double(), tb.likelihoods.Gaussian(NOISE), prior, **options)
 
 
-def sampled(model: tb.Model, steps: int = 150, **settings: Any) -> Tensor:
-    method = tb.EllipticalSlice(200, steps, 50, plan="vmap", **settings)
+def sampled(model: tb.Model, steps: int = 60, **settings: Any) -> Tensor:
+    method = tb.EllipticalSlice(400, steps, 20, plan="native", **settings)
     rows = (INPUTS, targets(1.5).targets_N.unsqueeze(1))
     posterior: Any = tb.fit(model, rows, method, callbacks=(), seed=3)
     return posterior.weights_MSD
@@ -77,7 +77,7 @@ def test_the_posterior_under_a_correlated_prior_away_from_zero(temperature: floa
 @pytest.mark.parametrize("scale", [0.4, 3.0])
 def test_any_ellipse_gives_the_same_posterior(scale: float):
     prior_DD = 1.5**2 * torch.eye(3, dtype=torch.float64)
-    found_MSD = sampled(linear(tb.priors.Normal(1.5)), steps=300, scale=scale)
+    found_MSD = sampled(linear(tb.priors.Normal(1.5)), steps=100, scale=scale)
     assert_moments(found_MSD, *exact(prior_DD, torch.zeros(3).double()))
 
 
@@ -86,7 +86,7 @@ def test_a_prior_that_is_not_normal_is_sampled_exactly():
     grid = torch.cartesian_prod(weights_D, weights_D)
     model = tb.Model(nn.Linear(1, 1).double(), tb.likelihoods.Gaussian(NOISE), tb.priors.Laplace(0.7))
     rows = (INPUTS[:6, :1], targets(1.5).targets_N[:6, None])
-    method = tb.EllipticalSlice(200, 150, 50, plan="vmap")
+    method = tb.EllipticalSlice(400, 60, 20, plan="vmap")
     posterior: Any = tb.fit(model, rows, method, callbacks=(), seed=3)
     found_MSD = posterior.weights_MSD
     log_G = tb.LogDensity(model, 6, tb.Batch(*rows), plan="vmap").value(grid).log_density

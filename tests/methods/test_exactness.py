@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -39,52 +40,56 @@ def dispersed(target: Target, chains: int) -> Tensor:
 # --- Metropolis methods ---
 
 # (sampler, target, settings): enough draws for the checks to see a bias of a tenth of a standard deviation. Chains move
-# together, so that many more take little longer, but for NUTS, where all wait for the longest tree: their number is
-# what gives draws enough; their length is what burn-in from a dispersed start and the memory of the steps need
+# together, so that many more take little longer, while each iteration costs its time: their number is what gives draws
+# enough; their length is what burn-in from a dispersed start and the memory of the steps need
 MIXING: dict[str, tuple[Make, Target, dict[str, Any]]] = {
     "hmc, correlated": (
         tb.HMC,
         correlated_gaussian(condition=1e2),
-        {"chains": 192, "steps": 350, "burn_in": 150, "trajectory": 1.5},
+        {"chains": 512, "steps": 95, "burn_in": 35, "trajectory": 1.5},
     ),
     "hmc, skewed": (tb.HMC, skewed(), {"chains": 96, "steps": 1300, "burn_in": 200, "trajectory": 2.0}),
-    "hmc, linear": (tb.HMC, linear_regression(0.5), {"steps": 600, "burn_in": 150, "trajectory": 0.3}),
-    "hmc, logistic": (tb.HMC, logistic_regression(), {"chains": 192, "steps": 300, "burn_in": 150, "trajectory": 2.0}),
+    "hmc, linear": (
+        tb.HMC,
+        linear_regression(0.5),
+        {"chains": 256, "steps": 120, "burn_in": 60, "trajectory": 0.3},
+    ),
+    "hmc, logistic": (tb.HMC, logistic_regression(), {"chains": 512, "steps": 110, "burn_in": 70, "trajectory": 2.0}),
     "hmc, diagonal mass": (
         tb.HMC,
         linear_regression(),
-        {"steps": 700, "burn_in": 250, "mass": "diagonal"},
+        {"chains": 512, "steps": 120, "burn_in": 85, "mass": "diagonal"},
     ),
     "nuts, correlated": (
         tb.NUTS,
         correlated_gaussian(condition=1e2),
-        {"chains": 128, "steps": 190, "burn_in": 75, "mass": "unit"},
+        {"chains": 384, "steps": 52, "burn_in": 26, "mass": "unit"},
     ),
     # steps at their target acceptance make shorter trees, and more draws for the same work
-    "nuts, skewed": (tb.NUTS, skewed(), {"chains": 512, "steps": 300, "burn_in": 130}),
-    "nuts, linear": (tb.NUTS, linear_regression(2.0), {"chains": 256, "steps": 225, "burn_in": 150}),
-    "nuts, logistic": (tb.NUTS, logistic_regression(), {"chains": 256, "steps": 225, "burn_in": 150}),
-    "mala, skewed": (tb.MALA, skewed(), {"chains": 768, "steps": 1750, "burn_in": 1000}),
-    "mala, linear": (tb.MALA, linear_regression(), {"chains": 768, "steps": 1350, "burn_in": 1000}),
-    "mala, logistic": (tb.MALA, logistic_regression(), {"chains": 768, "steps": 1350, "burn_in": 1000}),
+    "nuts, skewed": (tb.NUTS, skewed(), {"chains": 768, "steps": 110, "burn_in": 50}),
+    "nuts, linear": (tb.NUTS, linear_regression(2.0), {"chains": 512, "steps": 70, "burn_in": 55}),
+    "nuts, logistic": (tb.NUTS, logistic_regression(), {"chains": 512, "steps": 70, "burn_in": 55}),
+    "mala, skewed": (tb.MALA, skewed(), {"chains": 1024, "steps": 350, "burn_in": 250}),
+    "mala, linear": (tb.MALA, linear_regression(), {"chains": 1024, "steps": 300, "burn_in": 200}),
+    "mala, logistic": (tb.MALA, logistic_regression(), {"chains": 1024, "steps": 180, "burn_in": 130}),
     "elliptical slice, skewed": (
         tb.EllipticalSlice,
         skewed(),
-        {"chains": 1024, "steps": 800, "burn_in": 300, "scale": 5.0},
+        {"chains": 4096, "steps": 110, "burn_in": 45, "scale": 4.0},
     ),
     "elliptical slice, linear": (
         tb.EllipticalSlice,
         linear_regression(),
-        {"chains": 1024, "steps": 500, "burn_in": 300, "scale": 1.0},
+        {"chains": 2048, "steps": 85, "burn_in": 50, "scale": 1.0},
     ),
     "elliptical slice, logistic": (
         tb.EllipticalSlice,
         logistic_regression(),
-        {"chains": 768, "steps": 450, "burn_in": 300, "scale": 1.5},
+        {"chains": 2048, "steps": 100, "burn_in": 65, "scale": 1.5},
     ),
-    "random walk, skewed": (tb.RandomWalk, skewed(), {"chains": 1024, "steps": 1850, "burn_in": 1000}),
-    "random walk, linear": (tb.RandomWalk, linear_regression(), {"chains": 768, "steps": 1600, "burn_in": 1000}),
-    "random walk, logistic": (tb.RandomWalk, logistic_regression(), {"chains": 768, "steps": 1600, "burn_in": 1000}),
+    "random walk, skewed": (tb.RandomWalk, skewed(), {"chains": 1024, "steps": 400, "burn_in": 250}),
+    "random walk, linear": (tb.RandomWalk, linear_regression(), {"chains": 1024, "steps": 400, "burn_in": 250}),
+    "random walk, logistic": (tb.RandomWalk, logistic_regression(), {"chains": 1024, "steps": 350, "burn_in": 250}),
 }
 
 
@@ -92,7 +97,7 @@ MIXING: dict[str, tuple[Make, Target, dict[str, Any]]] = {
 @pytest.mark.parametrize(("make", "target", "settings"), MIXING.values(), ids=MIXING.keys())
 def test_moments_from_a_dispersed_start(make: Make, target: Target, settings: dict[str, Any]):
     jitter = {"jitter": 0.3} if make is tb.HMC else {}
-    method = make(**{"chains": 64, **settings, **jitter})
+    method = make(**settings, **jitter)
     chains = tb.sample(target.density(), method, dispersed(target, method.chains), seed=1)
     # single small steps take long through the heavy tail of log Gamma(1/2), so less can be seen there
     walks = make in {tb.MALA, tb.RandomWalk} and target.name == skewed().name
@@ -112,15 +117,15 @@ STAYING: dict[str, tuple[Make, dict[str, Any]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("make", "settings"), STAYING.values(), ids=STAYING.keys())
 def test_a_chain_that_starts_in_the_target_stays_in_it(make: Make, settings: dict[str, Any]):
-    target, count = correlated_gaussian(), 5000
+    target, count = correlated_gaussian(), 3000
     assert target.sample is not None
-    steps = 60 if make is tb.HMC else 300
+    steps = {tb.RandomWalk: 150, tb.MALA: 80, tb.HMC: 30}[make]
     method = make(chains=count, steps=steps, burn_in=steps - 1, **settings)
     chains = tb.sample(target.density(), method, target.sample(count, 3), seed=2)
     assert 0.1 < chains.numbers["acceptance"].mean() < 0.95
     moved = (chains.weights_MSD[:, 0] - target.sample(count, 3)).square().mean(0) / target.variance_D
     assert moved.min() > 0.05
-    assert_moments(chains.weights_MSD.transpose(0, 1), target)
+    assert_moments(chains.weights_MSD, target)
 
 
 @pytest.mark.slow
@@ -164,7 +169,7 @@ WIDE = 4000  # coordinates of a product density: as many independent chains
 
 @pytest.mark.parametrize("step_size", [0.1, 0.5, 1.5])
 def test_sgld_with_exact_gradients_has_variance_one_over_one_minus_a_quarter_of_the_step(step_size: float):
-    method = tb.SGLD(1, steps=1000, burn_in=300, thin=5, step_size=step_size, batch_size=None)
+    method = tb.SGLD(1, steps=500, burn_in=150, thin=5, step_size=step_size, batch_size=None)
     chains = tb.sample(gaussian(), method, normal(1, WIDE), seed=4)
     assert_second_moment(chains, 1 / (1 - step_size / 4))
 
@@ -181,7 +186,7 @@ def test_sghmc_with_exact_gradients_has_the_covariance_of_its_recursion(form: An
         into, noise = torch.tensor([1.0, 1.0]).double(), 2 * friction * step_size
     law = stationary(torch.tensor(transition).double(), noise * torch.outer(into, into))
     method = tb.SGHMC(
-        1, steps=1500, burn_in=500, thin=5, step_size=step_size, batch_size=None, momentum=momentum, form=form
+        1, steps=500, burn_in=150, thin=5, step_size=step_size, batch_size=None, momentum=momentum, form=form
     )
     assert_second_moment(tb.sample(gaussian(variance), method, normal(1, WIDE), seed=4), float(law[1, 1]))
 
@@ -197,7 +202,7 @@ def test_an_estimate_of_the_gradient_noise_takes_it_out_of_the_friction_form():
     """With gradient noise of variance s² the friction form injects 2(α − b)ε, b = εs²/2: the law is that without."""
     step_size, momentum, noise = 0.02, 0.8, 2.0
     estimate = step_size * noise**2 / 2
-    settings: dict[str, Any] = {"steps": 1500, "burn_in": 500, "thin": 5, "step_size": step_size, "batch_size": None}
+    settings: dict[str, Any] = {"steps": 500, "burn_in": 150, "thin": 5, "step_size": step_size, "batch_size": None}
     transition = torch.tensor([[momentum, -step_size], [momentum, 1 - step_size]]).double()
     clean = 2 * (1 - momentum) * step_size
     for b, injected in ((estimate, clean), (0.0, clean + step_size**2 * noise**2)):
@@ -210,15 +215,16 @@ def test_an_estimate_of_the_gradient_noise_takes_it_out_of_the_friction_form():
 def test_noise_of_minibatches_adds_what_their_variance_says():
     """SGLD with gradient noise of variance s²: the stationary variance is (1 + ε s²/4)/(1 − ε/4)."""
     step_size, noise = 0.1, 3.0
-    method = tb.SGLD(1, steps=1000, burn_in=300, thin=5, step_size=step_size, batch_size=None)
+    method = tb.SGLD(1, steps=500, burn_in=150, thin=5, step_size=step_size, batch_size=None)
     chains = tb.sample(NoisyGradient(gaussian(), scale=noise), method, normal(1, WIDE), seed=4)  # type: ignore[arg-type]
     assert_second_moment(chains, (1 + step_size * noise**2 / 4) / (1 - step_size / 4))
 
 
+@cache
 def thermostat(step_size: float, noise: float = 0.0) -> float:
     """Mean square of the weights under SGNHT, whose law is N(0, 1) up to an error of order √ε."""
     steps = int(30 / step_size**0.5)
-    method = tb.SGNHT(1, steps=6 * steps, burn_in=3 * steps, thin=5, step_size=step_size, batch_size=None)
+    method = tb.SGNHT(1, steps=4 * steps, burn_in=2 * steps, thin=5, step_size=step_size, batch_size=None)
     density: Any = NoisyGradient(gaussian(), scale=noise) if noise else gaussian()
     return float(second_moment(tb.sample(density, method, normal(1, WIDE), seed=1))[0])
 
@@ -233,15 +239,15 @@ def test_the_thermostat_does_not_keep_what_the_first_descent_had():
     """A start ten deviations away gives 17 times the kinetic energy of the temperature."""
     scales = torch.tensor([1.0, 0.55, 0.32]).double()
     density = tb.FunctionDensity(lambda w: -0.5 * (w.double() / scales).square().sum(1))
-    method = tb.SGNHT(64, 6000, 2000, 10, step_size=0.01, batch_size=None)
-    chains = tb.sample(density, method, normal(64, 3) + 10.0, seed=3)
+    method = tb.SGNHT(256, 2000, 1000, 10, step_size=0.01, batch_size=None)
+    chains = tb.sample(density, method, normal(256, 3) + 10.0, seed=3)
     shares = chains.weights_MSD.double().flatten(0, 1).std(0) / scales
     assert ((shares - 1).abs() < 0.1).all()
 
 
 def test_the_thermostat_absorbs_gradient_noise_of_unknown_size():
     assert thermostat(0.01, noise=2.0) == pytest.approx(thermostat(0.01), abs=0.03)
-    method = tb.SGHMC(1, 3000, 1500, 5, step_size=0.01, batch_size=None)
+    method = tb.SGHMC(1, 800, 400, 5, step_size=0.01, batch_size=None)
     hot = tb.sample(NoisyGradient(gaussian(), scale=2.0), method, normal(1, WIDE))  # type: ignore[arg-type]
     assert second_moment(hot)[0] > 1.1
 
@@ -254,7 +260,7 @@ def test_temperature_scales_the_spread_of_stochastic_samplers(make: Make, temper
     model = tb.Model(network, tb.likelihoods.Gaussian(1e3), tb.priors.Normal(1.0), temperature=temperature)
     rows = (torch.zeros(4, 2000).double(), torch.zeros(4, 1).double())
     step_size = 1e-3 if make is tb.SGNHT else 0.05
-    settings = {"chains": 1, "steps": 1500, "burn_in": 500, "thin": 5, "step_size": step_size, "batch_size": 2}
+    settings = {"chains": 1, "steps": 700, "burn_in": 200, "thin": 5, "step_size": step_size, "batch_size": 2}
     posterior = tb.fit(model, rows, make(**settings), start=normal(1, 2000) * temperature**0.5, callbacks=())
     assert isinstance(posterior, tb.Draws)
     assert posterior.weights_MSD.square().mean() / temperature == pytest.approx(1.0, abs=0.06)
@@ -263,15 +269,18 @@ def test_temperature_scales_the_spread_of_stochastic_samplers(make: Make, temper
 # --- preconditioners, schedules, cycles ---
 
 
+@pytest.mark.filterwarnings("ignore:.*the halves of chain 0 disagree")  # on one of 1,200 weights, in a chain so short
 @pytest.mark.parametrize("make", [tb.SGLD, tb.SGHMC, tb.SGNHT])
 def test_a_preconditioner_equals_a_change_of_units(make: Make):
-    """Where gradients have constant size V settles, and coordinates of other units move alike."""
-    scales = torch.tensor([0.1, 1.0, 10.0]).double()
+    """Where gradients have constant size V settles, and coordinates of other units move alike: 400 of each unit."""
+    scales = torch.tensor([0.1, 1.0, 10.0]).double().repeat_interleave(400)
     density = tb.FunctionDensity(lambda w: -0.5 * (w.double() / scales).square().sum(1))
-    settings = {"steps": 12000, "burn_in": 2000, "batch_size": None, "preconditioned": True, "decay": 0.9999}
-    chains = tb.sample(density, make(chains=32, step_size=0.02, **settings), normal(32, 3) * scales, seed=3)
-    spread = chains.weights_MSD.square().mean(dim=(0, 1)).sqrt() / scales
-    assert spread.tolist() == pytest.approx([1.0] * 3, rel=0.1)
+    length = {"steps": 6000, "burn_in": 1000} if make is tb.SGLD else {"steps": 2000, "burn_in": 400}
+    step_size = 0.05 if make is tb.SGLD else 0.02
+    method = make(chains=1, step_size=step_size, batch_size=None, preconditioned=True, decay=0.9999, **length)
+    chains = tb.sample(density, method, normal(1, 1200) * scales, seed=3)
+    squares = (chains.weights_MSD[0] / scales).square().mean(0)
+    assert squares.view(3, 400).mean(1).sqrt().tolist() == pytest.approx([1.0] * 3, rel=0.1)
 
 
 @pytest.mark.parametrize("make", [tb.SGLD, tb.SGHMC, tb.SGNHT])
@@ -374,17 +383,17 @@ def test_weights_are_kept_at_the_end_of_each_cycle(draws: int, thin: int, kept: 
 
 @pytest.mark.slow
 def test_a_cyclical_chain_finds_the_modes_that_a_plain_one_does_not():
-    """The mixture of Zhang et al. (2020) with their step sizes, 30 cycles and gradient noise N(0, I).
+    """The mixture of Zhang et al. (2020) with their step sizes, cycles of 166 steps and gradient noise N(0, I).
 
-    A tenth of their 50,000 steps will do, which are cheaper by three chains than by a long one.
+    A twentieth of their 50,000 steps will do, which are cheaper by four chains than by a long one.
     """
-    start = 20 * torch.rand(3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 10
+    start = 20 * torch.rand(4, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 10
     density: Any = NoisyGradient(mixture25().density(), seed=1)
-    steps = 5000
+    steps, cycle = 2500, 5000 // 30
     # their ε multiplies the gradient itself, twice ours
-    cycles = tb.Cycles(steps // 30, exploration=0.0, draws=steps // 30 - 5)
-    cyclical = tb.SGLD(3, steps, 0, step_size=2 * 0.07, batch_size=None, schedule=cycles, thin=1)
-    plain = tb.SGLD(3, steps, 0, step_size=2 * 0.043, batch_size=None, schedule=tb.Decay(100.0, 0.55), thin=1)
+    cycles = tb.Cycles(cycle, exploration=0.0, draws=cycle - 5)
+    cyclical = tb.SGLD(4, steps, 0, step_size=2 * 0.07, batch_size=None, schedule=cycles, thin=1)
+    plain = tb.SGLD(4, steps, 0, step_size=2 * 0.043, batch_size=None, schedule=tb.Decay(100.0, 0.55), thin=1)
     found = tb.sample(density, cyclical, start, seed=2)
     assert all((mode_shares(chain) > 0).sum() >= 20 for chain in found.weights_MSD)
     with pytest.warns(tb.ProblemWarning, match="chains disagree on weight"):

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.covering import some_of
 from tests.laws.cases import normal
 from torch import Tensor, nn
 
@@ -214,8 +215,7 @@ def test_learned_noise_of_many_rows_is_found_too_large() -> None:
 # --- no false alarm
 
 
-@pytest.mark.parametrize("kind", ["classes", "regression"])
-@pytest.mark.parametrize("name", [*METHODS, *OTHERS])
+@pytest.mark.parametrize(("name", "kind"), some_of([*METHODS, *OTHERS], ["classes", "regression"], one_in=2))
 def test_a_good_fit_has_no_problem(name: str, kind: str) -> None:
     assert problems((METHODS | OTHERS)[name](epochs=150, optimizer=tb.Adam(0.02)), kind) == ""
 

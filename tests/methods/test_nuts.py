@@ -121,19 +121,19 @@ def wall(weights_MD: Tensor) -> Tensor:
     [
         (skewed().log_density, 0.3, 8, 0),
         (skewed().log_density, 0.02, 6, 0),
-        (skewed().log_density, 2.5, 5, 20),
-        (wall, 0.2, 8, 20),
+        (skewed().log_density, 2.5, 5, 5),
+        (wall, 0.2, 8, 5),
     ],
     ids=["usual", "bounded", "divergent", "wall"],
 )
 def test_it_equals_a_recursive_one_draw_by_draw(log_density: Any, step_size: float, doublings: int, divergences: int):
-    chains = 4 if step_size < 0.1 else 12
+    chains = 4 if step_size < 0.1 else 8
     method = tb.NUTS(chains, 20, 0, step_size=step_size, mass="unit", max_doublings=doublings)
     density = tb.FunctionDensity(log_density)
     state: Any = method.init(density, 0.3 * normal(chains, 4), seeds=member_seeds(0, chains))
     state.inverse_mass_MD.copy_(normal(chains, 4, seed=1).exp())
     divergent, saturated = 0.0, 0.0
-    for _ in range(4 if step_size < 0.1 else 20):
+    for _ in range(3 if step_size < 0.1 else 12):
         expected = [recursive(method, log_density, state, chain) for chain in range(chains)]
         state, info = method.step(density, state)
         gains = [torch.tensor([gain for *_, gain in tree.leaves], dtype=torch.float64) for _, tree, _ in expected]
@@ -219,8 +219,8 @@ def test_an_oscillator_turns_after_half_a_period(step: float, phase: float):
 def test_trees_on_a_normal_target_do_not_go_round_and_round(size: int):
     """A period is 2π; whatever the step size, no trajectory is longer than the doubling that goes beyond it."""
     worst = 0.0
-    for step_size in torch.linspace(0.25, 1.2, 24).tolist():
-        chains = tb.sample(isotropic(), tb.NUTS(8, 12, 0, step_size=step_size, mass="unit"), normal(8, size), seed=1)
+    for step_size in torch.linspace(0.25, 1.2, 12).tolist():
+        chains = tb.sample(isotropic(), tb.NUTS(16, 6, 0, step_size=step_size, mass="unit"), normal(16, size), seed=1)
         worst = max(worst, step_size * float(chains.numbers["gradients"].max()))
     assert worst < 4 * math.pi
 
@@ -262,7 +262,7 @@ def test_a_banana_has_the_moments_of_quadrature():
     exact_F = masses_P @ functions(grid_PD)
     coarse_P = banana_log_density(torch.cartesian_prod(x[::2], y[::2])).softmax(0)
     assert_close(coarse_P @ functions(torch.cartesian_prod(x[::2], y[::2]))[:, :6], exact_F[:6], rtol=1e-9, atol=1e-9)
-    chains = tb.sample(tb.FunctionDensity(banana_log_density), tb.NUTS(64, 550, 150), normal(64, 2), seed=1)
+    chains = tb.sample(tb.FunctionDensity(banana_log_density), tb.NUTS(128, 260, 120), normal(128, 2), seed=1)
     labels = ["x", "y", "x²", "y²", "x² y", "x y", "y > 0"]
     within_F = torch.tensor([0.1, 0.1, 0.15, 0.15, 0.3, 0.15, 0.05]).double()
     assert_expectations(functions(chains.weights_MSD), exact_F, within_F=within_F, labels=labels)
@@ -280,7 +280,7 @@ def test_one_dimension_is_enough(settings: dict[str, Any]):
         torch.tensor([[scale**2]]).double(),
         cdf=lambda w: torch.special.ndtr((w.double() - 3) / scale),
     )
-    chains = tb.sample(target.density(), tb.NUTS(64, 500, 100, **settings), normal(64, 1), seed=1)
+    chains = tb.sample(target.density(), tb.NUTS(200, 180, 60, **settings), normal(200, 1), seed=1)
     assert_moments(chains.weights_MSD, target)
     assert_quantiles(chains.weights_MSD, target)
 
@@ -288,13 +288,13 @@ def test_one_dimension_is_enough(settings: dict[str, Any]):
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [tb.HMC, tb.NUTS])
 def test_diagnostics_complain_of_the_funnel_where_it_is_centred(make: Callable[..., Sampler]):
-    settings = {"trajectory": 1.5, "jitter": 0.3} if make is tb.HMC else {"mass": "unit", "max_doublings": 6}
+    settings = {"trajectory": 1.5, "jitter": 0.3} if make is tb.HMC else {"mass": "unit", "max_doublings": 5}
     seen = {}
     for centred in (True, False):
-        method = make(8, 350, 100, step_size=0.5, **settings)
+        method = make(16, 200, 60, step_size=0.5, **settings)
         with pytest.warns(tb.ProblemWarning, match="E-BFMI of") if centred else nullcontext():
-            chains = tb.sample(funnel(centred=centred).density(), method, normal(8, 10), seed=2)
-        missing, divergent_MS = ebfmi(chains.numbers["energy"][:, 100:]).min(), chains.numbers["divergent"][:, 100:]
+            chains = tb.sample(funnel(centred=centred).density(), method, normal(16, 10), seed=2)
+        missing, divergent_MS = ebfmi(chains.numbers["energy"][:, 60:]).min(), chains.numbers["divergent"][:, 60:]
         seen[centred] = float(missing), float(rhat(chains.weights_MSD).max()), float(divergent_MS.sum())
     assert seen[True][0] < 0.2 < 0.7 < seen[False][0]
     assert seen[False][1] < 1.02 < 1.05 < seen[True][1]

@@ -100,10 +100,20 @@ def test_the_usual_length_is_50_epochs_or_2000_steps(steps_per_epoch: int, desce
 
 
 @pytest.mark.filterwarnings("ignore:.*not at a mode")  # after so few steps
-@structures
-@pytest.mark.parametrize("network", ["mlp", "conv_batch_norm", "tied"])
+@pytest.mark.parametrize(
+    ("structure", "network", "interrupted"),
+    [
+        ("kronecker", "conv_batch_norm", (5, 11, 14)),
+        ("kronecker", "tied", (14,)),
+        ("dense", "mlp", (5,)),
+        ("diagonal", "conv_batch_norm", (11,)),
+        ("ekfac", "mlp", (11, 14)),
+        ("ekfac", "conv_batch_norm", (5,)),
+        ("low_rank", "tied", (11,)),
+    ],
+)
 def test_interrupted_and_resumed_equals_uninterrupted(
-    structure: Any, network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    structure: Any, network: str, interrupted: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert network in NETWORKS
     prior = "scalar" if structure in {"dense", "low_rank", "kronecker"} else "layer"
@@ -115,7 +125,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(
 
     expected = fit(tmp_path / "whole")
     keep_every(monkeypatch, 10.0)
-    for steps in (5, 11, 14):
+    for steps in interrupted:
         with monkeypatch.context() as inside:
             break_after(inside, tb.OnlineLaplace, steps)
             with pytest.raises(KeyboardInterrupt):

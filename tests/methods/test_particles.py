@@ -218,8 +218,11 @@ SVGD_AT_REST = {1: (0.937, 0.001), 2: (0.869, 0.012), 5: (0.655, 0.012), 10: (0.
 KDE_AT_REST = {1: (0.839, 0.001), 2: (0.657, 0.012), 5: (0.344, 0.012), 10: (0.172, 0.006), 30: (0.064, 0.001)}
 
 
+SIZES = [1, 10, *(pytest.param(size, marks=pytest.mark.study) for size in (2, 5, 30))]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("size", SVGD_AT_REST)
+@pytest.mark.parametrize("size", SIZES)
 def test_particles_of_svgd_at_rest_spread_too_little_by_a_known_amount(size: int) -> None:
     expected, within = SVGD_AT_REST[size]
     found, force = run(tb.SVGD(members=50, **settled(1.0)), normal(50, size), 2000)
@@ -228,7 +231,7 @@ def test_particles_of_svgd_at_rest_spread_too_little_by_a_known_amount(size: int
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", KDE_AT_REST)
+@pytest.mark.parametrize("size", SIZES)
 def test_a_repulsive_ensemble_at_rest_spreads_too_little_by_a_known_amount(size: int) -> None:
     expected, within = KDE_AT_REST[size]
     found, force = run(in_weights(members=50, **settled(0.02 if size == 1 else 0.1)), normal(50, size), 2500)
@@ -237,13 +240,14 @@ def test_a_repulsive_ensemble_at_rest_spreads_too_little_by_a_known_amount(size:
 
 
 @pytest.mark.slow
+@pytest.mark.study  # fifty particles at rest, above, take the same steps
 def test_more_particles_of_svgd_spread_more() -> None:
     found, _ = run(tb.SVGD(members=200, **settled(1.0)), normal(200, 1), 2500)
     assert variance(found) == pytest.approx(0.979, abs=0.002)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("count", "expected"), [(50, 0.728), (200, 0.745)])
+@pytest.mark.parametrize(("count", "expected"), [(50, 0.728), pytest.param(200, 0.745, marks=pytest.mark.study)])
 def test_kde_of_fixed_bandwidth_takes_half_of_it_off_the_variance(count: int, expected: float) -> None:
     """With n → ∞ the variance under N(0, 1) is 1 − h/2."""
     found, _ = run(in_weights(members=count, bandwidth=0.5, **settled(0.05)), normal(count, 1), 2000)

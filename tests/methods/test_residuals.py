@@ -11,8 +11,9 @@ from torch import nn
 
 import torchbayes as tb
 
+SHORT: Any = {"steps": 18, "burn_in": 12, "chains": 2, "trajectory": 0.1, "max_leapfrogs": 16}
 METHODS = [tb.MAP(epochs=20), tb.MAP(members=2, epochs=20), tb.SWAG(epochs=20), tb.SGHMC(steps=200, burn_in=100),
-           tb.OnlineLaplace(epochs_of_descent=20), tb.HMC(steps=30, burn_in=20, chains=2, trajectory=0.1)]  # fmt: skip
+           tb.OnlineLaplace(epochs_of_descent=20), tb.HMC(**SHORT)]  # fmt: skip
 LIKELIHOODS = [
     (tb.likelihoods.Gaussian(1.0), 1),
     (tb.likelihoods.Gaussian("learned"), 1),

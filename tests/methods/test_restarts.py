@@ -105,7 +105,7 @@ def test_a_warm_start_is_not_worse_than_a_cold_one(name: str):
     model, data = WARM[name]()
     modes = tb.fit(model, data, tb.MAP(members=2, epochs=100, optimizer=tb.Adam(0.01)), callbacks=())
     for make in (tb.SGHMC, tb.SGLD, tb.SGNHT):
-        method = make(chains=2, steps=300, burn_in=200, thin=10, batch_size=50)
+        method = make(chains=2, steps=180, burn_in=120, thin=10, batch_size=50)
         cold, warm = (tb.fit(model, data, method, start=start, callbacks=()) for start in (None, modes))
         losses_of = [float(tb.evaluate(p, data).metrics["nll"]) for p in (cold, warm, modes)]
         assert losses_of[1] < losses_of[0] + 0.02

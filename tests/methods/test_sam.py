@@ -16,6 +16,7 @@ from torchbayes.cli import main
 from torchbayes.density.dynamics import Value
 from torchbayes.methods.flat.parts import split
 from torchbayes.methods.flat.sam import risen
+from torchbayes.methods.optimise import length
 from torchbayes.methods.optimise.descent import descend, start
 
 ROWS = tb.Batch(torch.zeros(1, 4, 1), torch.zeros(1, 4, 1))
@@ -256,7 +257,8 @@ def test_an_optimiser_within_itself_is_refused() -> None:
         tb.SAM(tb.SAM())  # type: ignore[arg-type]
 
 
-def test_held_out_rows_choose_the_epochs_with_it() -> None:
+def test_held_out_rows_choose_the_epochs_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(length, "_LONGEST", 800)  # steps of the first runs at most
     inputs = torch.linspace(-1, 1, 100).unsqueeze(1)
     net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
     model = tb.Model(net, tb.likelihoods.Gaussian(0.1))

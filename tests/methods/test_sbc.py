@@ -116,7 +116,14 @@ def test_ranks_are_uniform(method: Sampler):
 @pytest.mark.filterwarnings(
     "ignore:.*of the iterations of chain"
 )  # one of many, in a mode of another data set's weights
-@pytest.mark.parametrize("wrong", [{"noise": 0.36}, {"prior_scale": 1.3}, {"temperature": 1.5}], ids=repr)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"noise": 0.36},
+        *(pytest.param(w, marks=pytest.mark.study) for w in ({"prior_scale": 1.3}, {"temperature": 1.5})),
+    ],
+    ids=repr,
+)
 def test_ranks_are_not_uniform_for_a_wrong_density(wrong: dict[str, Any]):
     assert worst(calibrated(METHODS["hmc"], **wrong)[0]) < ALPHA / len(METHODS)
 
@@ -124,7 +131,7 @@ def test_ranks_are_not_uniform_for_a_wrong_density(wrong: dict[str, Any]):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*of the iterations.*diverged")  # where the wrong test lets them go
 @pytest.mark.filterwarnings("ignore:.*accepted fewer than 1 % of the proposals")  # one of many, at steps so large
-@pytest.mark.parametrize("honest", [True, False])
+@pytest.mark.parametrize("honest", [pytest.param(True, marks=pytest.mark.study), False])
 def test_a_metropolis_test_that_accepts_too_much_is_seen(honest: bool, monkeypatch: pytest.MonkeyPatch):
     """Steps so large that the right test turns down two proposals in five; the wrong one, none but the hopeless."""
     right = hmc.metropolis

@@ -205,23 +205,23 @@ def test_minibatches_and_weighted_rows_count_as_they_say() -> None:
 # --- training
 
 
-@pytest.mark.parametrize("covariance", COVARIANCES)
-@pytest.mark.parametrize("weight", [1.0, 0.5])
+@pytest.mark.parametrize(("covariance", "weight"), [("dense", 0.5), ("diagonal", 1.0), ("low_rank", 0.5)])
 def test_training_reaches_the_best_bound_of_fixed_features(covariance: Any, weight: float) -> None:
-    (x, y), net = regression(60, 1), stacked(outputs=1)
-    model = tb.Model(net, tb.likelihoods.Gaussian(0.3), tb.priors.Normal(1.0), random="2.*")
-    method = tb.VBLL(covariance, epochs=4000, optimizer=tb.Adam(0.03), rank=2, kl_weight=weight)
+    """The noise is so wide that the prior, and with it β, counts in every direction."""
+    (x, y), net, noise = regression(60, 1), stacked(outputs=1), 0.8
+    model = tb.Model(net, tb.likelihoods.Gaussian(noise), tb.priors.Normal(1.0), random="2.*")
+    method = tb.VBLL(covariance, epochs=600, optimizer=tb.Adam(0.05), rank=2, kl_weight=weight)
     posterior = tb.fit(model, (x, y), method, callbacks=())
     seen = torch.cat([net[1](net[0](x)), torch.ones(60, 1, dtype=torch.float64)], 1).detach()  # type: ignore[index]
-    precision = seen.T @ seen / 0.09 + weight * torch.eye(5, dtype=torch.float64)  # that of q is 1/β times as much
-    mean = torch.linalg.solve(precision, seen.T @ y[:, 0] / 0.09)
+    precision = seen.T @ seen / noise**2 + weight * torch.eye(5, dtype=torch.float64)  # that of q is 1/β times as much
+    mean = torch.linalg.solve(precision, seen.T @ y[:, 0] / noise**2)
     assert isinstance(posterior, tb.Gaussian)
-    assert_close(posterior.mean_MD[0], mean, rtol=1e-2, atol=1e-2)
+    assert_close(posterior.mean_MD[0], mean, rtol=5e-3, atol=5e-3)
     found = posterior.covariance.dense()[0] / weight
     if covariance == "dense":
-        assert_close(found, torch.linalg.inv(precision), rtol=0.05, atol=1e-3)
+        assert_close(found, torch.linalg.inv(precision), rtol=1e-3, atol=1e-5)
     elif covariance == "diagonal":
-        assert_close(found.diagonal(), 1 / precision.diagonal(), rtol=0.01, atol=0.0)
+        assert_close(found.diagonal(), 1 / precision.diagonal(), rtol=1e-3, atol=0.0)
     else:  # between the two
         assert float((found.diagonal() * precision.diagonal()).min()) > 1.0
         assert (found.diagonal() < torch.linalg.inv(precision).diagonal() * 1.05).all()
@@ -232,7 +232,8 @@ def test_training_reaches_the_best_bound_of_fixed_features(covariance: Any, weig
 def test_predictions_are_the_exact_ones_of_what_was_trained(covariance: Any, tmp_path: Path) -> None:
     data = regression(50)
     model = tb.Model(stacked(), tb.likelihoods.Gaussian("learned", outputs=2))
-    posterior = tb.fit(model, data, tb.VBLL(covariance, 2, 100, optimizer=tb.Adam(0.03), rank=2), callbacks=())
+    method = tb.VBLL(covariance, 2, 100, optimizer=tb.Adam(0.03), rank=2, kl_weight=0.5)
+    posterior = tb.fit(model, data, method, callbacks=())
     assert isinstance(posterior, tb.Gaussian)
     x = 3 * normal(7, 2, seed=9)
     prediction, drawn = tb.predict(posterior, x), posterior.functions(8000, seed=1)(x)
@@ -262,7 +263,7 @@ def test_classes_are_drawn_from_the_outputs_and_features_are_learned() -> None:
     labels = (inputs[:, 0] * inputs[:, 1] > 0).long()  # no line separates them
     model = tb.Model(stacked(width=16), tb.likelihoods.Categorical())
     for bound in ("jensen", "knowles_minka"):
-        method = tb.VBLL(bound=bound, epochs=60, optimizer=tb.Adam(0.02))  # type: ignore[arg-type]
+        method = tb.VBLL(bound=bound, epochs=60, optimizer=tb.Adam(0.02), kl_weight=0.1)  # type: ignore[arg-type]
         posterior = tb.fit(model, (inputs, labels), method, callbacks=())
         prediction = tb.predict(posterior, inputs)
         assert prediction.outputs_SBK.shape[0] == 100
@@ -277,7 +278,7 @@ def test_spread_grows_away_from_the_data() -> None:
     x = torch.linspace(-1, 1, 60, dtype=torch.float64).unsqueeze(1)
     y = (3 * x).sin() + 0.1 * normal(60, 1, seed=4)
     model = tb.Model(stacked(1, 1, 20), tb.likelihoods.Gaussian(0.1))
-    posterior = tb.fit(model, (x, y), tb.VBLL(epochs=1500, optimizer=tb.Adam(0.01), kl_weight=1.0), callbacks=())
+    posterior = tb.fit(model, (x, y), tb.VBLL(epochs=500, optimizer=tb.Adam(0.03), kl_weight=1.0), callbacks=())
     at = torch.tensor([[0.0], [3.0]], dtype=torch.float64)
     spread = tb.predict(posterior, at).function_variance
     assert spread is not None
@@ -286,12 +287,12 @@ def test_spread_grows_away_from_the_data() -> None:
 
 def test_held_out_rows_choose_the_weight_of_the_divergence(tmp_path: Path) -> None:
     """With several classes the bound is loose, and β = 1 too cautious."""
-    inputs = normal(200, 5, seed=2)
+    inputs = normal(100, 5, seed=2)
     net = nn.Sequential(nn.Linear(5, 50), nn.Tanh(), nn.Linear(50, 5)).double()
     model = tb.Model(net, tb.likelihoods.Categorical())
     new, nlls, chosen = normal(500, 5, seed=3), {}, {}
-    about: dict[str, Any] = {"batch_size": 20, "optimizer": tb.Adam(0.01)}
-    for name, settings in {"both": {}, "weight": {"epochs": 40}, "none": {"epochs": 40, "kl_weight": 1.0}}.items():
+    about: dict[str, Any] = {"batch_size": 50, "optimizer": tb.Adam(0.03)}
+    for name, settings in {"both": {}, "weight": {"epochs": 20}, "none": {"epochs": 20, "kl_weight": 1.0}}.items():
         method, where = tb.VBLL("diagonal", **about, **settings), tmp_path / name
         posterior = tb.fit(model, (inputs, inputs.argmax(1)), method, seed=1, directory=where, callbacks=())
         nlls[name] = tb.evaluate(posterior, (new, new.argmax(1))).metrics["nll"]
@@ -388,7 +389,7 @@ def test_last_layers_of_any_class_are_those_of_torch(kind: Any, outputs: int) ->
     data, x, method = (
         regression(30, outputs),
         normal(7, 2, seed=9),
-        tb.VBLL(epochs=100, optimizer=tb.Adam(0.03), kl_weight=1.0),
+        tb.VBLL(epochs=20, optimizer=tb.Adam(0.1), kl_weight=1.0),
     )
     found = []
     for net in (stacked(outputs=outputs, width=3), _ending_in(kind, outputs)):

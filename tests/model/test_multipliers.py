@@ -203,7 +203,7 @@ def test_variational_inference_finds_the_inputs_that_count() -> None:
     y = (2 * x[:, :1] - x[:, 1:2]) + 0.3 * normal(150, 1, seed=2).float()
     made = priors.with_multipliers(nn.Sequential(nn.Linear(10, 1)), priors.GroupHorseshoe(0.1))
     model = tb.Model(made.network, tb.likelihoods.Gaussian(0.3), made.prior)
-    posterior = tb.fit(model, (x, y), tb.VI(epochs=800, kl_weight=1.0), callbacks=(), seed=0)
+    posterior = tb.fit(model, (x, y), tb.VI(epochs=400, kl_weight=1.0), callbacks=(), seed=0)
     parts = model.layout.split(posterior.sample(400))
     z = priors.GroupHorseshoe(0.1).multipliers({n: parts[f"0.{n}"] for n in priors.GroupHorseshoe().laws()})
     w = (z * parts["0.layer.weight"][:, 0]).double()

@@ -110,8 +110,8 @@ def test_hmc_draws_the_posterior_of_one_weight() -> None:
     p = (log_p - log_p.max()).exp()
     mean = float((p * grid).sum() / p.sum())
     spread = float((p * (grid - mean).square()).sum() / p.sum()) ** 0.5
-    method = tb.HMC(chains=4, steps=600, burn_in=100, step_size=0.15, trajectory=0.6)
-    drawn = tb.fit(model, (x, y), method, callbacks=(), start=torch.full((4, 1), 0.7).double()).sample(2000)
+    method = tb.HMC(chains=24, steps=200, burn_in=100, step_size=0.15, trajectory=0.6)
+    drawn = tb.fit(model, (x, y), method, callbacks=(), start=torch.full((24, 1), 0.7).double()).sample(2400)
     assert abs(float(drawn.mean()) - mean) < 0.12 * spread
     assert abs(float(drawn.std()) - spread) < 0.12 * spread
 
@@ -197,7 +197,12 @@ def test_expectation_has_the_derivatives_of_its_value() -> None:
 
 def test_variational_dropout_of_one_weight_meets_its_optimum() -> None:
     model, (x, y) = one_weight(priors.LogUniform())
-    fitted = tb.fit(model, (x, y), tb.VI(epochs=4000, kl_weight=1.0, draws=8, antithetic=True), callbacks=())
+    fitted = tb.fit(
+        model,
+        (x, y),
+        tb.VI(epochs=400, optimizer=tb.Adam(0.05), kl_weight=1.0, draws=64, antithetic=True),
+        callbacks=(),
+    )
     assert isinstance(fitted, tb.Gaussian)
 
     def objective(at: Any) -> float:

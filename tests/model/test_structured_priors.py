@@ -286,7 +286,7 @@ def test_samplers_meet_the_posterior_of_a_linear_model(method: str, temperature:
     prior = torch.block_diag(torch.linalg.inv(rule.covariance), torch.tensor([[0.25]], dtype=torch.float64))
     covariance = torch.linalg.inv(features.T @ features + prior)
     mean = covariance @ features.T @ targets
-    own: Any = tb.HMC(8, 500, 200, jitter=0.5) if method == "hmc" else tb.EllipticalSlice(8, 3000, 300, 3)
+    own: Any = tb.HMC(48, 110, 60, jitter=0.5) if method == "hmc" else tb.EllipticalSlice(48, 800, 200, 12)
     draws = tb.fit(model, (inputs, targets), own, callbacks=()).sample(2400)
     root = torch.linalg.inv(torch.linalg.cholesky(temperature * covariance))
     whitened = (draws - mean) @ root.T

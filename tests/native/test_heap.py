@@ -1,41 +1,59 @@
 """The heap keeps what a step frees: the system need not map the same pages again."""
 
-import os
 import platform
+import resource
 import subprocess
 import sys
+from multiprocessing.connection import Connection
 
 import pytest
+import torch
 
-# ten blocks that are written and freed, again and again, as the tensors of a step are
-STEPS = """
-import resource, torch
-from torchbayes.native.heap import widen
-{widen}
-def step():
-    blocks = [torch.ones(1 << 18) for _ in range(10)]
-for _ in range(5):
-    step()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(20):
-    step()
-print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 20)
-"""
+from tests.processes import forked
+from torchbayes.native import heap
+
+LAYOUTS = 24
 
 
-def faults(widen: str) -> float:
-    """Pages that the system maps in a step, in a process of its own with the allocator's usual settings."""
-    usual = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "LD_PRELOAD"))}
-    command = [sys.executable, "-c", STEPS.format(widen=widen)]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True, env=usual).stdout)
+def faults(widened: bool, number: int, pipe: Connection) -> None:
+    """Tell the pages that the system maps in a step, in a process of its own.
+
+    Its heap has a few more blocks than that of another number, so that other blocks lie at its top.
+    """
+    kept = [bytearray(1000 * (number + 1)) for _ in range(40 * number)]
+    if widened:
+        heap.widen()
+
+    def step() -> None:
+        blocks = [torch.ones(1 << 18) for _ in range(10)]  # written and freed, as the tensors of a step are
+        del blocks
+
+    for _ in range(5):
+        step()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        step()
+    pipe.send((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / 20)
+    del kept
+
+
+def faults_of(number: int, *, widened: bool) -> float:
+    """The pages that the system maps in a step, with a layout of the heap."""
+    own, theirs = forked().Pipe()
+    process = forked().Process(target=faults, args=(widened, number, theirs))
+    process.start()
+    assert own.poll(240)
+    process.join()
+    return own.recv()
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators have other rules")
 def test_a_step_finds_its_memory_again():
-    assert all(faults("widen()") < 100 for _ in range(4))
-    # A small block that happens to lie at the top of the heap keeps it from being given back, in up to half of the
-    # processes. Were that so in all of twelve, there would be nothing to mend, and `widen` could go.
-    assert any(faults("") > 1000 for _ in range(12))
+    # A small block that happens to lie at the top of the heap keeps it from being given back, in many of the layouts.
+    # Were that so in all of them, there would be nothing to mend, and `widen` could go.
+    mapped_anew = [number for number in range(LAYOUTS) if faults_of(number, widened=False) > 1000]
+    assert mapped_anew
+    assert all(faults_of(number, widened=True) < 100 for number in mapped_anew)
 
 
 # blocks below the size that is mapped by itself, of which every other one is freed: none of these lies at the top

@@ -91,16 +91,30 @@ def test_the_directory_itself_may_be_a_link_and_folders_in_it_may_not(tmp_path):
     assert folder_in(tmp_path / "run", "other", "inner") == tmp_path / "run" / "other" / "inner"
 
 
+MOONS = ["fit", "--data", "two_moons", "--train_size", "20", "--network_settings.hidden", "[3]"]
+LAPLACE = ["--method", "Laplace", "--method.prior", "model", "--method.check_mode", "false"]
+
+
+@pytest.fixture(scope="module")
+def laplace(tmp_path_factory):
+    """A run whose folders other commands write to."""
+    home = tmp_path_factory.mktemp("laplace")
+    assert main([*MOONS, "--method", "MAP", "--method.epochs", "2", "--directory", str(home / "map")]) == 0
+    assert main([*MOONS, *LAPLACE, "--start", str(home / "map"), "--directory", str(home / "run")]) == 0
+    return home / "run"
+
+
 @pytest.mark.parametrize("folder", ["start", "report", "diagnosis", "tuned"])
-def test_folders_of_a_run_that_lead_outside_are_refused(tmp_path, monkeypatch, capsys, folder):
+def test_folders_of_a_run_that_lead_outside_are_refused(tmp_path, monkeypatch, capsys, laplace, folder):
     monkeypatch.chdir(tmp_path)
     Path("outside").mkdir()
-    Path("run").mkdir()
+    if folder == "start":
+        Path("run").mkdir()
+    else:
+        shutil.copytree(laplace, "run")
     Path("run", folder).symlink_to(tmp_path / "outside")
-    fit_ = ["fit", "--data", "two_moons", "--train_size", "20", "--method", "Laplace", "--directory", "run"]
+    fit_ = [*MOONS, "--method", "Laplace", "--directory", "run"]
     command = {"start": fit_, "report": ["report", "run"], "diagnosis": ["diagnose", "run"], "tuned": ["tune", "run"]}
-    if folder != "start":
-        assert main([*fit_, "--method.prior", "model", "--network_settings.hidden", "[3]"]) == 0
     assert main(command[folder]) == 2
     assert f"{folder}` is a link, and what is written for a run stays within it" in capsys.readouterr().err
     assert not any(Path("outside").iterdir())

@@ -5,46 +5,44 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
 import socket
-import subprocess
 import sys
 import threading
+import time
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
 
 from tests.damage import nobody
+from tests.processes import forked
 from torchbayes.posteriors import files, locks
 from torchbayes.posteriors.files import PART, sweep, whole_file, write_whole
 from torchbayes.posteriors.locks import NAME, FileWarning, Locked
 
 PATIENCE = 240.0  # seconds
 
-# the module alone, without the package, which takes its time to load
-ALONE = f"""
-import os, runpy, sys, time
-from pathlib import Path
-Locked = runpy.run_path({locks.__file__!r})["Locked"]
-"""
-HOLD = f"""{ALONE}
-with Locked(sys.argv[1]):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
+
+def hold(directory: Path, pipe: Connection) -> None:
+    """Hold a directory, in a process of its own, until told to end."""
+    with Locked(directory):
+        pipe.send("held")
+        pipe.recv()
 
 
-def holder(directory: Path) -> subprocess.Popen[str]:
-    """Start a process that holds a directory until its input ends; return once it does."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    process = subprocess.Popen([sys.executable, "-c", HOLD, str(directory)], **pipes)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    return process
+def holder(directory: Path) -> tuple[ForkServerProcess, Connection]:
+    """A process that holds a directory until something is sent to it."""
+    own, theirs = forked().Pipe()
+    process = forked().Process(target=hold, args=(directory, theirs))
+    process.start()
+    assert own.poll(PATIENCE)
+    assert own.recv() == "held"
+    return process, own
 
 
 def test_another_process_is_refused_and_told_who_holds(tmp_path: Path) -> None:
-    process = holder(tmp_path / "run")
+    process, pipe = holder(tmp_path / "run")
     try:
         message = (
             rf"run is being written to by process {process.pid} on {socket.gethostname()}, since 20\d\d-.*Wait until"
@@ -52,17 +50,18 @@ def test_another_process_is_refused_and_told_who_holds(tmp_path: Path) -> None:
         with pytest.raises(BlockingIOError, match=message):
             Locked(tmp_path / "run")
     finally:
-        process.communicate("")
-    assert process.returncode == 0
+        pipe.send("end")
+        process.join(PATIENCE)
+    assert process.exitcode == 0
     assert list((tmp_path / "run").iterdir()) == []
     with Locked(tmp_path / "run"):
         assert json.loads((tmp_path / "run" / NAME).read_text())["process"] == os.getpid()
 
 
 def test_a_killed_holder_leaves_a_file_that_blocks_nobody(tmp_path: Path) -> None:
-    process = holder(tmp_path)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process, _ = holder(tmp_path)
+    process.kill()
+    process.join(PATIENCE)
     assert json.loads((tmp_path / NAME).read_text())["process"] == process.pid
     with Locked(tmp_path):
         assert json.loads((tmp_path / NAME).read_text())["process"] == os.getpid()
@@ -132,22 +131,26 @@ def test_a_forked_child_neither_holds_nor_frees_the_directory(tmp_path: Path) ->
     assert os.waitpid(child, 0)[1] == 0
 
 
+def take_turns(home: Path) -> None:
+    """Hold a directory again and again, in a process of its own, and find no other inside."""
+    got = 0
+    while got < 20:
+        try:
+            with Locked(home / "run"):
+                os.close(os.open(home / "inside", os.O_CREAT | os.O_EXCL))
+                time.sleep(0.0005)
+                (home / "inside").unlink()
+                got += 1
+        except BlockingIOError:
+            time.sleep(0.0002)
+
+
 def test_processes_that_come_at_once_never_hold_it_together(tmp_path: Path) -> None:
     """Many take turns; each finds no other inside."""
-    script = """
-home, got = Path(sys.argv[1]), 0
-while got < 40:
-    try:
-        with Locked(home / "run"):
-            os.close(os.open(home / "inside", os.O_CREAT | os.O_EXCL))
-            time.sleep(0.0005)
-            os.unlink(home / "inside")
-            got += 1
-    except BlockingIOError:
-        time.sleep(0.0002)
-"""
-    processes = [subprocess.Popen([sys.executable, "-c", ALONE + script, str(tmp_path)]) for _ in range(3)]
-    assert [process.wait(PATIENCE) for process in processes] == [0, 0, 0]
+    processes = [forked().Process(target=take_turns, args=(tmp_path,)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    assert [(process.join(PATIENCE), process.exitcode)[1] for process in processes] == [0, 0, 0]
     assert list((tmp_path / "run").iterdir()) == []
 
 
@@ -302,33 +305,33 @@ def test_a_lock_file_of_another_user_is_not_removed_where_nobody_can_tell(
 
 # --- temporary files
 
-WRITE = """
-import sys, time
-from torchbayes.posteriors.files import whole_file
-with whole_file(sys.argv[1]) as name:
-    name.write_bytes(b"half")
-    print("written", flush=True)
-    sys.stdin.read()
-"""
+
+def write_half(path: Path, told: Connection) -> None:
+    """Write a file, in a process of its own, and wait with the work half done."""
+    with whole_file(path) as name:
+        name.write_bytes(b"half")
+        told.send("written")
+        told.recv()
 
 
 @pytest.mark.slow
 def test_what_a_killed_write_left_goes_with_the_next_and_what_is_being_written_stays(tmp_path: Path) -> None:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    path = tmp_path / "q.safetensors"
-    processes = [subprocess.Popen([sys.executable, "-c", WRITE, str(path)], **pipes) for _ in range(2)]
-    killed, alive = processes
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "written\n"
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
+    path, context = tmp_path / "q.safetensors", forked()
+    pipes = [context.Pipe() for _ in range(2)]
+    killed, alive = (context.Process(target=write_half, args=(path, theirs)) for _, theirs in pipes)
+    for process, (own, _) in zip((killed, alive), pipes, strict=True):
+        process.start()
+        assert own.poll(PATIENCE)
+        assert own.recv() == "written"
+    killed.kill()
+    killed.join(PATIENCE)
     assert len(list(tmp_path.glob(f".q.safetensors.*{PART}"))) == 2
     (tmp_path / f".other.abcdefgh{PART}").write_text("another file's")
     write_whole(path, b"mine")
     assert len(list(tmp_path.glob(f".q.safetensors.*{PART}"))) == 1
-    alive.communicate("")
-    assert alive.returncode == 0
+    pipes[1][0].send("go on")
+    alive.join(PATIENCE)
+    assert alive.exitcode == 0
     assert path.read_bytes() == b"half"
     assert sorted(p.name for p in tmp_path.iterdir()) == [f".other.abcdefgh{PART}", "q.safetensors"]
 

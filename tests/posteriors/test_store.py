@@ -7,8 +7,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
-import sys
 import time
 import zlib
 from collections.abc import Callable
@@ -23,6 +21,7 @@ from torch import Tensor
 
 from tests.disks import fill_draws
 from tests.oracles import normal
+from tests.processes import forked
 from torchbayes.posteriors.files import PART, write_described
 from torchbayes.posteriors.store import DrawFile
 
@@ -321,39 +320,38 @@ def test_who_finds_the_description_finds_the_draws(tmp_path: Path, monkeypatch: 
     assert len(DrawFile.open(tmp_path)) == 0
 
 
-WRITER = """
-import sys, time, torch
-from torchbayes.posteriors.store import DrawFile
-file = DrawFile.create(sys.argv[1], torch.zeros(4, 3000), {"w": (3000,)})
-for number in range(400):
-    file.append(torch.full((4, 3000), float(number)))
-    time.sleep(0.01)  # so that a reader comes to see many lengths of it
-"""
+def write_on(folder: Path) -> None:
+    """Write draws, in a process of its own, with pauses, so that a reader comes to see many lengths of the file."""
+    file = DrawFile.create(folder, torch.zeros(4, 3000), {"w": (3000,)})
+    for number in range(200):
+        file.append(torch.full((4, 3000), float(number)))
+        time.sleep(0.005)
 
 
 @pytest.mark.slow
 def test_a_reader_sees_whole_draws_while_another_process_writes(tmp_path: Path) -> None:
-    process = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)])
+    process = forked().Process(target=write_on, args=(tmp_path,))
+    process.start()
     try:
         until, seen, previous = time.monotonic() + 240, 0, None
-        while process.poll() is None and time.monotonic() < until:
+        while process.is_alive() and time.monotonic() < until:
             if not (tmp_path / "draws.json").exists():
                 continue
             found = DrawFile.open(tmp_path).read()
             assert found.shape[1] >= (0 if previous is None else previous.shape[1])
             expected = torch.arange(found.shape[1], dtype=torch.float32)[None, :, None].expand_as(found)
             assert torch.equal(found, expected)
-            seen += 0 < found.shape[1] < 400
+            seen += 0 < found.shape[1] < 200
             if previous is None and found.shape[1]:
                 previous = found  # which later appends do not change
-        assert process.wait(60) == 0
+        process.join(60)
+        assert process.exitcode == 0
     finally:
         process.kill()
-        process.wait()
     assert seen > 3
     assert previous is not None
     assert (previous[:, -1] == previous.shape[1] - 1).all()
-    assert len(DrawFile.open(tmp_path)) == 400
+    assert len(DrawFile.open(tmp_path)) == 200
 
 
 @pytest.mark.parametrize("kept", [0, 1, 39])
@@ -372,23 +370,27 @@ def test_a_reader_keeps_the_draws_that_are_forgotten(kept: int, tmp_path: Path) 
     assert torch.equal(file.read(), expected_S[None, :, None].expand(2, -1, 1000))
 
 
-KILLED = """
-import os, sys, torch
-from torchbayes.posteriors.store import DrawFile
-file = DrawFile.create(sys.argv[1], torch.zeros(2, 1000), {"w": (1000,)})
-for number in range(40):
-    file.append(torch.full((2, 1000), float(number)))
-found = file.read()
-file.truncate(2) if sys.argv[2] == "ours" else os.truncate(file.path, 2 * file.draw_bytes)
-assert float(found.sum()) == 2000 * 780
-"""
+def cut_while_read(folder: Path, how: str) -> None:
+    """Shorten a file, in a process of its own, and read on in what was mapped before."""
+    file = DrawFile.create(folder, torch.zeros(2, 1000), {"w": (1000,)})
+    for number in range(40):
+        file.append(torch.full((2, 1000), float(number)))
+    found = file.read()
+    if how == "ours":
+        file.truncate(2)
+    else:
+        os.truncate(file.path, 2 * file.draw_bytes)
+    assert float(found.sum()) == 2000 * 780
 
 
 @linux
 @pytest.mark.slow
 @pytest.mark.parametrize(("how", "status"), [("ours", 0), ("plain", -signal.SIGBUS)])
 def test_a_plain_cut_would_kill_a_reader(how: str, status: int, tmp_path: Path) -> None:
-    assert subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), how], check=False).returncode == status
+    process = forked().Process(target=cut_while_read, args=(tmp_path, how))
+    process.start()
+    process.join(240)
+    assert process.exitcode == status
 
 
 def resident() -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+import torchbayes as tb
 from tests.refusals import things
 from tests.refusals.nonsense import (
     COUNT,
@@ -357,8 +358,8 @@ EVIDENCE = {
 }
 
 
-def _placed(call: Any, **wrong: tuple[Any, ...]) -> Case:
-    """A function of a network at one place: model, data, weights."""
+def _placed(call: Any, good: dict[str, Any] | None = None, **wrong: tuple[Any, ...]) -> Case:
+    """A function of a network at one place: model, data, weights; `good` are values beside these."""
     size = things.weights(1).shape[1]
     at = (*OBJECT, torch.nn.Linear, torch.zeros(3), torch.zeros(2, size), torch.full((size,), NAN), things.point())
     shared = {
@@ -369,7 +370,7 @@ def _placed(call: Any, **wrong: tuple[Any, ...]) -> Case:
     }
     return Case(
         call,
-        lambda: {"model": things.model(), "data": things.DATA, "weights": things.net()},
+        lambda: {"model": things.model(), "data": things.DATA, "weights": things.net(), **(good or {})},
         {**shared, **wrong},
         named={"model": ("Model",), "data": ("data", "class labels", "targets", "inputs"), "weights": ("weights",)},
     )
@@ -390,6 +391,7 @@ GEOMETRY = {
     "geometry.rays": _placed(geometry.rays, directions=COUNT, radius=maybe(POSITIVE), points=(*COUNT, 1), shape=WORD),
     "geometry.learning_coefficient": _placed(
         geometry.learning_coefficient,
+        {"method": tb.MALA(chains=2, steps=20, burn_in=10)},
         inverse_temperature=maybe(POSITIVE),
         localisation=NOT_NEGATIVE,
         method=maybe((*OBJECT, things.net())),

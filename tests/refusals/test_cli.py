@@ -112,7 +112,7 @@ def test_malformed_arguments_end_in_one_line(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(1, 9))
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.study) for seed in range(2, 9))])
 def test_hundreds_of_malformed_arguments_end_in_one_line(capsys, seed):
     for argv in drawn(2, seed):
         assert refused(capsys, argv)

@@ -23,7 +23,7 @@ def model(scale: float | str = "learned") -> tb.Model:
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
 def test_a_page_says_what_held_out_rows_chose(tmp_path: Path) -> None:
-    posterior = tb.fit(model(), (X, Y), tb.Laplace("diagonal"), directory=tmp_path / "a", callbacks=())
+    posterior = tb.fit(model(), (X, Y), tb.Laplace("diagonal"), directory=tmp_path / "a", validation=0.5, callbacks=())
     found = recorded(tmp_path / "a")
     assert found is not None
     chosen = found[1]["chosen"]

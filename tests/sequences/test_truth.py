@@ -19,7 +19,7 @@ TRUTH = torch.tensor([1.0, -0.5, 2.0], dtype=torch.float64)
 MIXED = torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, 0.5], [0.0, 0.0, 1.0]], dtype=torch.float64)  # correlated inputs
 INPUTS = [normal(n, 3, seed=20 + n) @ MIXED for n in SIZES]
 TASKS = [(x, (x @ TRUTH + NOISE * normal(len(x), seed=30 + len(x))).unsqueeze(1)) for x in INPUTS]
-SEEKER = tb.MAP(epochs=1500, batch_size=64, optimizer=tb.SGD(lr=0.03, momentum=0.95), schedule=tb.Constant())
+SEEKER = tb.MAP(epochs=400, batch_size=64, optimizer=tb.SGD(lr=0.5, momentum=0.85), schedule=tb.Constant())
 
 
 def model() -> tb.Model:
@@ -67,9 +67,9 @@ def test_a_sequence_of_diagonal_laplace_posteriors_is_online_ewc() -> None:
 def vi(structure: str) -> tb.VI:
     return tb.VI(
         structure,  # type: ignore[arg-type]
-        epochs=2000,
-        optimizer=tb.Adam(0.02),
-        draws=8,
+        epochs=400,
+        optimizer=tb.Adam(0.05),
+        draws=32,
         antithetic=True,
         kl_weight=1.0,
         initial_scale=0.1,

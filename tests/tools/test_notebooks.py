@@ -4,6 +4,7 @@ import ast
 import builtins
 import re
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -42,24 +43,7 @@ def test_names_of_hidden_code_would_be_noticed() -> None:
     assert undefined("import a.b as c\nfor i in c: show(i)") == {"show"}
 
 
-@pytest.mark.slow
-def test_first_tutorial_runs_in_a_notebook() -> None:
-    (blocks,) = displayed(next(page for page in TUTORIALS if page.stem == "first-posterior")).values()
-    shown = ["tb.fit(model, data.train, tb.MAP(epochs=1))", "model", "evaluations['MultiSWAG']", "data"]
-    cells = [nbformat.v4.new_code_cell(code) for code in (*blocks, *shown)]
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    NotebookClient(notebook, timeout=200, kernel_name="python3").execute()  # an error in a cell is raised
-    pictures = [cell for cell in cells[: len(blocks)] if cell.source.strip().endswith("\nfigure")]
-    assert len(pictures) >= 3
-    for cell in pictures:
-        assert "image/png" in cell.outputs[-1].data
-    for cell in cells[len(blocks) :]:
-        assert cell.outputs[-1].data["text/html"].startswith("<div><strong>")
-
-
-@pytest.mark.slow
-def test_progress_is_one_line_that_is_gone_at_the_end() -> None:
-    code = """
+PROGRESS = """
 import time, torch, torchbayes as tb
 from torch import nn
 from torchbayes.driver.progress import counted
@@ -68,8 +52,32 @@ with counted("work", 3, unit="parts") as tell:
         time.sleep(0.6)
         tell(done)
 """
-    cell = nbformat.v4.new_code_cell(code)
-    NotebookClient(nbformat.v4.new_notebook(cells=[cell]), timeout=100, kernel_name="python3").execute()
-    (line,) = cell.outputs  # no second one, and none of standard error
+
+
+@pytest.fixture(scope="module")
+def executed() -> tuple[list[nbformat.NotebookNode], list[nbformat.NotebookNode], nbformat.NotebookNode]:
+    """Cells of the first tutorial, of objects that are shown, and of progress, run by one kernel."""
+    (blocks,) = displayed(next(page for page in TUTORIALS if page.stem == "first-posterior")).values()
+    shown = ["tb.fit(model, data.train, tb.MAP(epochs=1))", "model", "evaluations['MultiSWAG']", "data"]
+    cells = [nbformat.v4.new_code_cell(code) for code in (*blocks, *shown, PROGRESS)]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(notebook, timeout=200, kernel_name="python3").execute()  # an error in a cell is raised
+    return cells[: len(blocks)], cells[len(blocks) : -1], cells[-1]
+
+
+@pytest.mark.slow
+def test_first_tutorial_runs_in_a_notebook(executed: Any) -> None:
+    tutorial, shown, _ = executed
+    pictures = [cell for cell in tutorial if cell.source.strip().endswith("\nfigure")]
+    assert len(pictures) >= 3
+    for cell in pictures:
+        assert "image/png" in cell.outputs[-1].data
+    for cell in shown:
+        assert cell.outputs[-1].data["text/html"].startswith("<div><strong>")
+
+
+@pytest.mark.slow
+def test_progress_is_one_line_that_is_gone_at_the_end(executed: Any) -> None:
+    (line,) = executed[2].outputs  # no second one, and none of standard error
     assert line.output_type == "display_data"
     assert not line.data["text/plain"]
