@@ -54,8 +54,8 @@ def command(folder: Path, *arguments: str) -> None:
 def launched(folder: Path, *arguments: str) -> tuple[list[int | None], str, str]:
     """The exit codes of two processes with the command line, and what both printed."""
     ended = launch(command, 2, folder, folder, *arguments)
-    said = ("".join((folder / f"{kind}_{rank}").read_text() for rank in range(2)) for kind in ("out", "err"))
-    return [one.code for one in ended], *said
+    out, error = ("".join((folder / f"{kind}_{rank}").read_text() for rank in range(2)) for kind in ("out", "err"))
+    return [one.code for one in ended], out, error
 
 
 @pytest.mark.slow

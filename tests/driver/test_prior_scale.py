@@ -119,7 +119,7 @@ def test_files_and_resumed_runs_have_the_chosen_prior(tmp_path: Path, monkeypatc
     with pytest.raises(ValueError, match="another model: its prior of weights"):
         tb.load(tmp_path / "whole" / "posterior.safetensors", model(tb.priors.Normal()))
     stop = [lambda event: event.step >= 220]
-    tb.fit(model(), data, method, directory=tmp_path / "cut", callbacks=stop, **half)
+    tb.fit(model(), data, method, directory=tmp_path / "cut", callbacks=stop, validation=0.5)
     monkeypatch.setattr(tb.SGHMC, "chosen", None)  # a second search would raise
     again = fit(data, method, directory=tmp_path / "cut", resume=True, **half)
     assert torch.equal(again.weights_MSD, whole.weights_MSD)

@@ -170,7 +170,9 @@ def test_noise_is_that_of_new_rows() -> None:
 def test_a_resumed_run_keeps_its_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, method, half = table(60), tb.MAP(), {"validation": 0.5}
     whole = fit(data, method, directory=tmp_path / "whole", **half)
-    tb.fit(model(), data, method, directory=tmp_path / "cut", callbacks=[lambda event: event.epoch == 2], **half)
+    tb.fit(
+        model(), data, method, directory=tmp_path / "cut", callbacks=[lambda event: event.epoch == 2], validation=0.5
+    )
     monkeypatch.setattr(tb.MAP, "chosen", None)  # a second choice would raise
     again = fit(data, method, directory=tmp_path / "cut", resume=True, **half)
     assert torch.equal(again.weights_MD, whole.weights_MD)

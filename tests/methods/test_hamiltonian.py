@@ -318,7 +318,7 @@ def test_where_no_prior_gives_a_length_the_mass_is_adapted():
     scales_D = torch.tensor([0.01, 1.0, 10.0]).double()
     start_MD, length, short = scales_D * normal(12, 3), (12, 450, 200), (12, 40, 30)
     density = gaussian(scales_D)
-    alike = [tb.sample(density, tb.HMC(*short, **mass), start_MD) for mass in ({}, {"mass": "diagonal"})]
+    alike = [tb.sample(density, method, start_MD) for method in (tb.HMC(*short), tb.HMC(*short, mass="diagonal"))]
     assert torch.equal(alike[0].weights_MSD, alike[1].weights_MSD)
     chains = tb.sample(density, tb.HMC(*length), start_MD, callbacks=())
     values = torch.cat([chains.weights_MSD / scales_D, (chains.weights_MSD / scales_D) ** 2], -1)

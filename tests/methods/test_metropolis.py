@@ -248,7 +248,7 @@ def test_an_ill_conditioned_normal_costs_what_a_standard_one_costs(make: Any):
     chains, steps, burn_in = (24, 2400, 1500) if make is tb.RandomWalk else (16, 1500, 1000)
     start_MD = normal(chains, 10)
 
-    def worth(mass: str, scales_D: Tensor) -> float:
+    def worth(mass: Any, scales_D: Tensor) -> float:
         method = make(chains, steps, burn_in, mass=mass)
         found = run_chains(Known(scales_D.diag() ** 2), method, start_MD * scales_D, seed=1)
         return float(ess((found.weights_MSD / scales_D).square()).median())

@@ -180,7 +180,8 @@ def _compare(argv: list[str]) -> None:
     _among("network", comparison.problem.network, networks.names())
     if comparison.directory_of_reference:
         held = _need(comparison.directory_of_reference)
-        for name in {f.name for f in fields(Problem)} - {"device", "threads"}:
+        names = [f.name for f in fields(Problem) if f.name not in {"device", "threads"}]  # in order: the first is said
+        for name in names:
             if held[name] != getattr(comparison.problem, name):
                 raise ValueError(
                     f"the reference {comparison.reference} has {name} {held[name]}; "
