@@ -29,7 +29,7 @@ test: $(VENV)/.test ## the whole test suite (ARGS="-k swag" narrows it)
 test-fast: $(VENV)/.test ## the tests that are not marked slow
 	$(TESTS) -m "not slow" $(ARGS)
 
-test-all: $(VENV)/.test ## every combination of arguments, and long studies (an hour)
+test-all: $(VENV)/.test ## every combination of arguments, and long studies
 	$(TESTS) --every-case $(ARGS)
 
 check: lint types layers budgets ## lint, format, types, layers, budgets

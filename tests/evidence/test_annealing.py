@@ -114,10 +114,10 @@ def test_the_evidence_itself_has_no_bias_however_coarse():
     """E[p̂] = p(D), pilot runs included."""
     target, exact = skewed()
     coarse: dict[str, Any] = {"temperatures": [0.0, 0.05, 0.2, 0.5, 1.0], "particles": 16, "leapfrogs": 3}
-    runs = [annealed_importance_sampling(target, seed=seed, **coarse) for seed in range(100)]
+    runs = [annealed_importance_sampling(target, seed=seed, **coarse) for seed in range(150)]
     ratios = torch.tensor([r.log_evidence - exact for r in runs]).double().exp()
-    error = float(ratios.std()) / math.sqrt(100)
-    assert error < 0.037
+    error = float(ratios.std()) / math.sqrt(150)
+    assert error < 0.03
     assert abs(float(ratios.mean()) - 1) < 4 * error
 
 

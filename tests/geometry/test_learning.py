@@ -76,7 +76,9 @@ def test_a_power_2k_has_a_2k_th(power):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_data", "exact"), [(10**3, 0.3559), (10**6, 0.4240)])
+@pytest.mark.parametrize(
+    ("num_data", "exact"), [(10**3, 0.3559), pytest.param(10**4, 0.3883, marks=pytest.mark.study), (10**6, 0.4240)]
+)
 def test_two_redundant_parameters_have_the_value_of_finite_n(num_data, exact):
     start = torch.zeros(2, dtype=torch.float64)
     found = learning_coefficient(
@@ -86,7 +88,9 @@ def test_two_redundant_parameters_have_the_value_of_finite_n(num_data, exact):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_data", "exact"), [(10**3, 0.2090), (10**6, 0.2423)])
+@pytest.mark.parametrize(
+    ("num_data", "exact"), [(10**3, 0.2090), pytest.param(10**4, 0.2267, marks=pytest.mark.study), (10**6, 0.2423)]
+)
 def test_unlike_powers_have_the_value_of_finite_n(num_data, exact):
     start = torch.zeros(2, dtype=torch.float64)
     found = learning_coefficient(

@@ -186,7 +186,9 @@ def test_temperature_widens_and_other_priors_are_part_of_the_loss() -> None:
     assert sizes[0] < 0.7 * sizes[1]
 
 
-@pytest.mark.parametrize(("rows", "noise"), [(1, 0.1), (100, "learned")])
+@pytest.mark.parametrize(
+    ("rows", "noise"), [(1, 0.1), pytest.param(100, 0.1, marks=pytest.mark.study), (100, "learned")]
+)
 def test_defaults_work_on_tiny_tables(rows: int, noise: Any) -> None:
     inputs = normal(rows, 3, dtype=torch.float32)
     targets = inputs[:, :1] + 0.1 * normal(rows, 1, seed=1, dtype=torch.float32)

@@ -200,7 +200,8 @@ def test_layers_that_take_distributions_have_the_same_expectation_and_less_noise
     assert float(z.abs().max()) < 5
     assert float(z.square().mean()) < 1.6
     chosen, own = (objective(model, parameters, data, draws=2, estimator=way)[1] for way in ("auto", estimator))
-    assert torch.equal(chosen, own) or name != "dense"
+    if name == "dense":  # where every layer has one position, and `auto` is local noise
+        assert torch.equal(chosen, own)
     size = model.layout.size  # of the means, whose gradient the noise of the weights reaches
     assert float(found[estimator][:, :size].var(0).mean()) < 0.95 * float(found["weights"][:, :size].var(0).mean())
 
