@@ -11,8 +11,9 @@ function-lines  a function has at most 40 lines from the first statement after i
 cycle           no module imports itself through others, at its head or within its functions
 arguments       a function has at most 8 arguments besides self and cls
 positional      a public function takes at most 3 of them by position; dunders whose signature Python fixes are exempt
-depth           a class may have a parent in the package, and that parent none: inheritance depth 2
-override        no class redefines what an ancestor in the package implements; constructors and stubs are exempt
+depth           a class may have a parent and a grandparent in the package: inheritance depth 3
+override        no class redefines what an ancestor in the package computes; constructors, stubs and defaults, which
+                only return something, are exempt, and so is what calls the ancestor's by `super()`
 documented      public modules, classes and functions have docstrings (not dunders, setters, overloads, @override)
 annotated       public functions and constructors annotate every argument and the return
 comparisons     the tests hold on average one numeric comparison each: a call of allclose, isclose, approx, equal or
@@ -28,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-FILE_LINES, FUNCTION_LINES, CLASS_LINES, CLASS_METHODS, ARGUMENTS, POSITIONAL, DEPTH = 400, 40, 200, 12, 8, 3, 2
+FILE_LINES, FUNCTION_LINES, CLASS_LINES, CLASS_METHODS, ARGUMENTS, POSITIONAL, DEPTH = 400, 40, 200, 12, 8, 3, 3
 FOLDER_FILES = 15
 CONSTRUCTORS = {"__init__", "__new__", "__post_init__"}
 COMPARERS = {"allclose", "isclose", "approx", "equal", "assert_close", "assert_allclose", "assert_array_equal"}
@@ -121,6 +122,18 @@ def implements(node: Function) -> bool:
     return not decorators(node) & {"abstractmethod", "overload"} and not all(refuses)
 
 
+def computes(node: Function) -> bool:
+    """Whether a method implements more than a default, which returns something at once."""
+    rest = [s for s in statements(node) if not isinstance(s, ast.Delete)]
+    return implements(node) and not (len(rest) == 1 and isinstance(rest[0], ast.Return))
+
+
+def extends(node: Function) -> bool:
+    """Whether a method calls that of the same name of an ancestor."""
+    calls = (call.func for call in ast.walk(node) if isinstance(call, ast.Call))
+    return any(isinstance(f, ast.Attribute) and f.attr == node.name and dotted(f.value) == "super" for f in calls)
+
+
 def check_function(node: Function, public: bool, method: bool) -> Iterator[tuple[str, str]]:
     """Yield (rule, message) for each budget a function exceeds."""
     marks, body, spec = decorators(node), statements(node), node.args
@@ -178,11 +191,13 @@ def check_bases(modules: dict[str, Module], module: Module, qualname: str) -> It
         yield "depth", f"inheritance depth {depth} (at most {DEPTH}); hold the ancestor as a field instead"
     own = set()
     for member in module.classes[qualname].body:
+        if isinstance(member, Function) and extends(member):
+            continue
         names = member.targets if isinstance(member, ast.Assign) else [getattr(member, "target", member)]
         own |= {getattr(name, "id", getattr(name, "name", None)) for name in names}
     for owner, base in dict.fromkeys(link for chain in chains for link in chain):
         for member in owner.classes[base].body:
-            if isinstance(member, Function) and member.name in own - CONSTRUCTORS and implements(member):
+            if isinstance(member, Function) and member.name in own - CONSTRUCTORS and computes(member):
                 yield "override", f"`{member.name}` is implemented by {base}; make it abstract there, or rename this"
 
 

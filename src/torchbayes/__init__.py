@@ -15,7 +15,7 @@ from torchbayes.calls import explain_constructors as _explain_constructors
 from torchbayes.catalogue import methods as _methods
 from torchbayes.catalogue.methods import *  # noqa: F403  (every method that the catalogue has)
 from torchbayes.density import FunctionDensity, LogDensity, LostRankError, Ranks
-from torchbayes.driver import Chains, Event, fit, sample
+from torchbayes.driver import Chains, Event, sample
 from torchbayes.methods.flat.sam import SAM
 from torchbayes.methods.laplace.subnetwork import subnetwork
 from torchbayes.methods.laplace.tuning import tune
@@ -56,6 +56,7 @@ from torchbayes.predictive.matching import LinearKernel, MatchedPrior, RBFKernel
 from torchbayes.predictive.predict import predict, stream
 from torchbayes.predictive.prior import PriorPredictive, prior_predictive
 from torchbayes.predictive.propagated import Propagated
+from torchbayes.selection import fit
 from torchbayes.sequences import Learned, Task, coresets, sequence
 
 __version__ = "0.1.0"

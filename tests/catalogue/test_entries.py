@@ -46,7 +46,7 @@ def test_an_entry_of_a_method_is_complete(entry):
     assert entry.cost.endswith(".")
     assert entry.line
     needs = settings.needs  # one that begins at several modes finds as many as it needs
-    assert (entry.start is not None) == (needs.start == "modes" and needs.modes == 1)
+    assert (entry.start is not None) == (needs.start is not None and needs.modes == 1)
     for other in (entry.start, entry.first_of):
         assert other is None or other in METHODS
     if entry.first_of:

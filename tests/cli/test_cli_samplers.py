@@ -24,7 +24,7 @@ from torchbayes.cli.options import peek, usual_method
 from torchbayes.native.build import available
 from torchbayes.posteriors.store import DrawFile
 
-SAMPLERS = [kind for kind in classes().values() if kind().needs.members == "chains"]
+SAMPLERS = [kind for kind in classes().values() if kind().needs.chain]
 TINY = ["--data", "digits", "--network", "mlp", "--network_settings.hidden", "[8]", "--train_size", "60"]
 SHORT = ["--method.chains", "2", "--method.steps", "24", "--method.burn_in", "8"]
 HMC = [*TINY, "--method", "HMC", *SHORT, "--method.step_size", "0.02", "--method.trajectory", "0.1"]

@@ -45,7 +45,7 @@ class Steps:
         self.method, self.model = method, model_on(DEVICE)
         needs = method.needs
         source = as_source(self.model, rows_of(), needs.batch_size or 1)
-        rows = source.rows() if needs.all_rows else None
+        rows = source.rows() if needs.chunk_size is not None else None
         training = needs.network == "train"
         self.density = tb.LogDensity(self.model, source.num_data, rows, plan="loop", training=training)
         weights_MD, (_, buffers) = start_of(self.model), self.model.starting_weights(SEEDS)

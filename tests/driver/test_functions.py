@@ -71,7 +71,7 @@ RANDOM = {
 @pytest.mark.parametrize("method", [MOVE_IN_EVAL[0], MOVE_IN_EVAL[5], TRAIN[0]], ids=lambda m: type(m).__name__)
 def test_a_random_network_is_told_with_its_module(kind: str, method: Any) -> None:
     made = model(RANDOM[kind])
-    start = made.network.module if method.needs.start == "modes" else None
+    start = made.network.module if method.needs.start is not None else None
     if method.needs.network == "eval":
         with pytest.raises(SettingError, match=r"`1` \(Inner\) draws random numbers in evaluation mode"):
             tb.fit(made, (X, Y), method, start=start, callbacks=())

@@ -123,7 +123,9 @@ def covered(cases: Iterable[Callable[..., Any]]) -> set[type]:
 def _trained(kind: type) -> bool:
     """Whether a method is run by members, epochs and rows, as the laws of methods run it."""
     shared = {"members", "epochs", "batch_size", "optimizer"} <= {field.name for field in fields(kind)}
-    joins = shared and kind().needs.start == "modes"  # which need a start: tests/methods/test_curve.py, test_simplex.py
+    joins = (
+        shared and kind().needs.start is not None
+    )  # which need a start: tests/methods/test_curve.py, test_simplex.py
     return shared and not joins and parts_of(kind) == "any"  # the others: tests/laws/test_layer_laws.py
 
 

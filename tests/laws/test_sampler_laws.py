@@ -62,7 +62,7 @@ SAMPLERS: dict[str, Make] = {
 SAMPLERS |= {
     name: _sampler(kind, **small(kind))
     for name, kind in classes().items()
-    if kind().needs.members == "chains" and kind not in {type(make()) for make in SAMPLERS.values()}
+    if kind().needs.chain and kind not in {type(make()) for make in SAMPLERS.values()}
 }
 samplers = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS.keys())
 networks = pytest.mark.parametrize("network", ["mlp", "tied", "nested", "frozen", "dropout"])

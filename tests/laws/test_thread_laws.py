@@ -239,7 +239,7 @@ def test_fits_in_threads_are_those_of_their_seeds(name: str, network: str, small
 
     def ask(seed: int) -> Any:
         start = None
-        if method.needs.start == "modes":
+        if method.needs.start is not None:
             start = model.network.fresh([seed, seed + 10][: method.needs.modes])[0]
         posterior = tb.fit(model, (X, Y), method, seed=seed, start=start, callbacks=())
         return everything(posterior), tb.predict(posterior, X, seed=seed).probs
@@ -281,7 +281,7 @@ def test_one_posterior_answers_in_threads_as_it_does_alone(
 ) -> None:
     with drawing_under(5):
         model = model_of(NETWORKS[network]())
-    start = model.network.fresh([3])[0] if method_of(name).needs.start == "modes" else None
+    start = model.network.fresh([3])[0] if method_of(name).needs.start is not None else None
     posterior: Any = tb.fit(model, (X, Y), replace(method_of(name), **settings), start=start, callbacks=())
     module = posterior.module(draws=4)
     verbs = {**VERBS, "module": lambda _, n: module(X[n:]), **OF_SOME.get(name, {})}

@@ -18,6 +18,7 @@ from torch.distributions import MultivariateNormal, Normal
 import torchbayes as tb
 from torchbayes.density.density import LogDensity
 from torchbayes.linalg import Dense
+from torchbayes.methods.choices import is_open
 from torchbayes.methods.flows import fitted
 from torchbayes.methods.flows.fitted import Drawing, Terms, differentiate
 from torchbayes.methods.flows.health import problems_of_draws
@@ -327,8 +328,8 @@ def test_held_out_rows_choose_the_weight_of_the_divergence() -> None:
     method = tb.NormalizingFlow(epochs=50, layers=2, optimizer=tb.Adam(0.03))
     found = tb.fit(model, data, method, callbacks=())
     assert isinstance(found, tb.FlowPosterior)
-    assert tb.NormalizingFlow().needs.validation == "needed"
-    assert tb.NormalizingFlow(kl_weight=tb.WarmUp()).needs.validation == "none"
+    assert is_open(tb.NormalizingFlow())
+    assert not tb.NormalizingFlow(kl_weight=tb.WarmUp()).choices
 
 
 def test_a_run_that_diverges_stops() -> None:

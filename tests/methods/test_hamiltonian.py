@@ -332,7 +332,7 @@ def test_where_no_prior_gives_a_length_the_mass_is_adapted():
 
 @pytest.mark.parametrize("settings", [{"trajectory": 1.0}, {"mass": "dense"}, {"mass": "diagonal", "trajectory": 1.0}])
 def test_settings_that_need_no_prior_are_kept_without_one(settings: dict[str, Any]):
-    assert tb.HMC(**settings).needs.without_prior is None
+    assert tb.HMC(**settings).without_prior is None
 
 
 def test_a_mass_is_not_adapted_where_there_is_a_prior():

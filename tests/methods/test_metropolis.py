@@ -213,7 +213,7 @@ def test_where_there_is_no_prior_the_mass_is_adapted_unless_something_is_given(m
     named = tb.sample(density, make(2, 80, 40, mass="diagonal"), start_MD, callbacks=())
     assert torch.equal(found.weights_MSD, named.weights_MSD)
     for method in (make(2, 80, 40, step_size=0.3), make(2, 80, 19), make(2, 80, 40, mass="dense")):
-        assert method.needs.without_prior is None
+        assert method.without_prior is None
     network = nn.Linear(2, 1).double()
     model = tb.Model(network, tb.likelihoods.Gaussian(0.1), tb.priors.Normal(1.0))
     rows = tb.Batch(normal(9, 2), normal(9, 1))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from torch.distributions import Normal
 
 import torchbayes as tb
 from torchbayes.density.density import LogDensity
+from torchbayes.methods.choices import Lowered
 from torchbayes.methods.flows.fitted import Drawing, Terms, differentiate
 from torchbayes.methods.flows.mnf import MNFFamily
 from torchbayes.methods.optimise.descent import start
@@ -324,9 +325,7 @@ def test_coordinates_of_a_subspace_are_no_layers() -> None:
         tb.fit(model, data, tb.MNF(kl_weight=1.0), space=space, callbacks=())
 
 
-def test_trial_runs_are_of_one_fold_and_as_long_as_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr("torchbayes.methods.flows.fitted.choose_kl_weight", lambda *given, **_: seen.append(given))
-    method, folds = tb.MNF(), cast("Any", [1, 2, 3])
-    method.chosen(cast("Any", None), folds)
-    assert seen == [(method, None, [1])]
+def test_trial_runs_are_of_one_fold_and_as_long_as_the_run() -> None:
+    (weight,) = tb.MNF().choices
+    assert isinstance(weight, Lowered)
+    assert (weight.setting, weight.folds, dict(weight.trial)) == ("kl_weight", 1, {})

@@ -81,7 +81,7 @@ def test_every_method_that_carries_something_learns_a_sequence(name: str) -> Non
     assert torch.isnan(accuracy[0, 2])
     assert torch.isfinite(accuracy.tril()).all()
     assert list(found.names) == ["axis 0", "axis 1", "axis 2"]
-    carries = method.needs.carries
+    carries = method.onward.carries
     assert (found.posteriors[1].model.prior.joint is not None) == (carries == "prior")
     if carries == "prior":
         mean_D = found.posteriors[0].gaussian.mean_MD[0]  # type: ignore[attr-defined]

@@ -190,7 +190,7 @@ def _compare(argv: list[str]) -> None:
 
 
 def _other(chosen: Mapping[str, Any]) -> None:
-    samplers = {name for name, kind in classes().items() if kind().needs.members == "chains"}
+    samplers = {name for name, kind in classes().items() if kind().needs.chain}
     if chosen.get("run"):
         _need(chosen["run"], samplers if "inputs" in chosen else None)
         if not is_file(chosen.get("data") or "digits"):

@@ -21,7 +21,6 @@ from torchbayes.catalogue.trust import check_trusted, foreign_code
 from torchbayes.catalogue.yaml_text import read_yaml
 from torchbayes.checks import as_seed, seen
 from torchbayes.density import Ranks
-from torchbayes.driver import fit
 from torchbayes.driver.progress import Callback
 from torchbayes.methods.protocol import Method
 from torchbayes.model.rows.sources import as_source
@@ -29,6 +28,7 @@ from torchbayes.posteriors import Draws, Point, Posterior, load
 from torchbayes.posteriors.files import POSTERIOR, write_whole
 from torchbayes.posteriors.load import read_draws
 from torchbayes.posteriors.locks import FileWarning, Locked
+from torchbayes.selection import fit
 
 CONFIG = "config.yaml"
 DATA = "data.json"  # what the rows of a user were, whose files may change
@@ -206,7 +206,7 @@ def fit_run(
         about = {"method": describe(method), "start": place, "seed": seed}
         config = {**entries(setup.problem), **about}
         with Locked(directory):
-            _describe_run(directory, config, resume=resume, any_length=method.needs.extendable)
+            _describe_run(directory, config, resume=resume, any_length=method.needs.chain)
             _describe_data(directory, setup)
     options: dict[str, Any] = {"resume": resume, "seed": seed, "callbacks": callbacks, "ranks": ranks}
     with setup.problem.threading():

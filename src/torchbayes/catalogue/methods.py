@@ -335,7 +335,7 @@ def _entry_for(name: str, settings: Settings) -> MethodEntry:
     if same:
         # of MAP and SWAG there is an entry for one member and one for several
         return next((e for e in same if bool(e.first_of) == (settings.members == 1)), same[0])
-    start = "single" if settings.needs.start == "modes" else None
+    start = "single" if settings.needs.start is not None else None
     kind = type(settings)
     return MethodEntry(
         name, "", f"{kind.__module__}:{kind.__qualname__}", label=name, usual=lambda usual: settings, start=start

@@ -307,7 +307,7 @@ def of_length(method: Any, steps: int | None) -> Any:
     """
     if steps is None:
         return method
-    if not method.needs.extendable:
+    if not method.needs.chain:
         raise ValueError(f"`--steps` is for samplers; the length of {type(method).__name__} is `--method.epochs`.")
     return replace(method, steps=steps)
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from torchbayes.driver.fit import fit
 from torchbayes.methods.laplace.laplace import Laplace
 from torchbayes.methods.mcmc.hmc import HMC
 from torchbayes.methods.optimise.map import MAP
@@ -28,6 +27,7 @@ from torchbayes.networks import mlp
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.predictive.predict import predict
 from torchbayes.report import figures, savefig
+from torchbayes.selection.fit import fit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -26,6 +26,7 @@ from torchbayes.comparison.scores import Outcome, Track, constant_outcome, membe
 from torchbayes.comparison.settings import REFERENCE, Comparison
 from torchbayes.data import CORRUPTIONS, Data
 from torchbayes.driver.progress import Callback
+from torchbayes.methods.choices import is_open
 from torchbayes.native.process import full_path
 from torchbayes.posteriors import Posterior
 from torchbayes.posteriors.files import write_whole
@@ -216,13 +217,13 @@ def _fit(
 
 def _length(settings: Settings, start: str | None) -> str:
     """Return the length of a method's fit, in words."""
-    if settings.needs.members == "chains":
+    if settings.needs.chain:
         return f"{settings.chains} chains × {settings.steps:,} {'steps' if settings.needs.batch_size else 'iterations'}"
     if start is not None:
         return f"around the {label_of(start)}"
     if (sweeps := vars(settings).get("sweeps")) is not None:
         return f"at most {sweeps} sweeps"
     epochs = vars(settings).get("epochs")
-    if epochs is None and settings.needs.validation == "needed":
+    if epochs is None and is_open(settings):
         return f"{settings.members} × as many epochs as held-out rows choose"
     return f"{settings.members} × {epochs or 'the usual'} epochs"

@@ -22,6 +22,7 @@ from torchbayes.comparison.tables import (
     is_worse,
     tables,
 )
+from torchbayes.methods.choices import is_open
 from torchbayes.report import Table, write_report
 from torchbayes.report.chosen import settings_chosen
 from torchbayes.report.html import save_pictures
@@ -112,7 +113,7 @@ def _budget(comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
         label, entry, (other, _) = label_of(name), comparison.entry(name), comparison.fit_of(name)
         if other != name:
             served.append(f"{label} is the first member of {label_of(other)}")
-        elif settings.needs.members == "chains":
+        elif settings.needs.chain:
             rows = f"batches of {settings.needs.batch_size}" if settings.needs.batch_size else "all the data"
             chains.append(
                 f"{label}: {settings.chains} chains of {settings.steps:,} steps on {rows}, "
@@ -150,7 +151,7 @@ def _allowed(settings: Any, start: str | None) -> str:
 
 def _epochs(settings: Any) -> str:
     """Return the length of a fit in words, before its `start`."""
-    if settings.needs.validation == "needed" or settings.needs.start == "modes":
+    if is_open(settings) or settings.needs.start is not None:
         return "as many epochs as held-out rows chose"
     epochs = vars(settings).get("epochs")
     return f"{epochs:,} epochs" if epochs else "the usual number of epochs"

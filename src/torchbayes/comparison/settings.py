@@ -14,6 +14,7 @@ from torchbayes.catalogue.problem import Problem
 from torchbayes.checks import check_kind, plain, seen
 from torchbayes.data import CORRUPTIONS
 from torchbayes.data.base import check_name
+from torchbayes.methods.choices import is_open
 
 REFERENCE = "reference"
 """The name of a reference read from a directory, which is also the label of its row."""
@@ -130,7 +131,7 @@ class Comparison:
 
 def _is_set(settings: Settings) -> bool:
     """Return whether held-out rows are not to choose how long a fit is."""
-    return settings.needs.validation != "needed"
+    return not is_open(settings)
 
 
 def _usual(problem: Problem) -> Any:

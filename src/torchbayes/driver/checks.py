@@ -27,10 +27,9 @@ from torchbayes.density.ranks import Ranks
 from torchbayes.driver.chains import Chains
 from torchbayes.driver.checkpoint import differences
 from torchbayes.driver.run import describe
-from torchbayes.methods.protocol import Method
+from torchbayes.methods.protocol import Method, name_of_members
 from torchbayes.model.model import Model
 from torchbayes.model.parameters import Parameters
-from torchbayes.model.priors.sparse import LogUniform
 from torchbayes.model.probes.functions import refuse_coupled
 from torchbayes.model.probes.gradients import dependence
 from torchbayes.model.probes.links import applied_twice
@@ -64,7 +63,9 @@ def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
     """
     check_kind(Model, "a Model", model=model)
     check_method(method)
-    _check_prior(model, method)
+    space = options.get("space")
+    check_kind(Subspace, "a Subspace of the model", **given(space=space))
+    method.check(model if space is None else space.model)
     kinds = (nn.Module, Posterior, Tensor)
     check_kind(kinds, "a trained module, a point posterior or flat weights", **given(start=start))
     check_kind((str, PathLike), "a path", **given(directory=options["directory"]))
@@ -72,26 +73,10 @@ def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
     check_counts(**given(steps=options["steps"]))
     check_callbacks(options["callbacks"])
     check_kind(Ranks, "the processes, as `Ranks.grid` gives them", **given(ranks=options["ranks"]))
-    space = options.get("space")
-    check_kind(Subspace, "a Subspace of the model", **given(space=space))
     if space is not None and space.whole is not model:
         raise ValueError(
             "`space` is a subspace of another model's weights. Make it of the model that is fitted, such as "
             "`Subspace.of(posterior, model=model)`."
-        )
-
-
-def _check_prior(model: Model, method: Method) -> None:
-    """Check that a method can take the model's prior.
-
-    Raises:
-        ValueError: if the density of the prior has no finite integral at zero, and the method needs one.
-    """
-    if not method.needs.expected_prior and any(isinstance(s.prior, LogUniform) for s in model.prior.segments):
-        raise ValueError(
-            f"under priors.LogUniform() the posterior is improper: its density goes to infinity at zero, where it has "
-            f"no finite integral, so {type(method).__name__} would end there. VI takes this prior; other methods take "
-            f"priors.Horseshoe(), which is proper."
         )
 
 
@@ -104,7 +89,7 @@ def check_validation(method: Method, validation: Any, start: Any) -> None:
     """
     if validation is None:
         return
-    if method.needs.validation == "none" and (method.needs.start != "modes" or start is not None):
+    if not method.choices or (method.needs.start is not None and start is not None):
         raise ValueError(
             f"{type(method).__name__} with these settings has nothing for held-out rows to choose. Leave out "
             f"`validation`, or the `step_size` of a sampler on minibatches. `tune(posterior, on=data)` chooses the "
@@ -133,7 +118,7 @@ def check_size(model: Model, method: Method, *, members: int, in_memory: bool) -
     like_D = torch.empty(model.layout.size, dtype=model.network.dtype, device="meta")
     device = model.network.device
     total = 2 * members * like_D.nbytes
-    check_memory(total, "weights and gradients of all members", device, **{method.needs.members: members})
+    check_memory(total, "weights and gradients of all members", device, **{name_of_members(method): members})
     if in_memory:
         check_draws(method, like_D, device)
 
@@ -263,7 +248,7 @@ def check_sample(density: Any, method: Any, *, parameters: Any, callbacks: Any, 
             f"got {seen(density)}."
         )
     check_method(method)
-    if method.needs.model:
+    if not method.needs.chain:
         raise TypeError(f"`method` must be a sampler, such as HMC(); got {seen(method)}.")
     check_kind(Parameters, "Parameters, such as Parameters(mu=(), theta=(8,))", **given(parameters=parameters))
     if parameters is not None and hasattr(density, "leapfrog"):
@@ -282,7 +267,7 @@ def check_continues(resume: Chains, method: Method, start_MD: Any, *, names: Par
         raise ValueError("`start_MD` is for new chains; those of `resume` go on where they are. Leave it out.")
     pairs = (resume.method, resume.parameters), (method, names)
     found, asked = ({"method": describe(one), "parameters": own.described()} for one, own in pairs)
-    if method.needs.extendable:  # the same run however long it gets
+    if method.needs.chain:  # the same run however long it gets
         found["method"].pop("steps", None)
         asked["method"].pop("steps", None)
     said = differences(found, asked)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,24 @@ from torchbayes.driver.progress import Callback, Event, Lines
 from torchbayes.driver.reader import Reader
 from torchbayes.driver.run import Run
 from torchbayes.methods.protocol import DivergedError, Info, Method
+
+
+def steps(
+    method: Method[Any], density: Any, state: Any, *, reader: Reader | None = None, donate: bool = False
+) -> Iterator[tuple[Any, Any]]:
+    """Yield the state after each step of a run, and what the step reported.
+
+    Args:
+        method: how to infer.
+        density: what it moves on.
+        state: where it begins or resumes.
+        reader: the rows of its visits; None where the density holds them, or there are none.
+        donate: let a step overwrite the state before it.
+    """
+    while (visit := method.visit(state)) is not None:
+        batch = None if reader is None else reader.read(visit)
+        state, info = method.step(density, state, batch, donate=donate)
+        yield state, info
 
 
 def iterate(method: Method, density: LogDensity, state: Any, *, reader: Reader, run: Run, epochs: Epochs) -> Any:
@@ -32,10 +50,12 @@ def iterate(method: Method, density: LogDensity, state: Any, *, reader: Reader, 
         ValueError: as the source raised it for a bad batch, likewise.
         OSError: as the disk raised it when a draw could not be written, likewise.
     """
-    info = None
-    while (visit := method.visit(state)) is not None:
+    info, run_of_steps = None, steps(method, density, state, reader=reader, donate=True)
+    while True:
         try:
-            state, info = method.step(density, state, reader.read(visit), donate=True)
+            if (taken := next(run_of_steps, None)) is None:
+                break
+            state, info = taken
             run.shelf.add(method.draw(state))
             epochs.means.add(info)
             if state.step % epochs.steps:  # the end of an epoch is saved below, once it is logged

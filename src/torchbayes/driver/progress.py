@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from torchbayes.checks import given
 from torchbayes.methods.protocol import Method
 
 FIRST, GROWTH, LONGEST = 5.0, 2.0, 600.0  # seconds: the first wait, growth factor of waits, the longest one
@@ -225,7 +226,9 @@ def listeners(
 
 
 @contextmanager
-def search(callbacks: Sequence[Callback] | None, method: Method) -> Iterator[Callable[[int, int, float], object]]:
+def search_bar(
+    callbacks: Sequence[Callback] | None, method: Method
+) -> Iterator[Callable[[int, int, float | None], object]]:
     """Show the progress of first runs, in which held-out rows choose settings, as that of a run is shown by default.
 
     Args:
@@ -234,10 +237,10 @@ def search(callbacks: Sequence[Callback] | None, method: Method) -> Iterator[Cal
 
     Yields:
         A function of the epochs or trial runs done, those of the longest search, and the held-out rows' negative log
-        likelihood.
+        likelihood, where it is known.
     """
     if callbacks is not None:
         yield lambda *_: None
         return
     with progress_bar(method, 0, 0, unit="at most", doing="choosing settings by held-out rows") as bar:
-        yield lambda epoch, most, nll: bar(Event(epoch, most, 0, None, None, {"held_out": nll}))
+        yield lambda epoch, most, nll: bar(Event(epoch, most, 0, None, None, given(held_out=nll)))

@@ -1,4 +1,4 @@
-"""What is read of the data: what a likelihood asks for, and the rows that each visit asks for."""
+"""What is read of the data: what a likelihood asks for, the rows of a run, and those that each visit asks for."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from torchbayes.density.density import LogDensity
+from torchbayes.density.ranks import Ranks
+from torchbayes.driver.checks import check_coupled, check_gradients, warn_if_changing
 from torchbayes.driver.run import recorded
-from torchbayes.methods.protocol import Visit
+from torchbayes.methods.protocol import Method, Visit
 from torchbayes.model.likelihoods.weighted import asks
 from torchbayes.model.model import Model
 from torchbayes.model.rows.batch import Batch
@@ -77,3 +80,22 @@ def informed(
         source.check(training=True)  # whether that is enough is asked once the method is known
         model = informed_by(model, source)
     return model, None if space is None else having_model(space, model)
+
+
+def rows_of(model: Model, data: Any, method: Method) -> tuple[Source, tuple[str, ...]]:
+    """Return the training rows, checked against the model, and what is wrong with the network on them."""
+    source = as_source(model, data, method.needs.batch_size or ROWS)
+    training = method.needs.network == "train"
+    faults = source.check(training=training and not method.needs.fixed_rows)
+    check_coupled(model, source, method)
+    check_gradients(model, source, training=training)
+    if method.needs.fixed_rows or method.needs.chunk_size is not None:
+        warn_if_changing(source)
+    return source, faults
+
+
+def density_of(model: Model, source: Source, method: Method, *, ranks: Ranks | None = None) -> LogDensity:
+    """Return the density of the rows, as a method runs it."""
+    needs = method.needs
+    whole = {} if needs.chunk_size is None else {"data": source.rows(), "chunk_size": needs.chunk_size}
+    return LogDensity(model, source.num_data, plan=method.plan, training=needs.network == "train", ranks=ranks, **whole)

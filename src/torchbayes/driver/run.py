@@ -28,6 +28,11 @@ from torchbayes.driver.log import History
 from torchbayes.driver.means import Means
 from torchbayes.driver.processes import Shard
 from torchbayes.driver.shelf import Shelf
+from torchbayes.methods.protocol import Method
+from torchbayes.model.description import CONSTANTS, describe_model, fingerprint
+from torchbayes.model.model import Model
+from torchbayes.model.rows.sources import Source
+from torchbayes.model.subspace import Subspace
 from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import (
     CHECKPOINT,
@@ -53,6 +58,28 @@ def describe(settings: Any) -> Any:
         entries = {f.name: describe(getattr(settings, f.name)) for f in dataclasses.fields(settings)}
         return {"name": type(settings).__name__, **entries}
     return [describe(one) for one in settings] if isinstance(settings, tuple) else settings
+
+
+def describe_run(model: Model, source: Source, method: Method, *, seed: int, space: Subspace | None) -> dict[str, Any]:
+    """Return what a run is of: method, seed, rows, model and layout."""
+    settings = describe(method)
+    if method.needs.chain:  # such a run is the same run however long it gets
+        settings.pop("steps")
+    return {
+        "method": settings,
+        "seed": seed,
+        "num_data": source.num_data,
+        "steps_per_epoch": source.steps_per_epoch if method.needs.batch_size else 1,
+        "model": describe_model(model),
+        "layout": {n: list(s) for n, s in model.layout.shapes.items()},
+        **({} if space is None else {"space": space.checksum}),
+    }
+
+
+def describe_constants(model: Model, method: Method) -> dict[str, Any]:
+    """Return the fingerprint of what a run takes from the network and its checkpoints do not hold."""
+    held = model.network.buffers if method.needs.network == "train" else ()
+    return {CONSTANTS: fingerprint(model.network, without=held)}
 
 
 def recorded(directory: Path) -> tuple[Path, dict[str, Any]] | None:

@@ -15,10 +15,11 @@ from torchbayes.density.dynamics import Density
 from torchbayes.density.functions import density_of, density_of_named
 from torchbayes.driver.chains import Chains, Interrupted
 from torchbayes.driver.checks import check_continues, check_draws, check_same_density, check_sample
+from torchbayes.driver.loop import steps
 from torchbayes.driver.progress import Callback, Event, listeners
 from torchbayes.methods.mcmc.health import problems
 from torchbayes.methods.mcmc.starts import dispersed
-from torchbayes.methods.protocol import Method
+from torchbayes.methods.protocol import Chain
 from torchbayes.methods.sgmcmc.restarts import mended, told
 from torchbayes.model.parameters import Parameters
 from torchbayes.native.seeds import member_seeds
@@ -29,7 +30,7 @@ from torchbayes.posteriors.start import check_finite_start
 @explained()
 def sample(
     density: Density | Callable[..., Tensor],
-    method: Method,
+    method: Chain,
     start_MD: Tensor | Mapping[str, Any] | None = None,
     *,
     parameters: Parameters | None = None,
@@ -83,7 +84,7 @@ def sample(
     """
     check_sample(density, method, parameters=parameters, callbacks=callbacks, resume=resume)
     if not hasattr(density, "prior_stds"):
-        method = method.needs.without_prior or method
+        method = method.without_prior or method
     if resume is not None:
         names = parameters or _names(density, resume.state.weights_MD)
         check_continues(resume, method, start_MD, names=names, seed=seed)
@@ -95,13 +96,13 @@ def sample(
         options = {"parameters": parameters, "callbacks": heard, "resume": resume}
         found = run_chains(density, method, start_MD, seed=seed, **options)
     exact = "acceptance" in found.numbers
-    columns = {name: seen[:, method.needs.burn_in :] for name, seen in found.numbers.items()} if exact else {}
+    columns = {name: seen[:, method.burn_in :] for name, seen in found.numbers.items()} if exact else {}
     identified = not hasattr(density, "model")  # the hidden units of a network can be exchanged
     judge = partial(problems, fault=found.fault, identified=identified, layout=parameters and parameters.layout)
     lost = [] if exact else found.lost()
     found = replace(found, weights_MSD=mended(found.weights_MSD, found.steps_S.tolist(), lost))
     wrong, raised = checked(lambda: judge(found.weights_MSD, columns))
-    found = replace(found, problems=(*found.problems, *method.needs.problems, *told(lost), *wrong))
+    found = replace(found, problems=(*found.problems, *method.caveats, *told(lost), *wrong))
     warn_of(found.problems, "these chains")
     warn_unchecked(raised, "the sample")
     return found
@@ -109,7 +110,7 @@ def sample(
 
 def run_chains(
     density: Density,
-    method: Method,
+    method: Chain,
     start_MD: Tensor,
     *,
     seed: int,
@@ -152,7 +153,7 @@ def run_chains(
     return found
 
 
-def _found(method: Method, taken: Sequence[_Taken], start_MD: Tensor, *, parameters: Parameters, begun: int) -> Chains:
+def _found(method: Chain, taken: Sequence[_Taken], start_MD: Tensor, *, parameters: Parameters, begun: int) -> Chains:
     """Return the chains of the steps that were taken after the first `begun`, of which there is at least one."""
     numbered = list(enumerate(taken, begun + 1))
     drawn = [(number, step.drawn_MD) for number, step in numbered if step.drawn_MD is not None]
@@ -160,10 +161,10 @@ def _found(method: Method, taken: Sequence[_Taken], start_MD: Tensor, *, paramet
         torch.stack([drawn_MD for _, drawn_MD in drawn], dim=1) if drawn else start_MD[:, None][:, :0],
         {name: torch.stack([step.means[name] for step in taken], dim=1).double() for name in taken[0].means},
         taken[-1].state,
-        next((step.fault for number, step in numbered if step.fault and number > method.needs.burn_in), ""),
+        next((step.fault for number, step in numbered if step.fault and number > method.burn_in), ""),
         parameters=parameters,
         steps_S=torch.tensor([number for number, _ in drawn], dtype=torch.int64),
-        burn_in=method.needs.burn_in,
+        burn_in=method.burn_in,
         method=method,
     )
 
@@ -178,25 +179,24 @@ class _Taken(NamedTuple):
 
 
 def _iterate(
-    density: Density, method: Method, state: Any, *, taken: list[_Taken], callbacks: Sequence[Callback]
+    density: Density, method: Chain, state: Any, *, taken: list[_Taken], callbacks: Sequence[Callback]
 ) -> None:
     """Take the steps; each is appended to `taken` at once, so that an interrupt loses only its own."""
     total = method.length(1)
-    while method.visit(state) is not None:  # a density without a model has no rows to read
-        state, info = method.step(density, state, None)
-        drawn_MD, means = method.draw(state), info.means()
+    for now, info in steps(method, density, state):  # a density without a model has no rows to read
+        drawn_MD, means = method.draw(now), info.means()
         if taken:
             taken[-1] = taken[-1]._replace(state=None)
-        taken.append(_Taken(state, means, info.now().get("fault", ""), None if drawn_MD is None else drawn_MD.clone()))
+        taken.append(_Taken(now, means, info.now().get("fault", ""), None if drawn_MD is None else drawn_MD.clone()))
         if callbacks:
             numbers = {name: values_M.tolist() for name, values_M in means.items()}
-            event = Event(state.step, total, state.step, state, info, {"step": state.step, **numbers})
+            event = Event(now.step, total, now.step, now, info, {"step": now.step, **numbers})
             if any([callback(event) is True for callback in callbacks]):  # a list: every callback is called
                 break
 
 
 def _target(
-    density: Any, method: Method, start: Any, *, parameters: Parameters | None, seed: int
+    density: Any, method: Chain, start: Any, *, parameters: Parameters | None, seed: int
 ) -> tuple[Density, Parameters | None, Tensor]:
     """Return the density of a call of `sample`, its named parameters, and where the chains start.
 

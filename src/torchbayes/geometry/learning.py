@@ -149,7 +149,7 @@ def learning_coefficient(
     check_counts(chunk_size=chunk_size)
     check_kind(Sampler, "a sampler, such as HMC(chains=4)", **given(method=method))
     if method is not None:
-        method = method.needs.without_prior or method  # the density of the chains knows of no prior
+        method = method.without_prior or method  # the density of the chains knows of no prior
     settings = {"localisation": float(localisation), "method": method, "seed": as_seed(seed)}
     if isinstance(model, Model):
         place = place_of(model, data, weights, batch_size=getattr(method or SGLD(), "batch_size", None) or 128)
@@ -301,7 +301,7 @@ def _judged(found: Chains, half_CS: Tensor, problem: _Problem) -> LearningCoeffi
         half_CS: what they came to with steps of half the size.
         problem: what they are of.
     """
-    method, burn_in = problem.method, problem.method.needs.burn_in
+    method, burn_in = problem.method, problem.method.burn_in
     parts = [part for part in (_draws(found, problem)[:, burn_in:], half_CS) if part.shape[1]]
     draws_CS = torch.cat(parts, dim=1)
     draws_CS1 = draws_CS.unsqueeze(-1)

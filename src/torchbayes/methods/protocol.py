@@ -20,8 +20,8 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
+from torchbayes.methods.choices import Choice
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.batch import Batch
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.posterior import Posterior
 
@@ -33,85 +33,41 @@ class Needs:
     Attributes:
         batch_size: rows of a minibatch or a site, where the data are not batched already; None for a method that reads
             none.
-        all_rows: whether the density holds all rows, so that a step can see them without reading.
-        chunk_size: rows that go through a network at once, where the density holds all rows.
-        start: where it begins: at "fresh" weights, unless others are given, or at "modes", which must be given, one for
-            each member.
-        modes: number of modes that each member begins at, one after the other in the weights that `init` is given.
+        chunk_size: rows that go through a network at once, where the density holds all rows, so that a step can see
+            them without reading; None where it holds none.
         network: mode of the network while it moves. In "train" mode dropout is on and batch norm sees the batch.
-        model: whether it needs a model, rather than any density.
+        start: the training that finds the networks it begins at, where none are given; None for a method that begins
+            anywhere.
+        modes: number of networks that each member begins at, one after the other in the weights that `init` is given.
         fixed_rows: whether the rows must be the same in every pass; a warning is given if they are not.
-        extendable: whether its length, the setting `steps`, is not part of its identity: a finished run can be
-            extended.
         coupled: whether members interact, so that processes cannot share them.
-        burn_in: steps at the beginning that are neither shelved nor judged.
         draws: number of draws that a whole run shelves for each member, at most.
-        members: what its members are called in its settings.
-        problems: known problems of its settings, one clause each, which are problems of every result.
-        validation: whether rows that are held out of a first run choose a setting: "needed" where it is left open,
-            "possible" where it is set and may be lowered, "prior" for the scale of the model's prior where that is left
-            open, "none" for methods without `chosen`.
-        trial_members: members of a trial run on rows that others are held out of.
-        expected_prior: whether it takes the prior as its mean under a continuous posterior, which is finite where the
-            density is not, as that of `priors.LogUniform` at zero.
-        without_prior: the method, with other settings, that takes its place on a density that knows of no prior; None
-            where it is the same.
         spread: whether it begins at standard deviations that a start gives or bears: see `Spreading`.
-        carries: what its posterior gives to the next of a sequence of tasks: the "prior", which takes a Gaussian, the
-            "start" alone, or "nothing".
-        onward: the method, with other settings, that takes its place where the prior is the posterior of earlier data;
-            None where it is the same.
+        chain: whether it is a `Chain`.
     """
 
     batch_size: int | None = None
-    all_rows: bool = False
-    chunk_size: int = 1024
-    start: Literal["fresh", "modes"] = "fresh"
-    modes: int = 1
+    chunk_size: int | None = None
     network: Literal["train", "eval"] = "eval"
-    model: bool = True
+    start: Any = None
+    modes: int = 1
     fixed_rows: bool = False
-    extendable: bool = False
     coupled: bool = False
-    burn_in: int = 0
     draws: int = 0
-    members: Literal["members", "chains"] = "members"
-    problems: tuple[str, ...] = ()
-    validation: Literal["needed", "possible", "prior", "none"] = "none"
-    trial_members: int = 1
-    expected_prior: bool = False
-    without_prior: Any = None
     spread: bool = False
+    chain: bool = False
+
+
+class Onward(NamedTuple):
+    """What goes from one task of a sequence to the next.
+
+    Attributes:
+        method: the method, with other settings, for later tasks; itself where it is the same.
+        carries: a Gaussian, which is the "prior" of the next task; the "start" of its weights alone; or "nothing".
+    """
+
+    method: Any
     carries: Literal["prior", "start", "nothing"] = "nothing"
-    onward: Any = None
-
-
-class Fold(NamedTuple):
-    """Training rows, and rows that are held out of them.
-
-    Attributes:
-        rows: to train on.
-        held_out: the others, in batches.
-    """
-
-    rows: Source
-    held_out: Sequence[Batch]
-
-
-class Chosen(NamedTuple):
-    """What held-out rows have chosen.
-
-    Attributes:
-        settings: settings of the method by name.
-        record: what was seen, by name, for the description of the run.
-        prior_scale: σ of the model's prior N(0, σ²), where that is open; None leaves it as it is.
-        learned: the least values at which the learned parameters of the likelihood begin; None leaves them as they are.
-    """
-
-    settings: Mapping[str, Any]
-    record: Mapping[str, Any]
-    prior_scale: float | None = None
-    learned: Sequence[float] | None = None
 
 
 class DivergedError(RuntimeError):
@@ -210,6 +166,24 @@ class Method(Protocol[Result_co]):
         """What the method needs from its driver."""
         ...
 
+    @property
+    def choices(self) -> Sequence[Choice]:
+        """What held-out rows may choose of its settings, one after the other."""
+        ...
+
+    @property
+    def onward(self) -> Onward:
+        """What goes from one task of a sequence to the next."""
+        ...
+
+    def check(self, model: Any) -> None:
+        """Check that the method suits a model, before anything is trained.
+
+        Raises:
+            ValueError: if it does not.
+        """
+        ...
+
     def length(self, steps_per_epoch: int) -> int:
         """Return how many steps a run takes at most, for an epoch of so many minibatches."""
         ...
@@ -254,3 +228,30 @@ class Method(Protocol[Result_co]):
             source: the training data.
         """
         ...
+
+
+class Chain(Method[Any], Protocol):
+    """A method that samples by Markov chains, on any density.
+
+    Its length, the setting `steps`, is not part of its identity: a run that is over can be extended.
+    """
+
+    @property
+    def burn_in(self) -> int:
+        """Steps at the beginning that are neither shelved nor judged."""
+        ...
+
+    @property
+    def caveats(self) -> Sequence[str]:
+        """Known problems of its settings, one clause each, which are problems of every result."""
+        ...
+
+    @property
+    def without_prior(self) -> Any:
+        """The method that takes its place on a density that knows of no prior; None where it is the same."""
+        ...
+
+
+def name_of_members(method: Method[Any]) -> Literal["members", "chains"]:
+    """Return what the members of a method are called in its settings."""
+    return "chains" if method.needs.chain else "members"

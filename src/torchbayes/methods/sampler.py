@@ -15,6 +15,7 @@ from torchbayes.density.dynamics import Density, Value
 from torchbayes.density.plans import BackendName
 from torchbayes.density.precision import refuse_rounding
 from torchbayes.methods.checks import check_counts, check_plan
+from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.faults import Faults, begun
 from torchbayes.methods.mcmc.adaptation import LEARNED, LEAST_BURN_IN
 from torchbayes.methods.mcmc.health import MANY, problems_of
@@ -32,7 +33,7 @@ DIVERGENCE = 1000.0
 
 
 @dataclass(frozen=True)
-class Sampler(ABC):
+class Sampler(Defaults, ABC):
     """Settings of every sampler.
 
     Attributes:
@@ -135,19 +136,18 @@ class Sampler(ABC):
     @property
     def needs(self) -> Needs:
         """All the data or minibatches, any density, a shelf for draws; more steps make the same chain longer."""
-        return Needs(
-            batch_size=self.batch_size,
-            all_rows=self.batch_size is None,
-            chunk_size=self.chunk_size,
-            model=False,
-            extendable=True,
-            burn_in=self.burn_in,
-            draws=_most(self),
-            members="chains",
-            problems=_unlearned(self),
-            validation="prior" if self.searches else "none",
-            trial_members=2,  # one chain of a wide posterior predicts much worse than several
-            without_prior=self.without_prior,
+        chunk = self.chunk_size if self.batch_size is None else None
+        return Needs(batch_size=self.batch_size, chunk_size=chunk, draws=_most(self), chain=True)
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """A problem if burn-in is too short for a mass that it is to learn, and draws are enough to be judged."""
+        learns = self.mass in LEARNED and self.burn_in < LEAST_BURN_IN
+        if not learns or self.steps - self.burn_in < MANY:
+            return ()
+        return (
+            f"a burn-in of {self.burn_in} steps is too short to learn the mass, which stayed 1 (set `burn_in` to "
+            f"{LEAST_BURN_IN} or more, better 200, or mass='unit')",
         )
 
     def length(self, steps_per_epoch: int) -> int:
@@ -178,7 +178,7 @@ class Sampler(ABC):
     def problems(self, posterior: Draws, state: Any, *, history: History, source: Source) -> tuple[str, ...]:
         """Return the problems of the chains: see `torchbayes.methods.mcmc.health`."""
         found = problems_of(posterior.weights_MSD, history, burn_in=self.burn_in)
-        return (*self.needs.problems, *told(self.lost(state) or ()), *(found or unexplained(posterior, source)))
+        return (*self.caveats, *told(self.lost(state) or ()), *(found or unexplained(posterior, source)))
 
     def retains(self, step: int) -> bool:
         """Return whether the weights after `step` steps are retained as a draw."""
@@ -187,7 +187,7 @@ class Sampler(ABC):
             return step > self.burn_in and left % self.thin == 0 and left // self.thin < cycles.draws
         return step > self.burn_in and (step - self.burn_in) % self.thin == 0
 
-    def lost(self, state: Any) -> Sequence[Sequence[int]] | None:  # noqa: B027  (none where proposals are rejected)
+    def lost(self, state: Any) -> Sequence[Sequence[int]] | None:
         """Return the steps at which each chain was seen to have diverged; None for samplers that reject proposals."""
 
 
@@ -199,17 +199,6 @@ def retained_steps(method: Sampler, step: int) -> list[int]:
 def _cycles(method: Sampler) -> Cycles | None:
     """Return the cycles of a cyclical sampler, at whose ends draws are taken."""
     return method.schedule if isinstance(method.schedule, Cycles) else None
-
-
-def _unlearned(method: Sampler) -> tuple[str, ...]:
-    """Return a problem if burn-in is too short for a mass that it is to learn, and draws are enough to be judged."""
-    learns = method.mass in LEARNED and method.burn_in < LEAST_BURN_IN
-    if not learns or method.steps - method.burn_in < MANY:
-        return ()
-    return (
-        f"a burn-in of {method.burn_in} steps is too short to learn the mass, which stayed 1 (set `burn_in` to "
-        f"{LEAST_BURN_IN} or more, better 200, or mass='unit')",
-    )
 
 
 def _most(method: Sampler) -> int:

@@ -24,7 +24,6 @@ from torchbayes.assess.evaluate import evaluate
 from torchbayes.calls import explained
 from torchbayes.checks import as_seed, check_flags, check_kind, check_object, given, seen
 from torchbayes.driver.checks import check_method
-from torchbayes.driver.fit import fit
 from torchbayes.linalg import Diagonal
 from torchbayes.methods.protocol import Method
 from torchbayes.model.model import Model, having
@@ -36,6 +35,7 @@ from torchbayes.posteriors.laplace import as_prior
 from torchbayes.posteriors.locks import folder_in
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
+from torchbayes.selection.fit import fit
 from torchbayes.sequences.coresets import Coreset
 from torchbayes.sequences.record import Record
 from torchbayes.sequences.tasks import Task, as_tasks, can_be_picked, joined, numbers_of, picked, sources_of
@@ -169,9 +169,9 @@ class Fits:
         """
         method, start, point = self.method, None, None
         if before is not None:
-            method = method.needs.onward or method
+            method = method.onward.method
             model, point = before.model, _point(before, new_D, self.seed_of(number))
-            if method.needs.carries == "prior":
+            if method.onward.carries == "prior":
                 model = having(model, prior=_prior(before))
             start = point
             if method.needs.spread:
@@ -183,8 +183,8 @@ class Fits:
         return restored(found, used_D, before=point)
 
     def _seeker(self, method: Method, *, first: bool) -> Method | None:
-        if method.needs.start == "modes":
-            return self.seeker or method.seeker  # type: ignore[attr-defined]
+        if method.needs.start is not None:
+            return self.seeker or method.needs.start
         return self.seeker if first else None
 
     def _options(self, number: int, folder: str) -> dict[str, Any]:
@@ -203,12 +203,12 @@ def check_carries(method: Method, seeker: Method | None) -> None:
         TypeError: if what runs before does not find networks.
     """
     name = type(method).__name__
-    if method.needs.carries == "nothing":
+    if method.onward.carries == "nothing":
         raise ValueError(
             f"the posterior of {name} cannot be the prior of the next task, as it is not Gaussian or not over all "
             f"weights. Take VI, IVON, SWAG, Laplace, EP or PBP, or MAP for plain fine-tuning."
         )
-    if method.needs.carries == "prior" and method.members > 1:
+    if method.onward.carries == "prior" and method.members > 1:
         raise ValueError(
             f"a prior is one Gaussian, and {name} with {method.members} members gives a mixture. Set members=1; "
             f"for several, run the sequence with several seeds."
@@ -216,7 +216,7 @@ def check_carries(method: Method, seeker: Method | None) -> None:
     if seeker is None:
         return
     check_object(("needs", "members", "init", "step"), "MAP(epochs=20)", seeker=seeker)
-    if seeker.needs.carries != "start":
+    if seeker.onward.carries != "start":
         raise TypeError(f"`seeker` must find networks, as MAP(epochs=20) does; got {seen(seeker)}.")
     if seeker.members not in {1, method.members}:
         raise ValueError(f"`seeker` must have the {method.members} members of the method; got {seeker.members}.")

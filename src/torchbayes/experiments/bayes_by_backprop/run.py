@@ -14,7 +14,6 @@ from torchbayes import networks
 from torchbayes.assess.evaluate import evaluate
 from torchbayes.data import load
 from torchbayes.data.base import Pair
-from torchbayes.driver import fit
 from torchbayes.experiments.bayes_by_backprop.recipe import LOUDNESS, BackpropRecipe, Entry, Regression
 from torchbayes.experiments.records import load_or_compute
 from torchbayes.experiments.shared.classifiers import best_device
@@ -25,6 +24,7 @@ from torchbayes.model.likelihoods.gaussian import Gaussian as GaussianNoise
 from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors import Gaussian, Point, Posterior
 from torchbayes.predictive.predict import predict
+from torchbayes.selection import fit
 
 BINS = 120
 QUARTILES = (0.25, 0.5, 0.75)

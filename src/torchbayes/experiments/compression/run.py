@@ -21,7 +21,6 @@ from torchbayes.compression import Compressed, compress, prune, unit_noise
 from torchbayes.compression.plain import plain_of
 from torchbayes.data import load
 from torchbayes.data.base import Data
-from torchbayes.driver import fit
 from torchbayes.experiments.compression.recipe import (
     DROPOUT,
     GHS,
@@ -41,6 +40,7 @@ from torchbayes.model import Model
 from torchbayes.model.likelihoods import Categorical
 from torchbayes.model.priors import GroupHorseshoe, GroupNormalJeffreys, LogUniform, Normal, with_multipliers
 from torchbayes.posteriors import Posterior, ProblemWarning
+from torchbayes.selection import fit
 
 _FIRST = math.exp(-1.5)  # signal to noise at log α = 3, where variational dropout prunes
 _PLAIN = "plain"  # the fits of the plain network, of which three ways of pruning are scored

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from torchbayes.data import load
-from torchbayes.driver import fit
 from torchbayes.experiments.double_descent.recipe import ALONE, ENSEMBLE, MEASURES, MULTISWAG, DescentRecipe
 from torchbayes.experiments.double_descent.report import so_far
 from torchbayes.experiments.records import load_or_compute
@@ -24,6 +23,7 @@ from torchbayes.posteriors import Functions
 from torchbayes.posteriors.files import write_whole
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.predict import predict
+from torchbayes.selection import fit
 
 Rows = tuple[Tensor, Tensor]
 

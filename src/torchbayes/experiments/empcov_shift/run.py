@@ -12,7 +12,6 @@ from torch import Tensor
 from torchbayes import networks
 from torchbayes.data import load
 from torchbayes.data.base import Pair
-from torchbayes.driver import fit
 from torchbayes.experiments.empcov_shift.recipe import EMPCOV, METHODS, MODE, ShiftProblem, ShiftRecipe
 from torchbayes.experiments.records import load_or_compute
 from torchbayes.experiments.shared.classifiers import best_device, metrics_of
@@ -23,6 +22,7 @@ from torchbayes.model.priors.univariate import PriorRules
 from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors import Posterior
 from torchbayes.predictive.predict import predict
+from torchbayes.selection import fit
 
 NOTHING = 1e-9  # of the largest eigenvalue of the second moments: below it the inputs do not vary
 

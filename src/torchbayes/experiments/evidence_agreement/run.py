@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.driver import fit
 from torchbayes.evidence import (
     Evidence,
     ModelTarget,
@@ -24,6 +23,7 @@ from torchbayes.experiments.records import load_or_compute
 from torchbayes.experiments.shared.modes import Pair, climb, laplace, log_symmetries, rearranged
 from torchbayes.native.seeds import Purpose, mix
 from torchbayes.posteriors import Draws
+from torchbayes.selection import fit
 
 
 def run(recipe: AgreementRecipe, seed: int, directory: Path) -> dict[str, Any]:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from torchbayes.data import load
-from torchbayes.driver import fit
 from torchbayes.driver.progress import Callback, Event
 from torchbayes.experiments.fast_ensembling.recipe import FAST, INDEPENDENT, SNAPSHOTS, FastRecipe
 from torchbayes.experiments.records import load_or_compute
@@ -26,6 +25,7 @@ from torchbayes.model.priors.univariate import Normal
 from torchbayes.posteriors import Point
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.predict import predict
+from torchbayes.selection import fit
 
 Test = tuple[Tensor, Tensor]
 _RATES = 20  # of a run's learning rate that are written for the figure, in an epoch

@@ -12,7 +12,6 @@ from torch import Tensor
 from torchbayes import networks
 from torchbayes.assess.evaluate import evaluate
 from torchbayes.data.base import Pair
-from torchbayes.driver import fit
 from torchbayes.driver.progress import Event
 from torchbayes.experiments.flat_regions.recipe import GRID, PLAIN, SHAPES, Solutions
 from torchbayes.geometry import Plane, Spectrum, basin, learning_coefficient, spectrum, surface
@@ -22,6 +21,7 @@ from torchbayes.model.priors.univariate import Flat
 from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors import Point
 from torchbayes.posteriors.problems import ProblemWarning
+from torchbayes.selection import fit
 
 _WIDTH = 0.12  # of the kernels by which a density of eigenvalues is smoothed, in decades
 

@@ -9,7 +9,6 @@ import torch
 from torchbayes import networks
 from torchbayes.assess.evaluate import evaluate
 from torchbayes.data.base import Pair
-from torchbayes.driver import fit
 from torchbayes.driver.progress import Event
 from torchbayes.experiments.flat_regions.recipe import END, MATCHED, Widths
 from torchbayes.experiments.shared.labels import shuffled
@@ -18,6 +17,7 @@ from torchbayes.model import Model
 from torchbayes.model.likelihoods import Categorical
 from torchbayes.model.priors.univariate import Flat
 from torchbayes.posteriors import Point
+from torchbayes.selection import fit
 
 
 def width(recipe: Widths, rows: Pair, test: Pair, *, units: int, seed: int) -> dict[str, Any]:

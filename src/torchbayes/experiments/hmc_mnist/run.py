@@ -12,7 +12,6 @@ import numpy as np
 
 from torchbayes import networks
 from torchbayes.data import Data, Pair, load
-from torchbayes.driver import fit
 from torchbayes.driver.log import read_log
 from torchbayes.driver.progress import Event, progress_bar
 from torchbayes.experiments.hmc_mnist.recipe import MNISTChainRecipe
@@ -22,6 +21,7 @@ from torchbayes.model.likelihoods import Categorical
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.posteriors import Draws, Point, Posterior
 from torchbayes.predictive.predict import predict
+from torchbayes.selection import fit
 
 CHAIN = ("log_density", "log_likelihood", "acceptance", "seconds", "gradients")
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.driver import fit
 from torchbayes.experiments.hmc_reference.recipe import ReferenceRecipe
 from torchbayes.experiments.shared.fidelity import closeness, log_probabilities, mixture, quality
 from torchbayes.experiments.shared.image_hmc import Problem, Setup, mixing, over_problems, run_hmc, set_up
@@ -19,6 +18,7 @@ from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.sampler import Sampler
 from torchbayes.metrics.temperature import fit_temperature
 from torchbayes.posteriors import Posterior
+from torchbayes.selection import fit
 
 
 def run(recipe: ReferenceRecipe, seed: int, directory: Path) -> dict[str, Any]:

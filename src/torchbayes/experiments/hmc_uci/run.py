@@ -11,7 +11,6 @@ from torchbayes import networks
 from torchbayes.assess.diagnose import Diagnosis, diagnose
 from torchbayes.assess.evaluate import evaluate
 from torchbayes.data import load
-from torchbayes.driver import fit
 from torchbayes.experiments.hmc_uci.recipe import METRICS, UCIChainsRecipe
 from torchbayes.experiments.shared.uci_splits import over_splits
 from torchbayes.methods.sampler import Sampler
@@ -19,6 +18,7 @@ from torchbayes.model import Model
 from torchbayes.model.likelihoods import HeteroscedasticGaussian
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.posteriors import Draws, Point, Posterior
+from torchbayes.selection import fit
 
 
 def run(recipe: UCIChainsRecipe, seed: int, directory: Path) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from torchbayes.assess.evaluate import detection, evaluate, uncertainty
 from torchbayes.data import Data, load, out_of_distribution
-from torchbayes.driver import fit
 from torchbayes.experiments.laplace_redux.recipe import ENSEMBLE, MODE, VARIANTS, LaplaceReduxRecipe
 from torchbayes.experiments.shared.classifiers import METRICS, classifier
 from torchbayes.metrics import reliability
@@ -21,6 +20,7 @@ from torchbayes.model.network import module_at
 from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors import LaplacePosterior, Point, Posterior
 from torchbayes.predictive.linearised import Linearised
+from torchbayes.selection import fit
 
 BINS = 25  # of confidence, from 1/K to 1
 

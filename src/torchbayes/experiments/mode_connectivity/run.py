@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from torchbayes.data import Data, load
-from torchbayes.driver import fit
 from torchbayes.experiments.mode_connectivity.paths import Rows, along, in_its_plane, straight
 from torchbayes.experiments.mode_connectivity.recipe import (
     ALIGNMENT,
@@ -29,6 +28,7 @@ from torchbayes.experiments.shared.classifiers import classifier
 from torchbayes.geometry import align, barrier
 from torchbayes.posteriors import Point
 from torchbayes.posteriors.curves.curve import CurvePosterior
+from torchbayes.selection import fit
 
 
 def run(recipe: ModeConnectivityRecipe, seed: int, directory: Path) -> dict[str, Any]:

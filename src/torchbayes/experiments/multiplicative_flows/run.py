@@ -16,7 +16,6 @@ from torch import Tensor
 from torchbayes import networks
 from torchbayes.assess.evaluate import detection, evaluate, uncertainty
 from torchbayes.data import Data, load, out_of_distribution
-from torchbayes.driver import fit
 from torchbayes.experiments.multiplicative_flows.recipe import (
     DROPOUT,
     ENSEMBLE,
@@ -32,6 +31,7 @@ from torchbayes.model import Model
 from torchbayes.model.likelihoods import Categorical
 from torchbayes.posteriors import Point, Posterior
 from torchbayes.predictive.predict import predict
+from torchbayes.selection import fit
 
 BINS = 100  # of entropy, from 0 to log K
 PHOTOGRAPHS, DIGITS = "photographs", "digits"

@@ -11,12 +11,12 @@ import numpy as np
 from torch import Tensor
 
 from torchbayes.data import Data, corrupt_data, load
-from torchbayes.driver import fit
 from torchbayes.experiments.multiswag_corruption.recipe import CorruptionRecipe
 from torchbayes.experiments.shared.classifiers import METRICS, classifier, metrics_of
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.posteriors import Functions, Gaussian, Point
 from torchbayes.predictive.predict import predict
+from torchbayes.selection import fit
 
 
 def run(recipe: CorruptionRecipe, seed: int, directory: Path) -> dict[str, Any]:

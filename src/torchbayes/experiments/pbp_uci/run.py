@@ -14,7 +14,6 @@ from torchbayes import networks
 from torchbayes.assess.evaluate import evaluate
 from torchbayes.data import load
 from torchbayes.data.base import Pair
-from torchbayes.driver import fit
 from torchbayes.experiments.pbp_uci.recipe import METRICS, ONE, SECONDS, STREAM, TWO, PBPUCIRecipe, after
 from torchbayes.experiments.shared.uci_splits import over_splits
 from torchbayes.methods.sites.pbp import PBP
@@ -24,6 +23,7 @@ from torchbayes.model.priors.univariate import Normal
 from torchbayes.posteriors import Gaussian, ProblemWarning
 from torchbayes.posteriors.laplace import as_prior
 from torchbayes.predictive.propagated import Propagated
+from torchbayes.selection import fit
 
 
 def run(recipe: PBPUCIRecipe, seed: int, directory: Path) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from torchbayes.assess.evaluate import evaluate
 from torchbayes.data import load, num_splits
 from torchbayes.data.base import Pair, Standardise
 from torchbayes.data.text import FIRST_WORD
-from torchbayes.driver import fit
 from torchbayes.experiments.prior_families.recipe import FamiliesRecipe, Problem
 from torchbayes.experiments.records import load_or_compute
 from torchbayes.experiments.shared.classifiers import best_device
@@ -25,6 +24,7 @@ from torchbayes.model import Model
 from torchbayes.model.likelihoods import Categorical, Gaussian
 from torchbayes.model.priors.univariate import Prior
 from torchbayes.posteriors import Draws
+from torchbayes.selection import fit
 
 METRICS = ("nll", "accuracy", "ece", "rmse")  # those of them that a problem has
 

@@ -12,13 +12,13 @@ from torch import Tensor
 from torchbayes.assess.evaluate import evaluate
 from torchbayes.data import load
 from torchbayes.data.base import Data, Pair
-from torchbayes.driver import fit
 from torchbayes.experiments.prior_functions.recipe import PIXELS, Drawn, Fitted, PriorRecipe
 from torchbayes.experiments.records import load_or_compute
 from torchbayes.experiments.shared.classifiers import classifier
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.predictive.predict import predict
 from torchbayes.predictive.prior import PriorPredictive, prior_predictive
+from torchbayes.selection import fit
 
 
 def run(recipe: PriorRecipe, seed: int, directory: Path) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from torchbayes.driver import fit
 from torchbayes.driver.progress import Callback
 from torchbayes.experiments.shared.modes import laplace_at
 from torchbayes.methods.laplace.laplace import Laplace
@@ -26,6 +25,7 @@ from torchbayes.methods.optimise.map import MAP
 from torchbayes.model import Model
 from torchbayes.posteriors import LaplacePosterior, Point
 from torchbayes.posteriors.problems import ProblemWarning
+from torchbayes.selection import fit
 
 _STRIDE, _LONGEST = 1.5, 4.0  # 1/(1 − ρ) until there is a slope, and its maximum
 _WIDEST = 16.0  # maximum factor on a precision per round: that of weights which the data do not determine is unbounded

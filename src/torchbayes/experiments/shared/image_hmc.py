@@ -21,7 +21,6 @@ from torch import Tensor
 from torchbayes.assess.diagnose import Diagnosis, diagnose
 from torchbayes.data import load
 from torchbayes.data.base import Pair
-from torchbayes.driver import fit
 from torchbayes.experiments.records import load_or_compute
 from torchbayes.experiments.shared.classifiers import best_device, classifier
 from torchbayes.methods.mcmc.hmc import HMC
@@ -29,6 +28,7 @@ from torchbayes.model import Model
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors import Draws
+from torchbayes.selection import fit
 
 BOUND = 1.1  # of R-hat, as in Izmailov et al. (2021)
 SPACES = {"weights": "weights", "functions": "test probabilities"}  # where R-hat is taken -> label

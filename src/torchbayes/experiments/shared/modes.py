@@ -19,13 +19,13 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from torchbayes.driver import fit
 from torchbayes.evidence import ModelTarget
 from torchbayes.methods.laplace.laplace import Laplace
 from torchbayes.methods.laplace.mode import AWAY
 from torchbayes.model import Model
 from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors import LaplacePosterior, Point, ProblemWarning
+from torchbayes.selection import fit
 
 Pair = tuple[Tensor, Tensor]
 

@@ -11,7 +11,6 @@ from torchbayes import networks
 from torchbayes.assess.evaluate import evaluate
 from torchbayes.data import load
 from torchbayes.data.base import Pair
-from torchbayes.driver import fit
 from torchbayes.experiments.records import load_or_compute
 from torchbayes.experiments.shared.classifiers import METRICS, best_device
 from torchbayes.experiments.subspace_inference.recipe import SECOND, SPACES, SWA_POINT, SWAG_POSTERIOR, Images
@@ -20,6 +19,7 @@ from torchbayes.model import Model
 from torchbayes.model.likelihoods import Categorical
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.posteriors import CurvePosterior, Gaussian, Point, Posterior
+from torchbayes.selection import fit
 
 
 def scores(recipe: Images, *, seed: int, home: Path) -> dict[str, dict[str, float]]:

@@ -8,7 +8,6 @@ from torchbayes import networks
 from torchbayes.assess.evaluate import evaluate
 from torchbayes.data import load
 from torchbayes.data.base import Pair
-from torchbayes.driver import fit
 from torchbayes.driver.progress import Event
 from torchbayes.experiments.subspace_inference.recipe import (
     ESS,
@@ -25,6 +24,7 @@ from torchbayes.model.likelihoods import HeteroscedasticGaussian
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.model.subspace import Subspace
 from torchbayes.posteriors import Gaussian, Point, Posterior
+from torchbayes.selection import fit
 
 
 def split_scores(recipe: Regressions, name: str, split: int, *, seed: int) -> dict[str, dict[str, float]]:

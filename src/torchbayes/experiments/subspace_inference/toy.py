@@ -9,7 +9,6 @@ from torch import Tensor
 
 from torchbayes import networks
 from torchbayes.data import load
-from torchbayes.driver import fit
 from torchbayes.experiments.subspace_inference.recipe import DATA, GAPS, OUTSIDE, SECOND, SPACES, Toy
 from torchbayes.experiments.subspace_inference.spaces import Trained
 from torchbayes.model import Model
@@ -17,6 +16,7 @@ from torchbayes.model.likelihoods import Gaussian as GaussianNoise
 from torchbayes.model.priors.univariate import Flat
 from torchbayes.posteriors import CurvePosterior, Gaussian, Point
 from torchbayes.predictive.predict import predict
+from torchbayes.selection import fit
 
 _DRAWN = 12  # functions that are shown
 

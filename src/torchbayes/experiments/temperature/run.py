@@ -26,7 +26,6 @@ from torchbayes.assess.diagnose import diagnose
 from torchbayes.assess.evaluate import evaluate
 from torchbayes.data import load
 from torchbayes.data.base import Pair
-from torchbayes.driver import fit
 from torchbayes.experiments.records import load_or_compute
 from torchbayes.experiments.shared.classifiers import METRICS, best_device
 from torchbayes.experiments.shared.image_hmc import convergence, rhat_and_ess
@@ -42,6 +41,7 @@ from torchbayes.model import Model
 from torchbayes.model.likelihoods import Categorical
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.posteriors import Draws
+from torchbayes.selection import fit
 
 _DIAGNOSED = 200  # test rows at which R-hat is taken
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from torchbayes.assess.evaluate import evaluate
 from torchbayes.data import load
-from torchbayes.driver import fit
 from torchbayes.experiments.shared.uci_splits import over_splits
 from torchbayes.experiments.uci_table.recipe import METRICS, UCITableRecipe
 from torchbayes.model import Model
@@ -20,6 +19,7 @@ from torchbayes.model.likelihoods import HeteroscedasticGaussian
 from torchbayes.posteriors import Functions
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.predict import predict
+from torchbayes.selection import fit
 
 
 class TwoHeads(nn.Module):

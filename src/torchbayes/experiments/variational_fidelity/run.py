@@ -15,7 +15,6 @@ from torchbayes import networks
 from torchbayes.assess.diagnose import diagnose
 from torchbayes.data import load
 from torchbayes.data.base import Pair
-from torchbayes.driver import fit
 from torchbayes.experiments.records import load_or_compute
 from torchbayes.experiments.shared.classifiers import best_device
 from torchbayes.experiments.shared.fidelity import closeness, log_probabilities, members_of, mixture, quality
@@ -34,6 +33,7 @@ from torchbayes.model.likelihoods import Gaussian, Likelihood
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.posteriors import Draws, Posterior
 from torchbayes.predictive.predict import predict
+from torchbayes.selection import fit
 
 HMC_NAME = "HMC"
 

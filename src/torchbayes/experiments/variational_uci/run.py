@@ -14,7 +14,6 @@ from torchbayes import networks
 from torchbayes.assess.evaluate import evaluate
 from torchbayes.data import load
 from torchbayes.data.base import Pair
-from torchbayes.driver import fit
 from torchbayes.experiments.shared.uci_splits import over_splits
 from torchbayes.experiments.variational_uci.recipe import (
     CHOSEN,
@@ -30,6 +29,7 @@ from torchbayes.model.likelihoods import Gaussian
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.posteriors import Posterior, ProblemWarning
 from torchbayes.predictive.predict import predict
+from torchbayes.selection import fit
 
 
 def run(recipe: VariationalUCIRecipe, seed: int, directory: Path) -> dict[str, Any]:

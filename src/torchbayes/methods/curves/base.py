@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -11,12 +12,13 @@ from torch import Tensor
 
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Value
+from torchbayes.methods.choices import Choice, Epochs
+from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.descent import Trajectory, epochs_of
-from torchbayes.methods.optimise.length import choose_epochs
-from torchbayes.methods.protocol import Chosen, Fold, Visit
+from torchbayes.methods.optimise.map import MAP
+from torchbayes.methods.protocol import Needs, Visit
 from torchbayes.methods.schedules import Schedule
-from torchbayes.methods.variational.seeker import seeker
 from torchbayes.model.model import Batch, Model
 
 
@@ -29,7 +31,7 @@ class Moving(Protocol):
         ...
 
 
-class Joining:
+class Joining(Defaults, ABC):
     """A descent of vertices between trained networks, which `fit` trains where it is given none."""
 
     members: int
@@ -39,28 +41,29 @@ class Joining:
     schedule: Schedule
 
     @property
-    def seeker(self) -> Any:
-        """What trains the networks where `fit` is given none."""
-        return seeker(self.batch_size)
+    def needs(self) -> Needs:
+        """Trained networks, and minibatches, through a network in training mode."""
+        seeker = MAP(batch_size=self.batch_size)
+        return Needs(batch_size=self.batch_size, network="train", start=seeker, modes=self.ends)
+
+    @property
+    @abstractmethod
+    def ends(self) -> int:
+        """Number of networks that each member joins."""
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """How long to train the networks where none are given, and then what is between them."""
+        return (Epochs(self.needs.start, settings=("epochs",) if self.epochs is None else (), mode=True),)
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the steps of a run, for an epoch of so many minibatches."""
         return epochs_of(self.epochs, steps_per_epoch) * steps_per_epoch
 
-    def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
-        """Return how long held-out rows train the networks where none are given, and then what is between them."""
-        found = choose_epochs(self.seeker, density, folds, **begin)
-        record = {**found.record, "mode": found.settings}
-        return found._replace(settings=found.settings if self.epochs is None else {}, record=record)
-
     def visit(self, state: Moving) -> Visit | None:
         """Return the next minibatch; None when the run is over."""
         now = state.trajectory
         return Visit("minibatch", now.step) if now.step < now.total_steps else None
-
-    def draw(self, state: Moving) -> None:
-        """Return nothing: the result of the run is in its state."""
-        del state
 
 
 @dataclass(frozen=True)

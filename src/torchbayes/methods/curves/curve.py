@@ -31,7 +31,7 @@ from torchbayes.methods.noise import Purpose, uniforms
 from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
 from torchbayes.methods.optimise.health import problems_of
 from torchbayes.methods.optimise.optimizers import Adam
-from torchbayes.methods.protocol import History, Needs, Shelf
+from torchbayes.methods.protocol import History, Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
@@ -97,9 +97,9 @@ class Curve(Joining):
         check_schedule(self.schedule)
 
     @property
-    def needs(self) -> Needs:
-        """Two trained networks for each curve, and minibatches through a network in training mode."""
-        return Needs(batch_size=self.batch_size, start="modes", modes=2, network="train")
+    def ends(self) -> int:
+        """Number of networks that each member joins."""
+        return 2
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int

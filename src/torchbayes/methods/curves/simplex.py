@@ -37,7 +37,7 @@ from torchbayes.methods.noise import Purpose, normals, uniforms
 from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
 from torchbayes.methods.optimise.health import problems_of
 from torchbayes.methods.optimise.optimizers import Adam
-from torchbayes.methods.protocol import History, Needs, Shelf
+from torchbayes.methods.protocol import History, Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
@@ -104,9 +104,9 @@ class Simplex(Joining):
         check_schedule(self.schedule)
 
     @property
-    def needs(self) -> Needs:
-        """Trained networks for each complex, and minibatches through a network in training mode."""
-        return Needs(batch_size=self.batch_size, start="modes", modes=self.modes, network="train")
+    def ends(self) -> int:
+        """Number of networks that each member joins."""
+        return self.modes
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int

@@ -7,7 +7,7 @@ so that nothing but the trajectory is in the state, and a run that is resumed ke
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -17,12 +17,13 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.adversarial import attacked, check_adversarial
 from torchbayes.methods.checks import check_training
+from torchbayes.methods.choices import Choice, Epochs
 from torchbayes.methods.cycles.health import alike
+from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.descent import Info, Trajectory, descend, epochs_of, start
 from torchbayes.methods.optimise.health import problems_of
-from torchbayes.methods.optimise.length import choose_epochs
-from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
+from torchbayes.methods.protocol import History, Needs, Shelf, Visit
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source
@@ -43,7 +44,7 @@ class Bounds(NamedTuple):
     cycles: int
 
 
-class Cyclic(ABC):
+class Cyclic(Defaults, ABC):
     """A descent in cycles, which keeps a network of each."""
 
     members: int
@@ -73,24 +74,19 @@ class Cyclic(ABC):
 
     @property
     def needs(self) -> Needs:
-        """Minibatches, through a network in training mode, and a shelf; held-out rows where the length is open."""
-        open_ = "needed" if self.epochs is None else "possible"
+        """Minibatches, through a network in training mode, and a shelf."""
         most = self.bounds.cycles if self.draws is None else min(self.draws, self.bounds.cycles)
-        return Needs(batch_size=self.batch_size, network="train", validation=open_, draws=most)
+        return Needs(batch_size=self.batch_size, network="train", draws=most)
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the steps of a run, for an epoch of so many minibatches."""
         return epochs_of(self.epochs, steps_per_epoch) * steps_per_epoch
 
-    def chosen(
-        self, density: LogDensity, folds: Sequence[Fold], *, told: Callable[[int, int, float], object], **begin: Any
-    ) -> Chosen:
-        """Return the epochs that held-out rows choose, by training without cycles; enough for one cycle at least."""
-        found = choose_epochs(self, density, folds, told=told, **begin)
-        if not found.settings:
-            return found
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """How long to train, by training without cycles; enough for one cycle at least."""
         least = self.bounds.epochs if self.epochs is None else min(self.bounds.epochs, self.epochs)
-        return found._replace(settings={"epochs": max(least, found.settings["epochs"])})
+        return (Epochs(self, least=least),)
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int

@@ -34,21 +34,20 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.linalg import Diagonal
 from torchbayes.methods.checks import check_counts, check_plan, check_positive, check_schedule, check_share
+from torchbayes.methods.choices import Choice, PriorScale
+from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, due, first_unsound
 from torchbayes.methods.flat.parts import Piece, split
 from torchbayes.methods.noise import Purpose, mix, normals
 from torchbayes.methods.optimise.descent import Info, clone, epochs_of, largest
 from torchbayes.methods.optimise.health import problems_of
-from torchbayes.methods.protocol import Chosen, DivergedError, Fold, History, Needs, Shelf, Visit
+from torchbayes.methods.protocol import DivergedError, History, Needs, Onward, Shelf, Visit
 from torchbayes.methods.schedules import Cosine, Schedule
-from torchbayes.methods.sgmcmc.search import choose_scale
 from torchbayes.methods.variational.target import Target, narrowed, target_of
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.gaussian import Gaussian
-
-_SHORTER = 2  # times that a trial run for the scale of the prior is shorter
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class BSAM:
+class BSAM(Defaults):
     """Bayesian sharpness-aware minimisation: a Gaussian with independent weights; with several members their mixture.
 
     Attributes:
@@ -150,14 +149,18 @@ class BSAM:
 
     @property
     def needs(self) -> Needs:
-        """Minibatches, through a network in training mode; held-out rows where the prior's scale is open."""
-        return Needs(batch_size=self.batch_size, network="train", validation="prior", carries="prior", spread=True)
+        """Minibatches, through a network in training mode, and standard deviations to begin with."""
+        return Needs(batch_size=self.batch_size, network="train", spread=True)
 
-    def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
-        """Return what held-out rows choose, in trial runs half as long: see `choose_scale`."""
-        per_epoch = folds[0].rows.steps_per_epoch
-        epochs = -(-self.length(per_epoch) // (_SHORTER * per_epoch))
-        return choose_scale(replace(self, epochs=epochs), density, folds, **begin)
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """The scale of an open prior, by trial runs half as long."""
+        return (PriorScale(length=0.5),)
+
+    @property
+    def onward(self) -> Onward:
+        """Its Gaussian is the prior of the next task."""
+        return Onward(self, "prior")
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the steps of a run, for an epoch of so many minibatches."""
@@ -240,10 +243,6 @@ class BSAM:
         now.mean_MD.addcdiv_(now.momentum_MD, now.scale_MD, value=-lr)
         now.scale_MD.lerp_(size_MD.mul_(now.scale_MD.sqrt()).add_(delta + self.damping), 1 - self.decay)
         return replace(now, step=now.step + 1, unseen=unseen), Info(loss_M, nll_M, lr)
-
-    def draw(self, state: State) -> None:
-        """Return nothing: the result of the run is in its state."""
-        del state
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
         """Return the mixture of the members' Gaussians."""

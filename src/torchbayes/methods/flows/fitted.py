@@ -26,15 +26,16 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.layers.passes import by_layers
 from torchbayes.density.layers.uses import Estimator
 from torchbayes.methods.checks import check_schedule, check_training
+from torchbayes.methods.choices import WEIGHTS, Choice, Lowered
+from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.flows.health import problems_of_draws
 from torchbayes.methods.noise import normals
 from torchbayes.methods.optimise.descent import Trajectory, clone, epochs_of, looked_at, start
 from torchbayes.methods.optimise.optimizers import Optimizer
-from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Visit
+from torchbayes.methods.protocol import History, Needs, Visit
 from torchbayes.methods.schedules import Schedule
 from torchbayes.methods.spread import unmoved
 from torchbayes.methods.variational.objective import USUAL_STEPS, Info, Terms, ask
-from torchbayes.methods.variational.search import choose_kl_weight
 from torchbayes.methods.variational.weighting import Weighting, check_weight, weight_at
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
@@ -113,7 +114,7 @@ class Family(Protocol):
         ...
 
 
-class Fitted(ABC):
+class Fitted(Defaults, ABC):
     """What the methods have in common: a descent on the parameters of a family."""
 
     members: int
@@ -138,21 +139,21 @@ class Fitted(ABC):
 
     @property
     def needs(self) -> Needs:
-        """Minibatches, through a network in training mode; held-out rows where the weight of the divergence is open."""
-        open_ = "needed" if self.kl_weight is None else "none"
-        return Needs(batch_size=self.batch_size, network="train", validation=open_)
+        """Minibatches, through a network in training mode."""
+        return Needs(batch_size=self.batch_size, network="train")
 
-    def length(self, steps_per_epoch: int) -> int:
-        """Return the steps of a run, for an epoch of so many minibatches."""
-        return epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS) * steps_per_epoch
-
-    def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
-        """Return what held-out rows choose, of one fold: see `torchbayes.methods.variational.search`.
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """The weight of the divergence, on one fold.
 
         A step of a flow takes several times one of `VI`, and trial runs must be as long as the run itself: a shorter
         one chooses another weight.
         """
-        return choose_kl_weight(self, density, folds[:1], **begin)
+        return (Lowered("kl_weight", WEIGHTS, folds=1),) if self.kl_weight is None else ()
+
+    def length(self, steps_per_epoch: int) -> int:
+        """Return the steps of a run, for an epoch of so many minibatches."""
+        return epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS) * steps_per_epoch
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
@@ -179,10 +180,6 @@ class Fitted(ABC):
         """Return the next minibatch; None when the run is over."""
         now = state.descent
         return Visit("minibatch", now.step) if now.step < now.total_steps else None
-
-    def draw(self, state: State) -> None:
-        """Return nothing: the result of the run is in its state."""
-        del state
 
     def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
         """Take one optimiser step.

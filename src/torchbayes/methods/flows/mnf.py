@@ -90,7 +90,7 @@ class MNF(Fitted):
         initial_scale: standard deviation of every weight given the multipliers, at first.
         multiplier_scale: standard deviation of the multipliers before their flow, at first.
         kl_weight: β: a number, `Halving()` or `WarmUp()`. None lets held-out rows choose a number of at most 1: see
-            `torchbayes.methods.variational.search`.
+            `torchbayes.selection.lowered`.
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
     """
 

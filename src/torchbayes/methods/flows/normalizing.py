@@ -81,7 +81,7 @@ class NormalizingFlow(Fitted):
         draws: S, draws for each step.
         initial_scale: σ of every weight at first.
         kl_weight: β: a number, `Halving()` or `WarmUp()`. None lets held-out rows choose a number of at most 1: see
-            `torchbayes.methods.variational.search`.
+            `torchbayes.selection.lowered`.
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
     """
 

@@ -22,6 +22,8 @@ from torchbayes.checks import check_flags, plain
 from torchbayes.curvature.collect import units
 from torchbayes.density.density import LogDensity
 from torchbayes.methods.checks import check_counts, check_positive
+from torchbayes.methods.choices import Choice, Epochs, Strength
+from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.laplace import curvature_pass
 from torchbayes.methods.laplace.curvature_pass import (
     CurvatureName,
@@ -32,9 +34,9 @@ from torchbayes.methods.laplace.curvature_pass import (
     check_choices,
 )
 from torchbayes.methods.laplace.mode import off_mode
-from torchbayes.methods.laplace.search import SEEKER, search
 from torchbayes.methods.laplace.tuning import tune
-from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
+from torchbayes.methods.optimise.map import MAP
+from torchbayes.methods.protocol import History, Needs, Onward, Shelf, Visit
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import correlated
@@ -68,7 +70,7 @@ class Info:
 
 
 @dataclass(frozen=True)
-class Laplace:
+class Laplace(Defaults):
     """Gaussians around given modes: `fit(model, data, Laplace(), start=net)`, or `start` a MAP posterior of M members.
 
     Without a start `fit` trains M networks by `MAP()` and puts Gaussians around them. The rows that are held out to
@@ -111,7 +113,6 @@ class Laplace:
     members: int = field(default=1, kw_only=True)
 
     plan = "loop"
-    seeker = SEEKER  # finds a mode where `fit` is given none
 
     def __post_init__(self) -> None:
         plain(self)
@@ -141,9 +142,34 @@ class Laplace:
     @property
     def needs(self) -> Needs:
         """Modes, and passes over the same rows at them."""
-        onward = replace(self, prior="model", noise=False)  # the prior holds what earlier data say
-        task = {"carries": "prior", "onward": None if onward == self else onward}
-        return Needs(batch_size=self.batch_size, start="modes", fixed_rows=True, **task)
+        return Needs(batch_size=self.batch_size, start=MAP(), fixed_rows=True)
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """How long to train where no mode is given, and the factor on the prior unless the evidence is to choose it.
+
+        The evidence needs a mode. Without it, that the weights are no mode is known, and allowed for.
+        """
+        if self.noise or self.prior in {"layer", "weight"}:
+            return (Epochs(MAP(), settings=(), mode=True),)
+        length = Epochs(MAP(), settings=(), known={"check_mode": False}, mode=True)
+        return (length, Strength("prior", {"prior": "model"})) if self.prior == "scalar" else (length,)
+
+    @property
+    def onward(self) -> Onward:
+        """The prior as it is: it holds what earlier data say."""
+        return Onward(replace(self, prior="model", noise=False), "prior")
+
+    def check(self, model: Model) -> None:
+        """Check what is known of the prior, and that rows are not coupled.
+
+        Raises:
+            ValueError: if weights have no precision on their own, or those that are correlated cannot be added or
+                changed; or the rows are coupled.
+        """
+        super().check(model)
+        _check_prior(self, model)
+        refuse_coupled(model)
 
     @property
     def epochs(self) -> int:
@@ -153,11 +179,6 @@ class Laplace:
     def length(self, steps_per_epoch: int) -> int:
         """Return the batches of all passes."""
         return self.epochs * steps_per_epoch
-
-    def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
-        """Return what held-out rows choose where no mode is given: see `torchbayes.methods.laplace.search`."""
-        _check_prior(self, density.model)
-        return search(self, density.model, folds, **begin)
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
@@ -178,8 +199,7 @@ class Laplace:
             ValueError: if the network has batch norm without running statistics, the curvature cannot be held, or the
                 prior has no precision.
         """
-        _check_prior(self, density.model)
-        refuse_coupled(density.model)
+        self.check(density.model)
         curvature_pass.check_held(self.curvature_settings, weights_MD)
         return curvature_pass.begin(weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
 
@@ -203,10 +223,6 @@ class Laplace:
             self.curvature_settings, density, state if donate else state.clone(), batch=batch
         )
         return now, Info(nll_M)
-
-    def draw(self, state: State) -> None:
-        """Return nothing: the result of the run is in its state."""
-        del state
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> LaplacePosterior:
         """Return the mixture of the modes' Gaussians, its prior tuned if the settings say so.

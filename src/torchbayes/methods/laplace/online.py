@@ -28,6 +28,8 @@ from torchbayes.checks import check_flags, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.checks import check_counts, check_positive, check_schedule, check_share, check_training
+from torchbayes.methods.choices import Choice, Epochs, Strength
+from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.laplace import curvature_pass
 from torchbayes.methods.laplace.curvature_pass import (
     CurvatureName,
@@ -38,12 +40,12 @@ from torchbayes.methods.laplace.curvature_pass import (
     check_choices,
 )
 from torchbayes.methods.laplace.mode import off_mode
-from torchbayes.methods.laplace.search import search_online
 from torchbayes.methods.laplace.tuning import tune
 from torchbayes.methods.optimise import descent
 from torchbayes.methods.optimise.descent import Trajectory
+from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
-from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
+from torchbayes.methods.protocol import History, Needs, Shelf, Visit
 from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.model import Batch
@@ -136,7 +138,7 @@ class Reweighted:
 
 
 @dataclass(frozen=True)
-class OnlineLaplace:
+class OnlineLaplace(Defaults):
     """Training with prior and noise chosen by the evidence; gives a Laplace posterior whose model has both.
 
     Attributes:
@@ -197,12 +199,19 @@ class OnlineLaplace:
     @property
     def needs(self) -> Needs:
         """Minibatches, through a network in training mode, of rows that are the same at every pass."""
-        open_ = "needed" if self.epochs_of_descent is None else "possible"
-        return Needs(batch_size=self.batch_size, network="train", fixed_rows=True, validation=open_)
+        return Needs(batch_size=self.batch_size, network="train", fixed_rows=True)
 
-    def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
-        """Return what held-out rows choose: see `torchbayes.methods.laplace.search`."""
-        return search_online(self, density, folds, **begin)
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """How long to train, and a factor beside the evidence.
+
+        The epochs that suit training under the model's own prior, and those set or usual, are both tried: under a
+        prior that the evidence chooses, longer training may be better.
+        """
+        training = MAP(epochs=self.epochs_of_descent, optimizer=self.optimizer, plan=self.plan)
+        length = Epochs(training, settings=("epochs_of_descent",), known={"check_mode": False})
+        beside = ({"epochs_of_descent": self.epochs_of_descent},)
+        return length, Strength("factor", {}, beside, open=length.open)
 
     def order(self, steps_per_epoch: int) -> tuple[bool, ...]:
         """Return for every epoch of the run whether it trains or is a pass for the curvature."""
@@ -282,10 +291,6 @@ class OnlineLaplace:
                 noise_M = torch.full_like(state.noise_M, tuned.noise_scale)
                 now = replace(now, strength_MD=tuned.strength_D.unsqueeze(0), noise_M=noise_M)
         return now, Info(nll_M, lr, float(now.strength_MD.log().mean().exp()), float(now.noise_M[0]))
-
-    def draw(self, state: State) -> None:
-        """Return nothing: the result of the run is in its state."""
-        del state
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> LaplacePosterior:
         """Return the Gaussian at the weights of the last pass, under the prior and noise chosen there.

@@ -9,11 +9,6 @@ which for Gaussian noise is the root mean square of the training residuals, but 
 the second derivative there, as of Laplace's approximation, 1/2N for the log scale of Gaussian noise. A network that
 interpolates its rows has residuals smaller than those of new ones, here as in `fit`. A fit that starts from a trained
 network begins with this estimate.
-
-Rows that are held out give it as well, at the weights that predict them best: the noise of new rows. A learned scale
-moves by at most the learning rate a step. It falls as the network learns, and where training is to stop after a few
-steps it does not get up from half the spread of the targets to a larger noise. So a fit whose length held-out rows
-choose begins no lower than at their estimate (docs/decisions/0033-a-noise-that-does-not-begin-too-low.md).
 """
 
 from __future__ import annotations
@@ -25,7 +20,6 @@ import torch
 from torch import Tensor
 
 from torchbayes.methods.constant import highest
-from torchbayes.methods.protocol import Fold
 from torchbayes.model.model import PREFIX, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import Batch
@@ -53,23 +47,23 @@ def learned_at(point: Point, source: Source) -> tuple[Tensor, Tensor]:
     return _estimates(point, source.some(_ROWS), source.num_data)
 
 
-def asked(points: Sequence[Point], folds: Sequence[Fold]) -> Tensor | None:
-    """Return the learned parameters that held-out rows ask for, (P,): the mean over folds of the most probable ones.
+def most_probable(point: Point, batches: Sequence[Batch], num_data: int) -> Tensor | None:
+    """Return the most probable learned parameters of the first member for some rows, (P,).
 
     Args:
-        points: a network for each fold.
-        folds: rows that were held out of its training.
+        point: a network.
+        batches: the rows.
+        num_data: their number.
 
     Returns:
         The parameters; None where there are none, the likelihood says where they start, or there is no maximum.
     """
-    if not _open(points[0].model):
+    if not _open(point.model):
         return None
     try:
-        each = [_estimates(p, f.held_out, sum(b.size for b in f.held_out)) for p, f in zip(points, folds, strict=True)]
+        return _estimates(point, batches, num_data)[0][0]
     except ValueError:
         return None
-    return torch.cat([value_1P for value_1P, _ in each]).mean(0)
 
 
 def at_least(weights_MD: Tensor, least: Sequence[float] | None) -> Tensor:

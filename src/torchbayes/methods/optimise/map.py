@@ -60,11 +60,6 @@ class MAP(Descent):
         check_schedule(self.schedule)
         check_adversarial(self.adversarial)
 
-    @property
-    def candidates(self) -> tuple[()]:
-        """Settings beside the epochs among which held-out rows choose: none."""
-        return ()
-
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
+from torchbayes.methods.choices import Choice, Epochs
 from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.averaging import averaging_step, check_averaging, ways_to_average
 from torchbayes.methods.optimise.base import Descent
@@ -82,9 +83,9 @@ class SWA(Descent):
         check_averaging(self)
 
     @property
-    def candidates(self) -> list[dict[str, float]]:
-        """Settings of averaging among which held-out rows choose."""
-        return ways_to_average(self)
+    def choices(self) -> tuple[Choice, ...]:
+        """How long to train, and how to average where that is open."""
+        return (Epochs(self, then=ways_to_average(self)),)
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int

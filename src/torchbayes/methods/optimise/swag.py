@@ -22,6 +22,7 @@ from torch import Tensor
 from torchbayes.checks import check_counts, check_memory, check_not_negative, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
+from torchbayes.methods.choices import Choice, Epochs
 from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.averaging import (
     averaging_step,
@@ -35,7 +36,7 @@ from torchbayes.methods.optimise.collector import Collector
 from torchbayes.methods.optimise.descent import Info, Trajectory, start
 from torchbayes.methods.optimise.moments import Moments, joined
 from torchbayes.methods.optimise.optimizers import Adam
-from torchbayes.methods.protocol import Shelf
+from torchbayes.methods.protocol import Onward, Shelf
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.gaussian import Gaussian
@@ -91,8 +92,6 @@ class SWAG(Descent):
     plan: BackendName | str = "auto"
     adversarial: float | None = field(default=None, kw_only=True)
 
-    is_prior = True
-
     def __post_init__(self) -> None:
         check_averaging(self)
         check_counts(least=0, rank=self.rank)
@@ -101,9 +100,14 @@ class SWAG(Descent):
         check_not_negative(**given(scale=self.scale))
 
     @property
-    def candidates(self) -> list[dict[str, float]]:
-        """Settings of averaging among which held-out rows choose."""
-        return ways_to_average(self)
+    def choices(self) -> tuple[Choice, ...]:
+        """How long to train, and how to average where that is open."""
+        return (Epochs(self, then=ways_to_average(self)),)
+
+    @property
+    def onward(self) -> Onward:
+        """Its Gaussian is the prior of the next task."""
+        return Onward(self, "prior")
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int

@@ -21,14 +21,15 @@ from torchbayes.checks import check_choice, check_counts, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Density, Value
 from torchbayes.methods.checks import check_schedule, check_training
+from torchbayes.methods.choices import Choice, Epochs
+from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.noise import Purpose, normals
 from torchbayes.methods.optimise import descent
 from torchbayes.methods.optimise.descent import Trajectory, descend, epochs_of
 from torchbayes.methods.optimise.health import problems_of
-from torchbayes.methods.optimise.length import choose_epochs
 from torchbayes.methods.optimise.optimizers import Optimizer, Slots
 from torchbayes.methods.particles.kernels import Pairs, gram, middle, squared_distances
-from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Visit
+from torchbayes.methods.protocol import History, Needs, Visit
 from torchbayes.methods.schedules import Schedule
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source
@@ -190,7 +191,7 @@ def coupled_step(
     return moved, Info.of(seen, update.pairs)
 
 
-class Particles(ABC):
+class Particles(Defaults, ABC):
     """What methods with particles share: minibatches from the first step to the last, and no draws."""
 
     members: int
@@ -200,7 +201,7 @@ class Particles(ABC):
     schedule: Schedule
     annealing: Annealing | None
 
-    def check(self) -> None:
+    def check_settings(self) -> None:
         """Check the settings that all have.
 
         Raises:
@@ -215,27 +216,21 @@ class Particles(ABC):
     @property
     def needs(self) -> Needs:
         """Minibatches, through a network in training mode; members that are together."""
-        open_ = "needed" if self.epochs is None else "possible"
-        return Needs(batch_size=self.batch_size, network="train", coupled=True, validation=open_)
+        return Needs(batch_size=self.batch_size, network="train", coupled=True)
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """How long to train, by first runs of one member, which sees no other."""
+        return (Epochs(self),)
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the steps of a run, for an epoch of so many minibatches."""
         return epochs_of(self.epochs, steps_per_epoch) * steps_per_epoch
 
-    def chosen(
-        self, density: LogDensity, folds: Sequence[Fold], *, told: Callable[[int, int, float], object], **begin: Any
-    ) -> Chosen:
-        """Return the epochs that held-out rows choose, by first runs of one member, which sees no other."""
-        return choose_epochs(self, density, folds, told=told, **begin)
-
     def visit(self, state: Any) -> Visit | None:
         """Return the next minibatch; None when the run is over."""
         now = state.trajectory
         return Visit("minibatch", now.step) if now.step < now.total_steps else None
-
-    def draw(self, state: Any) -> None:
-        """Return nothing: the result of the run is in its state."""
-        del state
 
     @abstractmethod
     def step(self, density: Any, state: Any, batch: Any, *, donate: bool = False) -> tuple[Any, Info]:

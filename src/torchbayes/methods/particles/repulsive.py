@@ -116,7 +116,7 @@ class RepulsiveEnsemble(Particles):
     plan: BackendName | str = "auto"
 
     def __post_init__(self) -> None:
-        self.check()
+        self.check_settings()
         check_choice(("weights", "functions"), space=self.space)
         check_choice(("functions", "weights"), prior=self.prior)
         if self.space == "functions" and self.plan not in ("auto", *PLANS):

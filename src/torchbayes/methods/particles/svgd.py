@@ -78,7 +78,7 @@ class SVGD(Particles):
     plan: BackendName | str = "auto"
 
     def __post_init__(self) -> None:
-        self.check()
+        self.check_settings()
         check_choice(("rbf", "linear"), kernel=self.kernel)
         check_positive(**given(bandwidth=self.bandwidth))
         if self.kernel == "linear" and self.bandwidth is not None:

@@ -20,18 +20,16 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import check_flags, check_object, given
-from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Density, Value
 from torchbayes.density.plans import BackendName  # noqa: F401  (jsonargparse evaluates annotations of `Sampler` here)
 from torchbayes.methods.checks import check_counts, check_positive, check_share
+from torchbayes.methods.choices import Choice, PriorScale
 from torchbayes.methods.faults import evaluated
 from torchbayes.methods.finite import WORKSPACE
 from torchbayes.methods.noise import Purpose, normals
-from torchbayes.methods.protocol import Chosen, Fold
 from torchbayes.methods.sampler import check_shapes, refuse_batch_norm
 from torchbayes.methods.schedules import Cycles, Decay, Steady, StepSchedule, ramp
 from torchbayes.methods.sgmcmc.restarts import Track, gone_back
-from torchbayes.methods.sgmcmc.search import choose_scale
 
 
 @dataclass(frozen=True)
@@ -107,9 +105,10 @@ class Stochastic:
         """Whether held-out rows choose the scale of a prior that is open: where nothing is said of the steps."""
         return self.step_size is None and self.batch_size is not None
 
-    def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
-        """Return what held-out rows choose: see `choose_scale`."""
-        return choose_scale(self, density, folds, **begin)
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """The scale of an open prior, where nothing is said of the steps; by two chains."""
+        return (PriorScale(members=2),) if self.searches else ()
 
     def lost(self, state: State) -> list[list[int]]:
         """Return the steps at which each chain was seen to have diverged."""

@@ -27,7 +27,8 @@ from torchbayes.checks import check_choice, check_counts, check_positive, free_m
 from torchbayes.curvature.discovery import LayerSupport, layer_support
 from torchbayes.density.density import LogDensity
 from torchbayes.linalg import Dense
-from torchbayes.methods.protocol import DivergedError, History, Needs, Shelf, Visit
+from torchbayes.methods.defaults import Defaults
+from torchbayes.methods.protocol import DivergedError, History, Needs, Onward, Shelf, Visit
 from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.sites.beliefs import Belief, Sites, belief, prior_of
 from torchbayes.methods.sites.factors import Factors, check_likelihood, factors_of, is_exact
@@ -124,7 +125,7 @@ class Info:
 
 
 @dataclass(frozen=True)
-class EP:
+class EP(Defaults):
     """Expectation propagation: a Gaussian by the moments of each row's likelihood, and the log evidence.
 
     For networks whose outputs are linear in the random weights, such as an nn.Linear, or a trained network with
@@ -171,7 +172,12 @@ class EP:
     @property
     def needs(self) -> Needs:
         """Sites, of rows that are the same in every sweep."""
-        return Needs(batch_size=self.batch_size, fixed_rows=True, carries="prior")
+        return Needs(batch_size=self.batch_size, fixed_rows=True)
+
+    @property
+    def onward(self) -> Onward:
+        """Its Gaussian is the prior of the next task."""
+        return Onward(self, "prior")
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the visits of a run, at most."""
@@ -274,10 +280,6 @@ class EP:
         if number == state.steps_per_epoch - 1:
             now = _swept(now, visited.belief, first=sweep == 0, adapt=self.damping is None)
         return now, Info(now, model.temperature == 1)
-
-    def draw(self, state: State) -> None:
-        """Return nothing: the result of the run is in its state."""
-        del state
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
         """Return q, with log Z at temperature 1."""

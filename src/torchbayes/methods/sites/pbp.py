@@ -31,8 +31,9 @@ from torchbayes.checks import check_choice, check_counts, check_positive, plain
 from torchbayes.density.density import LogDensity
 from torchbayes.linalg import Diagonal
 from torchbayes.linalg.structure import is_diagonal
+from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.optimise.health import problems_of
-from torchbayes.methods.protocol import DivergedError, History, Needs, Shelf, Visit
+from torchbayes.methods.protocol import DivergedError, History, Needs, Onward, Shelf, Visit
 from torchbayes.methods.residuals import unexplained
 from torchbayes.methods.sites.gammas import as_log_scales, noise_before
 from torchbayes.model.likelihoods.protocol import own
@@ -101,7 +102,7 @@ class Info:
 
 
 @dataclass(frozen=True)
-class PBP:
+class PBP(Defaults):
     """Probabilistic backpropagation: independent normal weights, updated row by row in closed form.
 
     For regression by networks that are a plain stack of nn.Linear and ReLU (`networks.mlp`), all of whose weights are
@@ -146,7 +147,12 @@ class PBP:
     @property
     def needs(self) -> Needs:
         """Minibatches, of any size."""
-        return Needs(batch_size=self.batch_size, carries="prior")
+        return Needs(batch_size=self.batch_size)
+
+    @property
+    def onward(self) -> Onward:
+        """Its Gaussian is the prior of the next task."""
+        return Onward(self, "prior")
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the steps of a run, for an epoch of so many minibatches."""
@@ -228,10 +234,6 @@ class PBP:
             now = replace(now, sites_M4D=now.sites_M4D.clone(), factor_M2=now.factor_M2.clone())
             _refresh(model, now)
         return now, _info(model, now, seen_M3)
-
-    def draw(self, state: State) -> None:
-        """Return nothing: the result of the run is in its state."""
-        del state
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
         """Return the mixture of the members' normal distributions."""

@@ -21,10 +21,11 @@ from torch.nn.modules.batchnorm import _BatchNorm  # no public base class covers
 
 from torchbayes.density.density import LogDensity
 from torchbayes.methods.checks import check_counts
-from torchbayes.methods.optimise.length import choose_epochs
-from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
-from torchbayes.methods.variational.seeker import seeker
-from torchbayes.model.model import Batch
+from torchbayes.methods.choices import Choice, Epochs
+from torchbayes.methods.defaults import Defaults
+from torchbayes.methods.optimise.map import MAP
+from torchbayes.methods.protocol import History, Needs, Shelf, Visit
+from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers, Network
 from torchbayes.model.rows.batch import batch_size, rows_of
 from torchbayes.model.rows.sources import Source
@@ -73,7 +74,7 @@ class Info:
 
 
 @dataclass(frozen=True)
-class MCBatchNorm:
+class MCBatchNorm(Defaults):
     """Monte Carlo batch norm around trained networks: `fit(model, data, MCBatchNorm(), start=net)`.
 
     Without a start `fit` trains M networks by `MAP(batch_size=B)` first. The statistics of the minibatches are kept,
@@ -97,24 +98,27 @@ class MCBatchNorm:
         check_counts(draws=self.draws, members=self.members)
 
     @property
-    def seeker(self) -> Any:
-        """What trains a network where `fit` is given none."""
-        return seeker(self.batch_size)
-
-    @property
     def needs(self) -> Needs:
         """Trained networks, and minibatches of the training rows."""
-        return Needs(batch_size=self.batch_size, start="modes")
+        return Needs(batch_size=self.batch_size, start=MAP(batch_size=self.batch_size))
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """How long to train a network where none is given."""
+        return (Epochs(self.needs.start, settings=(), mode=True),)
+
+    def check(self, model: Model) -> None:
+        """Check that the network has batch norm.
+
+        Raises:
+            ValueError: if it has none.
+        """
+        super().check(model)
+        normed(model.network)
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the minibatches that are read at most: the last of an epoch may be the rest, which is left out."""
         return self.draws if steps_per_epoch == 1 else self.draws + -(-self.draws // (steps_per_epoch - 1))
-
-    def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
-        """Return how long held-out rows train a network where none is given."""
-        normed(density.model.network)
-        found = choose_epochs(self.seeker, density, folds, **begin)
-        return found._replace(settings={}, record={**found.record, "mode": found.settings})
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
@@ -178,10 +182,6 @@ class MCBatchNorm:
             for name, value in found.items():
                 statistics[name][m, state.collected] = value
         return State(*now, statistics, state.collected + 1, max(rows, state.rows), state.step + 1), info
-
-    def draw(self, state: State) -> None:
-        """Return nothing: the result of the run is in its state."""
-        del state
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> BatchNormPosterior:
         """Return the networks under the statistics that are known.

@@ -24,11 +24,12 @@ from torchbayes.checks import check_counts, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Value
 from torchbayes.methods.checks import check_schedule, check_training
+from torchbayes.methods.choices import Choice, Epochs
+from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.optimise.descent import Info, Trajectory, descend, epochs_of, start
 from torchbayes.methods.optimise.health import problems_of
-from torchbayes.methods.optimise.length import choose_epochs
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
-from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
+from torchbayes.methods.protocol import History, Needs, Shelf, Visit
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.dropout import check_dropout, rates
 from torchbayes.model.folded import Fold as Layer
@@ -47,7 +48,7 @@ State = Trajectory
 
 
 @dataclass(frozen=True)
-class ConcreteDropout:
+class ConcreteDropout(Defaults):
     """MC dropout that learns the rate of each dropout layer, from the layer's own rate on.
 
     For plain stacks of layers, nn.Sequential, whose nn.Dropout stands right beside linear layers, or nn.Dropout2d
@@ -76,18 +77,26 @@ class ConcreteDropout:
 
     @property
     def needs(self) -> Needs:
-        """Minibatches; held-out rows where it is open how long to train."""
-        open_ = "needed" if self.epochs is None else "possible"
-        return Needs(batch_size=self.batch_size, network="train", validation=open_)
+        """Minibatches, through a network in training mode."""
+        return Needs(batch_size=self.batch_size, network="train")
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """How long to train."""
+        return (Epochs(self),)
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the steps of a run."""
         return epochs_of(self.epochs, steps_per_epoch) * steps_per_epoch
 
-    def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
-        """Return the epochs that held-out rows choose."""
-        learnable(density.model)
-        return choose_epochs(self, density, folds, **begin)
+    def check(self, model: Model) -> None:
+        """Check that there are rates to learn.
+
+        Raises:
+            ValueError: if there are none.
+        """
+        super().check(model)
+        learnable(model)
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
@@ -133,10 +142,6 @@ class ConcreteDropout:
         lr = self.optimizer.lr * self.schedule.factor(state.done)
         target: Any = Rated(density.model, density.num_data)
         return descend(target, state, batch, optimizer=self.optimizer, lr=lr, donate=donate)
-
-    def draw(self, state: State) -> None:
-        """Return nothing: the result of the run is in its state."""
-        del state
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> DropoutPosterior:
         """Return the members' networks under random masks of the rates that they have learned."""

@@ -67,17 +67,13 @@ class MCDropout(Descent):
         check_counts(**given(epochs=self.epochs))
         check_schedule(self.schedule)
 
-    @property
-    def candidates(self) -> tuple[()]:
-        """Settings beside the epochs among which held-out rows choose: none."""
-        return ()
-
     def check(self, model: Model) -> None:
         """Check that the network has dropout.
 
         Raises:
             ValueError: if it has none.
         """
+        super().check(model)
         check_dropout(model.network)
 
     def init(

@@ -34,7 +34,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,13 +43,14 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.linalg import Diagonal
 from torchbayes.methods.checks import check_counts, check_plan, check_positive, check_schedule, check_share
+from torchbayes.methods.choices import Choice, PriorScale
+from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, due, first_unsound
 from torchbayes.methods.noise import Purpose, mix
 from torchbayes.methods.optimise.descent import clone, epochs_of, largest
 from torchbayes.methods.optimise.health import problems_of
-from torchbayes.methods.protocol import Chosen, DivergedError, Fold, History, Needs, Shelf, Visit
+from torchbayes.methods.protocol import DivergedError, History, Needs, Onward, Shelf, Visit
 from torchbayes.methods.schedules import Cosine, Schedule, ramp
-from torchbayes.methods.sgmcmc.search import choose_scale
 from torchbayes.methods.variational.target import Target, narrowed, target_of
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
@@ -61,7 +61,6 @@ from torchbayes.posteriors.gaussian import Gaussian
 
 _STEPS = 10_000  # of a run at least, by default
 _TURNS = 3.0  # times that h is forgotten over a run, by default
-_SHORTER = 2  # times that a trial run for the scale of the prior is shorter
 _UNLEARNED = 0.01  # nats: divergence of a weight from its prior, on average, below which nothing was learned of it
 _STALE = 0.5  # share of the initial h that is left
 
@@ -159,7 +158,7 @@ class Info:
 
 
 @dataclass(frozen=True)
-class IVON:
+class IVON(Defaults):
     """Variational inference with independent Gaussians by natural gradients; with several members their mixture.
 
     Attributes:
@@ -203,14 +202,18 @@ class IVON:
 
     @property
     def needs(self) -> Needs:
-        """Minibatches, through a network in training mode; held-out rows where the prior's scale is open."""
-        return Needs(batch_size=self.batch_size, network="train", validation="prior", carries="prior", spread=True)
+        """Minibatches, through a network in training mode, and standard deviations to begin with."""
+        return Needs(batch_size=self.batch_size, network="train", spread=True)
 
-    def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
-        """Return what held-out rows choose, in trial runs half as long: see `choose_scale`."""
-        per_epoch = folds[0].rows.steps_per_epoch
-        epochs = -(-self.length(per_epoch) // (_SHORTER * per_epoch))
-        return choose_scale(replace(self, epochs=epochs), density, folds, **begin)
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """The scale of an open prior, by trial runs half as long."""
+        return (PriorScale(length=0.5),)
+
+    @property
+    def onward(self) -> Onward:
+        """Its Gaussian is the prior of the next task."""
+        return Onward(self, "prior")
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the steps of a run, for an epoch of so many minibatches."""
@@ -302,10 +305,6 @@ class IVON:
         drawn = {"gradient_SMD": now.gradient_SMD, "weights_SMD": now.drawn_SMD}
         passes.update(now.moments, target.penalty, rates, **drawn)
         return replace(now, buffers=buffers, step=now.step + 1, unseen=unseen), info
-
-    def draw(self, state: State) -> None:
-        """Return nothing: the result of the run is in its state."""
-        del state
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
         """Return the mixture of the members' Gaussians."""

@@ -19,7 +19,7 @@ mean loss per observation, with the temperature T of the model, as for VI.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -31,16 +31,15 @@ from torchbayes.checks import check_choice, check_counts, check_positive, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Value
 from torchbayes.methods.checks import check_schedule, check_training
+from torchbayes.methods.choices import WEIGHTS, Choice, Epochs, Lowered
+from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.noise import normals
 from torchbayes.methods.optimise.descent import Info, Trajectory, descend, epochs_of, start
 from torchbayes.methods.optimise.health import problems_of
-from torchbayes.methods.optimise.learned import at_least
-from torchbayes.methods.optimise.length import choose_epochs
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
-from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
+from torchbayes.methods.protocol import History, Needs, Shelf, Visit
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.variational.last_layer import Covariance, LastLayer, Parts, last_layer, outputs_of
-from torchbayes.methods.variational.search import choose_kl_weight
 from torchbayes.methods.variational.weighting import Weighting, check_weight, weight_at
 from torchbayes.model.likelihoods.expected import Bound, check_expected, expected_log_prob
 from torchbayes.model.model import Batch, Model
@@ -55,7 +54,7 @@ State = Trajectory
 
 
 @dataclass(frozen=True)
-class VBLL:
+class VBLL(Defaults):
     """Variational Bayesian last layer: points for the features, a normal distribution for the last layer.
 
     For networks that return what their last linear layer gives, an nn.Linear or any other that computes x Wᵀ + b or
@@ -74,7 +73,7 @@ class VBLL:
         rank: of covariance="low_rank".
         initial_scale: standard deviation of every weight of the last layer at first.
         kl_weight: β: a number, `Halving()` or `WarmUp()`. None lets held-out rows choose a number of at most 1 (see
-            `torchbayes.methods.variational.search`), by trial runs with independent weights: the bound for classes is
+            `torchbayes.selection.lowered`), by trial runs with independent weights: the bound for classes is
             loose where there are many features, and leaves probabilities too cautious at β = 1.
     """
 
@@ -102,34 +101,27 @@ class VBLL:
 
     @property
     def needs(self) -> Needs:
-        """Minibatches, through a network in training mode; held-out rows where a setting is open."""
-        open_ = "needed" if self.epochs is None or self.kl_weight is None else "possible"
-        return Needs(batch_size=self.batch_size, network="train", validation=open_)
+        """Minibatches, through a network in training mode."""
+        return Needs(batch_size=self.batch_size, network="train")
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """How long to train, and then the weight of the divergence, by trial runs with a diagonal covariance."""
+        weight = () if self.kl_weight is not None else (Lowered("kl_weight", WEIGHTS, {"covariance": "diagonal"}),)
+        return (*((Epochs(self),) if self.epochs is None or not weight else ()), *weight)
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the steps of a run, for an epoch of so many minibatches."""
         return epochs_of(self.epochs, steps_per_epoch) * steps_per_epoch
 
-    def chosen(
-        self, density: LogDensity, folds: Sequence[Fold], *, told: Callable[[int, int, float], object], **begin: Any
-    ) -> Chosen:
-        """Return the epochs, and then the weight of the divergence, that held-out rows choose where these are open.
+    def check(self, model: Model) -> None:
+        """Check that the last layer has a posterior in closed form.
 
         Raises:
-            ValueError: if the method does not suit the model.
+            ValueError: if it has none.
         """
-        self.layer(density.model)
-        if self.kl_weight is not None:
-            return choose_epochs(self, density, folds, told=told, **begin)
-        length = Chosen({}, {})
-        if self.epochs is None:
-            length = choose_epochs(self, density, folds, told=told, **begin)
-        begin["weights_MD"] = at_least(begin["weights_MD"], length.learned)
-        quick = replace(self, covariance="diagonal", **length.settings)
-        weight = choose_kl_weight(quick, density, folds, told=told, **begin)
-        return length._replace(
-            settings={**length.settings, **weight.settings}, record={**length.record, **weight.record}
-        )
+        super().check(model)
+        self.layer(model)
 
     def layer(self, model: Model) -> LastLayer:
         """Return the last layer of a model.
@@ -187,10 +179,6 @@ class VBLL:
         weight = weight_at(self.kl_weight, state)
         target: Any = Bounded(density.model, density.num_data, layer, self.bound, first=first, kl_weight=weight)
         return descend(target, state, batch, optimizer=self.optimizer, lr=lr, donate=donate)
-
-    def draw(self, state: State) -> None:
-        """Return nothing: the result of the run is in its state."""
-        del state
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
         """Return the mixture of the members' normal distributions, whose variance is 0 outside the last layer."""

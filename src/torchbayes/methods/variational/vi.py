@@ -38,20 +38,21 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.layers.uses import has_layers
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.checks import check_schedule, check_training
+from torchbayes.methods.choices import WEIGHTS, Choice, Lowered
+from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.noise import normals
 from torchbayes.methods.optimise.descent import Trajectory, clone, epochs_of, looked_at, start
 from torchbayes.methods.optimise.health import problems_of
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
-from torchbayes.methods.protocol import Chosen, Fold, History, Needs, Shelf, Visit
+from torchbayes.methods.protocol import History, Needs, Onward, Shelf, Visit
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.spread import unmoved
 from torchbayes.methods.variational import mean_field
 from torchbayes.methods.variational.families import DenseFamily, DiagonalFamily, Family, LowRankFamily, RadialFamily
 from torchbayes.methods.variational.objective import USUAL_STEPS, Drawing, Info, differentiate
-from torchbayes.methods.variational.search import choose_kl_weight
 from torchbayes.methods.variational.weighting import Weighting, check_weight, weight_at
 from torchbayes.model.layout import Layout
-from torchbayes.model.model import Batch
+from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source
 from torchbayes.native.seeds import Purpose
@@ -86,7 +87,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class VI:
+class VI(Defaults):
     """Variational inference with normal distributions; with structure="diagonal" mean field, or Bayes by backprop.
 
     Attributes:
@@ -110,7 +111,7 @@ class VI:
         relative_scale: δ, for scales δ|μ| at first in its place, around the weights of a trained network (MOPED;
             Krishnan et al. 2020).
         kl_weight: β: a number, `Halving()` or `WarmUp()`. None lets held-out rows choose a number of at most 1: see
-            `torchbayes.methods.variational.search`.
+            `torchbayes.selection.lowered`.
         plan: how the stack of networks is run: auto, native, loop, vmap or compiled; noise in the layers is drawn by
             the kernel or in a loop, and has no other plan.
     """
@@ -157,22 +158,28 @@ class VI:
 
     @property
     def needs(self) -> Needs:
-        """Minibatches, through a network in training mode; held-out rows where the weight of the divergence is open."""
-        open_ = "needed" if self.kl_weight is None else "none"
-        rows = {"batch_size": self.batch_size, "validation": open_}
-        normal = self.structure != "radial"
-        # held-out rows of one task would say how much all earlier ones count
-        onward = replace(self, kl_weight=1.0) if self.kl_weight is None else None
-        task = {"carries": "prior" if normal else "nothing", "onward": onward, "spread": normal}
-        return Needs(**rows, network="train", expected_prior=normal, **task)
+        """Minibatches, through a network in training mode."""
+        return Needs(batch_size=self.batch_size, network="train", spread=self.structure != "radial")
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """The weight of the divergence."""
+        return (Lowered("kl_weight", WEIGHTS),) if self.kl_weight is None else ()
+
+    @property
+    def onward(self) -> Onward:
+        """All of the divergence: held-out rows of one task would say how much all earlier ones count."""
+        method = replace(self, kl_weight=1.0) if self.kl_weight is None else self
+        return Onward(method, "nothing" if self.structure == "radial" else "prior")
+
+    def check(self, model: Model) -> None:
+        """Check that the divergence from the prior is finite: under a normal posterior its mean is, of any prior."""
+        if self.structure == "radial":
+            super().check(model)
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the steps of a run, for an epoch of so many minibatches."""
         return epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS) * steps_per_epoch
-
-    def chosen(self, density: LogDensity, folds: Sequence[Fold], **begin: Any) -> Chosen:
-        """Return what held-out rows choose: see `choose_kl_weight`."""
-        return choose_kl_weight(self, density, folds, **begin)
 
     def family(self, layout: Layout) -> Family:
         """Return the family of distributions over the weights of a layout."""
@@ -226,10 +233,6 @@ class VI:
         """Return the next minibatch; None when the run is over."""
         now = state.descent
         return Visit("minibatch", now.step) if now.step < now.total_steps else None
-
-    def draw(self, state: State) -> None:
-        """Return nothing: the result of the run is in its state."""
-        del state
 
     def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
         """Take one optimiser step.

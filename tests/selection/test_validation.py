@@ -16,10 +16,16 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torchbayes as tb
 from torchbayes.driver import progress
-from torchbayes.methods.optimise import length
-from torchbayes.methods.optimise.length import FACTOR
+from torchbayes.driver.begin import Begin
+from torchbayes.methods.choices import Epochs
+from torchbayes.methods.optimise import map as descents
 from torchbayes.methods.schedules import Constant
+from torchbayes.model.rows.sources import as_source
 from torchbayes.native.seeds import Purpose, generator, member_seeds
+from torchbayes.selection import choose
+from torchbayes.selection.folds import folds_of
+from torchbayes.selection.length import FACTOR, choose_epochs
+from torchbayes.selection.trials import Search
 
 FEATURES = 4
 SHORT: dict[str, Any] = {"epochs": 40, "optimizer": tb.Adam(0.03)}  # at a rate that is good after a few epochs
@@ -134,19 +140,25 @@ def test_every_row_is_held_out_once_where_rows_are_few(tmp_path: Path) -> None:
     assert order.sort()[0].tolist() == list(range(100))
 
 
+def folds_and_begin() -> tuple[Any, Begin]:
+    folds = folds_of(model(), as_source(model(), table(60), 128), 0.2, seed=0)
+    return folds, Begin(model().given_weights()[None], {}, [0])
+
+
 @ignored
 def test_first_runs_take_turns_at_one_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights and slots are each run's own."""
     seen: dict[str, set[int]] = {"gradient_MD": set(), "weights_MD": set()}
-    step = length.descend
+    step = descents.descend
 
     def noted(density: Any, run: Any, batch: Any, **settings: Any) -> Any:
         for name, places in seen.items():
             places.add(getattr(run, name).data_ptr())
         return step(density, run, batch, **settings)
 
-    monkeypatch.setattr(length, "descend", noted)
-    fit(table(60), tb.MAP(epochs=2), validation=0.2)
+    monkeypatch.setattr(descents, "descend", noted)
+    search = Search(model(), tb.MAP(epochs=2), *folds_and_begin())
+    choose_epochs(Epochs(search.method), search)
     assert [len(places) for places in seen.values()] == [1, 5]
 
 
@@ -173,7 +185,7 @@ def test_a_resumed_run_keeps_its_choice(tmp_path: Path, monkeypatch: pytest.Monk
     tb.fit(
         model(), data, method, directory=tmp_path / "cut", callbacks=[lambda event: event.epoch == 2], validation=0.5
     )
-    monkeypatch.setattr(tb.MAP, "chosen", None)  # a second choice would raise
+    monkeypatch.setattr(choose, "choose_epochs", None)  # a second choice would raise
     again = fit(data, method, directory=tmp_path / "cut", resume=True, **half)
     assert torch.equal(again.weights_MD, whole.weights_MD)
 

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import torchbayes as tb
 from torchbayes.model.model import having_scale
 from torchbayes.native.seeds import member_seeds
+from torchbayes.selection import choose
 
 FEATURES = 4
 SHORT: dict[str, Any] = {"chains": 2, "steps": 240, "burn_in": 160, "thin": 20, "batch_size": 16}
@@ -120,7 +121,7 @@ def test_files_and_resumed_runs_have_the_chosen_prior(tmp_path: Path, monkeypatc
         tb.load(tmp_path / "whole" / "posterior.safetensors", model(tb.priors.Normal()))
     stop = [lambda event: event.step >= 220]
     tb.fit(model(), data, method, directory=tmp_path / "cut", callbacks=stop, validation=0.5)
-    monkeypatch.setattr(tb.SGHMC, "chosen", None)  # a second search would raise
+    monkeypatch.setattr(choose, "choose_scale", None)  # a second search would raise
     again = fit(data, method, directory=tmp_path / "cut", resume=True, **half)
     assert torch.equal(again.weights_MSD, whole.weights_MSD)
     longer = fit(data, method, directory=tmp_path / "cut", resume=True, steps=280, **half)

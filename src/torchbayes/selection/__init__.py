@@ -1,0 +1,5 @@
+"""Selection: `fit` chooses what is left open by held-out rows, through the driver, and then runs to the end."""
+
+from torchbayes.selection.fit import fit
+
+__all__ = ["fit"]

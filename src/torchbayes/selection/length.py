@@ -1,0 +1,154 @@
+r"""How long to train: chosen by a first run of one member, on rows that other rows are held out of.
+
+A network that is trained too long interpolates the training rows: its noise scale goes to zero, its probabilities to
+zero and one. The first run has a constant learning rate. After an epoch e the held-out rows have the mean negative
+log likelihood v_e, in nats a target, and
+
+    e* = min { e : v_e ≤ min_e' v_e' + 0.02 },    epochs = max(4, 2 e*)
+
+are those of the run itself, which has all rows and a learning rate that falls: at half the rate on average, 2 e*
+epochs cover the same distance. The first run ends where v has not fallen for 0.3 e epochs, 10 epochs and
+300 steps, or after 50 epochs or 8,000 steps, whichever is more. Where few rows are held out there are several such
+runs, each without rows of its own, and v is their mean. A network with ten rows or more for each weight cannot
+interpolate them, and trains for the usual length at least.
+
+Held-out rows also give the noise of new rows, at the weights that predict them best. A learned scale moves by at most
+the learning rate a step. It falls as the network learns, and where training is to stop after a few steps it does not
+get up from half the spread of the targets to a larger noise. So a fit whose length held-out rows choose begins no lower
+than at their estimate (docs/decisions/0033-a-noise-that-does-not-begin-too-low.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.driver.loop import steps
+from torchbayes.driver.reader import Reader
+from torchbayes.methods.choices import Epochs
+from torchbayes.methods.constant import num_targets
+from torchbayes.methods.optimise.descent import USUAL_EPOCHS, epochs_of
+from torchbayes.methods.optimise.health import log_likelihoods
+from torchbayes.methods.optimise.learned import most_probable
+from torchbayes.methods.optimise.map import MAP
+from torchbayes.methods.protocol import DivergedError, Info
+from torchbayes.methods.schedules import Constant
+from torchbayes.posteriors.point import Point
+from torchbayes.selection.folds import Fold
+from torchbayes.selection.trials import Chosen, Search, nll_of_draws, nll_under
+
+FACTOR, _SHORTEST = 2, 4  # epochs at least: SWAG needs two snapshots in the second half of them
+_ROWS = 10  # for each weight: fewer weights interpolate nothing, and a shorter run would only miss the mode
+_EQUAL = 0.02  # nats: an earlier epoch that is as good to within this is preferred
+_LONGEST = 8000  # steps of the first run
+_NEXT = 1.05  # ratio of the epochs after which held-out rows are looked at: each of the first twenty, then fewer
+_PATIENCE = {"epochs": 10, "steps": 300, "share": 0.3}
+
+
+def choose_epochs(choice: Epochs, search: Search) -> Chosen:
+    """Return the number of epochs that held-out rows choose, and what is chosen with it.
+
+    The record has the epochs of the first runs, the best one, and the mean negative log likelihood of the held-out rows
+    there, in nats a target. Where the runs diverged at once nothing is chosen.
+    """
+    found = _of_first_runs(choice, search)
+    if found is None:
+        return Chosen({}, {})
+    epochs, record, learned = found
+    epochs = max(choice.least, epochs)
+    lengths = dict.fromkeys(choice.settings, epochs)
+    settings, mode = {**lengths, **choice.known}, {"epochs": epochs} if choice.mode else {}
+    found = Chosen(settings, record, learned=learned, mode=mode)
+    return _with_best(choice.then, found, search.having(found)) if choice.then else found
+
+
+def _with_best(then: Sequence[Mapping[str, Any]], found: Chosen, search: Search) -> Chosen:
+    """Return what was found with those of some settings under which held-out rows are most likely, the first of equals.
+
+    A trial run of each trains one member on each fold.
+    """
+    search = replace(search, begin=search.begin.some(slice(1)))
+    nlls = []
+    for settings in then:
+        method: Any = replace(search.method, **settings)  # type: ignore[type-var]
+        nlls.append(nll_under(search, method, search.folds, score=nll_of_draws))
+    best = then[nlls.index(min(nlls))]
+    tried = [{**settings, "nll": nll} for settings, nll in zip(then, nlls, strict=True)]
+    return found._replace(settings={**found.settings, **best}, record={**found.record, "tried": tried})
+
+
+def _of_first_runs(choice: Epochs, search: Search) -> tuple[int, dict[str, Any], list[float] | None] | None:
+    """Return the epochs, a record, and the learned parameters to begin with; None where all runs diverged at once."""
+    descent, folds, per_epoch = choice.descent, search.folds, search.folds[0].rows.steps_per_epoch
+    most = descent.epochs or max(USUAL_EPOCHS, -(-_LONGEST // per_epoch))
+    method = MAP(1, most, optimizer=descent.optimizer, schedule=Constant(), plan=descent.plan)
+    density = search.density(method)
+    runs = [*_runs(method, search)]
+    epoch, seen, best = 0, dict[int, float](), list[Point]()
+    try:
+        while epoch < most and not _out_of_patience(seen, per_epoch):
+            states = [_last(islice(run, per_epoch)) for run in runs]
+            epoch += 1
+            if epoch >= max(seen, default=0) * _NEXT + 1 or epoch == most:
+                points = [method.posterior(density, state) for state in states]
+                seen[epoch] = _nll(points, folds)
+                best = points if seen[epoch] == min(seen.values()) else best
+            search.told(epoch, most, seen[max(seen)])
+    except DivergedError:  # what was seen before stands; a run that diverges again says so itself
+        pass
+    if not seen or not math.isfinite(least := min(seen.values())):
+        return None
+    early = next(epoch for epoch, nll in seen.items() if nll <= least + _EQUAL)
+    record = {"first_run": epoch, "best_epoch": early, "nll": seen[early]}
+    few = density.model.layout.size * _ROWS <= folds[0].rows.num_data
+    shortest = epochs_of(None, per_epoch) if few else _SHORTEST
+    learned_P = _learned(best, folds)
+    return min(most, max(shortest, FACTOR * early)), record, None if learned_P is None else learned_P.tolist()
+
+
+def _runs(method: MAP, search: Search) -> Iterator[Iterator[tuple[Any, Info]]]:
+    """Yield a run on each fold. They take turns at one gradient; weights and slots are their own."""
+    density, begin, gradient_MD = search.density(method), search.begin.some(slice(1)), None
+    for fold in search.folds:
+        state = begin.state(method, density, fold.rows.steps_per_epoch)
+        state = state if gradient_MD is None else replace(state, gradient_MD=gradient_MD)
+        gradient_MD = state.gradient_MD
+        yield steps(method, density, state, reader=Reader(fold.rows, begin.seeds), donate=True)
+
+
+def _last(run: Iterator[tuple[Any, Info]]) -> Any:
+    """Return the state after the last of some steps."""
+    ((state, _),) = deque(run, maxlen=1)
+    return state
+
+
+def _out_of_patience(seen: Mapping[int, float], steps_per_epoch: int) -> bool:
+    """Return whether the first run has not become better for long."""
+    if not seen:
+        return False
+    best = min(seen, key=seen.__getitem__)
+    waits = (_PATIENCE["epochs"], _PATIENCE["steps"] / steps_per_epoch, _PATIENCE["share"] * best)
+    return max(seen) - best >= max(waits)
+
+
+def _nll(points: Sequence[Point], folds: Sequence[Fold]) -> float:
+    """Return the mean negative log likelihood of all held-out rows, in nats a target; ∞ where it is not finite."""
+    total = sum(float(log_likelihoods(p, fold.held_out).sum()) for p, fold in zip(points, folds, strict=True))
+    return -total / sum(num_targets(points[0].model, fold.held_out) for fold in folds)
+
+
+def _learned(points: Sequence[Point], folds: Sequence[Fold]) -> Tensor | None:
+    """Return the learned parameters that held-out rows ask for, (P,): the mean over folds of the most probable ones.
+
+    None where there are none, the likelihood says where they start, or there is no maximum.
+    """
+    each = [most_probable(point, fold.held_out, fold.size) for point, fold in zip(points, folds, strict=True)]
+    known = [value_P for value_P in each if value_P is not None]
+    return torch.stack(known).mean(0) if len(known) == len(each) else None

@@ -1,0 +1,133 @@
+"""Where a fit begins, and with how many members: at what is given, or at networks that a training run finds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from torchbayes.driver.begin import Begin
+from torchbayes.driver.progress import Callback
+from torchbayes.driver.reader import ROWS, density_of
+from torchbayes.driver.run import START, recorded
+from torchbayes.methods.optimise.learned import estimated
+from torchbayes.methods.protocol import Method, name_of_members
+from torchbayes.methods.spread import borne
+from torchbayes.model.model import Model
+from torchbayes.model.probes.gradients import dependence
+from torchbayes.model.rows.sources import Source, as_source
+from torchbayes.model.subspace import Subspace
+from torchbayes.native.seeds import member_seeds
+from torchbayes.posteriors.locks import folder_in
+from torchbayes.posteriors.point import Point
+from torchbayes.posteriors.posterior import Posterior
+from torchbayes.posteriors.start import centred, number_of_starts, start_of
+from torchbayes.selection.choose import choose
+
+Start = nn.Module | Posterior | Tensor | None
+
+
+def begin_at(
+    model: Model, method: Method, start: Start, *, seed: int, space: Subspace | None, source: Source
+) -> tuple[Model, Begin]:
+    """Return the model over what is inferred, weights or coordinates, and where the members begin.
+
+    Their standard deviations are those of a Gaussian start, or else those that a start bears.
+    """
+    members = member_seeds(seed, method.members)
+    seeds = [seed for seed in members for _ in range(method.needs.modes)]
+    spreads = method.needs.spread and start is not None
+    start, scale_MD = centred(start) if spreads and space is None else (start, None)
+    begin = start_of(model, start, seeds, space=space)
+    model = model if space is None else space.model
+    begin = estimated(model, begin, source) if isinstance(start, nn.Module) else begin
+    if spreads and scale_MD is None:
+        scale_MD = borne(density_of(model, source, method), source, begin, seeds=seeds)
+    return model, Begin(*begin, members, scale_MD)
+
+
+def of_length(method: Method, steps: int | None) -> Method:
+    """Return the method with the length that was asked for.
+
+    Raises:
+        ValueError: if its length is not free.
+    """
+    if steps is None:
+        return method
+    if not method.needs.chain:
+        raise ValueError(
+            f"`steps` is for samplers, whose chains can go on; got {steps} for {type(method).__name__}, whose schedule "
+            f"belongs to its epochs. Set those, or start a new run at its weights with `start=`."
+        )
+    return _having(method, steps=steps)
+
+
+def with_members_of(method: Method, start: nn.Module | Posterior | Tensor) -> Method:
+    """Return a method that begins at modes with as many members as those of a start are enough for.
+
+    Raises:
+        ValueError: if some are left over.
+    """
+    count, modes = number_of_starts(start), method.needs.modes
+    if count % modes:
+        raise ValueError(
+            f"{type(method).__name__} begins at {modes} networks for each member, so `start` must hold a multiple of "
+            f"{modes}; got {count}. Pass a deep ensemble, or weights of one network per row."
+        )
+    return _having(method, **{name_of_members(method): count // modes})
+
+
+def modes_to_seek(
+    model: Model,
+    data: Any,
+    method: Method,
+    *,
+    seed: int,
+    space: Subspace | None,
+    validation: float | Any,
+    directory: Path | None,
+    callbacks: Sequence[Callback] | None,
+) -> tuple[Method, Method, Point | None, dict[str, Any]]:
+    """Return a method that begins at modes with what held-out rows choose, and the training that is to find these.
+
+    Args:
+        model: as of `fit`, like the others.
+        data: the training data.
+        method: how to infer.
+        seed: of the run.
+        space: a subspace to infer in.
+        validation: the rows that choose.
+        directory: of the run; the training has the folder `start` there.
+        callbacks: to show progress with.
+
+    Returns:
+        The method, the training, where this begins if not afresh, and an entry `chosen` of the run or none.
+    """
+    seeker: Method = method.needs.start
+    source = as_source(model, data, seeker.needs.batch_size or ROWS)
+    source.check(training=method.needs.network == "train")
+    dependence(model.network, source.inputs(), training=True)
+    seeds = member_seeds(seed, method.needs.modes * method.members)
+    begin = Begin(*start_of(model, None, seeds, space=space), seeds)
+    inner = model if space is None else space.model
+    asked: dict[str, Any] = {"validation": validation, "directory": directory, "callbacks": callbacks}
+    _, method, entry = choose(inner, source, method, begin=begin, **asked)
+    chosen = entry.get("chosen", {})
+    mode = chosen.get("mode", {})
+    own = None if directory is None else folder_in(directory, START)
+    if own is not None and (found := recorded(own)) is not None:  # a search that is repeated may round differently
+        mode = {name: found[1]["method"].get(name, value) for name, value in mode.items()}
+    seeker = _having(seeker, **mode, members=len(seeds))
+    if (learned := chosen.get("learned")) is None:
+        return method, seeker, None, entry
+    weights_MD = begin.with_learned(learned).weights_MD
+    weights_MD = weights_MD if space is None else space.lift(weights_MD)
+    return method, seeker, Point(model, weights_MD, buffers_M=begin.buffers or None, statistics_known=True), entry
+
+
+def _having(method: Any, **settings: Any) -> Any:
+    """Return the method with other settings."""
+    return replace(method, **settings)

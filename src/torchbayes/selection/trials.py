@@ -1,0 +1,164 @@
+"""Trial runs of a method on rows that others are held out of, and how well those are predicted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from torchbayes.density.density import LogDensity
+from torchbayes.driver.begin import Begin
+from torchbayes.driver.loop import steps
+from torchbayes.driver.processes import Shard
+from torchbayes.driver.reader import Reader, density_of
+from torchbayes.driver.shelf import MemoryShelf
+from torchbayes.methods.constant import num_targets
+from torchbayes.methods.optimise.health import log_likelihoods
+from torchbayes.methods.protocol import DivergedError, Method
+from torchbayes.model.likelihoods.protocol import scored
+from torchbayes.model.model import Model
+from torchbayes.model.rows.batch import Batch
+from torchbayes.posteriors.posterior import Posterior, on_trial
+from torchbayes.predictive.predict import predict
+from torchbayes.selection.folds import Fold
+
+_DRAWS = 16  # at most
+_ROWS = 500  # of each fold that predictions are made for, in whole batches
+
+
+class Chosen(NamedTuple):
+    """What held-out rows have chosen.
+
+    Attributes:
+        settings: settings of the method by name.
+        record: what was seen, by name, for the description of the run.
+        prior_scale: σ of the model's prior N(0, σ²), where that is open; None leaves it as it is.
+        learned: the least values at which the learned parameters of the likelihood begin; None leaves them as they are.
+        mode: settings of the training that finds where the method begins, by name.
+    """
+
+    settings: Mapping[str, Any]
+    record: Mapping[str, Any]
+    prior_scale: float | None = None
+    learned: Sequence[float] | None = None
+    mode: Mapping[str, Any] = {}
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a choice is made with.
+
+    Attributes:
+        model: the model.
+        method: the method, with what has been chosen before.
+        folds: rows to train on with those held out.
+        begin: where the members start.
+        told: called as the search goes on with the trials or epochs done, the most there can be, and the negative log
+            likelihood of the held-out rows, where it is known.
+    """
+
+    model: Model
+    method: Method
+    folds: Sequence[Fold]
+    begin: Begin
+    told: Callable[[int, int, float | None], object] = lambda *_: None
+    _densities: dict[Any, LogDensity] = field(default_factory=dict, compare=False, repr=False)
+
+    def having(self, found: Chosen) -> Search:
+        """Return the search with what was chosen."""
+        method: Any = replace(self.method, **found.settings)  # type: ignore[type-var]
+        return replace(self, method=method, begin=self.begin.with_learned(found.learned))
+
+    def density(self, method: Method, model: Model | None = None) -> LogDensity:
+        """Return the target of rows that are not held out; of one kind there is one, which measures its plan once."""
+        kind = method.needs.network, method.plan, id(model)
+        if kind not in self._densities:
+            self._densities[kind] = density_of(model or self.model, self.folds[0].rows, method)
+        return self._densities[kind]
+
+
+def trial(
+    method: Method, density: LogDensity, fold: Fold, *, begin: Begin, after_epoch: Callable[[], object] = lambda: None
+) -> Any:
+    """Return the posterior after a run on the rows of a fold that are not held out.
+
+    Args:
+        method: the settings.
+        density: the target.
+        fold: the rows.
+        begin: where the members start.
+        after_epoch: called after each epoch.
+    """
+    per_epoch = fold.rows.steps_per_epoch
+    shelf, reader = MemoryShelf(Shard(len(begin.seeds))), Reader(fold.rows, begin.seeds)
+    state = first = begin.state(method, density, per_epoch)
+    for state, _ in steps(method, density, first, reader=reader, donate=True):
+        shelf.add(method.draw(state))
+        if state.step % per_epoch == 0:
+            after_epoch()
+    return on_trial(method.posterior(density, state, shelf).calibrated(fold.rows.inputs))
+
+
+def nll_under(
+    search: Search, method: Method, folds: Sequence[Fold], *, score: Callable[..., float], **on: Any
+) -> float:
+    """Return the score of a trial run on each fold: negative log likelihood; infinite where one diverged.
+
+    Args:
+        search: where the runs begin.
+        method: the settings.
+        folds: the rows.
+        score: of posteriors and folds.
+        **on: the model, if it is another than that of the search.
+    """
+    try:
+        density = search.density(method, **on)
+        return score([trial(method, density, fold, begin=search.begin) for fold in folds], folds)
+    except DivergedError:
+        return math.inf
+
+
+def nll_of_draws(posteriors: Sequence[Posterior], folds: Sequence[Fold]) -> float:
+    """Return the mean over folds of the negative log likelihood of held-out rows, in nats a target.
+
+    It is that of the average prediction of at most 16 draws.
+    """
+    total = 0.0
+    for posterior, fold in zip(posteriors, folds, strict=True):
+        draws = min(posterior.default_draws, _DRAWS)
+        seen_SB = log_likelihoods(posterior, fold.held_out, draws=draws)[:, 0]
+        likely = float((seen_SB.logsumexp(0) - math.log(draws)).sum())
+        total -= likely / num_targets(posterior.model, fold.held_out)
+    return total / len(folds)
+
+
+def mean_nll(posteriors: Sequence[Any], folds: Sequence[Fold]) -> float:
+    """Return the mean negative log likelihood of held-out rows under predictive distributions, in nats a row.
+
+    It is infinite where no row counts, as all are ignored or have weight 0.
+
+    Args:
+        posteriors: what `predict` takes, one for each fold.
+        folds: of whose held-out rows at most about 500 each are predicted.
+    """
+    total = weight = 0.0
+    for posterior, fold in zip(posteriors, folds, strict=True):
+        for batch in _some(fold.held_out):
+            predictive = predict(posterior, batch.inputs)
+            weights_B = scored(predictive.likelihood, predictive.outputs_SBK[0], batch.targets).row_weights
+            log_prob_B = predictive.log_prob(batch.targets).double()
+            weights_B = log_prob_B.new_ones(len(log_prob_B)) if weights_B is None else weights_B.double()
+            total -= float((weights_B * log_prob_B).sum())
+            weight += float(weights_B.sum())
+    return total / weight if weight else math.inf
+
+
+def _some(batches: Sequence[Batch]) -> Iterator[Batch]:
+    """Yield the first batches, with about as many rows as are needed."""
+    rows = 0
+    for batch in batches:
+        if rows >= _ROWS:
+            return
+        rows += batch.size
+        yield batch
