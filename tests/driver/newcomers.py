@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import torchbayes as tb
-from torchbayes.methods.protocol import History, Needs, Shelf, Visit
-from torchbayes.model.rows.sources import Source
+from torchbayes.methods.defaults import Defaults
+from torchbayes.methods.protocol import Needs, Shelf, Visit
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Particles:
 
 
 @dataclass(frozen=True)
-class SVGD:
+class SVGD(Defaults):
     """Stein variational gradient descent (Liu and Wang 2016) with the kernel k(x, y) = xᵀy + 1, on minibatches.
 
     x_i ← x_i + (ε/M) Σ_j [k(x_j, x_i) ∇log p(x_j) + ∂k(x_j, x_i)/∂x_j]
@@ -69,14 +69,8 @@ class SVGD:
         move_MD = (kernel_MM @ value.gradient + len(here_MD) * here_MD) / len(here_MD)
         return Particles(here_MD + self.step_size * move_MD, state.step + 1), Seen(value.log_density)
 
-    def draw(self, state: Particles) -> None:
-        return None
-
     def posterior(self, density: Any, state: Particles, shelf: Shelf | None = None) -> tb.Point:
         return tb.Point(density.model, state.weights_MD)
-
-    def problems(self, posterior: Any, state: Any, *, history: History, source: Source) -> list[str]:
-        return []
 
 
 @dataclass(frozen=True)
@@ -90,7 +84,7 @@ class Averages:
 
 
 @dataclass(frozen=True)
-class SAG:
+class SAG(Defaults):
     """Stochastic average gradient (Le Roux et al. 2012): the mode, by the gradients that all sites gave last.
 
     A site is drawn at random; its gradient replaces the one it gave before, and w ← w + ε · mean of all of them.
@@ -126,14 +120,8 @@ class SAG:
         new = replace(state, weights_MD=weights_MD, gradients_MKD=gradients_MKD, step=state.step + 1)
         return new, Seen(value.log_density)
 
-    def draw(self, state: Averages) -> None:
-        return None
-
     def posterior(self, density: Any, state: Averages, shelf: Shelf | None = None) -> tb.Point:
         return tb.Point(density.model, state.weights_MD)
-
-    def problems(self, posterior: Any, state: Any, *, history: History, source: Source) -> list[str]:
-        return []
 
 
 def _site(step: int, sites: int) -> int:
@@ -152,7 +140,7 @@ class Walkers:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Stretch(Defaults):
     """The affine invariant ensemble sampler (Goodman and Weare 2010): walkers move along lines to each other.
 
     x' = y + z (x − y) for y of the other half, z ∝ 1/√z on [1/2, 2], accepted with min(1, z^(D−1) p(x')/p(x))
@@ -169,9 +157,7 @@ class Stretch:
 
     @property
     def needs(self) -> Needs:
-        draws = self.steps - self.burn_in
-        options: dict[str, Any] = {"burn_in": self.burn_in, "draws": draws, "members": "chains"}
-        return Needs(all_rows=True, model=False, extendable=True, coupled=True, **options)
+        return Needs(chunk_size=1024, draws=self.steps - self.burn_in, chain=True, coupled=True)
 
     def length(self, steps_per_epoch: int) -> int:
         return self.steps
@@ -205,6 +191,3 @@ class Stretch:
     def posterior(self, density: Any, state: Walkers, shelf: Shelf | None = None) -> tb.Draws:
         assert shelf is not None
         return tb.Draws(density.model, shelf.weights_MSD())
-
-    def problems(self, posterior: Any, state: Any, *, history: History, source: Source) -> list[str]:
-        return []

@@ -14,9 +14,9 @@ from tests.posteriors.layer_networks import ByFunction
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes.methods.optimise import length
 from torchbayes.methods.variational.concrete import Rated, concrete_mask
 from torchbayes.native.seeds import Purpose, generator, member_seeds
+from torchbayes.selection import length
 
 
 def stacked(rate: float = 0.1) -> nn.Module:

@@ -12,9 +12,10 @@ from tests.laws.cases import assert_same_tensors, everything, made, model_of, ro
 from torch import Tensor, nn
 
 import torchbayes as tb
+from torchbayes.health.ending import Case, NoHistory
+from torchbayes.health.kept import alike
 from torchbayes.methods.cycles.base import Cyclic, kept
 from torchbayes.methods.cycles.fge import triangle
-from torchbayes.methods.cycles.health import alike
 from torchbayes.model.rows.sources import as_source
 
 STEADY = tb.Adam(0.1)
@@ -292,5 +293,5 @@ def test_how_much_outputs_change_is_measured_in_their_standard_deviations() -> N
     source = as_source(model, (inputs, inputs), 16)
     for slope, said in ((1.0009, True), (1.0011, False)):
         draws = torch.tensor([[[1.0, 3.0], [slope, 3.0]]]).double()
-        assert bool(alike(tb.Draws(model, draws), source)) is said
-    assert not alike(tb.Draws(model, draws[:, :1]), source)
+        assert bool(alike(Case(tb.Draws(model, draws), source, NoHistory()))) is said
+    assert not alike(Case(tb.Draws(model, draws[:, :1]), source, NoHistory()))

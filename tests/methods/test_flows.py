@@ -17,11 +17,12 @@ from torch.distributions import MultivariateNormal, Normal
 
 import torchbayes as tb
 from torchbayes.density.density import LogDensity
+from torchbayes.health.draws import Drawn
+from torchbayes.health.ending import Case, NoHistory
 from torchbayes.linalg import Dense
 from torchbayes.methods.choices import is_open
 from torchbayes.methods.flows import fitted
 from torchbayes.methods.flows.fitted import Drawing, Terms, differentiate
-from torchbayes.methods.flows.health import problems_of_draws
 from torchbayes.methods.flows.normalizing import FlowFamily
 from torchbayes.methods.optimise.descent import start
 from torchbayes.model.rows.batch import Batch
@@ -356,7 +357,7 @@ def _posterior(scale: float, mean: float = 0.0) -> tb.FlowPosterior:
 )
 def test_what_cannot_be_trusted_is_said(scale: float, mean: float, said: str | None) -> None:
     source = as_source(linear(), (X, X @ torch.tensor([[0.1], [0.2]], dtype=torch.float64)), ROWS)
-    found = problems_of_draws(_posterior(scale, mean), source)
+    found = Drawn().problems(Case(_posterior(scale, mean), source, NoHistory()))
     assert (not found) if said is None else said in " ".join(found)
 
 

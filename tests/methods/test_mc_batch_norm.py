@@ -12,7 +12,7 @@ from tests.oracles import assert_close, normal
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes.methods.optimise import length
+from torchbayes.selection import length
 
 ROWS = 40
 

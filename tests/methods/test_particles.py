@@ -14,10 +14,10 @@ from tests.oracles import LinearGaussian, assert_close
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes.methods.optimise import length
 from torchbayes.methods.particles.base import annealed
 from torchbayes.methods.particles.kernels import RBF, Linear, combine_, gram, median_bandwidth, squared_distances
 from torchbayes.methods.particles.scores import Score, score_elsewhere, score_matrix
+from torchbayes.selection import length
 
 SCORES: tuple[Score, ...] = ("kde", "sge", "ssge")
 

@@ -14,9 +14,10 @@ from tests.oracles import assert_close, normal
 from torch import Tensor, nn
 
 import torchbayes as tb
+from torchbayes.health.chains import diverged
 from torchbayes.methods.protocol import DivergedError
 from torchbayes.methods.sampler import Sampler
-from torchbayes.methods.sgmcmc.restarts import mended, told
+from torchbayes.methods.sgmcmc.restarts import MOST, mended
 from torchbayes.native.seeds import member_seeds
 from torchbayes.networks import mlp, small_cnn
 
@@ -224,7 +225,7 @@ def test_draws_of_a_chain_that_was_diverging_are_its_nearest_others():
 
 def test_what_is_told_of_chains_that_diverged():
     end = "from where it was sound with {} the step size (take smaller steps)"
-    assert told([[], [3004], [1, 5, 1200], list(range(8))]) == [
+    assert diverged([[], [3004], [1, 5, 1200], list(range(8))], MOST) == [
         f"chain 1 diverged once, at step 3,004, and went on {end.format('half')}",
         f"chain 2 diverged 3 times, first at step 1, and went on {end.format('1/8 of')}",
         "chain 3 diverged 8 times and ended at step 7 (take smaller steps)",

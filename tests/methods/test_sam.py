@@ -16,8 +16,8 @@ from torchbayes.cli import main
 from torchbayes.density.dynamics import Value
 from torchbayes.methods.flat.parts import split
 from torchbayes.methods.flat.sam import risen
-from torchbayes.methods.optimise import length
 from torchbayes.methods.optimise.descent import descend, start
+from torchbayes.selection import length
 
 ROWS = tb.Batch(torch.zeros(1, 4, 1), torch.zeros(1, 4, 1))
 PLAIN = tb.SGD(0.1, momentum=0.0)
@@ -303,9 +303,9 @@ def test_a_ball_as_large_as_the_weights_is_a_problem(method: Any) -> None:
 
 def test_how_large_the_ball_is_for_the_weights() -> None:
     weights_MD = torch.tensor([[3.0, 4.0], [30.0, 40.0]])
-    assert not tb.SAM(rho=4.9).problems(weights_MD)
-    assert "norm of the weights of member 0 themselves, 5," in tb.SAM(rho=5.0).problems(weights_MD)[0]
+    assert not tb.SAM(rho=4.9).caveats(weights_MD)
+    assert "norm of the weights of member 0 themselves, 5," in tb.SAM(rho=5.0).caveats(weights_MD)[0]
     scaled = ((3 / 3.01) ** 2 + (4 / 4.01) ** 2) ** 0.5
-    assert not tb.SAM(rho=scaled - 1e-3, adaptive=True).problems(weights_MD)
-    assert "scaled weights of member 0" in tb.SAM(rho=scaled + 1e-3, adaptive=True).problems(weights_MD)[0]
-    assert not tb.SGD().problems(weights_MD)
+    assert not tb.SAM(rho=scaled - 1e-3, adaptive=True).caveats(weights_MD)
+    assert "scaled weights of member 0" in tb.SAM(rho=scaled + 1e-3, adaptive=True).caveats(weights_MD)[0]
+    assert not tb.SGD().caveats(weights_MD)

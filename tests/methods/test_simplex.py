@@ -13,7 +13,7 @@ from tests.oracles import assert_close
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes.methods.change import changes
+from torchbayes.health.change import changes
 from torchbayes.methods.curves.simplex import Simplex
 from torchbayes.methods.noise import Purpose, uniforms
 from torchbayes.model.rows.sources import as_source

@@ -12,10 +12,10 @@ from tests.oracles import LinearGaussian, assert_close, normal
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes.methods.spread import borne
 from torchbayes.methods.variational.target import target_of
 from torchbayes.model.rows.sources import as_source
 from torchbayes.networks import mlp
+from torchbayes.selection.spread import borne
 
 ROWS, FEATURES, NOISE = 256, 5, 0.01
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchbayes.diagnostics import Summary
 from torchbayes.diagnostics.convergence import ENOUGH
 from torchbayes.display import Overview, shown
-from torchbayes.methods.mcmc.health import momentum_ebfmi
+from torchbayes.health.chains import momentum_ebfmi
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from torchbayes.driver.chains import Chains, Interrupted
 from torchbayes.driver.checks import check_continues, check_draws, check_same_density, check_sample
 from torchbayes.driver.loop import steps
 from torchbayes.driver.progress import Callback, Event, listeners
-from torchbayes.methods.mcmc.health import problems
+from torchbayes.health.chains import diverged, problems
 from torchbayes.methods.mcmc.starts import dispersed
 from torchbayes.methods.protocol import Chain
-from torchbayes.methods.sgmcmc.restarts import mended, told
+from torchbayes.methods.sgmcmc.restarts import MOST, mended
 from torchbayes.model.parameters import Parameters
 from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
@@ -99,10 +99,10 @@ def sample(
     columns = {name: seen[:, method.burn_in :] for name, seen in found.numbers.items()} if exact else {}
     identified = not hasattr(density, "model")  # the hidden units of a network can be exchanged
     judge = partial(problems, fault=found.fault, identified=identified, layout=parameters and parameters.layout)
-    lost = [] if exact else found.lost()
+    ending, lost = method.ending(None, found.state), [] if exact else found.lost()
     found = replace(found, weights_MSD=mended(found.weights_MSD, found.steps_S.tolist(), lost))
     wrong, raised = checked(lambda: judge(found.weights_MSD, columns))
-    found = replace(found, problems=(*found.problems, *method.caveats, *told(lost), *wrong))
+    found = replace(found, problems=(*found.problems, *ending.said, *diverged(lost, MOST), *wrong))
     warn_of(found.problems, "these chains")
     warn_unchecked(raised, "the sample")
     return found

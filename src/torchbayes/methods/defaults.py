@@ -7,8 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from torchbayes.checks import SettingError
-from torchbayes.methods.choices import Choice
-from torchbayes.methods.protocol import Onward
+from torchbayes.health.ending import Ended, Ending
+from torchbayes.methods.choices import Choice, Epochs
+from torchbayes.methods.protocol import Needs, Onward, Visit
+from torchbayes.methods.schedules import USUAL_STEPS, epochs_of
 from torchbayes.model.model import Model
 from torchbayes.model.priors.sparse import LogUniform
 
@@ -25,6 +27,11 @@ class Defaults:
     def onward(self) -> Onward:
         """What goes from one task of a sequence to the next: nothing."""
         return Onward(self)
+
+    @property
+    def without_prior(self) -> Any:
+        """The method that takes the place of a `Chain` on a density that knows of no prior: the same."""
+        return None
 
     def check(self, model: Model) -> None:
         """Check that the log prior is finite wherever weights may be.
@@ -43,3 +50,39 @@ class Defaults:
         """Return nothing for the shelf: the result of the run is in its state."""
         del state
         return None
+
+    def ending(self, posterior: Any, state: Any) -> Ending:
+        """Return that nothing is known of how the run ended."""
+        del posterior, state
+        return Ended()
+
+
+class OnMinibatches:
+    """Defaults of a method that takes a step on each minibatch, from the first epoch to the last.
+
+    Attributes:
+        usual_steps: length of a run whose epochs are not set, unless 50 epochs have more.
+    """
+
+    usual_steps = USUAL_STEPS
+
+    epochs: int | None
+    batch_size: int
+
+    @property
+    def needs(self) -> Needs:
+        """Minibatches, through a network in training mode."""
+        return Needs(batch_size=self.batch_size, network="train")
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """How long to train."""
+        return (Epochs(self),)
+
+    def length(self, steps_per_epoch: int) -> int:
+        """Return the steps of a run, for an epoch of so many minibatches."""
+        return epochs_of(self.epochs, steps_per_epoch, steps=self.usual_steps) * steps_per_epoch
+
+    def visit(self, state: Any) -> Visit | None:
+        """Return the next minibatch; None when the run is over."""
+        return Visit("minibatch", state.step) if state.step < state.total_steps else None

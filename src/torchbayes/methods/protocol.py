@@ -20,9 +20,9 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor
 
+from torchbayes.health.ending import Ending
 from torchbayes.methods.choices import Choice
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.posterior import Posterior
 
 
@@ -112,18 +112,6 @@ class Shelf(Protocol):
         ...
 
 
-class History(Protocol):
-    """The log of a run, from its first step."""
-
-    def columns(self, after: int = 0) -> dict[str, Tensor]:
-        """Return what the lines after a step hold for each member, by name, each (M, lines), float64."""
-        ...
-
-    def first(self, name: str, after: int = 0) -> str:
-        """Return the first text of a name after a step; empty if there is none."""
-        ...
-
-
 class State(Protocol):
     """What the next step needs: a frozen dataclass of tensors (M, ...), numbers, mappings and such dataclasses."""
 
@@ -171,11 +159,6 @@ class Method(Protocol[Result_co]):
         """What held-out rows may choose of its settings, one after the other."""
         ...
 
-    @property
-    def onward(self) -> Onward:
-        """What goes from one task of a sequence to the next."""
-        ...
-
     def check(self, model: Any) -> None:
         """Check that the method suits a model, before anything is trained.
 
@@ -218,15 +201,22 @@ class Method(Protocol[Result_co]):
         """Return the posterior given by a state and the draws on the shelf."""
         ...
 
-    def problems(self, posterior: Any, state: Any, *, history: History, source: Source) -> Sequence[str]:
-        """Return the known problems of a run's result, one clause each.
+    def ending(self, posterior: Any, state: Any) -> Ending:
+        """Return how a run ended, by which its result is judged: see `torchbayes.health`.
 
         Args:
             posterior: the result of `posterior`.
             state: the last state, of all members.
-            history: the log of the run.
-            source: the training data.
         """
+        ...
+
+
+class Continued(Method[Any], Protocol):
+    """A method whose result is carried from one task of a sequence to the next."""
+
+    @property
+    def onward(self) -> Onward:
+        """What goes from one task of a sequence to the next."""
         ...
 
 
@@ -239,11 +229,6 @@ class Chain(Method[Any], Protocol):
     @property
     def burn_in(self) -> int:
         """Steps at the beginning that are neither shelved nor judged."""
-        ...
-
-    @property
-    def caveats(self) -> Sequence[str]:
-        """Known problems of its settings, one clause each, which are problems of every result."""
         ...
 
     @property

@@ -14,18 +14,16 @@ from torchbayes.checks import given, plain
 from torchbayes.density.dynamics import Density, Value
 from torchbayes.density.plans import BackendName
 from torchbayes.density.precision import refuse_rounding
+from torchbayes.health.chains import MANY, Sampled
 from torchbayes.methods.checks import check_counts, check_plan
 from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.faults import Faults, begun
 from torchbayes.methods.mcmc.adaptation import LEARNED, LEAST_BURN_IN
-from torchbayes.methods.mcmc.health import MANY, problems_of
 from torchbayes.methods.noise import Purpose, uniforms
-from torchbayes.methods.protocol import History, Needs, Shelf, Visit
-from torchbayes.methods.residuals import unexplained
+from torchbayes.methods.protocol import Needs, Shelf, Visit
 from torchbayes.methods.schedules import Cycles
-from torchbayes.methods.sgmcmc.restarts import mended, told
+from torchbayes.methods.sgmcmc.restarts import MOST, mended
 from torchbayes.model.network import refuse_by_batch
-from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.draws import Draws
 
 # an energy error above this is a divergence: the integrator has left the trajectory (Betancourt 2017, section 6.2)
@@ -57,7 +55,6 @@ class Sampler(Defaults, ABC):
     schedule = None  # likewise
     searches = False  # for a setting of the model, as these do
     mass = None  # a setting of samplers on all the data
-    without_prior = None  # of those that do with a unit mass where a prior says how wide a posterior may be
 
     def __post_init__(self) -> None:
         plain(self)
@@ -139,17 +136,6 @@ class Sampler(Defaults, ABC):
         chunk = self.chunk_size if self.batch_size is None else None
         return Needs(batch_size=self.batch_size, chunk_size=chunk, draws=_most(self), chain=True)
 
-    @property
-    def caveats(self) -> tuple[str, ...]:
-        """A problem if burn-in is too short for a mass that it is to learn, and draws are enough to be judged."""
-        learns = self.mass in LEARNED and self.burn_in < LEAST_BURN_IN
-        if not learns or self.steps - self.burn_in < MANY:
-            return ()
-        return (
-            f"a burn-in of {self.burn_in} steps is too short to learn the mass, which stayed 1 (set `burn_in` to "
-            f"{LEAST_BURN_IN} or more, better 200, or mass='unit')",
-        )
-
     def length(self, steps_per_epoch: int) -> int:
         """Return the steps of a chain, burn-in included, whatever the length of an epoch."""
         del steps_per_epoch
@@ -175,10 +161,10 @@ class Sampler(Defaults, ABC):
         weights_MSD = mended(shelf.weights_MSD(), retained_steps(self, state.step), self.lost(state) or ())
         return Draws(density.model, weights_MSD, statistics_known=True)
 
-    def problems(self, posterior: Draws, state: Any, *, history: History, source: Source) -> tuple[str, ...]:
-        """Return the problems of the chains: see `torchbayes.methods.mcmc.health`."""
-        found = problems_of(posterior.weights_MSD, history, burn_in=self.burn_in)
-        return (*self.caveats, *told(self.lost(state) or ()), *(found or unexplained(posterior, source)))
+    def ending(self, posterior: Draws, state: Any) -> Sampled:
+        """Return how chains are judged."""
+        del posterior
+        return Sampled(burn_in=self.burn_in, lost=self.lost(state) or (), most=MOST, said=_unlearned(self))
 
     def retains(self, step: int) -> bool:
         """Return whether the weights after `step` steps are retained as a draw."""
@@ -199,6 +185,17 @@ def retained_steps(method: Sampler, step: int) -> list[int]:
 def _cycles(method: Sampler) -> Cycles | None:
     """Return the cycles of a cyclical sampler, at whose ends draws are taken."""
     return method.schedule if isinstance(method.schedule, Cycles) else None
+
+
+def _unlearned(method: Sampler) -> tuple[str, ...]:
+    """Return a problem if burn-in is too short for a mass that it is to learn, and draws are enough to be judged."""
+    learns = method.mass in LEARNED and method.burn_in < LEAST_BURN_IN
+    if not learns or method.steps - method.burn_in < MANY:
+        return ()
+    return (
+        f"a burn-in of {method.burn_in} steps is too short to learn the mass, which stayed 1 (set `burn_in` to "
+        f"{LEAST_BURN_IN} or more, better 200, or mass='unit')",
+    )
 
 
 def _most(method: Sampler) -> int:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from torchbayes.checks import check_counts, check_not_negative, check_positive, check_share, plain
 
+# default length of a run: enough steps to train on a small table, where an epoch has few
+USUAL_EPOCHS, USUAL_STEPS = 50, 2000
+
 
 @dataclass(frozen=True)
 class Constant:
@@ -155,3 +158,8 @@ class Steady:
 
 
 StepSchedule = Steady | Decay | Cycles
+
+
+def epochs_of(epochs: int | None, steps_per_epoch: int, *, steps: int = USUAL_STEPS) -> int:
+    """Return the length of a run in epochs: as set, else 50, or more where these have fewer than so many steps."""
+    return max(USUAL_EPOCHS, -(-steps // steps_per_epoch)) if epochs is None else epochs

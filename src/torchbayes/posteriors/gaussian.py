@@ -12,6 +12,7 @@ from torch import Tensor
 from torchbayes.checks import check_flags, check_object, check_tensor, given, seen
 from torchbayes.linalg import Structure, restore
 from torchbayes.posteriors.functions import check_weights
+from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior, normals, readable
 
 
@@ -78,6 +79,11 @@ class Gaussian(Posterior):
     def members(self) -> int:
         """M."""
         return len(self.mean_MD)
+
+    @property
+    def centre(self) -> Point:
+        """The means."""
+        return Point(self.model, self.mean_MD, buffers_M=self.buffers_M, calibration=self.calibration)
 
     @property
     def default_draws(self) -> int:

@@ -70,6 +70,11 @@ class Point(Posterior):
         return len(self.weights_MD)
 
     @property
+    def centre(self) -> Point:
+        """Itself."""
+        return self
+
+    @property
     def default_draws(self) -> int:
         """M: a point mass has one distinct draw per member."""
         return self.members

@@ -98,6 +98,11 @@ class Posterior(ABC):
     def default_draws(self) -> int:
         """How many draws `predict` takes by default."""
 
+    @property
+    def centre(self) -> Any:
+        """The networks that draws are spread around, as a `Point`, itself if it is one; None where there are none."""
+        return None
+
     @abstractmethod
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
         """Return weights (S, D), one draw per row; draw s is from member s mod M."""

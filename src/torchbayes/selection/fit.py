@@ -18,6 +18,7 @@ from torchbayes.driver.processes import Shard
 from torchbayes.driver.progress import Callback
 from torchbayes.driver.reader import density_of, informed, rows_of
 from torchbayes.driver.run import START, Run, check_free, describe_constants, describe_run
+from torchbayes.health.ending import Case
 from torchbayes.methods.protocol import Method, Result_co
 from torchbayes.model.model import Model
 from torchbayes.model.rows.sources import Source
@@ -214,5 +215,6 @@ def _judged(
     """Return the posterior of a final state, with its problems, and the error that ended its check if one did."""
     state = run.shard.whole(state)
     posterior = method.posterior(density, state, run.shelf).calibrated(source.inputs)
-    problems, raised = checked(lambda: method.problems(posterior, state, history=run.history, source=source))
+    case = Case(posterior, source, run.history)
+    problems, raised = checked(lambda: method.ending(posterior, state).problems(case))
     return posterior.with_problems((*known, *problems)), raised

@@ -32,14 +32,13 @@ from torch import Tensor
 
 from torchbayes.driver.loop import steps
 from torchbayes.driver.reader import Reader
+from torchbayes.health.constant import num_targets
+from torchbayes.health.descent import log_likelihoods
 from torchbayes.methods.choices import Epochs
-from torchbayes.methods.constant import num_targets
-from torchbayes.methods.optimise.descent import USUAL_EPOCHS, epochs_of
-from torchbayes.methods.optimise.health import log_likelihoods
 from torchbayes.methods.optimise.learned import most_probable
 from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.protocol import DivergedError, Info
-from torchbayes.methods.schedules import Constant
+from torchbayes.methods.schedules import USUAL_EPOCHS, Constant, epochs_of
 from torchbayes.posteriors.point import Point
 from torchbayes.selection.folds import Fold
 from torchbayes.selection.trials import Chosen, Search, nll_of_draws, nll_under

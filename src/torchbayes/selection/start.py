@@ -15,7 +15,6 @@ from torchbayes.driver.reader import ROWS, density_of
 from torchbayes.driver.run import START, recorded
 from torchbayes.methods.optimise.learned import estimated
 from torchbayes.methods.protocol import Method, name_of_members
-from torchbayes.methods.spread import borne
 from torchbayes.model.model import Model
 from torchbayes.model.probes.gradients import dependence
 from torchbayes.model.rows.sources import Source, as_source
@@ -26,6 +25,7 @@ from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.start import centred, number_of_starts, start_of
 from torchbayes.selection.choose import choose
+from torchbayes.selection.spread import borne
 
 Start = nn.Module | Posterior | Tensor | None
 

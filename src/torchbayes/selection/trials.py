@@ -13,8 +13,8 @@ from torchbayes.driver.loop import steps
 from torchbayes.driver.processes import Shard
 from torchbayes.driver.reader import Reader, density_of
 from torchbayes.driver.shelf import MemoryShelf
-from torchbayes.methods.constant import num_targets
-from torchbayes.methods.optimise.health import log_likelihoods
+from torchbayes.health.constant import num_targets
+from torchbayes.health.descent import log_likelihoods
 from torchbayes.methods.protocol import DivergedError, Method
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import Model

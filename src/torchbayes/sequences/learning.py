@@ -25,7 +25,7 @@ from torchbayes.calls import explained
 from torchbayes.checks import as_seed, check_flags, check_kind, check_object, given, seen
 from torchbayes.driver.checks import check_method
 from torchbayes.linalg import Diagonal
-from torchbayes.methods.protocol import Method
+from torchbayes.methods.protocol import Continued
 from torchbayes.model.model import Model, having
 from torchbayes.model.rows.sources import Source
 from torchbayes.native.process import full_path
@@ -47,10 +47,10 @@ from torchbayes.sequences.unused import restored, used_by
 def sequence(
     model: Model,
     tasks: Any,
-    method: Method,
+    method: Continued,
     *,
     coreset: Coreset | None = None,
-    seeker: Method | None = None,
+    seeker: Continued | None = None,
     directory: str | PathLike[str] | None = None,
     resume: bool = False,
     seed: int = 0,
@@ -146,8 +146,8 @@ class Fits:
         seed: of the sequence.
     """
 
-    method: Method
-    seeker: Method | None
+    method: Continued
+    seeker: Continued | None
     directory: Path | None
     resume: bool
     seed: int
@@ -182,7 +182,7 @@ class Fits:
         found = fit(model, data, method, start=start, **self._options(number, "fit"))
         return restored(found, used_D, before=point)
 
-    def _seeker(self, method: Method, *, first: bool) -> Method | None:
+    def _seeker(self, method: Continued, *, first: bool) -> Continued | None:
         if method.needs.start is not None:
             return self.seeker or method.needs.start
         return self.seeker if first else None
@@ -195,7 +195,7 @@ class Fits:
         return {"directory": where, "resume": self.resume and where is not None, "seed": self.seed_of(number)}
 
 
-def check_carries(method: Method, seeker: Method | None) -> None:
+def check_carries(method: Continued, seeker: Continued | None) -> None:
     """Check that posteriors of a method can be carried from task to task, and what runs before it.
 
     Raises:

@@ -13,9 +13,9 @@ from torch import Tensor
 from torchbayes.experiments.hmc_reference.recipe import ReferenceRecipe
 from torchbayes.experiments.shared.fidelity import closeness, log_probabilities, mixture, quality
 from torchbayes.experiments.shared.image_hmc import Problem, Setup, mixing, over_problems, run_hmc, set_up
-from torchbayes.methods.optimise.descent import epochs_of
 from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.sampler import Sampler
+from torchbayes.methods.schedules import epochs_of
 from torchbayes.metrics.temperature import fit_temperature
 from torchbayes.posteriors import Posterior
 from torchbayes.selection import fit

@@ -13,7 +13,7 @@ from torchbayes.driver.progress import Callback
 from torchbayes.experiments.network_evidence.settings import Settings
 from torchbayes.experiments.shared.empirical_bayes import best_round, train_in_rounds
 from torchbayes.methods.laplace.laplace import Laplace
-from torchbayes.methods.optimise.descent import epochs_of
+from torchbayes.methods.schedules import epochs_of
 from torchbayes.posteriors import LaplacePosterior
 from torchbayes.predictive.linearised import Linearised
 

@@ -12,14 +12,17 @@ from torch import Tensor
 
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Value
+from torchbayes.health.descent import Descended
+from torchbayes.health.ending import Check
 from torchbayes.methods.choices import Choice, Epochs
-from torchbayes.methods.defaults import Defaults
+from torchbayes.methods.defaults import Defaults, OnMinibatches
 from torchbayes.methods.flat.sam import AnyOptimizer
-from torchbayes.methods.optimise.descent import Trajectory, epochs_of
+from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.map import MAP
-from torchbayes.methods.protocol import Needs, Visit
+from torchbayes.methods.protocol import Needs
 from torchbayes.methods.schedules import Schedule
 from torchbayes.model.model import Batch, Model
+from torchbayes.posteriors.point import Point
 
 
 class Moving(Protocol):
@@ -31,7 +34,7 @@ class Moving(Protocol):
         ...
 
 
-class Joining(Defaults, ABC):
+class Joining(OnMinibatches, Defaults, ABC):
     """A descent of vertices between trained networks, which `fit` trains where it is given none."""
 
     members: int
@@ -56,21 +59,19 @@ class Joining(Defaults, ABC):
         """How long to train the networks where none are given, and then what is between them."""
         return (Epochs(self.needs.start, settings=("epochs",) if self.epochs is None else (), mode=True),)
 
-    def length(self, steps_per_epoch: int) -> int:
-        """Return the steps of a run, for an epoch of so many minibatches."""
-        return epochs_of(self.epochs, steps_per_epoch) * steps_per_epoch
-
-    def visit(self, state: Moving) -> Visit | None:
-        """Return the next minibatch; None when the run is over."""
-        now = state.trajectory
-        return Visit("minibatch", now.step) if now.step < now.total_steps else None
-
-
-@dataclass(frozen=True)
-class End:
-    """What the check of a descent reads of its last state."""
-
-    trajectory: Trajectory
+    def joined(
+        self, middle: Point, state: Moving, *, first: Sequence[Check] = (), then: Sequence[Check] = ()
+    ) -> Descended:
+        """Return how a run ended, of which a network of each member is judged as that of a descent."""
+        return Descended(
+            weights_MD=middle.weights_MD,
+            buffers=state.trajectory.buffers,
+            result=middle,
+            averaged=True,
+            said=self.optimizer.caveats(middle.weights_MD),
+            first=first,
+            then=then,
+        )
 
 
 @dataclass(frozen=True)

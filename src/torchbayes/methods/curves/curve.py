@@ -23,24 +23,23 @@ from torch import Tensor
 from torchbayes.checks import check_choice, check_counts, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
+from torchbayes.health.curves import barriers, same_ends
+from torchbayes.health.descent import Descended
 from torchbayes.methods.checks import check_schedule, check_training
-from torchbayes.methods.curves.base import Between, End, Joining
-from torchbayes.methods.curves.health import barriers, same_ends
+from torchbayes.methods.curves.base import Between, Joining
 from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.noise import Purpose, uniforms
-from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
-from torchbayes.methods.optimise.health import problems_of
+from torchbayes.methods.optimise.descent import Following, Info, Trajectory, descend, start
 from torchbayes.methods.optimise.optimizers import Adam
-from torchbayes.methods.protocol import History, Shelf
+from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.curves.curve import CurvePosterior, Shape, coefficients
 
 
 @dataclass(frozen=True)
-class State:
+class State(Following):
     """What the next step needs.
 
     Attributes:
@@ -52,11 +51,6 @@ class State:
     trajectory: Trajectory
     first_MD: Tensor
     last_MD: Tensor
-
-    @property
-    def step(self) -> int:
-        """Steps taken."""
-        return self.trajectory.step
 
 
 @dataclass(frozen=True)
@@ -154,10 +148,6 @@ class Curve(Joining):
         points_MPD = torch.cat([first_MD.unsqueeze(1), bends_MJD, last_MD.unsqueeze(1)], dim=1)
         return CurvePosterior(density.model, points_MPD, self.shape, buffers_M=state.trajectory.buffers or None)
 
-    def problems(self, posterior: CurvePosterior, state: State, *, history: History, source: Source) -> list[str]:
-        """Return the problems of the networks along the curves, on the training rows: see `health`."""
-        del history
-        middle = posterior.at(0.5)
-        ends = End(replace(state.trajectory, weights_MD=middle.weights_MD))
-        found = same_ends(posterior) or problems_of(middle, ends, source)
-        return [*self.optimizer.problems(middle.weights_MD), *(found or barriers(posterior, source))]
+    def ending(self, posterior: CurvePosterior, state: State) -> Descended:
+        """Return the network in the middle of each curve; the others are looked at besides."""
+        return self.joined(posterior.at(0.5), state, first=[same_ends], then=[barriers])

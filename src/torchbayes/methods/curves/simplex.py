@@ -29,19 +29,18 @@ from torchbayes.checks import check_counts, check_not_negative, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Value
 from torchbayes.density.plans import BackendName
+from torchbayes.health.curves import inside, same_modes
+from torchbayes.health.descent import Descended
 from torchbayes.methods.checks import check_schedule, check_training
-from torchbayes.methods.curves.base import Between, End, Joining
-from torchbayes.methods.curves.health import collapsed, one_function, same_modes, worse_inside
+from torchbayes.methods.curves.base import Between, Joining
 from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.noise import Purpose, normals, uniforms
-from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
-from torchbayes.methods.optimise.health import problems_of
+from torchbayes.methods.optimise.descent import Following, Info, Trajectory, descend, start
 from torchbayes.methods.optimise.optimizers import Adam
-from torchbayes.methods.protocol import History, Shelf
+from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.curves.simplex import SimplexPosterior, barycentric, in_complex
 from torchbayes.posteriors.curves.volumes import add_slopes, grams, inverses, log_volumes
 
@@ -49,7 +48,7 @@ _START = 0.01  # distance of a vertex from the mean of the modes at first, relat
 
 
 @dataclass(frozen=True)
-class State:
+class State(Following):
     """What the next step needs.
 
     Attributes:
@@ -59,11 +58,6 @@ class State:
 
     trajectory: Trajectory
     modes_MKD: Tensor
-
-    @property
-    def step(self) -> int:
-        """Steps taken."""
-        return self.trajectory.step
 
 
 @dataclass(frozen=True)
@@ -175,15 +169,11 @@ class Simplex(Joining):
         vertices_MPD = torch.cat([state.modes_MKD, shared_MRD], dim=1)
         return SimplexPosterior(density.model, vertices_MPD, self.modes, buffers_M=state.trajectory.buffers or None)
 
-    def problems(self, posterior: SimplexPosterior, state: State, *, history: History, source: Source) -> list[str]:
-        """Return the problems of the networks in the simplexes, on the training rows: see `health`."""
-        del history
+    def ending(self, posterior: SimplexPosterior, state: State) -> Descended:
+        """Return the network in the middle of the first simplex of each complex; the others are looked at besides."""
         centre = torch.full((self.vertices + 1,), 1 / (self.vertices + 1), dtype=torch.float64)
         middle = posterior.at(in_complex(centre, torch.tensor(0), self.modes))
-        end = End(replace(state.trajectory, weights_MD=middle.weights_MD))
-        found = same_modes(posterior) or problems_of(middle, end, source)
-        found = found or [*(collapsed(posterior) or one_function(posterior, source)), *worse_inside(posterior, source)]
-        return [*self.optimizer.problems(middle.weights_MD), *found]
+        return self.joined(middle, state, first=[same_modes], then=[inside])
 
 
 @dataclass(frozen=True)

@@ -15,21 +15,20 @@ from torch import Tensor
 from torchbayes.checks import check_counts, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
+from torchbayes.health.descent import Descended
+from torchbayes.health.ending import finite
+from torchbayes.health.kept import alike
 from torchbayes.methods.adversarial import attacked, check_adversarial
 from torchbayes.methods.checks import check_training
 from torchbayes.methods.choices import Choice, Epochs
-from torchbayes.methods.cycles.health import alike
-from torchbayes.methods.defaults import Defaults
+from torchbayes.methods.defaults import Defaults, OnMinibatches
 from torchbayes.methods.flat.sam import AnyOptimizer
-from torchbayes.methods.optimise.descent import Info, Trajectory, descend, epochs_of, start
-from torchbayes.methods.optimise.health import problems_of
-from torchbayes.methods.protocol import History, Needs, Shelf, Visit
+from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
+from torchbayes.methods.protocol import Needs, Shelf
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.point import Point
-from torchbayes.posteriors.problems import not_finite
 
 
 class Bounds(NamedTuple):
@@ -44,7 +43,7 @@ class Bounds(NamedTuple):
     cycles: int
 
 
-class Cyclic(Defaults, ABC):
+class Cyclic(OnMinibatches, Defaults, ABC):
     """A descent in cycles, which keeps a network of each."""
 
     members: int
@@ -78,10 +77,6 @@ class Cyclic(Defaults, ABC):
         most = self.bounds.cycles if self.draws is None else min(self.draws, self.bounds.cycles)
         return Needs(batch_size=self.batch_size, network="train", draws=most)
 
-    def length(self, steps_per_epoch: int) -> int:
-        """Return the steps of a run, for an epoch of so many minibatches."""
-        return epochs_of(self.epochs, steps_per_epoch) * steps_per_epoch
-
     @property
     def choices(self) -> tuple[Choice, ...]:
         """How long to train, by training without cycles; enough for one cycle at least."""
@@ -111,10 +106,6 @@ class Cyclic(Defaults, ABC):
         return start(
             weights_MD, buffers, seeds, optimizer=self.optimizer, epochs=self.epochs, steps_per_epoch=steps_per_epoch
         )
-
-    def visit(self, state: Trajectory) -> Visit | None:
-        """Return the next minibatch; None when the run is over."""
-        return Visit("minibatch", state.step) if state.step < state.total_steps else None
 
     def step(
         self, density: LogDensity, state: Trajectory, batch: Batch, *, donate: bool = False
@@ -149,16 +140,14 @@ class Cyclic(Defaults, ABC):
         assert shelf is not None, "networks that are kept are put on a shelf"
         return Draws(density.model, shelf.weights_MSD(), buffers_M=state.buffers or None)
 
-    def problems(self, posterior: Draws, state: Trajectory, *, history: History, source: Source) -> list[str]:
-        """Return the problems of the last weights, and of the networks kept, on the training rows.
-
-        See `torchbayes.methods.optimise.health`.
-        """
-        del history
+    def ending(self, posterior: Draws, state: Trajectory) -> Descended:
+        """Return the last weights; the networks kept must be different functions."""
         about: dict[str, Any] = {"buffers_M": posterior.buffers_M, "calibration": posterior.calibration}
         last = Point(posterior.model, posterior.weights_MSD[:, -1], **about)
-        found = not_finite(posterior.tensors()) or problems_of(last, state, source) or alike(posterior, source)
-        return [*self.optimizer.problems(state.weights_MD), *found]
+        said = self.optimizer.caveats(state.weights_MD)
+        return Descended(
+            weights_MD=state.weights_MD, buffers=state.buffers, result=last, said=said, first=[finite], then=[alike]
+        )
 
 
 def kept(method: Cyclic, total_steps: int, steps_per_epoch: int) -> Sequence[int]:

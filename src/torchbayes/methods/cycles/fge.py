@@ -21,9 +21,8 @@ from torchbayes.checks import check_counts, check_positive, check_share, given
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.cycles.base import Bounds, Cyclic, check_cyclic
 from torchbayes.methods.flat.sam import AnyOptimizer
-from torchbayes.methods.optimise.descent import USUAL_EPOCHS
 from torchbayes.methods.optimise.optimizers import Adam
-from torchbayes.methods.schedules import PiecewiseLinear
+from torchbayes.methods.schedules import USUAL_EPOCHS, PiecewiseLinear
 
 _CYCLES = 10  # by default
 _HIGH, _LOW = 0.5, 0.05  # default rates, as shares of the optimiser's

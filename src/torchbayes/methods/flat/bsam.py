@@ -32,21 +32,20 @@ from torch import Tensor
 from torchbayes.checks import given, plain
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
+from torchbayes.health.descent import Descended
 from torchbayes.linalg import Diagonal
 from torchbayes.methods.checks import check_counts, check_plan, check_positive, check_schedule, check_share
 from torchbayes.methods.choices import Choice, PriorScale
-from torchbayes.methods.defaults import Defaults
+from torchbayes.methods.defaults import Defaults, OnMinibatches
 from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, due, first_unsound
 from torchbayes.methods.flat.parts import Piece, split
 from torchbayes.methods.noise import Purpose, mix, normals
-from torchbayes.methods.optimise.descent import Info, clone, epochs_of, largest
-from torchbayes.methods.optimise.health import problems_of
-from torchbayes.methods.protocol import DivergedError, History, Needs, Onward, Shelf, Visit
+from torchbayes.methods.optimise.descent import Info, clone, largest
+from torchbayes.methods.protocol import DivergedError, Needs, Onward, Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.variational.target import Target, narrowed, target_of
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.gaussian import Gaussian
 
 
@@ -106,7 +105,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class BSAM(Defaults):
+class BSAM(OnMinibatches, Defaults):
     """Bayesian sharpness-aware minimisation: a Gaussian with independent weights; with several members their mixture.
 
     Attributes:
@@ -162,10 +161,6 @@ class BSAM(Defaults):
         """Its Gaussian is the prior of the next task."""
         return Onward(self, "prior")
 
-    def length(self, steps_per_epoch: int) -> int:
-        """Return the steps of a run, for an epoch of so many minibatches."""
-        return epochs_of(self.epochs, steps_per_epoch) * steps_per_epoch
-
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
@@ -205,10 +200,6 @@ class BSAM(Defaults):
         """
         known_MD = narrowed(density, state.scale_MD, scale_MD)
         return replace(state, scale_MD=known_MD.amax(-1, keepdim=True).repeat(1, known_MD.shape[-1]))
-
-    def visit(self, state: State) -> Visit | None:
-        """Return the next minibatch; None when the run is over."""
-        return Visit("minibatch", state.step) if state.step < state.total_steps else None
 
     def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
         """Take one step.
@@ -250,11 +241,11 @@ class BSAM(Defaults):
         variance_MD = 1 / (state.scale_MD * target_of(density, state.mean_MD).ess)
         return Gaussian(density.model, state.mean_MD.clone(), Diagonal(variance_MD), buffers_M=state.buffers or None)
 
-    def problems(self, posterior: Gaussian, state: State, *, history: History, source: Source) -> list[str]:
-        """Return the problems of the result on the training rows: see `torchbayes.methods.optimise.health`."""
-        del history
+    def ending(self, posterior: Gaussian, state: State) -> Descended:
+        """Return the means."""
+        del posterior
         why = "they are spread wider than the data bear (raise `initial_scale` or `damping`, or train longer)"
-        return problems_of(posterior, state, source, why=why)
+        return Descended(weights_MD=state.mean_MD, buffers=state.buffers, why=why)
 
 
 def _scale(method: BSAM, density: LogDensity, now: State, batch: Batch) -> None:

@@ -81,7 +81,7 @@ class SAM:
         """Return what a descent takes loss and gradient of: the density, with gradients where its loss is high."""
         return Ascended(density, self)
 
-    def problems(self, weights_MD: Tensor) -> list[str]:
+    def caveats(self, weights_MD: Tensor) -> list[str]:
         """Return the problem of a ball that is as large as the weights of a member, as one clause.
 
         Gradients are then those of networks that have nothing to do with the weights: |T⁻¹ε| = ρ ≥ |T⁻¹w|, where

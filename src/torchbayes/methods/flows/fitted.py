@@ -25,23 +25,21 @@ from torchbayes.checks import check_counts, check_positive, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.layers.passes import by_layers
 from torchbayes.density.layers.uses import Estimator
+from torchbayes.health.draws import Drawn
+from torchbayes.health.spread import unmoved
 from torchbayes.methods.checks import check_schedule, check_training
 from torchbayes.methods.choices import WEIGHTS, Choice, Lowered
-from torchbayes.methods.defaults import Defaults
-from torchbayes.methods.flows.health import problems_of_draws
+from torchbayes.methods.defaults import Defaults, OnMinibatches
 from torchbayes.methods.noise import normals
-from torchbayes.methods.optimise.descent import Trajectory, clone, epochs_of, looked_at, start
+from torchbayes.methods.optimise.descent import Trajectory, clone, looked_at, start
 from torchbayes.methods.optimise.optimizers import Optimizer
-from torchbayes.methods.protocol import History, Needs, Visit
-from torchbayes.methods.schedules import Schedule
-from torchbayes.methods.spread import unmoved
+from torchbayes.methods.schedules import Schedule, epochs_of
 from torchbayes.methods.variational.objective import USUAL_STEPS, Info, Terms, ask
 from torchbayes.methods.variational.weighting import Weighting, check_weight, weight_at
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import BoundPrior
 from torchbayes.model.priors.expected import add_expected_, is_closed
-from torchbayes.model.rows.sources import Source
 from torchbayes.native.process import differentiable
 from torchbayes.native.seeds import Purpose
 from torchbayes.posteriors.posterior import Posterior
@@ -63,6 +61,11 @@ class State:
     def step(self) -> int:
         """Steps taken."""
         return self.descent.step
+
+    @property
+    def total_steps(self) -> int:
+        """Length of the run."""
+        return self.descent.total_steps
 
 
 class Draws(NamedTuple):
@@ -114,7 +117,7 @@ class Family(Protocol):
         ...
 
 
-class Fitted(Defaults, ABC):
+class Fitted(OnMinibatches, Defaults, ABC):
     """What the methods have in common: a descent on the parameters of a family."""
 
     members: int
@@ -128,6 +131,8 @@ class Fitted(Defaults, ABC):
     initial_scale: float
     kl_weight: float | Weighting | None
 
+    usual_steps = USUAL_STEPS
+
     @abstractmethod
     def family(self, model: Model) -> Family:
         """Return the family of distributions over the weights of a model."""
@@ -138,11 +143,6 @@ class Fitted(Defaults, ABC):
         """How the objective is estimated."""
 
     @property
-    def needs(self) -> Needs:
-        """Minibatches, through a network in training mode."""
-        return Needs(batch_size=self.batch_size, network="train")
-
-    @property
     def choices(self) -> tuple[Choice, ...]:
         """The weight of the divergence, on one fold.
 
@@ -150,10 +150,6 @@ class Fitted(Defaults, ABC):
         one chooses another weight.
         """
         return (Lowered("kl_weight", WEIGHTS, folds=1),) if self.kl_weight is None else ()
-
-    def length(self, steps_per_epoch: int) -> int:
-        """Return the steps of a run, for an epoch of so many minibatches."""
-        return epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS) * steps_per_epoch
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
@@ -175,11 +171,6 @@ class Fitted(Defaults, ABC):
         about = {"optimizer": self.optimizer, "epochs": epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS)}
         descent = start(parameters_MP, buffers, seeds, **about, steps_per_epoch=steps_per_epoch)
         return State(descent, weights_MD.shape[1])
-
-    def visit(self, state: State) -> Visit | None:
-        """Return the next minibatch; None when the run is over."""
-        now = state.descent
-        return Visit("minibatch", now.step) if now.step < now.total_steps else None
 
     def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
         """Take one optimiser step.
@@ -206,10 +197,11 @@ class Fitted(Defaults, ABC):
         self.optimizer.update(now.weights_MD, now.gradient_MD, now.slots, lr=lr)
         return replace(state, descent=replace(now, step=now.step + 1, unseen=unseen)), info
 
-    def problems(self, posterior: Posterior, state: State, *, history: History, source: Source) -> list[str]:
-        """Return the problems of the result: see `torchbayes.methods.flows.health` and `torchbayes.methods.spread`."""
-        del history
-        return problems_of_draws(posterior, source) or unmoved(parts_of(state)[1], self.initial_scale)
+    def ending(self, posterior: Posterior, state: State) -> Drawn:
+        """Return that draws speak for the result; standard deviations may be still those it began with."""
+        del posterior
+        scale_MD = parts_of(state)[1]
+        return Drawn(then=[lambda _: unmoved(scale_MD, self.initial_scale)])
 
 
 Slopes = tuple[Tensor, ...]  # by the weights, and by the means and variances of normal weights, each (M, S, D)

@@ -36,15 +36,13 @@ from torchbayes.methods.laplace.curvature_pass import (
 from torchbayes.methods.laplace.mode import off_mode
 from torchbayes.methods.laplace.tuning import tune
 from torchbayes.methods.optimise.map import MAP
-from torchbayes.methods.protocol import History, Needs, Onward, Shelf, Visit
+from torchbayes.methods.protocol import Needs, Onward, Shelf, Visit
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import correlated
 from torchbayes.model.priors.groups import SharedVariance
 from torchbayes.model.probes.functions import refuse_coupled
-from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.laplace import LaplacePosterior
-from torchbayes.posteriors.problems import not_finite
 
 State = CurvaturePass
 PriorName = Literal["model", "scalar", "layer", "weight"]
@@ -240,11 +238,6 @@ class Laplace(Defaults):
         found = found if by_evidence == "model" and not self.noise else tune(found, prior=by_evidence, noise=self.noise)
         _ = found.gaussian  # factorised now, so that an indefinite precision raises here
         return found.with_problems(problems)
-
-    def problems(self, posterior: LaplacePosterior, state: State, *, history: History, source: Source) -> list[str]:
-        """Return whether numbers are not finite; problems of the modes are in the posterior already."""
-        del state, history, source
-        return not_finite(posterior.tensors())
 
 
 def _check_prior(method: Laplace, model: Model) -> None:

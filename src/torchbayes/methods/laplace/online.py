@@ -27,6 +27,8 @@ from torch import Tensor
 from torchbayes.checks import check_flags, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
+from torchbayes.health.ending import Ended
+from torchbayes.health.residuals import unexplained
 from torchbayes.methods.checks import check_counts, check_positive, check_schedule, check_share, check_training
 from torchbayes.methods.choices import Choice, Epochs, Strength
 from torchbayes.methods.defaults import Defaults
@@ -45,17 +47,14 @@ from torchbayes.methods.optimise import descent
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
-from torchbayes.methods.protocol import History, Needs, Shelf, Visit
-from torchbayes.methods.residuals import unexplained
-from torchbayes.methods.schedules import Cosine, Schedule
+from torchbayes.methods.protocol import Needs, Shelf, Visit
+from torchbayes.methods.schedules import Cosine, Schedule, epochs_of
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.model.probes.functions import refuse_coupled
-from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.point import Point
-from torchbayes.posteriors.problems import not_finite
 
 PriorName = Literal["model", "scalar", "layer", "weight"]
 
@@ -215,7 +214,7 @@ class OnlineLaplace(Defaults):
 
     def order(self, steps_per_epoch: int) -> tuple[bool, ...]:
         """Return for every epoch of the run whether it trains or is a pass for the curvature."""
-        epochs = descent.epochs_of(self.epochs_of_descent, steps_per_epoch)
+        epochs = epochs_of(self.epochs_of_descent, steps_per_epoch)
         every = self.every or max(5, epochs // 20)
         return _order(epochs, round(self.burn_in * epochs), every, _curvature_settings(self).sums.passes)
 
@@ -304,11 +303,11 @@ class OnlineLaplace(Defaults):
         found = found if self.factor == 1 else found.with_strength(found.strength_D * self.factor)
         return found.with_problems(problems)
 
-    def problems(self, posterior: LaplacePosterior, state: State, *, history: History, source: Source) -> list[str]:
-        """Return whether numbers are not finite, or the mean explains nothing; other problems it has already."""
-        del state, history
+    def ending(self, posterior: LaplacePosterior, state: State) -> Ended:
+        """Return that the mean must explain the rows; other problems the posterior has already."""
+        del state
         mean = Point(posterior.model, posterior.mean_MD, buffers_M=posterior.buffers_M, statistics_known=True)
-        return not_finite(posterior.tensors()) or unexplained(mean, source)
+        return Ended(then=[lambda case: unexplained(mean, case.source)])
 
 
 def _curvature_settings(method: OnlineLaplace) -> CurvatureSettings:

@@ -85,7 +85,7 @@ class HMC(Sampler):
         check_flags(accept_in_burn_in=self.accept_in_burn_in)
 
     @property
-    def without_prior(self) -> HMC | None:  # type: ignore[override]
+    def without_prior(self) -> HMC | None:
         """With an adapted mass, whose trajectories need no prior; None where these settings need none either."""
         needed = self.mass == "unit" and self.trajectory is None and self.burn_in > 0
         return replace(self, mass="diagonal") if needed else None

@@ -85,7 +85,7 @@ class RandomWalk(Sampler):
         check(self)
 
     @property
-    def without_prior(self) -> RandomWalk | None:  # type: ignore[override]
+    def without_prior(self) -> RandomWalk | None:
         """With an adapted mass; None where these settings adapt nothing, or the mass already."""
         return replace(self, mass="diagonal") if _may_learn(self) else None
 
@@ -137,7 +137,7 @@ class MALA(Sampler):
         check(self)
 
     @property
-    def without_prior(self) -> MALA | None:  # type: ignore[override]
+    def without_prior(self) -> MALA | None:
         """With an adapted mass; None where these settings adapt nothing, or the mass already."""
         return replace(self, mass="diagonal") if _may_learn(self) else None
 

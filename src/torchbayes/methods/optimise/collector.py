@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import check_kind, check_memory, given, is_whole, seen
-from torchbayes.methods.optimise.health import problems_of
+from torchbayes.health.descent import Descended
+from torchbayes.health.ending import Case, NoHistory
 from torchbayes.methods.optimise.learned import learned_at
 from torchbayes.methods.optimise.moments import Moments
 from torchbayes.model.description import CONSTANTS, describe_model, fingerprint
@@ -70,13 +71,6 @@ class _Last:
 
     weights_MD: Tensor
     buffers: Buffers
-
-
-@dataclass(frozen=True)
-class _End:
-    """What the check of a descent reads of its last state."""
-
-    trajectory: _Last
 
 
 class Collector(Generic[_Result]):
@@ -205,7 +199,8 @@ class Collector(Generic[_Result]):
         if model.likelihood.parameters() and not self._learned:
             moments, end = _with_learned(model, moments, end, source=source)
         posterior = self.method.averaged(model, moments, end.buffers).calibrated(source.inputs)
-        problems, raised = checked(lambda: problems_of(posterior, _End(end), source))
+        ending = Descended(weights_MD=end.weights_MD, buffers=end.buffers, averaged=True)
+        problems, raised = checked(lambda: ending.problems(Case(posterior, source, NoHistory())))
         posterior = posterior.with_problems((*faults, *problems))
         warn_of(posterior.problems)
         warn_unchecked(raised)

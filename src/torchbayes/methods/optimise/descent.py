@@ -14,13 +14,11 @@ from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, due, first_uns
 from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.optimizers import Slots
 from torchbayes.methods.protocol import DivergedError
+from torchbayes.methods.schedules import epochs_of
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import tensors_of
 from torchbayes.native.seeds import Purpose, mix
-
-# default length of a run: enough steps to train on a small table, where an epoch has few
-USUAL_EPOCHS, USUAL_STEPS = 50, 2000
 
 
 @dataclass(frozen=True)
@@ -124,11 +122,6 @@ def clone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in tensors.items()}
 
 
-def epochs_of(epochs: int | None, steps_per_epoch: int, *, steps: int = USUAL_STEPS) -> int:
-    """Return the length of a run in epochs: as set, else 50, or more where these have fewer than so many steps."""
-    return max(USUAL_EPOCHS, -(-steps // steps_per_epoch)) if epochs is None else epochs
-
-
 def start(
     weights_MD: Tensor,
     buffers: Buffers,
@@ -212,3 +205,23 @@ def looked_at(now: Trajectory, batch: Batch, *, lr: float, value_M: Tensor, grad
             f"learning rate, or the `rho` of SAM."
         )
     return ()
+
+
+class Following:
+    """A state that follows a trajectory.
+
+    Attributes:
+        trajectory: the running weights.
+    """
+
+    trajectory: Trajectory
+
+    @property
+    def step(self) -> int:
+        """Steps taken."""
+        return self.trajectory.step
+
+    @property
+    def total_steps(self) -> int:
+        """Length of the run."""
+        return self.trajectory.total_steps

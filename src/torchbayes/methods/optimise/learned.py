@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from torchbayes.methods.constant import highest
+from torchbayes.health.constant import highest
 from torchbayes.model.model import PREFIX, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import Batch

@@ -35,7 +35,7 @@ class Plain:
         """Return what a descent takes loss and gradient of: the density as it is."""
         return density
 
-    def problems(self, weights_MD: Tensor) -> list[str]:
+    def caveats(self, weights_MD: Tensor) -> list[str]:
         """Return nothing: where these optimisers look is no problem at any weights."""
         del weights_MD
         return []

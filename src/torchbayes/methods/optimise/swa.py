@@ -23,7 +23,7 @@ from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.averaging import averaging_step, check_averaging, ways_to_average
 from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.collector import Collector
-from torchbayes.methods.optimise.descent import Info, Trajectory, start
+from torchbayes.methods.optimise.descent import Following, Info, Trajectory, start
 from torchbayes.methods.optimise.moments import Moments
 from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.protocol import Shelf
@@ -33,7 +33,7 @@ from torchbayes.posteriors.point import Point
 
 
 @dataclass(frozen=True)
-class State:
+class State(Following):
     """What the next step needs.
 
     Attributes:
@@ -45,11 +45,6 @@ class State:
     trajectory: Trajectory
     mean_MD: Tensor
     snapshots: int
-
-    @property
-    def step(self) -> int:
-        """Steps taken."""
-        return self.trajectory.step
 
 
 @dataclass(frozen=True)

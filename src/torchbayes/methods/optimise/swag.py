@@ -33,7 +33,7 @@ from torchbayes.methods.optimise.averaging import (
 )
 from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.collector import Collector
-from torchbayes.methods.optimise.descent import Info, Trajectory, start
+from torchbayes.methods.optimise.descent import Following, Info, Trajectory, start
 from torchbayes.methods.optimise.moments import Moments, joined
 from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.protocol import Onward, Shelf
@@ -43,7 +43,7 @@ from torchbayes.posteriors.gaussian import Gaussian
 
 
 @dataclass(frozen=True)
-class State:
+class State(Following):
     """What the next step needs.
 
     Attributes:
@@ -53,11 +53,6 @@ class State:
 
     trajectory: Trajectory
     moments: Moments
-
-    @property
-    def step(self) -> int:
-        """Steps taken."""
-        return self.trajectory.step
 
 
 @dataclass(frozen=True)

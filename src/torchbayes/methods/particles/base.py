@@ -20,19 +20,19 @@ from torch import Tensor
 from torchbayes.checks import check_choice, check_counts, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Density, Value
+from torchbayes.health.descent import Descended
+from torchbayes.health.kept import one_point
 from torchbayes.methods.checks import check_schedule, check_training
 from torchbayes.methods.choices import Choice, Epochs
-from torchbayes.methods.defaults import Defaults
+from torchbayes.methods.defaults import Defaults, OnMinibatches
 from torchbayes.methods.noise import Purpose, normals
 from torchbayes.methods.optimise import descent
-from torchbayes.methods.optimise.descent import Trajectory, descend, epochs_of
-from torchbayes.methods.optimise.health import problems_of
+from torchbayes.methods.optimise.descent import Trajectory, descend
 from torchbayes.methods.optimise.optimizers import Optimizer, Slots
-from torchbayes.methods.particles.kernels import Pairs, gram, middle, squared_distances
-from torchbayes.methods.protocol import History, Needs, Visit
+from torchbayes.methods.particles.kernels import Pairs, middle
+from torchbayes.methods.protocol import Needs
 from torchbayes.methods.schedules import Schedule
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.point import Point
 
 Annealing = Literal["linear", "hyperbolic", "cyclic"]
@@ -40,7 +40,6 @@ Direction = Callable[[Tensor, Tensor], Pairs]
 """weights (M, D), gradients (M, D) that become the direction -> what the kernel said of the pairs."""
 _CYCLES, _POWER, _SLOPE = 5, 10, 1.3
 _APART = 0.01  # of the size of the weights
-_SAME = 1e-4  # of the size of the particles: those that are no farther from each other are one
 
 
 def annealed(annealing: Annealing | None, done: float) -> float:
@@ -191,7 +190,7 @@ def coupled_step(
     return moved, Info.of(seen, update.pairs)
 
 
-class Particles(Defaults, ABC):
+class Particles(OnMinibatches, Defaults, ABC):
     """What methods with particles share: minibatches from the first step to the last, and no draws."""
 
     members: int
@@ -223,36 +222,12 @@ class Particles(Defaults, ABC):
         """How long to train, by first runs of one member, which sees no other."""
         return (Epochs(self),)
 
-    def length(self, steps_per_epoch: int) -> int:
-        """Return the steps of a run, for an epoch of so many minibatches."""
-        return epochs_of(self.epochs, steps_per_epoch) * steps_per_epoch
-
-    def visit(self, state: Any) -> Visit | None:
-        """Return the next minibatch; None when the run is over."""
-        now = state.trajectory
-        return Visit("minibatch", now.step) if now.step < now.total_steps else None
-
     @abstractmethod
     def step(self, density: Any, state: Any, batch: Any, *, donate: bool = False) -> tuple[Any, Info]:
         """Return the new state and the info of the step."""
 
-    def problems(self, posterior: Point, state: Any, *, history: History, source: Source) -> list[str]:
-        """Return the problems of the result: particles that are one, and those of any descent."""
-        del history
-        found = problems_of(posterior, state.trajectory, source, by_draws=True)
-        return found or collapsed(posterior.weights_MD)
-
-
-def collapsed(weights_MD: Tensor) -> list[str]:
-    """Return a problem where several particles are one point, as one clause."""
-    if len(weights_MD) < 2:
-        return []
-    farthest = float(squared_distances(gram(weights_MD, centred=True)).max().sqrt())
-    size = float(torch.linalg.vector_norm(weights_MD[0].double()))
-    if farthest > _SAME * size:
-        return []
-    return [
-        f"all {len(weights_MD)} particles are at the same point, no farther than {farthest:.2g} from each other at a "
-        f"norm of {size:.3g}, so that they are one network and not a posterior (the force between them is too weak: "
-        f"leave `bandwidth` to the median, or set `annealing`)"
-    ]
+    def ending(self, posterior: Point, state: Any) -> Descended:
+        """Return the particles, which must not be one."""
+        del posterior
+        end = state.trajectory
+        return Descended(weights_MD=end.weights_MD, buffers=end.buffers, together=True, then=[one_point])

@@ -23,7 +23,7 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Density
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.finite import WORKSPACE
-from torchbayes.methods.optimise.descent import Trajectory
+from torchbayes.methods.optimise.descent import Following, Trajectory
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.particles.base import (
     Annealing,
@@ -47,7 +47,7 @@ from torchbayes.posteriors.point import Point
 
 
 @dataclass(frozen=True)
-class State:
+class State(Following):
     """Where the members are.
 
     Attributes:
@@ -59,11 +59,6 @@ class State:
     trajectory: Trajectory
     drawn_PD: Tensor = field(metadata=WORKSPACE, repr=False)
     epoch: tuple[int, ...] = field(default=(), metadata=WORKSPACE, repr=False)
-
-    @property
-    def step(self) -> int:
-        """Steps taken."""
-        return self.trajectory.step
 
 
 @dataclass(frozen=True)

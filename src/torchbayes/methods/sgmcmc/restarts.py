@@ -171,23 +171,3 @@ def mended(weights_MSD: Tensor, steps: Sequence[int], lost: Sequence[Sequence[in
             nearest_S = sound[(sound - torch.arange(len(at_S)).unsqueeze(-1)).abs().argmin(-1)]
             found_MSD[m] = weights_MSD[m, nearest_S.to(weights_MSD.device)]
     return found_MSD
-
-
-def told(lost: Sequence[Sequence[int]]) -> list[str]:
-    """Return the problem of chains that have diverged, one clause each.
-
-    Args:
-        lost: the steps at which each chain was seen to have diverged.
-    """
-    found = []
-    for m, steps in enumerate(lost):
-        if len(steps) == MOST:
-            found.append(f"chain {m} diverged {MOST} times and ended at step {steps[-1]:,} (take smaller steps)")
-        elif steps:
-            often = f"{len(steps)} times, first" if len(steps) > 1 else "once,"
-            share = f"1/{2 ** len(steps)} of" if len(steps) > 1 else "half"
-            found.append(
-                f"chain {m} diverged {often} at step {steps[0]:,}, and went on from where it was sound with {share} "
-                f"the step size (take smaller steps)"
-            )
-    return found

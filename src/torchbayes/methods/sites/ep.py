@@ -26,19 +26,19 @@ from torch import Tensor
 from torchbayes.checks import check_choice, check_counts, check_positive, free_memory, given, plain, size_of
 from torchbayes.curvature.discovery import LayerSupport, layer_support
 from torchbayes.density.density import LogDensity
+from torchbayes.health.ending import Ended
+from torchbayes.health.residuals import explained
 from torchbayes.linalg import Dense
 from torchbayes.methods.defaults import Defaults
-from torchbayes.methods.protocol import DivergedError, History, Needs, Onward, Shelf, Visit
-from torchbayes.methods.residuals import unexplained
+from torchbayes.methods.protocol import DivergedError, Needs, Onward, Shelf, Visit
 from torchbayes.methods.sites.beliefs import Belief, Sites, belief, prior_of
 from torchbayes.methods.sites.factors import Factors, check_likelihood, factors_of, is_exact
 from torchbayes.methods.sites.sweeps import Rule, at_once, in_turn
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.probes.functions import refuse_coupled
-from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.gaussian import Gaussian
-from torchbayes.posteriors.problems import ProblemWarning, not_finite
+from torchbayes.posteriors.problems import ProblemWarning
 
 _LEAST_POWER = 1e-6  # below it rounding counts, as sites are differences divided by it
 _MATRICES = 6  # of D by D numbers at a time
@@ -291,20 +291,19 @@ class EP(Defaults):
         mean_MD = found.mean_D.unsqueeze(0).to(model.network.dtype)
         return Gaussian(model, mean_MD, Dense(root_MDD), linear=True, log_evidence_M=evidence_M, **about)
 
-    def problems(self, posterior: Gaussian, state: State, *, history: History, source: Source) -> list[str]:
-        """Return whether numbers are not finite, sites were left out, q still moved, or the scale of targets is odd."""
-        del history
-        found = not_finite(posterior.tensors())
+    def ending(self, posterior: Gaussian, state: State) -> Ended:
+        """Return whether sites were left out, q still moved, or the scale of targets is odd."""
+        said = []
         if state.sites and not any(part.shape[1] for part in state.sites.values()):
-            found.append("no row counts, so that it is the prior (look at the targets and their weights)")
+            said.append("no row counts, so that it is the prior (look at the targets and their weights)")
         if state.skipped:
-            found.append(
+            said.append(
                 f"{state.skipped} sites were left as they were in the last sweep, as what is left without them is no "
                 f"distribution, or their rows are impossible (lower `power` or `damping`)"
             )
         if state.step == self.length(state.steps_per_epoch) and state.change > self.tolerance:
-            found += _unsettled(self, state, exact=is_exact(posterior.model.likelihood))
-        return found or unexplained(posterior, source)
+            said += _unsettled(self, state, exact=is_exact(posterior.model.likelihood))
+        return Ended(said=said, then=[] if said else [explained])
 
 
 def _say_wide(factors: Factors, prior: Belief) -> None:

@@ -29,12 +29,13 @@ from torch import Tensor
 
 from torchbayes.checks import check_choice, check_counts, check_positive, plain
 from torchbayes.density.density import LogDensity
+from torchbayes.health.descent import Descended
+from torchbayes.health.ending import Case, finite
+from torchbayes.health.residuals import explained
 from torchbayes.linalg import Diagonal
 from torchbayes.linalg.structure import is_diagonal
 from torchbayes.methods.defaults import Defaults
-from torchbayes.methods.optimise.health import problems_of
-from torchbayes.methods.protocol import DivergedError, History, Needs, Onward, Shelf, Visit
-from torchbayes.methods.residuals import unexplained
+from torchbayes.methods.protocol import DivergedError, Needs, Onward, Shelf, Visit
 from torchbayes.methods.sites.gammas import as_log_scales, noise_before
 from torchbayes.model.likelihoods.protocol import own
 from torchbayes.model.likelihoods.weighted import Weighted
@@ -42,10 +43,8 @@ from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.joint import Joint
 from torchbayes.model.priors.univariate import Normal
-from torchbayes.model.rows.sources import Source
 from torchbayes.native.propagation import Beliefs, Rows, propagate, refresh
 from torchbayes.posteriors.gaussian import Gaussian
-from torchbayes.posteriors.problems import not_finite
 from torchbayes.predictive.propagated import flattened, normal_noise, rectifier_network
 
 _UNDONE = 0.1  # share of updates that may be undone
@@ -246,42 +245,25 @@ class PBP(Defaults):
         mean_MD, variance_MD = (t.to(network.device, network.dtype) for t in (mean_MD, variance_MD.clamp_min(least)))
         return Gaussian(density.model, mean_MD, Diagonal(variance_MD))
 
-    def problems(self, posterior: Gaussian, state: State, *, history: History, source: Source) -> list[str]:
-        """Return whether many updates were undone, or draws explain the training rows no better than a constant."""
+    def ending(self, posterior: Gaussian, state: State) -> Descended:
+        """Return the means; many updates may have been undone, which the log tells."""
         del state
-        undone = history.columns().get("undone")
-        share = 0.0 if undone is None or not undone.numel() else float(undone[:, -1].max())
-        if share > _UNDONE:
-            return [
-                f"{100 * share:.0f} % of the updates of the last pass left no positive variance and were undone "
-                f"(standardise inputs and targets, or give the noise scale in units of the targets)"
-            ]
         why = "the weights are spread wider than the data bear (standardise inputs and targets, or take more epochs)"
-        found = not_finite(posterior.tensors()) or unexplained(posterior, source)
-        about: dict[str, Any] = {"why": why, "by_draws": True, "noise": False}
-        return found or problems_of(posterior, Means(posterior), source, **about)
+        first = [_undone, finite, explained]
+        about = {"weights_MD": posterior.mean_MD, "buffers": {}}
+        return Descended(why=why, together=True, noise=False, first=first, **about)
 
 
-@dataclass(frozen=True)
-class Means:
-    """The means of a posterior in the place of the end of a trajectory."""
-
-    posterior: Gaussian
-
-    @property
-    def trajectory(self) -> Means:
-        """Itself."""
-        return self
-
-    @property
-    def weights_MD(self) -> Tensor:
-        """The means."""
-        return self.posterior.mean_MD
-
-    @property
-    def buffers(self) -> Buffers:
-        """None."""
-        return {}
+def _undone(case: Case) -> list[str]:
+    """Return whether many updates were undone."""
+    undone = case.history.columns().get("undone")
+    share = 0.0 if undone is None or not undone.numel() else float(undone[:, -1].max())
+    if share <= _UNDONE:
+        return []
+    return [
+        f"{100 * share:.0f} % of the updates of the last pass left no positive variance and were undone "
+        f"(standardise inputs and targets, or give the noise scale in units of the targets)"
+    ]
 
 
 def check_model(model: Model) -> tuple[Any, ...]:

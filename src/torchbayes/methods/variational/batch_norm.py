@@ -24,13 +24,11 @@ from torchbayes.methods.checks import check_counts
 from torchbayes.methods.choices import Choice, Epochs
 from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.optimise.map import MAP
-from torchbayes.methods.protocol import History, Needs, Shelf, Visit
+from torchbayes.methods.protocol import Needs, Shelf, Visit
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers, Network
 from torchbayes.model.rows.batch import batch_size, rows_of
-from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.layers.batch_norm import BatchNormPosterior
-from torchbayes.posteriors.problems import not_finite
 
 
 @dataclass(frozen=True)
@@ -195,11 +193,6 @@ class MCBatchNorm(Defaults):
         statistics = {name: values[:, : state.collected].clone() for name, values in state.statistics.items()}
         about: dict[str, Any] = {"buffers_M": state.buffers or None, "statistics_known": True}
         return BatchNormPosterior(density.model, state.weights_MD.clone(), statistics, **about)
-
-    def problems(self, posterior: BatchNormPosterior, state: State, *, history: History, source: Source) -> list[str]:
-        """Return whether numbers are not finite."""
-        del state, history, source
-        return not_finite(posterior.tensors())
 
 
 def normed(network: Network) -> tuple[str, ...]:

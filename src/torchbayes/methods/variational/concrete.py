@@ -23,13 +23,12 @@ from torch import Tensor
 from torchbayes.checks import check_counts, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Value
+from torchbayes.health.descent import Descended
 from torchbayes.methods.checks import check_schedule, check_training
-from torchbayes.methods.choices import Choice, Epochs
-from torchbayes.methods.defaults import Defaults
-from torchbayes.methods.optimise.descent import Info, Trajectory, descend, epochs_of, start
-from torchbayes.methods.optimise.health import problems_of
+from torchbayes.methods.defaults import Defaults, OnMinibatches
+from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
-from torchbayes.methods.protocol import History, Needs, Shelf, Visit
+from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.dropout import check_dropout, rates
 from torchbayes.model.folded import Fold as Layer
@@ -38,7 +37,6 @@ from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.model.rows.batch import batch_size, rows_of
-from torchbayes.model.rows.sources import Source
 from torchbayes.native.process import differentiable
 from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.layers.dropout import DropoutPosterior
@@ -48,7 +46,7 @@ State = Trajectory
 
 
 @dataclass(frozen=True)
-class ConcreteDropout(Defaults):
+class ConcreteDropout(OnMinibatches, Defaults):
     """MC dropout that learns the rate of each dropout layer, from the layer's own rate on.
 
     For plain stacks of layers, nn.Sequential, whose nn.Dropout stands right beside linear layers, or nn.Dropout2d
@@ -74,20 +72,6 @@ class ConcreteDropout(Defaults):
         check_training(self)
         check_counts(**given(epochs=self.epochs))
         check_schedule(self.schedule)
-
-    @property
-    def needs(self) -> Needs:
-        """Minibatches, through a network in training mode."""
-        return Needs(batch_size=self.batch_size, network="train")
-
-    @property
-    def choices(self) -> tuple[Choice, ...]:
-        """How long to train."""
-        return (Epochs(self),)
-
-    def length(self, steps_per_epoch: int) -> int:
-        """Return the steps of a run."""
-        return epochs_of(self.epochs, steps_per_epoch) * steps_per_epoch
 
     def check(self, model: Model) -> None:
         """Check that there are rates to learn.
@@ -123,10 +107,6 @@ class ConcreteDropout(Defaults):
             both, buffers, seeds, optimizer=self.optimizer, epochs=self.epochs, steps_per_epoch=steps_per_epoch
         )
 
-    def visit(self, state: State) -> Visit | None:
-        """Return the next minibatch; None when the run is over."""
-        return Visit("minibatch", state.step) if state.step < state.total_steps else None
-
     def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
         """Take one optimiser step of weights and rates.
 
@@ -151,11 +131,10 @@ class ConcreteDropout(Defaults):
         found = DropoutPosterior(density.model, weights_MD, logits_ML.sigmoid(), buffers_M=state.buffers or None)
         return replace(found, statistics_known=True)
 
-    def problems(self, posterior: DropoutPosterior, state: State, *, history: History, source: Source) -> list[str]:
-        """Return the problems of the result on the training rows: see `torchbayes.methods.optimise.health`."""
-        del history
-        weights_only = replace(state, weights_MD=state.weights_MD[:, : posterior.model.layout.size])
-        return problems_of(posterior, weights_only, source, by_draws=True)
+    def ending(self, posterior: DropoutPosterior, state: State) -> Descended:
+        """Return the weights without the logits of rates."""
+        weights_MD = state.weights_MD[:, : posterior.model.layout.size]
+        return Descended(weights_MD=weights_MD, buffers=state.buffers, together=True)
 
 
 def learnable(model: Model) -> list[Layer]:

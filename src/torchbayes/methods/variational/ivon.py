@@ -41,27 +41,26 @@ from torch import Tensor
 from torchbayes.checks import check_flags, given, plain
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
+from torchbayes.health.descent import Descended
+from torchbayes.health.spread import as_the_prior
 from torchbayes.linalg import Diagonal
 from torchbayes.methods.checks import check_counts, check_plan, check_positive, check_schedule, check_share
 from torchbayes.methods.choices import Choice, PriorScale
-from torchbayes.methods.defaults import Defaults
+from torchbayes.methods.defaults import Defaults, OnMinibatches
 from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, due, first_unsound
 from torchbayes.methods.noise import Purpose, mix
-from torchbayes.methods.optimise.descent import clone, epochs_of, largest
-from torchbayes.methods.optimise.health import problems_of
-from torchbayes.methods.protocol import DivergedError, History, Needs, Onward, Shelf, Visit
+from torchbayes.methods.optimise.descent import clone, largest
+from torchbayes.methods.protocol import DivergedError, Needs, Onward, Shelf
 from torchbayes.methods.schedules import Cosine, Schedule, ramp
 from torchbayes.methods.variational.target import Target, narrowed, target_of
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.sources import Source
 from torchbayes.native import mean_field as passes
 from torchbayes.native.mean_field import Moments, Rates
 from torchbayes.posteriors.gaussian import Gaussian
 
 _STEPS = 10_000  # of a run at least, by default
 _TURNS = 3.0  # times that h is forgotten over a run, by default
-_UNLEARNED = 0.01  # nats: divergence of a weight from its prior, on average, below which nothing was learned of it
 _STALE = 0.5  # share of the initial h that is left
 
 
@@ -158,7 +157,7 @@ class Info:
 
 
 @dataclass(frozen=True)
-class IVON(Defaults):
+class IVON(OnMinibatches, Defaults):
     """Variational inference with independent Gaussians by natural gradients; with several members their mixture.
 
     Attributes:
@@ -189,6 +188,8 @@ class IVON(Defaults):
     schedule: Schedule = field(default_factory=Cosine)
     plan: BackendName | str = "auto"
 
+    usual_steps = _STEPS
+
     def __post_init__(self) -> None:
         plain(self)
         check_counts(members=self.members, batch_size=self.batch_size, draws=self.draws, **given(epochs=self.epochs))
@@ -214,10 +215,6 @@ class IVON(Defaults):
     def onward(self) -> Onward:
         """Its Gaussian is the prior of the next task."""
         return Onward(self, "prior")
-
-    def length(self, steps_per_epoch: int) -> int:
-        """Return the steps of a run, for an epoch of so many minibatches."""
-        return epochs_of(self.epochs, steps_per_epoch, steps=_STEPS) * steps_per_epoch
 
     def decay(self, total_steps: int) -> float:
         """Return β₂ in a run of so many steps."""
@@ -261,10 +258,6 @@ class IVON(Defaults):
             scale_MD: standard deviations; where one is 0 or wider than the method's own, that stays.
         """
         return replace(state, precision_MD=narrowed(density, state.precision_MD, scale_MD), warm=True)
-
-    def visit(self, state: State) -> Visit | None:
-        """Return the next minibatch; None when the run is over."""
-        return Visit("minibatch", state.step) if state.step < state.total_steps else None
 
     def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
         """Take one step.
@@ -312,21 +305,23 @@ class IVON(Defaults):
         variance_MD = 1 / (state.precision_MD * target_of(density, state.mean_MD).ess)
         return Gaussian(density.model, state.mean_MD.clone(), Diagonal(variance_MD), buffers_M=state.buffers or None)
 
-    def problems(self, posterior: Gaussian, state: State, *, history: History, source: Source) -> list[str]:
-        """Return the problems of the result on the training rows, and of the variances.
-
-        Those of `torchbayes.methods.optimise.health` and `torchbayes.methods.residuals`, at a draw of each member; a
-        posterior that is the prior, or whose variances are still those it began with.
-        """
-        why = "they are spread wider than the data bear (raise `hessian_init`, or train longer)"
-        found = problems_of(posterior, state, source, why=why, by_draws=True)
-        left = self.decay(state.total_steps) ** state.step
-        if left > _STALE:
-            found.append(
-                f"the variances are {left:.0%} what they began with, as a run of {state.step} steps is short for a "
-                f"`hessian_decay` of {self.decay(state.total_steps):g} (lower it, or train longer)"
-            )
-        return found or _unlearned(history, posterior.mean_MD.shape[-1])
+    def ending(self, posterior: Gaussian, state: State) -> Descended:
+        """Return the means; a posterior may be the prior, or its variances still those it began with."""
+        del posterior
+        decay = self.decay(state.total_steps)
+        left = decay**state.step
+        stale = (
+            f"the variances are {left:.0%} what they began with, as a run of {state.step} steps is short for a "
+            f"`hessian_decay` of {decay:g} (lower it, or train longer)"
+        )
+        return Descended(
+            weights_MD=state.mean_MD,
+            buffers=state.buffers,
+            why="they are spread wider than the data bear (raise `hessian_init`, or train longer)",
+            together=True,
+            said=[stale] if left > _STALE else [],
+            then=[as_the_prior],
+        )
 
 
 def _draw(method: IVON, state: State, target: Target) -> Tensor:
@@ -374,18 +369,3 @@ def _sound(unseen: tuple[Seen, ...], state: State, batch: Batch) -> tuple[Seen, 
             f"raise `hessian_init`, which makes the first draws narrower."
         )
     return ()
-
-
-def _unlearned(history: History, size: int) -> list[str]:
-    """Return the problem of members whose weights are as the prior has them."""
-    columns = history.columns()
-    if "kl" not in columns or not columns["kl"].numel():
-        return []
-    kl_M = columns["kl"][:, -1] / size
-    bad = (kl_M.abs() < _UNLEARNED).nonzero()[:, 0].tolist()
-    if not bad:
-        return []
-    return [
-        f"the posterior of member {bad[0]} is the prior: their divergence is {float(kl_M[bad[0]]):.2g} nats a weight, "
-        f"so nothing was learned (give a narrower prior, under which fewer weights are worth their noise, or more data)"
-    ]

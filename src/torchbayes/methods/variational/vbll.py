@@ -20,7 +20,7 @@ mean loss per observation, with the temperature T of the model, as for VI.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -30,14 +30,14 @@ from torch import Tensor
 from torchbayes.checks import check_choice, check_counts, check_positive, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Value
+from torchbayes.health.descent import Descended
 from torchbayes.methods.checks import check_schedule, check_training
 from torchbayes.methods.choices import WEIGHTS, Choice, Epochs, Lowered
-from torchbayes.methods.defaults import Defaults
+from torchbayes.methods.defaults import Defaults, OnMinibatches
 from torchbayes.methods.noise import normals
-from torchbayes.methods.optimise.descent import Info, Trajectory, descend, epochs_of, start
-from torchbayes.methods.optimise.health import problems_of
+from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
-from torchbayes.methods.protocol import History, Needs, Shelf, Visit
+from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.variational.last_layer import Covariance, LastLayer, Parts, last_layer, outputs_of
 from torchbayes.methods.variational.weighting import Weighting, check_weight, weight_at
@@ -45,7 +45,6 @@ from torchbayes.model.likelihoods.expected import Bound, check_expected, expecte
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import batch_size, rows_of
-from torchbayes.model.rows.sources import Source
 from torchbayes.native.process import differentiable
 from torchbayes.native.seeds import Purpose, seeded
 from torchbayes.posteriors.gaussian import Gaussian
@@ -54,7 +53,7 @@ State = Trajectory
 
 
 @dataclass(frozen=True)
-class VBLL(Defaults):
+class VBLL(OnMinibatches, Defaults):
     """Variational Bayesian last layer: points for the features, a normal distribution for the last layer.
 
     For networks that return what their last linear layer gives, an nn.Linear or any other that computes x Wᵀ + b or
@@ -100,19 +99,10 @@ class VBLL(Defaults):
         check_weight(self.kl_weight)
 
     @property
-    def needs(self) -> Needs:
-        """Minibatches, through a network in training mode."""
-        return Needs(batch_size=self.batch_size, network="train")
-
-    @property
     def choices(self) -> tuple[Choice, ...]:
         """How long to train, and then the weight of the divergence, by trial runs with a diagonal covariance."""
         weight = () if self.kl_weight is not None else (Lowered("kl_weight", WEIGHTS, {"covariance": "diagonal"}),)
         return (*((Epochs(self),) if self.epochs is None or not weight else ()), *weight)
-
-    def length(self, steps_per_epoch: int) -> int:
-        """Return the steps of a run, for an epoch of so many minibatches."""
-        return epochs_of(self.epochs, steps_per_epoch) * steps_per_epoch
 
     def check(self, model: Model) -> None:
         """Check that the last layer has a posterior in closed form.
@@ -158,10 +148,6 @@ class VBLL(Defaults):
             both, buffers, seeds, optimizer=self.optimizer, epochs=self.epochs, steps_per_epoch=steps_per_epoch
         )
 
-    def visit(self, state: State) -> Visit | None:
-        """Return the next minibatch; None when the run is over."""
-        return Visit("minibatch", state.step) if state.step < state.total_steps else None
-
     def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
         """Take one optimiser step of weights and covariances.
 
@@ -189,12 +175,11 @@ class VBLL(Defaults):
         about: Any = {"buffers_M": state.buffers or None, "statistics_known": True, "linear": True}
         return Gaussian(model, mean_MD.clone(), covariance, **about)
 
-    def problems(self, posterior: Gaussian, state: State, *, history: History, source: Source) -> list[str]:
-        """Return the problems of the result on the training rows: see `torchbayes.methods.optimise.health`."""
-        del history
-        weights_only = replace(state, weights_MD=state.weights_MD[:, : posterior.model.layout.size])
+    def ending(self, posterior: Gaussian, state: State) -> Descended:
+        """Return the weights without those of the covariance."""
+        weights_MD = state.weights_MD[:, : posterior.model.layout.size]
         why = "they are spread wider than the data bear (lower `kl_weight`, or train longer)"
-        return problems_of(posterior, weights_only, source, why=why, by_draws=True)
+        return Descended(weights_MD=weights_MD, buffers=state.buffers, why=why, together=True)
 
 
 @dataclass(frozen=True)

@@ -37,16 +37,17 @@ from torchbayes.checks import check_choice, check_counts, check_flags, check_not
 from torchbayes.density.density import LogDensity
 from torchbayes.density.layers.uses import has_layers
 from torchbayes.density.plans import BackendName
+from torchbayes.health.descent import Descended
+from torchbayes.health.ending import Check
+from torchbayes.health.spread import unmoved
 from torchbayes.methods.checks import check_schedule, check_training
 from torchbayes.methods.choices import WEIGHTS, Choice, Lowered
-from torchbayes.methods.defaults import Defaults
+from torchbayes.methods.defaults import Defaults, OnMinibatches
 from torchbayes.methods.noise import normals
-from torchbayes.methods.optimise.descent import Trajectory, clone, epochs_of, looked_at, start
-from torchbayes.methods.optimise.health import problems_of
+from torchbayes.methods.optimise.descent import Trajectory, clone, looked_at, start
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
-from torchbayes.methods.protocol import History, Needs, Onward, Shelf, Visit
-from torchbayes.methods.schedules import Cosine, Schedule
-from torchbayes.methods.spread import unmoved
+from torchbayes.methods.protocol import Needs, Onward, Shelf
+from torchbayes.methods.schedules import Cosine, Schedule, epochs_of
 from torchbayes.methods.variational import mean_field
 from torchbayes.methods.variational.families import DenseFamily, DiagonalFamily, Family, LowRankFamily, RadialFamily
 from torchbayes.methods.variational.objective import USUAL_STEPS, Drawing, Info, differentiate
@@ -54,7 +55,6 @@ from torchbayes.methods.variational.weighting import Weighting, check_weight, we
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.sources import Source
 from torchbayes.native.seeds import Purpose
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.layers.radial import RadialPosterior
@@ -81,13 +81,18 @@ class State:
         return self.descent.step
 
     @property
+    def total_steps(self) -> int:
+        """Length of the run."""
+        return self.descent.total_steps
+
+    @property
     def trajectory(self) -> Trajectory:
         """The descent of the means."""
         return replace(self.descent, weights_MD=self.descent.weights_MD[:, : self.size])
 
 
 @dataclass(frozen=True)
-class VI(Defaults):
+class VI(OnMinibatches, Defaults):
     """Variational inference with normal distributions; with structure="diagonal" mean field, or Bayes by backprop.
 
     Attributes:
@@ -131,6 +136,8 @@ class VI(Defaults):
     relative_scale: float | None = None
     kl_weight: float | Weighting | None = None
     plan: BackendName | str = "auto"
+
+    usual_steps = USUAL_STEPS
 
     def __post_init__(self) -> None:
         check_training(self)
@@ -176,10 +183,6 @@ class VI(Defaults):
         """Check that the divergence from the prior is finite: under a normal posterior its mean is, of any prior."""
         if self.structure == "radial":
             super().check(model)
-
-    def length(self, steps_per_epoch: int) -> int:
-        """Return the steps of a run, for an epoch of so many minibatches."""
-        return epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS) * steps_per_epoch
 
     def family(self, layout: Layout) -> Family:
         """Return the family of distributions over the weights of a layout."""
@@ -229,11 +232,6 @@ class VI(Defaults):
         parameters_MP = _begun(self, density, mean_MD, scale_MD, seeds=now.seeds)
         return replace(state, descent=replace(now, weights_MD=parameters_MP))
 
-    def visit(self, state: State) -> Visit | None:
-        """Return the next minibatch; None when the run is over."""
-        now = state.descent
-        return Visit("minibatch", now.step) if now.step < now.total_steps else None
-
     def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
         """Take one optimiser step.
 
@@ -277,18 +275,20 @@ class VI(Defaults):
             return RadialPosterior(model, mean_MD, parameters_MP[:, state.size :].exp(), buffers_M=buffers)
         return Gaussian(model, mean_MD, self.family(model.layout).covariance(parameters_MP), buffers_M=buffers)
 
-    def problems(self, posterior: Any, state: State, *, history: History, source: Source) -> list[str]:
-        """Return the problems of the result on the training rows, and of scales that have not moved.
-
-        Those of `torchbayes.methods.optimise.health`, `residuals` and `spread`.
-        """
-        del history
-        why = "they are spread wider than the data bear (lower `kl_weight`, or train longer)"
-        found = problems_of(posterior, state, source, why=why, by_draws=True)
-        if found or self.relative_scale is not None:
-            return found
-        variance_MD = self.family(posterior.model.layout).variance(state.descent.weights_MD)
-        return unmoved(variance_MD.sqrt(), self.initial_scale)
+    def ending(self, posterior: Any, state: State) -> Descended:
+        """Return the means; standard deviations may be still those it began with."""
+        then: list[Check] = []
+        if self.relative_scale is None:
+            scale_MD = self.family(posterior.model.layout).variance(state.descent.weights_MD).sqrt()
+            then.append(lambda _: unmoved(scale_MD, self.initial_scale))
+        return Descended(
+            weights_MD=state.descent.weights_MD[:, : state.size],
+            buffers=state.descent.buffers,
+            averaged=True,
+            why="they are spread wider than the data bear (lower `kl_weight`, or train longer)",
+            together=True,
+            then=then,
+        )
 
 
 def _draws(method: VI) -> int:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.posteriors.functions import check_weights
+from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior, normals, readable
 
 _EULER = 0.5772156649015329
@@ -55,6 +56,11 @@ class RadialPosterior(Posterior):
     def members(self) -> int:
         """M."""
         return len(self.mean_MD)
+
+    @property
+    def centre(self) -> Point:
+        """The means."""
+        return Point(self.model, self.mean_MD, buffers_M=self.buffers_M, calibration=self.calibration)
 
     @property
     def default_draws(self) -> int:

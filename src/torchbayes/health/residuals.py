@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from torchbayes.health.ending import Case
 from torchbayes.model.likelihoods import Gaussian, HeteroscedasticGaussian
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.posterior import Posterior
@@ -15,6 +16,11 @@ _FAR = 30.0  # noise standard deviations; a network that is merely trained too l
 _LARGE, _SMALL = 100.0, 0.01  # targets of this root mean square, or standard deviation, are on a scale of their own
 _WIDE = 3.0  # times the standard deviation of the targets: even a constant then loses 0.65 nats a target
 _NOTHING = 0.95  # of the standard deviation of the targets; what residuals are where a network explains nothing of them
+
+
+def explained(case: Case) -> list[str]:
+    """Return what `unexplained` does, of a result."""
+    return unexplained(case.posterior, case.source)
 
 
 def unexplained(posterior: Posterior, source: Source) -> list[str]:

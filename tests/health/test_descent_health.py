@@ -17,21 +17,20 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torchbayes as tb
 from torchbayes.curvature.tangent import Tangent
-from torchbayes.linalg import Diagonal
-from torchbayes.methods.constant import constant_log_likelihood
-from torchbayes.methods.optimise.averaging import averaging_start, is_snapshot, planned_snapshots
-from torchbayes.methods.optimise.descent import epochs_of
-from torchbayes.methods.optimise.descent import start as start_at
-from torchbayes.methods.optimise.health import (
+from torchbayes.health.constant import constant_log_likelihood
+from torchbayes.health.descent import (
+    Descended,
     _distances,
     _exploded,
     _unscaled,
     log_likelihoods,
-    problems_of,
 )
-from torchbayes.methods.optimise.interpolation import _kernel, _of_mean, linearised, noise_problems, noise_variance
-from torchbayes.methods.optimise.moments import Moments
-from torchbayes.methods.optimise.swag import State
+from torchbayes.health.ending import Case, NoHistory
+from torchbayes.health.noise import _kernel, _of_mean, linearised, noise_problems, noise_variance
+from torchbayes.linalg import Diagonal
+from torchbayes.methods.optimise.averaging import averaging_start, is_snapshot, planned_snapshots
+from torchbayes.methods.optimise.descent import epochs_of
+from torchbayes.methods.optimise.descent import start as start_at
 from torchbayes.model.rows.batch import Batch
 from torchbayes.model.rows.sources import as_source, evenly_spaced
 from torchbayes.posteriors.problems import not_finite
@@ -197,7 +196,8 @@ def _averaged(mean_MD: Tensor, variance_MD: Tensor, last_MD: Tensor, model: tb.M
     source = as_source(model, data, 16)
     end = start_at(last_MD, {}, range(len(last_MD)), optimizer=tb.SGD(), epochs=1, steps_per_epoch=1)
     posterior = tb.Gaussian(model, mean_MD, Diagonal(variance_MD))
-    return problems_of(posterior, State(end, Moments.empty(last_MD, 0)), source)
+    ending = Descended(weights_MD=end.weights_MD, buffers={}, averaged=True)
+    return ending.problems(Case(posterior, source, NoHistory()))
 
 
 def test_a_sound_average_has_no_problem() -> None:
@@ -317,8 +317,8 @@ def test_a_check_that_fails_costs_neither_the_fit_nor_its_result(
     def fail(*_: Any, **__: Any) -> Any:
         raise KeyError("what nobody thought of")
 
-    monkeypatch.setattr("torchbayes.methods.optimise.health.log_likelihoods", fail)
-    monkeypatch.setattr("torchbayes.methods.mcmc.health.problems", fail)
+    monkeypatch.setattr("torchbayes.health.descent.log_likelihoods", fail)
+    monkeypatch.setattr("torchbayes.health.chains.problems", fail)
     with pytest.warns(UserWarning, match=r"could not be checked \(KeyError: 'what nobody thought of'\)"):
         found = tb.fit(linear(), table(), method, callbacks=(), directory=tmp_path)
     assert found.problems == ()
@@ -328,7 +328,7 @@ def test_a_check_that_fails_costs_neither_the_fit_nor_its_result(
 
 def test_a_check_that_fails_is_an_error_where_warnings_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the tests of the library see faults of its checks."""
-    monkeypatch.setattr("torchbayes.methods.optimise.health.log_likelihoods", lambda *_: 1 / 0)
+    monkeypatch.setattr("torchbayes.health.descent.log_likelihoods", lambda *_: 1 / 0)
     with pytest.raises(UserWarning, match="ZeroDivisionError"):
         tb.fit(linear(), table(), tb.MAP(epochs=2), callbacks=())
 
@@ -345,11 +345,12 @@ def test_learned_noise_of_batches_that_cannot_be_put_together_is_not_looked_at()
     model = tb.Model(Mean(), tb.likelihoods.Gaussian("learned"))
     batches = [(normal(20, steps, FEATURES, seed=steps), normal(20, 1, seed=-steps % 99)) for steps in (5, 7)]
     point = tb.Point(model, model.given_weights()[None])
-    assert noise_problems(point, as_source(tb.Model(Mean(), model.likelihood), batches, 20)) == []
+    assert noise_problems(point, point.weights_MD, as_source(tb.Model(Mean(), model.likelihood), batches, 20)) == []
     source = as_source(linear("learned"), table(8), 8)
     monkey: Any = source
     monkey.rows = lambda: (_ for _ in ()).throw(RuntimeError("sizes of tensors must match"))
-    assert noise_problems(tb.Point(linear("learned"), linear("learned").given_weights()[None]), monkey) == []
+    given_MD = linear("learned").given_weights()[None]
+    assert noise_problems(tb.Point(linear("learned"), given_MD), given_MD, monkey) == []
 
 
 @pytest.mark.parametrize("likelihood", ["learned", 0.01, "of each row"])
@@ -409,8 +410,8 @@ def test_a_problem_is_said_at_once() -> None:
 def test_exploded_weights_are_a_problem() -> None:
     model, data = linear(1e4), table()
     end = torch.tensor([[1e3, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]]).double()
-    state = start_at(end, {}, [0, 1], optimizer=tb.SGD(), epochs=1, steps_per_epoch=1)
-    (said,) = problems_of(tb.Point(model, end, statistics_known=True), state, as_source(model, data, 16))
+    case = Case(tb.Point(model, end, statistics_known=True), as_source(model, data, 16), NoHistory())
+    (said,) = Descended(weights_MD=end, buffers={}).problems(case)
     assert "weights of member 0 have exploded: they are 500 prior standard deviations" in said  # 1000/√4
 
 
@@ -424,7 +425,7 @@ def test_weights_are_measured_from_the_mean_of_the_prior(monkeypatch: pytest.Mon
     assert "member 1 have exploded: they are 100 prior standard deviations from the prior's" in str(
         _exploded(model, weights_MD)
     )
-    monkeypatch.setattr("torchbayes.methods.optimise.health._BLOCK", 2)
+    monkeypatch.setattr("torchbayes.health.descent._BLOCK", 2)
     torch.testing.assert_close(_distances(model.prior, weights_MD), expected)
     joint = linear(prior=tb.as_prior(tb.Gaussian(model, weights_MD[:1], Diagonal(torch.full((1, 4), 1e-6).double()))))
     torch.testing.assert_close(_distances(joint.prior, weights_MD[:1] + 0.003), torch.tensor([3.0]).double())
@@ -604,7 +605,7 @@ def test_noise_that_has_not_come_down_is_a_problem() -> None:
     source = as_source(model, (inputs[:9], targets[:9]), 9)
     for scale, said in ((0.5, []), (5.0, ["still on its way down"])):
         weights_D = torch.cat([BEST, torch.tensor([scale]).double().log()])
-        found = noise_problems(tb.Point(model, weights_D[None]), source)
+        found = noise_problems(tb.Point(model, weights_D[None]), weights_D[None], source)
         assert [word for word in said if word in found[0]] == said
         assert len(found) == len(said)
 
@@ -625,7 +626,7 @@ def at(scale: float, rows: int = 200) -> tuple[tb.Model, tb.Point, Any]:
 def test_noise_forty_percent_above_all_residuals_is_a_problem_where_rows_suffice(scale: float, rows: int, said: bool):
     model, point, source = at(scale, rows)
     del model
-    found = noise_problems(point, source)
+    found = noise_problems(point, point.weights_MD, source)
     assert len(found) == said
     assert not said or f"noise scale of member 0 is {0.5 * scale:.3g}" in found[0]
 
@@ -645,7 +646,7 @@ def test_a_mean_that_noise_has_replaced_is_a_problem(kind: str, share: float, sa
         model = tb.Model(nn.Linear(FEATURES, 2).double(), tb.likelihoods.HeteroscedasticGaussian())
         raw = (noise.square().exp() - 1).log().view(1)  # softplus of it is the variance
         weights_D = torch.cat([weight, 0 * weight, bias, raw])
-    found = noise_problems(tb.Point(model, weights_D[None]), as_source(model, (inputs, targets), 50))
+    found = noise_problems(tb.Point(model, weights_D[None]), weights_D[None], as_source(model, (inputs, targets), 50))
     assert len(found) == said
     assert not said or ("the noise explains what the mean could" if kind == "each" else "learned noise") in found[0]
 
@@ -683,7 +684,7 @@ def test_noise_that_is_fixed_or_cannot_collapse_is_not_looked_at() -> None:
     for model in (linear(0.5), linear("learned")):  # few weights, many rows
         weights_D = torch.cat([BEST, torch.full((1,), -9.0).double()])
         point = tb.Point(model, weights_D[None, : model.layout.size])
-        assert noise_problems(point, as_source(model, data, 16)) == []
+        assert noise_problems(point, point.weights_MD, as_source(model, data, 16)) == []
 
 
 @ignored  # on 100 rows the learned noise is a problem, and said to be

@@ -13,12 +13,12 @@ from tests.laws.cases import normal
 from torch import Tensor, nn
 
 import torchbayes as tb
+from torchbayes.health.constant import best_constant, learned_nothing
+from torchbayes.health.descent import Descended
+from torchbayes.health.ending import Case, NoHistory
+from torchbayes.health.noise import noise_problems
+from torchbayes.health.spread import unmoved
 from torchbayes.linalg import Diagonal
-from torchbayes.methods.constant import best_constant, learned_nothing
-from torchbayes.methods.optimise.descent import start as start_at
-from torchbayes.methods.optimise.health import problems_of
-from torchbayes.methods.optimise.interpolation import noise_problems
-from torchbayes.methods.spread import unmoved
 from torchbayes.model.rows.batch import Batch
 from torchbayes.model.rows.sources import as_source
 
@@ -154,15 +154,16 @@ def test_draws_are_judged_together_and_not_by_the_mean_network() -> None:
     labels = (normal(ROWS, seed=2) > 0).long()
     model = tb.Model(nn.Linear(1, 2).double(), tb.likelihoods.Categorical())
     mean_MD = torch.tensor([[0.0, 0.0, 4.0, -4.0]]).double()
-    state = start_at(mean_MD, {}, [0], optimizer=tb.SGD(), epochs=1, steps_per_epoch=1)
+    together, alone = (Descended(weights_MD=mean_MD, buffers={}, together=each) for each in (True, False))
     source = as_source(model, (inputs, labels), 64)
     for variance, said in ((1e-12, "than under a constant"), (60.0, "no better than a constant"), (1000.0, "")):
         variance_MD = torch.tensor([[1e-12, 1e-12, variance, variance]]).double()
         posterior = tb.Gaussian(model, mean_MD, Diagonal(variance_MD))
-        found = problems_of(posterior, state, source, by_draws=True)
+        case = Case(posterior, source, NoHistory())
+        found = together.problems(case)
         assert len(found) == bool(said)
         assert said in " ".join(found)
-        assert "than under a constant" in problems_of(posterior, state, source)[0]
+        assert "than under a constant" in alone.problems(case)[0]
 
 
 # --- standard deviations that have not moved
@@ -204,7 +205,7 @@ def test_learned_noise_of_many_rows_is_found_too_large() -> None:
     source = as_source(model, (inputs, targets), 64)
     for scale, count in ((0.1, 0), (0.2, 0), (0.4, 1), (0.001, 0)):
         weights_D = torch.tensor([1.0, 0.0, 0.0, 0.0, math.log(scale)]).double()
-        found = noise_problems(tb.Point(model, weights_D[None]), source)
+        found = noise_problems(tb.Point(model, weights_D[None]), weights_D[None], source)
         assert len(found) == count
         if found:
             assert (

@@ -57,7 +57,7 @@ def test_the_size_of_residuals_is_that_by_hand() -> None:
     nn.init.zeros_(network.bias)
     model = tb.Model(network, tb.likelihoods.Gaussian(0.5))
     inputs, targets = rows(1000.0)
-    from torchbayes.methods.residuals import unexplained
+    from torchbayes.health.residuals import unexplained
     from torchbayes.model.rows.sources import as_source
 
     found = unexplained(tb.Point(model, torch.zeros(1, 5)), as_source(model, (inputs, targets), 64))
@@ -67,7 +67,7 @@ def test_the_size_of_residuals_is_that_by_hand() -> None:
 
 
 def test_a_noise_far_wider_than_targets_is_said_with_a_remedy() -> None:
-    from torchbayes.methods.residuals import unexplained
+    from torchbayes.health.residuals import unexplained
     from torchbayes.model.rows.sources import as_source
 
     inputs, targets = rows(0.02)

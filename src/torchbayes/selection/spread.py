@@ -1,4 +1,4 @@
-r"""Standard deviations: those that a start bears, and whether those that a fit was to find are still its first ones.
+r"""Standard deviations that a start bears.
 
 At trained weights the likelihood bears a spread that depends on how sharp the mode is, weight by weight:
 
@@ -10,7 +10,6 @@ them, as F ≈ E b g² where ∇ℓ is near 0.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -21,9 +20,6 @@ from torchbayes.methods.flat.parts import split
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.sources import Source
 
-_FACTOR = 1.25
-_SHARE = 0.9  # of the weights
-_FEW = 20  # weights, of which so many may be right by chance
 _PARTS = 64  # of a batch, whose gradients are squared: of two rows each where it has 128
 
 
@@ -49,25 +45,3 @@ def borne(density: LogDensity, source: Source, begin: tuple[Tensor, Buffers], *,
             total_MD.add_(gradient_MD.to(total_MD.dtype).square(), alpha=(piece.share * batch.size) ** 2 / rows)
     ess = density.num_data * density.model.scales(density.num_data, density.num_data).likelihood
     return (total_MD * ess).rsqrt()
-
-
-def unmoved(scale_MD: Tensor, initial: float) -> list[str]:
-    """Return a problem, as one clause, where nine weights in ten have the standard deviation that a fit began with.
-
-    To within a factor of 1.25: the spread is then what `initial_scale` says, and not what the data do.
-
-    Args:
-        scale_MD: standard deviations that were found.
-        initial: that of every weight at first.
-    """
-    if scale_MD.shape[1] < _FEW:
-        return []
-    near_M = ((scale_MD.log() - math.log(initial)).abs() < math.log(_FACTOR)).double().mean(1)
-    bad = (near_M > _SHARE).nonzero()[:, 0].tolist()
-    if not bad:
-        return []
-    return [
-        f"{float(near_M[bad[0]]):.0%} of the weights of member {bad[0]} still have about the standard deviation "
-        f"{initial:g} that they began with, so that the spread is that of `initial_scale` and not of the data (train "
-        f"longer, or raise the learning rate)"
-    ]

@@ -18,12 +18,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.methods.change import SAME, changes
-from torchbayes.methods.constant import constant_log_likelihood, num_targets
-from torchbayes.methods.optimise.health import log_likelihoods
+from torchbayes.health.change import SAME, changes
+from torchbayes.health.constant import constant_log_likelihood, num_targets
+from torchbayes.health.descent import log_likelihoods
+from torchbayes.health.ending import Case
 from torchbayes.model.rows.batch import Batch
 from torchbayes.model.rows.sources import Source
-from torchbayes.posteriors.curves.curve import CurvePosterior
 from torchbayes.posteriors.curves.simplex import SimplexPosterior, barycentric, in_complex, spread_evenly
 from torchbayes.posteriors.curves.volumes import altitudes, grams
 from torchbayes.posteriors.point import Point
@@ -53,9 +53,9 @@ class _Fall(NamedTuple):
     seen_TM: Tensor
 
 
-def same_ends(posterior: CurvePosterior) -> list[str]:
+def same_ends(case: Case) -> list[str]:
     """Return the problem of curves that lead nowhere, as one clause: their ends are one network."""
-    pairs = _alike(posterior.points_MPD[:, [0, -1]])
+    pairs = _alike(case.posterior.points_MPD[:, [0, -1]])
     if not pairs:
         return []
     return [
@@ -64,9 +64,9 @@ def same_ends(posterior: CurvePosterior) -> list[str]:
     ]
 
 
-def same_modes(posterior: SimplexPosterior) -> list[str]:
+def same_modes(case: Case) -> list[str]:
     """Return the problem of simplexes that connect nothing, as one clause: two modes are one network."""
-    pairs = _alike(posterior.vertices_MPD[:, : posterior.modes])
+    pairs = _alike(case.posterior.vertices_MPD[:, : case.posterior.modes])
     if not pairs:
         return []
     m, first, second = pairs[0]
@@ -93,6 +93,12 @@ def collapsed(posterior: SimplexPosterior) -> list[str]:
     ]
 
 
+def inside(case: Case) -> list[str]:
+    """Return the problems of the networks that simplexes hold, one clause each."""
+    posterior, source = case.posterior, case.source
+    return [*(collapsed(posterior) or one_function(posterior, source)), *worse_inside(posterior, source)]
+
+
 def one_function(posterior: SimplexPosterior, source: Source) -> list[str]:
     """Return the problem of simplexes whose volume lies in weights that do not matter, as one clause.
 
@@ -116,13 +122,9 @@ def one_function(posterior: SimplexPosterior, source: Source) -> list[str]:
     ]
 
 
-def barriers(posterior: CurvePosterior, source: Source) -> list[str]:
-    """Return the problem of curves with a barrier along them, as one clause.
-
-    Args:
-        posterior: the curves, with training inputs for recalibration, if the network needs them.
-        source: the training data.
-    """
+def barriers(case: Case) -> list[str]:
+    """Return the problem of curves with a barrier along them, as one clause."""
+    posterior, source = case.posterior, case.source
     batches = source.some(_ROWS)
     t_T = torch.linspace(0, 1, _POSITIONS, dtype=torch.float64)
     points = posterior.calibrated(lambda: (batch.inputs for batch in batches)).at(t_T)

@@ -1,27 +1,26 @@
-"""Checks of networks kept along one run: whether they are different functions."""
+"""Whether networks that a result keeps are different: functions along one run, or points that see each other."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torchbayes.methods.change import SAME, changes
-from torchbayes.model.rows.sources import Source
-from torchbayes.posteriors.draws import Draws
+import torch
+
+from torchbayes.health.change import SAME, changes
+from torchbayes.health.ending import Case
 from torchbayes.posteriors.point import Point
 
 _ROWS = 512
+_SAME = 1e-4  # of the size of the particles: those that are no farther from each other are one
 
 
-def alike(posterior: Draws, source: Source) -> list[str]:
+def alike(case: Case) -> list[str]:
     """Return the problem of an ensemble that is one network, as one clause.
 
     The outputs of the first and the last network kept of each member are compared on about 512 training rows: their
     root mean square difference with the standard deviation of the outputs over the rows.
-
-    Args:
-        posterior: the networks, with training inputs for recalibration, if they need them.
-        source: the training data.
     """
+    posterior, source = case.posterior, case.source
     if posterior.weights_MSD.shape[1] < 2:
         return []
     about: dict[str, Any] = {"buffers_M": posterior.buffers_M, "statistics_known": posterior.statistics_known}
@@ -34,4 +33,20 @@ def alike(posterior: Draws, source: Source) -> list[str]:
         f"the networks kept of member {same[0]} are one function: from the first to the last of them the outputs "
         f"change by {float(share_M[same[0]]):.1g} standard deviations, so that their average is a single network "
         f"(raise the learning rate of the cycles, or make these longer)"
+    ]
+
+
+def one_point(case: Case) -> list[str]:
+    """Return a problem where several particles are one point, as one clause."""
+    weights_MD = case.posterior.weights_MD.double()
+    if len(weights_MD) < 2:
+        return []
+    farthest = float(torch.cdist(weights_MD, weights_MD).max())
+    size = float(torch.linalg.vector_norm(weights_MD[0]))
+    if farthest > _SAME * size:
+        return []
+    return [
+        f"all {len(weights_MD)} particles are at the same point, no farther than {farthest:.2g} from each other at a "
+        f"norm of {size:.3g}, so that they are one network and not a posterior (the force between them is too weak: "
+        f"leave `bandwidth` to the median, or set `annealing`)"
     ]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.driver.log import History
-from torchbayes.methods.mcmc.health import momentum_ebfmi, problems, problems_of
+from torchbayes.health.chains import momentum_ebfmi, problems, problems_of
 from torchbayes.posteriors.locks import FileWarning
 
 CHAINS, ITERATIONS = 4, 200
@@ -148,7 +148,7 @@ def test_weights_that_stand_still_or_are_not_finite():
 
 
 def test_draws_are_read_in_blocks(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("torchbayes.methods.mcmc.health._BLOCK", 30)
+    monkeypatch.setattr("torchbayes.health.chains._BLOCK", 30)
     last = draws(50)
     last[0] = last[0, 0]
     last[0, 49, 2] += 1e-9

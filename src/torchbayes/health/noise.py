@@ -39,10 +39,6 @@ from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import correlated
 from torchbayes.model.rows.batch import Batch, concatenate
 from torchbayes.model.rows.sources import Source
-from torchbayes.posteriors.gaussian import Gaussian
-from torchbayes.posteriors.layers.dropout import DropoutPosterior
-from torchbayes.posteriors.layers.radial import RadialPosterior
-from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
 
 _RATIO = 3.0  # on tables, scales below a third of the residuals cost more than 2 nats a row on held-out data
@@ -56,7 +52,7 @@ _DRAWS = 8
 _SHARE, _DEVIATIONS = 0.5, 4.0  # of the residuals' variance, and how far from chance
 
 
-def noise_problems(posterior: Point | Gaussian | DropoutPosterior | RadialPosterior, source: Source) -> list[str]:
+def noise_problems(posterior: Posterior, weights_MD: Tensor, source: Source) -> list[str]:
     """Return a problem, as one clause, if the learned noise of member 0 is not that of new rows.
 
     Members do not differ in this respect, so one is checked. That it is too small is said only of small data, of at
@@ -64,7 +60,8 @@ def noise_problems(posterior: Point | Gaussian | DropoutPosterior | RadialPoster
     they should be.
 
     Args:
-        posterior: a point, a Gaussian or radial law, or a network with dropout, which is judged with all units.
+        posterior: the result; a network with dropout is judged with all units.
+        weights_MD: around which it lies.
         source: the training data.
     """
     model, likelihood = posterior.model, posterior.model.likelihood
@@ -78,12 +75,11 @@ def noise_problems(posterior: Point | Gaussian | DropoutPosterior | RadialPoster
     if rows is None:
         return []
     buffers = {n: b[0] for n, b in (posterior.buffers_M or {}).items()} or None
-    mean_MD = posterior.mean_MD if isinstance(posterior, Gaussian | RadialPosterior) else posterior.weights_MD
-    linear = linearised(model, mean_MD[0], rows, buffers=buffers) if one else None
-    if linear and (found := _of_one(linear, model, mean_MD[0], _residuals(posterior, rows), all_=all_)):
+    linear = linearised(model, weights_MD[0], rows, buffers=buffers) if one else None
+    if linear and (found := _of_one(linear, model, weights_MD[0], _residuals(posterior, rows), all_=all_)):
         return found
     with torch.no_grad():
-        outputs_NL = model.network(model.split(mean_MD[0])[0], rows.inputs, buffers)
+        outputs_NL = model.network(model.split(weights_MD[0])[0], rows.inputs, buffers)
     residuals_NK = _apart(rows, outputs_NL)
     return _of_mean(rows.inputs, residuals_NK, instead="" if one else " or likelihoods.Gaussian('learned')")
 
@@ -147,7 +143,7 @@ def noise_variance(model: Model, weights_D: Tensor) -> Tensor:
 
 def _residuals(posterior: Posterior, rows: Batch) -> Tensor:
     """Return y − m of the first member on the rows, the root mean square over draws, float64 (N, K)."""
-    drawn = posterior.functions(posterior.members * (1 if isinstance(posterior, Point) else _DRAWS))
+    drawn = posterior.functions(posterior.members * (1 if posterior.centre is posterior else _DRAWS))
     outputs_SNK = drawn(rows.inputs, chunk_size=rows.size)[:: posterior.members].double()
     return torch.stack([_apart(rows, outputs_NK) for outputs_NK in outputs_SNK]).square().mean(0).sqrt()
 

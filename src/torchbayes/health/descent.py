@@ -12,33 +12,31 @@ A trajectory is worthless where ℓ < c − 1. An average is broken where it los
 half of what ℓ gains over a constant: draws of an exact posterior lie γ/2 ≤ n/2 nats below the mode, at most half a nat
 a target, as the data determine γ ≤ n directions (MacKay 1992). Draws are broken only where t has lost as much, or a
 nat: where noise is learned, single overconfident draws may be far off although their average is not. Where t does not
-exceed c, nothing was learned of how targets depend on inputs (`torchbayes.methods.constant`).
+exceed c, nothing was learned of how targets depend on inputs (`torchbayes.health.constant`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
-from torchbayes.methods.constant import best_constant, learned_nothing, num_targets, outputs_of
-from torchbayes.methods.optimise.interpolation import noise_problems
-from torchbayes.methods.residuals import unexplained
+from torchbayes.health.constant import best_constant, learned_nothing, num_targets, outputs_of
+from torchbayes.health.ending import Case, Ending
+from torchbayes.health.noise import noise_problems
+from torchbayes.health.residuals import unexplained
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import BoundPrior
 from torchbayes.model.rows.batch import Batch
-from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.functions import Functions
-from torchbayes.posteriors.gaussian import Gaussian
-from torchbayes.posteriors.layers.dropout import DropoutPosterior
-from torchbayes.posteriors.layers.radial import RadialPosterior
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import not_finite
@@ -51,76 +49,56 @@ _MOVED = "these still moved too far (lower `averaging_lr`, or train longer befor
 _BLOCK = 1 << 16  # weights at a time: float64 copies of all of them would be the peak of a small fit
 
 
-class End(Protocol):
-    """Where a trajectory ended."""
+@dataclass(frozen=True, kw_only=True)
+class Descended(Ending):
+    """A run of gradient descent.
 
-    @property
-    def weights_MD(self) -> Tensor:
-        """The weights of the members."""
-        ...
-
-    @property
-    def buffers(self) -> Buffers:
-        """The buffers of the network of each member."""
-        ...
-
-
-class Descending(Protocol):
-    """The state of a gradient descent method."""
-
-    @property
-    def trajectory(self) -> End:
-        """The running weights."""
-        ...
-
-
-def problems_of(
-    posterior: Point | Gaussian | DropoutPosterior | RadialPosterior,
-    state: Descending,
-    source: Source,
-    *,
-    why: str = _MOVED,
-    by_draws: bool = False,
-    noise: bool = True,
-) -> list[str]:
-    """Return the problems of the result of a descent, as clauses.
-
-    They do not depend on whether the run was interrupted, or which processes shared it.
-
-    Args:
-        posterior: the result.
-        state: the method's last state, of all members.
-        source: the training data.
+    Attributes:
+        weights_MD: where the trajectory of each member ended.
+        buffers: the network's buffers there.
+        result: what is judged; None for the posterior itself.
+        averaged: whether the result is an average over a trajectory, or lies around one, rather than its end.
         why: why draws, or an average, may be worse than the end of a trajectory, with what to do.
-        by_draws: whether the result is judged by its draws together, so that it is no problem if the end of the
+        together: whether the result is judged by its draws together, so that it is no problem if the end of the
             trajectory alone is far worse.
         noise: whether a learned noise is compared with the residuals of rows left out, as that of a mode must be.
     """
-    found = not_finite(posterior.tensors())
-    if found:
-        return found
-    batches = source.some(_ROWS)
-    posterior = posterior.calibrated(lambda: (batch.inputs for batch in batches))
-    end = state.trajectory
-    averaged = end is not state
-    about = {"buffers_M": end.buffers or None, "calibration": posterior.calibration, "statistics_known": not averaged}
-    last = Point(posterior.model, end.weights_MD, **about)
-    seen_MB = log_likelihoods(last, batches)[0]
-    if not seen_MB.any() and not _counts(last, batches):
-        return [
-            "none of the training rows that were looked at counts: all are ignored, or have weight 0, so that the "
-            "prior alone was fitted (look at the targets and their weights)"
-        ]
-    model, weights_D, count = last.model, end.weights_MD[0], num_targets(last.model, batches)
-    last_M, best = seen_MB.sum(-1) / count, best_constant(model, batches, weights_D)
-    constant = -math.inf if best is None else best.value
-    seen = cache(lambda: log_likelihoods(posterior, batches, draws=1 if isinstance(posterior, Point) else _DRAWS))
-    found += _worthless(last_M.maximum(_together(seen(), count)) if by_draws else last_M, constant)
-    found += _exploded(model, end.weights_MD) + _unscaled(model, batches, weights_D)
-    if averaged or isinstance(posterior, Gaussian | RadialPosterior):
-        found += _broken(posterior, batches, last_M=last_M, constant=constant, why=why, seen=seen)
-    found = found or (noise_problems(posterior, source) if noise else []) or unexplained(posterior, source)
-    return found or learned_nothing(best, seen(), count)
+
+    weights_MD: Tensor
+    buffers: Buffers
+    result: Posterior | None = None
+    averaged: bool = False
+    why: str = _MOVED
+    together: bool = False
+    noise: bool = True
+
+    def look(self, case: Case) -> list[str]:
+        """Return the problems of the result on the training rows."""
+        posterior, source = case.posterior if self.result is None else self.result, case.source
+        found = not_finite(posterior.tensors())
+        if found:
+            return found
+        batches = source.some(_ROWS)
+        posterior = posterior.calibrated(lambda: (batch.inputs for batch in batches))
+        about = {"calibration": posterior.calibration, "statistics_known": not self.averaged}
+        last = Point(posterior.model, self.weights_MD, buffers_M=self.buffers or None, **about)
+        seen_MB = log_likelihoods(last, batches)[0]
+        if not seen_MB.any() and not _counts(last, batches):
+            return [
+                "none of the training rows that were looked at counts: all are ignored, or have weight 0, so that the "
+                "prior alone was fitted (look at the targets and their weights)"
+            ]
+        model, weights_D, count = last.model, self.weights_MD[0], num_targets(last.model, batches)
+        last_M, best = seen_MB.sum(-1) / count, best_constant(model, batches, weights_D)
+        constant, centre = -math.inf if best is None else best.value, posterior.centre
+        seen = cache(lambda: log_likelihoods(posterior, batches, draws=1 if centre is posterior else _DRAWS))
+        found += _worthless(last_M.maximum(_together(seen(), count)) if self.together else last_M, constant)
+        found += _exploded(model, self.weights_MD) + _unscaled(model, batches, weights_D)
+        if self.averaged or (centre is not None and centre is not posterior):
+            found += _broken(posterior, batches, last_M=last_M, constant=constant, why=self.why, seen=seen)
+        noise_MD: Tensor = self.weights_MD if centre is None else centre.weights_MD
+        found = found or (noise_problems(posterior, noise_MD, source) if self.noise else [])
+        return found or unexplained(posterior, source) or learned_nothing(best, seen(), count)
 
 
 def _together(seen_SMB: Tensor, count: float) -> Tensor:
@@ -192,10 +170,7 @@ def _broken(
     count = num_targets(posterior.model, batches)
     gain_M = (last_M - constant).nan_to_num(posinf=0.0).clamp_min(0.0) if math.isfinite(constant) else 0 * last_M
     bearable_M = (gain_M / 2).clamp_min(_BROKEN)
-    mean = posterior
-    if isinstance(posterior, Gaussian | RadialPosterior):
-        about = {"buffers_M": posterior.buffers_M, "calibration": posterior.calibration}
-        mean = Point(posterior.model, posterior.mean_MD, **about)
+    mean = posterior.centre or posterior
     mean_M = log_likelihoods(mean, batches)[0].sum(-1) / count
     found = _lost("the average", mean_M, last_M, mean_M < last_M - bearable_M, why=why)
     if found or mean is posterior:

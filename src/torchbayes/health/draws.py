@@ -12,60 +12,40 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchbayes.methods.constant import best_constant, learned_nothing, num_targets
-from torchbayes.methods.optimise.health import log_likelihoods, problems_of
-from torchbayes.methods.residuals import unexplained
-from torchbayes.model.network import Buffers
+from torchbayes.health.constant import best_constant, learned_nothing, num_targets
+from torchbayes.health.descent import Descended, log_likelihoods
+from torchbayes.health.ending import Case, Ending, finite
+from torchbayes.health.residuals import unexplained
 from torchbayes.model.rows.sources import Source
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
-from torchbayes.posteriors.problems import not_finite
 
 _ROWS, _DRAWS = 512, 8
 _WORTHLESS = 1.0  # nats a target
 _STILL = 1e-5  # of the prior's standard deviation
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """Draws in the place of where a descent has ended.
+@dataclass(frozen=True, kw_only=True)
+class Drawn(Ending):
+    """A distribution over weights without a centre, such as a flow."""
 
-    Attributes:
-        weights_MD: one draw of each member.
-        buffers: of the members.
-    """
-
-    weights_MD: Tensor
-    buffers: Buffers
-
-    @property
-    def trajectory(self) -> _Drawn:
-        """Itself."""
-        return self
-
-
-def problems_of_draws(posterior: Posterior, source: Source) -> list[str]:
-    """Return the problems of a distribution over weights, as clauses.
-
-    Args:
-        posterior: the result.
-        source: the training data.
-    """
-    found = not_finite(posterior.tensors())
-    if found:
-        return found
-    batches, members = source.some(_ROWS), posterior.members
-    posterior = posterior.calibrated(lambda: (batch.inputs for batch in batches))
-    weights_SMD = torch.stack([posterior.sample(members, seed=seed) for seed in range(_DRAWS)])
-    if not bool(torch.isfinite(weights_SMD).all()):
-        return ["draws are not finite, so the fit has diverged (lower the learning rate)"]
-    seen_SMB = log_likelihoods(posterior, batches, draws=_DRAWS)
-    best_M = seen_SMB.sum(-1).argmax(0)
-    chosen_MD = weights_SMD[best_M, torch.arange(members, device=best_M.device)]
-    point = Point(posterior.model, chosen_MD, buffers_M=posterior.buffers_M, calibration=posterior.calibration)
-    found = problems_of(point, _Drawn(chosen_MD, posterior.buffers_M or {}), source)
-    found = found or _collapsed(posterior, weights_SMD) or _wide(posterior, source, seen_SMB)
-    return found or unexplained(posterior, source)
+    def look(self, case: Case) -> list[str]:
+        """Return the problems of the distribution."""
+        if found := finite(case):
+            return found
+        posterior, source, members = case.posterior, case.source, case.posterior.members
+        batches = source.some(_ROWS)
+        posterior = posterior.calibrated(lambda: (batch.inputs for batch in batches))
+        weights_SMD = torch.stack([posterior.sample(members, seed=seed) for seed in range(_DRAWS)])
+        if not bool(torch.isfinite(weights_SMD).all()):
+            return ["draws are not finite, so the fit has diverged (lower the learning rate)"]
+        seen_SMB = log_likelihoods(posterior, batches, draws=_DRAWS)
+        best_M = seen_SMB.sum(-1).argmax(0)
+        chosen_MD = weights_SMD[best_M, torch.arange(members, device=best_M.device)]
+        point = Point(posterior.model, chosen_MD, buffers_M=posterior.buffers_M, calibration=posterior.calibration)
+        found = Descended(weights_MD=chosen_MD, buffers=posterior.buffers_M or {}, result=point).look(case)
+        found = found or _collapsed(posterior, weights_SMD) or _wide(posterior, source, seen_SMB)
+        return found or unexplained(posterior, source)
 
 
 def _collapsed(posterior: Posterior, weights_SMD: Tensor) -> list[str]:

@@ -23,13 +23,15 @@ samplers on minibatches, which see noisy densities and accept every step, only t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from torchbayes.diagnostics import ebfmi, rhat
-from torchbayes.methods.protocol import History
+from torchbayes.health.ending import Case, Ending, History
+from torchbayes.health.residuals import unexplained
 from torchbayes.model.layout import Layout, weight_name
 
 ACCEPTED, DIVERGED, SELDOM, INFORMED, AGREED, APART = 0.01, 0.2, 0.005, 0.2, 1.5, 3.0
@@ -37,6 +39,26 @@ SOME, MANY = 20, 100  # iterations by which acceptance, divergences and stillnes
 _COLUMNS = ("acceptance", "divergent", "outside", "failed", "energy", "log_density", "log_likelihood")
 _LOOKED_AT = 1000  # weights whose R-hat is computed
 _BLOCK = 1 << 22  # weights that are read at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampled(Ending):
+    """A run of Markov chains.
+
+    Attributes:
+        burn_in: iterations that do not count.
+        lost: the steps at which each chain was seen to have diverged, on minibatches.
+        most: times that a chain may diverge before it ends.
+    """
+
+    burn_in: int
+    lost: Sequence[Sequence[int]] = ()
+    most: int = 0
+
+    def look(self, case: Case) -> list[str]:
+        """Return the problems of the chains."""
+        found = problems_of(case.posterior.weights_MSD, case.history, burn_in=self.burn_in)
+        return [*diverged(self.lost, self.most), *(found or unexplained(case.posterior, case.source))]
 
 
 def problems_of(weights_MSD: Tensor, history: History, *, burn_in: int) -> tuple[str, ...]:
@@ -178,4 +200,25 @@ def _mixing(columns: Mapping[str, Tensor], sound_M: Tensor) -> list[str]:
         if largest > AGREED:
             found.append(f"{_who(sound_M)} on the {name.replace('_', ' ')} (R-hat {largest:.2f})")
             break
+    return found
+
+
+def diverged(lost: Sequence[Sequence[int]], most: int) -> list[str]:
+    """Return the problem of chains that have diverged, one clause each.
+
+    Args:
+        lost: the steps at which each chain was seen to have diverged.
+        most: times that a chain may diverge before it ends.
+    """
+    found = []
+    for m, steps in enumerate(lost):
+        if len(steps) == most:
+            found.append(f"chain {m} diverged {most} times and ended at step {steps[-1]:,} (take smaller steps)")
+        elif steps:
+            often = f"{len(steps)} times, first" if len(steps) > 1 else "once,"
+            share = f"1/{2 ** len(steps)} of" if len(steps) > 1 else "half"
+            found.append(
+                f"chain {m} diverged {often} at step {steps[0]:,}, and went on from where it was sound with {share} "
+                f"the step size (take smaller steps)"
+            )
     return found

@@ -1,0 +1,103 @@
+"""What a method says of how its run ended, and what is looked at where it did."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from torchbayes.model.rows.sources import Source
+from torchbayes.posteriors.problems import not_finite
+
+
+class History(Protocol):
+    """The log of a run, from its first step."""
+
+    def columns(self, after: int = 0) -> dict[str, Tensor]:
+        """Return what the lines after a step hold for each member, by name, each (M, lines), float64."""
+        ...
+
+    def first(self, name: str, after: int = 0) -> str:
+        """Return the first text of a name after a step; empty if there is none."""
+        ...
+
+
+class NoHistory:
+    """The log of a run that keeps none."""
+
+    def columns(self, after: int = 0) -> dict[str, Tensor]:
+        """Return nothing."""
+        del after
+        return {}
+
+    def first(self, name: str, after: int = 0) -> str:
+        """Return nothing."""
+        del name, after
+        return ""
+
+
+class Case(NamedTuple):
+    """What is judged.
+
+    Attributes:
+        posterior: the result of a run.
+        source: the training data.
+        history: the log of the run.
+    """
+
+    posterior: Any
+    source: Source
+    history: History
+
+
+Check = Callable[[Case], Sequence[str]]
+"""Returns the problems of a case, one clause each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending(ABC):
+    """How a run ended.
+
+    Attributes:
+        said: problems that are known already, of settings or of the run, one clause each.
+        first: checks before all others: where one finds a problem, it is the only one.
+        then: checks where nothing else was found, likewise.
+    """
+
+    said: Sequence[str] = ()
+    first: Sequence[Check] = ()
+    then: Sequence[Check] = ()
+
+    @abstractmethod
+    def look(self, case: Case) -> Sequence[str]:
+        """Return the problems of a result that ended like this, one clause each."""
+
+    def problems(self, case: Case) -> list[str]:
+        """Return all known problems of a result, one clause each.
+
+        They do not depend on whether the run was interrupted, or which processes shared it.
+        """
+        found = _first_of(self.first, case) or self.look(case) or _first_of(self.then, case)
+        return [*self.said, *found]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended(Ending):
+    """A run of which nothing is known but its result: its numbers must be finite."""
+
+    def look(self, case: Case) -> list[str]:
+        """Return a problem if a number is not finite."""
+        return finite(case)
+
+
+def finite(case: Case) -> list[str]:
+    """Return a problem if a number of the result is not finite."""
+    return not_finite(case.posterior.tensors())
+
+
+def _first_of(checks: Sequence[Check], case: Case) -> Sequence[str]:
+    """Return what the first check finds that finds something."""
+    return next((found for check in checks if (found := check(case))), ())

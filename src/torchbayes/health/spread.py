@@ -1,0 +1,51 @@
+"""Whether standard deviations that a fit was to find are still those that it began with."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from torchbayes.health.ending import Case
+
+_FACTOR = 1.25
+_SHARE = 0.9  # of the weights
+_UNLEARNED = 0.01  # nats: divergence of a weight from its prior, on average, below which nothing was learned of it
+_FEW = 20  # weights, of which so many may be right by chance
+
+
+def unmoved(scale_MD: Tensor, initial: float) -> list[str]:
+    """Return a problem, as one clause, where nine weights in ten have the standard deviation that a fit began with.
+
+    To within a factor of 1.25: the spread is then what `initial_scale` says, and not what the data do.
+
+    Args:
+        scale_MD: standard deviations that were found.
+        initial: that of every weight at first.
+    """
+    if scale_MD.shape[1] < _FEW:
+        return []
+    near_M = ((scale_MD.log() - math.log(initial)).abs() < math.log(_FACTOR)).double().mean(1)
+    bad = (near_M > _SHARE).nonzero()[:, 0].tolist()
+    if not bad:
+        return []
+    return [
+        f"{float(near_M[bad[0]]):.0%} of the weights of member {bad[0]} still have about the standard deviation "
+        f"{initial:g} that they began with, so that the spread is that of `initial_scale` and not of the data (train "
+        f"longer, or raise the learning rate)"
+    ]
+
+
+def as_the_prior(case: Case) -> list[str]:
+    """Return the problem of members whose weights are as the prior has them."""
+    columns, size = case.history.columns(), case.posterior.mean_MD.shape[-1]
+    if "kl" not in columns or not columns["kl"].numel():
+        return []
+    kl_M = columns["kl"][:, -1] / size
+    bad = (kl_M.abs() < _UNLEARNED).nonzero()[:, 0].tolist()
+    if not bad:
+        return []
+    return [
+        f"the posterior of member {bad[0]} is the prior: their divergence is {float(kl_M[bad[0]]):.2g} nats a weight, "
+        f"so nothing was learned (give a narrower prior, under which fewer weights are worth their noise, or more data)"
+    ]
