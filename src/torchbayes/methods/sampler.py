@@ -18,6 +18,7 @@ from torchbayes.health.chains import MANY, Sampled
 from torchbayes.methods.checks import check_counts, check_plan
 from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.faults import Faults, begun
+from torchbayes.methods.keepers import Keeper, Kept, Thinned
 from torchbayes.methods.mcmc.adaptation import LEARNED, LEAST_BURN_IN
 from torchbayes.methods.noise import Purpose, uniforms
 from torchbayes.methods.protocol import Needs, Shelf, Visit
@@ -31,7 +32,7 @@ DIVERGENCE = 1000.0
 
 
 @dataclass(frozen=True)
-class Sampler(Defaults, ABC):
+class Sampler(Kept, Defaults, ABC):
     """Settings of every sampler.
 
     Attributes:
@@ -77,27 +78,16 @@ class Sampler(Defaults, ABC):
                 f"would be kept. Shorten the cycles, or sample longer."
             )
 
+    @property
+    def keeper(self) -> Keeper:
+        """The draws that are retained."""
+        return Thinned(lambda state: self.retains(state.step))
+
     @abstractmethod
-    def init(
-        self,
-        density: Density,
-        weights_MD: Tensor,
-        buffers: Any = None,
-        *,
-        seeds: Sequence[int],
-        steps_per_epoch: int = 1,
+    def begin(
+        self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> Any:
-        """Return the state before the first step.
-
-        Args:
-            density: the target.
-            weights_MD: where the chains start.
-            buffers: not used; samplers run networks in evaluation mode.
-            seeds: one seed per chain.
-            steps_per_epoch: not used; schedules count steps.
-
-        Returns:
-            The state.
+        """Return where chains start; samplers run networks in evaluation mode, and schedules count steps.
 
         Raises:
             ValueError: if the network has batch norm that is not frozen; of samplers on all the data also if the
@@ -106,18 +96,10 @@ class Sampler(Defaults, ABC):
         """
 
     @abstractmethod
-    def step(self, density: Density, state: Any, batch: Any = None, *, donate: bool = False) -> tuple[Any, Any]:
+    def move(self, density: Density, state: Any, batch: Any, *, donate: bool = False) -> tuple[Any, Any]:
         """Return every chain one step on, and what was seen.
 
-        Args:
-            density: the target.
-            state: where the chains are.
-            batch: one minibatch per chain, (M, B, ...); None where the density has all the data.
-            donate: give up `state`: samplers on minibatches overwrite its tensors, which must not be used again; the
-                others make new ones all the same.
-
-        Returns:
-            The new state, and what was seen.
+        Samplers on minibatches overwrite the tensors of a state that is donated; the others make new ones all the same.
 
         Raises:
             DivergedError: on minibatches, if the density cannot be computed, or it or its gradient is not finite; the
@@ -146,10 +128,6 @@ class Sampler(Defaults, ABC):
         if state.step >= self.steps:
             return None
         return Visit("all") if self.batch_size is None else Visit("minibatch", state.step)
-
-    def draw(self, state: Any) -> Tensor | None:
-        """Return the weights of the chains if they are retained as draws."""
-        return state.weights_MD if self.retains(state.step) else None
 
     def posterior(self, density: Any, state: Any, shelf: Shelf | None = None) -> Draws:
         """Return the draws on the shelf.

@@ -18,7 +18,7 @@ from torchbayes.methods.choices import Choice, Epochs
 from torchbayes.methods.defaults import Defaults, OnMinibatches
 from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.descent import Trajectory
-from torchbayes.methods.optimise.map import MAP
+from torchbayes.methods.optimise.seeker import seeker
 from torchbayes.methods.protocol import Needs
 from torchbayes.methods.schedules import Schedule
 from torchbayes.model.model import Batch, Model
@@ -46,8 +46,8 @@ class Joining(OnMinibatches, Defaults, ABC):
     @property
     def needs(self) -> Needs:
         """Trained networks, and minibatches, through a network in training mode."""
-        seeker = MAP(batch_size=self.batch_size)
-        return Needs(batch_size=self.batch_size, network="train", start=seeker, modes=self.ends)
+        start = seeker(batch_size=self.batch_size)
+        return Needs(batch_size=self.batch_size, network="train", start=start, modes=self.ends)
 
     @property
     @abstractmethod

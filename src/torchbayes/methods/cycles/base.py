@@ -10,23 +10,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
 from torchbayes.checks import check_counts, given
 from torchbayes.density.density import LogDensity
-from torchbayes.density.plans import BackendName
 from torchbayes.health.descent import Descended
 from torchbayes.health.ending import finite
 from torchbayes.health.kept import alike
-from torchbayes.methods.adversarial import attacked, check_adversarial
+from torchbayes.methods.adversarial import check_adversarial
 from torchbayes.methods.checks import check_training
 from torchbayes.methods.choices import Choice, Epochs
-from torchbayes.methods.defaults import Defaults, OnMinibatches
 from torchbayes.methods.flat.sam import AnyOptimizer
-from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
-from torchbayes.methods.protocol import Needs, Shelf
-from torchbayes.model.model import Batch
-from torchbayes.model.network import Buffers
+from torchbayes.methods.keepers import EndsOfCycles
+from torchbayes.methods.optimise.descent import Trajectory
+from torchbayes.methods.protocol import Needs, Onward, Shelf
 from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.point import Point
 
@@ -43,20 +38,14 @@ class Bounds(NamedTuple):
     cycles: int
 
 
-class Cyclic(OnMinibatches, Defaults, ABC):
-    """A descent in cycles, which keeps a network of each."""
+class Cyclic(ABC):
+    """What descents in cycles share: a network is kept of each cycle."""
 
-    members: int
     epochs: int | None
     batch_size: int
     optimizer: AnyOptimizer
     draws: int | None
-    plan: BackendName | str
     adversarial: float | None
-
-    @abstractmethod
-    def rate(self, step: int, total_steps: int, steps_per_epoch: int) -> float:
-        """Return the learning rate of a step, counted from 0."""
 
     @abstractmethod
     def ends(self, total_steps: int, steps_per_epoch: int) -> Sequence[int]:
@@ -83,53 +72,15 @@ class Cyclic(OnMinibatches, Defaults, ABC):
         least = self.bounds.epochs if self.epochs is None else min(self.bounds.epochs, self.epochs)
         return (Epochs(self, least=least),)
 
-    def init(
-        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
-    ) -> Trajectory:
-        """Return the state before the first step.
+    @property
+    def onward(self) -> Onward:
+        """Nothing goes from one task to the next."""
+        return Onward(self)
 
-        Args:
-            density: the hot function.
-            weights_MD: where the members start.
-            buffers: the network's buffers of each member, (M, ...).
-            seeds: one seed per member.
-            steps_per_epoch: length of an epoch.
-
-        Returns:
-            The state.
-
-        Raises:
-            ValueError: if no cycle fits in the run.
-        """
-        del density
-        self.ends(self.length(steps_per_epoch), steps_per_epoch)
-        return start(
-            weights_MD, buffers, seeds, optimizer=self.optimizer, epochs=self.epochs, steps_per_epoch=steps_per_epoch
-        )
-
-    def step(
-        self, density: LogDensity, state: Trajectory, batch: Batch, *, donate: bool = False
-    ) -> tuple[Trajectory, Info]:
-        """Take one optimiser step.
-
-        Args:
-            density: the hot function.
-            state: the state; intact afterwards unless donated.
-            batch: one minibatch per member, (M, B, ...).
-            donate: overwrite the state's tensors, to save copies.
-
-        Returns:
-            The new state, and the info of the step.
-        """
-        lr = self.rate(state.step, state.total_steps, state.steps_per_epoch)
-        if self.adversarial is not None:
-            state, batch = attacked(density, state, batch, share=self.adversarial)
-        target = self.optimizer.objective(density)
-        return descend(target, state, batch, optimizer=self.optimizer.rule, lr=lr, donate=donate)
-
-    def draw(self, state: Trajectory) -> Tensor | None:
-        """Return the weights if a network is kept now."""
-        return state.weights_MD if state.step in kept(self, state.total_steps, state.steps_per_epoch) else None
+    @property
+    def keeper(self) -> EndsOfCycles:
+        """The networks at the ends of cycles."""
+        return EndsOfCycles(lambda now: kept(self, now.total_steps, now.steps_per_epoch))
 
     def posterior(self, density: LogDensity, state: Trajectory, shelf: Shelf | None = None) -> Draws:
         """Return the networks that were kept; the statistics of their batch norms are measured when they are used.

@@ -21,6 +21,8 @@ from torchbayes.checks import check_counts, check_positive, check_share, given
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.cycles.base import Bounds, Cyclic, check_cyclic
 from torchbayes.methods.flat.sam import AnyOptimizer
+from torchbayes.methods.optimise.base import Descent
+from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.schedules import USUAL_EPOCHS, PiecewiseLinear
 
@@ -29,7 +31,7 @@ _HIGH, _LOW = 0.5, 0.05  # default rates, as shares of the optimiser's
 
 
 @dataclass(frozen=True)
-class FGE(Cyclic):
+class FGE(Cyclic, Descent):
     """Fast geometric ensembling: networks kept along one training run, in valleys of the loss.
 
     Attributes:
@@ -134,8 +136,9 @@ class FGE(Cyclic):
         before, steps, count = self.cycles(total_steps, steps_per_epoch)
         return range(before + (steps + 1) // 2, before + (count - 1) * steps + (steps + 1) // 2 + 1, steps)
 
-    def rate(self, step: int, total_steps: int, steps_per_epoch: int) -> float:
-        """Return the learning rate of a step, counted from 0."""
+    def rate(self, now: Trajectory) -> float:
+        """Return the learning rate of the next step."""
+        step, total_steps, steps_per_epoch = now.step, now.total_steps, now.steps_per_epoch
         before, steps, _ = self.cycles(total_steps, steps_per_epoch)
         if step < before:
             share = self.high / self.optimizer.lr

@@ -20,11 +20,13 @@ from torchbayes.checks import check_counts
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.cycles.base import Bounds, Cyclic, check_cyclic
 from torchbayes.methods.flat.sam import AnyOptimizer
+from torchbayes.methods.optimise.base import Descent
+from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
 
 
 @dataclass(frozen=True)
-class Snapshots(Cyclic):
+class Snapshots(Cyclic, Descent):
     """Snapshot ensembling: one training run in cosine cycles, with a network kept at the end of each.
 
     Attributes:
@@ -67,8 +69,9 @@ class Snapshots(Cyclic):
         count = min(self.cycles, total_steps)
         return [number * total_steps // count for number in range(1, count + 1)]
 
-    def rate(self, step: int, total_steps: int, steps_per_epoch: int) -> float:
-        """Return the learning rate of a step, counted from 0."""
+    def rate(self, now: Trajectory) -> float:
+        """Return the learning rate of the next step."""
+        step, total_steps, steps_per_epoch = now.step, now.total_steps, now.steps_per_epoch
         ends = [0, *self.ends(total_steps, steps_per_epoch)]
         number = bisect_right(ends, step)
         first, length = ends[number - 1], ends[number] - ends[number - 1]

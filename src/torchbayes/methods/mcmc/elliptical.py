@@ -85,16 +85,10 @@ class EllipticalSlice(Sampler):
         Sampler.__post_init__(self)
         check_positive(**given(scale=self.scale))
 
-    def init(
-        self,
-        density: Density,
-        weights_MD: Tensor,
-        buffers: Any = None,
-        *,
-        seeds: Sequence[int],
-        steps_per_epoch: int = 1,
+    def begin(
+        self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first step: see `Sampler.init`.
+        """Return the state before the first step: see `Sampler.begin`.
 
         Raises:
             ValueError: also if the variance of the prior is infinite or not known, and `scale` is not given.
@@ -106,8 +100,8 @@ class EllipticalSlice(Sampler):
         level_M = ellipse.level(weights_MD, value.log_density, value.log_likelihood)
         return State(weights_MD, value.log_density, value.log_likelihood, level_M, tuple(seeds), 0)
 
-    def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
-        """Return every chain one step on, and what was seen: see `Sampler.step`."""
+    def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
+        """Return every chain one step on, and what was seen: see `Sampler.move`."""
         del batch, donate
         ellipse = _Ellipse.of(self, density, state.weights_MD)
         second_MD, (height_M, interval) = ellipse.drawn(state), _first(state)

@@ -90,24 +90,18 @@ class HMC(Sampler):
         needed = self.mass == "unit" and self.trajectory is None and self.burn_in > 0
         return replace(self, mass="diagonal") if needed else None
 
-    def init(
-        self,
-        density: Density,
-        weights_MD: Tensor,
-        buffers: Any = None,
-        *,
-        seeds: Sequence[int],
-        steps_per_epoch: int = 1,
+    def begin(
+        self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first iteration: see `Sampler.init`.
+        """Return the state before the first iteration: see `Sampler.begin`.
 
         A first step size that is not given is found by halving and doubling.
         """
         del buffers, steps_per_epoch
         return start(self, density, weights_MD, seeds=seeds, length=self._length(density))
 
-    def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
-        """Return every chain one iteration on, and what was seen: see `Sampler.step`."""
+    def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
+        """Return every chain one iteration on, and what was seen: see `Sampler.move`."""
         del batch, donate
         mass_MD = None if self.mass == "unit" else state.inverse_mass_MD
         momentum_MD, (step_size_M, leapfrogs_M) = momenta(state, mass_MD), self._steps(state)

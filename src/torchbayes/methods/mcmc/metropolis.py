@@ -89,22 +89,16 @@ class RandomWalk(Sampler):
         """With an adapted mass; None where these settings adapt nothing, or the mass already."""
         return replace(self, mass="diagonal") if _may_learn(self) else None
 
-    def init(
-        self,
-        density: Density,
-        weights_MD: Tensor,
-        buffers: Any = None,
-        *,
-        seeds: Sequence[int],
-        steps_per_epoch: int = 1,
+    def begin(
+        self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first proposal: see `Sampler.init`."""
+        """Return the state before the first proposal: see `Sampler.begin`."""
         del buffers, steps_per_epoch
         state = _start(self, density, weights_MD, seeds)
         return replace(state, gradient_MD=state.weights_MD[:, :0].clone())
 
-    def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
-        """Return every chain one proposal on, and what was seen: see `Sampler.step`."""
+    def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
+        """Return every chain one proposal on, and what was seen: see `Sampler.move`."""
         del batch, donate
         noise_MD = normals(state.seeds, Purpose.RANDOM_WALK, state.step, like=state.weights_MD)
         step_M1, mass_MD = _column(state.step_size.step_size_M, noise_MD), _inverse_mass(self, state)
@@ -141,21 +135,15 @@ class MALA(Sampler):
         """With an adapted mass; None where these settings adapt nothing, or the mass already."""
         return replace(self, mass="diagonal") if _may_learn(self) else None
 
-    def init(
-        self,
-        density: Density,
-        weights_MD: Tensor,
-        buffers: Any = None,
-        *,
-        seeds: Sequence[int],
-        steps_per_epoch: int = 1,
+    def begin(
+        self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first proposal: see `Sampler.init`."""
+        """Return the state before the first proposal: see `Sampler.begin`."""
         del buffers, steps_per_epoch
         return _start(self, density, weights_MD, seeds)
 
-    def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
-        """Return every chain one proposal on, and what was seen: see `Sampler.step`."""
+    def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
+        """Return every chain one proposal on, and what was seen: see `Sampler.move`."""
         del batch, donate
         noise_MD = normals(state.seeds, Purpose.LANGEVIN, state.step, like=state.weights_MD)
         step_M1, mass_MD = _column(state.step_size.step_size_M, noise_MD), _inverse_mass(self, state)

@@ -77,26 +77,18 @@ class NUTS(Sampler):
         check(self)
         check_counts(max_doublings=self.max_doublings)
 
-    def init(
-        self,
-        density: Density,
-        weights_MD: Tensor,
-        buffers: Any = None,
-        *,
-        seeds: Sequence[int],
-        steps_per_epoch: int = 1,
+    def begin(
+        self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first iteration: see `Sampler.init`.
+        """Return the state before the first iteration: see `Sampler.begin`.
 
         A first step size that is not given is found by halving and doubling.
         """
         del buffers, steps_per_epoch
         return start(self, density, weights_MD, seeds=seeds)
 
-    def step(
-        self, density: Density, state: State, batch: Any = None, *, donate: bool = False
-    ) -> tuple[State, TreeInfo]:
-        """Return every chain one iteration on, and what was seen: see `Sampler.step`."""
+    def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, TreeInfo]:
+        """Return every chain one iteration on, and what was seen: see `Sampler.move`."""
         del batch, donate
         standard_MD, streams_M = standard(state), streams(Purpose.TREE, state.seeds, state.step)
         with_numbers = self, density, state, standard_MD, streams_M

@@ -2,57 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from torchbayes.checks import check_counts, check_positive, check_share, given
-from torchbayes.density.density import LogDensity
-from torchbayes.methods.adversarial import attacked, check_adversarial
+from torchbayes.methods.adversarial import check_adversarial
 from torchbayes.methods.checks import check_training
+from torchbayes.methods.choices import Choice, Epochs
 from torchbayes.methods.flat.sam import AnyOptimizer
-from torchbayes.methods.optimise.descent import Info, Trajectory, descend
+from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.schedules import PiecewiseLinear
-from torchbayes.model.model import Batch
 
 # defaults: number of snapshots, the averaging learning rate as a share of the optimiser's, the share of the run before
 USUAL_SNAPSHOTS, USUAL_SHARE, USUAL_BURN_IN = 50, 0.5, 0.5
 _NARROW = (0.1, 0.75)  # share and burn-in where weights that move as usual are worse, as those of little noise may be
 
 
-class Averaging(Protocol):
-    """Settings of a method that averages snapshots."""
-
-    @property
-    def epochs(self) -> int | None:
-        """Passes over the data."""
-        ...
-
-    @property
-    def optimizer(self) -> AnyOptimizer:
-        """Update rule and learning rate before averaging."""
-        ...
-
-    @property
-    def averaging_lr(self) -> float | None:
-        """Constant learning rate of the averaging phase."""
-        ...
-
-    @property
-    def burn_in(self) -> float | None:
-        """Share of the epochs before averaging starts."""
-        ...
-
-    @property
-    def per_epoch(self) -> int | None:
-        """Snapshots per epoch."""
-        ...
-
-    @property
-    def adversarial(self) -> float | None:
-        """Share of the range of the inputs by which rows are moved; None for plain training."""
-        ...
-
-
-def check_averaging(settings: Averaging) -> None:
+def check_averaging(settings: Averages) -> None:
     """Check the settings.
 
     Raises:
@@ -66,12 +29,12 @@ def check_averaging(settings: Averaging) -> None:
     check_adversarial(settings.adversarial)
 
 
-def burn_in_of(settings: Averaging) -> float:
+def burn_in_of(settings: Averages) -> float:
     """Return the share of the epochs before averaging starts."""
     return USUAL_BURN_IN if settings.burn_in is None else settings.burn_in
 
 
-def ways_to_average(settings: Averaging) -> list[dict[str, float]]:
+def ways_to_average(settings: Averages) -> list[dict[str, float]]:
     """Return the open settings among which held-out rows choose: a wide average, and a narrow one."""
     if settings.averaging_lr is not None:
         return []
@@ -82,29 +45,34 @@ def ways_to_average(settings: Averaging) -> list[dict[str, float]]:
     ]
 
 
-def averaging_step(
-    settings: Averaging, density: LogDensity, trajectory: Trajectory, *, batch: Batch, donate: bool
-) -> tuple[Trajectory, Info, bool]:
-    """Take one optimiser step on the SWAG paper's schedule, and say whether the weights are then collected.
+class Averages:
+    """A descent whose second part has a constant learning rate, at which snapshots are taken."""
 
-    Args:
-        settings: the method.
-        density: the hot function.
-        trajectory: where the members are.
-        batch: one minibatch per member, (M, B, ...).
-        donate: overwrite the trajectory's tensors.
+    epochs: int | None
+    optimizer: AnyOptimizer
+    averaging_lr: float | None
+    burn_in: float | None
+    per_epoch: int | None
+    adversarial: float | None
 
-    Returns:
-        The new trajectory, the info of the step, and whether a snapshot is due.
-    """
-    own, burn_in = settings.averaging_lr, burn_in_of(settings)
-    share = USUAL_SHARE if own is None else own / settings.optimizer.lr
-    lr = settings.optimizer.lr * PiecewiseLinear(share, burn_in).factor(trajectory.done)
-    if settings.adversarial is not None:
-        trajectory, batch = attacked(density, trajectory, batch, share=settings.adversarial)
-    target, rule = settings.optimizer.objective(density), settings.optimizer.rule
-    now, info = descend(target, trajectory, batch, optimizer=rule, lr=lr, donate=donate)
-    return now, info, is_snapshot(now, burn_in, settings.per_epoch)
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """How long to train, and how to average where that is open."""
+        return (Epochs(self, then=ways_to_average(self)),)
+
+    def rate(self, now: Trajectory) -> float:
+        """Return the learning rate of the next step, on the schedule of the paper of SWAG."""
+        lr = self.optimizer.lr
+        share = USUAL_SHARE if self.averaging_lr is None else self.averaging_lr / lr
+        return lr * PiecewiseLinear(share, burn_in_of(self)).factor(now.done)
+
+    def due(self, now: Trajectory) -> bool:
+        """Return whether the weights after the step just taken are collected."""
+        return is_snapshot(now, burn_in_of(self), self.per_epoch)
+
+    def planned(self, now: Trajectory) -> int:
+        """Return how many snapshots the whole run will take."""
+        return planned_snapshots(now, burn_in_of(self), self.per_epoch)
 
 
 def averaging_start(trajectory: Trajectory, burn_in: float) -> int:

@@ -7,27 +7,20 @@ Izmailov 2020).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-from torch import Tensor
 
 from torchbayes.checks import check_counts, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.adversarial import attacked, check_adversarial
+from torchbayes.methods.adversarial import check_adversarial
 from torchbayes.methods.checks import check_schedule, check_training
 from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.base import Descent
-from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
+from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
-from torchbayes.model.model import Batch
-from torchbayes.model.network import Buffers
 from torchbayes.posteriors.point import Point
-
-State = Trajectory
 
 
 @dataclass(frozen=True)
@@ -60,45 +53,7 @@ class MAP(Descent):
         check_schedule(self.schedule)
         check_adversarial(self.adversarial)
 
-    def init(
-        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
-    ) -> State:
-        """Return the state before the first step.
-
-        Args:
-            density: the hot function.
-            weights_MD: where the members start.
-            buffers: the network's buffers of each member, (M, ...).
-            seeds: one seed per member.
-            steps_per_epoch: length of an epoch.
-
-        Returns:
-            The state.
-        """
-        del density
-        return start(
-            weights_MD, buffers, seeds, optimizer=self.optimizer, epochs=self.epochs, steps_per_epoch=steps_per_epoch
-        )
-
-    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Take one optimiser step.
-
-        Args:
-            density: the hot function.
-            state: the state; intact afterwards unless donated.
-            batch: one minibatch per member, (M, B, ...).
-            donate: overwrite the state's tensors, to save copies.
-
-        Returns:
-            The new state, and the info of the step.
-        """
-        lr = self.optimizer.lr * self.schedule.factor(state.done)
-        if self.adversarial is not None:
-            state, batch = attacked(density, state, batch, share=self.adversarial)
-        target = self.optimizer.objective(density)
-        return descend(target, state, batch, optimizer=self.optimizer.rule, lr=lr, donate=donate)
-
-    def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Point:
+    def posterior(self, density: LogDensity, state: Trajectory, shelf: Shelf | None = None) -> Point:
         """Return the point masses at the members' weights."""
         del shelf
         return Point(density.model, state.weights_MD.clone(), buffers_M=state.buffers or None, statistics_known=True)

@@ -10,45 +10,28 @@ The posterior is the point mass at the mean, a wide-basin solution; batch-norm s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from os import PathLike
 
 import torch
-from torch import Tensor
 
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.choices import Choice, Epochs
 from torchbayes.methods.flat.sam import AnyOptimizer
-from torchbayes.methods.optimise.averaging import averaging_step, check_averaging, ways_to_average
+from torchbayes.methods.keepers import Averaged, Mean
+from torchbayes.methods.optimise.averaging import Averages, check_averaging
 from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.collector import Collector
-from torchbayes.methods.optimise.descent import Following, Info, Trajectory, start
 from torchbayes.methods.optimise.moments import Moments
 from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.protocol import Shelf
-from torchbayes.model.model import Batch, Model
+from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.point import Point
 
 
 @dataclass(frozen=True)
-class State(Following):
-    """What the next step needs.
-
-    Attributes:
-        trajectory: the running weights.
-        mean_MD: average of the snapshots.
-        snapshots: n, snapshots taken.
-    """
-
-    trajectory: Trajectory
-    mean_MD: Tensor
-    snapshots: int
-
-
-@dataclass(frozen=True)
-class SWA(Descent):
+class SWA(Averages, Descent):
     """Stochastic weight averaging.
 
     Attributes:
@@ -78,50 +61,11 @@ class SWA(Descent):
         check_averaging(self)
 
     @property
-    def choices(self) -> tuple[Choice, ...]:
-        """How long to train, and how to average where that is open."""
-        return (Epochs(self, then=ways_to_average(self)),)
+    def keeper(self) -> Mean:
+        """The mean of the snapshots."""
+        return Mean(self.due)
 
-    def init(
-        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
-    ) -> State:
-        """Return the state before the first step.
-
-        Args:
-            density: the hot function.
-            weights_MD: where the members start.
-            buffers: the network's buffers of each member, (M, ...).
-            seeds: one seed per member.
-            steps_per_epoch: length of an epoch.
-
-        Returns:
-            The state.
-        """
-        del density
-        trajectory = start(
-            weights_MD, buffers, seeds, optimizer=self.optimizer, epochs=self.epochs, steps_per_epoch=steps_per_epoch
-        )
-        return State(trajectory, torch.zeros_like(weights_MD), 0)
-
-    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Take one optimiser step, and a snapshot when one is due.
-
-        Args:
-            density: the hot function.
-            state: the state; intact afterwards unless donated.
-            batch: one minibatch per member, (M, B, ...).
-            donate: overwrite the state's tensors, to save copies.
-
-        Returns:
-            The new state, and the info of the step.
-        """
-        trajectory, info, due = averaging_step(self, density, state.trajectory, batch=batch, donate=donate)
-        if not due:
-            return replace(state, trajectory=trajectory), info
-        mean_MD = state.mean_MD.lerp(trajectory.weights_MD, 1 / (state.snapshots + 1))
-        return State(trajectory, mean_MD, state.snapshots + 1), info
-
-    def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Point:
+    def posterior(self, density: LogDensity, state: Averaged, shelf: Shelf | None = None) -> Point:
         """Return the point masses at the averages.
 
         Raises:

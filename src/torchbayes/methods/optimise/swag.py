@@ -13,50 +13,29 @@ members the posterior is the mixture MultiSWAG (Wilson and Izmailov 2020).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from os import PathLike
 
 import torch
-from torch import Tensor
 
-from torchbayes.checks import check_counts, check_memory, check_not_negative, given
+from torchbayes.checks import check_counts, check_not_negative, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.choices import Choice, Epochs
 from torchbayes.methods.flat.sam import AnyOptimizer
-from torchbayes.methods.optimise.averaging import (
-    averaging_step,
-    burn_in_of,
-    check_averaging,
-    planned_snapshots,
-    ways_to_average,
-)
+from torchbayes.methods.keepers import Spread, WithMoments
+from torchbayes.methods.optimise.averaging import Averages, check_averaging
 from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.collector import Collector
-from torchbayes.methods.optimise.descent import Following, Info, Trajectory, start
 from torchbayes.methods.optimise.moments import Moments, joined
 from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.protocol import Onward, Shelf
-from torchbayes.model.model import Batch, Model
+from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.gaussian import Gaussian
 
 
 @dataclass(frozen=True)
-class State(Following):
-    """What the next step needs.
-
-    Attributes:
-        trajectory: the running weights.
-        moments: moments of the snapshots so far.
-    """
-
-    trajectory: Trajectory
-    moments: Moments
-
-
-@dataclass(frozen=True)
-class SWAG(Descent):
+class SWAG(Averages, Descent):
     """Stochastic weight averaging, Gaussian; with several members MultiSWAG.
 
     Attributes:
@@ -95,65 +74,16 @@ class SWAG(Descent):
         check_not_negative(**given(scale=self.scale))
 
     @property
-    def choices(self) -> tuple[Choice, ...]:
-        """How long to train, and how to average where that is open."""
-        return (Epochs(self, then=ways_to_average(self)),)
+    def keeper(self) -> WithMoments:
+        """Moments of the snapshots."""
+        return WithMoments(self.due, self.rank, self.planned)
 
     @property
     def onward(self) -> Onward:
         """Its Gaussian is the prior of the next task."""
         return Onward(self, "prior")
 
-    def init(
-        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
-    ) -> State:
-        """Return the state before the first step.
-
-        Args:
-            density: the hot function.
-            weights_MD: where the members start.
-            buffers: the network's buffers of each member, (M, ...).
-            seeds: one seed per member.
-            steps_per_epoch: length of an epoch.
-
-        Returns:
-            The state.
-
-        Raises:
-            ValueError: if the run is too short for two snapshots, or the deviations cannot be held.
-        """
-        del density
-        needed = self.rank * weights_MD.nbytes
-        check_memory(needed, "directions of all members", weights_MD.device, rank=self.rank)
-        trajectory = start(
-            weights_MD, buffers, seeds, optimizer=self.optimizer, epochs=self.epochs, steps_per_epoch=steps_per_epoch
-        )
-        planned = planned_snapshots(trajectory, burn_in_of(self), self.per_epoch)
-        if planned < 2:
-            raise ValueError(
-                f"SWAG needs at least 2 snapshots to have a spread; this run would take {planned}. Train longer, lower "
-                f"`burn_in` or raise `per_epoch`."
-            )
-        return State(trajectory, Moments.empty(weights_MD, self.rank))
-
-    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Take one optimiser step, and a snapshot when one is due.
-
-        Args:
-            density: the hot function.
-            state: the state; intact afterwards unless donated.
-            batch: one minibatch per member, (M, B, ...).
-            donate: overwrite the state's tensors, to save copies.
-
-        Returns:
-            The new state, and the info of the step.
-        """
-        trajectory, info, due = averaging_step(self, density, state.trajectory, batch=batch, donate=donate)
-        if not due:
-            return replace(state, trajectory=trajectory), info
-        return State(trajectory, state.moments.collect(trajectory.weights_MD, donate=donate)), info
-
-    def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
+    def posterior(self, density: LogDensity, state: Spread, shelf: Shelf | None = None) -> Gaussian:
         """Return the mixture of the members' Gaussians.
 
         Raises:

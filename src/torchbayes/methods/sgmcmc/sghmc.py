@@ -70,21 +70,15 @@ class SGHMC(Stochastic, Sampler):
         if (self.noise_estimate and self.form == "momentum") or (self.preconditioned and self.form == "friction"):
             raise ValueError("`noise_estimate` is for form='friction', and `preconditioned` for form='momentum'.")
 
-    def init(
-        self,
-        density: Density,
-        weights_MD: Tensor,
-        buffers: Any = None,
-        *,
-        seeds: Sequence[int],
-        steps_per_epoch: int = 1,
+    def begin(
+        self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first step: see `Sampler.init`."""
+        """Return the state before the first step: see `Sampler.begin`."""
         del buffers
         return begin(self, density, weights_MD, seeds=seeds, steps_per_epoch=steps_per_epoch)
 
-    def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
-        """Return every chain one step on, and what was seen: see `Sampler.step`."""
+    def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
+        """Return every chain one step on, and what was seen: see `Sampler.move`."""
         seen = look(self, density, state, batch=batch, donate=donate)
         now, drift_MD, step_size, *_ = seen
         friction, root = 1 - self.momentum, step_size**0.5

@@ -46,22 +46,16 @@ class SGLD(Stochastic, Sampler):
     preconditioned_rate = 0.03
     least_floor = 1e-5
 
-    def init(
-        self,
-        density: Density,
-        weights_MD: Tensor,
-        buffers: Any = None,
-        *,
-        seeds: Sequence[int],
-        steps_per_epoch: int = 1,
+    def begin(
+        self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first step: see `Sampler.init`."""
+        """Return the state before the first step: see `Sampler.begin`."""
         del buffers
         options: Any = {"seeds": seeds, "steps_per_epoch": steps_per_epoch, "moves": False}
         return begin(self, density, weights_MD, **options)
 
-    def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
-        """Return every chain one step on, and what was seen: see `Sampler.step`."""
+    def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
+        """Return every chain one step on, and what was seen: see `Sampler.move`."""
         seen = look(self, density, state, batch=batch, donate=donate)
         now, drift_MD, step_size, *_ = seen
         noise_MD = None

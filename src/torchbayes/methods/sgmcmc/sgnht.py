@@ -76,16 +76,10 @@ class SGNHT(Stochastic, Sampler):
             return self.diffusion
         return 1.0 if self.step_size is not None else 0.025 / self.step_size_at(0, density) ** 0.5
 
-    def init(
-        self,
-        density: Density,
-        weights_MD: Tensor,
-        buffers: Any = None,
-        *,
-        seeds: Sequence[int],
-        steps_per_epoch: int = 1,
+    def begin(
+        self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first step: see `Sampler.init`."""
+        """Return the state before the first step: see `Sampler.begin`."""
         del buffers
         state = begin(self, density, weights_MD, seeds=seeds, steps_per_epoch=steps_per_epoch)
         first_M = weights_MD.new_full((len(weights_MD),), self.friction(density), dtype=torch.float64)
@@ -95,8 +89,8 @@ class SGNHT(Stochastic, Sampler):
         momentum_MD = normals(seeds, Purpose.THERMOSTAT, 0, like=weights_MD) * temperature(density) ** 0.5
         return replace(started, momentum_MD=momentum_MD)
 
-    def step(self, density: Density, state: State, batch: Any = None, *, donate: bool = False) -> tuple[State, Info]:
-        """Return every chain one step on, and what was seen: see `Sampler.step`."""
+    def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
+        """Return every chain one step on, and what was seen: see `Sampler.move`."""
         seen = look(self, density, state, batch=batch, donate=donate)
         now, drift_MD, step_size, *_ = seen
         h, heat, diffusion = step_size**0.5, temperature(density), self.friction(density)

@@ -23,7 +23,7 @@ from torchbayes.density.density import LogDensity
 from torchbayes.methods.checks import check_counts
 from torchbayes.methods.choices import Choice, Epochs
 from torchbayes.methods.defaults import Defaults
-from torchbayes.methods.optimise.map import MAP
+from torchbayes.methods.optimise.seeker import seeker
 from torchbayes.methods.protocol import Needs, Shelf, Visit
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers, Network
@@ -98,7 +98,7 @@ class MCBatchNorm(Defaults):
     @property
     def needs(self) -> Needs:
         """Trained networks, and minibatches of the training rows."""
-        return Needs(batch_size=self.batch_size, start=MAP(batch_size=self.batch_size))
+        return Needs(batch_size=self.batch_size, start=seeker(batch_size=self.batch_size))
 
     @property
     def choices(self) -> tuple[Choice, ...]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -24,16 +25,14 @@ from torchbayes.density.plans import BackendName
 from torchbayes.methods.checks import check_schedule, check_training
 from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.base import Descent
-from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
+from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.dropout import check_dropout
-from torchbayes.model.model import Batch, Model
+from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.layers.dropout import DropoutPosterior
-
-State = Trajectory
 
 
 @dataclass(frozen=True)
@@ -76,46 +75,18 @@ class MCDropout(Descent):
         super().check(model)
         check_dropout(model.network)
 
-    def init(
-        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
-    ) -> State:
-        """Return the state before the first step.
-
-        Args:
-            density: the hot function.
-            weights_MD: where the members start.
-            buffers: the network's buffers of each member, (M, ...).
-            seeds: one seed per member.
-            steps_per_epoch: length of an epoch.
-
-        Returns:
-            The state.
+    def begin(
+        self, density: Any, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+    ) -> Trajectory:
+        """Return the trajectory before its first step.
 
         Raises:
             ValueError: if the network has no dropout.
         """
         self.check(density.model)
-        return start(
-            weights_MD, buffers, seeds, optimizer=self.optimizer, epochs=self.epochs, steps_per_epoch=steps_per_epoch
-        )
+        return super().begin(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
 
-    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Take one optimiser step under one mask for each row.
-
-        Args:
-            density: the hot function.
-            state: the state; intact afterwards unless donated.
-            batch: one minibatch per member, (M, B, ...).
-            donate: overwrite the state's tensors, to save copies.
-
-        Returns:
-            The new state, and the info of the step.
-        """
-        lr = self.optimizer.lr * self.schedule.factor(state.done)
-        target = self.optimizer.objective(density)
-        return descend(target, state, batch, optimizer=self.optimizer.rule, lr=lr, donate=donate)
-
-    def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> DropoutPosterior:
+    def posterior(self, density: LogDensity, state: Trajectory, shelf: Shelf | None = None) -> DropoutPosterior:
         """Return the members' networks under random masks."""
         del shelf
         about: dict[str, object] = {"buffers_M": state.buffers or None, "statistics_known": True}
