@@ -314,7 +314,7 @@ def test_what_is_derived_from_a_prior_needs_one(make: Any, settings: dict[str, A
 
 
 def test_where_no_prior_gives_a_length_the_mass_is_adapted():
-    """In `sample` of a bare density it is diagonal; a draw after burn-in, by its worth, costs at most thrice that of NUTS."""
+    """In `sample` of a bare density it is diagonal; then an effective draw costs at most three times that of NUTS."""
     scales_D = torch.tensor([0.01, 1.0, 10.0]).double()
     start_MD, length, short = scales_D * normal(96, 3), (96, 200, 120), (96, 40, 30)
     density = gaussian(scales_D)
