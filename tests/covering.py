@@ -69,6 +69,14 @@ def some_of(first: Iterable[Any], second: Iterable[Any], *, one_in: int) -> list
     return [pytest.param(a, b, marks=() if place % one_in == 0 else pytest.mark.study) for place, a, b in pairs]
 
 
+def with_studies(cases: Iterable[tuple[Any, ...]], *axes: Iterable[Any]) -> list[Any]:
+    """Return the product of the axes for `parametrize`: the cases named run, the others are studies."""
+    run = list(cases)
+    product = list(itertools.product(*axes))
+    assert all(case in product for case in run), "a case that is not in the product"
+    return [pytest.param(*case, marks=() if case in run else pytest.mark.study) for case in product]
+
+
 def _greedy(meets: Sequence[set[Hashable]]) -> list[int]:
     """The numbers of sets whose union is that of all: next comes the first that adds most."""
     missing: set[Hashable] = set().union(*meets)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
+from tests.covering import with_studies
 from tests.curvature import oracle
 from tests.curvature.networks import NETS
 from tests.curvature.oracle import ROWS
@@ -44,7 +45,12 @@ def found(name: str, **settings: Any) -> tuple[tb.LaplacePosterior, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes"), [*((name, [3, 2]) for name in SOME), *((name, None) for name in ("mlp", "groups", "lstm"))]
+    ("name", "sizes"),
+    with_studies(
+        [*((name, (3, 2)) for name in SOME), *((name, None) for name in ("mlp", "groups", "lstm"))],
+        SOME,
+        (None, (3, 2)),
+    ),
 )
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_exact_where_the_rank_suffices(name: str, sizes: Any):
@@ -54,7 +60,7 @@ def test_exact_where_the_rank_suffices(name: str, sizes: Any):
     assert_close(posterior.gaussian.covariance.dense(), 0.36 * torch.linalg.inv(exact + identity), rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize(("rank", "passes"), [(1, 6), (3, 2), (8, 2), (8, 3)])
+@pytest.mark.parametrize(("rank", "passes"), with_studies([(1, 6), (3, 2), (8, 2), (8, 3)], (1, 3, 8), (2, 3, 6)))
 def test_never_above_the_curvature(rank: int, passes: int):
     posterior, exact = found("linear attention", rank=rank, passes=passes)
     assert isinstance(posterior.curvature, LowRankCurvature)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.covering import with_studies
 from tests.laws.cases import CLASSES, POSTERIORS, model_of, normal, rows_of
 from torch import Tensor, distributions, nn
 from torch.func import functional_call, jacrev
@@ -691,14 +692,9 @@ def test_noise_that_is_fixed_or_cannot_collapse_is_not_looked_at() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("likelihood", "rows"),
-    [
-        ("learned", 100),
-        ("classes", 300),
-        *(
-            pytest.param(*case, marks=pytest.mark.study)
-            for case in (("fixed", 300), ("counts", 100), ("heavy tails", 100))
-        ),
-    ],
+    with_studies(
+        [("learned", 100), ("classes", 300)], ("learned", "fixed", "counts", "classes", "heavy tails"), (100, 300)
+    ),
 )
 def test_a_default_swag_is_no_worse_than_its_own_trajectory(likelihood: str, rows: int) -> None:
     """Held out, in nats a target; under SGD at 0.05 and 0.01, the defaults before, some of these diverged."""

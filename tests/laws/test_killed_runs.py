@@ -1,12 +1,10 @@
 """A run killed with SIGKILL at random moments and resumed equals the uninterrupted run bit for bit."""
 
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -16,14 +14,6 @@ import torchbayes as tb
 from tests.laws.cases import assert_same_tensors, everything, losses, model_of, rows_of
 from torchbayes.posteriors.posterior import Posterior
 
-SCRIPT = """
-import time
-import sys
-import tests.laws.test_killed_runs as here
-import torchbayes.driver.run
-torchbayes.driver.run._EVERY = 0.01  # seconds between checkpoints
-here.run(sys.argv[1], callbacks=[lambda event: time.sleep(0.02)])
-"""
 TRIALS, METHOD = 2, tb.SWAG(members=2, epochs=40, batch_size=2, rank=4, plan="loop")
 
 
@@ -32,22 +22,34 @@ def run(directory: str | Path, callbacks: Sequence[Callable[[tb.Event], object]]
     return tb.fit(model_of(), rows_of(), METHOD, seed=11, directory=directory, resume=True, callbacks=callbacks)
 
 
+def run_slowly(directory: Path) -> None:
+    """The same with a checkpoint every hundredth of a second, and a pause after every epoch."""
+    from torchbayes.driver import run as run_module
+
+    run_module._EVERY = 0.01
+    torch.set_num_threads(1)
+    run(directory, callbacks=[lambda event: time.sleep(0.02)])
+
+
 @pytest.mark.slow
 def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     expected = run(tmp_path / "whole")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])}
+    context = get_context("forkserver")  # whose server has imported torch, which takes seconds, once for all
+    context.set_forkserver_preload(["torch.distributed", "torchbayes"])
     inputs, _ = rows_of()
     chance, kills = random.Random(0), 0
     for trial in range(TRIALS):
         directory = tmp_path / str(trial)
         for _ in range(3):
-            process = subprocess.Popen([sys.executable, "-c", SCRIPT, str(directory)], env=environment)
+            process = context.Process(target=run_slowly, args=(directory,))
+            process.start()
             try:
                 _wait_for(directory / "config.json")
                 time.sleep(chance.uniform(0, 1.2))
             finally:
-                process.send_signal(signal.SIGKILL)
-            kills += process.wait() == -signal.SIGKILL
+                process.kill()
+                process.join()
+            kills += process.exitcode == -signal.SIGKILL
         found = run(directory)
         assert_same_tensors(everything(found), everything(expected))
         assert losses(directory) == losses(tmp_path / "whole")

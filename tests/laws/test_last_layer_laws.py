@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
-from itertools import product
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +10,7 @@ import pytest
 import torchbayes as tb
 from tests.laws import test_method_laws
 from tests.laws.cases import NETWORKS, model_of, rows_of
-from tests.laws.test_layer_laws import LAWS, obey
+from tests.laws.test_layer_laws import LAWS, obey, runs
 from tests.oracles import assert_close
 from torchbayes.native.seeds import member_seeds
 
@@ -30,15 +28,13 @@ def low_rank(plan: str = "loop", **settings: Any) -> tb.VBLL:
     return vbll(plan, **{"covariance": "low_rank", "rank": 2, "bound": "knowles_minka", **settings})
 
 
-def runs() -> Iterator[Any]:
-    """Each law of methods on each network that it is about."""
-    for make, law in product((vbll, low_rank), [law for law in LAWS if law is not TOGETHER]):
-        networks = NETWORKS if "network" in inspect.signature(law).parameters else ("",)
-        for network in networks if make is vbll else tuple(networks)[:2]:
-            yield pytest.param(make, law, network, id=f"{make.__name__}-{law.__name__}-{network}".rstrip("-"))
+OWN = [law for law in LAWS if law is not TOGETHER]
 
 
-@pytest.mark.parametrize(("make", "law", "network"), [*runs()])
+@pytest.mark.parametrize(
+    ("make", "law", "network"),
+    [*runs({"vbll": vbll}, OWN, NETWORKS), *runs({"low_rank": low_rank}, OWN, tuple(NETWORKS)[:2])],
+)
 def test_law_of_methods(
     make: Callable[..., Any], law: Callable[..., None], network: str, request: pytest.FixtureRequest
 ) -> None:

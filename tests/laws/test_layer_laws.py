@@ -6,7 +6,7 @@ The laws of methods are run on networks that have what the methods need: each ne
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -87,21 +87,23 @@ def networks_with_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "NETWORKS", WITH_DROPOUT)
 
 
-def runs() -> Iterator[Any]:
-    """Each law of methods on each network that it is about."""
-    for name, law in product(METHODS, LAWS):
-        needs = inspect.signature(law).parameters
-        for network in WITH_DROPOUT if "network" in needs else ("",):
-            yield pytest.param(METHODS[name], law, network, id=f"{name}-{law.__name__}-{network}".rstrip("-"))
+def runs(kinds: Mapping[str, Any], laws: Iterable[Callable[..., None]], names: Iterable[str]) -> Iterator[Any]:
+    """Each law on each network that it is about: every second network runs, in turn; the others are studies."""
+    laws = sorted(laws, key=lambda law: "network" not in inspect.signature(law).parameters)
+    for (name, make), (turn, law) in product(kinds.items(), enumerate(laws)):
+        networks = tuple(names) if "network" in inspect.signature(law).parameters else ("",)
+        for place, network in enumerate(networks):
+            marks = pytest.mark.study if network and (turn + place) % 2 else ()
+            yield pytest.param(make, law, network, id=f"{name}-{law.__name__}-{network}".rstrip("-"), marks=marks)
 
 
 def obey(law: Callable[..., None], make: Callable[..., Any], network: str, request: pytest.FixtureRequest) -> None:
     """Run a law of methods with what it asks for: a method, a network by name, and fixtures."""
-    found: dict[str, Any] = {"make": make, "network": network, "tick": 10.0, "plan": "loop"}
+    found: dict[str, Any] = {"make": make, "network": network, "plans": ("loop",)}
     law(**{n: found[n] if n in found else request.getfixturevalue(n) for n in inspect.signature(law).parameters})
 
 
-@pytest.mark.parametrize(("make", "law", "network"), [*runs()])
+@pytest.mark.parametrize(("make", "law", "network"), [*runs(METHODS, LAWS, WITH_DROPOUT)])
 def test_law_of_methods(
     make: Callable[..., Any], law: Callable[..., None], network: str, request: pytest.FixtureRequest
 ) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
+from tests.covering import some_of
 from tests.laws.cases import (
     METHODS,
     NETWORKS,
@@ -39,8 +40,8 @@ from torchbayes.posteriors.files import read_tensors
 from torchbayes.posteriors.posterior import Posterior
 
 Make = Callable[..., Method]
-STEPS = 5 * 4  # epochs times batches of an epoch
-SMALL = {"epochs": 5, "batch_size": 6, "plan": "loop"}
+STEPS = 3 * 4  # epochs times batches of an epoch
+SMALL = {"epochs": 3, "batch_size": 6, "plan": "loop"}
 
 methods = pytest.mark.parametrize("make", METHODS.values(), ids=METHODS.keys())
 networks = pytest.mark.parametrize("network", NETWORKS)
@@ -67,9 +68,15 @@ def uninterrupted(make: Make, network: str) -> tuple[dict[str, Tensor], list[dic
 
 @cache
 def alone(make: Make, network: str) -> list[dict[str, Tensor]]:
-    """Everything in the posteriors of three small fits of one member each."""
+    """Everything in the posteriors of small fits of one member each: the first and the last of three."""
     model, data, method = model_of(network), rows_of(network), make(members=1, **SMALL)
-    return [everything(tb.fit(model, data, method, seed=seed, callbacks=())) for seed in member_seeds(7, 3)]
+    return [everything(tb.fit(model, data, method, seed=seed, callbacks=())) for seed in member_seeds(7, 3)[::2]]
+
+
+@cache
+def members_together(make: Make, network: str, plan: str) -> dict[str, Tensor]:
+    """Everything in the posterior of a small fit of three members."""
+    return everything(fitted(make, network, members=3, plan=plan))
 
 
 def break_after(monkeypatch: pytest.MonkeyPatch, make: Make, steps: int) -> None:
@@ -93,17 +100,16 @@ def keep_every(monkeypatch: pytest.MonkeyPatch, seconds_per_look: float) -> None
 
 @methods
 @networks
-@pytest.mark.parametrize("tick", [2.0, 10.0])
 def test_interrupted_and_resumed_equals_uninterrupted(
-    make: Make, network: str, tick: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, log = uninterrupted(make, network)
-    keep_every(monkeypatch, tick)
-    for attempt in range(2):
-        # the first is interrupted anywhere, the second at the start of an epoch
-        steps = random.Random(f"{network}{tick}").randrange(STEPS) if attempt == 0 else 8
-        directory = tmp_path / str(attempt)
+    chance = random.Random(network)
+    # interrupted anywhere and at the start of an epoch, one with a checkpoint at every step and one with few
+    for steps, tick in zip((chance.randrange(STEPS), 8), chance.sample((2.0, 10.0), 2), strict=True):
+        directory = tmp_path / str(tick)
         with monkeypatch.context() as inside:
+            keep_every(inside, tick)
             break_after(inside, make, steps)
             with pytest.raises(KeyboardInterrupt):
                 fitted(make, network, directory)
@@ -113,14 +119,18 @@ def test_interrupted_and_resumed_equals_uninterrupted(
         assert losses(directory) == log
 
 
-@methods
-@pytest.mark.parametrize("tick", [0.0, 10.0])
+# methods in turn: few and many checkpoints take one path through every method, which the law above has with both
+@pytest.mark.parametrize(
+    ("make", "tick"),
+    some_of(METHODS.values(), (0.0, 10.0), one_in=2),
+    ids=[f"{name}-{tick}" for name in METHODS for tick in (0.0, 10.0)],
+)
 def test_interrupted_in_a_callback(make: Make, tick: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected, log = uninterrupted(make, "mlp")
     keep_every(monkeypatch, tick)
 
     def stop(event: tb.Event) -> None:
-        if event.epoch == 3:
+        if event.epoch == 2:
             raise KeyboardInterrupt
 
     method = make(members=2, **SMALL)
@@ -158,13 +168,13 @@ def test_resuming_a_finished_run_changes_nothing(make: Make, tmp_path: Path) -> 
 
 @methods
 @networks
-@pytest.mark.parametrize("plan", ["loop", "vmap"])
-def test_members_together_equal_members_alone(make: Make, network: str, plan: str) -> None:
+@pytest.mark.parametrize("plans", [("loop", "vmap")])  # in turn, since they are compared with the same fits
+def test_members_together_equal_members_alone(make: Make, network: str, plans: tuple[str, ...]) -> None:
     """And those of methods whose members see each other do not."""
     if network == "dropout" or getattr(make(), "estimator", "weights") != "weights":
-        plan = "auto"  # a mask needs a seed per member, and noise in the layers is no stack of networks
-    together = everything(fitted(make, network, members=3, plan=plan))
-    for m, one in enumerate(alone(make, network)):
+        plans = ("auto",)  # a mask needs a seed per member, and noise in the layers is no stack of networks
+    for plan, (m, one) in itertools.product(plans, zip((0, 2), alone(make, network), strict=True)):
+        together = members_together(make, network, plan)
         pairs = [(tensor[m], one[name][0]) for name, tensor in together.items()]
         if make().needs.coupled:
             assert not all(torch.allclose(*pair) for pair in pairs)

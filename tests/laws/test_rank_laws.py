@@ -24,11 +24,18 @@ from tests.laws.test_sampler_laws import SAMPLERS
 from tests.oracles import LinearGaussian, assert_close, normal
 from tests.ranks import Ended, check, launch
 from torchbayes.diagnostics import mcse_mean
+from torchbayes.methods.optimise import length
 from torchbayes.methods.sampler import Sampler
 
 GRIDS = {"data": (2, 1), "chains": (1, 2), "both": (2, 2)}
 ALL = {**SAMPLERS, **METHODS, "vbll": vbll}
-SOME = ("hmc", "nuts_dense", "elliptical", "sghmc", "swag", "map_sam", "ivon_pairs", "vi_low_rank", "mnf", "vbll")
+SOME = ("hmc", "nuts_dense", "sghmc", "swag", "map_sam", "ivon_pairs", "mnf", "vbll")
+# what these do on ranks another of their family does too, by the same masses, forms or estimators
+VARIANTS = (
+    *("random_walk_dense", "elliptical_wide", "mala_prior", "mala_diagonal", "mala_layer", "mala_dense", "hmc_fixed"),
+    *("hmc_diagonal", "sgld_preconditioned", "sghmc_friction", "map_adamw", "fge_sam", "bsam_parts", "swag_diagonal"),
+    *("vi_alpha", "flow_radial"),
+)
 # float64 to rounding: an all-reduce adds in another order, and a chain of some dozen steps amplifies that a little
 TIGHT: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-9}
 
@@ -57,10 +64,10 @@ def tensors(posterior: Any) -> dict[str, Tensor]:
     return {name: tensor.contiguous().clone() for name, tensor in everything(posterior).items()}
 
 
-def fit_all(grid: tuple[int, int], folder: Path) -> None:
-    """Fit every method, in memory and, for some, in a directory; every rank saves what it got."""
+def fit_all(grid: tuple[int, int], folder: Path, names: tuple[str, ...]) -> None:
+    """Fit these methods, in memory and, for some, in a directory; every rank saves what it got."""
     with tb.Ranks.grid(*grid) as ranks:
-        for name in shared(grid):
+        for name in names:
             own = folder / f"{name}_run" if name in {"hmc", "sghmc", "swag"} else None
             save_file(tensors(fitted(name, ranks, directory=own)), folder / f"{name}_{rank_number(ranks)}.safetensors")
 
@@ -70,7 +77,8 @@ def shared(grid: tuple[int, int]) -> list[str]:
 
     These share a grid of rows alone, and one of each family shares every grid.
     """
-    return [name for name in ALL if (grid[1] == 1 if name in COUPLED else grid == (2, 2) or name in SOME)]
+    own = [name for name in ALL if name not in VARIANTS]
+    return [name for name in own if (grid[1] == 1 if name in COUPLED else grid == (2, 2) or name in SOME)]
 
 
 def rank_number(ranks: tb.Ranks) -> int:
@@ -78,8 +86,12 @@ def rank_number(ranks: tb.Ranks) -> int:
     return ranks.data_rank * ranks.chains + ranks.chain_rank
 
 
+LONGEST = 200  # steps of the first runs at most
+
+
 def fit_around_modes(grid: tuple[int, int], folder: Path) -> None:
     """Fit `Laplace` without a start, whose length, prior and modes have to be found first."""
+    length._LONGEST = LONGEST
     with tb.Ranks.grid(*grid) as ranks:
         save_file(tensors(around_modes(folder / "run", ranks)), folder / f"{rank_number(ranks)}.safetensors")
 
@@ -100,7 +112,8 @@ def around_modes(directory: Path, ranks: tb.Ranks | None = None, **options: Any)
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
 @pytest.mark.slow
-def test_modes_that_ranks_find_are_those_of_one_process(tmp_path: Path) -> None:
+def test_modes_that_ranks_find_are_those_of_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(length, "_LONGEST", LONGEST)
     check(launch(fit_around_modes, 2, tmp_path, (2, 1), tmp_path))
     alone = around_modes(tmp_path / "alone")
     expected = tensors(alone)
@@ -123,14 +136,27 @@ def fitted_alone(name: str) -> dict[str, Tensor]:
 def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[int, int], Path]:
     """The fits of methods on a grid of processes: the grid, and where they left what they got."""
     folder = tmp_path_factory.mktemp("ranks")
-    check(launch(fit_all, request.param[0] * request.param[1], folder, request.param, folder))
+    check(
+        launch(fit_all, request.param[0] * request.param[1], folder, request.param, folder, (*shared(request.param),))
+    )
     return request.param, folder
 
 
 @pytest.mark.slow
 def test_ranks_together_equal_one_process(spread: tuple[tuple[int, int], Path]) -> None:
-    grid, folder = spread
-    for name in shared(grid):
+    assert_ranks_found_the_same(*spread, tuple(shared(spread[0])))
+
+
+@pytest.mark.slow
+@pytest.mark.study  # others of their families, above, take the same path
+def test_variants_on_ranks_equal_one_process(tmp_path: Path) -> None:
+    check(launch(fit_all, 4, tmp_path, (2, 2), tmp_path, VARIANTS))
+    assert_ranks_found_the_same((2, 2), tmp_path, VARIANTS)
+
+
+def assert_ranks_found_the_same(grid: tuple[int, int], folder: Path, names: tuple[str, ...]) -> None:
+    """What every rank has left in a folder is what one process finds."""
+    for name in names:
         alone = fitted_alone(name)
         for rank in range(grid[0] * grid[1]):
             found = load_file(folder / f"{name}_{rank}.safetensors")
@@ -297,7 +323,7 @@ def sample_linear(grid: tuple[int, int], folder: Path, make: Callable[[], Sample
 
 def long_hmc() -> Sampler:
     """Return HMC with enough iterations for moments."""
-    return tb.HMC(chains=2, steps=500, burn_in=100, step_size=0.05, trajectory=0.15, jitter=0.3)
+    return tb.HMC(chains=8, steps=180, burn_in=60, step_size=0.05, trajectory=0.15, jitter=0.3)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,12 @@ def fitted(make: Make, network: str = "mlp", directory: Path | None = None, **se
     return posterior
 
 
+@cache
+def in_memory(make: Make, network: str = "mlp") -> tb.Draws:
+    """The small fit that several laws compare with."""
+    return fitted(make, network)
+
+
 def break_after(monkeypatch: pytest.MonkeyPatch, make: Make, steps: int) -> None:
     """Let the sampler be interrupted instead of taking step number `steps`."""
     kind = type(make())
@@ -99,16 +106,15 @@ def break_after(monkeypatch: pytest.MonkeyPatch, make: Make, steps: int) -> None
 
 @samplers
 @networks
-@pytest.mark.parametrize("tick", [2.0, 10.0])
 def test_interrupted_and_resumed_equals_uninterrupted(
-    make: Make, network: str, tick: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = fitted(make, network, directory=tmp_path / "whole")
-    in_memory = fitted(make, network)
-    assert_same_tensors(in_memory.tensors(), expected.tensors())
-    keep_every(monkeypatch, tick)
+    assert_same_tensors(in_memory(make, network).tensors(), expected.tensors())
+    chance = random.Random(f"{make()}{network}")
+    keep_every(monkeypatch, chance.choice((2.0, 10.0)))
     with monkeypatch.context() as inside:
-        break_after(inside, make, random.Random(f"{make()}{tick}").randrange(1, make().steps))
+        break_after(inside, make, chance.randrange(1, make().steps))
         with pytest.raises(KeyboardInterrupt):
             fitted(make, network, directory=tmp_path / "cut")
     resumed = fitted(make, network, directory=tmp_path / "cut", resume=True)
@@ -133,7 +139,7 @@ def test_a_longer_chain_begins_with_the_shorter_one(make: Make, network: str, tm
 def test_draws_can_be_read_by_chain_and_index_while_the_run_is_on(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = fitted(make).weights_MSD
+    expected = in_memory(make).weights_MSD
     method = make()
     with monkeypatch.context() as inside:
         break_after(inside, make, method.steps - 1)
@@ -149,7 +155,7 @@ def test_draws_can_be_read_by_chain_and_index_while_the_run_is_on(
 @networks
 def test_chains_together_equal_chains_alone(make: Make, network: str) -> None:
     together = fitted(make, network, chains=3).weights_MSD
-    for m, seed in enumerate(member_seeds(7, 3)):
+    for m, seed in (*enumerate(member_seeds(7, 3)),)[::2]:  # the first and the last
         alone = fitted(make, network, chains=1, seed=seed).weights_MSD
         torch.testing.assert_close(together[m], alone[0], rtol=1e-6, atol=1e-9)
 
@@ -204,7 +210,8 @@ def test_single_precision_stays_single(make: Make, tmp_path: Path) -> None:
 @samplers
 @networks
 def test_same_seed_same_chain_other_seed_other_chain(make: Make, network: str) -> None:
-    first, again, other = (fitted(make, network, seed=seed).weights_MSD for seed in (7, 7, 8))
+    first = in_memory(make, network).weights_MSD
+    again, other = (fitted(make, network, seed=seed).weights_MSD for seed in (7, 8))
     torch.testing.assert_close(first, again, rtol=0, atol=0)
     assert (first - other).abs().max() > 1e-3
     assert (first[0] - first[1]).abs().max() > 1e-3
@@ -246,7 +253,7 @@ def test_loaders_and_lists_of_batches_are_as_good_as_tensors(make: Make) -> None
         def __getitem__(self, index: int) -> Any:
             return dataset[index]
 
-    expected = fitted(make).weights_MSD
+    expected = in_memory(make).weights_MSD
     found = tb.fit(model_of(), Wrapped(), make(), seed=7, callbacks=())
     assert isinstance(found, tb.Draws)
     torch.testing.assert_close(found.weights_MSD, expected, rtol=1e-9, atol=1e-12)

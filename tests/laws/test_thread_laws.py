@@ -25,7 +25,7 @@ from torchbayes.catalogue.methods import classes, small
 from torchbayes.native.generators import drawing_under
 from torchbayes.networks import DropConnect
 
-ROWS, CLASSES, THREADS = 16, 2, 3
+ROWS, CLASSES, THREADS = 16, 2, 2
 
 
 class Pause(nn.Module):

@@ -157,10 +157,10 @@ def test_the_objective_is_unbiased(kind: Transform) -> None:
     about: dict[str, Any] = {"layers": 3, "hidden": 5, "bins": 4}
     found = tb.FlowPosterior(linear(), mean_MD, parameters[:, 2:4].exp(), parameters[:, 4:], transform=kind, **about)
     assert family.num_parameters == parameters.shape[1] - 4
-    points = torch.cartesian_prod(*[torch.linspace(-4, 4, 641, dtype=torch.float64)] * 2)
+    points = torch.cartesian_prod(*[torch.linspace(-4, 4, 321, dtype=torch.float64)] * 2)
     log_q = found.log_prob(points)
     posterior, evidence = exact()
-    mass = log_q.exp() * 0.0125**2
+    mass = log_q.exp() * 0.025**2
     assert float(mass.sum()) == pytest.approx(1, abs=5e-3)
     expected = float((mass * (posterior.log_prob(points) + evidence - log_q)).sum())
     each = torch.tensor([-ROWS * float(objective(kind, parameters, draws=200, seed=s)[0].loss_M) for s in range(30)])
@@ -218,11 +218,17 @@ def fitted_to(kind: Any, model: tb.Model, data: Any, **options: Any) -> Any:
     return tb.fit(model, data, tb.NormalizingFlow(kind, layers=layers, hidden=16, **about), **options, callbacks=())
 
 
+@cache
+def linear_fit(kind: str) -> Any:
+    """The fit of a flow to the posterior of the linear model."""
+    return fitted_to(kind, linear(), (X, Y))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_bounds_of_a_linear_model_are_close_below_its_evidence(kind: str) -> None:
     """Correlations of a normal posterior are within reach of every flow but the radial one, which beats mean field."""
     posterior, evidence = exact()
-    found = fitted_to(kind, linear(), (X, Y))
+    found = linear_fit(kind)
     log_q = found.log_prob(POINTS)
     mass = log_q.exp() * STEP
     reached = float((mass * (posterior.log_prob(POINTS) + evidence - log_q)).sum())
@@ -239,8 +245,22 @@ def bent_fit(kind: str, name: str) -> Any:
     return fitted_to(kind, model, data, start=torch.tensor([0.3, 0.6], dtype=torch.float64))
 
 
-@pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("kind", KINDS)
+# a flow of each family, simple and neural, meets each target
+BENT = {("planar", "banana"), ("radial", "ring"), ("realnvp", "banana"), ("iaf", "ring"), ("spline", "banana")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        pytest.param(
+            kind,
+            name,
+            marks=[needs_zuko] * (kind not in {"planar", "radial"}) + [pytest.mark.study] * ((kind, name) not in BENT),
+        )
+        for kind in ("planar", "radial", "realnvp", "iaf", "spline")
+        for name in TARGETS
+    ],
+)
 def test_every_flow_beats_a_dense_normal_where_the_posterior_is_bent(kind: str, name: str) -> None:
     found, gaussian = bent_fit(kind, name), bent_fit("dense", name)
     evidence = float((log_joint(name, POINTS).exp() * STEP).sum().log())
@@ -362,7 +382,7 @@ def test_what_cannot_be_trusted_is_said(scale: float, mean: float, said: str | N
 
 
 def test_a_good_fit_has_no_problems() -> None:
-    found = fitted_to("planar", linear(), (X, Y))
+    found = linear_fit("planar")
     assert found.problems == ()
 
 

@@ -57,11 +57,11 @@ SCALES = torch.logspace(-2, 2, 8, dtype=torch.float64)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", [0.6, 0.8, 0.9])
+@pytest.mark.parametrize("target", [0.6, 0.9])
 def test_dual_averaging_meets_its_target_in_every_chain(target: float):
     """Chains of a scale from 0.01 to 100, five leapfrog steps each."""
     scales_MD = SCALES[:, None] * torch.linspace(1.0, 2.0, 10, dtype=torch.float64)
-    method = tb.HMC(8, 2000, 1000, trajectory=1e9, max_leapfrogs=5, target_acceptance=target)
+    method = tb.HMC(8, 1300, 1000, trajectory=1e9, max_leapfrogs=5, target_acceptance=target)
     chains = run_chains(gaussian(scales_MD), method, scales_MD * normal(8, 10), seed=1)
     assert (chains.numbers["gradients"] == 5).all()
     # it is held while the step size moves; where it no longer does, it is 0.04 more at a target of 0.6, by all chains
@@ -74,10 +74,10 @@ def test_dual_averaging_meets_its_target_in_every_chain(target: float):
     assert_close(relative_M / relative_M.mean(), torch.ones(8), rtol=0, atol=0.1)
 
 
-@pytest.mark.parametrize("target", [0.7, 0.8, 0.9])
+@pytest.mark.parametrize("target", [0.7, 0.9])
 def test_trees_meet_their_target_after_burn_in(target: float):
     """With the γ = 0.05 of Hoffman and Gelman it was 0.88 to 0.93 for 0.8, with steps too short by a third."""
-    method = tb.NUTS(24, 300, 150, target_acceptance=target)
+    method = tb.NUTS(24, 220, 150, target_acceptance=target)
     acceptance_MS = tb.sample(gaussian(), method, normal(24, 5), callbacks=()).numbers["acceptance"]
     assert acceptance_MS[:, 150:].mean() == pytest.approx(target, abs=0.05)
 
@@ -189,12 +189,12 @@ def test_windows_of_a_thousand_steps():
 
 @pytest.mark.parametrize("make", [tb.HMC, tb.NUTS])
 def test_a_step_size_is_found_anew_after_a_window(make: Callable[..., Sampler]):
-    """The first mass changes the units of N(0, 0.001²) from 0.001 to 1, and the step size with them."""
-    scales_MD = torch.full((2, 3), 1e-3).double()
+    """The first mass changes the units of N(0, 0.01²) from 0.01 to 1, and the step size with them."""
+    scales_MD = torch.full((2, 3), 1e-2).double()
     method: Any = make(2, 60, 50, **({"trajectory": 1.5, "mass": "diagonal"} if make is tb.HMC else {}))
     end = windows(50)[1][0]
-    state, _, infos = trace(gaussian(1e-3), method, scales_MD * normal(2, 3), end + 1)
-    assert infos[end - 1]["step_size"].max() < 0.01
+    state, _, infos = trace(gaussian(1e-2), method, scales_MD * normal(2, 3), end + 1)
+    assert infos[end - 1]["step_size"].max() < 0.05
     assert infos[end]["step_size"].min() > 0.1
     assert state.step_size.count == 1
 
@@ -314,9 +314,9 @@ def test_what_is_derived_from_a_prior_needs_one(make: Any, settings: dict[str, A
 
 
 def test_where_no_prior_gives_a_length_the_mass_is_adapted():
-    """In `sample` of a bare density it is diagonal; an effective draw costs at most three times that of NUTS."""
+    """In `sample` of a bare density it is diagonal; then an effective draw costs at most three times that of NUTS."""
     scales_D = torch.tensor([0.01, 1.0, 10.0]).double()
-    start_MD, length, short = scales_D * normal(12, 3), (12, 450, 200), (12, 40, 30)
+    start_MD, length, short = scales_D * normal(96, 3), (96, 200, 120), (96, 40, 30)
     density = gaussian(scales_D)
     alike = [tb.sample(density, method, start_MD) for method in (tb.HMC(*short), tb.HMC(*short, mass="diagonal"))]
     assert torch.equal(alike[0].weights_MSD, alike[1].weights_MSD)
@@ -325,9 +325,10 @@ def test_where_no_prior_gives_a_length_the_mass_is_adapted():
     expected_F, within_F = torch.tensor([0.0, 1.0]).double().repeat_interleave(3), torch.full((6,), 0.3).double()
     labels = [f"{name} {number}" for name in ("mean", "square") for number in range(3)]
     assert_expectations(values, expected_F, within_F=within_F, labels=labels)
-    trees = tb.sample(gaussian(scales_D), tb.NUTS(12, 200, 120), start_MD, callbacks=())
-    cost, other = (float(c.numbers["gradients"].sum() / ess(c.weights_MSD**2).min()) for c in (chains, trees))
-    assert cost < 3 * other
+    trees = tb.sample(gaussian(scales_D), tb.NUTS(24, 200, 120, max_doublings=5), start_MD[:24], callbacks=())
+    worth, other_worth = (ess(c.weights_MSD**2).min() for c in (chains, trees))
+    paid, other_paid = (c.numbers["gradients"][:, 120:].sum() for c in (chains, trees))
+    assert paid / worth < 3 * other_paid / other_worth
 
 
 @pytest.mark.parametrize("settings", [{"trajectory": 1.0}, {"mass": "dense"}, {"mass": "diagonal", "trajectory": 1.0}])
@@ -484,10 +485,10 @@ def test_steps_too_long_for_a_smooth_density_are_no_walls():
 
 
 WALLED: dict[str, Callable[..., Sampler]] = {
-    "hmc": lambda steps: tb.HMC(100, steps, 0, step_size=0.5, trajectory=1.2, jitter=0.5),
-    "nuts": lambda steps: tb.NUTS(100, steps, 0, step_size=0.5, mass="unit"),
-    "mala": lambda steps: tb.MALA(100, 4 * steps, 0, step_size=1.0),
-    "random walk": lambda steps: tb.RandomWalk(100, 4 * steps, 0, step_size=1.5),
+    "hmc": lambda steps: tb.HMC(300, steps, 0, step_size=0.5, trajectory=1.2, jitter=0.5),
+    "nuts": lambda steps: tb.NUTS(300, steps, 0, step_size=0.5, mass="unit"),
+    "mala": lambda steps: tb.MALA(300, 4 * steps, 0, step_size=1.0),
+    "random walk": lambda steps: tb.RandomWalk(300, 4 * steps, 0, step_size=1.5),
 }
 
 
@@ -495,12 +496,12 @@ WALLED: dict[str, Callable[..., Sampler]] = {
 @pytest.mark.parametrize(("name", "kind"), some_of(WALLED, ["infinite", "nan"], one_in=2))
 def test_a_wall_rejects_is_counted_and_leaves_the_truncated_law(name: str, kind: str):
     make = WALLED[name]
-    chains = tb.sample(walled(kind), make(600), normal(100, 2).abs(), seed=1)
+    chains = tb.sample(walled(kind), make(200), normal(300, 2).abs(), seed=1)
     draws_MSD, divergent_MS = chains.weights_MSD, chains.numbers["divergent"]
     assert (draws_MSD[..., 0] > 0).all()
     assert torch.isfinite(chains.numbers["log_density"]).all()
     assert 0.05 < divergent_MS.mean() < 0.9
-    if not isinstance(make(600), tb.NUTS):  # of whose trajectories the part before the wall is as good as any
+    if not isinstance(make(200), tb.NUTS):  # of whose trajectories the part before the wall is as good as any
         stayed_MS = (draws_MSD[:, 1:] == draws_MSD[:, :-1]).all(-1)
         assert stayed_MS[divergent_MS[:, 1:] == 1].all()
         assert (chains.numbers["acceptance"][divergent_MS == 1] == 0).all()
@@ -513,7 +514,7 @@ def test_a_wall_rejects_is_counted_and_leaves_the_truncated_law(name: str, kind:
 @pytest.mark.parametrize("make", WALLED.values(), ids=WALLED.keys())
 def test_a_log_density_of_plus_infinity_is_rejected_too(make: Callable[..., Sampler]):
     broken = tb.FunctionDensity(lambda w: torch.where(w[:, 0] < 0, torch.inf, -0.5 * w.double().square().sum(1)))
-    chains = tb.sample(broken, make(30), normal(100, 2).abs())
+    chains = tb.sample(broken, make(30), normal(300, 2).abs())
     assert (chains.weights_MSD[..., 0] > 0).all()
 
 

@@ -193,7 +193,7 @@ def test_layers_that_take_distributions_have_the_same_expectation_and_less_noise
     model, data = classifier(name)
     parameters = parameters_of(model, bend=0.2)
     found = {
-        way: objective(model, parameters, data, draws=1, estimator=way, seeds=range(600))[1]
+        way: objective(model, parameters, data, draws=1, estimator=way, seeds=range(300))[1]
         for way in ("weights", estimator)
     }
     error = torch.stack([part.var(0) / len(part) for part in found.values()]).sum(0).sqrt()

@@ -121,19 +121,19 @@ def wall(weights_MD: Tensor) -> Tensor:
     [
         (skewed().log_density, 0.3, 8, 0),
         (skewed().log_density, 0.02, 6, 0),
-        (skewed().log_density, 2.5, 5, 20),
-        (wall, 0.2, 8, 20),
+        (skewed().log_density, 2.5, 5, 8),
+        (wall, 0.2, 8, 8),
     ],
     ids=["usual", "bounded", "divergent", "wall"],
 )
 def test_it_equals_a_recursive_one_draw_by_draw(log_density: Any, step_size: float, doublings: int, divergences: int):
-    chains = 4 if step_size < 0.1 else 12
+    chains = 3 if step_size < 0.1 else 8
     method = tb.NUTS(chains, 20, 0, step_size=step_size, mass="unit", max_doublings=doublings)
     density = tb.FunctionDensity(log_density)
     state: Any = method.init(density, 0.3 * normal(chains, 4), seeds=member_seeds(0, chains))
     state.inverse_mass_MD.copy_(normal(chains, 4, seed=1).exp())
     divergent, saturated = 0.0, 0.0
-    for _ in range(4 if step_size < 0.1 else 20):
+    for _ in range(3 if step_size < 0.1 else 12):
         expected = [recursive(method, log_density, state, chain) for chain in range(chains)]
         state, info = method.step(density, state)
         gains = [torch.tensor([gain for *_, gain in tree.leaves], dtype=torch.float64) for _, tree, _ in expected]
@@ -251,7 +251,7 @@ def banana_log_density(weights_MD: Tensor) -> Tensor:
 @pytest.mark.filterwarnings("ignore:.*of the iterations diverged")  # with NUTS, they cost less than the checks see
 def test_a_banana_has_the_moments_of_quadrature():
     """The trapezoid rule on an even grid that covers all of the mass: exact to rounding."""
-    x, y = torch.linspace(-6, 6, 721, dtype=torch.float64), torch.linspace(-8, 8, 961, dtype=torch.float64)
+    x, y = torch.linspace(-6, 6, 361, dtype=torch.float64), torch.linspace(-8, 8, 481, dtype=torch.float64)
     grid_PD = torch.cartesian_prod(x, y)
     masses_P = banana_log_density(grid_PD).softmax(0)
 
@@ -262,7 +262,7 @@ def test_a_banana_has_the_moments_of_quadrature():
     exact_F = masses_P @ functions(grid_PD)
     coarse_P = banana_log_density(torch.cartesian_prod(x[::2], y[::2])).softmax(0)
     assert_close(coarse_P @ functions(torch.cartesian_prod(x[::2], y[::2]))[:, :6], exact_F[:6], rtol=1e-9, atol=1e-9)
-    chains = tb.sample(tb.FunctionDensity(banana_log_density), tb.NUTS(128, 260, 120), normal(128, 2), seed=1)
+    chains = tb.sample(tb.FunctionDensity(banana_log_density), tb.NUTS(160, 220, 120), normal(160, 2), seed=1)
     labels = ["x", "y", "x²", "y²", "x² y", "x y", "y > 0"]
     within_F = torch.tensor([0.1, 0.1, 0.15, 0.15, 0.3, 0.15, 0.05]).double()
     assert_expectations(functions(chains.weights_MSD), exact_F, within_F=within_F, labels=labels)
@@ -280,7 +280,7 @@ def test_one_dimension_is_enough(settings: dict[str, Any]):
         torch.tensor([[scale**2]]).double(),
         cdf=lambda w: torch.special.ndtr((w.double() - 3) / scale),
     )
-    chains = tb.sample(target.density(), tb.NUTS(200, 180, 60, **settings), normal(200, 1), seed=1)
+    chains = tb.sample(target.density(), tb.NUTS(400, 110, 50, **settings), normal(400, 1), seed=1)
     assert_moments(chains.weights_MSD, target)
     assert_quantiles(chains.weights_MSD, target)
 

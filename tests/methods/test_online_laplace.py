@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from scipy.optimize import minimize
+from tests.covering import with_studies
 from tests.laws.cases import NETWORKS, assert_same_tensors, everything, losses, made, rows_of
 from tests.laws.test_method_laws import break_after, keep_every
 from tests.oracles import LinearGaussian, assert_close, normal
@@ -27,7 +28,8 @@ from torchbayes.selection.trials import trial
 X = normal(40, 3)
 Y = X @ torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64) + 0.3 + 0.7 * normal(40, seed=1)
 SMALL: dict[str, Any] = {"epochs_of_descent": 5, "every": 2, "batch_size": 7, "plan": "loop"}
-structures = pytest.mark.parametrize("structure", ["kronecker", "dense", "diagonal", "ekfac", "low_rank"])
+STRUCTURES = ["kronecker", "dense", "diagonal", "ekfac", "low_rank"]
+structures = pytest.mark.parametrize("structure", STRUCTURES)
 
 
 @pytest.mark.parametrize("start", [0.1, 5.0])
@@ -103,15 +105,20 @@ def test_the_usual_length_is_50_epochs_or_2000_steps(steps_per_epoch: int, desce
 @pytest.mark.filterwarnings("ignore:.*not at a mode")  # after so few steps
 @pytest.mark.parametrize(
     ("structure", "network", "interrupted"),
-    [
-        ("kronecker", "conv_batch_norm", (5, 11, 14)),
-        ("kronecker", "tied", (14,)),
-        ("dense", "mlp", (5,)),
-        ("diagonal", "conv_batch_norm", (11,)),
-        ("ekfac", "mlp", (11, 14)),
-        ("ekfac", "conv_batch_norm", (5,)),
-        ("low_rank", "tied", (11,)),
-    ],
+    with_studies(
+        [
+            ("kronecker", "conv_batch_norm", (5, 11, 14)),
+            ("kronecker", "tied", (14,)),
+            ("dense", "mlp", (5,)),
+            ("diagonal", "conv_batch_norm", (11,)),
+            ("ekfac", "mlp", (11, 14)),
+            ("ekfac", "conv_batch_norm", (5,)),
+            ("low_rank", "tied", (11,)),
+        ],
+        STRUCTURES,
+        ("mlp", "conv_batch_norm", "tied"),
+        ((5, 11, 14), (5,), (11,), (14,), (11, 14)),
+    ),
 )
 def test_interrupted_and_resumed_equals_uninterrupted(
     structure: Any, network: str, interrupted: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -70,7 +70,7 @@ def test_entropy_is_the_mean_of_the_density(size: int) -> None:
         assert_close(entropy([1]), 0.5 * math.log(2 * math.pi * math.e))
 
 
-def polar(count: int = 400) -> tuple[Tensor, Tensor]:
+def polar(count: int = 120) -> tuple[Tensor, Tensor]:
     """Points u in the plane, and their shares of the law: nodes of radius by Gauss–Legendre, of angle even."""
     nodes, shares = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(count))
     radius = 4.5 * (nodes + 1)
@@ -122,7 +122,7 @@ def test_the_bound_is_that_of_quadrature_in_the_plane(prior: Any) -> None:
     nll = -torch.distributions.Bernoulli(logits=weights @ x.T).log_prob(y[:, 0]).mean(1)
     expected_nll = float((shares * nll).sum())
     expected_kl = -float((shares * model.log_prior(weights)).sum()) - (0.1 + entropy([2]))
-    draws, family = 3000, RadialFamily(model.layout.sizes)
+    draws, family = 1500, RadialFamily(model.layout.sizes)
     begin = start(parameters, {}, [3], optimizer=tb.SGD(), epochs=1, steps_per_epoch=1)
     batch = tb.Batch(x.unsqueeze(0), y.unsqueeze(0))
     drawing = Drawing(family, "weights", draws, antithetic=False, normal=False)

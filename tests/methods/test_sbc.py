@@ -25,7 +25,7 @@ from torchbayes.diagnostics import autocorrelation
 from torchbayes.methods.mcmc import hmc
 from torchbayes.methods.sampler import Sampler
 
-SETS, HIDDEN, NOISE, DRAWS = 200, 3, 0.3, 31
+SETS, HIDDEN, NOISE, DRAWS = 200, 3, 0.3, 15
 SIZE = 3 * HIDDEN + 1
 INPUTS_N = torch.linspace(-2, 2, 8, dtype=torch.float64)
 PLACES_B = torch.tensor([-1.5, 0.2, 3.0], dtype=torch.float64)  # where functions are compared: inside and outside
@@ -95,8 +95,8 @@ def worst(ranks_MF: Tensor) -> float:
 
 
 METHODS: dict[str, Any] = {
-    "hmc": tb.HMC(SETS, 100 + 5 * DRAWS, 100, 5, trajectory=1.5, jitter=0.5, max_leapfrogs=30),
-    "nuts": tb.NUTS(SETS, 120 + 3 * DRAWS, 120, 3, max_doublings=5),
+    "hmc": tb.HMC(SETS, 60 + 4 * DRAWS, 60, 4, trajectory=1.5, jitter=0.5, max_leapfrogs=30),
+    "nuts": tb.NUTS(SETS, 80 + 3 * DRAWS, 80, 3, max_doublings=5),
 }
 
 
@@ -138,5 +138,5 @@ def test_a_metropolis_test_that_accepts_too_much_is_seen(honest: bool, monkeypat
     if not honest:
         monkeypatch.setattr(hmc, "metropolis", lambda ratio_M, *more: (ratio_M > -20, right(ratio_M, *more)[1]))
     ranks_MF, chains = calibrated(replace(METHODS["hmc"], target_acceptance=0.6))
-    assert 0.5 < chains.numbers["acceptance"][:, 100:].mean() < 0.7
+    assert 0.5 < chains.numbers["acceptance"][:, 60:].mean() < 0.7
     assert (worst(ranks_MF) > ALPHA) == honest

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.covering import some_of
 from tests.laws.cases import NETWORKS, assert_same_tensors, everything, model_of, normal, rows_of
 from tests.oracles import assert_close
 from torch import Tensor, nn
@@ -249,8 +250,7 @@ def test_a_shared_vertex_connects_solutions_on_a_circle():
 # --- laws ---
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-@pytest.mark.parametrize("modes", [1, 2])
+@pytest.mark.parametrize(("name", "modes"), some_of(NETWORKS, [1, 2], one_in=2))
 def test_complexes_together_equal_complexes_alone(name: str, modes: int):
     settings = {"modes": modes, "plan": "auto" if name == "dropout" else "loop"}
     together = everything(fitted(name, 3 * modes, **settings))

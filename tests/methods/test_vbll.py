@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.covering import with_studies
 from tests.laws.cases import assert_same_tensors
 from tests.oracles import assert_close, normal
 from torch import Tensor, nn
@@ -205,7 +206,10 @@ def test_minibatches_and_weighted_rows_count_as_they_say() -> None:
 # --- training
 
 
-@pytest.mark.parametrize(("covariance", "weight"), [("dense", 0.5), ("diagonal", 1.0), ("low_rank", 0.5)])
+@pytest.mark.parametrize(
+    ("covariance", "weight"),
+    with_studies([("dense", 0.5), ("diagonal", 1.0), ("low_rank", 0.5)], COVARIANCES, (1.0, 0.5)),
+)
 def test_training_reaches_the_best_bound_of_fixed_features(covariance: Any, weight: float) -> None:
     """The noise is so wide that the prior, and with it β, counts in every direction."""
     (x, y), net, noise = regression(60, 1), stacked(outputs=1), 0.8

@@ -163,9 +163,9 @@ def test_local_noise_of_a_linear_layer_has_the_exact_law() -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_estimators_are_unbiased(name: str) -> None:
     """Flipout on every network, local noise where a layer has one position: the mean gradient is that of weights."""
-    reference = drawn(name, "weights", 600)
+    reference = drawn(name, "weights", 300)
     for estimator in ("auto", "flipout", *(["local"] if name == "mlp" else [])):
-        found = drawn(name, estimator, 400)
+        found = drawn(name, estimator, 200)
         error = (reference.var(0) / len(reference) + found.var(0) / len(found)).sqrt()
         z = (found.mean(0) - reference.mean(0)) / error.clamp_min(1e-12)
         assert float(z.abs().max()) < 5, estimator

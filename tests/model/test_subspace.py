@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
+from tests.covering import with_studies
 from tests.laws.cases import assert_same_tensors, made, model_of, rows_of
 from tests.oracles import LinearGaussian, assert_close, normal
 from torchbayes.diagnostics import mcse_mean
@@ -131,8 +132,11 @@ def of_coordinates(scale: float, temperature: float) -> tuple[Tensor, Tensor]:
     return covariance_RR @ features_NR.T @ rest_N / NOISE**2 / temperature, covariance_RR
 
 
+NORMAL, FLAT = tb.priors.Normal(1.5), tb.priors.Flat()
+
+
 @pytest.mark.parametrize(
-    ("prior", "temperature"), [(tb.priors.Normal(1.5), 4.0), (tb.priors.Flat(), 1.0)], ids=["normal", "flat"]
+    ("prior", "temperature"), with_studies([(NORMAL, 4.0), (FLAT, 1.0)], (NORMAL, FLAT), (1.0, 4.0))
 )
 def test_a_prior_of_the_coordinates_takes_the_place_of_the_models(prior: Any, temperature: float) -> None:
     model = tb.Model(

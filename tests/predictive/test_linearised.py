@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from tests.covering import with_studies
 from tests.curvature import oracle
 from tests.curvature.networks import NETS
 from tests.curvature.test_sums import Largest
@@ -88,14 +90,13 @@ def dealt() -> list[Any]:
 
     The rest of the pairs is a study.
     """
-    always, found = ("laplace kronecker", "blocks of any weights"), []
+    always = ("laplace kronecker", "blocks of any weights")
     others = [kind for kind in KINDS if kind not in always]
+    run = []
     for number, name in enumerate(SINGLE):
-        some = (*always, others[number % len(others)])
-        for kind in KINDS:
-            marks = () if name in TYPICAL or kind in some else pytest.mark.study
-            found.append(pytest.param(name, kind, marks=marks))
-    return found
+        kinds = KINDS if name in TYPICAL else (*always, others[number % len(others)])
+        run += [(name, kind) for kind in kinds]
+    return with_studies(run, SINGLE, KINDS)
 
 
 @pytest.mark.parametrize(("name", "kind"), dealt())
@@ -210,8 +211,17 @@ def test_joint_covariance_over_inputs(name: str, kind: str, chunk: int):
     assert_close(each, spread.diagonal(dim1=1, dim2=3).movedim(-1, 1), **scale)
 
 
-@pytest.mark.parametrize("kind", ["laplace diagonal", "laplace kronecker", "low rank plus diagonal"])
-@pytest.mark.parametrize("name", ["mlp", "groups", "layer norm", "multihead attention", "twice"])
+DIFFERENTIATED = ("laplace diagonal", "laplace kronecker", "low rank plus diagonal")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    with_studies(
+        product(("mlp", "groups", "layer norm", "multihead attention", "twice"), DIFFERENTIATED),
+        ("mlp", "linear", "groups", "layer norm", "linear attention", "multihead attention", "twice"),
+        (*DIFFERENTIATED, "laplace dense"),
+    ),
+)
 def test_variance_is_differentiable_in_the_inputs(name: str, kind: str):
     linearised = tb.Linearised(posterior(name, kind))
     inputs = NETS[name].inputs(2 if name == "mlp" else 1)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import torchbayes as tb
+from tests.covering import with_studies
 from tests.laws.cases import normal
 from torchbayes.linalg import Diagonal
 from torchbayes.native.seeds import Purpose, seeded
@@ -88,9 +89,16 @@ def test_every_method_that_carries_something_learns_a_sequence(name: str) -> Non
         assert torch.equal(found.posteriors[1].model.prior.joint.loc_D, mean_D)  # type: ignore[union-attr]
 
 
+CENTRES = tb.coresets.KCentre(5)
+
+
 @pytest.mark.parametrize(
     ("name", "coreset"),
-    [("vi", tb.coresets.KCentre(5)), ("map", None), ("diagonal", None), ("diagonal", tb.coresets.KCentre(5))],
+    with_studies(
+        [("vi", CENTRES), ("map", None), ("diagonal", None), ("diagonal", CENTRES)],
+        ("vi", "map", "diagonal"),
+        (None, CENTRES),
+    ),
 )
 def test_an_interrupted_sequence_goes_on_as_if_it_had_not_been(
     name: str, coreset: Coreset | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
