@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -22,8 +22,16 @@ from torchbayes.model.rows.sources import as_source
 STEADY = tb.Adam(0.1)
 
 
+class Now(NamedTuple):
+    """Where a run is."""
+
+    step: int
+    total_steps: int
+    steps_per_epoch: int
+
+
 def rates(method: Cyclic, steps: int, per_epoch: int) -> list[float]:
-    return [method.rate(step, steps, per_epoch) for step in range(steps)]
+    return [method.rate(Now(step, steps, per_epoch)) for step in range(steps)]
 
 
 def test_a_cycle_is_the_published_triangle() -> None:
@@ -119,7 +127,7 @@ def by_hand(method: Any, network: str = "mlp") -> tuple[Kept, Any, Any]:
         rows = slice(visit.number % 4 * 6, visit.number % 4 * 6 + 6)
         batch = tb.Batch(inputs[rows].expand(2, *inputs[rows].shape), targets[rows].expand(2, -1))
         state, info = method.step(density, state, batch)
-        assert info.lr == method.rate(state.step - 1, state.total_steps, 4)
+        assert info.lr == method.rate(Now(state.step - 1, state.total_steps, 4))
         if (drawn := method.draw(state)) is not None:
             shelf.steps.append(state.step)
             shelf.draws.append(drawn.clone())
