@@ -24,8 +24,8 @@ from tests.laws.test_sampler_laws import SAMPLERS
 from tests.oracles import LinearGaussian, assert_close, normal
 from tests.ranks import Ended, check, launch
 from torchbayes.diagnostics import mcse_mean
-from torchbayes.methods.optimise import length
 from torchbayes.methods.sampler import Sampler
+from torchbayes.selection import length
 
 GRIDS = {"data": (2, 1), "chains": (1, 2), "both": (2, 2)}
 ALL = {**SAMPLERS, **METHODS, "vbll": vbll}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -15,23 +15,16 @@ from torch import Tensor, nn
 import torchbayes as tb
 from torchbayes.health.ending import Case, NoHistory
 from torchbayes.health.kept import alike
-from torchbayes.methods.cycles.base import Cyclic, kept
+from torchbayes.methods.cycles.base import kept
 from torchbayes.methods.cycles.fge import triangle
+from torchbayes.methods.schedules import Progress
 from torchbayes.model.rows.sources import as_source
 
 STEADY = tb.Adam(0.1)
 
 
-class Now(NamedTuple):
-    """Where a run is."""
-
-    step: int
-    total_steps: int
-    steps_per_epoch: int
-
-
-def rates(method: Cyclic, steps: int, per_epoch: int) -> list[float]:
-    return [method.rate(Now(step, steps, per_epoch)) for step in range(steps)]
+def rates(method: Any, steps: int, per_epoch: int) -> list[float]:
+    return [method.rate(Progress(step, steps, per_epoch)) for step in range(steps)]
 
 
 def test_a_cycle_is_the_published_triangle() -> None:
@@ -127,7 +120,7 @@ def by_hand(method: Any, network: str = "mlp") -> tuple[Kept, Any, Any]:
         rows = slice(visit.number % 4 * 6, visit.number % 4 * 6 + 6)
         batch = tb.Batch(inputs[rows].expand(2, *inputs[rows].shape), targets[rows].expand(2, -1))
         state, info = method.step(density, state, batch)
-        assert info.lr == method.rate(Now(state.step - 1, state.total_steps, 4))
+        assert info.lr == method.rate(Progress(state.step - 1, state.total_steps, 4))
         if (drawn := method.draw(state)) is not None:
             shelf.steps.append(state.step)
             shelf.draws.append(drawn.clone())
@@ -144,7 +137,7 @@ def by_hand(method: Any, network: str = "mlp") -> tuple[Kept, Any, Any]:
         (tb.Snapshots(2, 6, optimizer=STEADY, cycles=3, draws=1), [24]),
     ],
 )
-def test_what_a_run_keeps(method: Cyclic, steps: list[int]) -> None:
+def test_what_a_run_keeps(method: Any, steps: list[int]) -> None:
     shelf, posterior, state = by_hand(method)
     assert shelf.steps == steps
     assert posterior.weights_MSD.shape == (2, len(steps), state.weights_MD.shape[1])
@@ -241,7 +234,7 @@ def test_held_out_rows_leave_room_for_a_cycle() -> None:
     ("method", "table"),
     some_of([tb.FGE(), tb.Snapshots()], [(1, 0.1), (100, 0.1), (100, "learned")], one_in=2),
 )
-def test_defaults_work_on_tiny_tables(method: Cyclic, table: tuple[int, Any]) -> None:
+def test_defaults_work_on_tiny_tables(method: Any, table: tuple[int, Any]) -> None:
     rows, noise = table
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(rows, 3, generator=generator)
@@ -294,7 +287,7 @@ def test_bfloat16(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("method", [tb.FGE(epochs=40, high_lr=1e-9), tb.Snapshots(epochs=40, optimizer=tb.Adam(1e-9))])
-def test_networks_that_are_one_function_are_told(method: Cyclic) -> None:
+def test_networks_that_are_one_function_are_told(method: Any) -> None:
     with pytest.warns(tb.ProblemWarning, match="member 0 are one function"):
         tb.fit(model_of(), rows_of(), method, callbacks=())
 

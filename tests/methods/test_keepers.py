@@ -117,7 +117,8 @@ def test_what_a_keeper_keeps_is_not_changed_unless_it_is_donated() -> None:
         step: int = 1
 
     path = [Moved(normal(2, 5, seed=seed), seed) for seed in range(4)]
-    for keeper in (Mean(lambda _: True), WithMoments(lambda _: True, 2)):
+    keepers: list[Any] = [Mean(lambda _: True), WithMoments(lambda _: True, 2)]
+    for keeper in keepers:
         state = keeper.begin(path[0])
         for moved in path[1:]:
             before = {name: value.clone() for name, value in kept(state).items()}

@@ -18,7 +18,7 @@ import torchbayes as tb
 from torchbayes.driver import progress
 from torchbayes.driver.begin import Begin
 from torchbayes.methods.choices import Epochs
-from torchbayes.methods.optimise import map as descents
+from torchbayes.methods.optimise import base as descents
 from torchbayes.methods.schedules import Constant
 from torchbayes.model.rows.sources import as_source
 from torchbayes.native.seeds import Purpose, generator, member_seeds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torchbayes.checks import check_counts, check_not_negative, check_positive, check_share, plain
 
@@ -158,6 +159,25 @@ class Steady:
 
 
 StepSchedule = Steady | Decay | Cycles
+
+
+class Progress(NamedTuple):
+    """Where a run is: what the learning rate of its next step depends on.
+
+    Attributes:
+        step: steps taken.
+        total_steps: length of the run.
+        steps_per_epoch: length of an epoch.
+    """
+
+    step: int
+    total_steps: int
+    steps_per_epoch: int
+
+    @property
+    def done(self) -> float:
+        """Completed share of the run, in [0, 1]."""
+        return self.step / self.total_steps
 
 
 def epochs_of(epochs: int | None, steps_per_epoch: int, *, steps: int = USUAL_STEPS) -> int:

@@ -20,6 +20,7 @@ from torchbayes.experiments.records import load_or_compute
 from torchbayes.experiments.shared.classifiers import METRICS, classifier, metrics_of
 from torchbayes.methods.cycles.base import kept
 from torchbayes.methods.cycles.fge import FGE
+from torchbayes.methods.schedules import Progress
 from torchbayes.model import Model
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.posteriors import Point
@@ -113,7 +114,9 @@ def path_of(
     epochs = [step / per_epoch for step in kept(method, total, per_epoch)]
     rows = range(0, average.draws, method.members)
     return {
-        "rates": [{"epoch": (step + 1) / per_epoch, "lr": method.rate(step, total, per_epoch)} for step in steps],
+        "rates": [
+            {"epoch": (step + 1) / per_epoch, "lr": method.rate(Progress(step, total, per_epoch))} for step in steps
+        ],
         "ends": list(ends),
         "kept": [{"epoch": e, **metrics(average, targets, [row])} for e, row in zip(epochs, rows, strict=True)],
         "average": [{"epoch": e, **metrics(average, targets, rows[: k + 1])} for k, e in enumerate(epochs)],

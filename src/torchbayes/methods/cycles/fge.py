@@ -24,7 +24,7 @@ from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
-from torchbayes.methods.schedules import USUAL_EPOCHS, PiecewiseLinear
+from torchbayes.methods.schedules import USUAL_EPOCHS, PiecewiseLinear, Progress
 
 _CYCLES = 10  # by default
 _HIGH, _LOW = 0.5, 0.05  # default rates, as shares of the optimiser's
@@ -136,7 +136,7 @@ class FGE(Cyclic, Descent):
         before, steps, count = self.cycles(total_steps, steps_per_epoch)
         return range(before + (steps + 1) // 2, before + (count - 1) * steps + (steps + 1) // 2 + 1, steps)
 
-    def rate(self, now: Trajectory) -> float:
+    def rate(self, now: Progress | Trajectory) -> float:
         """Return the learning rate of the next step."""
         step, total_steps, steps_per_epoch = now.step, now.total_steps, now.steps_per_epoch
         before, steps, _ = self.cycles(total_steps, steps_per_epoch)

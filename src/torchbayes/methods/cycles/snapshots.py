@@ -23,6 +23,7 @@ from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
+from torchbayes.methods.schedules import Progress
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Snapshots(Cyclic, Descent):
         count = min(self.cycles, total_steps)
         return [number * total_steps // count for number in range(1, count + 1)]
 
-    def rate(self, now: Trajectory) -> float:
+    def rate(self, now: Progress | Trajectory) -> float:
         """Return the learning rate of the next step."""
         step, total_steps, steps_per_epoch = now.step, now.total_steps, now.steps_per_epoch
         ends = [0, *self.ends(total_steps, steps_per_epoch)]

@@ -8,7 +8,7 @@ from torchbayes.methods.checks import check_training
 from torchbayes.methods.choices import Choice, Epochs
 from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.descent import Trajectory
-from torchbayes.methods.schedules import PiecewiseLinear
+from torchbayes.methods.schedules import PiecewiseLinear, Progress
 
 # defaults: number of snapshots, the averaging learning rate as a share of the optimiser's, the share of the run before
 USUAL_SNAPSHOTS, USUAL_SHARE, USUAL_BURN_IN = 50, 0.5, 0.5
@@ -60,7 +60,7 @@ class Averages:
         """How long to train, and how to average where that is open."""
         return (Epochs(self, then=ways_to_average(self)),)
 
-    def rate(self, now: Trajectory) -> float:
+    def rate(self, now: Progress | Trajectory) -> float:
         """Return the learning rate of the next step, on the schedule of the paper of SWAG."""
         lr = self.optimizer.lr
         share = USUAL_SHARE if self.averaging_lr is None else self.averaging_lr / lr

@@ -14,7 +14,7 @@ from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.keepers import Kept
 from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
 from torchbayes.methods.protocol import Onward
-from torchbayes.methods.schedules import Schedule
+from torchbayes.methods.schedules import Progress, Schedule
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 
@@ -40,7 +40,7 @@ class Descent(OnMinibatches, Kept, Defaults):
         """The next task begins at its weights."""
         return Onward(self, "start")
 
-    def rate(self, now: Trajectory) -> float:
+    def rate(self, now: Progress | Trajectory) -> float:
         """Return the learning rate of the next step."""
         return self.optimizer.lr * self.schedule.factor(now.done)
 
