@@ -13,7 +13,7 @@ arguments       a function has at most 8 arguments besides self and cls
 positional      a public function takes at most 3 of them by position; dunders whose signature Python fixes are exempt
 depth           a class may have a parent and a grandparent in the package: inheritance depth 3
 override        no class redefines what an ancestor in the package computes; constructors, stubs and defaults, which
-                only return something, are exempt, and so is what calls the ancestor's by `super()`
+                only return a value or an object, are exempt, and so is what calls the ancestor's by `super()`
 documented      public modules, classes and functions have docstrings (not dunders, setters, overloads, @override)
 annotated       public functions and constructors annotate every argument and the return
 comparisons     the tests hold on average one numeric comparison each: a call of allclose, isclose, approx, equal or
@@ -123,9 +123,11 @@ def implements(node: Function) -> bool:
 
 
 def computes(node: Function) -> bool:
-    """Whether a method implements more than a default, which returns something at once."""
+    """Whether a method implements more than a default, which returns something that is known, or an object it makes."""
     rest = [s for s in statements(node) if not isinstance(s, ast.Delete)]
-    return implements(node) and not (len(rest) == 1 and isinstance(rest[0], ast.Return))
+    calls = [dotted(part.func).rpartition(".")[2] for s in rest for part in ast.walk(s) if isinstance(part, ast.Call)]
+    default = len(rest) == 1 and isinstance(rest[0], ast.Return) and all(name[:1].isupper() for name in calls)
+    return implements(node) and not default
 
 
 def extends(node: Function) -> bool:

@@ -111,19 +111,27 @@ def test_depth_follows_bases_through_imports_reexports_and_subscripts(tmp_path: 
     a = class_with([], head="class A")
     parent = "from pkg.m import A\n" + class_with([], head="class B(A[int])")
     modules = {"m": a, "sub__in____init__": "from .n import B\n", "sub__in__n": parent}
+    modules["child"] = "import pkg.sub as s\n" + class_with([], head="class C(s.B)")
     assert breaches(tmp_path, **modules) == []
-    child = "import pkg.sub as s\n" + class_with([], head="class C(s.B)")
-    assert breaches(tmp_path, **modules, k=child) == [("C", "depth")]
+    grandchild = "from pkg.child import C\n" + class_with([], head="class D(C)")
+    assert breaches(tmp_path, **modules, k=grandchild) == [("D", "depth")]
     outside = "from torch import nn\n" + class_with([], head="class C(nn.Sequential)")
     assert breaches(tmp_path, **modules, k=outside) == []
+
+
+COMPUTES = method("m", body="return computed(1)")
 
 
 @pytest.mark.parametrize(
     ("base", "child", "broken"),
     [
-        (method("m"), method("m"), True),
-        (method("m"), "m = print", True),
-        (method("m"), method("n"), False),
+        (COMPUTES, method("m"), True),
+        (COMPUTES, "m = print", True),
+        (COMPUTES, method("n"), False),
+        (COMPUTES, method("m", body="return 1 + super().m()"), False),
+        (method("m"), method("m"), False),
+        (method("m", body="return Made(self.x)"), method("m"), False),
+        (method("m", body="x = 1\n    return x"), method("m"), True),
         ("@abstractmethod\n" + method("m"), method("m"), False),
         (method("m", body="..."), method("m"), False),
         (method("m", body="raise NotImplementedError"), method("m"), False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,12 +15,12 @@ from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.keepers import Kept
 from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
 from torchbayes.methods.protocol import Onward
-from torchbayes.methods.schedules import Progress, Schedule
+from torchbayes.methods.schedules import Progress
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 
 
-class Descent(OnMinibatches, Kept, Defaults):
+class Descent(OnMinibatches, Kept, Defaults, ABC):
     """Gradient descent on minibatches, from the first step to the last.
 
     Attributes:
@@ -33,16 +34,15 @@ class Descent(OnMinibatches, Kept, Defaults):
     epochs: int | None
     batch_size: int
     optimizer: AnyOptimizer
-    schedule: Schedule
 
     @property
     def onward(self) -> Onward:
         """The next task begins at its weights."""
         return Onward(self, "start")
 
+    @abstractmethod
     def rate(self, now: Progress | Trajectory) -> float:
         """Return the learning rate of the next step."""
-        return self.optimizer.lr * self.schedule.factor(now.done)
 
     def begin(
         self, density: Any, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int

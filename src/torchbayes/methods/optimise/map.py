@@ -19,7 +19,7 @@ from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.protocol import Shelf
-from torchbayes.methods.schedules import Cosine, Schedule
+from torchbayes.methods.schedules import Cosine, Progress, Schedule
 from torchbayes.posteriors.point import Point
 
 
@@ -52,6 +52,10 @@ class MAP(Descent):
         check_counts(**given(epochs=self.epochs))
         check_schedule(self.schedule)
         check_adversarial(self.adversarial)
+
+    def rate(self, now: Progress | Trajectory) -> float:
+        """Return the learning rate of the next step."""
+        return self.optimizer.lr * self.schedule.factor(now.done)
 
     def posterior(self, density: LogDensity, state: Trajectory, shelf: Shelf | None = None) -> Point:
         """Return the point masses at the members' weights."""

@@ -28,7 +28,7 @@ from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.protocol import Shelf
-from torchbayes.methods.schedules import Cosine, Schedule
+from torchbayes.methods.schedules import Cosine, Progress, Schedule
 from torchbayes.model.dropout import check_dropout
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
@@ -85,6 +85,10 @@ class MCDropout(Descent):
         """
         self.check(density.model)
         return super().begin(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
+
+    def rate(self, now: Progress | Trajectory) -> float:
+        """Return the learning rate of the next step."""
+        return self.optimizer.lr * self.schedule.factor(now.done)
 
     def posterior(self, density: LogDensity, state: Trajectory, shelf: Shelf | None = None) -> DropoutPosterior:
         """Return the members' networks under random masks."""
