@@ -201,10 +201,10 @@ def test_data_that_shrink_between_epochs_are_said() -> None:
 # --- the driver ---
 
 
-def test_the_driver_asks_no_method_what_it_is() -> None:
+def test_the_rooms_around_methods_ask_none_what_it_is() -> None:
     """No isinstance, hasattr or getattr on a method, and no name of one, but where `fit` checks what users pass."""
-    folder = Path(tb.__file__).parent / "driver"
-    for path in folder.glob("*.py"):
+    package = Path(tb.__file__).parent
+    for path in (path for room in ("driver", "selection", "health") for path in (package / room).glob("*.py")):
         tree = ast.parse(path.read_text())
         imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names}
         assert not imported & set(classes())
@@ -216,3 +216,10 @@ def test_the_driver_asks_no_method_what_it_is() -> None:
 def test_newcomers_are_methods() -> None:
     methods: list[Method] = [SVGD(), SAG(), Stretch()]
     assert [method.length(4) for method in methods] == [20, 20, 40]
+
+
+def test_a_method_of_the_former_protocol_is_told_what_it_lacks() -> None:
+    members = {name: getattr(SAG, name) for name in ("needs", "init", "visit", "step", "posterior", "length")}
+    former = type("Former", (), {"members": 1, "plan": "loop", "batch_size": 6, "sweeps": 1, **members})
+    with pytest.raises(TypeError, match=r"Former has no `check`, `choices`, `draw`, `ending`.*inherit .*Defaults"):
+        fitted(former)

@@ -40,12 +40,18 @@ from torchbayes.posteriors.posterior import Posterior
 
 
 def check_method(method: Any) -> None:
-    """Check that a method is an object with settings, not a class or a name.
+    """Check that a method is an object with settings, not a class or a name, and has all of the protocol.
 
     Raises:
-        TypeError: if it is not.
+        TypeError: if it is not, or lacks something.
     """
     check_object(("members", "needs", "init", "visit", "step"), "SWAG(epochs=60)", method=method)
+    missing = sorted({"choices", "check", "draw", "ending"} - set(dir(method)))
+    if missing:
+        raise TypeError(
+            f"{type(method).__name__} has no {', '.join(f'`{name}`' for name in missing)}, which a method has. Let it "
+            f"inherit `torchbayes.methods.defaults.Defaults`, and override what differs."
+        )
 
 
 def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:

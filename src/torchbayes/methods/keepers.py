@@ -6,6 +6,7 @@ is settings, a motion and a keeper, and the posterior that they give.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import check_memory
+from torchbayes.methods.optimise.descent import Following
 from torchbayes.methods.optimise.moments import Moments
 from torchbayes.model.network import Buffers
 
@@ -108,52 +110,47 @@ class EndsOfCycles(Last):
 
 
 @dataclass(frozen=True)
-class Path:
-    """The state of a run of which something is kept beside the end.
+class Averaged(Following):
+    """The state of a run, with a mean of its weights.
 
     Attributes:
         trajectory: the state of the motion.
-    """
-
-    trajectory: Any
-
-    @property
-    def step(self) -> int:
-        """Steps taken."""
-        return self.trajectory.step
-
-    @property
-    def total_steps(self) -> int:
-        """Length of the run."""
-        return self.trajectory.total_steps
-
-
-@dataclass(frozen=True)
-class Averaged(Path):
-    """A mean of weights.
-
-    Attributes:
         mean_MD: mean of the snapshots.
         snapshots: n, their number.
     """
 
+    trajectory: Any
     mean_MD: Tensor
     snapshots: int
 
 
 @dataclass(frozen=True)
-class Spread(Path):
-    """Moments of weights.
+class Spread(Following):
+    """The state of a run, with moments of its weights.
 
     Attributes:
+        trajectory: the state of the motion.
         moments: of the snapshots so far.
     """
 
+    trajectory: Any
     moments: Moments
 
 
+class Beside:
+    """What keepers share that keep something beside the end of the path."""
+
+    def moving(self, state: Averaged | Spread) -> Any:
+        """Return the state of the motion."""
+        return state.trajectory
+
+    def draw(self, state: Averaged | Spread) -> None:
+        """Return nothing."""
+        del state
+
+
 @dataclass(frozen=True)
-class Mean:
+class Mean(Beside):
     """Keeps the mean of weights.
 
     Attributes:
@@ -166,10 +163,6 @@ class Mean:
         """Return the mean of nothing, which is 0."""
         return Averaged(moving, torch.zeros_like(moving.weights_MD), 0)
 
-    def moving(self, state: Averaged) -> Any:
-        """Return the state of the motion."""
-        return state.trajectory
-
     def keep(self, state: Averaged, moved: Any, *, donate: bool) -> Averaged:
         """Return the mean with the weights of the motion, if these are due."""
         del donate
@@ -178,13 +171,9 @@ class Mean:
         count = state.snapshots + 1
         return Averaged(moved, state.mean_MD.lerp(moved.weights_MD, 1 / count), count)
 
-    def draw(self, state: Averaged) -> None:
-        """Return nothing."""
-        del state
-
 
 @dataclass(frozen=True)
-class WithMoments:
+class WithMoments(Beside):
     """Keeps mean, variances and the last deviations of weights.
 
     Attributes:
@@ -208,14 +197,10 @@ class WithMoments:
         check_memory(needed, "directions of all members", weights_MD.device, rank=self.rank)
         if self.planned is not None and (planned := self.planned(moving)) < 2:
             raise ValueError(
-                f"at least 2 snapshots are needed for a spread; this run would take {planned}. Train longer, lower "
-                f"`burn_in` or raise `per_epoch`."
+                f"there must be at least 2 snapshots to have a spread; this run would take {planned}. Train longer, "
+                f"lower `burn_in` or raise `per_epoch`."
             )
         return Spread(moving, Moments.empty(weights_MD, self.rank))
-
-    def moving(self, state: Spread) -> Any:
-        """Return the state of the motion."""
-        return state.trajectory
 
     def keep(self, state: Spread, moved: Any, *, donate: bool) -> Spread:
         """Return the moments with the weights of the motion, if these are due."""
@@ -223,12 +208,8 @@ class WithMoments:
             return replace(state, trajectory=moved)
         return Spread(moved, state.moments.collect(moved.weights_MD, donate=donate))
 
-    def draw(self, state: Spread) -> None:
-        """Return nothing."""
-        del state
 
-
-class Kept:
+class Kept(ABC):
     """A motion with a keeper: what `init`, `step` and `draw` of a method are."""
 
     @property
@@ -236,15 +217,15 @@ class Kept:
         """What of the path stays: its end."""
         return Last()
 
+    @abstractmethod
     def begin(
         self, density: Any, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> Any:
         """Return the state of the motion before its first step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def move(self, density: Any, state: Any, batch: Any, *, donate: bool = False) -> tuple[Any, Any]:
         """Return the state of the motion one step on, and what the step reports."""
-        raise NotImplementedError
 
     def init(
         self, density: Any, weights_MD: Tensor, buffers: Any = None, *, seeds: Sequence[int], steps_per_epoch: int = 1

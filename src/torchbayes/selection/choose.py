@@ -61,7 +61,6 @@ def choose(
     folds = folds_of(model, source, validation, seed=begin.seeds[0])
     if not folds:
         return model, method, asked
-    method.check(model)
     with search_bar(callbacks, method) as told:
         chosen = _of_all(choices, Search(model, method, folds, begin, told))
     record = {

@@ -36,8 +36,8 @@ from torchbayes.health.constant import num_targets
 from torchbayes.health.descent import log_likelihoods
 from torchbayes.methods.choices import Epochs
 from torchbayes.methods.optimise.learned import most_probable
-from torchbayes.methods.optimise.map import MAP
-from torchbayes.methods.protocol import DivergedError, Info
+from torchbayes.methods.optimise.seeker import seeker
+from torchbayes.methods.protocol import DivergedError, Info, Method
 from torchbayes.methods.schedules import USUAL_EPOCHS, Constant, epochs_of
 from torchbayes.posteriors.point import Point
 from torchbayes.selection.folds import Fold
@@ -87,7 +87,7 @@ def _of_first_runs(choice: Epochs, search: Search) -> tuple[int, dict[str, Any],
     """Return the epochs, a record, and the learned parameters to begin with; None where all runs diverged at once."""
     descent, folds, per_epoch = choice.descent, search.folds, search.folds[0].rows.steps_per_epoch
     most = descent.epochs or max(USUAL_EPOCHS, -(-_LONGEST // per_epoch))
-    method = MAP(1, most, optimizer=descent.optimizer, schedule=Constant(), plan=descent.plan)
+    method = seeker(epochs=most, optimizer=descent.optimizer, schedule=Constant(), plan=descent.plan)
     density = search.density(method)
     runs = [*_runs(method, search)]
     epoch, seen, best = 0, dict[int, float](), list[Point]()
@@ -112,7 +112,7 @@ def _of_first_runs(choice: Epochs, search: Search) -> tuple[int, dict[str, Any],
     return min(most, max(shortest, FACTOR * early)), record, None if learned_P is None else learned_P.tolist()
 
 
-def _runs(method: MAP, search: Search) -> Iterator[Iterator[tuple[Any, Info]]]:
+def _runs(method: Method, search: Search) -> Iterator[Iterator[tuple[Any, Info]]]:
     """Yield a run on each fold. They take turns at one gradient; weights and slots are their own."""
     density, begin, gradient_MD = search.density(method), search.begin.some(slice(1)), None
     for fold in search.folds:

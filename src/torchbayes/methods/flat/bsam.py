@@ -35,13 +35,12 @@ from torchbayes.density.plans import BackendName
 from torchbayes.health.descent import Descended
 from torchbayes.linalg import Diagonal
 from torchbayes.methods.checks import check_counts, check_plan, check_positive, check_schedule, check_share
-from torchbayes.methods.choices import Choice, PriorScale
-from torchbayes.methods.defaults import Defaults, OnMinibatches
+from torchbayes.methods.defaults import Defaults, NaturalGradient
 from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, due, first_unsound
 from torchbayes.methods.flat.parts import Piece, split
 from torchbayes.methods.noise import Purpose, mix, normals
 from torchbayes.methods.optimise.descent import Info, clone, largest
-from torchbayes.methods.protocol import DivergedError, Needs, Onward, Shelf
+from torchbayes.methods.protocol import DivergedError, Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.variational.target import Target, narrowed, target_of
 from torchbayes.model.model import Batch
@@ -105,7 +104,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class BSAM(OnMinibatches, Defaults):
+class BSAM(NaturalGradient, Defaults):
     """Bayesian sharpness-aware minimisation: a Gaussian with independent weights; with several members their mixture.
 
     Attributes:
@@ -145,21 +144,6 @@ class BSAM(OnMinibatches, Defaults):
         check_share(momentum=self.momentum, decay=self.decay)
         check_schedule(self.schedule)
         check_plan(self.plan)
-
-    @property
-    def needs(self) -> Needs:
-        """Minibatches, through a network in training mode, and standard deviations to begin with."""
-        return Needs(batch_size=self.batch_size, network="train", spread=True)
-
-    @property
-    def choices(self) -> tuple[Choice, ...]:
-        """The scale of an open prior, by trial runs half as long."""
-        return (PriorScale(length=0.5),)
-
-    @property
-    def onward(self) -> Onward:
-        """Its Gaussian is the prior of the next task."""
-        return Onward(self, "prior")
 
     def init(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -208,13 +208,13 @@ def looked_at(now: Trajectory, batch: Batch, *, lr: float, value_M: Tensor, grad
 
 
 class Following:
-    """A state that follows a trajectory.
+    """A state beside that of a motion.
 
     Attributes:
-        trajectory: the running weights.
+        trajectory: the state of the motion, such as a `Trajectory`.
     """
 
-    trajectory: Trajectory
+    trajectory: Any
 
     @property
     def step(self) -> int:

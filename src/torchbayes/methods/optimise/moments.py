@@ -80,7 +80,7 @@ class Moments:
         """
         if self.snapshots < 2:
             raise ValueError(
-                f"SWAG needs at least 2 snapshots to have a spread; got {self.snapshots}. "
+                f"there must be at least 2 snapshots to have a spread; got {self.snapshots}. "
                 f"Train longer, lower `burn_in` or raise `per_epoch`."
             )
         rank = min(self.snapshots, self.deviations_MKD.shape[1])

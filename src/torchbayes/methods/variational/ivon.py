@@ -45,12 +45,11 @@ from torchbayes.health.descent import Descended
 from torchbayes.health.spread import as_the_prior
 from torchbayes.linalg import Diagonal
 from torchbayes.methods.checks import check_counts, check_plan, check_positive, check_schedule, check_share
-from torchbayes.methods.choices import Choice, PriorScale
-from torchbayes.methods.defaults import Defaults, OnMinibatches
+from torchbayes.methods.defaults import Defaults, NaturalGradient
 from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, due, first_unsound
 from torchbayes.methods.noise import Purpose, mix
 from torchbayes.methods.optimise.descent import clone, largest
-from torchbayes.methods.protocol import DivergedError, Needs, Onward, Shelf
+from torchbayes.methods.protocol import DivergedError, Shelf
 from torchbayes.methods.schedules import Cosine, Schedule, ramp
 from torchbayes.methods.variational.target import Target, narrowed, target_of
 from torchbayes.model.model import Batch
@@ -157,7 +156,7 @@ class Info:
 
 
 @dataclass(frozen=True)
-class IVON(OnMinibatches, Defaults):
+class IVON(NaturalGradient, Defaults):
     """Variational inference with independent Gaussians by natural gradients; with several members their mixture.
 
     Attributes:
@@ -200,21 +199,6 @@ class IVON(OnMinibatches, Defaults):
         check_plan(self.plan)
         if self.antithetic and self.draws % 2:
             raise ValueError(f"`draws` must be even where they come in pairs (`antithetic`); got {self.draws}.")
-
-    @property
-    def needs(self) -> Needs:
-        """Minibatches, through a network in training mode, and standard deviations to begin with."""
-        return Needs(batch_size=self.batch_size, network="train", spread=True)
-
-    @property
-    def choices(self) -> tuple[Choice, ...]:
-        """The scale of an open prior, by trial runs half as long."""
-        return (PriorScale(length=0.5),)
-
-    @property
-    def onward(self) -> Onward:
-        """Its Gaussian is the prior of the next task."""
-        return Onward(self, "prior")
 
     def decay(self, total_steps: int) -> float:
         """Return β₂ in a run of so many steps."""
