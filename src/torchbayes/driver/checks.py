@@ -46,7 +46,7 @@ def check_method(method: Any) -> None:
         TypeError: if it is not, or lacks something.
     """
     check_object(("members", "needs", "init", "visit", "step"), "SWAG(epochs=60)", method=method)
-    missing = sorted({"choices", "check", "draw", "ending"} - set(dir(method)))
+    missing = [name for name in ("check", "choices", "draw", "ending") if not hasattr(method, name)]
     if missing:
         raise TypeError(
             f"{type(method).__name__} has no {', '.join(f'`{name}`' for name in missing)}, which a method has. Let it "
