@@ -67,17 +67,17 @@ install: $(VENV)/.test $(VENV)/.check $(VENV)/.docs ## everything the other targ
 
 clean: ## remove the environment and everything that was built
 	rm -rf $(VENV) site demo gpu.json .pytest_cache .ruff_cache .import_linter_cache
-	find src tests tools benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find src experiments tests tools benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # A stamp is written only after its install has succeeded. torch goes first and alone, so that no other
 # package's requirements have a say in which build of it is taken.
-$(VENV)/.package: pyproject.toml constraints.txt
+$(VENV)/.package: pyproject.toml experiments/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version.split()[0]; sys.exit(None if sys.version_info >= (3, 11) else \
 	    "torchbayes needs Python 3.11 or newer; $(PYTHON) is " + v + ". Try make PYTHON=python3.11.")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(PIP) --quiet pip setuptools hatchling editables
 	$(PIP) torch
-	$(PIP) --quiet --no-build-isolation --editable .
+	$(PIP) --quiet --no-build-isolation --editable . --editable experiments
 	@touch $@
 
 $(VENV)/.%: $(VENV)/.package

@@ -16,8 +16,8 @@ from torchbayes.catalogue.data import defaults
 from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import usual_plan
 from torchbayes.comparison import compare
+from torchbayes.comparison import evidence as network_evidence
 from torchbayes.comparison.settings import Comparison
-from torchbayes.experiments import network_evidence
 from torchbayes.model.priors import LogInverseChi
 
 MOONS = Problem("two_moons", "mlp", {"hidden": [8]}, prior_scale=2.0)

@@ -14,8 +14,8 @@ from torchbayes import networks
 from torchbayes.catalogue.config import read_config, write_config
 from torchbayes.catalogue.problem import Problem
 from torchbayes.cli import main
+from torchbayes.comparison import evidence as room
 from torchbayes.data import load
-from torchbayes.experiments import network_evidence as room
 from torchbayes.posteriors.locks import Locked
 
 # a few epochs do not train

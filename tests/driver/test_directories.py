@@ -28,11 +28,11 @@ from torchbayes.cli.commands import main
 from torchbayes.comparison.compare import compare
 from torchbayes.comparison.settings import Comparison
 from torchbayes.driver.log import read_log
-from torchbayes.experiments import reproduce
 from torchbayes.posteriors import Posterior
 from torchbayes.posteriors.files import PART, read_tensors, write_tensors
 from torchbayes.posteriors.load import read_draws
 from torchbayes.posteriors.locks import NAME, FileWarning, Locked
+from torchbayes_experiments import reproduce
 
 PATIENCE = 240.0  # seconds
 SWAG = tb.SWAG(members=2, epochs=6, batch_size=8, rank=2, plan="loop")

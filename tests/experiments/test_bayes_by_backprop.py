@@ -11,12 +11,12 @@ import torch
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load
-from torchbayes.experiments import reproduce
-from torchbayes.experiments.bayes_by_backprop import EXPERIMENT, report, run
-from torchbayes.experiments.bayes_by_backprop.recipe import BackpropRecipe, Entry, Regression
 from torchbayes.linalg import Diagonal
 from torchbayes.model.priors import Flat, Normal, NormalMixture
 from torchbayes.posteriors import Gaussian
+from torchbayes_experiments import reproduce
+from torchbayes_experiments.bayes_by_backprop import EXPERIMENT, report, run
+from torchbayes_experiments.bayes_by_backprop.recipe import BackpropRecipe, Entry, Regression
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")  # so short a training
 SHORT = tb.MAP(epochs=3, batch_size=50)

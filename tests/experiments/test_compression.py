@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from torchbayes.data import load
-from torchbayes.experiments import get
-from torchbayes.experiments.compression.recipe import (
+from torchbayes_experiments import get
+from torchbayes_experiments.compression.recipe import (
     CONVOLUTIONAL,
     DENSE,
     DROPOUT,
@@ -25,8 +25,8 @@ from torchbayes.experiments.compression.recipe import (
     SINGLE,
     NetworkRecipe,
 )
-from torchbayes.experiments.compression.report import parts, summarise
-from torchbayes.experiments.compression.run import error_of, run, speed
+from torchbayes_experiments.compression.report import parts, summarise
+from torchbayes_experiments.compression.run import error_of, run, speed
 
 TINY = replace(
     QUICK,

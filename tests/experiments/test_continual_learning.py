@@ -13,8 +13,8 @@ import torch
 
 import torchbayes as tb
 from torchbayes.data import load
-from torchbayes.experiments.continual_learning import EXPERIMENT, report, run
-from torchbayes.experiments.continual_learning.recipe import (
+from torchbayes_experiments.continual_learning import EXPERIMENT, report, run
+from torchbayes_experiments.continual_learning.recipe import (
     CENTRES,
     DIAGONAL,
     KINDS,

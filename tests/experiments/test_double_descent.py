@@ -9,9 +9,9 @@ import pytest
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load
-from torchbayes.experiments.double_descent import EXPERIMENT, report, run
-from torchbayes.experiments.double_descent.recipe import METHODS, DescentRecipe
-from torchbayes.experiments.shared.labels import shuffled
+from torchbayes_experiments.double_descent import EXPERIMENT, report, run
+from torchbayes_experiments.double_descent.recipe import METHODS, DescentRecipe
+from torchbayes_experiments.shared.labels import shuffled
 
 # runs this short learn nothing
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")

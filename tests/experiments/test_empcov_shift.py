@@ -12,10 +12,10 @@ import torch
 
 import torchbayes as tb
 from tests.oracles import assert_close
-from torchbayes.experiments import get
-from torchbayes.experiments.empcov_shift.recipe import DEAD, EMPCOV, METHODS, MODE, NOISE, NORMAL, QUICK, ShiftRecipe
-from torchbayes.experiments.empcov_shift.report import parts, summarise
-from torchbayes.experiments.empcov_shift.run import along_nothing, model_of, rows, run, shifted
+from torchbayes_experiments import get
+from torchbayes_experiments.empcov_shift.recipe import DEAD, EMPCOV, METHODS, MODE, NOISE, NORMAL, QUICK, ShiftRecipe
+from torchbayes_experiments.empcov_shift.report import parts, summarise
+from torchbayes_experiments.empcov_shift.run import along_nothing, model_of, rows, run, shifted
 
 TINY = replace(QUICK.dead, train_size=60, hidden=(6,), steps=12, burn_in=6, epochs=4, test_rows=40, noise=(0.0, 2.0))
 

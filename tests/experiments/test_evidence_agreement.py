@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import torchbayes as tb
-from torchbayes.experiments import get, reproduce
-from torchbayes.experiments.evidence_agreement import EXPERIMENT, report, run
-from torchbayes.experiments.evidence_agreement.recipe import AgreementRecipe, Problem
+from torchbayes_experiments import get, reproduce
+from torchbayes_experiments.evidence_agreement import EXPERIMENT, report, run
+from torchbayes_experiments.evidence_agreement.recipe import AgreementRecipe, Problem
 
 TINY = AgreementRecipe(
     Problem("line", "regression", 2, (3, 6), 1.0, noise=1.0),

@@ -10,10 +10,10 @@ import torch
 
 from tests.experiments.shared.made_up_uci import tell, write
 from torchbayes.data import load
-from torchbayes.experiments import get, reproduce
-from torchbayes.experiments.evidence_occam import EXPERIMENT, report, run
-from torchbayes.experiments.evidence_occam.recipe import OccamRecipe
-from torchbayes.experiments.experiment import open_directory
+from torchbayes_experiments import get, reproduce
+from torchbayes_experiments.evidence_occam import EXPERIMENT, report, run
+from torchbayes_experiments.evidence_occam.recipe import OccamRecipe
+from torchbayes_experiments.experiment import open_directory
 
 TINY = OccamRecipe(widths=(1, 3), scales=(0.1, 0.7, 3.0), rounds=4, steps=40)
 

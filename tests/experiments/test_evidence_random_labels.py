@@ -11,10 +11,10 @@ import torch
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load
-from torchbayes.experiments import reproduce
-from torchbayes.experiments.evidence_random_labels import EXPERIMENT, report, run
-from torchbayes.experiments.evidence_random_labels.recipe import RandomLabelsRecipe
-from torchbayes.experiments.shared.labels import shuffled
+from torchbayes_experiments import reproduce
+from torchbayes_experiments.evidence_random_labels import EXPERIMENT, report, run
+from torchbayes_experiments.evidence_random_labels.recipe import RandomLabelsRecipe
+from torchbayes_experiments.shared.labels import shuffled
 
 TINY = RandomLabelsRecipe(
     data="digits", shares=(0.0, 0.5, 1.0), hidden=(8,), train_size=60, epochs=5, process_rows=40, test_rows=50

@@ -10,10 +10,10 @@ import pytest
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load
-from torchbayes.experiments import reproduce
-from torchbayes.experiments.evidence_support import EXPERIMENT, report, run
-from torchbayes.experiments.evidence_support.recipe import SupportRecipe
-from torchbayes.experiments.shared.labels import shuffled
+from torchbayes_experiments import reproduce
+from torchbayes_experiments.evidence_support import EXPERIMENT, report, run
+from torchbayes_experiments.evidence_support.recipe import SupportRecipe
+from torchbayes_experiments.shared.labels import shuffled
 
 TINY = SupportRecipe(
     data="digits", networks=("linear", "mlp"), hidden=(6,), train_size=80, epochs=4, again=2, rounds=1, test_rows=50

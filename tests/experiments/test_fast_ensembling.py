@@ -11,9 +11,9 @@ import torch
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load
-from torchbayes.experiments import reproduce
-from torchbayes.experiments.fast_ensembling import EXPERIMENT, report, run
-from torchbayes.experiments.fast_ensembling.recipe import FAST, INDEPENDENT, KINDS, PAPER, SNAPSHOTS, FastRecipe
+from torchbayes_experiments import reproduce
+from torchbayes_experiments.fast_ensembling import EXPERIMENT, report, run
+from torchbayes_experiments.fast_ensembling.recipe import FAST, INDEPENDENT, KINDS, PAPER, SNAPSHOTS, FastRecipe
 
 TINY = FastRecipe(
     data="digits",

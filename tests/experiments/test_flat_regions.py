@@ -11,14 +11,14 @@ import torch
 
 import torchbayes as tb
 from torchbayes.data import load
-from torchbayes.experiments import reproduce
-from torchbayes.experiments.flat_regions import EXPERIMENT, report, run, solutions
-from torchbayes.experiments.flat_regions.recipe import FILTERS, GRID, RAW, FlatRecipe, Solutions, Widths
-from torchbayes.experiments.shared.labels import shuffled
 from torchbayes.geometry import Spectrum, basin
 from torchbayes.geometry.operators import Products
 from torchbayes.geometry.single import place_of
 from torchbayes.methods.schedules import Constant
+from torchbayes_experiments import reproduce
+from torchbayes_experiments.flat_regions import EXPERIMENT, report, run, solutions
+from torchbayes_experiments.flat_regions.recipe import FILTERS, GRID, RAW, FlatRecipe, Solutions, Widths
+from torchbayes_experiments.shared.labels import shuffled
 
 SOLUTIONS = Solutions(
     clean=40,

@@ -10,11 +10,11 @@ import pytest
 from scipy.stats import norm, rankdata
 
 import torchbayes as tb
-from torchbayes.experiments import hmc_reference, reproduce
-from torchbayes.experiments.hmc_mixing import EXPERIMENT, report, run
-from torchbayes.experiments.hmc_mixing.recipe import MixingRecipe
-from torchbayes.experiments.shared import image_hmc
 from torchbayes.posteriors import Functions
+from torchbayes_experiments import hmc_reference, reproduce
+from torchbayes_experiments.hmc_mixing import EXPERIMENT, report, run
+from torchbayes_experiments.hmc_mixing.recipe import MixingRecipe
+from torchbayes_experiments.shared import image_hmc
 
 TINY = MixingRecipe(
     digits=image_hmc.Problem(

@@ -14,10 +14,10 @@ from torch.nn.functional import cross_entropy
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load
-from torchbayes.experiments import reproduce
-from torchbayes.experiments.hmc_mnist import EXPERIMENT, report, run
-from torchbayes.experiments.hmc_mnist.recipe import MNISTChainRecipe
 from torchbayes.posteriors.files import sealed, unsealed
+from torchbayes_experiments import reproduce
+from torchbayes_experiments.hmc_mnist import EXPERIMENT, report, run
+from torchbayes_experiments.hmc_mnist.recipe import MNISTChainRecipe
 
 TINY = MNISTChainRecipe(
     data="digits",

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 
 import torchbayes as tb
 from torchbayes.data import load
-from torchbayes.experiments import reproduce
-from torchbayes.experiments.hmc_reference import EXPERIMENT, report, run
-from torchbayes.experiments.hmc_reference.recipe import ReferenceRecipe
-from torchbayes.experiments.shared import image_hmc
+from torchbayes_experiments import reproduce
+from torchbayes_experiments.hmc_reference import EXPERIMENT, report, run
+from torchbayes_experiments.hmc_reference.recipe import ReferenceRecipe
+from torchbayes_experiments.shared import image_hmc
 
 TINY = ReferenceRecipe(
     digits=image_hmc.Problem(

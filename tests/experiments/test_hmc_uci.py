@@ -14,10 +14,10 @@ from tests.experiments.shared.made_up_uci import of_true_size, small_sets
 from tests.processes import forked
 from torchbayes import networks
 from torchbayes.data import load
-from torchbayes.experiments import reproduce
-from torchbayes.experiments.hmc_uci import EXPERIMENT, report, run
-from torchbayes.experiments.hmc_uci.recipe import UCIChainsRecipe
-from torchbayes.experiments.shared import uci_splits
+from torchbayes_experiments import reproduce
+from torchbayes_experiments.hmc_uci import EXPERIMENT, report, run
+from torchbayes_experiments.hmc_uci.recipe import UCIChainsRecipe
+from torchbayes_experiments.shared import uci_splits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the noise explains what the mean could:torchbayes.ProblemWarning")
 TINY = UCIChainsRecipe(

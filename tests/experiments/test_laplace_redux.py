@@ -14,10 +14,10 @@ from torch import nn
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load, out_of_distribution
-from torchbayes.experiments import reproduce
-from torchbayes.experiments.laplace_redux import EXPERIMENT, report, run
-from torchbayes.experiments.laplace_redux.recipe import LaplaceReduxRecipe
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes_experiments import reproduce
+from torchbayes_experiments.laplace_redux import EXPERIMENT, report, run
+from torchbayes_experiments.laplace_redux.recipe import LaplaceReduxRecipe
+from torchbayes_experiments.streams import Purpose, generator
 
 TINY = LaplaceReduxRecipe(
     data="digits",

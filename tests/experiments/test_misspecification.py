@@ -10,10 +10,10 @@ import torch
 from scipy.stats import norm
 
 import torchbayes as tb
-from torchbayes.experiments import reproduce
-from torchbayes.experiments.misspecification import EXPERIMENT, report, run
-from torchbayes.experiments.misspecification.laws import nearest
-from torchbayes.experiments.misspecification.recipe import (
+from torchbayes_experiments import reproduce
+from torchbayes_experiments.misspecification import EXPERIMENT, report, run
+from torchbayes_experiments.misspecification.laws import nearest
+from torchbayes_experiments.misspecification.recipe import (
     ASSUMED,
     BAYES,
     CURVED,

@@ -11,8 +11,9 @@ from torch.nn.functional import cross_entropy
 
 import torchbayes as tb
 from torchbayes.data import load
-from torchbayes.experiments.mode_connectivity import EXPERIMENT, paths, report, run
-from torchbayes.experiments.mode_connectivity.recipe import (
+from torchbayes.geometry import align, barrier
+from torchbayes_experiments.mode_connectivity import EXPERIMENT, paths, report, run
+from torchbayes_experiments.mode_connectivity.recipe import (
     BEFORE,
     BEZIER,
     BY_ACTIVATIONS,
@@ -26,8 +27,7 @@ from torchbayes.experiments.mode_connectivity.recipe import (
     Connection,
     ModeConnectivityRecipe,
 )
-from torchbayes.experiments.shared.classifiers import classifier
-from torchbayes.geometry import align, barrier
+from torchbayes_experiments.shared.classifiers import classifier
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")  # curves of few steps
 

@@ -15,9 +15,9 @@ from sklearn.metrics import roc_auc_score
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load, out_of_distribution
-from torchbayes.experiments import reproduce
-from torchbayes.experiments.multiplicative_flows import EXPERIMENT, pictures, report, run
-from torchbayes.experiments.multiplicative_flows.recipe import (
+from torchbayes_experiments import reproduce
+from torchbayes_experiments.multiplicative_flows import EXPERIMENT, pictures, report, run
+from torchbayes_experiments.multiplicative_flows.recipe import (
     DROPOUT,
     ENSEMBLE,
     FFG,

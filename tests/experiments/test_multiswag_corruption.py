@@ -9,9 +9,9 @@ import pytest
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import corrupt_data, load
-from torchbayes.experiments import Experiment, reproduce
-from torchbayes.experiments.multiswag_corruption import EXPERIMENT, report, run
-from torchbayes.experiments.multiswag_corruption.recipe import PAPER, CorruptionRecipe
+from torchbayes_experiments import Experiment, reproduce
+from torchbayes_experiments.multiswag_corruption import EXPERIMENT, report, run
+from torchbayes_experiments.multiswag_corruption.recipe import PAPER, CorruptionRecipe
 
 TINY = CorruptionRecipe(
     data="digits",

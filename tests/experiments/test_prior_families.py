@@ -12,9 +12,9 @@ import torch
 import torchbayes as tb
 from torchbayes.data import load
 from torchbayes.data.text import FIRST_WORD
-from torchbayes.experiments import reproduce
-from torchbayes.experiments.prior_families import EXPERIMENT, report, run
-from torchbayes.experiments.prior_families.recipe import FAMILIES, NARROW, PRIORS, WIDE, FamiliesRecipe, Problem
+from torchbayes_experiments import reproduce
+from torchbayes_experiments.prior_families import EXPERIMENT, report, run
+from torchbayes_experiments.prior_families.recipe import FAMILIES, NARROW, PRIORS, WIDE, FamiliesRecipe, Problem
 
 CHAINS = tb.HMC(chains=2, steps=14, burn_in=10)
 TINY = FamiliesRecipe((

@@ -9,9 +9,9 @@ import torch
 
 import torchbayes as tb
 from torchbayes.data import load
-from torchbayes.experiments import reproduce
-from torchbayes.experiments.prior_functions import EXPERIMENT, report, run
-from torchbayes.experiments.prior_functions.recipe import Drawn, Fitted, PriorRecipe
+from torchbayes_experiments import reproduce
+from torchbayes_experiments.prior_functions import EXPERIMENT, report, run
+from torchbayes_experiments.prior_functions.recipe import Drawn, Fitted, PriorRecipe
 
 DRAWN = Drawn(network="mlp", classes=(0, 1, 7), per_class=10, scales=(0.1, 1.0), draws=20, shown=2)
 FITTED = Fitted(

@@ -1,6 +1,6 @@
 """Records: what is in a file is read, not computed again."""
 
-from torchbayes.experiments.records import load_or_compute
+from torchbayes_experiments.files import load_or_compute
 
 
 def test_what_a_file_holds_is_not_computed_again(tmp_path):

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from torchbayes import experiments
-from torchbayes.experiments import Experiment, Findings, Verdict, below, get, names, reproduce
+import torchbayes_experiments as experiments
 from torchbayes.report import Picture, Table, figures
+from torchbayes_experiments import Experiment, Findings, Verdict, below, get, names, reproduce
 
 
 @dataclass(frozen=True)

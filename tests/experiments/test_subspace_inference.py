@@ -14,8 +14,9 @@ from sklearn.datasets import load_digits
 import torchbayes as tb
 from tests.experiments.shared.made_up_uci import small_sets
 from torchbayes.data import load
-from torchbayes.experiments import reproduce
-from torchbayes.experiments.subspace_inference import (
+from torchbayes.methods.schedules import Constant
+from torchbayes_experiments import reproduce
+from torchbayes_experiments.subspace_inference import (
     EXPERIMENT,
     images,
     recipe,
@@ -26,7 +27,6 @@ from torchbayes.experiments.subspace_inference import (
     toy,
     verdict,
 )
-from torchbayes.methods.schedules import Constant
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")
 

@@ -15,8 +15,9 @@ import torch
 import torchbayes as tb
 from tests.oracles import assert_close
 from torchbayes.data import load
-from torchbayes.experiments import get
-from torchbayes.experiments.temperature.recipe import (
+from torchbayes.model import Batch
+from torchbayes_experiments import get
+from torchbayes_experiments.temperature.recipe import (
     CYCLICAL,
     FULL,
     METHODS,
@@ -28,9 +29,8 @@ from torchbayes.experiments.temperature.recipe import (
     TemperatureProblem,
     TemperatureRecipe,
 )
-from torchbayes.experiments.temperature.report import summarise
-from torchbayes.experiments.temperature.run import model_of, pooled, rows_of, run, views
-from torchbayes.model import Batch
+from torchbayes_experiments.temperature.report import summarise
+from torchbayes_experiments.temperature.run import model_of, pooled, rows_of, run, views
 
 DIGITS = TemperatureProblem("digits", "digits", 0.4, train_size=40, shift=1, pool=1, hidden=(5,), test_rows=60)
 TINY = TemperatureRecipe(

@@ -11,9 +11,9 @@ import torch
 import torchbayes as tb
 from tests.experiments.shared.made_up_uci import of_true_size, small_sets
 from torchbayes.data import load
-from torchbayes.experiments import reproduce
-from torchbayes.experiments.uci_table import EXPERIMENT, report, run
-from torchbayes.experiments.uci_table.recipe import UCITableRecipe
+from torchbayes_experiments import reproduce
+from torchbayes_experiments.uci_table import EXPERIMENT, report, run
+from torchbayes_experiments.uci_table.recipe import UCITableRecipe
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the noise explains what the mean could:torchbayes.ProblemWarning")
 TINY = UCITableRecipe(sets=("boston", "yacht"), splits=2, members=2, epochs=4, burn_in=0.4, rank=2, draws=2)

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import torchbayes as tb
-from torchbayes.experiments import reproduce
-from torchbayes.experiments.shared import image_hmc
-from torchbayes.experiments.shared.fidelity import members_of
-from torchbayes.experiments.variational_fidelity import EXPERIMENT, report, run
-from torchbayes.experiments.variational_fidelity.recipe import Curve, FidelityRecipe, Methods
 from torchbayes.model.likelihoods import Categorical, Gaussian
+from torchbayes_experiments import reproduce
+from torchbayes_experiments.shared import image_hmc
+from torchbayes_experiments.shared.fidelity import members_of
+from torchbayes_experiments.variational_fidelity import EXPERIMENT, report, run
+from torchbayes_experiments.variational_fidelity.recipe import Curve, FidelityRecipe, Methods
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")  # runs of few steps
 

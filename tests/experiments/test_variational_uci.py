@@ -13,9 +13,9 @@ import torchbayes as tb
 from tests.experiments.shared.made_up_uci import of_true_size, small_sets
 from tests.processes import forked
 from torchbayes.data import load
-from torchbayes.experiments import reproduce
-from torchbayes.experiments.shared import uci_splits
-from torchbayes.experiments.variational_uci import EXPERIMENT, recipe, report, run
+from torchbayes_experiments import reproduce
+from torchbayes_experiments.shared import uci_splits
+from torchbayes_experiments.variational_uci import EXPERIMENT, recipe, report, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")  # runs of few steps
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from torchbayes.experiments.verdicts import Part, Verdict, below, interval, mean_and_error, two_standard_errors
+from torchbayes_experiments.verdicts import Part, Verdict, below, interval, mean_and_error, two_standard_errors
 
 
 def part(outcome, precondition=False):

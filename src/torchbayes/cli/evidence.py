@@ -20,7 +20,7 @@ def evidence(argv: list[str]) -> None:
     Args:
         argv: options.
     """
-    from torchbayes.experiments import network_evidence as room
+    from torchbayes.comparison import evidence as room
 
     seen = peek(argv)
     parser = new_parser("evidence", (evidence.__doc__ or "").strip().splitlines()[0], config=True)
@@ -63,7 +63,7 @@ def _reserved(directory: Path, *, overwrite: bool) -> Iterator[None]:
         BlockingIOError: if another process is writing there.
         ValueError: if it holds results that are not to be replaced.
     """
-    from torchbayes.experiments.network_evidence import check_directory
+    from torchbayes.comparison.evidence import check_directory
 
     made = [place for place in (directory, *directory.parents) if not place.exists()]
     try:

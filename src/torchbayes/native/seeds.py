@@ -27,7 +27,8 @@ _MASK, _STEP = (1 << 64) - 1, 0x9E3779B97F4A7C15
 class Purpose(enum.IntEnum):
     """What random numbers are for: all streams of the library, each used at one place of the source.
 
-    The number of a purpose that is removed is never reused, so that the others keep their streams.
+    The number of a purpose that is removed is never reused, so that the others keep their streams. Numbers 72 to 89, 202
+    and 203 that are not here are those of the distribution torchbayes-experiments.
     """
 
     # a fit
@@ -99,28 +100,12 @@ class Purpose(enum.IntEnum):
     SUBSET = 61  # of the training rows
     FOREIGN = 62  # out-of-distribution images
     CORRUPTION = 63
-    # experiments
+    # comparisons
     DISTANCE = 71  # targets whose distance from the reference's is taken
-    SHUFFLE = 72  # of labels
-    PROCESS_ROWS = 73
-    PROBLEM_ROWS = 74
-    PROBLEM_LABELS = 75
-    TEST_ROWS = 76
-    ARRANGEMENT = 77  # of hidden units
-    AGREEMENT_PROBLEM = 78
-    AGREEMENT_DATA = 79
-    AGREEMENT_CASE = 80
-    CLIMB = 81
-    GRID = 82
-    INDEPENDENT = 84  # draws of an ideal sampler
     FOREIGN_RESAMPLES = 85
     READING = 204  # of rows that are drawn anew whenever they are read
     GRADIENT_NOISE = 205
     UNSEEN_ROWS = 206
-    CURVE = 86  # training rows of the regression of Blundell et al.
-    POISON = 87  # which rows have wrong labels, and which ones
-    SHIFT = 88  # noise in test images
-    LAW_ROWS = 89  # data of a law that is known
     # particles
     PRIOR_FUNCTIONS = 95  # weights of the networks whose functions tell the score of the prior
     PRIOR_NETWORK = 96  # what these draw
@@ -184,14 +169,12 @@ class Purpose(enum.IntEnum):
     # sequences of tasks
     TASK = 200  # seeds of the fits after the first
     CORESET = 201  # rows set aside
-    PIXELS = 202  # their order in a task
-    TASK_ROWS = 203  # training rows of a task
 
 
 _Hash = TypeVar("_Hash", int, np.ndarray)
 
 
-def mix(purpose: Purpose, *integers: int) -> int:
+def mix(purpose: int, *integers: int) -> int:
     """Return a well-mixed 63-bit seed of a purpose and integers (SplitMix64 finaliser, Steele et al. 2014)."""
     value = 0
     for integer in (purpose, *integers):
@@ -277,7 +260,7 @@ def member_seeds(seed: int, members: int) -> list[int]:
     return [seed, *(mix(Purpose.MEMBER, seed, member) for member in range(1, members))]
 
 
-def generator(purpose: Purpose, *integers: int, device: torch.device | str = "cpu") -> torch.Generator:
+def generator(purpose: int, *integers: int, device: torch.device | str = "cpu") -> torch.Generator:
     """Return a new generator seeded by a purpose and integers."""
     return torch.Generator(device=device).manual_seed(mix(purpose, *integers))
 

@@ -10,7 +10,7 @@ import torch
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.evidence import ModelTarget, linear_gaussian_evidence
-from torchbayes.experiments.shared.modes import climb, climb_regression, laplace, log_symmetries, rearranged
+from torchbayes_experiments.shared.modes import climb, climb_regression, laplace, log_symmetries, rearranged
 
 
 def problem(rows, hidden, *, outputs=1, noise=0.3, scale=1.2):

@@ -1,0 +1,85 @@
+"""Tidy rows: every number of every seed with the names of what it belongs to, such as problem, method and metric.
+
+What a seed leaves on disk are nested mappings, `set -> method -> metric -> number` or a list of numbers, one per split.
+`tidy` names their levels once; tables, differences, dots and the parts of a verdict then ask by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Numbers with the levels that they belong to.
+
+    Attributes:
+        frame: one row per number: its levels, `seed`, and the number itself, `value`.
+    """
+
+    frame: pd.DataFrame
+
+    def where(self, **levels: Any) -> Rows:
+        """Return the rows with these levels: a value, or several as a list, tuple or set."""
+        frame = self.frame
+        for name, value in levels.items():
+            several = isinstance(value, list | tuple | set)
+            frame = frame[frame[name].isin(value) if several else frame[name] == value]
+        return Rows(frame)
+
+    def names(self, level: str) -> list[Any]:
+        """Return the values of a level, in the order in which they came."""
+        return list(dict.fromkeys(self.frame[level]))
+
+    def values(self, over: str = "seed", **levels: Any) -> np.ndarray:
+        """Return one number for each value of the level `over`, the mean over all others; none where there is no row."""
+        groups = self.where(**levels).frame.groupby(over, sort=False)["value"]
+        return np.array([np.mean(group.to_numpy()) for _, group in groups])
+
+    def combinations(self, *levels: str) -> list[tuple[Any, ...]]:
+        """Return the combinations of levels that there are, in the order in which they came."""
+        return list(dict.fromkeys(zip(*(self.frame[level] for level in levels), strict=True)))
+
+    def apart(self, *levels: str, over: str = "seed") -> dict[Any, Any]:
+        """Return nested mappings by levels, first to last, with an array of one number for each value of `over`."""
+        if not levels:
+            return self.values(over)  # type: ignore[return-value]
+        return {name: self.where(**{levels[0]: name}).apart(*levels[1:], over=over) for name in self.names(levels[0])}
+
+
+def tidy(results: Iterable[Mapping[str, Any]], *levels: str, lists: Sequence[str] = ("split",)) -> Rows:
+    """Return the numbers of several seeds as rows.
+
+    Args:
+        results: nested mappings of each seed. What is no number where the levels end, such as a text, is left out.
+        levels: what the keys are, outermost first.
+        lists: what the places of a list in the place of a number are, outermost first.
+    """
+    import pandas as pd
+
+    found = [
+        dict(zip((*levels, *lists), keys, strict=False)) | {"seed": seed, "value": float(number)}
+        for seed, result in enumerate(results)
+        for keys, number in _numbers(result, len(levels), len(lists))
+    ]
+    return Rows(pd.DataFrame(found, columns=list(dict.fromkeys(key for row in found for key in row))))
+
+
+def _numbers(entry: Any, levels: int, lists: int, keys: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Real]]:
+    """Yield each number of nested mappings and lists with its keys."""
+    if isinstance(entry, Mapping) and levels:
+        for key, value in entry.items():
+            yield from _numbers(value, levels - 1, lists, (*keys, key))
+    elif not levels and isinstance(entry, list | tuple | np.ndarray) and lists:
+        for place, value in enumerate(entry):
+            yield from _numbers(value, 0, lists - 1, (*keys, place))
+    elif not levels and isinstance(entry, Real):
+        yield keys, entry

@@ -1,0 +1,135 @@
+"""General tables and pictures of tidy rows, which most experiments share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from torchbayes.report import Picture, Table, figures
+from torchbayes_experiments.rows import Rows
+from torchbayes_experiments.verdicts import interval, mean_and_error
+
+Labels = Mapping[Any, str]
+
+
+def pivot(
+    rows: Rows,
+    index: str | Sequence[str],
+    columns: str,
+    *,
+    caption: str,
+    over: str = "seed",
+    keep: Iterable[Any] | None = None,
+    heads: Sequence[str] | None = None,
+    labels: Labels | None = None,
+    scale: float = 1.0,
+    digits: str | Mapping[str, str] = ".3f",
+    beside: Mapping[str, Callable[..., Any]] | None = None,
+    better: Any = None,
+) -> Table:
+    """Return means ± standard errors, a row for each combination of `index` and a column for each name of `columns`.
+
+    Args:
+        rows: the numbers.
+        index: one or more levels.
+        columns: the level whose names become columns.
+        caption: what the table shows.
+        over: the level of the repeats; the mean over all others comes first.
+        keep: names of `columns`, in this order; all there are if None. A cell without rows is empty.
+        heads: of the columns of the index.
+        labels: how names are written, of index and columns.
+        scale: of all numbers, 100 for per cent.
+        digits: format of all numbers, or of columns by label.
+        beside: further columns, each with what it has for a combination of the index, such as published numbers.
+        better: column -> "low" or "high", or one of these for all columns of `columns`.
+    """
+    index = (index,) if isinstance(index, str) else tuple(index)
+    labels, beside = labels or {}, beside or {}
+    names = list(rows.names(columns) if keep is None else keep)
+    written = [labels.get(name, str(name)) for name in names]
+    body = []
+    for place in rows.combinations(*index):
+        at = rows.where(**dict(zip(index, place, strict=True)))
+        numbers = [scale * at.values(over, **{columns: name}) for name in names]
+        cells = [mean_and_error(array) if array.size else None for array in numbers]
+        body.append([*(labels.get(name, name) for name in place), *cells, *(cell(*place) for cell in beside.values())])
+    return Table(
+        [*(heads or index), *written, *beside],
+        body,
+        caption,
+        better=dict.fromkeys(written, better) if isinstance(better, str) else better or {},
+        formats=dict.fromkeys(written, digits) if isinstance(digits, str) else digits,
+    )
+
+
+def differences(
+    rows: Rows,
+    pairs: Iterable[tuple[Any, Any]],
+    *,
+    caption: str,
+    of: str = "method",
+    index: Sequence[str] = ("set", "metric"),
+    over: str = "split",
+    labels: Labels | None = None,
+    digits: str = ".3f",
+) -> Table:
+    """Return paired differences of names of a level with their 95 % interval: repeats differ far more than methods do.
+
+    Args:
+        rows: the numbers.
+        pairs: (first, second): the differences are first − second.
+        caption: what the table shows.
+        of: the level.
+        index: levels that make a row each.
+        over: the level of the repeats.
+        labels: how names are written.
+        digits: format of the numbers.
+    """
+    labels, pairs = labels or {}, list(pairs)
+    body = []
+    for place in rows.combinations(*index):
+        at = rows.where(**dict(zip(index, place, strict=True)))
+        for first, second in pairs:
+            ends = interval(at.values(over, **{of: first}) - at.values(over, **{of: second}))
+            name = f"{labels.get(first, first)} − {labels.get(second, second)}"
+            body.append([
+                *(labels.get(level, level) for level in place),
+                name,
+                *(e if np.isfinite(e) else None for e in ends),
+            ])
+    numbers = ["mean", "from", "to"]
+    return Table([*index, "difference", *numbers], body, caption, formats=dict.fromkeys(numbers, digits))
+
+
+def dots(
+    rows: Rows,
+    label: str,
+    *,
+    caption: str,
+    title: str = "",
+    panels: str = "set",
+    lines: str = "method",
+    over: str = "split",
+    published: Mapping[str, Mapping[str, tuple[float, float]]] | None = None,
+    better: Any = None,
+) -> Picture:
+    """Return a picture of means with two standard errors, a panel for each name of a level and a line for each of another.
+
+    Args:
+        rows: the numbers of one metric.
+        label: of the metric.
+        caption: what is drawn.
+        title: above it; "Test" and the label if empty.
+        panels: the level of the panels.
+        lines: the level of the lines.
+        over: the level of the repeats.
+        published: panel -> source -> (number, half-width of its bar).
+        better: direction of a metric that `figures.metric_dots` does not know.
+    """
+    unit = over if over.endswith("s") else f"{over}s"
+    drawn = figures.metric_dots(
+        rows.apart(panels, lines, over=over), label, published=published, over=unit, better=better
+    )
+    return Picture(title or f"Test {label}", drawn, caption)

@@ -1,0 +1,86 @@
+"""Training and choosing the prior in turns, against the exact optimum of a linear model; effective weights."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+
+import torchbayes as tb
+from torchbayes import networks
+from torchbayes.comparison.evidence.rounds import best_round, train_in_rounds
+from torchbayes.evidence import linear_gaussian_evidence
+
+# a few epochs do not train
+pytestmark = pytest.mark.filterwarnings("ignore:.*than under a constant:torchbayes.ProblemWarning")
+
+NOISE = 0.3
+
+
+def regression(rows=40, columns=4):
+    random = torch.Generator().manual_seed(0)
+    inputs = torch.randn(rows, columns, generator=random, dtype=torch.float64)
+    slopes = torch.randn(columns, 1, generator=random, dtype=torch.float64)
+    targets = inputs @ slopes + NOISE * torch.randn(rows, 1, generator=random, dtype=torch.float64)
+    return inputs, targets
+
+
+def linear_model(scale, columns=4):
+    return tb.Model(networks.linear(columns, 1).double(), tb.likelihoods.Gaussian(NOISE), tb.priors.Normal(scale))
+
+
+def exact_evidence(scale, data):
+    return linear_gaussian_evidence(linear_model(scale), data).log_evidence
+
+
+@pytest.mark.slow
+def test_the_turns_end_at_the_prior_of_the_largest_exact_evidence():
+    data = regression()
+    options = {"bounds": (-3, 3), "method": "bounded", "options": {"xatol": 1e-6}}
+    exact: Any = minimize_scalar(lambda s: -exact_evidence(math.exp(s), data), **options)
+    first = tb.MAP(1, 400, 40, tb.SGD(0.02), plan="loop")
+    dense = tb.Laplace("dense", prior="model")
+    found = train_in_rounds(linear_model(8.0), data, first, laplace=dense, again=[first] * 4)
+    assert len(found) == 5
+    assert all(one.at_mode for one in found)
+    # every round is exact for the prior that it was trained under
+    for one in found:
+        scale = float(one.fitted.model.prior.stds()[0])
+        assert float(one.fitted.log_evidence()) == pytest.approx(exact_evidence(scale, data), abs=1e-6)
+    chosen = best_round(found)
+    assert float(chosen.fitted.log_evidence()) == pytest.approx(-exact.fun, abs=1e-4)
+    assert float(chosen.fitted.model.prior.stds()[0]) == pytest.approx(math.exp(exact.x), rel=0.02)
+    assert best_round(found[::-1]) is chosen  # that of the largest evidence, not merely the last
+
+
+def test_weights_that_are_no_mode_are_said_so():
+    # far from the mode: hardly trained at all
+    hardly = tb.MAP(1, 1, 40, tb.SGD(1e-8), plan="loop")
+    [one] = train_in_rounds(linear_model(1.0), regression(), hardly, laplace=tb.Laplace("dense", prior="model"))
+    assert not one.at_mode
+
+
+def test_without_a_free_prior_the_model_stays():
+    first = tb.MAP(1, 20, 40, tb.SGD(0.02), plan="loop")
+    found = train_in_rounds(
+        linear_model(1.0),
+        regression(),
+        first,
+        laplace=tb.Laplace("dense", prior="model"),
+        groups="model",
+        again=[first],
+    )
+    assert found[1].fitted.model is found[0].fitted.model
+
+
+def test_effective_parameters_are_those_of_the_explicit_matrices():
+    inputs, targets = regression()
+    model = linear_model(0.1)
+    mode = tb.fit(model, (inputs, targets), tb.MAP(1, 50, 40, tb.SGD(0.02), plan="loop"), callbacks=())
+    found = tb.fit(model, (inputs, targets), tb.Laplace("dense", prior="model"), start=mode, callbacks=())
+    design = torch.cat([inputs, torch.ones(len(inputs), 1, dtype=torch.float64)], dim=1)
+    values = torch.linalg.eigvalsh(design.T @ design / NOISE**2)
+    assert isinstance(found, tb.LaplacePosterior)
+    assert float(found.effective_parameters()) == pytest.approx(float((values / (values + 100)).sum()), rel=1e-9)
+    assert 4 < float(tb.tune(found).effective_parameters()) <= 5 + 1e-9
