@@ -21,8 +21,8 @@ def __getattr__(name: str) -> Any:
         if error.name != "torchbayes_experiments":
             raise
         raise ModuleNotFoundError(
-            "The experiments are a distribution of their own, torchbayes-experiments, which is not installed. It is the "
-            "folder `experiments` of torchbayes' repository: python -m pip install ./experiments.",
+            "The experiments are a distribution of their own, torchbayes-experiments, which is not installed. It is "
+            "the folder `experiments` of torchbayes' repository: python -m pip install ./experiments.",
             name=error.name,
         ) from None
     return getattr(torchbayes_experiments, name)

@@ -14,9 +14,9 @@ from tests.experiments.shared.made_up_uci import of_true_size, small_sets
 from tests.processes import forked
 from torchbayes import networks
 from torchbayes.data import load
+from torchbayes_experiments import hmc_uci as room
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.hmc_uci import EXPERIMENT, report, run
-from torchbayes_experiments.hmc_uci.recipe import UCIChainsRecipe
+from torchbayes_experiments.hmc_uci import EXPERIMENT, UCIChainsRecipe
 from torchbayes_experiments.shared import uci_splits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the noise explains what the mean could:torchbayes.ProblemWarning")
@@ -65,7 +65,7 @@ def case():
 
 def test_scores_are_in_the_units_of_the_file(case):
     data, model = case
-    found = run.split_scores(TINY, "energy", 1, seed=5)
+    found = room.split_scores(TINY, "energy", 1, seed=5)
     weights_MD = tb.fit(model, data.train, TINY.sgd(0.01), seed=5, callbacks=()).sample(3)
     for name, method in (("HMC", TINY.hmc()), ("SGLD", TINY.sgld(1e-4))):
         posterior = tb.fit(model, data.train, method, start=weights_MD[:2], seed=5, callbacks=())
@@ -87,7 +87,7 @@ def test_the_health_of_hmc_is_what_it_logged_after_burn_in(case):
     start = tb.fit(model, data.train, TINY.sgd(0.01), seed=5, callbacks=()).sample(3)[:2]
     log = (lambda event: records.append(event.record),)
     tb.fit(model, data.train, TINY.hmc(), start=start, seed=5, callbacks=log)
-    found = run.split_scores(TINY, "energy", 1, seed=5)["HMC"]
+    found = room.split_scores(TINY, "energy", 1, seed=5)["HMC"]
     assert found["acceptance"] == pytest.approx(np.mean([record["acceptance"] for record in records[10:]]))
     assert found["divergences"] == np.sum([record["divergent"] for record in records[10:]])
     assert found["leapfrogs"] == np.sum([record["gradients"] for record in records])
@@ -96,15 +96,15 @@ def test_the_health_of_hmc_is_what_it_logged_after_burn_in(case):
 
 def test_every_method_has_the_prior_of_its_set(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(run, "fit", lambda model, *a, **k: seen.append(model.prior) or tb.fit(model, *a, **k))
-    run.run(replace(TINY, splits=1), 0, tmp_path)
+    monkeypatch.setattr(room.tb, "fit", lambda model, *a, **k: seen.append(model.prior) or tb.fit(model, *a, **k))
+    room.run(replace(TINY, splits=1), 0, tmp_path)
     scales = [prior.segments[0].prior.scale for prior in seen]
     assert scales == [0.5] * 3 + [0.7] * 3
     assert all(len(prior.segments) == 1 for prior in seen)
 
 
 def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
-    first = run.run(TINY, 0, tmp_path)
+    first = room.run(TINY, 0, tmp_path)
     assert np.shape(first["yacht"]["HMC"]["rmse"]) == (2,)
     assert np.shape(first["yacht"]["SGLD"]["rhat"]) == (2, 6)
     marked = tmp_path / "energy" / "split_1.json"
@@ -112,7 +112,7 @@ def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
     scores["HMC"]["rmse"] = -7.0
     marked.write_text(json.dumps(scores))
     (tmp_path / "yacht" / "split_0.json").unlink()
-    again = run.run(TINY, 0, tmp_path)
+    again = room.run(TINY, 0, tmp_path)
     assert again["energy"]["HMC"]["rmse"] == [first["energy"]["HMC"]["rmse"][0], -7.0]
     assert again["yacht"] == first["yacht"]
 
@@ -122,9 +122,9 @@ def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
 def test_worker_processes_change_no_number(tmp_path, monkeypatch):
     of_true_size(monkeypatch, tmp_path, "uci_energy", "uci_yacht")  # separate processes do not see what is patched here
     monkeypatch.setattr(uci_splits, "get_context", lambda _: forked())  # as clean, and begun sooner
-    alone = run.run(TINY, 0, tmp_path / "one")
+    alone = room.run(TINY, 0, tmp_path / "one")
     torch.set_num_threads(2)
-    assert run.run(TINY, 0, tmp_path / "two") == alone
+    assert room.run(TINY, 0, tmp_path / "two") == alone
 
 
 def made_up(*, hmc=-1.0, sgld=-1.5, sgd=-2.0, rhat=1.01, noise=0.05, seed=0):
@@ -160,7 +160,7 @@ def made_up(*, hmc=-1.0, sgld=-1.5, sgd=-2.0, rhat=1.01, noise=0.05, seed=0):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    verdict = report.summarise(results).verdict
+    verdict = room.summarise(results).verdict
     assert verdict.outcome == outcome
     assert sum(part.outcome != "holds" for part in verdict.parts) == open_parts
     values = [np.mean([r["yacht"][m]["log_likelihood"] for r in results], axis=0) for m in ("SGD", "HMC")]
@@ -169,7 +169,7 @@ def test_every_verdict_is_reached(results, outcome, open_parts):
 
 def test_tables_hold_the_distance_to_the_paper():
     results = [made_up()]
-    likelihoods, rmses, differences, health = (table.rows for table in report.summarise(results).tables)
+    likelihoods, rmses, differences, health = (table.rows for table in room.summarise(results).tables)
     assert [row[1] for row in likelihoods] == ["SGD", "SGLD", "HMC"]
     ours = np.array(results[0]["yacht"]["HMC"]["log_likelihood"])
     mean, error = likelihoods[2][2]  # type: ignore[misc]
@@ -198,6 +198,6 @@ def test_both_recipes_have_the_same_settings():
     small, paper = (EXPERIMENT.recipe(scale) for scale in ("small", "paper"))
     assert (small.prior_scale, small.lr, small.sgld_step) == (paper.prior_scale, paper.lr, paper.sgld_step)
     assert (small.splits, paper.splits) == (5, 20)
-    assert small.sets == tuple(report.PUBLISHED)
+    assert small.sets == tuple(room.PUBLISHED)
     assert len(small.prior_scale) == len(small.lr) == len(small.sgld_step) == len(small.sets)
     assert small.hmc().chains == small.sgld(1e-5).chains

@@ -35,12 +35,20 @@ class Rows:
             frame = frame[frame[name].isin(value) if several else frame[name] == value]
         return Rows(frame)
 
+    def only(self, **levels: Sequence[Any]) -> Rows:
+        """Return the rows with these names of levels, in the order of the names."""
+        frame = self.frame
+        for level, names in levels.items():
+            places = {name: place for place, name in enumerate(names)}
+            frame = frame[frame[level].isin(places)].sort_values(level, key=lambda c, p=places: c.map(p), kind="stable")
+        return Rows(frame)
+
     def names(self, level: str) -> list[Any]:
         """Return the values of a level, in the order in which they came."""
         return list(dict.fromkeys(self.frame[level]))
 
     def values(self, over: str = "seed", **levels: Any) -> np.ndarray:
-        """Return one number for each value of the level `over`, the mean over all others; none where there is no row."""
+        """Return a number for each value of the level `over`, the mean over all others; none where there is no row."""
         groups = self.where(**levels).frame.groupby(over, sort=False)["value"]
         return np.array([np.mean(group.to_numpy()) for _, group in groups])
 

@@ -115,7 +115,7 @@ def dots(
     published: Mapping[str, Mapping[str, tuple[float, float]]] | None = None,
     better: Any = None,
 ) -> Picture:
-    """Return a picture of means with two standard errors, a panel for each name of a level and a line for each of another.
+    """Return a picture of means with two standard errors, a panel for each name of a level, a line for each of another.
 
     Args:
         rows: the numbers of one metric.

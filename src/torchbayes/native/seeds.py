@@ -27,8 +27,8 @@ _MASK, _STEP = (1 << 64) - 1, 0x9E3779B97F4A7C15
 class Purpose(enum.IntEnum):
     """What random numbers are for: all streams of the library, each used at one place of the source.
 
-    The number of a purpose that is removed is never reused, so that the others keep their streams. Numbers 72 to 89, 202
-    and 203 that are not here are those of the distribution torchbayes-experiments.
+    The number of a purpose that is removed is never reused, so that the others keep their streams. Those of 72
+    to 89, 202 and 203 that are not here are numbers of the distribution torchbayes-experiments.
     """
 
     # a fit
