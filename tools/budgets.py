@@ -1,6 +1,7 @@
 """Budgets of the code: sizes, arguments, inheritance, documentation, and numbers in the tests.
 
-`python tools/budgets.py [ROOT]` reads ROOT/src and ROOT/tests, prints one line per breach and exits 1 if there is one.
+`python tools/budgets.py [ROOT]` reads ROOT/src, ROOT/experiments/src and ROOT/tests, prints one line per
+breach and exits 1 if there is one.
 An exception is a line `path::qualname rule reason` in ROOT/tools/budgets_allow.txt, where qualname is `<module>` for
 a rule about a file, `<folder>` for that about a folder and `<all>` for that about the tests. A line that excuses
 nothing is itself a breach.
@@ -68,7 +69,8 @@ class Module:
 
 def read_module(file: Path, root: Path) -> Module:
     """Parse one file and resolve its imports to dotted names."""
-    parts = file.relative_to(root / "src").with_suffix("").parts
+    sources = next(folder for folder in file.parents if folder.name == "src")
+    parts = file.relative_to(sources).with_suffix("").parts
     package = parts[:-1]
     name = ".".join(package if parts[-1] == "__init__" else parts)
     source = file.read_text(encoding="utf-8")
@@ -232,8 +234,8 @@ def check_cycles(modules: dict[str, Module]) -> Iterator[Breach]:
 
 
 def check_package(root: Path) -> Iterator[Breach]:
-    """Yield every breach in the packages under ROOT/src."""
-    if not (files := sorted((root / "src").glob("*/**/*.py"))):
+    """Yield every breach in the packages under ROOT/src and ROOT/experiments/src."""
+    if not (files := sorted([*(root / "src").glob("*/**/*.py"), *(root / "experiments" / "src").glob("*/**/*.py")])):
         sys.exit(f"no package under {root / 'src'}; give the root of the repository")
     for folder, count in Counter(file.parent.relative_to(root).as_posix() for file in files).items():
         if count > FOLDER_FILES:

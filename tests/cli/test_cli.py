@@ -241,6 +241,19 @@ def test_reproduce_hands_its_options_on(capsys, monkeypatch):
     assert all(name in capsys.readouterr().out for name in ["uci_table"])
 
 
+def test_without_the_experiments_their_commands_say_how_to_install_them(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchbayes_experiments", None)
+    for argv in (["reproduce", "uci_table"], ["reproduce", "--list"]):
+        assert main(argv) == 2
+        assert "torchbayes: The experiments are a distribution of their own" in capsys.readouterr().err
+    assert main(["list"]) == 0
+    said = capsys.readouterr().out
+    assert "python -m pip install ./experiments" in said
+    assert "digits" in said
+    with pytest.raises(ModuleNotFoundError, match="distribution of their own"):
+        _ = experiments.names
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [

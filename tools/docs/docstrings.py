@@ -25,7 +25,7 @@ def check_docstrings(root: Path, words: set[str]) -> Iterator[Fault]:
     Yields:
         One fault per piece of inline code, at the line where its docstring begins.
     """
-    for file in sorted((root / "src").rglob("*.py")):
+    for file in sorted([*(root / "src").rglob("*.py"), *(root / "experiments").rglob("*.py")]):
         yield from check_source(file.relative_to(root).as_posix(), file.read_text(encoding="utf-8"), words)
 
 

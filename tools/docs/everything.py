@@ -28,7 +28,7 @@ import torchbayes
 from torchbayes import experiments
 from torchbayes.catalogue.methods import classes
 
-_CODE = ("src", "tests", "benchmarks")
+_CODE = ("src", "experiments", "tests", "benchmarks")
 
 
 def check(root: Path) -> list[Fault]:
@@ -53,7 +53,8 @@ def code_of(root: Path) -> str:
     """Return the text of all files of code, and of those that say how it is built."""
     files = [f for name in _CODE for f in (root / name).rglob("*") if f.suffix in {".py", ".cpp", ".hpp", ".html"}]
     files = [f for f in files if not f.is_relative_to(root / "tests" / "tools")]  # which holds wrong names on purpose
-    files += [root / name for name in ("pyproject.toml", "Makefile", "mkdocs.yml", "tools/budgets.py")]
+    built = ("pyproject.toml", "experiments/pyproject.toml", "Makefile", "mkdocs.yml", "tools/budgets.py")
+    files += [root / name for name in built]
     return "\n".join(file.read_text(encoding="utf-8") for file in files)
 
 

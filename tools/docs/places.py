@@ -29,7 +29,8 @@ def check_files(page: Page, root: Path, words: str) -> Iterator[Fault]:
         One fault per path.
     """
     ignored = [line.strip("/\n") for line in (root / ".gitignore").read_text().splitlines()]
-    places = [root, root / "src", root / "src" / "torchbayes", root / "docs", (root / page.path).parent]
+    packages = [root / "src" / "torchbayes", root / "experiments" / "src" / "torchbayes_experiments"]
+    places = [root, root / "src", *packages, root / "docs", (root / page.path).parent]
     for span in page.spans:
         path = PurePosixPath(span.text)
         if not looks_like_file(span.text) or _stands(path) or path.parts[0] in ignored:

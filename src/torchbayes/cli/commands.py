@@ -286,7 +286,10 @@ def list_(argv: list[str]) -> None:
     for name in kinds if kind is None else (kind,):
         if kind is None:
             print(f"{name}:")
-        print_names(kinds[name]())
+        try:
+            print_names(kinds[name]())
+        except ModuleNotFoundError as missing:  # the experiments, a distribution of their own
+            print(f"  {missing}")
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {

@@ -156,7 +156,7 @@ def is_foreseen(error: BaseException) -> bool:
     """
     if isinstance(error, OSError | argparse.ArgumentError) or _is_memory(error) or _is_zero_byte(error):
         return True
-    if not isinstance(error, ValueError | TypeError | RuntimeError):
+    if not isinstance(error, ValueError | TypeError | RuntimeError | ImportError):
         return False
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
@@ -178,7 +178,7 @@ def _is_zero_byte(error: BaseException) -> bool:
 
 
 def _is_ours(frame: TracebackType) -> bool:
-    return Path(frame.tb_frame.f_code.co_filename).is_relative_to(Path(torchbayes.__file__).parent)
+    return frame.tb_frame.f_globals.get("__name__", "").partition(".")[0] in {"torchbayes", "torchbayes_experiments"}
 
 
 def _raises(frame: TracebackType) -> bool:
