@@ -29,7 +29,7 @@ PACKAGE = Path(tb.__file__).parent
 
 
 class Walk:
-    """The calls of the library's functions while it is entered: file -> function -> how often, in order of the first."""
+    """The calls of the library's functions while it is entered: file -> function -> how often, by the first call."""
 
     def __init__(self) -> None:
         self.calls: dict[str, Counter[str]] = {}
@@ -102,19 +102,7 @@ def fit() -> Walk:
         rows = "".join(f"{x},{x % 7},{x % 3}\n" for x in range(40))
         Path("table.csv").write_text("size,colour,weight\n" + rows)
         said = io.StringIO()
-        arguments = [
-            "fit",
-            "--data",
-            "table.csv",
-            "--target",
-            "size",
-            "--method",
-            "MAP",
-            "--method.epochs",
-            "1",
-            "--directory",
-            "run",
-        ]
+        fitted = ["--data", "table.csv", "--target", "size", "--method", "MAP", "--method.epochs", "1"]
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), Walk() as walk:
             if main(["fit", *fitted, "--directory", "run"]):
                 raise RuntimeError(said.getvalue())
