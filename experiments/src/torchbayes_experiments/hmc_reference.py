@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 import torchbayes as tb
 from torchbayes.posteriors import Posterior
 from torchbayes.report import Picture, Table
 from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.shared.fidelity import Scores, closeness, log_probabilities, mixture, quality, scores
+from torchbayes_experiments.shared.fidelity import Scores, closeness, log_probabilities, mixture_of, quality, scores
 from torchbayes_experiments.shared.image_hmc import (
     CIFAR10,
     CIFAR10_EPOCH,
@@ -164,7 +163,7 @@ def _scores(posteriors: Mapping[str, Posterior], setup: Setup) -> Scores:
     }
 
     def mixed(some: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
-        return tuple(mixture(torch.stack(log_probs)) for log_probs in zip(*some, strict=True))
+        return tuple(map(mixture_of, zip(*some, strict=True)))
 
     def measured(log_probs: tuple[Tensor, Tensor], reference: tuple[Tensor, Tensor] | None) -> dict[str, float]:
         near = {} if reference is None else closeness(log_probs[0], reference[0])

@@ -37,6 +37,11 @@ def mixture(log_probs: Tensor) -> Tensor:
     return log_probs.logsumexp(0) - math.log(len(log_probs))
 
 
+def mixture_of(log_probs: Sequence[Tensor]) -> Tensor:
+    """Return `mixture` of tensors that are not stacked."""
+    return mixture(torch.stack(list(log_probs)))
+
+
 def quality(log_probs: Tensor, targets: Tensor) -> dict[str, float]:
     """Return `accuracy`, `nll`, `ece` and `gap`, mean confidence − accuracy, of (B, K) log probabilities, float64."""
     probs, targets = log_probs.exp(), targets.cpu()
