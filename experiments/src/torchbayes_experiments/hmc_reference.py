@@ -22,22 +22,9 @@ import torchbayes as tb
 from torchbayes.posteriors import Posterior
 from torchbayes.report import Picture, Table
 from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
+from torchbayes_experiments.shared import image_hmc
 from torchbayes_experiments.shared.fidelity import Scores, closeness, log_probabilities, mixture_of, quality, scores
-from torchbayes_experiments.shared.image_hmc import (
-    CIFAR10,
-    CIFAR10_EPOCH,
-    DIGITS,
-    MNIST,
-    NOISY_DIGITS,
-    Problem,
-    Problems,
-    Setup,
-    chains_table,
-    mixing,
-    over_problems,
-    run_hmc,
-    set_up,
-)
+from torchbayes_experiments.shared.image_hmc import Problem, Problems, Setup
 from torchbayes_experiments.tables import dots, pivot
 
 STOCHASTIC = ("SGLD", "SGHMC", "cSGHMC")
@@ -57,8 +44,7 @@ MARGIN = 0.01  # nats: NLLs this close count as equally good
 
 # CIFAR-10 with ResNet-20 (Izmailov et al. 2021): accuracy in %, agreement in % and total variation, each mean and
 # standard deviation of three runs, from its table of fidelity; NLL and ECE are read off its bar plots.
-PUBLISHED: dict[str, tuple[tuple[float, float], tuple[float, float], tuple[float, float], float | None, float | None]]
-PUBLISHED = {
+PUBLISHED: dict[str, tuple[Any, Any, Any, float | None, float | None]] = {
     "HMC, one chain": ((89.64, 0.25), (94.01, 0.25), (0.074, 0.003), 0.322, 0.043),
     "SGD": ((83.44, 1.14), (85.48, 1.00), (0.190, 0.005), 0.80, 0.12),
     "deep ensemble (50)": ((88.49, 0.10), (91.52, 0.06), (0.115, 0.000), 0.33, 0.03),
@@ -86,9 +72,7 @@ class ReferenceRecipe(Problems):
     under-confident. All problems share one setting. Temperatures are fitted on left-over training rows too.
 
     Attributes:
-        ensemble: the deep ensemble; its members, each alone, are the single networks.
-        sgld: stochastic gradient Langevin dynamics.
-        sghmc: stochastic gradient Hamiltonian Monte Carlo.
+        ensemble: its members, each alone, are the single networks.
         cyclical: SGHMC with a cyclical step size.
     """
 
@@ -104,36 +88,34 @@ class ReferenceRecipe(Problems):
 
 _sghmc = partial(tb.SGHMC, chains=2, burn_in=5000, step_size=4e-6, batch_size=100, momentum=0.98)
 SMALL = ReferenceRecipe(
-    digits=DIGITS,
-    noisy=NOISY_DIGITS,
-    mnist=MNIST,
+    digits=image_hmc.DIGITS,
+    noisy=image_hmc.NOISY_DIGITS,
+    mnist=image_hmc.MNIST,
     ensemble=tb.MAP(members=10, epochs=100, batch_size=100, optimizer=tb.Adam(0.005)),
     sgld=tb.SGLD(chains=2, steps=100_000, burn_in=10_000, thin=450, step_size=4e-5, batch_size=100),
     sghmc=_sghmc(steps=20_000, thin=100),
     cyclical=_sghmc(steps=40_000, thin=150, schedule=tb.Cycles(5000, exploration=0.25, draws=20)),
 )
-_long = {"chains": 1, "steps": 10_000 * CIFAR10_EPOCH, "burn_in": 1000 * CIFAR10_EPOCH, "batch_size": 80}
 PAPER = ReferenceRecipe(
-    digits=CIFAR10,
+    digits=image_hmc.CIFAR10,
     noisy=None,
     mnist=None,
-    ensemble=tb.MAP(members=50, epochs=500, batch_size=80, optimizer=tb.SGD(lr=3e-7 * 40_960, momentum=0.9)),
-    sgld=tb.SGLD(**_long, thin=10 * CIFAR10_EPOCH, step_size=1e-6),
-    sghmc=tb.SGHMC(**_long, thin=10 * CIFAR10_EPOCH, step_size=3e-7),
-    cyclical=tb.SGHMC(
-        **_long, thin=1, step_size=3e-7, momentum=0.95, schedule=tb.Cycles(50 * CIFAR10_EPOCH, exploration=0.0)
-    ),
+    ensemble=image_hmc.CIFAR10_ENSEMBLE,
+    sgld=tb.SGLD(**image_hmc.CIFAR10_SAMPLED, thin=10 * image_hmc.CIFAR10_EPOCH, step_size=1e-6),
+    sghmc=tb.SGHMC(**image_hmc.CIFAR10_SAMPLED, thin=10 * image_hmc.CIFAR10_EPOCH, step_size=3e-7),
+    cyclical=image_hmc.CIFAR10_CYCLICAL,
 )
 
 
 def run(recipe: ReferenceRecipe, seed: int, directory: Path) -> dict[str, Any]:
-    """Return problem -> `methods` (method -> all or one -> metric), `chains` (see `mixing`) and `passes`: method ->
-    passes over the data of all its members or chains together.
-    """  # noqa: D205
+    """Return problem -> `methods` (method -> all or one -> metric), `chains` (see `mixing`) and `passes` of methods.
+
+    Passes over the data are those of all members or chains together.
+    """
 
     def compute(problem: Problem, home: Path) -> dict[str, Any]:
-        setup = set_up(problem, seed)
-        hmc, diagnosis = run_hmc(problem, setup, seed=seed, directory=home / "hmc")
+        setup = image_hmc.set_up(problem, seed)
+        hmc, diagnosis = image_hmc.run_hmc(problem, setup, seed=seed, directory=home / "hmc")
         posteriors: dict[str, Posterior] = {"HMC": hmc}
         passes: dict[str, float] = {}
         if (record := diagnosis.record) is not None:
@@ -142,9 +124,9 @@ def run(recipe: ReferenceRecipe, seed: int, directory: Path) -> dict[str, Any]:
             folder = home / name.replace(" ", "_").lower()
             posteriors[name] = tb.fit(setup.model, setup.train, method, seed=seed, directory=folder, resume=True)
             passes[name] = passes_of(method, len(setup.train.targets))
-        return {"methods": _scores(posteriors, setup), "chains": mixing(diagnosis), "passes": passes}
+        return {"methods": _scores(posteriors, setup), "chains": image_hmc.mixing(diagnosis), "passes": passes}
 
-    return over_problems(recipe.problems(), compute, home=directory, file="scores.json")
+    return image_hmc.over_problems(recipe.problems(), compute, home=directory, file="scores.json")
 
 
 def passes_of(method: tb.MAP | tb.SGLD | tb.SGHMC, rows: int) -> float:
@@ -192,8 +174,8 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
         {
             name: {
                 # all of HMC is compared with nothing
-                line: {key: v for key, v in of["methods"][m][all_].items() if line != "HMC" or key not in CLOSENESS}
-                for line, (m, all_) in LINES.items()
+                line: {key: v for key, v in of["methods"][m][which].items() if line != "HMC" or key not in CLOSENESS}
+                for line, (m, which) in LINES.items()
             }
             for name, of in result.items()
         }
@@ -202,7 +184,7 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
     rows = tidy(lines, "problem", "method", "metric")
     problems = rows.names("problem")
     parts = [part for name in problems for part in _parts(name, rows.where(problem=name), results)]
-    chains = chains_table(
+    chains = image_hmc.chains_table(
         [{name: of["chains"] for name, of in result.items()} for result in results],
         {"leapfrogs": "leapfrog steps", "acceptance": "acceptance", "divergences": "divergences", "ebfmi": "E-BFMI"}
         | {"functions/share": "R-hat < 1.1: probabilities", "weights/share": "weights"},
@@ -268,14 +250,13 @@ def _published_table() -> Table:
 
 
 def _temperature_table(rows: Rows) -> Table:
-    digits = {"NLL": ".4f", "NLL after scaling": ".4f", "temperature": ".2f"}
     return pivot(
         rows.where(method=["HMC", *OTHERS]),
         ("problem", "method"),
         "metric",
         keep=("nll", "nll_scaled", "temperature"),
         labels={"nll": "NLL", "nll_scaled": "NLL after scaling"},
-        digits=digits,
+        digits={"NLL": ".4f", "NLL after scaling": ".4f", "temperature": ".2f"},
         caption="Is it the order of the classes that a method gets wrong, or only its confidence? The temperature by "
         "which log probabilities are divided was fitted on training rows that were not trained on. Below 1: not sure "
         "enough.",
@@ -284,6 +265,7 @@ def _temperature_table(rows: Rows) -> Table:
 
 def _together_table(rows: Rows, results: Sequence[Mapping[str, Any]]) -> Table:
     samplers = {f"all {method}": method for method in STOCHASTIC} | {"HMC": "HMC"}
+    passes = tidy([{name: of["passes"] for name, of in result.items()} for result in results], "problem", "method")
     metrics = {"nll": "NLL", **CLOSENESS}
     return pivot(
         rows.only(method=list(samplers), problem=rows.names("problem")),
@@ -292,51 +274,33 @@ def _together_table(rows: Rows, results: Sequence[Mapping[str, Any]]) -> Table:
         keep=metrics,
         heads=("problem", "all chains of"),
         labels=samplers | metrics,
-        beside={
-            "passes over the data": lambda name, line: float(
-                np.mean([result[name]["passes"][samplers[line]] for result in results])
-            )
-        },
+        beside={"passes over the data": lambda name, line: passes.values(problem=name, method=samplers[line]).mean()},
         digits=dict.fromkeys(metrics.values(), ".4f") | {"passes over the data": ",.0f"},
         caption="The samplers with all their chains together, and what they cost.",
     )
 
 
 def _pictures(rows: Rows) -> tuple[Picture, ...]:
-    def drawn(metric: str, label: str, title: str, caption: str, *, hmc: str = "HMC", better: Any = None) -> Picture:
+    def drawn(metric: str, label: str, caption: str, *, hmc: str = "HMC", **settings: Any) -> Picture:
         shown = rows.where(metric=metric, method=[hmc, *OTHERS])
-        settings = {"panels": "problem", "over": "seed", "labels": {hmc: "HMC"}, "better": better}
-        return dots(shown, label, title=title, caption=caption, **settings)
+        return dots(shown, label, panels="problem", over="seed", labels={hmc: "HMC"}, caption=caption, **settings)
 
     chain = (
         "For HMC, one chain against the average of the others, an estimate of the ceiling: its chain has fewer draws "
         "and its reference one chain less than the others have. One chain of each SG-MCMC method."
     )
-    one = "HMC, one chain"
+    far = f"How far the test predictions are from those of HMC. {chain}"
+    equal = f"How often the most probable class is that of HMC. {chain}"
+    all_chains = "HMC with all its chains; one chain of each SG-MCMC method."
+    sure = "Left of zero a method is less sure than it should be, right of it too sure."
+    calibrated = "mean confidence − accuracy (zero is calibrated)"
+    tv = {"title": "Total variation from HMC", "hmc": "HMC, one chain", "better": "low"}
+    agreement = {"title": "Agreement with HMC", "hmc": "HMC, one chain", "better": "high"}
     return (
-        drawn(
-            "total_variation",
-            "total variation from HMC",
-            "Total variation from HMC",
-            f"How far the test predictions are from those of HMC. {chain}",
-            hmc=one,
-            better="low",
-        ),
-        drawn(
-            "agreement",
-            "agreement with HMC",
-            "Agreement with HMC",
-            f"How often the most probable class is that of HMC. {chain}",
-            hmc=one,
-            better="high",
-        ),
-        drawn("nll", "NLL", "NLL on test rows", "HMC with all its chains; one chain of each SG-MCMC method."),
-        drawn(
-            "gap",
-            "mean confidence − accuracy (zero is calibrated)",
-            "Confidence less accuracy",
-            "Left of zero a method is less sure than it should be, right of it too sure.",
-        ),
+        drawn("total_variation", "total variation from HMC", far, **tv),
+        drawn("agreement", "agreement with HMC", equal, **agreement),
+        drawn("nll", "NLL", all_chains, title="NLL on test rows"),
+        drawn("gap", calibrated, sure, title="Confidence less accuracy"),
     )
 
 

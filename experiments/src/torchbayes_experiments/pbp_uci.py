@@ -239,7 +239,7 @@ def _panel(axes: Axes, scores: Mapping[str, np.ndarray], published: tuple[float,
             handles[label] = axes.errorbar(
                 x, scores[fit].mean(), bar, color=mark.colour, marker=mark.marker, linestyle=""
             )
-    hollow = {"color": style.INK, "marker": "D", "markerfacecolor": "white", "linestyle": ""}
+    hollow: dict[str, Any] = {"color": style.INK, "marker": "D", "markerfacecolor": "white", "linestyle": ""}
     handles["published"] = axes.errorbar(40 * aside**2, published[0], 2 * published[1], **hollow)
     axes.axhline(published[0], color=style.INK, linewidth=0.8, linestyle=(0, (2, 2)), zorder=1)
     axes.set_xscale("log")

@@ -130,9 +130,10 @@ def dots(
         better: direction of a metric that `figures.metric_dots` does not know.
         labels: how the names of lines are written.
     """
-    unit, labels = over if over.endswith("s") else f"{over}s", labels or {}
-    numbers = {
-        panel: {labels.get(line, line): values for line, values in of_lines.items()}
+    unit = over if over.endswith("s") else f"{over}s"
+    written = labels or {}
+    numbers: dict[Any, dict[Any, Any]] = {
+        panel: {written.get(line, line): values for line, values in of_lines.items()}
         for panel, of_lines in rows.apart(panels, lines, over=over).items()
     }
     drawn = figures.metric_dots(numbers, label, published=published, over=unit, better=better)

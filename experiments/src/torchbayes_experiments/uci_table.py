@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes_experiments import Experiment, Findings, Verdict, below, tidy
+from torchbayes.report import Table
+from torchbayes_experiments import Experiment, Findings, Rows, Verdict, below, tidy
 from torchbayes_experiments.shared.uci_splits import over_splits
 from torchbayes_experiments.tables import differences, dots, pivot
 
@@ -145,20 +146,6 @@ def summarise(results: Sequence[dict[str, Any]]) -> Findings:
         for metric, (mean, bar) in PUBLISHED[name].items()
         for method in METHODS[1:]
     ]
-    tables = [
-        pivot(
-            rows.where(metric=metric),
-            "set",
-            "method",
-            over="split",
-            heads=[f"test {label}"],
-            beside={"published": lambda name, metric=metric: PUBLISHED[name].get(metric)},
-            digits=dict.fromkeys(METHODS, ".3f") | {"published": ".2f"},
-            caption="Mean over splits ± standard error. A single network is the mean over the ensemble's members. "
-            "Published: deep ensemble of Lakshminarayanan et al. (2017), ± the standard deviation over splits.",
-        )
-        for metric, label in METRICS.items()
-    ]
     compared = differences(
         rows,
         [("MultiSWAG", "ensemble")],
@@ -176,7 +163,21 @@ def summarise(results: Sequence[dict[str, Any]]) -> Findings:
         )
         for metric in ("nll_gaussian", "rmse")
     ]
-    return Findings(Verdict.of(parts), (*tables, compared), tuple(pictures))
+    return Findings(Verdict.of(parts), (*(_table(rows, metric) for metric in METRICS), compared), tuple(pictures))
+
+
+def _table(rows: Rows, metric: str) -> Table:
+    return pivot(
+        rows.where(metric=metric),
+        "set",
+        "method",
+        over="split",
+        heads=[f"test {METRICS[metric]}"],
+        beside={"published": lambda name: PUBLISHED[name].get(metric)},
+        digits=dict.fromkeys(METHODS, ".3f") | {"published": ".2f"},
+        caption="Mean over splits ± standard error. A single network is the mean over the ensemble's members. "
+        "Published: deep ensemble of Lakshminarayanan et al. (2017), ± the standard deviation over splits.",
+    )
 
 
 EXPERIMENT = Experiment(

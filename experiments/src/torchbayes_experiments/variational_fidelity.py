@@ -127,8 +127,8 @@ class FidelityRecipe(image_hmc.Problems):
 
 _pairs = partial(tb.VI, members=5, draws=2, antithetic=True, kl_weight=1.0)
 _cyclical = partial(tb.SGHMC, chains=2, thin=150, momentum=0.98)
-_images = {"members": 5, "batch_size": 100, "optimizer": tb.Adam(0.005)}
-_curve = {"members": 5, "epochs": 5000, "batch_size": 60, "optimizer": tb.Adam(0.01)}
+_images: dict[str, Any] = {"members": 5, "batch_size": 100, "optimizer": tb.Adam(0.005)}
+_curve: dict[str, Any] = {"members": 5, "epochs": 5000, "batch_size": 60, "optimizer": tb.Adam(0.01)}
 _IMAGES = Methods(
     mean_field=_pairs(epochs=1500, batch_size=100, optimizer=tb.Adam(0.003)),
     ivon=tb.IVON(members=8, epochs=500, batch_size=100),
@@ -175,21 +175,14 @@ def run(recipe: FidelityRecipe, seed: int, directory: Path) -> dict[str, Any]:
 
     The numbers of finished problems are read, interrupted fits continue.
     """
-    results: dict[str, Any] = {}
-    if recipe.curve is not None:
-        results[recipe.curve.label] = load_or_compute(
-            directory / "curve" / "scores.json",
-            partial(_on_curve, recipe, recipe.curve, seed=seed, home=directory / "curve"),
-        )
-    return results | image_hmc.over_problems(
-        recipe.problems(),
-        lambda problem, home: _on_images(recipe, problem, seed=seed, home=home),
-        home=directory,
-        file="scores.json",
-    )
+    home, results, file = directory / "curve", {}, "scores.json"
+    if (curve := recipe.curve) is not None:
+        results[curve.label] = load_or_compute(home / file, partial(_on_curve, recipe, curve, seed=seed, home=home))
+    on_images = partial(_on_images, recipe, seed=seed)
+    return results | image_hmc.over_problems(recipe.problems(), on_images, home=directory, file=file)
 
 
-def _on_images(recipe: FidelityRecipe, problem: image_hmc.Problem, *, seed: int, home: Path) -> dict[str, Any]:
+def _on_images(recipe: FidelityRecipe, problem: image_hmc.Problem, home: Path, *, seed: int) -> dict[str, Any]:
     setup = image_hmc.set_up(problem, seed)
     hmc, diagnosis = image_hmc.run_hmc(problem, setup, seed=seed, directory=home / "hmc")
     sizes = tuple(setup.train.inputs.shape[1:]), tb.data.load(problem.data).num_classes
@@ -317,18 +310,13 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
         unmixed = np.array([1 - result[problem]["share"] for result in results])
         parts += _parts(problem, scores.where(metric=distance), unmixed)
         tables.append(_table(problem, scores))
-        pictures.append(
-            dots(
-                scores.where(metric=distance),
-                SHOWN[distance],
-                title=f"Distance from HMC: {problem}",
-                panels="problem",
-                over="seed",
-                better="low",
-                caption=f"{SHOWN[distance]} on the test rows: mean over seeds with two standard errors. Every second "
-                "line is a mixture of the members above it.",
-            )
+        caption = (
+            f"{SHOWN[distance]} on the test rows: mean over seeds with two standard errors. Every second line is a "
+            "mixture of the members above it."
         )
+        settings: dict[str, Any] = {"panels": "problem", "over": "seed", "better": "low", "caption": caption}
+        drawn = scores.where(metric=distance)
+        pictures.append(dots(drawn, SHOWN[distance], title=f"Distance from HMC: {problem}", **settings))
     published = Table(
         ["as published", "agreement with HMC, %", "TV from HMC"],
         [[name, *row] for name, row in PUBLISHED.items()],

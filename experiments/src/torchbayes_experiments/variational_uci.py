@@ -106,7 +106,7 @@ class VariationalUCIRecipe:
         return replace(method, epochs=max(self.epochs, math.ceil(steps / math.ceil(rows / method.batch_size))))
 
 
-_trained = {"batch_size": 32, "optimizer": tb.Adam(0.01)}
+_trained: dict[str, Any] = {"batch_size": 32, "optimizer": tb.Adam(0.01)}
 SMALL = VariationalUCIRecipe(
     single=tb.MAP(**_trained),
     mean_field=tb.VI(**_trained, estimator="weights", draws=8, kl_weight=1.0),

@@ -99,7 +99,8 @@ CIFAR10 = Problem(
 )
 CIFAR10_EPOCH = 512  # steps of 80 rows
 CIFAR10_ENSEMBLE = tb.MAP(members=50, epochs=500, batch_size=80, optimizer=tb.SGD(lr=3e-7 * 40_960, momentum=0.9))
-CIFAR10_SAMPLED = {"chains": 1, "steps": 10_000 * CIFAR10_EPOCH, "burn_in": 1000 * CIFAR10_EPOCH, "batch_size": 80}
+_LENGTH = {"steps": 10_000 * CIFAR10_EPOCH, "burn_in": 1000 * CIFAR10_EPOCH}
+CIFAR10_SAMPLED: dict[str, Any] = {"chains": 1, "batch_size": 80, **_LENGTH}
 _CYCLES = tb.Cycles(50 * CIFAR10_EPOCH, exploration=0.0)
 CIFAR10_CYCLICAL = tb.SGHMC(**CIFAR10_SAMPLED, thin=1, step_size=3e-7, momentum=0.95, schedule=_CYCLES)
 
