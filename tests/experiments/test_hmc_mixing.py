@@ -11,9 +11,9 @@ from scipy.stats import norm, rankdata
 
 import torchbayes as tb
 from torchbayes.posteriors import Functions
+from torchbayes_experiments import hmc_mixing as room
 from torchbayes_experiments import hmc_reference, reproduce
-from torchbayes_experiments.hmc_mixing import EXPERIMENT, report, run
-from torchbayes_experiments.hmc_mixing.recipe import MixingRecipe
+from torchbayes_experiments.hmc_mixing import EXPERIMENT, MixingRecipe
 from torchbayes_experiments.shared import image_hmc
 
 TINY = MixingRecipe(
@@ -34,7 +34,7 @@ TINY = MixingRecipe(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("mixing")
-    return directory, run.run(TINY, 2, directory)
+    return directory, room.run(TINY, 2, directory)
 
 
 def draws(directory):
@@ -72,7 +72,7 @@ def test_rhat_is_that_of_the_saved_draws_in_both_spaces(tiny):
         assert numbers["share"] == pytest.approx(np.mean(rhat < 1.1), abs=2 * close)
         assert numbers["high"] == pytest.approx(np.quantile(rhat, 0.95), rel=close)
         assert numbers["quantities"] == rhat.size
-        spread = report.spread_out(found["digits"]["counts"][space])
+        spread = room.spread_out(found["digits"]["counts"][space])
         np.testing.assert_allclose(np.mean(spread), np.mean(rhat), atol=6e-5 + close)
         assert np.median(spread) == pytest.approx(numbers["median"], abs=5.1e-5)
 
@@ -96,11 +96,11 @@ def test_what_the_log_says(tiny):
 
 def test_a_second_call_reads_what_is_done(tiny):
     directory, found = tiny
-    assert run.run(TINY, 2, directory) == found
+    assert room.run(TINY, 2, directory) == found
     path = directory / "problem_0" / "mixing.json"
     before = path.read_bytes()
     path.unlink()
-    assert run.run(TINY, 2, directory)["digits"]["weights"]["median"] == found["digits"]["weights"]["median"] > 0.9
+    assert room.run(TINY, 2, directory)["digits"]["weights"]["median"] == found["digits"]["weights"]["median"] > 0.9
     assert path.read_bytes() == before
 
 
@@ -143,13 +143,13 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    verdict = report.summarise(jitter(results)).verdict
+    verdict = room.summarise(jitter(results)).verdict
     assert verdict.outcome == outcome
     assert sum(part.outcome != "holds" for part in verdict.parts) == open_parts
 
 
 def test_tables_hold_the_means():
-    found = report.summarise([made_up(), made_up(weights=(1.15, 5.0, 0.8))])
+    found = room.summarise([made_up(), made_up(weights=(1.15, 5.0, 0.8))])
     texts = [table.markdown() for table in found.tables]
     assert (
         "| digits | weights | 10 | 1.100 ± 0.050 | 1.100 ± 0.000 | 4.000 ± 1.000 | 0.8500 ± 0.0500 | 100 ± 0 |"
@@ -162,7 +162,7 @@ def test_tables_hold_the_means():
 
 
 def test_independent_draws_set_the_floor():
-    short, long = (run.independent(4, draws, 0, quantities=300) for draws in (20, 500))
+    short, long = (room.independent(4, draws, 0, quantities=300) for draws in (20, 500))
     assert short["median"] > long["median"] > 0.999
     assert long["maximum"] < 1.05
     assert long["ess"] == pytest.approx(2000, rel=0.1)

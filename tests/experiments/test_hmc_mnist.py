@@ -15,9 +15,9 @@ import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load
 from torchbayes.posteriors.files import sealed, unsealed
+from torchbayes_experiments import hmc_mnist as room
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.hmc_mnist import EXPERIMENT, report, run
-from torchbayes_experiments.hmc_mnist.recipe import MNISTChainRecipe
+from torchbayes_experiments.hmc_mnist import EXPERIMENT, MNISTChainRecipe
 
 TINY = MNISTChainRecipe(
     data="digits",
@@ -47,7 +47,7 @@ def tiny_model(scale=1.0):
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("chain")
-    return directory, run.run(TINY, 3, directory)
+    return directory, room.run(TINY, 3, directory)
 
 
 def outputs(directory):
@@ -72,7 +72,7 @@ def test_scores_are_those_of_averaged_probabilities(tiny):
         assert found["running"]["nll"][count - 1] == pytest.approx(nll, rel=1e-4)
         accuracy = (mean.argmax(-1) == targets).double().mean().item()
         assert found["running"]["accuracy"][count - 1] == pytest.approx(accuracy)
-    assert found["scores"]["average"] == {key: found["running"][key][-1] for key in report.METRICS}
+    assert found["scores"]["average"] == {key: found["running"][key][-1] for key in room.METRICS}
     each = [cross_entropy(one, targets).item() for one in outputs_SBK]
     assert found["each"]["nll"] == pytest.approx(each, rel=1e-4)
     assert found["scores"]["draw"]["nll"] == pytest.approx(np.mean(each[2:]), rel=1e-4)
@@ -129,26 +129,26 @@ def test_an_interrupted_chain_goes_on_and_ends_as_an_uninterrupted_one(tiny, tmp
     home = tmp_path / "hmc"
     tb.fit(model, data.train, TINY.chain(), seed=3, directory=home, callbacks=(lambda event: event.step == 3,))
     assert len((home / "log.jsonl").read_text().splitlines()) == 3
-    again = run.run(TINY, 3, tmp_path)
+    again = room.run(TINY, 3, tmp_path)
     assert again["scores"] == found["scores"]
     assert again["chain"]["log_density"] == found["chain"]["log_density"]
 
 
 def test_the_minutes_of_all_sittings_count(tmp_path):
     short = replace(TINY, minutes=1e-9)
-    first = run.run(short, 3, tmp_path)
+    first = room.run(short, 3, tmp_path)
     assert (len(first["chain"]["seconds"]), first["left_out"]) == (1, 0)
-    assert run.run(short, 3, tmp_path) == first
+    assert room.run(short, 3, tmp_path) == first
     # an iteration that took 90 s leaves no time of a minute and a half, but some of a little more
     log = tmp_path / "hmc" / "log.jsonl"
     log.write_text(json.dumps(sealed({**unsealed(log.read_text()), "seconds": 90.0})) + "\n")
-    assert len(run.run(replace(TINY, minutes=1.5), 3, tmp_path)["chain"]["seconds"]) == 1
-    assert len(run.run(replace(TINY, minutes=1.6), 3, tmp_path)["chain"]["seconds"]) == 7
+    assert len(room.run(replace(TINY, minutes=1.5), 3, tmp_path)["chain"]["seconds"]) == 1
+    assert len(room.run(replace(TINY, minutes=1.6), 3, tmp_path)["chain"]["seconds"]) == 7
 
 
 def test_energy_errors_are_what_acceptance_says():
-    assert report.energy_errors([math.exp(-0.3), 1.0, math.exp(-2.0)]) == pytest.approx([0.3, 0.0, 2.0])
-    assert np.isfinite(report.energy_errors([0.0])).all()
+    assert room.energy_errors([math.exp(-0.3), 1.0, math.exp(-2.0)]) == pytest.approx([0.3, 0.0, 2.0])
+    assert np.isfinite(room.energy_errors([0.0])).all()
 
 
 @pytest.mark.parametrize("length", [4, 8, 9, 30])
@@ -156,8 +156,8 @@ def test_the_drift_is_the_t_statistic_of_the_halves(length):
     values = np.random.default_rng(length).normal(-400.0, 5.0, length)
     half = length // 2
     statistic: float = ttest_ind(values[:half], values[-half:]).statistic  # type: ignore[attr-defined]
-    assert report.drift(values.tolist()) == pytest.approx(abs(statistic))
-    assert report.drift(values[:3].tolist()) == math.inf
+    assert room.drift(values.tolist()) == pytest.approx(abs(statistic))
+    assert room.drift(values[:3].tolist()) == math.inf
 
 
 def made_up(*, acceptance=0.99, trend=0.0, single=1.0, draw=5.0, average=0.8, narrow=0.7, iterations=12):
@@ -173,8 +173,8 @@ def made_up(*, acceptance=0.99, trend=0.0, single=1.0, draw=5.0, average=0.8, na
     }
     nlls = {"single": single, "draw": draw, "average": average}
     scores = {k: {"accuracy": 0.9 - 0.1 * nll / 5, "nll": nll, "ece": 0.1} for k, nll in nlls.items()}
-    columns = {key: [scores["draw"][key]] * iterations for key in report.METRICS}
-    running = {key: [*columns[key][:9], scores["average"][key]] for key in report.METRICS}
+    columns = {key: [scores["draw"][key]] * iterations for key in room.METRICS}
+    running = {key: [*columns[key][:9], scores["average"][key]] for key in room.METRICS}
     found = {
         "chain": chain,
         "left_out": 2,
@@ -214,14 +214,14 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    verdict = report.summarise(jitter(results)).verdict
+    verdict = room.summarise(jitter(results)).verdict
     assert verdict.outcome == outcome
     assert sum(part.outcome != "holds" for part in verdict.parts) == open_parts
 
 
 def test_a_chain_too_short_to_judge_is_left_open():
     results = [{**made_up(), "left_out": 10}] * 3
-    part = report.summarise(results).verdict.parts[1]
+    part = room.summarise(results).verdict.parts[1]
     assert part.outcome == "inconclusive"
     assert "fewer than four" in part.evidence
 
@@ -229,7 +229,7 @@ def test_a_chain_too_short_to_judge_is_left_open():
 def test_tables_hold_the_numbers():
     slow = made_up(average=0.6)
     slow["chain"]["seconds"] = [60.0] * 12
-    scores, narrow, chains, running = (table.markdown() for table in report.summarise([made_up(), slow]).tables)
+    scores, narrow, chains, running = (table.markdown() for table in room.summarise([made_up(), slow]).tables)
     assert "| model average of HMC | **0.8860 ± 0.0020** | **0.700 ± 0.100** |" in scores
     assert "| model average of HMC | **0.8860 ± 0.0020** | **0.700 ± 0.000** |" in narrow
     # 12 × 30 s for 120,000 steps are 6 minutes, 3 ms a step; −log 0.99 = 0.01005

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 
 import torchbayes as tb
 from torchbayes.data import load
+from torchbayes_experiments import hmc_reference as room
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.hmc_reference import EXPERIMENT, report, run
-from torchbayes_experiments.hmc_reference.recipe import ReferenceRecipe
+from torchbayes_experiments.hmc_reference import EXPERIMENT, ReferenceRecipe
 from torchbayes_experiments.shared import image_hmc
 
 TINY = ReferenceRecipe(
@@ -40,7 +40,7 @@ TINY = ReferenceRecipe(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("reference")
-    return directory, run.run(TINY, 3, directory)
+    return directory, room.run(TINY, 3, directory)
 
 
 def saved(directory, method):
@@ -145,11 +145,11 @@ def test_too_many_training_rows_are_refused():
 
 def test_a_second_call_reads_what_is_done_and_resumes_the_rest(tiny):
     directory, found = tiny
-    assert run.run(TINY, 3, directory) == found
+    assert room.run(TINY, 3, directory) == found
     path = directory / "problem_0" / "scores.json"
     before = path.read_bytes()
     path.unlink()
-    again = run.run(TINY, 3, directory)
+    again = room.run(TINY, 3, directory)
     assert path.read_bytes() == before
     assert again["digits"]["methods"]["HMC"]["all"]["nll"] == found["digits"]["methods"]["HMC"]["all"]["nll"] > 0
 
@@ -220,13 +220,13 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    found = report.summarise(jitter(results))
+    found = room.summarise(jitter(results))
     assert found.verdict.outcome == outcome
     assert sum(part.outcome != "holds" for part in found.verdict.parts) == open_parts
 
 
 def test_tables_hold_the_means():
-    found = report.summarise([made_up(), made_up(SGLD=(0.41, 0.97, 0.09))])
+    found = room.summarise([made_up(), made_up(SGLD=(0.41, 0.97, 0.09))])
     texts = [table.markdown() for table in found.tables]
     assert "| SGLD, one chain | 0.9000 ± 0.0000 | 0.3100 ± 0.1000 |" in texts[0]
     assert "| HMC, all chains | 0.9000 ± 0.0000 | **0.2000 ± 0.0000** |" in texts[0]
@@ -239,7 +239,7 @@ def test_tables_hold_the_means():
 
 
 def test_published_numbers_are_ordered_as_the_claim_says():
-    distances = {name: row[2][0] for name, row in report.PUBLISHED.items()}
+    distances = {name: row[2][0] for name, row in room.PUBLISHED.items()}
     assert distances["HMC, one chain"] < distances["SGHMC, cyclical"] < distances["deep ensemble (50)"]
     assert distances["deep ensemble (50)"] < distances["SGD"] == 0.190
 
@@ -253,7 +253,7 @@ def test_the_paper_recipe_is_the_published_one():
     small = EXPERIMENT.recipe("small")
     assert list(small.problems()) == ["digits", "digits, noisy labels", "MNIST"]
     assert list(paper.problems()) == ["CIFAR-10"]
-    assert run.passes_of(small.sgld, small.digits.train_size) == small.sgld.chains * 10_000
+    assert room.passes_of(small.sgld, small.digits.train_size) == small.sgld.chains * 10_000
 
 
 def test_end_to_end(tmp_path):

@@ -12,14 +12,14 @@ import torchbayes as tb
 from tests.experiments.shared.made_up_uci import of_true_size, small_sets
 from tests.processes import forked
 from torchbayes.data import load
+from torchbayes_experiments import pbp_uci as room
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.pbp_uci import EXPERIMENT, published, recipe, report, run
+from torchbayes_experiments.pbp_uci import EXPERIMENT
 from torchbayes_experiments.shared import uci_splits
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")  # runs of few passes
 
-TINY = replace(
-    recipe.SMALL,
+TINY = room.PBPUCIRecipe(
     sets=("boston", "yacht"),
     splits=2,
     method=tb.PBP(epochs=3),
@@ -38,10 +38,10 @@ def files(tmp_path_factory, monkeypatch):
 @pytest.mark.parametrize(("name", "passes", "hidden"), [("1 pass", 1, (6,)), ("PBP", 3, (6,)),
                                                         ("two hidden layers", 3, (6, 6))])  # fmt: skip
 def test_scores_are_those_of_the_closed_form_in_the_units_of_the_file(name, passes, hidden):
-    found = run.split_scores(TINY, "boston", 1, seed=5)[name]
+    found = room.split_scores(TINY, "boston", 1, seed=5)[name]
     data = load("uci_boston", split=1)
     assert data.target_standardise is not None
-    posterior = run.fitted(data.train, tb.PBP(epochs=passes), hidden=hidden, seed=5)
+    posterior = room.fitted(data.train, tb.PBP(epochs=passes), hidden=hidden, seed=5)
     mean_BK, variance_BK = (part[0].double() for part in tb.Propagated(posterior).functions(data.test.inputs))
     log_scale, spread = (float(t[0, -1]) for t in (posterior.mean_MD, posterior.covariance.diagonal()))
     scale = float(data.target_standardise.scale)
@@ -55,20 +55,20 @@ def test_scores_are_those_of_the_closed_form_in_the_units_of_the_file(name, pass
 
 def test_the_prior_is_the_papers():
     rows = load("uci_boston", split=0).train
-    posterior = run.fitted(rows, tb.PBP(epochs=1), hidden=(6, 5), seed=0)
+    posterior = room.fitted(rows, tb.PBP(epochs=1), hidden=(6, 5), seed=0)
     stds = posterior.model.prior.stds()[:-1]
     fan_in = torch.tensor([3] * 24 + [6] * 41)
     torch.testing.assert_close(stds, 1 / (fan_in + 1.0).sqrt().double(), rtol=1e-6, atol=0)
 
 
 def test_layers_share_the_prior_of_the_first_hidden_one_only_where_they_are_as_wide():
-    assert {recipe.SMALL.width(name) for name in recipe.PAPER.sets} == {50, 100}
-    assert recipe.SMALL.width("protein") == 100
+    assert {EXPERIMENT.recipe("small").width(name) for name in EXPERIMENT.recipe("paper").sets} == {50, 100}
+    assert EXPERIMENT.recipe("small").width("protein") == 100
 
 
 def test_the_stream_learns_every_row_once_under_the_posterior_of_those_before(monkeypatch):
     rows, seen, priors = load("uci_boston", split=0).train, [], []
-    whole = run.fitted
+    whole = room.fitted
 
     def spied(part, method, **settings):
         seen.append(part)
@@ -76,8 +76,8 @@ def test_the_stream_learns_every_row_once_under_the_posterior_of_those_before(mo
         assert method.epochs == 1
         return whole(part, method, **settings)
 
-    monkeypatch.setattr(run, "fitted", spied)
-    found = run.streamed(rows, TINY, hidden=(6,), seed=2)
+    monkeypatch.setattr(room, "fitted", spied)
+    found = room.streamed(rows, TINY, hidden=(6,), seed=2)
     assert torch.equal(torch.cat([part.inputs for part in seen]), rows.inputs)
     assert torch.equal(torch.cat([part.targets for part in seen]), rows.targets)
     prior = None
@@ -90,12 +90,12 @@ def test_the_stream_learns_every_row_once_under_the_posterior_of_those_before(mo
 
 def test_a_stream_of_one_part_is_one_pass():
     rows = load("uci_boston", split=0).train
-    found = run.streamed(rows, replace(TINY, parts=1), hidden=(6,), seed=2)
-    assert torch.equal(found.mean_MD, run.fitted(rows, tb.PBP(epochs=1), hidden=(6,), seed=2).mean_MD)
+    found = room.streamed(rows, replace(TINY, parts=1), hidden=(6,), seed=2)
+    assert torch.equal(found.mean_MD, room.fitted(rows, tb.PBP(epochs=1), hidden=(6,), seed=2).mean_MD)
 
 
 def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
-    first = run.run(TINY, 0, tmp_path)
+    first = room.run(TINY, 0, tmp_path)
     assert np.shape(first["yacht"]["stream"]["rmse"]) == (2,)
     assert "two hidden layers" in first["boston"]
     assert "two hidden layers" not in first["yacht"]
@@ -104,7 +104,7 @@ def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
     scores["PBP"]["rmse"] = -7.0
     marked.write_text(json.dumps(scores))
     (tmp_path / "yacht" / "split_0.json").unlink()
-    again = run.run(TINY, 0, tmp_path)
+    again = room.run(TINY, 0, tmp_path)
     assert again["boston"]["PBP"]["rmse"] == [first["boston"]["PBP"]["rmse"][0], -7.0]
     assert again["yacht"]["PBP"]["nll"] == first["yacht"]["PBP"]["nll"]
 
@@ -113,9 +113,9 @@ def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
 def test_worker_processes_change_no_score(tmp_path, monkeypatch):
     of_true_size(monkeypatch, tmp_path, "uci_boston", "uci_yacht")  # separate processes do not see what is patched here
     monkeypatch.setattr(uci_splits, "get_context", lambda _: forked())  # as clean, and begun sooner
-    alone = run.run(TINY, 0, tmp_path / "one")
+    alone = room.run(TINY, 0, tmp_path / "one")
     torch.set_num_threads(2)
-    together = run.run(TINY, 0, tmp_path / "two")
+    together = room.run(TINY, 0, tmp_path / "two")
     for name, fits in alone.items():
         for fit, scores in fits.items():
             assert {k: v for k, v in scores.items() if k != "seconds"} == {
@@ -133,7 +133,7 @@ def made_up(seed=0, noise=0.002, **shifts):
     for fit in ("1 pass", "PBP", "two hidden layers", "stream"):
         fits[fit] = {
             metric: (mean + shifts.get(metric, 0.0) + noise * rng.normal() + 0.3 * np.linspace(-1, 1, 20)).tolist()
-            for metric, (mean, _) in published.PUBLISHED["boston"].items()
+            for metric, (mean, _) in room.PUBLISHED["boston"].items()
         }
         fits[fit]["seconds"] = [0.1] * 20
     return {"boston": fits}
@@ -151,22 +151,22 @@ def made_up(seed=0, noise=0.002, **shifts):
     ],
 )
 def test_every_verdict_is_reached(settings, outcome, held):
-    verdict = report.summarise([made_up(seed, **settings) for seed in range(3)]).verdict
+    verdict = room.summarise([made_up(seed, **settings) for seed in range(3)]).verdict
     assert verdict.outcome == outcome
     assert sum(part.outcome == "holds" for part in verdict.parts) == held
 
 
 def test_one_seed_decides_nothing():
-    assert report.summarise([made_up()]).verdict.outcome == "inconclusive"
+    assert room.summarise([made_up()]).verdict.outcome == "inconclusive"
 
 
 def test_seeds_are_averaged_before_the_spread_over_splits_is_taken():
     low, high = made_up(0), made_up(1)
     del low["boston"]["two hidden layers"], high["boston"]["two hidden layers"]
-    tables = {table.columns[0]: table for table in report.summarise([low, high]).tables}
+    tables = {table.columns[0]: table for table in room.summarise([low, high]).tables}
     each = np.mean([result["boston"]["PBP"]["nll"] for result in (low, high)], axis=0)
-    assert tables["test RMSE"].rows[0][2:4] == [(3.01, 0.18), None]
-    after = {table.columns[1]: table for table in report.summarise([low, high]).tables}
+    assert tables["test RMSE"].rows[0][2:5:2] == [None, (3.01, 0.18)]
+    after = {table.columns[1]: table for table in room.summarise([low, high]).tables}
     assert after["PBP"].columns[0] == "test NLL" or after["PBP"].columns[0] == "test RMSE"
     assert after["1 pass"].rows[0][-1] == pytest.approx((each.mean(), each.std(ddof=1) / math.sqrt(20)))
     assert tables["seconds"].rows[0] == ["boston", 20, pytest.approx(0.1), None, pytest.approx(0.1), pytest.approx(6.0)]
@@ -184,7 +184,7 @@ def test_end_to_end(tmp_path):
 
 def test_the_small_recipe_covers_five_sets_and_the_paper_one_all():
     small, paper = (EXPERIMENT.recipe(scale) for scale in ("small", "paper"))
-    assert set(small.sets) < set(paper.sets) == set(published.PUBLISHED)
+    assert set(small.sets) < set(paper.sets) == set(room.PUBLISHED)
     assert replace(paper, sets=small.sets, passes=small.passes) == small
     assert (small.splits, small.method, small.hidden) == (20, tb.PBP(), 50)
-    assert all(value[metric][1] >= 0 for value in published.PUBLISHED.values() for metric in recipe.METRICS)
+    assert all(value[metric][1] >= 0 for value in room.PUBLISHED.values() for metric in room.METRICS)

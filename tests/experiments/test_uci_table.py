@@ -12,8 +12,8 @@ import torchbayes as tb
 from tests.experiments.shared.made_up_uci import of_true_size, small_sets
 from torchbayes.data import load
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.uci_table import EXPERIMENT, report, run
-from torchbayes_experiments.uci_table.recipe import UCITableRecipe
+from torchbayes_experiments import uci_table as room
+from torchbayes_experiments.uci_table import EXPERIMENT, UCITableRecipe
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the noise explains what the mean could:torchbayes.ProblemWarning")
 TINY = UCITableRecipe(sets=("boston", "yacht"), splits=2, members=2, epochs=4, burn_in=0.4, rank=2, draws=2)
@@ -25,9 +25,9 @@ def files(tmp_path_factory, monkeypatch):
 
 
 def test_scores_are_in_the_units_of_the_file():
-    found = run.split_scores(TINY, "boston", 1, seed=5)
+    found = room.split_scores(TINY, "boston", 1, seed=5)
     data = load("uci_boston", split=1)
-    model = tb.Model(run.TwoHeads(3, 50), tb.likelihoods.HeteroscedasticGaussian(), TINY.prior())
+    model = tb.Model(room.TwoHeads(3, 50), tb.likelihoods.HeteroscedasticGaussian(), TINY.prior())
     ensemble = tb.fit(model, data.train, TINY.ensemble(), seed=5, callbacks=())
     average = tb.predict(ensemble, data.test.inputs)
     assert data.target_standardise is not None
@@ -47,7 +47,7 @@ def test_scores_are_in_the_units_of_the_file():
 
 
 def test_two_heads_are_one_layer_with_two_outputs():
-    two = run.TwoHeads(3, 50)
+    two = room.TwoHeads(3, 50)
     one = torch.nn.Linear(50, 2)
     with torch.no_grad():
         one.weight.copy_(torch.cat([two.mean.weight, two.noise.weight]))
@@ -57,32 +57,32 @@ def test_two_heads_are_one_layer_with_two_outputs():
 
 
 def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
-    first = run.run(TINY, 0, tmp_path)
+    first = room.run(TINY, 0, tmp_path)
     assert np.shape(first["yacht"]["MultiSWAG"]["rmse"]) == (2,)
     marked = tmp_path / "boston" / "split_1.json"
     scores = json.loads(marked.read_text())
     scores["ensemble"]["rmse"] = -7.0
     marked.write_text(json.dumps(scores))
     (tmp_path / "yacht" / "split_0.json").unlink()
-    again = run.run(TINY, 0, tmp_path)
+    again = room.run(TINY, 0, tmp_path)
     assert again["boston"]["ensemble"]["rmse"] == [first["boston"]["ensemble"]["rmse"][0], -7.0]
     assert again["yacht"] == first["yacht"]
-    assert run.run(TINY, 1, tmp_path / "other")["yacht"]["single"]["rmse"] != first["yacht"]["single"]["rmse"]
+    assert room.run(TINY, 1, tmp_path / "other")["yacht"]["single"]["rmse"] != first["yacht"]["single"]["rmse"]
 
 
 def test_without_the_files_the_error_names_the_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHBAYES_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match="TORCHBAYES_DATA"):
-        run.run(UCITableRecipe(), 0, tmp_path / "seed_0")
+        room.run(UCITableRecipe(), 0, tmp_path / "seed_0")
     assert len(list(tmp_path.iterdir())) == 0
 
 
 @pytest.mark.slow
 def test_worker_processes_change_no_number(tmp_path, monkeypatch):
     of_true_size(monkeypatch, tmp_path, "uci_boston", "uci_yacht")  # separate processes do not see what is patched here
-    alone = run.run(TINY, 0, tmp_path / "one")
+    alone = room.run(TINY, 0, tmp_path / "one")
     torch.set_num_threads(2)
-    assert run.run(TINY, 0, tmp_path / "two") == alone
+    assert room.run(TINY, 0, tmp_path / "two") == alone
     assert torch.get_num_threads() == 2
 
 
@@ -90,9 +90,9 @@ def made_up(*, shift=0.0, noise=0.05, seed=0):
     """One seed's scores of boston, `shift` published error bars above the published means of the ensemble."""
     rng = np.random.default_rng(seed)
     values = {}
-    for method in report.METHODS:
+    for method in room.METHODS:
         values[method] = {"nll": np.zeros(20).tolist()}
-        for metric, (mean, bar) in report.PUBLISHED["boston"].items():
+        for metric, (mean, bar) in room.PUBLISHED["boston"].items():
             values[method][metric] = (mean + shift * bar + noise * rng.normal(size=20)).tolist()
     return {"boston": values}
 
@@ -110,7 +110,7 @@ def made_up(*, shift=0.0, noise=0.05, seed=0):
 )
 def test_every_verdict_is_reached(shift, noise, seeds, outcome, held):
     results = [made_up(shift=shift, noise=noise, seed=seed) for seed in range(seeds)]
-    verdict = report.summarise(results).verdict
+    verdict = room.summarise(results).verdict
     assert verdict.outcome == outcome
     assert sum(part.outcome == "holds" for part in verdict.parts) == held
     values = [np.mean(result["boston"]["ensemble"]["rmse"]) for result in results]
@@ -121,7 +121,7 @@ def test_replicates_are_averaged_before_the_spread_over_splits_is_taken():
     low, high = made_up(), made_up()
     low["boston"]["ensemble"]["rmse"] = [1.0, 2.0, 3.0, 4.0] * 5
     high["boston"]["ensemble"]["rmse"] = [3.0, 4.0, 5.0, 6.0] * 5
-    table = report.summarise([low, high]).tables[2]
+    table = room.summarise([low, high]).tables[2]
     assert table.columns[0] == "test RMSE"
     mean, error = table.rows[0][2]  # type: ignore[misc]
     assert mean == pytest.approx(3.5)
@@ -143,6 +143,6 @@ def test_end_to_end(tmp_path):
 def test_the_small_recipe_covers_the_four_sets_and_the_paper_one_all():
     small, paper = (EXPERIMENT.recipe(scale) for scale in ("small", "paper"))
     assert small.sets == ("boston", "concrete", "energy", "yacht")
-    assert set(paper.sets) == set(report.PUBLISHED)
+    assert set(paper.sets) == set(room.PUBLISHED)
     assert replace(paper, sets=small.sets) == small
     assert (small.splits, small.members) == (20, 5)

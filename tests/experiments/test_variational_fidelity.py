@@ -11,10 +11,10 @@ import torch
 import torchbayes as tb
 from torchbayes.model.likelihoods import Categorical, Gaussian
 from torchbayes_experiments import reproduce
+from torchbayes_experiments import variational_fidelity as room
 from torchbayes_experiments.shared import image_hmc
 from torchbayes_experiments.shared.fidelity import members_of
-from torchbayes_experiments.variational_fidelity import EXPERIMENT, report, run
-from torchbayes_experiments.variational_fidelity.recipe import Curve, FidelityRecipe, Methods
+from torchbayes_experiments.variational_fidelity import EXPERIMENT, Curve, FidelityRecipe, Methods
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")  # runs of few steps
 
@@ -43,7 +43,7 @@ TINY = FidelityRecipe(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("fidelity")
-    return directory, run.run(TINY, 3, directory)
+    return directory, room.run(TINY, 3, directory)
 
 
 def probs_of(posterior, inputs, draws):
@@ -87,11 +87,11 @@ def test_every_method_is_scored(tiny):
 
 def test_a_second_call_reads_what_is_done_and_resumes_the_rest(tiny):
     directory, found = tiny
-    assert run.run(TINY, 3, directory) == found
+    assert room.run(TINY, 3, directory) == found
     path = directory / "problem_0" / "scores.json"
     before = path.read_bytes()
     path.unlink()
-    run.run(TINY, 3, directory)
+    room.run(TINY, 3, directory)
     assert path.read_bytes() == before
 
 
@@ -100,8 +100,8 @@ def test_a_second_call_reads_what_is_done_and_resumes_the_rest(tiny):
 
 def test_the_distance_of_two_normals_is_how_far_they_are_apart():
     first, second = torch.zeros(1, 2, dtype=torch.float64), torch.tensor([[0.3, -0.5]], dtype=torch.float64)
-    assert run.wasserstein(first, second, noise_scale=0.2) == pytest.approx(0.4, abs=1e-6)
-    assert run.wasserstein(first, first, noise_scale=0.2) == 0
+    assert room.wasserstein(first, second, noise_scale=0.2) == pytest.approx(0.4, abs=1e-6)
+    assert room.wasserstein(first, first, noise_scale=0.2) == 0
 
 
 def test_the_distance_of_mixtures_is_that_of_many_draws():
@@ -115,9 +115,9 @@ def test_the_distance_of_mixtures_is_that_of_many_draws():
         return means[which] + 0.2 * torch.randn(count, 3, generator=draw, dtype=torch.float64)
 
     expected = float(tb.metrics.wasserstein1(sampled(first), sampled(second)))
-    assert run.wasserstein(first, second, noise_scale=0.2) == pytest.approx(expected, abs=0.005)  # 3 standard errors
-    swapped = run.wasserstein(second, first, noise_scale=0.2)
-    assert swapped == pytest.approx(run.wasserstein(first, second, noise_scale=0.2), rel=1e-12)
+    assert room.wasserstein(first, second, noise_scale=0.2) == pytest.approx(expected, abs=0.005)  # 3 standard errors
+    swapped = room.wasserstein(second, first, noise_scale=0.2)
+    assert swapped == pytest.approx(room.wasserstein(first, second, noise_scale=0.2), rel=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")  # so short a run learns little
@@ -127,7 +127,7 @@ def test_the_curve_is_run_and_scored(tmp_path):
     except FileNotFoundError:
         pytest.skip("the curve of Wilson and Izmailov is not at hand: set TORCHBAYES_DATA")
     curve = Curve(SHORT, CHAINS, hidden=(4, 4))
-    found = run.run(replace(TINY, curve=curve), 3, tmp_path)
+    found = room.run(replace(TINY, curve=curve), 3, tmp_path)
     assert list(found) == ["curve", "digits"]
     methods = found["curve"]["methods"]
     assert methods["mean field"]["all"]["wasserstein"] > 0
@@ -138,12 +138,12 @@ def test_the_curve_is_run_and_scored(tmp_path):
 
 def test_priors_with_dropout_are_those_whose_bound_has_the_prior_of_the_others():
     of = replace(TINY.digits, hidden=(5, 6))
-    model = run.with_dropout((64,), 10, Categorical(), rate=0.3, of=of)
+    model = room.with_dropout((64,), 10, Categorical(), rate=0.3, of=of)
     stds = model.prior.stds()
     expected = {"1.weight": 0.3, "4.weight": 0.3 * 0.7**0.5, "7.weight": 0.3 * 0.7**0.5, "7.bias": 0.3}
     for name, std in expected.items():
         assert stds[model.layout.slices[name]].unique().tolist() == pytest.approx([std])
-    assert run.with_dropout((2,), 1, Gaussian(0.2), rate=0.3, of=Curve(SHORT, CHAINS)).layout.size == 261
+    assert room.with_dropout((2,), 1, Gaussian(0.2), rate=0.3, of=Curve(SHORT, CHAINS)).layout.size == 261
 
 
 # --- verdicts
@@ -200,13 +200,13 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    found = report.summarise(jitter(results))
+    found = room.summarise(jitter(results))
     assert found.verdict.outcome == outcome
     assert sum(part.outcome != "holds" for part in found.verdict.parts) == open_parts
 
 
 def test_tables_hold_the_means():
-    found = report.summarise([made_up(), made_up(IVON=(0.11, 0.07))])
+    found = room.summarise([made_up(), made_up(IVON=(0.11, 0.07))])
     text = found.tables[0].markdown()
     assert "| IVON | 0.9000 ± 0.0000 | 0.3000 ± 0.0000 | 0.9000 ± 0.0100 | 0.1000 ± 0.0100 |" in text
     assert "| HMC, all chains | 0.9000 ± 0.0000 | 0.3000 ± 0.0000 |" in text
@@ -215,10 +215,10 @@ def test_tables_hold_the_means():
 
 
 def test_published_numbers_are_ordered_as_the_claim_says():
-    distances = {name: row[1][0] for name, row in report.PUBLISHED.items() if row[1]}
+    distances = {name: row[1][0] for name, row in room.PUBLISHED.items() if row[1]}
     assert distances["HMC, one chain"] < distances["cSGHMC"] < distances["deep ensemble (50)"]
     assert distances["deep ensemble (50)"] < distances["mean field"] < distances["SGD"]
-    agreements = [report.PUBLISHED[f"competition: {name}"][0] for name in ("SGD", "IVON", "eight IVONs")]
+    agreements = [room.PUBLISHED[f"competition: {name}"][0] for name in ("SGD", "IVON", "eight IVONs")]
     assert agreements == sorted(agreements)
 
 

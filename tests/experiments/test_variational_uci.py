@@ -14,12 +14,13 @@ from tests.experiments.shared.made_up_uci import of_true_size, small_sets
 from tests.processes import forked
 from torchbayes.data import load
 from torchbayes_experiments import reproduce
+from torchbayes_experiments import variational_uci as room
 from torchbayes_experiments.shared import uci_splits
-from torchbayes_experiments.variational_uci import EXPERIMENT, recipe, report, run
+from torchbayes_experiments.variational_uci import EXPERIMENT
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")  # runs of few steps
 
-TINY = replace(recipe.SMALL, sets=("boston", "yacht"), splits=2, folds=2, epochs=1, steps=20, long_steps=30, draws=4)
+TINY = replace(room.SMALL, sets=("boston", "yacht"), splits=2, folds=2, epochs=1, steps=20, long_steps=30, draws=4)
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ def network(rate=0.0, features=3):
 
 
 def test_scores_are_in_the_units_of_the_file():
-    found = run.split_scores(replace(TINY, rates=(0.1,), shares=(0.7,)), "boston", 1, seed=5)
+    found = room.split_scores(replace(TINY, rates=(0.1,), shares=(0.7,)), "boston", 1, seed=5)
     data = load("uci_boston", split=1)
     assert data.target_standardise is not None
     scale = data.target_standardise.scale.double()
@@ -68,7 +69,7 @@ def test_the_noise_is_the_error_on_rows_that_a_network_has_not_seen():
         posterior = tb.fit(model, others, replace(TINY.single, epochs=20), seed=3, callbacks=())
         wrong.append(tb.predict(posterior, own.inputs).mean - own.targets)
     expected = torch.cat(wrong).square().mean().sqrt().item()
-    assert run.noise_scale(TINY, train, width=50, seed=3) == pytest.approx(expected, rel=1e-4)
+    assert room.noise_scale(TINY, train, width=50, seed=3) == pytest.approx(expected, rel=1e-4)
 
 
 def test_networks_that_interpolate_get_the_noise_of_new_rows():
@@ -80,7 +81,7 @@ def test_networks_that_interpolate_get_the_noise_of_new_rows():
     with pytest.warns(tb.ProblemWarning, match="interpolates its training rows"):
         tb.fit(model, train, single, seed=0, callbacks=())
     with warnings.catch_warnings(action="error"):
-        found = run.noise_scale(longer, train, width=50, seed=0)
+        found = room.noise_scale(longer, train, width=50, seed=0)
     assert 0.6 < found < 1.5
 
 
@@ -88,17 +89,17 @@ def test_a_rate_under_which_held_out_rows_are_less_likely_is_not_chosen():
     train = load("uci_boston", split=0).train
     longer = replace(TINY, steps=200, draws=50, shares=(1.0,))
     for rates in ((0.005, 0.9), (0.9, 0.005)):
-        chosen = run.best_dropout(replace(longer, rates=rates), train, noise=0.3, width=50, seed=0)
+        chosen = room.best_dropout(replace(longer, rates=rates), train, noise=0.3, width=50, seed=0)
         assert chosen == (0.005, 0.3)
 
 
 def test_the_noise_under_which_held_out_rows_are_most_likely_is_chosen():
     train = load("uci_boston", split=0).train
     settings = replace(TINY, steps=200, draws=50, rates=(0.05,), shares=(0.01, 0.3, 1.0, 3.0, 100.0))
-    rate, noise = run.best_dropout(settings, train, noise=0.3, width=50, seed=0)
-    rest, held = run.parted(train, 2, 0)
+    rate, noise = room.best_dropout(settings, train, noise=0.3, width=50, seed=0)
+    rest, held = room.parted(train, 2, 0)
     method = settings.lasting(settings.dropout, 27, steps=200)
-    posterior = run.fitted(settings, method, rest, noise=0.3, rate=0.05, width=50, seed=0)
+    posterior = room.fitted(settings, method, rest, noise=0.3, rate=0.05, width=50, seed=0)
     outputs = tb.predict(posterior, held.inputs, draws=50).outputs_SBK.double()
 
     def nll(scale):
@@ -109,21 +110,21 @@ def test_the_noise_under_which_held_out_rows_are_most_likely_is_chosen():
 
 
 def test_only_training_rows_choose(monkeypatch):
-    before = run.split_scores(TINY, "yacht", 0, seed=0)
+    before = room.split_scores(TINY, "yacht", 0, seed=0)
 
     def other_test_rows(name, split):
         data = load(name, split=split)
         return replace(data, test=tb.data.Pair(data.test.inputs, data.test.targets + 1))
 
-    monkeypatch.setattr(run, "load", other_test_rows)
-    after = run.split_scores(TINY, "yacht", 0, seed=0)
+    monkeypatch.setattr(room.tb.data, "load", other_test_rows)
+    after = room.split_scores(TINY, "yacht", 0, seed=0)
     assert after["chosen"] == before["chosen"]
     assert after["single"] != before["single"]
 
 
 def test_folds_hold_every_row_once():
     rows = tb.data.Pair(torch.arange(11.0)[:, None], torch.arange(11.0)[:, None])
-    parts = [run.parted(rows, 3, fold) for fold in range(3)]
+    parts = [room.parted(rows, 3, fold) for fold in range(3)]
     assert sorted(torch.cat([held.targets for _, held in parts]).flatten().tolist()) == list(range(11))
     for rest, held in parts:
         assert sorted(torch.cat([rest.inputs, held.inputs]).flatten().tolist()) == list(range(11))
@@ -132,21 +133,21 @@ def test_folds_hold_every_row_once():
 
 @pytest.mark.parametrize(("rows", "epochs"), [(99, 2600), (277, 867), (1_000, 260), (100_000, 40)])
 def test_every_set_takes_as_many_steps(rows, epochs):
-    for method in (recipe.SMALL.single, recipe.SMALL.mean_field, recipe.SMALL.dropout, recipe.SMALL.last_layer):
+    for method in (room.SMALL.single, room.SMALL.mean_field, room.SMALL.dropout, room.SMALL.last_layer):
         asked = replace(method, batch_size=100)
-        assert replace(recipe.SMALL, epochs=40).lasting(asked, rows, steps=2600) == replace(asked, epochs=epochs)
+        assert replace(room.SMALL, epochs=40).lasting(asked, rows, steps=2600) == replace(asked, epochs=epochs)
 
 
 def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
     settings = replace(TINY, rates=(0.1,))
-    first = run.run(settings, 0, tmp_path)
+    first = room.run(settings, 0, tmp_path)
     assert np.shape(first["yacht"]["VBLL"]["rmse"]) == np.shape(first["yacht"]["chosen"]["noise"]) == (2,)
     marked = tmp_path / "boston" / "split_1.json"
     scores = json.loads(marked.read_text())
     scores["MC dropout"]["rmse"] = -7.0
     marked.write_text(json.dumps(scores))
     (tmp_path / "yacht" / "split_0.json").unlink()
-    again = run.run(settings, 0, tmp_path)
+    again = room.run(settings, 0, tmp_path)
     assert again["boston"]["MC dropout"]["rmse"] == [first["boston"]["MC dropout"]["rmse"][0], -7.0]
     assert again["yacht"] == first["yacht"]
 
@@ -155,9 +156,9 @@ def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
 def test_worker_processes_change_no_number(tmp_path, monkeypatch):
     of_true_size(monkeypatch, tmp_path, "uci_boston", "uci_yacht")  # separate processes do not see what is patched here
     monkeypatch.setattr(uci_splits, "get_context", lambda _: forked())  # as clean, and begun sooner
-    alone = run.run(TINY, 0, tmp_path / "one")
+    alone = room.run(TINY, 0, tmp_path / "one")
     torch.set_num_threads(2)
-    assert run.run(TINY, 0, tmp_path / "two") == alone
+    assert room.run(TINY, 0, tmp_path / "two") == alone
 
 
 # --- verdicts
@@ -166,7 +167,7 @@ def test_worker_processes_change_no_number(tmp_path, monkeypatch):
 def made_up(seed=0, noise=0.02, **shifts):
     """One seed's scores of boston: NLLs at the published ones, a single network's at 2.6, and `shifts` off these."""
     rng = np.random.default_rng(seed)
-    base = {"single": 2.6, "mean_field": 3.12, "MC_dropout": np.array(report.DROPOUT_NLL["boston"]), "VBLL": 2.6}
+    base = {"single": 2.6, "mean_field": 3.12, "MC_dropout": np.array(room.DROPOUT_NLL["boston"]), "VBLL": 2.6}
     values = {
         name.replace("_", " "): {
             "nll": (nll + shifts.get(name, 0.0) + noise * rng.normal(size=20)).tolist(),
@@ -190,7 +191,7 @@ def made_up(seed=0, noise=0.02, **shifts):
     ],
 )
 def test_every_verdict_is_reached(result, outcome, held):
-    verdict = report.summarise([result]).verdict
+    verdict = room.summarise([result]).verdict
     assert verdict.outcome == outcome
     assert sum(part.outcome == "holds" for part in verdict.parts) == held
 
@@ -200,15 +201,15 @@ def test_published_means_are_those_of_their_splits():
         "boston": 2.40, "concrete": 2.93, "energy": 1.21, "kin8nm": -1.14, "naval": -4.45, "power": 2.80,
         "protein": 2.87, "wine": 0.93, "yacht": 1.25,
     }  # fmt: skip
-    assert printed.keys() == report.DROPOUT_NLL.keys() == report.MEAN_FIELD_NLL.keys() == report.DROPOUT_RMSE.keys()
+    assert printed.keys() == room.DROPOUT_NLL.keys() == room.MEAN_FIELD_NLL.keys() == room.DROPOUT_RMSE.keys()
     for name, nll in printed.items():
-        assert len(report.DROPOUT_NLL[name]) == (5 if name == "protein" else 20)
-        assert np.mean(report.DROPOUT_NLL[name]) == pytest.approx(nll, abs=0.0085)  # some were cut off, not rounded
+        assert len(room.DROPOUT_NLL[name]) == (5 if name == "protein" else 20)
+        assert np.mean(room.DROPOUT_NLL[name]) == pytest.approx(nll, abs=0.0085)  # some were cut off, not rounded
 
 
 def test_seeds_are_averaged_before_the_spread_over_splits_is_taken():
     low, high = made_up(0), made_up(1)
-    tables = {table.columns[0]: table for table in report.summarise([low, high]).tables}
+    tables = {table.columns[0]: table for table in room.summarise([low, high]).tables}
     each = np.mean([result["boston"]["VBLL"]["nll"] for result in (low, high)], axis=0)
     cell = tables["test NLL"].rows[0][4]
     assert cell == pytest.approx((each.mean(), each.std(ddof=1) / math.sqrt(20)))
@@ -231,7 +232,7 @@ def test_end_to_end(tmp_path):
 def test_the_small_recipe_covers_the_four_sets_and_the_paper_one_all():
     small, paper = (EXPERIMENT.recipe(scale) for scale in ("small", "paper"))
     assert small.sets == ("boston", "concrete", "energy", "yacht")
-    assert set(paper.sets) == set(report.PUBLISHED)
+    assert set(paper.sets) == set(room.PUBLISHED)
     assert replace(paper, sets=small.sets, long_steps=small.long_steps) == small
     assert paper.long_steps > small.long_steps
     assert (small.splits, small.mean_field.kl_weight) == (20, 1.0)

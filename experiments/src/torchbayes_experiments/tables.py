@@ -114,6 +114,7 @@ def dots(
     over: str = "split",
     published: Mapping[str, Mapping[str, tuple[float, float]]] | None = None,
     better: Any = None,
+    labels: Labels | None = None,
 ) -> Picture:
     """Return a picture of means with two standard errors, a panel for each name of a level, a line for each of another.
 
@@ -127,9 +128,13 @@ def dots(
         over: the level of the repeats.
         published: panel -> source -> (number, half-width of its bar).
         better: direction of a metric that `figures.metric_dots` does not know.
+        labels: how the names of lines are written.
     """
     unit = over if over.endswith("s") else f"{over}s"
-    drawn = figures.metric_dots(
-        rows.apart(panels, lines, over=over), label, published=published, over=unit, better=better
-    )
+    written = labels or {}
+    numbers: dict[Any, dict[Any, Any]] = {
+        panel: {written.get(line, line): values for line, values in of_lines.items()}
+        for panel, of_lines in rows.apart(panels, lines, over=over).items()
+    }
+    drawn = figures.metric_dots(numbers, label, published=published, over=unit, better=better)
     return Picture(title or f"Test {label}", drawn, caption)

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchbayes import metrics
-from torchbayes.posteriors import Draws, Functions, Posterior
-from torchbayes.predictive.predict import predict
+import torchbayes as tb
+from torchbayes.posteriors import Posterior
+
+Scores = dict[str, dict[str, dict[str, float]]]
 
 
-def members_of(posterior: Posterior, *, draws: int = 1) -> list[Functions]:
-    """Return functions of each member or chain.
-
-    Args:
-        posterior: any; of chains, all draws are taken.
-        draws: functions drawn from each member.
-
-    Returns:
-        M sets of functions.
-    """
-    if isinstance(posterior, Draws):
-        return [Functions(posterior.model, weights_SD) for weights_SD in posterior.weights_MSD]
+def members_of(posterior: Posterior, *, draws: int = 1) -> list[tb.Functions]:
+    """Return functions of each member or chain: all draws of a chain, so many of any other member."""
+    if isinstance(posterior, tb.Draws):
+        return [tb.Functions(posterior.model, weights_SD) for weights_SD in posterior.weights_MSD]
     drawn, members = posterior.functions(posterior.members * draws), posterior.members
     return [drawn.some(slice(m, None, members)) for m in range(members)]  # draw s is from member s mod M
 
@@ -31,15 +26,9 @@ def members_of(posterior: Posterior, *, draws: int = 1) -> list[Functions]:
 def log_probabilities(posterior: Posterior, inputs: Tensor, *, draws: int = 1) -> Tensor:
     """Return the log predictive probabilities of each member or chain, averaged over its draws.
 
-    Args:
-        posterior: any; of chains, all draws are taken.
-        inputs: B rows.
-        draws: functions drawn from each member.
-
-    Returns:
-        Tensor (M, B, K), float64, on the CPU.
+    (M, B, K), float64, on the CPU.
     """
-    outputs = (predict(functions, inputs).outputs_SBK for functions in members_of(posterior, draws=draws))
+    outputs = (tb.predict(functions, inputs).outputs_SBK for functions in members_of(posterior, draws=draws))
     return torch.stack([mixture(outputs_SBK.double().log_softmax(-1)) for outputs_SBK in outputs]).cpu()
 
 
@@ -48,22 +37,19 @@ def mixture(log_probs: Tensor) -> Tensor:
     return log_probs.logsumexp(0) - math.log(len(log_probs))
 
 
+def mixture_of(log_probs: Sequence[Tensor]) -> Tensor:
+    """Return `mixture` of tensors that are not stacked."""
+    return mixture(torch.stack(list(log_probs)))
+
+
 def quality(log_probs: Tensor, targets: Tensor) -> dict[str, float]:
-    """Return the metrics of predictive probabilities.
-
-    Args:
-        log_probs: (B, K), float64.
-        targets: (B,).
-
-    Returns:
-        `accuracy`, `nll` in nats, `ece` (15 bins of equal width), and `gap`: mean confidence − accuracy.
-    """
+    """Return `accuracy`, `nll`, `ece` and `gap`, mean confidence − accuracy, of (B, K) log probabilities, float64."""
     probs, targets = log_probs.exp(), targets.cpu()
-    accuracy = float(metrics.accuracy(probs, targets))
+    accuracy = float(tb.metrics.accuracy(probs, targets))
     return {
         "accuracy": accuracy,
-        "nll": float(metrics.nll(log_probs.gather(1, targets[:, None]).squeeze(1))),
-        "ece": float(metrics.ece(probs, targets)),
+        "nll": float(tb.metrics.nll(log_probs.gather(1, targets[:, None]).squeeze(1))),
+        "ece": float(tb.metrics.ece(probs, targets)),
         "gap": float(probs.amax(-1).mean()) - accuracy,
     }
 
@@ -72,6 +58,32 @@ def closeness(log_probs: Tensor, reference: Tensor) -> dict[str, float]:
     """Return `agreement` and `total_variation` of two averages, (B, K) each."""
     pair = log_probs.exp(), reference.exp()
     return {
-        "agreement": float(metrics.agreement(*pair)),
-        "total_variation": float(metrics.total_variation(*pair)),
+        "agreement": float(tb.metrics.agreement(*pair)),
+        "total_variation": float(tb.metrics.total_variation(*pair)),
     }
+
+
+def scores(
+    predictions: Mapping[str, Sequence[Any]], *, mixed: Callable[..., Any], measured: Callable[..., Any]
+) -> Scores:
+    """Return method -> `all` (its members together) and `one` (the mean over each alone) -> metric -> value.
+
+    Distances are to all of HMC; each chain of HMC is compared with the others, and all of it with nothing.
+
+    Args:
+        predictions: method -> what each of its members or chains predicts; "HMC" is the reference.
+        mixed: (predictions of some members) -> that of their mixture.
+        measured: (prediction, reference or None) -> metric -> value.
+    """
+    reference, of_methods = mixed(predictions["HMC"]), {}
+    for name, of_members in predictions.items():
+        is_hmc = name == "HMC"
+        alone = [
+            measured(each, mixed([*of_members[:m], *of_members[m + 1 :]]) if is_hmc else reference)
+            for m, each in enumerate(of_members)
+        ]
+        of_methods[name] = {
+            "all": measured(mixed(of_members), None if is_hmc else reference),
+            "one": {key: sum(metrics[key] for metrics in alone) / len(alone) for key in alone[0]},
+        }
+    return of_methods

@@ -1,4 +1,4 @@
-"""What `hmc_reference` and `hmc_mixing` share: image problems small enough for full-batch HMC, and its chains on them.
+"""Image problems small enough for full-batch HMC, its chains on them, and how they mix.
 
 Each seed draws other training rows and starts its chains elsewhere; the test rows stay the same. Training rows that
 were not drawn serve to choose settings and to fit temperatures, so that no test row influences either.
@@ -7,9 +7,10 @@ were not drawn serve to choose settings and to fit temperatures, so that no test
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +19,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchbayes.assess.diagnose import Diagnosis, diagnose
-from torchbayes.data import load
-from torchbayes.data.base import Pair
-from torchbayes.methods.mcmc.hmc import HMC
-from torchbayes.model import Model
-from torchbayes.model.priors.univariate import Normal
-from torchbayes.posteriors import Draws
-from torchbayes.selection import fit
+import torchbayes as tb
+from torchbayes.report import Table
 from torchbayes_experiments.files import load_or_compute
 from torchbayes_experiments.shared.classifiers import best_device, classifier
 from torchbayes_experiments.streams import Purpose, generator
+from torchbayes_experiments.verdicts import mean_and_error
 
 BOUND = 1.1  # of R-hat, as in Izmailov et al. (2021)
 SPACES = {"weights": "weights", "functions": "test probabilities"}  # where R-hat is taken -> label
@@ -54,7 +50,7 @@ class Problem:
 
     data: str
     train_size: int
-    hmc: HMC
+    hmc: tb.HMC
     prior_scale: float
     pool: int = 1
     noise: float = 0.0
@@ -79,74 +75,66 @@ class Problems:
     noisy: Problem | None
     mnist: Problem | None
 
+    def problems(self) -> dict[str, Problem]:
+        """Return the problems by their names in tables."""
+        return by_label(self.digits, self.noisy, self.mnist)
+
 
 def by_label(*problems: Problem | None) -> dict[str, Problem]:
     """Return problems by their names in tables, without those that are None."""
     return {problem.label or problem.data: problem for problem in problems if problem is not None}
 
 
-DIGITS = Problem("digits", 1000, HMC(chains=4, steps=120, burn_in=30), prior_scale=0.3)
-NOISY_DIGITS = replace(DIGITS, label="digits, noisy labels", noise=0.2, hmc=HMC(chains=4, steps=100, burn_in=30))
-MNIST = replace(DIGITS, label="MNIST", data="mnist", pool=2, hmc=HMC(chains=4, steps=80, burn_in=30), test_rows=2000)
+DIGITS = Problem("digits", 1000, tb.HMC(chains=4, steps=120, burn_in=30), prior_scale=0.3)
+NOISY_DIGITS = replace(DIGITS, label="digits, noisy labels", noise=0.2, hmc=tb.HMC(chains=4, steps=100, burn_in=30))
+MNIST = replace(DIGITS, label="MNIST", data="mnist", pool=2, hmc=tb.HMC(chains=4, steps=80, burn_in=30), test_rows=2000)
 # Table of hyper-parameters in Izmailov et al. (2021) for CIFAR-10; a trajectory has 70,248 leapfrog steps.
 CIFAR10 = Problem(
     "cifar10",
     40_960,
-    HMC(chains=3, steps=290, burn_in=50, step_size=1e-5, accept_in_burn_in=True),
+    tb.HMC(chains=3, steps=290, burn_in=50, step_size=1e-5, accept_in_burn_in=True),
     prior_scale=0.2**0.5,
     network="resnet20_frn",
     label="CIFAR-10",
 )
+CIFAR10_EPOCH = 512  # steps of 80 rows
+CIFAR10_ENSEMBLE = tb.MAP(members=50, epochs=500, batch_size=80, optimizer=tb.SGD(lr=3e-7 * 40_960, momentum=0.9))
+_LENGTH = {"steps": 10_000 * CIFAR10_EPOCH, "burn_in": 1000 * CIFAR10_EPOCH}
+CIFAR10_SAMPLED: dict[str, Any] = {"chains": 1, "batch_size": 80, **_LENGTH}
+_CYCLES = tb.Cycles(50 * CIFAR10_EPOCH, exploration=0.0)
+CIFAR10_CYCLICAL = tb.SGHMC(**CIFAR10_SAMPLED, thin=1, step_size=3e-7, momentum=0.95, schedule=_CYCLES)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Model and rows of a problem at one seed.
+    """Model and rows of a problem at one seed; spare rows are training rows that are not trained on."""
 
-    Attributes:
-        model: network, likelihood and prior.
-        train: training rows.
-        spare: rows of the training set that are not trained on.
-        test: test rows.
-    """
-
-    model: Model
-    train: Pair
-    spare: Pair
-    test: Pair
+    model: tb.Model
+    train: tb.data.Pair
+    spare: tb.data.Pair
+    test: tb.data.Pair
 
 
 def set_up(problem: Problem, seed: int) -> Setup:
-    """Draw the training rows of a seed, and make the model.
-
-    Args:
-        problem: data, network and prior.
-        seed: decides which rows are trained on and, with label noise, which labels are replaced.
-
-    Returns:
-        Model and rows, on the GPU if there is one.
+    """Draw the training rows of a seed, and the labels that are replaced; all is on the GPU if there is one.
 
     Raises:
         ValueError: if `train_size` leaves no training rows over.
     """
-    data = load(problem.data)
-    rows = len(data.train.targets)
-    if not 0 < problem.train_size < rows:
-        raise ValueError(
-            f"`train_size` of {problem.data} must leave some of its {rows} training rows; got {problem.train_size}."
-        )
+    data = tb.data.load(problem.data)
+    rows, size = len(data.train.targets), problem.train_size
+    if not 0 < size < rows:
+        raise ValueError(f"`train_size` of {problem.data} must leave some of its {rows} training rows; got {size}.")
     order = torch.randperm(rows, generator=generator(Purpose.PROBLEM_ROWS, seed))
     count = len(data.test.targets)
-    chosen = torch.arange(0, count, max(1, count // (problem.test_rows or count)))[: problem.test_rows]
-    split = (problem.train_size, problem.train_size + problem.spare_rows)
-    places = (data.train, order[: split[0]]), (data.train, order[split[0] : split[1]]), (data.test, chosen)
-    parts = [_rows(problem, *place, seed=seed, part=part) for part, place in enumerate(places)]
-    shape = tuple(parts[0].inputs.shape[1:])
-    prior = Normal(problem.prior_scale)
-    return Setup(classifier(problem.network, shape, data.num_classes, prior=prior, hidden=problem.hidden), *parts)
+    tested = torch.arange(0, count, max(1, count // (problem.test_rows or count)))[: problem.test_rows]
+    chosen = (data.train, order[:size]), (data.train, order[size : size + problem.spare_rows]), (data.test, tested)
+    pairs = [_rows(problem, *rows, seed=seed, part=part) for part, rows in enumerate(chosen)]
+    shape, prior = tuple(pairs[0].inputs.shape[1:]), tb.priors.Normal(problem.prior_scale)
+    return Setup(classifier(problem.network, shape, data.num_classes, prior=prior, hidden=problem.hidden), *pairs)
 
 
-def _rows(problem: Problem, pair: Pair, rows: Tensor, *, seed: int, part: int) -> Pair:
+def _rows(problem: Problem, pair: tb.data.Pair, rows: Tensor, *, seed: int, part: int) -> tb.data.Pair:
     """Return the chosen rows, with images pooled and labels replaced as the problem says."""
     inputs, targets = pair.inputs[rows], pair.targets[rows]
     if problem.pool > 1:
@@ -156,69 +144,45 @@ def _rows(problem: Problem, pair: Pair, rows: Tensor, *, seed: int, part: int) -
         wrong = torch.rand(len(targets), generator=source) < problem.noise
         classes = int(pair.targets.max()) + 1
         targets = torch.where(wrong, torch.randint(classes, targets.shape, generator=source), targets)
-    device = best_device()
-    return Pair(inputs.to(device), targets.to(device))
+    return tb.data.Pair(inputs.to(best_device()), targets.to(best_device()))
 
 
 def over_problems(
     problems: Mapping[str, Problem], compute: Callable[[Problem, Path], Mapping[str, Any]], *, home: Path, file: str
 ) -> dict[str, Any]:
-    """Return the numbers of every problem; those of finished problems are read.
-
-    Args:
-        problems: by name.
-        compute: (problem, directory of its own) -> numbers, JSON-serialisable.
-        home: directory of the seed; that of problem i is `problem_i` in it.
-        file: where in a problem's directory its numbers are written.
-
-    Returns:
-        problem -> numbers.
-    """
-    results = {}
-    for number, (name, problem) in enumerate(problems.items()):
-        own = home / f"problem_{number}"
-        own.mkdir(parents=True, exist_ok=True)
-        results[name] = load_or_compute(own / file, partial(compute, problem, own))
-    return results
+    """Return problem -> its numbers, computed from it and a directory `problem_i`, or read from the file in that."""
+    folders = [home / f"problem_{number}" for number in range(len(problems))]
+    for folder in folders:
+        folder.mkdir(parents=True, exist_ok=True)
+    return {
+        name: load_or_compute(folder / file, partial(compute, problem, folder))
+        for folder, (name, problem) in zip(folders, problems.items(), strict=True)
+    }
 
 
-def run_hmc(problem: Problem, setup: Setup, *, seed: int, directory: Path) -> tuple[Draws, Diagnosis]:
-    """Run the chains, each from its own start, and diagnose them on the test rows.
-
-    Args:
-        problem: its settings.
-        setup: its rows and model.
-        seed: of starts, momenta and acceptance.
-        directory: where the draws go; an interrupted run continues there.
-
-    Returns:
-        The draws, and their diagnosis: R-hat of weights and of test probabilities, and the statistics of the log.
-    """
-    draws = fit(setup.model, setup.train, problem.hmc, seed=seed, directory=directory, resume=True)
-    assert isinstance(draws, Draws)
-    return draws, diagnose(draws, setup.test.inputs, log=directory)
+def run_hmc(problem: Problem, setup: Setup, *, seed: int, directory: Path) -> tuple[tb.Draws, tb.Diagnosis]:
+    """Run the chains, each from its own start, and diagnose them on the test rows; interrupted chains continue."""
+    draws = tb.fit(setup.model, setup.train, problem.hmc, seed=seed, directory=directory, resume=True)
+    assert isinstance(draws, tb.Draws)
+    return draws, tb.diagnose(draws, setup.test.inputs, log=directory)
 
 
-def mixing(found: Diagnosis) -> dict[str, Any]:
+def mixing(diagnosis: tb.Diagnosis) -> dict[str, Any]:
     """Return the numbers of a diagnosis, JSON-serialisable.
 
-    Args:
-        found: the diagnosis by `run_hmc`.
-
-    Returns:
-        `chains`, `draws`, and `iterations` after burn-in; `acceptance`, `ebfmi`, `step_size` and `leapfrogs` per
-        iteration, means over the chains; `divergences`, their number; and for the spaces `weights` and `functions` what
-        `convergence` returns. Quantities that never move are left out.
+    `chains`, `draws`, and `iterations` after burn-in; `acceptance`, `ebfmi`, `step_size` and `leapfrogs` per iteration,
+    means over the chains; `divergences`, their number; and for the spaces `weights` and `functions` what `convergence`
+    returns. Quantities that never move are left out.
     """
-    record = found.record
+    record = diagnosis.record
     assert record is not None
     assert record.acceptance_M is not None
     assert record.divergences_M is not None
     assert record.step_size_M is not None
     iterations = len(record.step_R)  # full batch: one record each
     numbers: dict[str, Any] = {
-        "chains": found.chains,
-        "draws": found.draws,
+        "chains": diagnosis.chains,
+        "draws": diagnosis.draws,
         "iterations": iterations,
         "acceptance": float(record.acceptance_M.mean()),
         "divergences": int(record.divergences_M.sum()),
@@ -226,21 +190,14 @@ def mixing(found: Diagnosis) -> dict[str, Any]:
         "step_size": float(record.step_size_M.mean()),
         "leapfrogs": float(record.gradients_M.mean()) / iterations,
     }
-    for space in SPACES:
-        numbers[space] = convergence(*rhat_and_ess(found, space))
-    return numbers
+    return numbers | {space: convergence(*rhat_and_ess(diagnosis, space)) for space in SPACES}
 
 
 def convergence(rhat: np.ndarray, ess: np.ndarray) -> dict[str, float]:
-    """Summarise R-hat and effective sample size over all quantities of a space.
+    """Summarise R-hat and bulk effective sample size of all quantities of a space, (R,) each.
 
-    Args:
-        rhat: R-hat of every quantity, (R,).
-        ess: their bulk effective sample sizes, (R,).
-
-    Returns:
-        `median`, `high` (95 % quantile) and `maximum` of R-hat, `share` of quantities below 1.1, median `ess`, and
-        `quantities`, their number.
+    `median`, `high` (95 % quantile) and `maximum` of R-hat, `share` of quantities below 1.1, median `ess`, and
+    `quantities`, their number.
     """
     return {
         "median": float(np.median(rhat)),
@@ -252,16 +209,28 @@ def convergence(rhat: np.ndarray, ess: np.ndarray) -> dict[str, float]:
     }
 
 
-def rhat_and_ess(found: Diagnosis, space: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return R-hat and bulk effective sample size of all quantities that move.
-
-    Args:
-        found: the diagnosis by `run_hmc`.
-        space: "weights", or "functions" for the test probabilities.
-
-    Returns:
-        Two arrays (R,).
-    """
-    summary = found.spaces[found.functions if space == "functions" else space]
+def rhat_and_ess(diagnosis: tb.Diagnosis, space: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return R-hat and bulk effective sample size of all quantities of a space (see `SPACES`) that move, (R,) each."""
+    summary = diagnosis.spaces[diagnosis.functions if space == "functions" else space]
     moves = ~summary.rhat.isnan()
     return summary.rhat[moves].numpy(), summary.ess_bulk[moves].numpy()
+
+
+def chains_table(results: Sequence[Mapping[str, Any]], columns: Mapping[str, str], *, caption: str) -> Table:
+    """Return a row for the chains of each problem: means ± standard error over seeds, the sum for divergences.
+
+    Args:
+        results: problem -> what `mixing` returned, one per seed.
+        columns: key, or keys with a slash between them -> label.
+        caption: what the table shows.
+    """
+    body = []
+    for name, first in results[0].items():
+        cells = []
+        for key in columns:
+            values = [reduce(getitem, key.split("/"), result[name]) for result in results]
+            cells.append(float(sum(values)) if key == "divergences" else mean_and_error(values))
+        body.append([name, f"{first['chains']} × {first['draws']}", *cells])
+    formats = {"leapfrogs": ".0f", "step_size": ".5f", "acceptance": ".2f", "ebfmi": ".2f", "divergences": ".0f"}
+    written = {label: formats[key] for key, label in columns.items() if key in formats}
+    return Table(["problem", "chains × draws", *columns.values()], body, caption, formats=written)

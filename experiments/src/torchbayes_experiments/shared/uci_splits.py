@@ -8,112 +8,69 @@ every script that starts processes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
-from torchbayes.data import num_splits
-from torchbayes.posteriors.files import read_json
-from torchbayes_experiments.files import load_or_compute
+import torchbayes as tb
+from torchbayes_experiments.files import load_or_compute, read_json
 
 Scores = Mapping[str, Mapping[str, Any]]
 Values = Mapping[str, Mapping[str, Mapping[str, np.ndarray]]]  # set -> method -> metric -> value of each split
 
 
-class SplitRecipe(Protocol):
-    """Settings with the sets and splits to score."""
-
-    @property
-    def sets(self) -> tuple[str, ...]:
-        """UCI sets, without `uci_`."""
-        ...
-
-    @property
-    def splits(self) -> int:
-        """How many standard splits of each set, from the first on; all if the set has fewer."""
-        ...
-
-
-class Score(Protocol):
-    """Fits and scores on one split; a function of a module, because worker processes import it."""
-
-    def __call__(self, recipe: Any, name: str, split: int, *, seed: int) -> Scores:
-        """Return method -> metric -> value."""
-        ...
-
-
-@dataclass(frozen=True)
-class _Job:
-    """One split of one set, with the file its scores go to."""
-
-    score: Score
-    recipe: SplitRecipe
-    name: str
-    split: int
-    seed: int
-    path: Path
-
-    def __call__(self) -> None:
-        """Fit, score and write, unless that has been done."""
-        load_or_compute(self.path, self._compute)
-
-    def _compute(self) -> Scores:
-        with _one_thread():
-            return self.score(self.recipe, self.name, self.split, seed=self.seed)
-
-
-def over_splits(score: Score, recipe: SplitRecipe, *, seed: int, directory: Path) -> dict[str, Any]:
-    """Score every split of every set; each writes a file, so that an interrupted run continues with the next.
+def over_splits(score: Callable[..., Scores], recipe: Any, *, seed: int, directory: Path) -> dict[str, Any]:
+    """Return set -> method -> metric -> one value per split; an interrupted run continues with the next split.
 
     Args:
-        score: fits and scores on one split.
-        recipe: its settings.
+        score: (recipe, set, split, seed=) -> method -> metric -> value; a function of a module, because worker
+            processes import it.
+        recipe: its settings, with `sets`, without `uci_`, and `splits`, how many of each, all if a set has fewer.
         seed: of everything random on every split.
         directory: of this seed; the files are `SET/split_SPLIT.json`.
-
-    Returns:
-        set -> method -> metric -> one value per split.
     """
-    jobs = [
-        _Job(score, recipe, name, split, seed, directory / name / f"split_{split}.json")
-        for name in recipe.sets
-        for split in range(min(recipe.splits, num_splits(f"uci_{name}")))
+    splits = [
+        (name, split) for name in recipe.sets for split in range(min(recipe.splits, tb.data.num_splits(f"uci_{name}")))
     ]
-    for _ in _progress(_completed(jobs), len(jobs)):
-        pass
-    found: dict[str, Any] = {name: {} for name in recipe.sets}
-    for job in jobs:
-        for method, scores in read_json(job.path).items():
+    paths = [directory / name / f"split_{split}.json" for name, split in splits]
+    jobs = [
+        partial(load_or_compute, path, partial(_on_one_thread, partial(score, recipe, name, split, seed=seed)))
+        for path, (name, split) in zip(paths, splits, strict=True)
+    ]
+    _run(jobs)
+    results: dict[str, Any] = {name: {} for name in recipe.sets}
+    for path, (name, _) in zip(paths, splits, strict=True):
+        for method, scores in read_json(path).items():
             for metric, value in scores.items():
-                found[job.name].setdefault(method, {}).setdefault(metric, []).append(value)
-    return found
+                results[name].setdefault(method, {}).setdefault(metric, []).append(value)
+    return results
 
 
 def mean_over_seeds(results: Sequence[Mapping[str, Any]], methods: Iterable[str], metrics: Iterable[str]) -> Values:
-    """Average the scores of every split over the seeds.
-
-    Args:
-        results: what `over_splits` returned, one per seed.
-        methods: the methods to return.
-        metrics: the metrics to return.
-
-    Returns:
-        set -> method -> metric -> array (splits,).
-    """
+    """Average the scores of every split over the seeds: set -> method -> metric -> array (splits,)."""
     return {
         name: {m: {k: np.mean([r[name][m][k] for r in results], axis=0) for k in metrics} for m in methods}
         for name in results[0]
     }
 
 
-def _completed(jobs: Sequence[_Job]) -> Iterator[object]:
+def _run(jobs: Sequence[Callable[[], object]]) -> None:
+    """Run the jobs, with a bar on standard error if it is a terminal."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    for _ in track(_completed(jobs), "splits", len(jobs), console=console, disable=not console.is_terminal):
+        pass
+
+
+def _completed(jobs: Sequence[Callable[[], object]]) -> Iterator[object]:
     """Yield once per job run, here or in worker processes."""
     workers = min(torch.get_num_threads(), len(jobs))
     if workers == 1:
@@ -129,21 +86,11 @@ def _completed(jobs: Sequence[_Job]) -> Iterator[object]:
             pool.shutdown(cancel_futures=True)
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
+def _on_one_thread(job: Callable[[], Scores]) -> Scores:
     """Run on one thread, as a worker does, and restore the number: another number of threads may round differently."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        return job()
     finally:
         torch.set_num_threads(before)
-
-
-def _progress(done: Iterable[object], total: int) -> Iterable[object]:
-    """Return the iterable with a bar on standard error, if it is a terminal."""
-    from rich.console import Console
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    return track(done, "splits", total, console=console, disable=not console.is_terminal)
