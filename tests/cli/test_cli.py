@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 from sklearn.metrics import accuracy_score, log_loss
-from tests.pictures import unpainted
+from tests.pictures import undrawn, unpainted
 
 import torchbayes as tb
 from torchbayes import data, experiments, networks
@@ -63,6 +63,7 @@ def moons(tmp_path_factory):
 def compared(moons, monkeypatch):
     """A copy of it here, and no painting from now on."""
     unpainted(monkeypatch)
+    undrawn(monkeypatch)
     shutil.copytree(moons[0], "a")
 
 
@@ -384,6 +385,7 @@ def test_a_narrow_terminal_gets_the_table_in_parts(capsys, monkeypatch, width, h
 @pytest.mark.filterwarnings("ignore:.*should not be trusted")
 def test_home_is_meant_by_a_tilde_wherever_a_path_may_be(tmp_path, monkeypatch, capsys):
     """Shells leave it behind an equals sign, and files hold it as it is."""
+    unpainted(monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # where the kernel is compiled already
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     Path("file.yaml").write_text("directory: ~/from_file\nmethod: {class_path: MAP, init_args: {epochs: 1}}\n")

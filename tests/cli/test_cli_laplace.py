@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.pictures import unpainted
+from tests.pictures import undrawn, unpainted
 from tests.processes import forked
 
 import torchbayes as tb
@@ -33,6 +33,7 @@ def _here(tmp_path, monkeypatch):
     """Default directories of commands are relative."""
     monkeypatch.chdir(tmp_path)
     unpainted(monkeypatch)
+    undrawn(monkeypatch)
 
 
 def modes(directory):
