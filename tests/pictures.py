@@ -23,5 +23,6 @@ def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let comparisons compose no pictures, where a test asks for numbers: composing takes longer than the fits."""
+    """Let comparisons compose no pictures either, where a test asks for numbers: that takes longer than the fits."""
+    unpainted(monkeypatch)
     monkeypatch.setattr("torchbayes.comparison.report.pictures", lambda *_: {})

@@ -62,7 +62,6 @@ def moons(tmp_path_factory):
 @pytest.fixture
 def compared(moons, monkeypatch):
     """A copy of it here, and no painting from now on."""
-    unpainted(monkeypatch)
     undrawn(monkeypatch)
     shutil.copytree(moons[0], "a")
 
@@ -338,8 +337,7 @@ def test_the_traceback_is_shown_when_asked_for(capsys, monkeypatch):
 
 def test_usage_and_version(capsys):
     assert main([]) == 2
-    assert main(["--help"]) == 0
-    assert main(["--version"]) == 0
+    assert main(["--help"]) == main(["--version"]) == 0
     said = capsys.readouterr().out
     assert said.count("usage: torchbayes COMMAND") == 2
     assert said.strip().endswith(tb.__version__)

@@ -43,7 +43,6 @@ TINY += ["--sghmc.thin", "2", "--sghmc.chains", "2", "--methods", "ensemble", "s
 def _here(tmp_path, monkeypatch):
     """Default directories of commands are relative."""
     monkeypatch.chdir(tmp_path)
-    unpainted(monkeypatch)
     undrawn(monkeypatch)
 
 

@@ -30,5 +30,4 @@ def _made(home: Path, comparison: references.Comparison) -> tuple[Path, Compared
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test looks at numbers alone."""
-    unpainted(monkeypatch)
     undrawn(monkeypatch)
