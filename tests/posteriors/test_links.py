@@ -12,7 +12,6 @@ import torchbayes as tb
 from tests.laws.cases import model_of, rows_of
 from torchbayes.cli import main
 from torchbayes.posteriors.locks import Locked, folder_in, open_own
-from torchbayes.selection import length
 
 SAMPLER = tb.SGHMC(1, 6, 2, 2, step_size=1e-3, batch_size=6, plan="loop")
 WRITTEN = ("run.lock", "log.jsonl", "draws.bin")  # in place; the others are replaced
@@ -111,7 +110,6 @@ def test_folders_of_a_run_that_lead_outside_are_refused(tmp_path, monkeypatch, c
     Path("outside").mkdir()
     if folder == "start":
         Path("run").mkdir()
-        monkeypatch.setattr(length, "_LONGEST", 100)  # steps of the run before the one that would be kept
     else:
         shutil.copytree(laplace, "run")
     Path("run", folder).symlink_to(tmp_path / "outside")
