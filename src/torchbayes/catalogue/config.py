@@ -12,10 +12,11 @@ import shlex
 import warnings
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torchbayes
+from torchbayes.catalogue.imports import load_path
 from torchbayes.catalogue.problem import Problem, Setup
 from torchbayes.catalogue.trust import check_trusted, foreign_code
 from torchbayes.catalogue.yaml_text import read_yaml
@@ -23,7 +24,7 @@ from torchbayes.checks import as_seed, seen
 from torchbayes.density import Ranks
 from torchbayes.driver.progress import Callback
 from torchbayes.methods.protocol import Method
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 from torchbayes.posteriors import Draws, Point, Posterior, load
 from torchbayes.posteriors.files import POSTERIOR, write_whole
 from torchbayes.posteriors.load import read_draws
@@ -53,8 +54,10 @@ def describe(settings: Any) -> Any:
 
 def class_path(kind: type) -> str:
     """Return the path by which a configuration names a class: short for those of this library."""
-    own = getattr(torchbayes, kind.__name__, None) is kind
-    return f"torchbayes.{kind.__name__}" if own else f"{kind.__module__}.{kind.__qualname__}"
+    with suppress(ValueError):
+        if load_path(f"torchbayes:{kind.__name__}") is kind:
+            return f"torchbayes.{kind.__name__}"
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def entries(settings: Any) -> dict[str, Any]:

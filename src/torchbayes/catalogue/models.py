@@ -6,20 +6,17 @@ import dataclasses
 import inspect
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
-from torchbayes.catalogue.entries import Entry, LikelihoodEntry, NetworkEntry, PriorEntry
 from torchbayes.catalogue.imports import call, path_of, registered, suggested
+from torchbayes.catalogue.named import Entry, LikelihoodEntry, NetworkEntry, PriorEntry
 from torchbayes.checks import check_kind, seen
-from torchbayes.data.base import check_name
+from torchbayes.data.base import Data, check_name
 from torchbayes.model.likelihoods import Custom, Likelihood
 from torchbayes.networks import build, names
 from torchbayes.networks.registry import factories
-
-if TYPE_CHECKING:
-    from torchbayes.data import Data
 
 _OWN_PLANS: dict[str, Any] = {
     "mlp": {"kernel": True, "plan": "vmap"},

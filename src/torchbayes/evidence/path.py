@@ -20,8 +20,8 @@ from torchbayes.methods.sampler import refuse_batch_norm
 from torchbayes.model.model import Model
 from torchbayes.model.priors.sparse import LogUniform
 from torchbayes.model.priors.univariate import Flat
-from torchbayes.model.rows.informed import informed_by
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.informed import informed_by
+from torchbayes.model.sources.sources import as_source
 
 
 class Parts(NamedTuple):

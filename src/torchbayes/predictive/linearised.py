@@ -41,9 +41,10 @@ from torchbayes.posteriors.gaussian import Gaussian, check_gaussian
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of
-from torchbayes.predictive.average import Predictive, check_outputs
+from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.last_layer import LinearisedModule
 from torchbayes.predictive.links import CLOSED, EXACT, MARGINAL, Link, centre_of, link_of
+from torchbayes.predictive.mixture import check_outputs
 
 
 class Functions(NamedTuple):

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchbayes.linalg import Diagonal
 from torchbayes.linalg.structure import is_diagonal
 from torchbayes.model.model import PREFIX, Model
-from torchbayes.model.rows.sources import Source
+from torchbayes.model.sources.sources import Source
 from torchbayes.native.process import differentiable
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.point import Point
