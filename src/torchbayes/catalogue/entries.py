@@ -57,6 +57,7 @@ class MethodEntry(Entry):
         is_reference: whether the others are compared with it.
         parts: what a network must have for it, beside weights; "rectifiers": layers that are linear, and ReLUs, alone.
         cost: what it costs, as one sentence.
+        length: how long a run with some settings is, in words; None where that is a number of epochs or of steps.
         small: settings that a run of five epochs or a dozen steps needs, by which the laws of all methods are tested.
     """
 
@@ -73,6 +74,7 @@ class MethodEntry(Entry):
     is_reference: bool = False
     parts: Literal["any", "dropout", "batch norm", "last layer", "linear weights", "rectifiers"] = "any"
     cost: str = ""
+    length: Callable[[Settings], str] | None = None
     small: Mapping[str, Any] = field(default_factory=dict)
 
     def settings(self, usual: Usual) -> Settings:

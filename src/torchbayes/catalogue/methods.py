@@ -193,6 +193,7 @@ METHODS: dict[str, MethodEntry] = {
             predicts="linearised",
             parts="linear weights",
             cost="Some passes over the data, and matrices as large as the square of the number of weights.",
+            length=lambda settings: f"at most {settings.sweeps} sweeps",
         ),
         MethodEntry(
             "hmc",

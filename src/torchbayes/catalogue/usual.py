@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from torchbayes.catalogue.models import NETWORKS, OPEN, build_likelihood
 from torchbayes.catalogue.problem import Problem
 from torchbayes.data.base import check_name
-from torchbayes.density.native import knows
+from torchbayes.density.kernels import knows
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.optimise.optimizers import Optimizer
 from torchbayes.native.build import available
