@@ -42,6 +42,8 @@ class Horseshoe:
             are away from zero.
     """
 
+    listed: ClassVar = ("horseshoe", "most weights next to zero, some far from it (scale)")
+
     scale: float = 1.0
 
     def __post_init__(self) -> None:
@@ -84,6 +86,8 @@ class LogUniform:
     2018). So there is nothing to sample or to maximise, and `VI` is the only method that takes it; nor can weights be
     drawn from it.
     """
+
+    listed: ClassVar = ("log_uniform", "the prior of variational dropout, for VI alone; improper")
 
     improper: ClassVar = "log-uniform"
 

@@ -38,6 +38,7 @@ class Prior(Protocol):
         expected_(mean, variance, scale=, into=)  E log p under normal weights: see `expected.py`
         quadratic                                 whether log p is, so that means and variances are enough for that
         improper                                  a word for its kind, if it has no finite integral
+        listed                                    its name in the catalogue, and one line about it
     """
 
     def log_prob(self, weights: Tensor) -> Tensor:
@@ -104,6 +105,8 @@ class Normal:
         loc: mean.
     """
 
+    listed: ClassVar = ("normal", "normal (scale, loc)")
+
     quadratic: ClassVar = True
     scale: float = 1.0
     loc: float = 0.0
@@ -168,6 +171,8 @@ class Laplace:
         loc: mean.
     """
 
+    listed: ClassVar = ("laplace", "double exponential, many weights near zero (scale, loc)")
+
     scale: float = 1.0
     loc: float = 0.0
 
@@ -211,6 +216,8 @@ class StudentT:
         loc: location.
     """
 
+    listed: ClassVar = ("student_t", "Student's t, heavy tails (df, scale, loc)")
+
     df: float = 5.0
     scale: float = 1.0
     loc: float = 0.0
@@ -247,6 +254,8 @@ class Logistic:
         loc: mean.
     """
 
+    listed: ClassVar = ("logistic", "logistic, tails between normal and double exponential (scale, loc)")
+
     scale: float = 1.0
     loc: float = 0.0
 
@@ -274,6 +283,8 @@ class Logistic:
 class Flat:
     """An improper flat prior: log p(w) = 0. MAP with it is maximum likelihood; it has no evidence."""
 
+    listed: ClassVar = ("flat", "no preference: maximum likelihood; improper")
+
     quadratic: ClassVar = True
     improper: ClassVar = "flat"
 
@@ -300,37 +311,6 @@ class Flat:
     def expected_(self, mean: Tensor, variance: Tensor, *, scale: float, into: Sequence[Tensor]) -> Tensor:
         """Return zeros, float64 (M,)."""
         return self.total(mean)
-
-
-@dataclass(frozen=True)
-class FanInNormal:
-    """w ~ N(0, gain² / fan_in) for the weights of layers, N(0, bias_scale²) for biases and norms (Neal 1996).
-
-    With it the variance of a layer's outputs does not depend on the layer's width. The fan-in is the number of inputs
-    that an output sums over: that of a linear layer's unit, of a filter of a convolution, channels times places, and of
-    one of a transposed convolution, with a stride on average over its outputs; 1 for an embedding, which looks up one
-    entry. Other layers' parameters with two axes or more are refused: they need a prior of their own.
-
-    Attributes:
-        gain: standard deviation of a unit's input per unit of input scale; √2 suits ReLU.
-        bias_scale: standard deviation of biases and of norm layers' weights.
-    """
-
-    gain: float = math.sqrt(2.0)
-    bias_scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        plain(self)
-        check_scale(gain=self.gain, bias_scale=self.bias_scale)
-
-    def resolve(self, axes: Axes) -> Prior:
-        """Return the normal prior of a parameter with these axes.
-
-        Raises:
-            ValueError: if its inputs are not known.
-        """
-        axes.check()
-        return Normal(self.bias_scale if axes.inputs is None else self.gain / math.sqrt(axes.fan_in))
 
 
 @dataclass(frozen=True)
