@@ -25,7 +25,7 @@ from torchbayes.density import Ranks
 from torchbayes.driver.progress import Callback
 from torchbayes.methods.protocol import Method
 from torchbayes.model.sources.sources import as_source
-from torchbayes.posteriors import Draws, Point, Posterior, load
+from torchbayes.posteriors import Draws, Posterior, load
 from torchbayes.posteriors.files import POSTERIOR, write_whole
 from torchbayes.posteriors.load import read_draws
 from torchbayes.posteriors.locks import FileWarning, Locked
@@ -225,7 +225,7 @@ def _posterior_at(start: Path | Posterior | None, problem: Problem) -> Posterior
     if not isinstance(start, Path):
         return start
     began = load_run(start, named=foreign_code(entries(problem)))[1]
-    if not isinstance(began, Point):
+    if began.centre is not began:
         raise ValueError(
             f"{start} holds a posterior of the kind {type(began).__name__}, which is no single set of weights to start "
             f"at. --start takes the directory of a fit by MAP or SWA."

@@ -87,6 +87,11 @@ class Posterior(ABC):
     problems: tuple[str, ...] = field(default=(), kw_only=True)
 
     kind = "abstract"
+    linear = False  # whether outputs are linear in all weights that vary
+    of_linearised = False  # whether it is of the linearised network, whose prior and noise can be chosen afterwards
+    prior_chosen = noise_chosen = False  # whether they were
+    chain_length = 0  # draws of each chain, in the order they were visited, where there are chains
+    still = False  # whether none of them ever moved
 
     @property
     @abstractmethod

@@ -242,9 +242,9 @@ def by_outputs(posterior: Any, *, seed: int = 0) -> Linearised | None:
     Returns:
         The linearised form; None for any other posterior.
     """
-    if isinstance(posterior, LaplacePosterior):
+    if getattr(posterior, "of_linearised", False):
         return Linearised(posterior)
-    if not isinstance(posterior, Gaussian) or not posterior.linear:
+    if not getattr(posterior, "linear", False):
         return None
     link: Any = link_of("auto", posterior.model.likelihood)
     return Linearised(posterior, link if link in EXACT else "samples", seed=seed)
