@@ -17,7 +17,7 @@ KNOWN = {kind.__name__ for kind in (*KINDS.values(), *classes().values(), Sample
 OWN = {"posteriors", "methods", "experiments"}
 
 
-def tests_of_class(source: str) -> Iterator[str]:
+def asked_for_class(source: str) -> Iterator[str]:
     """Every `isinstance` by a posterior's or a method's class; a likelihood is called Gaussian too."""
     tree = ast.parse(source)
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
@@ -35,12 +35,12 @@ def tests_of_class(source: str) -> Iterator[str]:
 
 def test_it_is_found() -> None:
     text = "from torchbayes.posteriors import Gaussian\nisinstance(q, Gaussian | int)\nisinstance(m, tb.HMC)\n"
-    assert len([*tests_of_class(text)]) == 2
-    assert not [*tests_of_class("from torchbayes.model.likelihoods import Gaussian\nisinstance(q, Gaussian)")]
+    assert len([*asked_for_class(text)]) == 2
+    assert not [*asked_for_class("from torchbayes.model.likelihoods import Gaussian\nisinstance(q, Gaussian)")]
 
 
 def test_general_code_does_not_ask_for_a_class() -> None:
     files = [path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] not in OWN]
-    found = {f"{path.relative_to(ROOT)}: {text}" for path in files for text in tests_of_class(path.read_text())}
+    found = {f"{path.relative_to(ROOT)}: {text}" for path in files for text in asked_for_class(path.read_text())}
     assert len(files) > 100
     assert found == set()

@@ -269,7 +269,8 @@ def _at_half_the_step(found: Chains, problem: _Problem, seed: int) -> Tensor:
     """
     method, state = problem.method, found.state
     more = max((method.steps - method.burn_in) // 2, method.thin)
-    adapted, step_size = getattr(state, "step_size", None), getattr(method, "step_size", None)
+    adapted: Any = getattr(state, "step_size", None)
+    step_size = getattr(method, "step_size", None)
     if hasattr(adapted, "step_size_M"):
         halved = replace(state, step_size=replace(adapted, step_size_M=adapted.step_size_M / 2))
         longer, resume = replace(method, steps=method.steps + more), replace(found, state=halved)
