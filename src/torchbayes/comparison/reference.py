@@ -85,7 +85,7 @@ def quality(setup: Setup, posterior: Posterior, directory: Path) -> Diagnosis | 
     Returns:
         The diagnosis; None if it has no chains, or too few draws to judge them.
     """
-    if posterior.chain_length < LEAST:
+    if (posterior.chain_length or 0) < LEAST:
         return None
     return diagnose(cast("Any", posterior), *spread(setup.data.test, ROWS), log=directory)
 

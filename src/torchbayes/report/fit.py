@@ -190,7 +190,7 @@ def lead(fitted: Fitted) -> list[str]:
         said.append(f"Warning: this posterior should not be trusted: {'; '.join(posterior.problems)}.")
     same = constant(setup.model, data.train.targets, data.test.targets, target_scale=setup.target_scale)
     said += filter(None, [worse(fitted.evaluation.metrics, same and same.metrics)])
-    if posterior.chain_length:
+    if posterior.chain_length is not None:
         said.append(f"Whether the chains have converged is what torchbayes diagnose {quote(str(fitted.run))} tells.")
     return said
 
