@@ -86,14 +86,23 @@ def test_a_likelihood_is_built_for_the_data_that_it_is_for(name):
     assert found.keys() >= {"nll", "accuracy" if entry.task == "classification" else "rmse"}
 
 
+def fitting(task: str, *, without: tuple[str, ...] = ()) -> str:
+    """The likelihoods for a task, in words."""
+    names = [name for name, entry in LIKELIHOODS.items() if entry.task == task and name not in without]
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+COUNTING = tuple(name for name, entry in LIKELIHOODS.items() if entry.task == "regression" and entry.prepare)
+
+
 @pytest.mark.parametrize(
     ("problem", "likelihood", "said"),
     [
-        (COUNTS, "bernoulli", "a regression, must be student_t, gaussian, heteroscedastic or poisson; got 'bernoulli'"),
+        (COUNTS, "bernoulli", f"a regression, must be {fitting('regression')}; got 'bernoulli'"),
         (
             MOONS,
             "poisson",
-            "a classification, must be categorical, bernoulli or probit; got 'poisson': it is for a regression",
+            f"a classification, must be {fitting('classification')}; got 'poisson': it is for a regression",
         ),
         (
             replace(MOONS, data="digits"),
@@ -103,7 +112,7 @@ def test_a_likelihood_is_built_for_the_data_that_it_is_for(name):
         (
             Problem("toy_sine", "mlp"),
             "poisson",
-            "student_t, gaussian or heteroscedastic; got 'poisson': targets of toy",
+            f"must be {fitting('regression', without=COUNTING)}; got 'poisson': targets of toy",
         ),
         (Problem("toy_sine", "mlp"), "categorical", "got 'categorical': it is for a classification."),
     ],

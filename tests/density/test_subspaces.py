@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.density.density import LogDensity
-from torchbayes.density.native import DenseModel, kernel_of
+from torchbayes.density.kernels import DenseModel, kernel_of
 from torchbayes.methods.mcmc.elliptical import _MOST
 from torchbayes.model.subspace import in_parameters, space_of
 from torchbayes.native.build import UnavailableError, available

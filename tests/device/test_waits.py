@@ -24,7 +24,7 @@ from torchbayes.driver.means import Means
 from torchbayes.driver.processes import Shard
 from torchbayes.driver.reader import Reader
 from torchbayes.methods import finite
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 
 SEEDS = (7, 8)
 LONGER = {**SMALL, "batch_size": 6}  # epochs of four steps; the last of an epoch may be looked at

@@ -25,7 +25,7 @@ from torchbayes.catalogue.methods import classes
 from torchbayes.diagnostics import mcse_mean
 from torchbayes.driver.reader import Reader
 from torchbayes.methods.protocol import Method, Visit
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 
 NEWCOMERS: dict[str, Callable[..., Any]] = {"coupled particles": SVGD, "sites": SAG, "coupled chains": Stretch}
 

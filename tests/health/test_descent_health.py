@@ -33,7 +33,7 @@ from torchbayes.methods.optimise.averaging import averaging_start, is_snapshot, 
 from torchbayes.methods.optimise.descent import epochs_of
 from torchbayes.methods.optimise.descent import start as start_at
 from torchbayes.model.rows.batch import Batch
-from torchbayes.model.rows.sources import as_source, evenly_spaced
+from torchbayes.model.sources.sources import as_source, evenly_spaced
 from torchbayes.posteriors.problems import not_finite
 
 ROWS, FEATURES = 60, 3

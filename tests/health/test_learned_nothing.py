@@ -20,7 +20,7 @@ from torchbayes.health.noise import noise_problems
 from torchbayes.health.spread import unmoved
 from torchbayes.linalg import Diagonal
 from torchbayes.model.rows.batch import Batch
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 
 ROWS, FEATURES = 200, 3
 ignored = pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")

@@ -60,7 +60,7 @@ def test_the_size_of_residuals_is_that_by_hand() -> None:
     model = tb.Model(network, tb.likelihoods.Gaussian(0.5))
     inputs, targets = rows(1000.0)
     from torchbayes.health.residuals import unexplained
-    from torchbayes.model.rows.sources import as_source
+    from torchbayes.model.sources.sources import as_source
 
     found = unexplained(tb.Point(model, torch.zeros(1, 5)), as_source(model, (inputs, targets), 64))
     size = float((targets / 0.5).square().mean().sqrt())
@@ -70,7 +70,7 @@ def test_the_size_of_residuals_is_that_by_hand() -> None:
 
 def test_a_noise_far_wider_than_targets_is_said_with_a_remedy() -> None:
     from torchbayes.health.residuals import unexplained
-    from torchbayes.model.rows.sources import as_source
+    from torchbayes.model.sources.sources import as_source
 
     inputs, targets = rows(0.02)
     spread = float(targets.std(correction=0))

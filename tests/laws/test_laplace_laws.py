@@ -25,7 +25,7 @@ from tests.laws.test_method_laws import break_after, keep_every
 from tests.oracles import assert_close
 from tests.ranks import check, launch
 from torchbayes.driver.checkpoint import flatten
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 from torchbayes.native.seeds import member_seeds
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -36,7 +36,7 @@ from torchbayes.driver.processes import Shard
 from torchbayes.driver.reader import Reader
 from torchbayes.driver.shelf import MemoryShelf
 from torchbayes.methods.protocol import Method
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.files import read_tensors
 from torchbayes.posteriors.posterior import Posterior

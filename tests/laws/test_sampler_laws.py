@@ -20,7 +20,7 @@ from tests.laws.test_method_laws import keep_every
 from torchbayes.catalogue.methods import classes, small
 from torchbayes.driver.checkpoint import flatten
 from torchbayes.methods.sampler import Sampler, retained_steps
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.store import DrawFile
 

@@ -18,7 +18,7 @@ from torchbayes.health.kept import alike
 from torchbayes.methods.cycles.base import kept
 from torchbayes.methods.cycles.fge import triangle
 from torchbayes.methods.schedules import Progress
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 
 STEADY = tb.Adam(0.1)
 

@@ -26,7 +26,7 @@ from torchbayes.methods.flows.fitted import Drawing, Terms, differentiate
 from torchbayes.methods.flows.normalizing import FlowFamily
 from torchbayes.methods.optimise.descent import start
 from torchbayes.model.rows.batch import Batch
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 from torchbayes.posteriors.flows.flow import Transform, flow_of
 
 needs_zuko = pytest.mark.skipif(find_spec("zuko") is None, reason="zuko is not installed")

@@ -16,13 +16,13 @@ from torch.distributions import Normal, kl_divergence
 
 import torchbayes as tb
 from torchbayes.density.dynamics import Value
+from torchbayes.methods.variational import passes
 from torchbayes.methods.variational.ivon import State
+from torchbayes.methods.variational.passes import Moments, Penalty, Rates
 from torchbayes.methods.variational.target import target_of
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Scales
 from torchbayes.model.priors.bound import BoundPrior
-from torchbayes.native import mean_field as passes
-from torchbayes.native.mean_field import Moments, Penalty, Rates
 from torchbayes.native.noise import fill_normal
 from torchbayes.native.seeds import Purpose, mix
 

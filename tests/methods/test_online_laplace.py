@@ -21,7 +21,7 @@ from torchbayes.density.density import LogDensity
 from torchbayes.driver.begin import Begin
 from torchbayes.driver.checkpoint import flatten, restore
 from torchbayes.methods.choices import FACTORS
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 from torchbayes.selection.folds import Fold
 from torchbayes.selection.trials import trial
 

@@ -17,7 +17,7 @@ import torchbayes as tb
 from torchbayes.health.change import changes
 from torchbayes.methods.curves.simplex import Simplex
 from torchbayes.methods.noise import Purpose, uniforms
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.curves.simplex import barycentric, in_complex, spread_evenly
 from torchbayes.posteriors.curves.volumes import add_slopes, altitudes, grams, inverses, log_volumes

@@ -27,7 +27,7 @@ from tests.posteriors.layer_networks import (
     stack,
 )
 from torchbayes.model.dropout import DropoutError
-from torchbayes.model.folded import folds
+from torchbayes.posteriors.layers.folded import folds
 
 networks = pytest.mark.parametrize("name", WITH_DROPOUT)
 SLOW = {"encoder", "encoder_positions_first", "lstm", "attention", "attention_weights"}  # at each call

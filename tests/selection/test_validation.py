@@ -20,7 +20,7 @@ from torchbayes.driver.begin import Begin
 from torchbayes.methods.choices import Epochs
 from torchbayes.methods.optimise import base as descents
 from torchbayes.methods.schedules import Constant
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 from torchbayes.native.seeds import Purpose, generator, member_seeds
 from torchbayes.selection import choose
 from torchbayes.selection.folds import folds_of

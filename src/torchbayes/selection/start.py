@@ -17,7 +17,7 @@ from torchbayes.methods.optimise.learned import estimated
 from torchbayes.methods.protocol import Method, name_of_members
 from torchbayes.model.model import Model
 from torchbayes.model.probes.gradients import dependence
-from torchbayes.model.rows.sources import Source, as_source
+from torchbayes.model.sources.sources import Source, as_source
 from torchbayes.model.subspace import Subspace
 from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.locks import folder_in
