@@ -9,7 +9,8 @@ nothing is itself a breach.
 folder-files    a folder has at most 15 files
 file-lines, class-lines, class-methods: at most 400 lines, 200 lines, 12 methods (a property and its setter are one)
 function-lines  a function has at most 40 lines from the first statement after its docstring to its last
-cycle           no module imports itself through others, at its head or within its functions
+cycle           of the files and folders in a folder, none imports itself through others: at heads, within functions
+                or for type checkers; what a file in a folder imports, that folder imports
 arguments       a function has at most 8 arguments besides self and cls
 positional      a public function takes at most 3 of them by position; dunders whose signature Python fixes are exempt
 depth           a class may have a parent and a grandparent in the package: inheritance depth 3
@@ -24,7 +25,7 @@ comparisons     the tests hold on average one numeric comparison each: a call of
 
 import ast
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -206,31 +207,44 @@ def check_bases(modules: dict[str, Module], module: Module, qualname: str) -> It
 
 
 def imported(module: Module, modules: dict[str, Module]) -> set[str]:
-    """The modules of the package that a module imports anywhere but for type checkers."""
-    found, rest = set(), list(ast.iter_child_nodes(module.tree))
-    while rest:
-        node = rest.pop()
-        if isinstance(node, ast.If) and dotted(node.test).rpartition(".")[2] == "TYPE_CHECKING":
-            continue
-        rest += ast.iter_child_nodes(node)
+    """The modules of the package that a module imports anywhere: at its head, in functions, or for type checkers."""
+    found = set()
+    for node in ast.walk(module.tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             found |= {name if name in modules else node.module for name in names}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
     return (found & modules.keys()) - {module.name}
 
 
-def check_cycles(modules: dict[str, Module]) -> Iterator[Breach]:
-    """Yield a breach for every module that is reached from what it imports."""
-    edges = {name: imported(module, modules) for name, module in modules.items()}
+def siblings(modules: dict[str, Module]) -> dict[tuple[str, ...], set[tuple[str, ...]]]:
+    """What each file or folder imports of those beside it, by their paths in parts: files inside count for a folder."""
+    parts = {name: Path(module.path).with_suffix("").parts[1:] for name, module in modules.items()}
+    edges: dict[tuple[str, ...], set[tuple[str, ...]]] = defaultdict(set)
     for name, module in modules.items():
-        seen, rest = set(), [*edges[name]]
+        for other in imported(module, modules):
+            together = zip(parts[name], parts[other], strict=False)
+            depth = next(depth for depth, (mine, its) in enumerate(together, start=1) if mine != its)
+            edges[parts[name][:depth]].add(parts[other][:depth])
+    return edges
+
+
+def check_cycles(modules: dict[str, Module]) -> Iterator[Breach]:
+    """Yield a breach for every file or folder that is reached from what it imports of those beside it."""
+    edges, files = siblings(modules), {module.path for module in modules.values()}
+    for place, beside in [*edges.items()]:
+        seen, rest = set(), [*beside]
         while rest:
             if (other := rest.pop()) not in seen:
                 seen.add(other)
                 rest += edges[other]
-        if name in seen:
-            back = sorted(other for other in seen if name in edges[other])
-            yield Breach(module.path, 1, "<module>", "cycle", f"imported by {', '.join(back)}, which it leads to")
+        if place in seen:
+            back = sorted(".".join(other) for other in seen if place in edges[other])
+            message = f"imported by {', '.join(back)}, which it leads to"
+            path = "/".join(("src", *place))
+            file = f"{path}.py" in files
+            yield Breach(f"{path}.py" if file else path, 1, "<module>" if file else "<folder>", "cycle", message)
 
 
 def check_package(root: Path) -> Iterator[Breach]:

@@ -14,7 +14,7 @@ import torchbayes as tb
 from torchbayes.driver.means import Means
 from torchbayes.driver.processes import Shard
 from torchbayes.driver.reader import Reader
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 from torchbayes.networks import build
 
 CLASSES, LR = 10, 1e-6

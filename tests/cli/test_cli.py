@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 from sklearn.metrics import accuracy_score, log_loss
-from tests.pictures import unpainted
+from tests.pictures import undrawn, unpainted
 
 import torchbayes as tb
 from torchbayes import data, experiments, networks
@@ -62,7 +62,7 @@ def moons(tmp_path_factory):
 @pytest.fixture
 def compared(moons, monkeypatch):
     """A copy of it here, and no painting from now on."""
-    unpainted(monkeypatch)
+    undrawn(monkeypatch)
     shutil.copytree(moons[0], "a")
 
 
@@ -350,8 +350,7 @@ def test_the_traceback_is_shown_when_asked_for(capsys, monkeypatch):
 
 def test_usage_and_version(capsys):
     assert main([]) == 2
-    assert main(["--help"]) == 0
-    assert main(["--version"]) == 0
+    assert main(["--help"]) == main(["--version"]) == 0
     said = capsys.readouterr().out
     assert said.count("usage: torchbayes COMMAND") == 2
     assert said.strip().endswith(tb.__version__)
@@ -397,6 +396,7 @@ def test_a_narrow_terminal_gets_the_table_in_parts(capsys, monkeypatch, width, h
 @pytest.mark.filterwarnings("ignore:.*should not be trusted")
 def test_home_is_meant_by_a_tilde_wherever_a_path_may_be(tmp_path, monkeypatch, capsys):
     """Shells leave it behind an equals sign, and files hold it as it is."""
+    unpainted(monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(Path.home() / ".cache"))  # where the kernel is compiled already
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     Path("file.yaml").write_text("directory: ~/from_file\nmethod: {class_path: MAP, init_args: {epochs: 1}}\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.pictures import unpainted
+from tests.pictures import undrawn
 from tests.processes import forked
 
 import torchbayes as tb
@@ -32,7 +32,7 @@ def trained(tmp_path_factory):
 def _here(tmp_path, monkeypatch):
     """Default directories of commands are relative."""
     monkeypatch.chdir(tmp_path)
-    unpainted(monkeypatch)
+    undrawn(monkeypatch)
 
 
 def modes(directory):

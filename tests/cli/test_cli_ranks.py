@@ -58,14 +58,23 @@ def launched(folder: Path, *arguments: str) -> tuple[list[int | None], str, str]
     return [one.code for one in ended], out, error
 
 
+# `test_several_processes_give_the_run_of_one` starts its processes with the variables that torchrun sets
+@pytest.mark.study
 @pytest.mark.slow
-def test_several_processes_give_the_run_of_one(tmp_path: Path) -> None:
+def test_torchrun_gives_the_run_of_one(tmp_path: Path) -> None:
     ended = torchrun(2, *FIT, str(tmp_path / "data"), "--ranks", "data")
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("Posterior:") == 1
-    codes, out, err = launched(tmp_path, *FIT, str(tmp_path / "chains"), "--ranks", "chains")
-    assert codes == [0, 0], err
-    assert out.count("Posterior:") == 1
+    assert main([*FIT, str(tmp_path / "one")]) == 0
+    assert_close(drawn(tmp_path / "data"), drawn(tmp_path / "one"), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_several_processes_give_the_run_of_one(tmp_path: Path) -> None:
+    for how in ("data", "chains"):
+        codes, out, err = launched(tmp_path, *FIT, str(tmp_path / how), "--ranks", how)
+        assert codes == [0, 0], err
+        assert out.count("Posterior:") == 1
     assert main([*FIT, str(tmp_path / "one")]) == 0
     expected = drawn(tmp_path / "one")
     assert expected.shape[:2] == (2, 4)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import time
 import warnings
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import accuracy_score, log_loss
+from tests.pictures import unpainted
 from tests.processes import forked
 
 import torchbayes as tb
@@ -68,7 +70,14 @@ def normalised(probs):
 # --- fit
 
 
-@pytest.mark.parametrize("method", [sampler.__name__ for sampler in SAMPLERS])
+# one of each base, and both kinds of schedules: the others go the same way through the command line
+OFTEN = {"HMC", "NUTS", "EllipticalSlice", "SGLD", "SGHMC"}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(s.__name__, marks=() if s.__name__ in OFTEN else pytest.mark.study) for s in SAMPLERS],
+)
 def test_a_sampler_fits_and_its_configuration_runs_again(capsys, method):
     options = [*TINY, "--method", method, *SHORT, *OWN[method], "--seed", "3"]
     assert main(["fit", *options, "--directory", "a"]) == 0
@@ -99,9 +108,17 @@ def test_a_fit_from_the_shell_is_that_of_the_library():
     assert torch.equal(posterior.weights_MSD, by_hand.weights_MSD)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of 40 steps."""
+    home = tmp_path_factory.mktemp("whole") / "whole"
+    assert main(["fit", *HMC, "--directory", str(home), "--steps", "40"]) == 0
+    return home
+
+
 @pytest.mark.parametrize("longer", [["--steps", "40"], ["--method.steps", "40"]])
-def test_a_finished_run_goes_on(capsys, longer):
-    assert main(["fit", *HMC, "--directory", "whole", "--steps", "40"]) == 0
+def test_a_finished_run_goes_on(capsys, whole, longer):
+    shutil.copytree(whole, "whole")
     assert main(["fit", *HMC, "--directory", "run"]) == 0
     assert draws("run").shape == (2, 16, 610)
     assert main(["fit", "--directory", "run", "--resume", *longer]) == 0
@@ -177,7 +194,8 @@ def test_samplers_are_listed(capsys):
 # --- diagnose
 
 
-def test_diagnose_prints_and_writes_what_the_library_gives(capsys):
+def test_diagnose_prints_and_writes_what_the_library_gives(capsys, monkeypatch):
+    unpainted(monkeypatch)
     assert main(["fit", *HMC, "--directory", "run"]) == 0
     capsys.readouterr()
     assert main(["diagnose", "run", "--inputs", "50", "--json"]) == 0
@@ -221,7 +239,8 @@ def test_diagnose_prints_a_table_and_writes_a_page(capsys):
     assert "torchbayes.HMC" in page
 
 
-def test_diagnose_says_how_close_a_gaussian_is(capsys):
+def test_diagnose_says_how_close_a_gaussian_is(capsys, monkeypatch):
+    unpainted(monkeypatch)
     options = ["--data", "toy_sine", "--network_settings.hidden", "[4]", "--method", "VI", "--method.epochs", "3"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -242,7 +261,8 @@ def test_diagnose_says_how_close_a_gaussian_is(capsys):
     assert expected.verdict in page
 
 
-def test_one_chain_and_more_inputs_than_there_are_rows(capsys):
+def test_one_chain_and_more_inputs_than_there_are_rows(capsys, monkeypatch):
+    unpainted(monkeypatch)
     options = ["--data", "toy_sine", "--network_settings.hidden", "[4]", "--method", "SGLD", *SHORT]
     options += ["--method.thin", "1"]
     assert main(["fit", *options, "--method.step_size", "1e-4", "--method.chains", "1", "--directory", "run"]) == 0
@@ -256,8 +276,9 @@ def test_one_chain_and_more_inputs_than_there_are_rows(capsys):
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_is_diagnosed_and_then_killed(capsys):
+def test_a_run_that_goes_on_is_diagnosed_and_then_killed(capsys, monkeypatch):
     """A process samples without end; its run is diagnosed while it does, and after it was killed."""
+    unpainted(monkeypatch)
     argv = ["fit", *HMC, "--directory", "run", "--steps", "1000000"]
     process = forked().Process(target=main, args=(argv,))
     process.start()

@@ -113,7 +113,7 @@ def test_foreign_images_are_told_apart_as_scikit_learn_says(digits):
     assert outcome.auroc() == pytest.approx(np.mean(expected), abs=1e-4)
 
 
-@pytest.mark.usefixtures("_plain")
+@pytest.mark.usefixtures("no_pictures")
 def test_single_and_swag_are_the_first_members(digits):
     _, found = digits
     single, ensemble = found.outcomes["single"], found.outcomes["ensemble"]
@@ -164,7 +164,7 @@ def test_the_table_has_what_was_measured(digits):
     assert "cross-validation" not in procedure(found.setup, DIGITS, found.outcomes)  # these are not the chosen settings
 
 
-@pytest.mark.usefixtures("_plain")
+@pytest.mark.usefixtures("no_pictures")
 def test_resuming_takes_finished_fits_and_gives_the_same_numbers(digits):
     home, _ = digits
     before = (home / "results.json").read_bytes()
@@ -176,7 +176,7 @@ def test_resuming_takes_finished_fits_and_gives_the_same_numbers(digits):
     assert (home / "results.json").read_bytes() == before
 
 
-@pytest.mark.usefixtures("_plain")
+@pytest.mark.usefixtures("no_pictures")
 def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path):
     def stop(event):
         if event.epoch == 2:
@@ -190,7 +190,7 @@ def test_an_interrupted_comparison_goes_on_where_it_was(tmp_path):
     assert numbers[0] == numbers[1]
 
 
-@pytest.mark.usefixtures("_plain")
+@pytest.mark.usefixtures("no_pictures")
 def test_overwriting_replaces_the_fits(tmp_path):
     compare(replace(SINE, seed=1), tmp_path, callbacks=())
     found = compare(SINE, tmp_path, overwrite=True, callbacks=())
@@ -218,6 +218,7 @@ def test_no_lock_file_is_open_while_earlier_fits_are_removed(tmp_path, monkeypat
     assert [path.name for path in home.iterdir()] == ["config.yaml"]
 
 
+@pytest.mark.usefixtures("_plain")
 def test_a_regression_is_scored_in_the_targets_own_units(tmp_path):
     found = compare(SINE, tmp_path, callbacks=())
     data = found.setup.data
@@ -234,6 +235,7 @@ def test_a_regression_is_scored_in_the_targets_own_units(tmp_path):
     assert table(found.outcomes).columns == ["method", "RMSE", "MAE", "R²", "NLL", "in 95 % interval"]
 
 
+@pytest.mark.usefixtures("_plain")
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # too short a run to learn anything
 def test_a_plane_is_drawn(tmp_path):
     problem = Problem("two_moons", "mlp", {"hidden": [8]})
@@ -310,7 +312,7 @@ def test_methods_are_the_usual_ones_where_none_are_named():
     assert replace(found, reference="runs/long").compared_with == "reference"
 
 
-@pytest.mark.usefixtures("_plain")
+@pytest.mark.usefixtures("no_pictures")
 def test_a_method_that_needs_dropout_gets_it_where_the_network_can_have_it(tmp_path):
     mc_dropout = tb.MCDropout(2, epochs=4, batch_size=50, plan="loop")
     methods = {"single": DIGITS.methods["single"], "mc_dropout": mc_dropout, "my own": replace(mc_dropout, members=1)}
@@ -368,7 +370,7 @@ def test_what_a_method_starts_at_is_fitted_though_it_is_not_compared():
     assert replace(SINE, methods={"multilaplace": laplace}).starts["ensemble"].members == 5
 
 
-@pytest.mark.usefixtures("_plain")
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.filterwarnings("ignore:.*not at a mode")
 def test_one_method_is_compared_several_times_with_other_settings(tmp_path):
     swag = SINE.methods["swag"]

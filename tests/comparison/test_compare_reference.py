@@ -1,12 +1,14 @@
 """Comparisons with a reference: fidelity recomputed, the floor, references from directories, regressions."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import norm, wasserstein_distance
+from tests.comparison.references import DIGITS, SINE
 from tests.pictures import unpainted
 from torch import nn
 
@@ -14,7 +16,7 @@ import torchbayes as tb
 from torchbayes.catalogue.config import fit_run
 from torchbayes.catalogue.problem import Problem
 from torchbayes.comparison import fidelity as compare_fidelity
-from torchbayes.comparison.compare import Comparison, compare, configuration
+from torchbayes.comparison.compare import compare, configuration
 from torchbayes.comparison.fidelity import Fidelity, averaged, floors, halved, mean, row_distances
 from torchbayes.comparison.reference import load_reference, quality, spread, worth
 from torchbayes.comparison.report import procedure
@@ -27,52 +29,25 @@ from torchbayes.posteriors import Functions
 # a few epochs do not train
 pytestmark = pytest.mark.filterwarnings("ignore:.*than under a constant:torchbayes.ProblemWarning")
 
-HMC = tb.HMC(3, 14, 4, thin=2, step_size=0.01, trajectory=0.05, plan="vmap")
-DIGITS = Comparison(
-    Problem("digits", "mlp", {"hidden": [12]}, train_size=150),
-    {
-        "ensemble": tb.MAP(2, epochs=3, batch_size=50, optimizer=tb.SGD(0.1), plan="vmap"),
-        "sghmc": tb.SGHMC(2, 20, 10, thin=5, batch_size=50, plan="vmap"),
-        "hmc": HMC,
-    },
-    corruptions=("gaussian_noise", "contrast"),
-    rows=50,
-    draws=4,
-)
-SINE = Comparison(
-    Problem("toy_sine", "mlp", {"hidden": [6]}, "gaussian"),
-    {
-        "single": tb.MAP(1, epochs=5, plan="vmap"),
-        "ensemble": tb.MAP(2, epochs=5, plan="vmap"),
-        "hmc": replace(HMC, step_size=0.002, trajectory=0.01),
-    },
-    draws=4,
-)
-
 
 def some(comparison, *names, **changes):
     """The same comparison of fewer methods."""
     return replace(comparison, methods={name: comparison.methods[name] for name in names}, **changes)
 
 
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    home = tmp_path_factory.mktemp("digits")
-    return home, compare(DIGITS, home, callbacks=())
+@pytest.fixture
+def digits(digits_and_hmc):
+    return digits_and_hmc
+
+
+@pytest.fixture
+def sine(sine_and_hmc):
+    return sine_and_hmc
 
 
 @pytest.fixture(autouse=True)
-def _plain(digits, monkeypatch):
-    """The pictures of digits are painted."""
+def _plain(monkeypatch):
     unpainted(monkeypatch)
-
-
-@pytest.fixture(scope="module")
-def sine(tmp_path_factory):
-    home = tmp_path_factory.mktemp("sine")
-    with pytest.MonkeyPatch.context() as patch:
-        unpainted(patch)
-        return home, compare(SINE, home, callbacks=())
 
 
 def average(functions, inputs, chain=None):
@@ -338,6 +313,7 @@ def test_rows_are_spread_over_the_whole():
 # --- where the reference comes from
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_a_reference_from_a_directory_gives_the_same_numbers(digits, tmp_path):
     home, found = digits
     given = some(DIGITS, "ensemble", "sghmc", reference=str(home / "fits" / "hmc"))
@@ -353,6 +329,7 @@ def test_a_reference_from_a_directory_gives_the_same_numbers(digits, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_pictures")
 def test_hmc_is_compared_with_a_given_reference_like_any_method(digits, tmp_path):
     home, found = digits
     given = some(DIGITS, "hmc", reference=str(home / "fits" / "hmc"))
@@ -362,6 +339,7 @@ def test_hmc_is_compared_with_a_given_reference_like_any_method(digits, tmp_path
     assert again.outcomes["reference"].fidelity.clean == found.outcomes["hmc"].fidelity.clean
 
 
+@pytest.mark.usefixtures("no_pictures")
 @pytest.mark.parametrize("members", [1, 2])
 def test_any_posterior_can_be_the_reference(tmp_path, members):
     problem = replace(SINE.problem, train_size=20)
@@ -409,8 +387,9 @@ def test_a_directory_of_no_finished_fit_is_said(digits, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_reference_is_not_overwritten(tmp_path):
-    compare(SINE, tmp_path, callbacks=())
+@pytest.mark.usefixtures("no_pictures")
+def test_a_reference_is_not_overwritten(sine, tmp_path):
+    shutil.copytree(sine[0], tmp_path, dirs_exist_ok=True)
     own = some(SINE, "single", reference=str(tmp_path / "fits" / "hmc"))
     with pytest.raises(ValueError, match="which is the reference"):
         compare(own, tmp_path, overwrite=True, callbacks=())
@@ -425,6 +404,7 @@ def test_chains_too_short_to_judge_are_not_judged(tmp_path):
     assert quality(setup, posterior, tmp_path / "run") is None
 
 
+@pytest.mark.usefixtures("no_pictures")
 def test_an_interrupted_reference_goes_on_where_it_was(sine, tmp_path):
     home, _ = sine
 

@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
-from tests.comparison.test_compare_reference import DIGITS, SINE
-from tests.pictures import unpainted
+from tests.comparison.references import DIGITS
 
 import torchbayes as tb
 from torchbayes.assess.evaluation import drawn_rows
 from torchbayes.catalogue.methods import label_of
-from torchbayes.comparison.compare import compare
 from torchbayes.comparison.figures import glance, pictures
 from torchbayes.comparison.resamples import RESAMPLES, at_severity, resampled_means
 from torchbayes.data import corrupt_data
@@ -25,12 +23,9 @@ from torchbayes.native.seeds import Purpose, mix
 pytestmark = pytest.mark.filterwarnings("ignore:.*than under a constant:torchbayes.ProblemWarning")
 
 
-@pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    home = tmp_path_factory.mktemp("digits")
-    with pytest.MonkeyPatch.context() as patch:
-        unpainted(patch)
-        return home, compare(DIGITS, home, callbacks=())
+@pytest.fixture
+def digits(digits_and_hmc):
+    return digits_and_hmc
 
 
 def resamples(rows, seed=0):
@@ -143,8 +138,8 @@ def test_the_page_leads_with_the_glance_and_folds_its_tables(digits):
     assert not re.search(r"agreement with HMC: best [\w ]+ \(0\.", page)
 
 
-def test_a_regression_has_its_own_questions(tmp_path):
-    found = compare(SINE, tmp_path, callbacks=())
+def test_a_regression_has_its_own_questions(sine_and_hmc):
+    home, found = sine_and_hmc
     panels = glance({label_of(n): o for n, o in found.outcomes.items()}, "HMC")
     assert [panel.measure for panel in panels] == ["NLL (nats)", "RMSE (units of the target)", "W1 to HMC"]
     assert panels[1].numbers["deep ensemble"] == found.outcomes["ensemble"].clean.metrics["rmse"]
@@ -155,7 +150,7 @@ def test_a_regression_has_its_own_questions(tmp_path):
     value, *interval = panels[2].values["deep ensemble"]
     assert value == outcome.fidelity.clean["wasserstein1"] == pytest.approx(rows.mean())
     assert interval == pytest.approx(ends(counts @ rows / counts.sum(1)), rel=1e-9)
-    assert found.report.read_text().count("<figcaption>") == len(list(tmp_path.glob("*.png")))
+    assert found.report.read_text().count("<figcaption>") == len(list(home.glob("*.png")))
 
 
 def test_one_row_says_nothing_of_others():

@@ -35,6 +35,10 @@ SOME = (
 )
 
 
+# in the eyes of this structure, which sees columns of a Jacobian; test_sums.py has their Jacobians
+LIKE_OTHERS = ("linear", "in place", "filter response norm", "unused", "multihead attention")
+
+
 def found(name: str, **settings: Any) -> tuple[tb.LaplacePosterior, Tensor]:
     """Return the posterior and the exact curvature in units of the prior, (M, D, D)."""
     inputs, targets, weights_MD, buffers_M = oracle.problem(name)
@@ -47,7 +51,7 @@ def found(name: str, **settings: Any) -> tuple[tb.LaplacePosterior, Tensor]:
 @pytest.mark.parametrize(
     ("name", "sizes"),
     with_studies(
-        [*((name, (3, 2)) for name in SOME), *((name, None) for name in ("mlp", "groups", "lstm"))],
+        [*((name, (3, 2)) for name in SOME if name not in LIKE_OTHERS), ("mlp", None)],
         SOME,
         (None, (3, 2)),
     ),

@@ -127,7 +127,7 @@ def test_empirical_is_the_score(name: str):
 def test_sampled_fisher_has_the_exact_one_as_its_mean(name: str):
     likelihood, parameters, outputs, targets, loss = NATURAL[name]
     torch.manual_seed(1)
-    draws, samples = 20, 100
+    draws, samples = 20, 40
     options = {"targets": targets, "parameters": parameters or {}, "samples": samples}
     found = torch.stack([gram(root("fisher", likelihood, outputs, **options)) for _ in range(draws)])
     error = found.std(0) / math.sqrt(draws)

@@ -155,7 +155,8 @@ def test_data_in_chunks_are_left_to_the_plain_integrator(quick: list[int]) -> No
     assert not quick
 
 
-@pytest.mark.slow
+# `test_it_is_the_plain_integrator` pins the traced steps, and densities are compiled to code in test_density.py
+@pytest.mark.study
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the compiler's own
 @pytest.mark.skipif(
     not any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++")),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.density import LogDensity
-from torchbayes.density.native import DenseModel, kernel_of
+from torchbayes.density.kernels import DenseModel, kernel_of
 from torchbayes.model import Batch, Model, likelihoods, priors
 from torchbayes.native import build
 from torchbayes.native.build import UnavailableError, available, load

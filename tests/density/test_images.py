@@ -13,7 +13,7 @@ from torch.nn import AvgPool2d, Conv2d, Flatten, Identity, Linear, MaxPool2d, Re
 import torchbayes as tb
 from torchbayes.density import LogDensity
 from torchbayes.density.dynamics import leapfrog
-from torchbayes.density.native import DenseModel, kernel_of
+from torchbayes.density.kernels import DenseModel, kernel_of
 from torchbayes.model import Batch, Model, likelihoods, priors
 from torchbayes.native.build import available
 from torchbayes.networks import build

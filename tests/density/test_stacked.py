@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 import torchbayes as tb
-from torchbayes.density.stacked import StackedLayers
+from torchbayes.density.vmap import StackedLayers
 
 M, B, INPUTS, OUTPUTS = 3, 5, 4, 6
 

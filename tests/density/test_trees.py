@@ -11,8 +11,9 @@ from tests.oracles import assert_close, normal
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes.density.density import LogDensity, grow
+from torchbayes.density.density import LogDensity
 from torchbayes.methods.mcmc import nuts
+from torchbayes.methods.mcmc.tree_kernel import Growth, grow
 from torchbayes.native.build import available
 from torchbayes.native.seeds import member_seeds
 
@@ -156,7 +157,7 @@ def test_densities_that_are_not_the_kernels_offer_none(why: str) -> None:
     about |= {"step_size_M": one_M, "streams_M": torch.arange(M), "doublings": 2, "divergence": 1e3}
     if why == "minibatches":
         density.data = None
-    assert grow(density, weights_MD, weights_MD, **about) is None
+    assert grow(density, Growth(weights_MD, weights_MD, **about)) is None
 
 
 def test_a_label_that_is_no_class_is_refused() -> None:

@@ -15,24 +15,25 @@ from torch import Tensor, nn
 import torchbayes as tb
 from tests.device.emulated import DEVICE, Emulated
 from tests.device.test_methods import model_on, start_of
-from tests.laws.cases import METHODS, normal, rows_of
+from tests.laws.cases import METHODS, normal, rows_of, with_variants_as_studies
 from tests.laws.test_last_layer_laws import vbll
 from tests.laws.test_method_laws import SMALL
-from tests.laws.test_sampler_laws import SAMPLERS
+from tests.laws.test_sampler_laws import SAMPLERS, VARIANTS
 from torchbayes.density import density
 from torchbayes.driver.means import Means
 from torchbayes.driver.processes import Shard
 from torchbayes.driver.reader import Reader
 from torchbayes.methods import finite
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 
 SEEDS = (7, 8)
+LONGER = {**SMALL, "batch_size": 6}  # epochs of four steps; the last of an epoch may be looked at
 # online Laplace takes eigenvalues in its passes; scores of particles solve a system of their number at each step; maps
 # of zuko look for the true places of a mask
 WAITING = {n for n in METHODS if "online" in n or n.startswith("repulsive") or n == "flow_spline"}
 FREE: dict[str, Callable[[], Any]] = {
-    **{n: lambda make=make: make(members=2, **SMALL) for n, make in METHODS.items() if n not in WAITING},
-    "vbll": lambda: vbll(members=2, **SMALL),
+    **{n: lambda make=make: make(members=2, **LONGER) for n, make in METHODS.items() if n not in WAITING},
+    "vbll": lambda: vbll(members=2, **LONGER),
     **{n: make for n, make in SAMPLERS.items() if make().batch_size},
 }
 ON_ALL_ROWS = {n: make for n, make in SAMPLERS.items() if not make().batch_size}
@@ -74,7 +75,7 @@ def test_steps_on_minibatches_never_wait(make: Callable[[], Any], counts: Emulat
         assert waited == (0, 0), [*counts.waits, *counts.uploads]
 
 
-@pytest.mark.parametrize("name", ON_ALL_ROWS)
+@pytest.mark.parametrize("name", with_variants_as_studies({n: n for n in ON_ALL_ROWS}, VARIANTS))
 def test_metropolis_waits_a_few_times_an_iteration_whatever_its_length(
     name: str, counts: Emulated, monkeypatch: pytest.MonkeyPatch
 ) -> None:

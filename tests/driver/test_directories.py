@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.covering import some_of
 from tests.damage import nobody
 from tests.disks import fill
 from tests.driver.test_faults import KILLED, SHORT, contents, run, run_slowly
@@ -214,8 +215,12 @@ def test_results_of_an_experiment_that_are_damaged_are_said(tmp_path: Path) -> N
 # --- damage
 
 
-@METHODS
-@pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b"[1]", b'{"run": 3}', b"[" * 100_000])
+# damages in turn of a run with draws and of one without: what reads a description or a log knows no method
+@pytest.mark.parametrize(
+    ("damage", "method"),
+    some_of([b"", b"{", b"\xff\xfe", b"[1]", b'{"run": 3}', b"[" * 100_000], (SWAG, SGHMC), one_in=2),
+    ids=range(12),
+)
 def test_a_damaged_description_is_removed_and_the_run_goes_on(method: Any, damage: bytes, tmp_path: Path) -> None:
     expected = fitted(method, tmp_path)
     path, before = tmp_path / "config.json", read_tensors(tmp_path / "checkpoint.safetensors")[1]["about"]["run"]
@@ -270,8 +275,11 @@ LINES: dict[str, Callable[[list[bytes]], list[bytes]]] = {
 }
 
 
-@METHODS
-@pytest.mark.parametrize("damage", LINES.values(), ids=LINES.keys())
+@pytest.mark.parametrize(
+    ("damage", "method"),
+    some_of(LINES.values(), (SWAG, SGHMC), one_in=2),
+    ids=[f"{name}-{method}" for name in LINES for method in ("swag", "sghmc")],
+)
 def test_a_damaged_line_of_the_log_costs_itself_alone(
     method: Any, damage: Callable[[list[bytes]], list[bytes]], tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.covering import some_of
 from tests.driver.newcomers import SAG, SVGD, Stretch
 from tests.laws.cases import assert_same_tensors, everything, losses, model_of, rows_of
 from tests.laws.test_method_laws import keep_every
@@ -24,10 +25,9 @@ from torchbayes.catalogue.methods import classes
 from torchbayes.diagnostics import mcse_mean
 from torchbayes.driver.reader import Reader
 from torchbayes.methods.protocol import Method, Visit
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 
 NEWCOMERS: dict[str, Callable[..., Any]] = {"coupled particles": SVGD, "sites": SAG, "coupled chains": Stretch}
-newcomers = pytest.mark.parametrize("make", NEWCOMERS.values(), ids=NEWCOMERS.keys())
 
 ROWS, SCALE, NOISE = 24, 1.5, 1.5
 INPUTS = normal(ROWS, 2, seed=4)
@@ -74,8 +74,7 @@ def test_chains_that_see_each_other_meet_exact_moments_without_a_model() -> None
 # --- files ---
 
 
-@newcomers
-@pytest.mark.parametrize("tick", [2.0, 10.0])
+@pytest.mark.parametrize(("make", "tick"), some_of(NEWCOMERS.values(), (2.0, 10.0), one_in=2))
 def test_interrupted_and_resumed_equals_uninterrupted(
     make: Callable[..., Any], tick: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,6 +100,7 @@ def test_evidence_is_the_exact_one(name: str):
 
 
 @pytest.mark.slow
+@pytest.mark.study  # `test_monte_carlo_error_of_independent_draws` and `test_details` pin both parts of the error
 @pytest.mark.filterwarnings("ignore:chains at inverse temperature")
 def test_errors_are_calibrated():
     model, data, oracle = linear_problem()

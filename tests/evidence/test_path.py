@@ -87,12 +87,12 @@ def test_leapfrog_is_reversible_with_a_temperature_for_each_row():
 def test_samplers_of_the_library_work_on_it():
     """Mean and covariance of the linear posterior with likelihood^β: noise variance s²/β."""
     model, data, oracle = linear_problem()
-    density = AnnealedDensity(ModelTarget(model, data), torch.tensor([0.0, 0.2, 1.0]).double().repeat_interleave(2))
-    method = HMC(chains=6, steps=2500, burn_in=500, mass="diagonal", jitter=0.2)
-    run = run_chains(density, method, 0.1 * normal(6, 3), seed=0)
+    density = AnnealedDensity(ModelTarget(model, data), torch.tensor([0.0, 0.2, 1.0]).double().repeat_interleave(20))
+    method = HMC(chains=60, steps=300, burn_in=100, mass="diagonal", jitter=0.2)
+    run = run_chains(density, method, 0.1 * normal(60, 3), seed=0)
     features = oracle.features(data[0])
     for m, beta in enumerate([0.0, 0.2, 1.0]):
-        draws = run.weights_MSD[2 * m : 2 * m + 2].flatten(0, 1)
+        draws = run.weights_MSD[20 * m : 20 * m + 20].flatten(0, 1)
         precision = beta * features.T @ features / 0.25 + torch.eye(3).double() / 0.64
         covariance = torch.linalg.inv(precision)
         mean = beta * covariance @ features.T @ data[1] / 0.25

@@ -33,7 +33,7 @@ from torchbayes.methods.optimise.averaging import averaging_start, is_snapshot, 
 from torchbayes.methods.optimise.descent import epochs_of
 from torchbayes.methods.optimise.descent import start as start_at
 from torchbayes.model.rows.batch import Batch
-from torchbayes.model.rows.sources import as_source, evenly_spaced
+from torchbayes.model.sources.sources import as_source, evenly_spaced
 from torchbayes.posteriors.problems import not_finite
 
 ROWS, FEATURES = 60, 3
@@ -69,8 +69,8 @@ def test_a_default_fit_of_a_small_table_takes_so_many_steps() -> None:
     """Where rows cannot be held out; `tests/driver/test_validation.py` has the others."""
     events: list[tb.Event] = []
     model = tb.Model(nn.Linear(FEATURES, 1).double(), tb.likelihoods.Gaussian(0.5))
-    tb.fit(model, [table(20)], tb.MAP(), callbacks=[events.append])
-    assert (events[-1].step, events[-1].epochs) == (2000, 2000)
+    tb.fit(model, [table(20)], tb.MAP(), callbacks=[events.append, lambda event: event.epoch == 3])
+    assert (events[-1].step, events[-1].epochs) == (3, 2000)
 
 
 @pytest.mark.parametrize("steps_per_epoch", [1, 2, 7, 300])
@@ -590,7 +590,7 @@ def test_noise_of_a_network_that_interpolates_is_a_problem() -> None:
     short = tb.fit(model, (inputs, targets), tb.MAP(epochs=600), callbacks=())
     assert short.problems == ()
     with pytest.warns(tb.ProblemWarning, match="as the network interpolates its training rows"):
-        long: Any = tb.fit(model, (inputs, targets), tb.MAP(epochs=3000, optimizer=tb.Adam(0.02)), callbacks=())
+        long: Any = tb.fit(model, (inputs, targets), tb.MAP(epochs=2000, optimizer=tb.Adam(0.02)), callbacks=())
     (said,) = long.problems
     scale = float(long.weights_MD[0, -1].exp())
     assert f"noise scale of member 0 is {scale:.3g}" in said
@@ -692,9 +692,7 @@ def test_noise_that_is_fixed_or_cannot_collapse_is_not_looked_at() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("likelihood", "rows"),
-    with_studies(
-        [("learned", 100), ("classes", 300)], ("learned", "fixed", "counts", "classes", "heavy tails"), (100, 300)
-    ),
+    with_studies([("learned", 100)], ("learned", "fixed", "counts", "classes", "heavy tails"), (100, 300)),
 )
 def test_a_default_swag_is_no_worse_than_its_own_trajectory(likelihood: str, rows: int) -> None:
     """Held out, in nats a target; under SGD at 0.05 and 0.01, the defaults before, some of these diverged."""

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -113,6 +114,21 @@ METHODS: dict[str, Callable[..., Method]] = {
     "ivon": partial(tb.IVON, lr=0.3, hessian_init=10.0),
     "ivon_pairs": partial(tb.IVON, lr=0.3, hessian_init=10.0, draws=2, antithetic=True, clip=1.0),
 }
+
+# what these do in the laws of a whole fit another of their class, or of the same descent, does by the same path
+VARIANTS = (
+    *("map_adamw", "swa", "swag_diagonal", "repulsive_weights", "vi_alpha", "vi_alpha_by_layers", "vi_radial"),
+    *("flow_radial", "flow_spline", "mnf_by_layers", "fge_sam", "bsam_parts", "ivon"),
+)
+
+
+def with_variants_as_studies(registry: dict[str, Any], variants: Iterable[str]) -> list[Any]:
+    """Return the values of a registry for `parametrize`, by name; those of variants are studies."""
+    study = {*variants}
+    return [
+        pytest.param(value, id=name, marks=pytest.mark.study if name in study else ())
+        for name, value in registry.items()
+    ]
 
 
 def covered(cases: Iterable[Callable[..., Any]]) -> set[type]:

@@ -40,7 +40,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     chance, kills = random.Random(0), 0
     for trial in range(TRIALS):
         directory = tmp_path / str(trial)
-        for _ in range(3):
+        for _ in range(2):
             process = context.Process(target=run_slowly, args=(directory,))
             process.start()
             try:

@@ -71,7 +71,6 @@ WITH_DROPOUT = {
 METHODS = {"mc_dropout": tb.MCDropout}
 LAWS = [
     test_method_laws.test_interrupted_and_resumed_equals_uninterrupted,
-    test_method_laws.test_resuming_a_finished_run_changes_nothing,
     test_method_laws.test_members_together_equal_members_alone,
     test_method_laws.test_step_is_pure_and_donating_changes_nothing,
     test_method_laws.test_pieces_by_hand_equal_fit,
@@ -113,7 +112,7 @@ def test_law_of_methods(
 @pytest.mark.parametrize("network", WITH_DROPOUT)
 def test_it_learns_on_every_network(network: str) -> None:
     model, data = cases.model_of(network, torch.float32), cases.rows_of(network, torch.float32)
-    posterior = tb.fit(model, data, tb.MCDropout(2, epochs=60, batch_size=6, plan="loop"), callbacks=())
+    posterior = tb.fit(model, data, tb.MCDropout(2, epochs=40, batch_size=8), callbacks=())
     assert posterior.tensors()["weights_MD"].dtype == torch.float32
     evaluation = tb.evaluate(posterior, data)
     assert evaluation.metrics["accuracy"] > (0.5 if network == "frozen" else 0.7)

@@ -16,7 +16,7 @@ from torchbayes.catalogue.models import PRIORS
 from torchbayes.model import priors
 from torchbayes.model.priors.bound import BoundPrior
 
-IMPROPER = {"flat", "log_uniform"}
+IMPROPER = {name for name, entry in PRIORS.items() if getattr(entry.load(), "improper", "")}
 INPUTS, CLASSES = normal(20, 2, seed=5), torch.arange(20) % 2
 TOGETHER: dict[str, Any] = {
     "correlated": priors.Correlated(0.09 * torch.tensor([[1.0, 0.4], [0.4, 2.0]])),
@@ -103,7 +103,7 @@ def test_standard_deviations_are_those_of_draws_or_infinite(name: str) -> None:
         if torch.isfinite(std):
             assert_close(found.std(), std, rtol=0.15)
         else:
-            assert name in {"horseshoe", "hierarchical weights"}
+            assert found.abs().max() > 100 * found.abs().median()  # tails without a variance
 
 
 @pytest.mark.parametrize("name", sorted(IMPROPER))

@@ -25,7 +25,7 @@ from torchbayes.catalogue.methods import classes, small
 from torchbayes.native.generators import drawing_under
 from torchbayes.networks import DropConnect
 
-ROWS, CLASSES, THREADS = 16, 2, 2
+ROWS, CLASSES, THREADS, DRAWS = 16, 2, 2, 4
 
 
 class Pause(nn.Module):
@@ -126,8 +126,8 @@ FITS: list[tuple[str, str]] = [
     ("Snapshots", "convolution"),
     ("BSAM", "batch norm"),
 ]
-TRAINED = {"epochs": 2, "batch_size": 8, "plan": "loop"}
-SAMPLED = {"steps": 4, "burn_in": 1, "thin": 1, "batch_size": 8, "plan": "loop"}
+TRAINED = {"epochs": 1, "batch_size": 8, "plan": "loop"}
+SAMPLED = {"steps": 3, "burn_in": 1, "thin": 1, "batch_size": 8, "plan": "loop"}
 
 
 def method_of(name: str) -> Any:
@@ -135,7 +135,8 @@ def method_of(name: str) -> Any:
     kind = classes()[name]
     known = {each.name for each in fields(kind)}
     settings: dict[str, Any] = {k: v for k, v in (SAMPLED if "steps" in known else TRAINED).items() if k in known}
-    settings |= {"transform": "spline"} if name == "NormalizingFlow" else {}
+    settings |= {"transform": "spline", "layers": 1, "hidden": 4, "bins": 4} if name == "NormalizingFlow" else {}
+    settings |= {"members": 2} if name in {"SVGD", "RepulsiveEnsemble"} else {}
     settings |= {"epochs_of_descent": 1, "every": 4} if name == "OnlineLaplace" else {}
     return kind(**settings, **small(kind))
 
@@ -242,7 +243,7 @@ def test_fits_in_threads_are_those_of_their_seeds(name: str, network: str, small
         if method.needs.start is not None:
             start = model.network.fresh([seed, seed + 10][: method.needs.modes])[0]
         posterior = tb.fit(model, (X, Y), method, seed=seed, start=start, callbacks=())
-        return everything(posterior), tb.predict(posterior, X, seed=seed).probs
+        return everything(posterior), tb.predict(posterior, X, draws=DRAWS * posterior.members, seed=seed).probs
 
     wanted = [ask(seed) for seed in range(THREADS)]
     assert_alike(at_once(*(lambda seed=seed: ask(seed) for seed in range(THREADS))), wanted)
@@ -260,12 +261,13 @@ PREDICTIONS: list[tuple[str, str, dict[str, Any]]] = [
     ("NormalizingFlow", "layer norm", {"transform": "planar"}),
 ]
 VERBS: dict[str, Callable[[Any, int], Any]] = {
-    "predict": lambda posterior, n: tb.predict(posterior, X[n:], seed=n).probs,
+    "predict": lambda posterior, n: tb.predict(posterior, X[n:], draws=DRAWS, seed=n).probs,
     "stream": lambda posterior, n: [
-        (each.probs, y) for each, y in tb.stream(posterior, list(zip(X[n:].split(5), Y[n:].split(5), strict=True)))
+        (each.probs, y)
+        for each, y in tb.stream(posterior, list(zip(X[n:].split(8), Y[n:].split(8), strict=True)), draws=DRAWS)
     ],
-    "evaluate": lambda posterior, n: tb.evaluate(posterior, (X[n:], Y[n:]), seed=n).metrics,
-    "uncertainty": lambda posterior, n: dict(vars(tb.uncertainty(posterior, X[n:], seed=n))),
+    "evaluate": lambda posterior, n: tb.evaluate(posterior, (X[n:], Y[n:]), draws=DRAWS, seed=n).metrics,
+    "uncertainty": lambda posterior, n: dict(vars(tb.uncertainty(posterior, X[n:], draws=DRAWS, seed=n))),
 }
 OF_SOME: dict[str, dict[str, Callable[[Any, int], Any]]] = {
     "Laplace": {"tune": lambda posterior, n: (n, everything(tb.tune(posterior)))},

@@ -25,9 +25,10 @@ def linear(prior: Any, likelihood: Any = None, **settings: Any) -> tb.Model:
     return tb.Model(module, likelihood or tb.likelihoods.Gaussian(NOISE), prior, **settings)
 
 
-def mode(model: tb.Model, epochs: int = 800, **settings: Any) -> Tensor:
+def mode(model: tb.Model, epochs: int = 400, **settings: Any) -> Tensor:
     """Full-batch MAP, (M, D)."""
-    method = tb.MAP(**{"optimizer": tb.SGD(lr=0.05), "schedule": tb.Constant(), **settings}, epochs=epochs)
+    usual = {"optimizer": tb.SGD(lr=0.05, momentum=0.8), "schedule": tb.Constant()}
+    method = tb.MAP(**{**usual, **settings}, epochs=epochs)
     return tb.fit(model, (INPUTS, TARGETS), method, callbacks=()).sample(method.members)
 
 
@@ -51,14 +52,14 @@ def test_map_is_the_posterior_mean_of_a_linear_gaussian_model() -> None:
     ],
 )
 def test_map_does_not_depend_on_the_way_down(optimizer: Optimizer, schedule: Any) -> None:
-    found = mode(linear(tb.priors.Normal(SCALE)), optimizer=optimizer, schedule=schedule)
+    found = mode(linear(tb.priors.Normal(SCALE)), optimizer=optimizer, schedule=schedule, epochs=800)
     torch.testing.assert_close(found[0], ridge(), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.slow
 def test_averages_at_a_vanishing_rate_are_the_mode() -> None:
     """The prior and the likelihood of SWA and SWAG are those of MAP: full batches lead to the same point."""
-    settings = {"epochs": 1600, "averaging_lr": 0.05, "optimizer": tb.SGD(lr=0.05), "burn_in": 0.9}
+    settings = {"epochs": 600, "averaging_lr": 0.05, "optimizer": tb.SGD(lr=0.05, momentum=0.8), "burn_in": 0.9}
     for method in (tb.SWA(**settings), tb.SWAG(**settings, rank=2)):
         posterior = tb.fit(linear(tb.priors.Normal(SCALE)), (INPUTS, TARGETS), method, callbacks=())
         torch.testing.assert_close(posterior.functions(1).weights_SD[0], ridge(), rtol=1e-9, atol=1e-9)
@@ -87,7 +88,7 @@ def test_joint_tempering_leaves_the_mode() -> None:
 @pytest.mark.slow
 def test_likelihood_tempering_moves_the_mode_as_more_noise_does(temperature: float) -> None:
     model = linear(tb.priors.Normal(SCALE), temperature=temperature, tempering="likelihood")
-    found = mode(model, optimizer=tb.SGD(lr=0.02), epochs=1500)
+    found = mode(model, optimizer=tb.SGD(lr=0.02, momentum=0.8), epochs=800)
     torch.testing.assert_close(found[0], ridge(noise_variance=NOISE**2 * temperature), rtol=1e-7, atol=1e-7)
 
 
@@ -105,7 +106,7 @@ def test_learned_noise_is_the_maximum_likelihood_scale() -> None:
 def test_learned_noise_meets_its_prior() -> None:
     """With log σ ~ N(0, τ²): RSS/σ² − N − log σ/τ² = 0."""
     likelihood = tb.likelihoods.Gaussian("learned", prior=tb.priors.Normal(0.1))
-    found = mode(linear(tb.priors.Flat(), likelihood), optimizer=tb.SGD(lr=0.02), epochs=1500)[0]
+    found = mode(linear(tb.priors.Flat(), likelihood), optimizer=tb.SGD(lr=0.02, momentum=0.8), epochs=800)[0]
     solution = torch.linalg.lstsq(INPUTS, TARGETS.unsqueeze(1)).solution.squeeze(1)
     rss = float(((TARGETS - INPUTS @ solution) ** 2).sum())
     expected = brentq(lambda s: rss * math.exp(-2 * s) - ROWS - s / 0.01, -3, 3)
@@ -114,7 +115,7 @@ def test_learned_noise_meets_its_prior() -> None:
 
 @pytest.mark.slow
 def test_minibatches_reach_the_same_mode_as_the_rate_falls() -> None:
-    found = mode(linear(tb.priors.Normal(SCALE)), batch_size=8, epochs=400, schedule=tb.Cosine())
+    found = mode(linear(tb.priors.Normal(SCALE)), batch_size=8, epochs=200, schedule=tb.Cosine())
     torch.testing.assert_close(found[0], ridge(), rtol=2e-2, atol=2e-2)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import torchbayes as tb
+from tests.covering import with_studies
 from tests.laws.test_likelihood_laws import models
 from tests.oracles import assert_close, normal
 from torchbayes import evidence, geometry
@@ -100,8 +101,12 @@ def test_the_evidence_is_that_of_repeated_rows(estimate: str) -> None:
     assert one == pytest.approx(other, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["classes", "gaussian, learned", "ignored rows", "both weights", "binary shares"])
-@pytest.mark.parametrize("function", OF_PLACES)
+SAID = ["both weights", "classes", "gaussian, learned", "ignored rows", "binary shares"]
+# each function with two ways to say it: it sees rows and their weights, not how these were said
+IN_TURN = [(function, SAID[p]) for n, function in enumerate(OF_PLACES) for p in (0, 1 + n % 4)]
+
+
+@pytest.mark.parametrize(("function", "name"), with_studies(IN_TURN, OF_PLACES, SAID))
 def test_rows_count_by_their_weights(function: str, name: str) -> None:
     found = []
     for model, data in models(name):

@@ -187,13 +187,20 @@ def test_temperature_widens_and_other_priors_are_part_of_the_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "noise"), [(1, 0.1), pytest.param(100, 0.1, marks=pytest.mark.study), (100, "learned")]
+    ("rows", "noise", "epochs"),
+    [
+        *((1, 0.1, 1200), (100, "learned", 500)),
+        # the usual length is that of any descent
+        *(pytest.param(*one, None, marks=pytest.mark.study) for one in ((1, 0.1), (100, 0.1), (100, "learned"))),
+    ],
 )
-def test_defaults_work_on_tiny_tables(rows: int, noise: Any) -> None:
+def test_defaults_work_on_tiny_tables(rows: int, noise: Any, epochs: int | None) -> None:
     inputs = normal(rows, 3, dtype=torch.float32)
     targets = inputs[:, :1] + 0.1 * normal(rows, 1, seed=1, dtype=torch.float32)
     net = nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 1))
-    posterior = tb.fit(tb.Model(net, tb.likelihoods.Gaussian(noise)), (inputs, targets), tb.BSAM(), callbacks=())
+    posterior = tb.fit(
+        tb.Model(net, tb.likelihoods.Gaussian(noise)), (inputs, targets), tb.BSAM(epochs=epochs), callbacks=()
+    )
     residual = tb.predict(posterior, inputs).mean - targets
     assert float(residual.square().mean()) < 0.15 * float(targets.square().mean())
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.methods.optimise.learned import learned_at
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 
 FIT = {"batch_size": 6, "epochs": 8, "optimizer": tb.SGD(0.1), "averaging_lr": 0.1, "per_epoch": 1, "plan": "loop"}
 

@@ -108,7 +108,8 @@ def test_the_mass_is_the_shrunk_covariance_of_the_last_window_of_each_chain(name
 
 
 @pytest.mark.slow
-@either
+# trees with this mass are those of the standard normal, point for point, as the first test says
+@pytest.mark.parametrize("name", ["hmc", pytest.param("nuts", marks=pytest.mark.study)])
 def test_a_strongly_correlated_normal_has_its_moments_and_costs_what_a_standard_one_costs(name: str):
     """Correlation 0.995: a diagonal mass needs steps of the size of the narrow direction, a fourteenth of the wide."""
     standard, start_MD = correlated(torch.eye(3).double()), normal(96, 3)  # many chains take little longer than one

@@ -56,7 +56,10 @@ def exact(prior_DD: Tensor, loc_D: Tensor, *, likelihood: float = 1.0) -> tuple[
     return covariance_DD @ shift_D, covariance_DD
 
 
-@pytest.mark.parametrize(("tempering", "temperature"), [("joint", 1.0), ("joint", 3.0), ("likelihood", 3.0)])
+@pytest.mark.parametrize(
+    ("tempering", "temperature"),
+    [pytest.param("joint", 1.0, marks=pytest.mark.study), ("joint", 3.0), ("likelihood", 3.0)],  # 1 is any ellipse's
+)
 def test_the_posterior_under_a_normal_prior(tempering: str, temperature: float):
     model = linear(tb.priors.Normal(1.5), temperature=temperature, tempering=tempering)
     widened = temperature if tempering == "joint" else 1.0
@@ -64,7 +67,7 @@ def test_the_posterior_under_a_normal_prior(tempering: str, temperature: float):
     assert_moments(sampled(model), *exact(prior_DD, torch.zeros(3).double(), likelihood=1 / temperature))
 
 
-@pytest.mark.parametrize("temperature", [1.0, 2.0])
+@pytest.mark.parametrize("temperature", [pytest.param(1.0, marks=pytest.mark.study), 2.0])
 def test_the_posterior_under_a_correlated_prior_away_from_zero(temperature: float):
     root_DD = normal(3, 3, seed=5)
     covariance_DD, loc_D = root_DD @ root_DD.T + 0.3 * torch.eye(3).double(), normal(3, seed=6)
@@ -74,7 +77,7 @@ def test_the_posterior_under_a_correlated_prior_away_from_zero(temperature: floa
     assert_moments(sampled(model), *exact(temperature * covariance_DD, loc_D, likelihood=1 / temperature))
 
 
-@pytest.mark.parametrize("scale", [0.4, 3.0])
+@pytest.mark.parametrize("scale", [0.4, pytest.param(3.0, marks=pytest.mark.study)])
 def test_any_ellipse_gives_the_same_posterior(scale: float):
     prior_DD = 1.5**2 * torch.eye(3, dtype=torch.float64)
     found_MSD = sampled(linear(tb.priors.Normal(1.5)), steps=100, scale=scale)
@@ -99,10 +102,10 @@ def test_a_prior_that_is_not_normal_is_sampled_exactly():
 def test_without_data_that_tell_anything_the_first_point_of_an_ellipse_is_taken():
     """Under a constant likelihood draws are independent: E cos φ = 0."""
     density = tb.FunctionDensity(lambda w_MD: -0.5 * w_MD.square().sum(-1))
-    chains = tb.sample(density, tb.EllipticalSlice(32, 1000, 0, scale=1.0), torch.zeros(32, 3).double(), callbacks=())
+    chains = tb.sample(density, tb.EllipticalSlice(256, 125, 0, scale=1.0), torch.zeros(256, 3).double(), callbacks=())
     assert (chains.numbers["gradients"] == 1).all()
     lagged = (chains.weights_MSD[:, 1:] * chains.weights_MSD[:, :-1]).mean()
-    assert abs(lagged) < 5 / math.sqrt(32 * 999 * 3)
+    assert abs(lagged) < 5 / math.sqrt(256 * 124 * 3)
     assert_moments(chains.weights_MSD, torch.zeros(3).double(), torch.eye(3).double())
 
 

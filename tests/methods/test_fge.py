@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.covering import some_of
+from tests.covering import with_studies
 from tests.laws.cases import assert_same_tensors, everything, made, model_of, rows_of
 from torch import Tensor, nn
 
@@ -18,7 +18,7 @@ from torchbayes.health.kept import alike
 from torchbayes.methods.cycles.base import kept
 from torchbayes.methods.cycles.fge import triangle
 from torchbayes.methods.schedules import Progress
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 
 STEADY = tb.Adam(0.1)
 
@@ -232,7 +232,11 @@ def test_held_out_rows_leave_room_for_a_cycle() -> None:
 
 @pytest.mark.parametrize(
     ("method", "table"),
-    some_of([tb.FGE(), tb.Snapshots()], [(1, 0.1), (100, 0.1), (100, "learned")], one_in=2),
+    with_studies(
+        [(tb.FGE(), (1, 0.1)), (tb.Snapshots(), (100, "learned"))],
+        (tb.FGE(), tb.Snapshots()),
+        ((1, 0.1), (100, 0.1), (100, "learned")),
+    ),
 )
 def test_defaults_work_on_tiny_tables(method: Any, table: tuple[int, Any]) -> None:
     rows, noise = table

@@ -26,7 +26,7 @@ from torchbayes.methods.flows.fitted import Drawing, Terms, differentiate
 from torchbayes.methods.flows.normalizing import FlowFamily
 from torchbayes.methods.optimise.descent import start
 from torchbayes.model.rows.batch import Batch
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 from torchbayes.posteriors.flows.flow import Transform, flow_of
 
 needs_zuko = pytest.mark.skipif(find_spec("zuko") is None, reason="zuko is not installed")
@@ -224,7 +224,13 @@ def linear_fit(kind: str) -> Any:
     return fitted_to(kind, linear(), (X, Y))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(  # the fits of the other flows are those of bent posteriors, below
+    "kind",
+    [
+        *("planar", "radial", pytest.param("realnvp", marks=needs_zuko)),
+        *(pytest.param(kind, marks=[needs_zuko, pytest.mark.study]) for kind in ("iaf", "spline")),
+    ],
+)
 def test_bounds_of_a_linear_model_are_close_below_its_evidence(kind: str) -> None:
     """Correlations of a normal posterior are within reach of every flow but the radial one, which beats mean field."""
     posterior, evidence = exact()
@@ -245,8 +251,8 @@ def bent_fit(kind: str, name: str) -> Any:
     return fitted_to(kind, model, data, start=torch.tensor([0.3, 0.6], dtype=torch.float64))
 
 
-# a flow of each family, simple and neural, meets each target
-BENT = {("planar", "banana"), ("radial", "ring"), ("realnvp", "banana"), ("iaf", "ring"), ("spline", "banana")}
+# the fits of the other flows are those of the linear model, above
+BENT = {("iaf", "banana"), ("spline", "banana")}
 
 
 @pytest.mark.parametrize(
@@ -286,7 +292,7 @@ def test_a_subspace_is_a_model_with_few_weights(tmp_path: Path) -> None:
     inputs = torch.linspace(-1, 1, 40).unsqueeze(1)
     targets = torch.sin(3 * inputs) + 0.1 * normal(40, 1, dtype=torch.float32)
     model = tb.Model(nn.Sequential(nn.Linear(1, 12), nn.Tanh(), nn.Linear(12, 1)), tb.likelihoods.Gaussian(0.1))
-    swag = tb.fit(model, (inputs, targets), tb.SWAG(rank=5, epochs=1500), callbacks=())
+    swag = tb.fit(model, (inputs, targets), tb.SWAG(rank=5, epochs=700), callbacks=())
     space = tb.Subspace.spanned(model, swag.sample(30), 3)
     method = tb.NormalizingFlow(layers=4, epochs=300, kl_weight=1.0, optimizer=tb.Adam(0.01), draws=4)
     found = tb.fit(model, (inputs, targets), method, space=space, callbacks=())

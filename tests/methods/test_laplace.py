@@ -342,17 +342,17 @@ def test_batch_norm_without_statistics_is_refused_before_training(trainable: boo
     norm = nn.BatchNorm1d(5, track_running_stats=False).requires_grad_(trainable)
     model = tb.Model(nn.Sequential(nn.Linear(3, 5), norm, nn.Linear(5, 1)).double(), tb.likelihoods.Gaussian(0.7))
     message = r"`1` is a batch norm without running statistics.*filter response norm or group norm"
-    start = tb.Point(model, model.given_weights().unsqueeze(0))
+    start, short = tb.Point(model, model.given_weights().unsqueeze(0)), tb.OnlineLaplace(epochs_of_descent=5)
     for fail in (
         lambda: laplace(model, (X, Y), start),  # type: ignore[arg-type]
-        lambda: tb.fit(model, (X, Y), tb.OnlineLaplace(), callbacks=[lambda _: pytest.fail("it was trained")]),
+        lambda: tb.fit(model, (X, Y), short, callbacks=[lambda _: pytest.fail("it was trained")]),
         lambda: tb.functional_laplace(model, (X, Y), start),
     ):
         with pytest.raises(ValueError, match=message):
             fail()
 
 
-@pytest.mark.parametrize("prior", ["model", 100.0])
+@pytest.mark.parametrize("prior", [pytest.param("model", marks=pytest.mark.study), 100.0])
 def test_a_length_that_was_chosen_is_no_mode_and_nothing_is_said_of_it(prior: Any) -> None:
     source = torch.Generator().manual_seed(0)
     inputs = torch.randn(200, 5, generator=source)

@@ -77,7 +77,7 @@ def test_the_evidence_under_a_curved_prior_is_that_of_importance_sampling(prior:
     """A prior that bends little over the posterior: what Laplace leaves out is far below the tolerance."""
     data = (X.repeat(50, 1), Y.repeat(50))
     model = linear(prior)
-    found = tb.fit(model, data, tb.MAP(epochs=300, optimizer=tb.Adam(0.05), batch_size=2000), callbacks=())
+    found = tb.fit(model, data, tb.MAP(epochs=150, optimizer=tb.Adam(0.05), batch_size=2000), callbacks=())
     posterior = laplace(model, found, data)
     draws = posterior.sample(2000)
     features = torch.cat([data[0], torch.ones(2000, 1, dtype=torch.float64)], 1)

@@ -235,8 +235,8 @@ MASSES: dict[str, tuple[Callable[..., Sampler], dict[str, Any]]] = {
 @pytest.mark.parametrize(("make", "mass"), MASSES.values(), ids=MASSES.keys())
 def test_a_correlated_normal_has_its_moments(make: Any, mass: dict[str, Any]):
     target = correlated_gaussian(4, condition=1e2 if mass["mass"] == "dense" else 10.0)
-    start_MD = 2 * normal(150, 4) @ torch.linalg.cholesky(target.covariance_DD).T + target.mean_D
-    chains = tb.sample(target.density(), make(150, 1200, 400, **mass), start_MD, seed=1, callbacks=())
+    start_MD = 2 * normal(300, 4) @ torch.linalg.cholesky(target.covariance_DD).T + target.mean_D
+    chains = tb.sample(target.density(), make(300, 700, 300, **mass), start_MD, seed=1, callbacks=())
     assert_moments(chains.weights_MSD, target)
 
 
@@ -245,7 +245,7 @@ def test_a_correlated_normal_has_its_moments(make: Any, mass: dict[str, Any]):
 def test_an_ill_conditioned_normal_costs_what_a_standard_one_costs(make: Any):
     """Standard deviations from 1 to 100. Without a mass, steps suit the narrowest of them."""
     scales_D = torch.logspace(0, 2, 10, dtype=torch.float64)
-    chains, steps, burn_in = (48, 1350, 900) if make is tb.RandomWalk else (32, 900, 600)
+    chains, steps, burn_in = (48, 1350, 900) if make is tb.RandomWalk else (64, 600, 400)
     start_MD = normal(chains, 10)
 
     def worth(mass: Any, scales_D: Tensor) -> float:

@@ -262,7 +262,7 @@ def test_a_banana_has_the_moments_of_quadrature():
     exact_F = masses_P @ functions(grid_PD)
     coarse_P = banana_log_density(torch.cartesian_prod(x[::2], y[::2])).softmax(0)
     assert_close(coarse_P @ functions(torch.cartesian_prod(x[::2], y[::2]))[:, :6], exact_F[:6], rtol=1e-9, atol=1e-9)
-    chains = tb.sample(tb.FunctionDensity(banana_log_density), tb.NUTS(160, 220, 120), normal(160, 2), seed=1)
+    chains = tb.sample(tb.FunctionDensity(banana_log_density), tb.NUTS(320, 140, 90), normal(320, 2), seed=1)
     labels = ["x", "y", "x²", "y²", "x² y", "x y", "y > 0"]
     within_F = torch.tensor([0.1, 0.1, 0.15, 0.15, 0.3, 0.15, 0.05]).double()
     assert_expectations(functions(chains.weights_MSD), exact_F, within_F=within_F, labels=labels)
@@ -286,7 +286,7 @@ def test_one_dimension_is_enough(settings: dict[str, Any]):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [tb.HMC, tb.NUTS])
+@pytest.mark.parametrize("make", [tb.HMC, pytest.param(tb.NUTS, marks=pytest.mark.study)])  # numbers are read alike
 def test_diagnostics_complain_of_the_funnel_where_it_is_centred(make: Callable[..., Sampler]):
     settings = {"trajectory": 1.5, "jitter": 0.3} if make is tb.HMC else {"mass": "unit", "max_doublings": 5}
     seen = {}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.covering import with_studies
 from tests.laws.cases import assert_same_tensors, everything, model_of, normal, rows_of
 from tests.oracles import LinearGaussian, assert_close
 from torch import Tensor, nn
@@ -189,6 +190,7 @@ def test_the_spectral_score_of_normal_draws_is_a_line_of_slope_minus_one() -> No
 # --- truth ---
 
 
+@pytest.mark.study  # and so has a fit, below
 def test_under_a_linear_kernel_particles_have_the_moments_of_a_normal_density() -> None:
     root = torch.tensor([[1.0, 0.0], [0.6, 0.5]], dtype=torch.float64)
     mean_D, covariance_DD = torch.tensor([1.0, -2.0], dtype=torch.float64), root @ root.T
@@ -218,11 +220,15 @@ SVGD_AT_REST = {1: (0.937, 0.001), 2: (0.869, 0.012), 5: (0.655, 0.012), 10: (0.
 KDE_AT_REST = {1: (0.839, 0.001), 2: (0.657, 0.012), 5: (0.344, 0.012), 10: (0.172, 0.006), 30: (0.064, 0.001)}
 
 
-SIZES = [1, 10, *(pytest.param(size, marks=pytest.mark.study) for size in (2, 5, 30))]
+def often(one: int) -> pytest.MarkDecorator:
+    """One number of dimensions; the others as studies."""
+    return pytest.mark.parametrize(
+        "size", [pytest.param(size, marks=() if size == one else pytest.mark.study) for size in SVGD_AT_REST]
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", SIZES)
+@often(1)
 def test_particles_of_svgd_at_rest_spread_too_little_by_a_known_amount(size: int) -> None:
     expected, within = SVGD_AT_REST[size]
     found, force = run(tb.SVGD(members=50, **settled(1.0)), normal(50, size), 1000)
@@ -231,7 +237,7 @@ def test_particles_of_svgd_at_rest_spread_too_little_by_a_known_amount(size: int
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", SIZES)
+@often(10)
 def test_a_repulsive_ensemble_at_rest_spreads_too_little_by_a_known_amount(size: int) -> None:
     expected, within = KDE_AT_REST[size]
     found, force = run(in_weights(members=50, **settled(0.02 if size == 1 else 0.1)), normal(50, size), 1250)
@@ -268,8 +274,11 @@ def test_without_a_ridge_sge_rests_where_svgd_does() -> None:
 OPTIMIZERS = [tb.Adam(lr=0.05), tb.AdamW(lr=0.05), tb.SGD(lr=0.1, nesterov=True)]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["adam", "adamw", "sgd"])
-@pytest.mark.parametrize("make", [tb.SVGD, in_weights], ids=["svgd", "repulsive"])
+MAKES = [tb.SVGD, in_weights]
+EACH = [(tb.SVGD, OPTIMIZERS[0]), (in_weights, OPTIMIZERS[1]), (tb.SVGD, OPTIMIZERS[2])]
+
+
+@pytest.mark.parametrize(("make", "optimizer"), with_studies(EACH, MAKES, OPTIMIZERS))
 def test_one_particle_is_map_bit_for_bit(make: Any, optimizer: Any) -> None:
     settings: dict[str, Any] = {"members": 1, "epochs": 5, "batch_size": 6, "optimizer": optimizer, "plan": "loop"}
     for network in ("mlp", "conv_batch_norm", "dropout"):
@@ -290,7 +299,7 @@ def test_one_member_that_repels_as_a_function_under_a_prior_of_weights_is_map() 
 
 
 def test_one_particle_chooses_the_epochs_that_map_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(length, "_LONGEST", 300)  # steps of the first runs at most
+    monkeypatch.setattr(length, "_LONGEST", 120)  # steps of the first runs at most
     inputs = normal(120, 4)
     data = (inputs, (inputs[:, :1].sin() + 0.2 * normal(120, 1, seed=1)))
     found = []

@@ -18,7 +18,7 @@ from torchbayes.methods.sites.gammas import as_log_scales, of_log_scales
 from torchbayes.methods.sites.pbp import State
 from torchbayes.model.priors import FanInNormal, LogInverseChi, Normal
 from torchbayes.model.priors.joint import Joint
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 from torchbayes.native.propagation import Beliefs, Rows, outputs_of, propagate
 from torchbayes.native.seeds import member_seeds
 from torchbayes.networks import mlp

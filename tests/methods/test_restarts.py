@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.covering import with_studies
 from tests.laws.cases import assert_same_tensors, losses
 from tests.oracles import assert_close, normal
 from torch import Tensor, nn
@@ -23,6 +24,12 @@ from torchbayes.networks import mlp, small_cnn
 
 Make = Callable[..., Sampler]
 makes = pytest.mark.parametrize("make", [tb.SGLD, tb.SGHMC, tb.SGNHT])
+
+
+def often(one: Make) -> pytest.MarkDecorator:
+    """One of the samplers, which share the base that goes back; the others as studies."""
+    marks = {make: () if make is one else pytest.mark.study for make in (tb.SGLD, tb.SGHMC, tb.SGNHT)}
+    return pytest.mark.parametrize("make", [pytest.param(make, marks=marks[make]) for make in marks])
 
 
 # --- preconditioners ---
@@ -101,16 +108,22 @@ WARM: dict[str, Callable[[], tuple[tb.Model, tuple[Tensor, Tensor]]]] = {
 
 @pytest.mark.filterwarnings("ignore:.*still on its way down:torchbayes.ProblemWarning")
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WARM)
-def test_a_warm_start_is_not_worse_than_a_cold_one(name: str):
+@pytest.mark.parametrize(
+    ("name", "make"),
+    with_studies(
+        [("perceptron", tb.SGHMC), ("heteroscedastic", tb.SGNHT), ("convolutions", tb.SGHMC), ("classes", tb.SGLD)],
+        WARM,
+        (tb.SGHMC, tb.SGLD, tb.SGNHT),
+    ),
+)
+def test_a_warm_start_is_not_worse_than_a_cold_one(name: str, make: Any):
     model, data = WARM[name]()
     modes = tb.fit(model, data, tb.MAP(members=2, epochs=100, optimizer=tb.Adam(0.01)), callbacks=())
-    for make in (tb.SGHMC, tb.SGLD, tb.SGNHT):
-        method = make(chains=2, steps=180, burn_in=120, thin=10, batch_size=50)
-        cold, warm = (tb.fit(model, data, method, start=start, callbacks=()) for start in (None, modes))
-        losses_of = [float(tb.evaluate(p, data).metrics["nll"]) for p in (cold, warm, modes)]
-        assert losses_of[1] < losses_of[0] + 0.02
-        assert not warm.problems
+    method = make(chains=2, steps=180, burn_in=120, thin=10, batch_size=50)
+    cold, warm = (tb.fit(model, data, method, start=start, callbacks=()) for start in (None, modes))
+    losses_of = [float(tb.evaluate(p, data).metrics["nll"]) for p in (cold, warm, modes)]
+    assert losses_of[1] < losses_of[0] + 0.02
+    assert not warm.problems
 
 
 # --- chains that diverge ---
@@ -147,7 +160,7 @@ def fitted(make: Any, start: Tensor = STARTS, **options: Any) -> tb.Draws:
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")
-@makes
+@often(tb.SGHMC)
 def test_a_chain_that_diverges_goes_on_and_no_other_chain_sees_it(make: Any):
     together = fitted(make)
     for m, seed in enumerate(member_seeds(3, 3)):
@@ -160,7 +173,7 @@ def test_a_chain_that_diverges_goes_on_and_no_other_chain_sees_it(make: Any):
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")
-@makes
+@often(tb.SGNHT)
 def test_a_run_whose_chain_has_diverged_resumes_exactly(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     expected = fitted(make, directory=tmp_path / "whole")
     monkeypatch.setattr("torchbayes.driver.run._EVERY", -1.0)
@@ -183,7 +196,7 @@ def test_a_run_whose_chain_has_diverged_resumes_exactly(make: Any, tmp_path: Pat
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")
-@makes
+@often(tb.SGLD)
 def test_chains_of_sample_go_back_too_and_are_continued_exactly(make: Any):
     density = tb.FunctionDensity(lambda w: -(w.double() ** 4).sum(-1) / 4)
     start = torch.tensor([[0.5, 0.1], [60.0, 0.0]]).double()

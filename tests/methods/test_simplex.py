@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.covering import some_of
+from tests.covering import with_studies
 from tests.laws.cases import NETWORKS, assert_same_tensors, everything, model_of, normal, rows_of
 from tests.oracles import assert_close
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ import torchbayes as tb
 from torchbayes.health.change import changes
 from torchbayes.methods.curves.simplex import Simplex
 from torchbayes.methods.noise import Purpose, uniforms
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.curves.simplex import barycentric, in_complex, spread_evenly
 from torchbayes.posteriors.curves.volumes import add_slopes, altitudes, grams, inverses, log_volumes
@@ -156,8 +156,8 @@ def test_the_mean_loss_of_a_simplex_is_half_its_dimensions_times_the_weight_abov
     """As log V grows by R for a simplex scaled by e, E L = λ R/2; E ½ wᵀHw in closed form by Dirichlet moments."""
     weight, size = 0.02, 2
     model, rows = quadratic([1.0, 1.0, 4.0, 9.0])
-    method = Simplex(size, volume_weight=weight, epochs=1500, optimizer=tb.SGD(0.1, momentum=0.0))
-    start = torch.zeros(30, 4).double()
+    method = Simplex(size, volume_weight=weight, epochs=750, optimizer=tb.SGD(0.2, momentum=0.0))
+    start = torch.zeros(60, 4).double()
     found: Any = tb.fit(model, rows, method, start=start, callbacks=())
     moment = (1 + torch.eye(size + 1)).double() / ((size + 1) * (size + 2))
     each = found.vertices_MPD * torch.tensor([1.0, 1.0, 4.0, 9.0]).double().sqrt()
@@ -186,8 +186,8 @@ def test_without_a_volume_a_star_of_two_segments_is_the_best_chain():
     model = tb.Model(nn.Linear(2, 1, bias=False).double(), tb.likelihoods.Gaussian(1.0), tb.priors.Normal(1.0))
     rows = torch.zeros(1, 2).double(), torch.zeros(1, 1).double()
     first, last = torch.tensor([1.0, 2.0]).double(), torch.tensor([3.0, -1.0]).double()
-    settings: dict[str, Any] = {"epochs": 2000, "optimizer": tb.SGD(0.06, momentum=0.0), "volume_weight": 0.0}
-    start = torch.stack([first, last]).repeat(20, 1)
+    settings: dict[str, Any] = {"epochs": 650, "optimizer": tb.SGD(0.18, momentum=0.0), "volume_weight": 0.0}
+    start = torch.stack([first, last]).repeat(60, 1)
     with pytest.warns(tb.ProblemWarning, match="are one function"):  # no output depends on weights: the row is zeros
         found: Any = tb.fit(model, rows, Simplex(1, 2, **settings), start=start, callbacks=())
     assert_close(found.vertices_MPD[:, 2].mean(0), -0.25 * (first + last), atol=0.03)
@@ -250,7 +250,9 @@ def test_a_shared_vertex_connects_solutions_on_a_circle():
 # --- laws ---
 
 
-@pytest.mark.parametrize(("name", "modes"), some_of(NETWORKS, [1, 2], one_in=2))
+@pytest.mark.parametrize(
+    ("name", "modes"), with_studies([("mlp", 2), ("conv_batch_norm", 1), ("dropout", 2)], NETWORKS, (1, 2))
+)
 def test_complexes_together_equal_complexes_alone(name: str, modes: int):
     settings = {"modes": modes, "plan": "auto" if name == "dropout" else "loop"}
     together = everything(fitted(name, 3 * modes, **settings))

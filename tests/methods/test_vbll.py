@@ -263,7 +263,7 @@ def test_predictions_are_the_exact_ones_of_what_was_trained(covariance: Any, tmp
 
 
 def test_classes_are_drawn_from_the_outputs_and_features_are_learned() -> None:
-    inputs = normal(300, 2, seed=1)
+    inputs = normal(200, 2, seed=1)
     labels = (inputs[:, 0] * inputs[:, 1] > 0).long()  # no line separates them
     model = tb.Model(stacked(width=16), tb.likelihoods.Categorical())
     for bound in ("jensen", "knowles_minka"):
@@ -282,7 +282,7 @@ def test_spread_grows_away_from_the_data() -> None:
     x = torch.linspace(-1, 1, 60, dtype=torch.float64).unsqueeze(1)
     y = (3 * x).sin() + 0.1 * normal(60, 1, seed=4)
     model = tb.Model(stacked(1, 1, 20), tb.likelihoods.Gaussian(0.1))
-    posterior = tb.fit(model, (x, y), tb.VBLL(epochs=500, optimizer=tb.Adam(0.03), kl_weight=1.0), callbacks=())
+    posterior = tb.fit(model, (x, y), tb.VBLL(epochs=300, optimizer=tb.Adam(0.03), kl_weight=1.0), callbacks=())
     at = torch.tensor([[0.0], [3.0]], dtype=torch.float64)
     spread = tb.predict(posterior, at).function_variance
     assert spread is not None

@@ -15,11 +15,11 @@ from torchbayes.density.layers import noisy
 from torchbayes.linalg import Dense
 from torchbayes.methods.noise import normals
 from torchbayes.methods.optimise.descent import DivergedError
-from torchbayes.methods.variational import mean_field
+from torchbayes.methods.variational import mean_field, passes
+from torchbayes.methods.variational.passes import Descent, Penalty
 from torchbayes.methods.variational.vi import Info, State
 from torchbayes.model.priors.joint import Joint
-from torchbayes.native import mean_field as passes
-from torchbayes.native.mean_field import Descent, Penalty
+from torchbayes.native import perturb as adds
 from torchbayes.native.noise import fill_signs, philox
 from torchbayes.native.seeds import Purpose, member_seeds, mix
 
@@ -204,8 +204,8 @@ def test_a_step_that_is_not_finite_changes_no_parameter(estimator: Any) -> None:
 def adding(shape: tuple[int, ...]) -> tuple[noisy.Perturb, Tensor]:
     """What adds noise, and the noise."""
     noise = torch.empty(shape, dtype=torch.float64)
-    passes.fill_normal(noise, seed=3, stream=9)
-    return lambda mean, variance: passes.perturb(mean, variance, seed=3, stream=9), noise
+    adds.fill_normal(noise, seed=3, stream=9)
+    return lambda mean, variance: adds.perturb(mean, variance, seed=3, stream=9), noise
 
 
 @pytest.mark.parametrize("shape", [(6, 5), (2, 3, 5), (5,)])
@@ -239,7 +239,7 @@ def test_noise_of_any_outputs_is_its_formula() -> None:
         leaves = [mean.clone().requires_grad_(), variance.clone().requires_grad_()]
         perturb, noise = adding(tuple(mean.shape))
         if by == "tensors":
-            perturb = lambda m, v, noise=noise: passes.perturb_by(m, v, noise)  # noqa: E731
+            perturb = lambda m, v, noise=noise: adds.perturb_by(m, v, noise)  # noqa: E731
         outputs = noisy.spread(leaves[0] * 1.0, (leaves[1] * 1.0).contiguous(), perturb)
         found.append([outputs, *torch.autograd.grad((outputs * mean).sum(), leaves)])
     for one, other in zip(*found, strict=True):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.methods.variational.target import target_of
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 from torchbayes.networks import mlp
 from torchbayes.selection.spread import borne
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 import torchbayes as tb
 from tests.oracles import classes
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 from torchbayes.native.seeds import member_seeds
 
 ROWS, WORDS, MEMBERS, PADDING = 14, 9, 3, 8

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 import torchbayes as tb
 from tests.laws.cases import assert_same_tensors
-from torchbayes.model.rows.sources import Source, as_source, even_bounds, orders
+from torchbayes.model.sources.sources import Source, as_source, even_bounds, orders
 from torchbayes.native.seeds import member_seeds
 
 ROWS, MEMBERS = 23, 3

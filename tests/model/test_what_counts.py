@@ -27,7 +27,7 @@ import torchbayes as tb
 from tests.oracles import LinearGaussian, normal
 from torchbayes import geometry
 from torchbayes.driver.checks import ChangingDataWarning
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 
 ROWS = 11  # no multiple of the batches' size
 X, Y = normal(ROWS, 2), normal(ROWS, 1, seed=5)

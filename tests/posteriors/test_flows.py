@@ -63,7 +63,7 @@ def test_the_density_over_one_weight_integrates_to_one(kind: Transform, members:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_density_over_two_weights_integrates_to_one(kind: Transform) -> None:
-    points, step = grid(2, 12.0, 641)
+    points, step = grid(2, 12.0, 481)
     mass = posterior_of(kind, 2, bend=0.3).log_prob(points).exp() * step
     assert float(mass.sum()) == pytest.approx(1, abs=3e-3)
     assert float(mass.max()) < 0.02  # a grid that is finer than the density
@@ -73,7 +73,7 @@ def test_the_density_over_two_weights_integrates_to_one(kind: Transform) -> None
 def test_draws_have_that_density(kind: Transform) -> None:
     """Means and squares of draws are those of the density on a grid, within 4.5 standard errors."""
     posterior = posterior_of(kind, 2, bend=0.3)
-    points, step = grid(2, 12.0, 481)
+    points, step = grid(2, 12.0, 321)
     mass = posterior.log_prob(points).exp() * step
     drawn = posterior.sample(20_000, seed=5)
     for power in (1, 2):

@@ -127,8 +127,11 @@ def test_it_is_compiled(name: str) -> None:
     assert_predicts(compiled, prediction, inputs(ROWS), OF_CLASSES)
 
 
-# `test_averages_of_numbers_go_to_onnx` takes the dense network there.
-@pytest.mark.parametrize("name", [pytest.param("dense", marks=pytest.mark.study), "convolutional", "transformer"])
+# `test_averages_of_numbers_go_to_onnx` takes the dense network there, and graphs of the convolutional one are exported
+# above.
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(n, marks=pytest.mark.study) for n in ("dense", "convolutional")), "transformer"]
+)
 @pytest.mark.filterwarnings("ignore")
 def test_it_goes_to_onnx(name: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
@@ -145,27 +148,43 @@ def test_it_goes_to_onnx(name: str, tmp_path: Path) -> None:
         assert_close(torch.as_tensor(tensor), own, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("likelihood", "outputs", "names", "level"),  # the level that is exported: quantiles of each kind once
-    [
-        (tb.likelihoods.Gaussian(0.3), 1, OF_NUMBERS, None),
-        (tb.likelihoods.Gaussian((0.3, 0.5)), 2, OF_NUMBERS, None),
-        (tb.likelihoods.Gaussian("learned", outputs=2), 2, OF_NUMBERS, None),
-        (tb.likelihoods.HeteroscedasticGaussian(), 2, OF_NUMBERS, 0.95),
-        (tb.likelihoods.Poisson(), 1, OF_NUMBERS, 0.95),
-        (tb.likelihoods.StudentT(5.0), 1, OF_NUMBERS[:4], 0.95),
-        (tb.likelihoods.Bernoulli(), 1, OF_CLASSES, 0.95),
-        (tb.likelihoods.Weighted(tb.likelihoods.Gaussian(0.3)), 1, OF_NUMBERS, None),
-        (lambda f: distributions.Laplace(f, 0.5, validate_args=False), 1, OF_NUMBERS, 0.95),
-        (lambda f: distributions.Categorical(probs=f.sigmoid(), validate_args=False), 3, OF_CLASSES, 0.95),
-    ],
-)
+# outputs, and the level that is exported: quantiles of each kind once
+EVERY_LIKELIHOOD: list[tuple[Any, int, list[str], float | None]] = [
+    (tb.likelihoods.Gaussian(0.3), 1, OF_NUMBERS, None),
+    (tb.likelihoods.Gaussian((0.3, 0.5)), 2, OF_NUMBERS, None),
+    (tb.likelihoods.Gaussian("learned", outputs=2), 2, OF_NUMBERS, None),
+    (tb.likelihoods.HeteroscedasticGaussian(), 2, OF_NUMBERS, 0.95),
+    (tb.likelihoods.Poisson(), 1, OF_NUMBERS, 0.95),
+    (tb.likelihoods.StudentT(5.0), 1, OF_NUMBERS[:4], 0.95),
+    (tb.likelihoods.Bernoulli(), 1, OF_CLASSES, 0.95),
+    (tb.likelihoods.Weighted(tb.likelihoods.Gaussian(0.3)), 1, OF_NUMBERS, None),
+    (lambda f: distributions.Laplace(f, 0.5, validate_args=False), 1, OF_NUMBERS, 0.95),
+    (lambda f: distributions.Categorical(probs=f.sigmoid(), validate_args=False), 3, OF_CLASSES, 0.95),
+]
+NAMES = ("likelihood", "outputs", "names", "level")
+
+
+@pytest.mark.parametrize(NAMES, EVERY_LIKELIHOOD)
 def test_every_likelihood(likelihood: Any, outputs: int, names: list[str], level: float | None) -> None:
     posterior, inputs = gaussian(tb.Model(dense(outputs), likelihood)), normal(ROWS, 4)
-    module, prediction = posterior.module(DRAWS), tb.predict(posterior, inputs, draws=DRAWS)
-    assert_predicts(module, prediction, inputs, names)
-    if level is None:
-        module, names = posterior.module(DRAWS, level=None), OF_NUMBERS[:4]
+    prediction = tb.predict(posterior, inputs, draws=DRAWS)
+    assert_predicts(posterior.module(DRAWS), prediction, inputs, names)
+    assert_predicts(posterior.module(DRAWS, level=None), prediction, inputs, names[:4])
+
+
+# The modules that are exported are those above, and the graphs of four are seen below. One has quantiles of counts, one
+# is a distribution that the user made.
+EXPORTED = [
+    pytest.param(*case, marks=() if place in {4, 8} else pytest.mark.study)
+    for place, case in enumerate(EVERY_LIKELIHOOD)
+]
+
+
+@pytest.mark.parametrize(NAMES, EXPORTED)
+def test_every_likelihood_is_exported(likelihood: Any, outputs: int, names: list[str], level: float | None) -> None:
+    posterior, inputs = gaussian(tb.Model(dense(outputs), likelihood)), normal(ROWS, 4)
+    module, prediction = posterior.module(DRAWS, level=level), tb.predict(posterior, inputs, draws=DRAWS)
+    names = OF_NUMBERS[:4] if level is None else names
     exported = torch.export.export(module, (inputs,), dynamic_shapes=({0: torch.export.Dim("rows")},))
     assert_predicts(exported.module(), prediction, inputs, names)
 
@@ -178,7 +197,10 @@ OF_REGRESSION = [
 ]
 
 
-@pytest.mark.parametrize(("likelihood", "outputs", "level"), OF_REGRESSION)
+@pytest.mark.parametrize(
+    ("likelihood", "outputs", "level"),
+    [*(pytest.param(*one, marks=pytest.mark.study) for one in OF_REGRESSION[:2]), *OF_REGRESSION[2:]],
+)
 def test_graphs_of_numbers_have_no_special_functions_but_the_error_function(
     likelihood: Any, outputs: int, level: float | None
 ) -> None:
@@ -189,11 +211,12 @@ def test_graphs_of_numbers_have_no_special_functions_but_the_error_function(
 
 
 # `test_graphs_of_numbers_have_no_special_functions_but_the_error_function` pins what may be in the other graphs.
-ONE_OF_EACH_KIND = [*(pytest.param(*one, marks=pytest.mark.study) for one in OF_REGRESSION[:2]), *OF_REGRESSION[2:]]
+STUDIES = (OF_REGRESSION[0], OF_REGRESSION[1], OF_REGRESSION[3])
+ONE_WITH_QUANTILES = [OF_REGRESSION[2], *(pytest.param(*one, marks=pytest.mark.study) for one in STUDIES)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("likelihood", "outputs", "level"), ONE_OF_EACH_KIND)
+@pytest.mark.parametrize(("likelihood", "outputs", "level"), ONE_WITH_QUANTILES)
 @pytest.mark.filterwarnings("ignore")
 def test_averages_of_numbers_go_to_onnx(likelihood: Any, outputs: int, level: float | None, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")

@@ -21,7 +21,7 @@ def linear(prior: tb.priors.Normal | None = None) -> tb.Model:
     return tb.Model(nn.Linear(3, 2).double(), GAUSSIAN, prior)
 
 
-@pytest.mark.parametrize("start", [1e-3, 1.0, 50.0])
+@pytest.mark.parametrize("start", [1e-3, pytest.param(1.0, marks=pytest.mark.study), 50.0])
 def test_a_linear_model_is_matched_exactly_from_any_start(start):
     inputs = normal(12, 3)
     found = tb.match_prior(linear(tb.priors.Normal(start)), inputs, tb.LinearKernel(0.3, 2.0))
@@ -55,10 +55,10 @@ def test_moments_are_unbiased():
             float(m)
             for m in matching._moments(matching._functions(model.network, log, target, draws=6, seed=(0, s)), target)
         ]
-        for s in range(3000)
+        for s in range(1000)
     ])
     expected = torch.stack([true.square().sum(), (true @ target.covariance_BB).trace()])
-    assert ((found.mean(0) - expected).abs() < 4 * found.std(0) / math.sqrt(3000)).all()
+    assert ((found.mean(0) - expected).abs() < 4 * found.std(0) / math.sqrt(1000)).all()
 
 
 def test_the_distance_is_the_closed_form_of_normal_distributions(monkeypatch):

@@ -28,6 +28,7 @@ from tests.refusals.nonsense import (
     but,
     maybe,
 )
+from torchbayes.catalogue import models as entries
 from torchbayes.catalogue.methods import classes
 from torchbayes.model import likelihoods, priors
 
@@ -405,9 +406,16 @@ def _by_type(kind: str) -> tuple[Any, ...]:
     return but(wrong, None) if optional else wrong
 
 
-# a method of the catalogue that has no nonsense above refuses what its types rule out
+def _names() -> dict[str, type]:
+    """The classes of the catalogue by their public names: methods, priors and likelihoods."""
+    listed = {"priors": entries.PRIORS, "likelihoods": entries.LIKELIHOODS}
+    of = {f"{room}.{entry.load().__name__}": entry.load() for room, found in listed.items() for entry in found.values()}
+    return {**classes(), **of}
+
+
+# a class of the catalogue that has no nonsense above refuses what its types rule out
 SETTINGS |= {
     name: Case(kind, wrong={field.name: _by_type(str(field.type)) for field in fields(kind)})
-    for name, kind in classes().items()
+    for name, kind in _names().items()
     if name not in SETTINGS
 }

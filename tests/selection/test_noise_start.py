@@ -43,9 +43,9 @@ FEW: dict[str, Any] = {"epochs": 8}
 METHODS = [
     tb.MAP(members=2, **FEW),
     tb.MAP(optimizer=tb.SAM(tb.Adam(0.003)), **FEW),
-    tb.SWA(**FEW),
+    pytest.param(tb.SWA(**FEW), marks=pytest.mark.study),  # which SWAG is too, and snapshots are the next
     tb.SWAG(rank=2, **FEW),
-    tb.FGE(**FEW),
+    pytest.param(tb.FGE(**FEW), marks=pytest.mark.study),
     tb.Snapshots(cycles=2, **FEW),
     tb.RepulsiveEnsemble(members=2, **FEW),
     tb.VBLL(kl_weight=1.0, **FEW),

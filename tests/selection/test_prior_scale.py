@@ -50,7 +50,12 @@ def config(directory: Path) -> dict[str, Any]:
     return json.loads((directory / "config.json").read_text())
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+# the search is one for all; `test_other_models_data_and_starts` runs it for the others
+@pytest.mark.parametrize(
+    "method",
+    [METHODS[0], *(pytest.param(method, marks=pytest.mark.study) for method in METHODS[1:])],
+    ids=lambda method: type(method).__name__,
+)
 def test_the_scale_is_that_of_a_search_by_hand(method: Any, tmp_path: Path) -> None:
     data, held_out = table(60, noise=0.8), table(40, seed=1, noise=0.8)
     found = fit(data, method, seed=3, validation=held_out, directory=tmp_path)

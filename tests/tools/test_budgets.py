@@ -52,17 +52,29 @@ def test_a_folder_has_room_for_15_files(tmp_path: Path) -> None:
 
 
 def test_modules_that_import_each_other_are_breaches(tmp_path: Path) -> None:
-    typed = "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from pkg.e import x\n"
     modules = {
         "a": "from pkg import b\n",
         "b": function(doc='    """Do."""\n    from pkg.c import g\n'),
-        "c": "from pkg.a import b\n",
-        "d": typed,
-        "e": "from pkg.d import y\n",
+        "c": "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    from pkg.a import b\n",
+        "d": "from pkg.a import b\n",
     }
     assert breaches(tmp_path, **modules) == [("<module>", "cycle")] * 3
     found = {breach.path: breach.message for breach in budgets.check_package(tmp_path)}
     assert found["src/pkg/b.py"] == "imported by pkg.a, which it leads to"
+
+
+def test_folders_that_import_each_other_are_breaches(tmp_path: Path) -> None:
+    modules = {
+        "low__in__a": "from pkg.high.b import x\n",
+        "low__in__c": "",
+        "high__in__b": "",
+        "high__in__d": "import pkg.low.c\n",
+        "e": "from pkg.low import a\n",
+        "__init__": "from pkg.e import x\n",
+    }
+    assert breaches(tmp_path, **modules) == [("<folder>", "cycle")] * 2
+    of_roots = {**modules, "high__in__b": "import pkg\n", "high__in__d": ""}
+    assert breaches(tmp_path, **of_roots) == [("<module>", "cycle")] * 2 + [("<folder>", "cycle")] * 2
 
 
 @pytest.mark.parametrize(

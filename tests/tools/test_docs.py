@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from tools.docs import code, commands, docstrings, everything, places
+from tools.docs.examples import write_examples
 from tools.docs.pages import Fault, Page, read
 
 import torchbayes as tb
@@ -28,7 +29,14 @@ def page(text: str, path: str = "docs/page.md") -> Page:
 
 
 @pytest.mark.slow
-def test_the_pages_say_what_is_so() -> None:
+def test_the_pages_say_what_is_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_examples(tmp_path)  # once for all pages, none of which may change them
+
+    def linked(folder: Path) -> None:
+        for example in tmp_path.iterdir():
+            (folder / example.name).symlink_to(example)
+
+    monkeypatch.setattr(commands, "write_examples", linked)
     assert said(everything.check(ROOT)) == ""
 
 
@@ -188,7 +196,11 @@ CHAINS = "torchbayes fit --data digits --method HMC --steps 300 --directory chai
         ("pip install -e .", "poetry install", "'poetry' is no command the docs know"),
     ],
 )
-def test_lines_for_the_shell_go_through_the_real_parser(right: str, wrong: str, message: str, tmp_path: Path) -> None:
+def test_lines_for_the_shell_go_through_the_real_parser(
+    right: str, wrong: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "write_examples", lambda _: None)  # no line here reads one
+
     def found(text: str, folder: str) -> str:
         (tmp_path / folder).mkdir()
         return said(commands.check_commands(page(f"```bash\n{text}\n```\n"), ROOT, tmp_path / folder))

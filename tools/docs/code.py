@@ -76,9 +76,9 @@ def check_spans(page: Page, words: set[str]) -> Iterator[Fault]:
         One fault per piece of inline code.
     """
     own, _ = read_blocks(page)
-    local = set(re.findall(r"\w+", " ".join(block.text for block in page.blocks)))
+    every = words | set(re.findall(r"\w+", " ".join(block.text for block in page.blocks)))
     for span in page.spans:
-        said = fault_of(span.text, own, words | local)
+        said = fault_of(span.text, own, every)
         if said is not None:
             yield page.fault(span.line, said)
 
@@ -92,7 +92,7 @@ def fault_of(text: str, own: Mapping[str, Value], words: set[str]) -> str | None
         words: every word that the code of the package, its tests and the page hold.
     """
     if re.fullmatch(r"[A-Za-z_]\w*", text):
-        return None if text in words | FOREIGN else f"`{text}` is named nowhere in the code"
+        return None if text in words or text in FOREIGN else f"`{text}` is named nowhere in the code"
     if (choice := _CHOICE.fullmatch(text)) is not None:
         return _setting(choice[1], choice[2].strip('"'), quoted=choice[2].startswith('"'))
     if looks_like_file(text) and "(" not in text and not _dotted(text):

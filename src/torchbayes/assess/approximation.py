@@ -114,7 +114,6 @@ def of_density(
             f"`inputs` and `targets` must be all rows that the posterior was fitted to; got {rows} rows and "
             f"{'no' if targets is None else batch_size(targets)} targets. Give both."
         )
-    density: Any = posterior.gaussian if isinstance(posterior, LaplacePosterior) else posterior
     draws = -(-draws // posterior.members) * posterior.members
     functions = posterior.functions(draws, seed=0)
     block = max(1, _BLOCK // model.layout.size)
@@ -124,7 +123,7 @@ def of_density(
         fit_S = _log_likelihood(some, inputs, targets, chunk_size=chunk_size)
         scales = model.scales(rows, rows)
         prior_S = scales.prior * model.log_prior(some.weights_SD).cpu()
-        ratios.append(scales.likelihood * fit_S + prior_S - density.log_prob(some.weights_SD).cpu())
+        ratios.append(scales.likelihood * fit_S + prior_S - posterior.log_prob(some.weights_SD).cpu())
     ratios_S = torch.cat(ratios)
     smoothed = psis(ratios_S)
     ess = float((-torch.logsumexp(2 * smoothed.log_weights, 0)).exp())
@@ -158,7 +157,8 @@ def _check_densities(posterior: Posterior) -> None:
             "under priors.LogUniform() the posterior is improper, so that nothing can be close to it. Judge "
             "predictions by rows that were held out, `evaluate`."
         )
-    if isinstance(posterior, Gaussian) and not bool((posterior.covariance.diagonal() > 0).all()):
+    covariance = getattr(posterior, "covariance", None)
+    if covariance is not None and not bool((covariance.diagonal() > 0).all()):
         raise ValueError(
             f"the posterior has weights that do not vary, as those of features in a network whose last layer alone is "
             f"Bayesian, so that it has no density; got {seen(posterior)}. Judge predictions by rows that were held "

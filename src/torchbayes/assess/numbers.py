@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor, distributions
 
 from torchbayes import metrics
+from torchbayes.assess.crps import crps
 from torchbayes.model.likelihoods.quantiles import is_discrete
 from torchbayes.predictive.average import Predictive
-from torchbayes.predictive.crps import crps
 from torchbayes.predictive.intervals import central_interval, probabilities_below
 
 

@@ -12,10 +12,11 @@ import shlex
 import warnings
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torchbayes
+from torchbayes.catalogue.imports import load_path
 from torchbayes.catalogue.problem import Problem, Setup
 from torchbayes.catalogue.trust import check_trusted, foreign_code
 from torchbayes.catalogue.yaml_text import read_yaml
@@ -23,8 +24,8 @@ from torchbayes.checks import as_seed, seen
 from torchbayes.density import Ranks
 from torchbayes.driver.progress import Callback
 from torchbayes.methods.protocol import Method
-from torchbayes.model.rows.sources import as_source
-from torchbayes.posteriors import Draws, Point, Posterior, load
+from torchbayes.model.sources.sources import as_source
+from torchbayes.posteriors import Draws, Posterior, load
 from torchbayes.posteriors.files import POSTERIOR, write_whole
 from torchbayes.posteriors.load import read_draws
 from torchbayes.posteriors.locks import FileWarning, Locked
@@ -53,8 +54,10 @@ def describe(settings: Any) -> Any:
 
 def class_path(kind: type) -> str:
     """Return the path by which a configuration names a class: short for those of this library."""
-    own = getattr(torchbayes, kind.__name__, None) is kind
-    return f"torchbayes.{kind.__name__}" if own else f"{kind.__module__}.{kind.__qualname__}"
+    with suppress(ValueError):
+        if load_path(f"torchbayes:{kind.__name__}") is kind:
+            return f"torchbayes.{kind.__name__}"
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def entries(settings: Any) -> dict[str, Any]:
@@ -222,7 +225,7 @@ def _posterior_at(start: Path | Posterior | None, problem: Problem) -> Posterior
     if not isinstance(start, Path):
         return start
     began = load_run(start, named=foreign_code(entries(problem)))[1]
-    if not isinstance(began, Point):
+    if began.centre is not began:
         raise ValueError(
             f"{start} holds a posterior of the kind {type(began).__name__}, which is no single set of weights to start "
             f"at. --start takes the directory of a fit by MAP or SWA."

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torchbayes import data as room
 from torchbayes.catalogue.entries import DataEntry
 from torchbayes.catalogue.imports import path_of
 from torchbayes.catalogue.loading import GROUP, data_names, is_file
-from torchbayes.catalogue.methods import OPTIMISED, SAMPLED, VARIATIONAL_USUAL
+from torchbayes.catalogue.methods import METHODS, OPTIMISED, SAMPLED, VARIATIONAL_USUAL
 from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import Budget, Usual
 from torchbayes.data.base import check_name
@@ -32,21 +33,24 @@ _DIGITS = (
 )
 
 
+_usual = partial(Usual, entries=METHODS)
+
+
 def _digits(name: str) -> Usual:
     # at a prior of scale 1 HMC needs three times as many gradients
     problem = Problem(name, "mlp", {"hidden": [50]}, prior_scale=0.5, threads=1)
     budget = Budget(60, 64, SGD(0.3), 0.1, per_epoch=2, steps=1600, burn_in=960, thin=80)
-    return Usual("digits", problem, budget, 1437, OPTIMISED + VARIATIONAL_USUAL + SAMPLED, _DIGITS)
+    return _usual("digits", problem, budget, 1437, OPTIMISED + VARIATIONAL_USUAL + SAMPLED, _DIGITS)
 
 
 def _cifar10(name: str) -> Usual:  # 1/(N s²) is a weight decay of 3e-4, as in Maddox et al. (2019)
     problem = Problem(name, "preresnet20", prior_scale=0.25)
-    return Usual("images", problem, _as_long(100, 128, 50_000, SGD(0.1), 0.02), 50_000, OPTIMISED)
+    return _usual("images", problem, _as_long(100, 128, 50_000, SGD(0.1), 0.02), 50_000, OPTIMISED)
 
 
 def _mnist(name: str) -> Usual:
     problem = Problem(name, "lenet", prior_scale=0.2)
-    return Usual("images", problem, _as_long(10, 128, 60_000, SGD(0.05), 0.02, per_epoch=4), 60_000, OPTIMISED)
+    return _usual("images", problem, _as_long(10, 128, 60_000, SGD(0.05), 0.02, per_epoch=4), 60_000, OPTIMISED)
 
 
 def _as_long(
@@ -60,19 +64,19 @@ def _as_long(
 
 def _two_moons(name: str) -> Usual:
     budget = Budget(300, 200, Adam(0.01), 0.01, steps=5000, burn_in=3000, thin=100)
-    return Usual("two_moons", Problem(name, "mlp", threads=1), budget, 200, OPTIMISED + SAMPLED)
+    return _usual("two_moons", Problem(name, "mlp", threads=1), budget, 200, OPTIMISED + SAMPLED)
 
 
 def _toy(name: str) -> Usual:
     problem = Problem(name, "mlp", {"activation": "tanh"}, "gaussian", prior_scale=3.0, threads=1)
     budget = Budget(600, 400, Adam(0.01), 0.01, steps=20000, burn_in=12000, thin=200)
-    return Usual("toy", problem, budget, 80, OPTIMISED + SAMPLED if name == "toy_sine" else OPTIMISED)
+    return _usual("toy", problem, budget, 80, OPTIMISED + SAMPLED if name == "toy_sine" else OPTIMISED)
 
 
 def _uci(name: str) -> Usual:
     problem = Problem(name, "mlp", {"hidden": [50]}, "gaussian", prior_scale=0.4, threads=1)
     budget = Budget(100, 100, Adam(0.01), 0.003, steps=5000, burn_in=3000, thin=100)
-    return Usual("uci", problem, budget, 506, OPTIMISED)
+    return _usual("uci", problem, budget, 506, OPTIMISED)
 
 
 def untuned(name: str, settings: Mapping[str, Any] | None = None, target: str | None = None) -> Usual:
@@ -94,7 +98,7 @@ def untuned(name: str, settings: Mapping[str, Any] | None = None, target: str | 
         problem = replace(problem, network="mlp", threads=1)
     if found.task == "regression":
         problem = replace(problem, likelihood="gaussian")
-    return Usual("own", problem, None, len(found.train.inputs), OPTIMISED)
+    return _usual("own", problem, None, len(found.train.inputs), OPTIMISED)
 
 
 _USUAL: dict[str, Callable[[str], Usual] | None] = {

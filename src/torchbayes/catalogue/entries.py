@@ -1,20 +1,25 @@
-"""What an entry of the catalogue says of one method, data set, network, likelihood or prior.
-
-An entry is data: names, sentences, an import path, and small functions of settings. What it is of is imported when it
-is used.
-"""
+"""What an entry of the catalogue says of one method or data set; those of other things are in `named.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from torchbayes.catalogue.imports import load_path
+from torchbayes.catalogue.named import Entry, LikelihoodEntry, NetworkEntry, PriorEntry
+from torchbayes.catalogue.tuned import plain_settings
+from torchbayes.catalogue.usual import Usual
 
-if TYPE_CHECKING:
-    from torchbayes.catalogue.usual import Usual
-    from torchbayes.data import Data
+__all__ = [
+    "DataEntry",
+    "Entry",
+    "LikelihoodEntry",
+    "Look",
+    "MethodEntry",
+    "NetworkEntry",
+    "PriorEntry",
+    "Settings",
+]
 
 Settings = Any
 """A method: the frozen settings of one way to infer."""
@@ -31,25 +36,6 @@ class Look:
 
     colour: str
     marker: str
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What every entry says.
-
-    Attributes:
-        name: by which it is asked for.
-        line: one line about it.
-        path: import path of its class or function, `MODULE:ATTRIBUTE`.
-    """
-
-    name: str
-    line: str
-    path: str
-
-    def load(self) -> Any:
-        """Return the class or function."""
-        return load_path(self.path)
 
 
 @dataclass(frozen=True)
@@ -71,6 +57,7 @@ class MethodEntry(Entry):
         is_reference: whether the others are compared with it.
         parts: what a network must have for it, beside weights; "rectifiers": layers that are linear, and ReLUs, alone.
         cost: what it costs, as one sentence.
+        length: how long a run with some settings is, in words; None where that is a number of epochs or of steps.
         small: settings that a run of five epochs or a dozen steps needs, by which the laws of all methods are tested.
     """
 
@@ -87,7 +74,12 @@ class MethodEntry(Entry):
     is_reference: bool = False
     parts: Literal["any", "dropout", "batch norm", "last layer", "linear weights", "rectifiers"] = "any"
     cost: str = ""
+    length: Callable[[Settings], str] | None = None
     small: Mapping[str, Any] = field(default_factory=dict)
+
+    def settings(self, usual: Usual) -> Settings:
+        """Return its settings for a data set: those that were chosen there, else its own defaults on usual rows."""
+        return plain_settings(self.load(), usual, self.plain) if usual.budget is None else self.usual(usual)
 
 
 @dataclass(frozen=True)
@@ -99,39 +91,3 @@ class DataEntry(Entry):
     """
 
     usual: Callable[[str], Usual] | None = None
-
-
-@dataclass(frozen=True)
-class NetworkEntry(Entry):
-    """One network.
-
-    Attributes:
-        kernel: whether the library has a kernel for it.
-        plan: how a stack of members is run without the kernel.
-    """
-
-    kernel: bool = False
-    plan: Literal["loop", "vmap"] = "loop"
-
-
-@dataclass(frozen=True)
-class LikelihoodEntry(Entry):
-    """One likelihood.
-
-    Attributes:
-        task: of the data that it is for; None for any.
-        outputs: the number of network outputs that it needs.
-        settings: of its class, where these are others than the defaults of the class.
-        prepare: gives data with their targets in the form that it takes, and raises a ValueError where they have none;
-            None where it takes any data of the task as they are.
-    """
-
-    task: Literal["classification", "regression"] | None
-    outputs: Callable[[Data], int]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    prepare: Callable[[Data], Data] | None = None
-
-
-@dataclass(frozen=True)
-class PriorEntry(Entry):
-    """One prior of every weight."""

@@ -19,7 +19,6 @@ from typing import Any
 
 from torch import nn
 
-import torchbayes
 from torchbayes.checks import seen
 
 
@@ -87,7 +86,7 @@ def what_failed(error: BaseException) -> str:
 
 def _in_library(file: str) -> bool:
     """Return whether a file belongs to this package, to another that is installed, or to Python."""
-    rooms = (Path(torchbayes.__file__).parent, *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")))
+    rooms = (Path(__file__).parents[1], *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")))
     return file.startswith("<") or any(Path(file).is_relative_to(room) for room in rooms)
 
 

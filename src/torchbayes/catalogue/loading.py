@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from torchbayes import data as room
-from torchbayes.catalogue.entries import Entry
 from torchbayes.catalogue.imports import call, path_of, registered
+from torchbayes.catalogue.named import Entry
 from torchbayes.data.base import Data
 from torchbayes.data.own import as_data, is_file_name, read_data
 from torchbayes.native.process import full_path

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 from torchbayes.catalogue.entries import Look, MethodEntry, Settings
-from torchbayes.catalogue.flat import FLAT
 from torchbayes.catalogue.imports import load_path, path_of, registered
 from torchbayes.catalogue.tuned import (
     HMC_SETTINGS,
@@ -23,7 +22,7 @@ from torchbayes.catalogue.tuned import (
     plain_settings,
     sampler,
 )
-from torchbayes.catalogue.variational import VARIATIONAL
+from torchbayes.catalogue.variational import FLAT, VARIATIONAL
 from torchbayes.checks import seen
 from torchbayes.methods.curves.curve import Curve
 from torchbayes.methods.curves.simplex import Simplex
@@ -194,6 +193,7 @@ METHODS: dict[str, MethodEntry] = {
             predicts="linearised",
             parts="linear weights",
             cost="Some passes over the data, and matrices as large as the square of the number of weights.",
+            length=lambda settings: f"at most {settings.sweeps} sweeps",
         ),
         MethodEntry(
             "hmc",

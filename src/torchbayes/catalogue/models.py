@@ -6,20 +6,20 @@ import dataclasses
 import inspect
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from torch import nn
 
-from torchbayes.catalogue.entries import Entry, LikelihoodEntry, NetworkEntry, PriorEntry
 from torchbayes.catalogue.imports import call, path_of, registered, suggested
+from torchbayes.catalogue.named import Entry, LikelihoodEntry, NetworkEntry, PriorEntry
 from torchbayes.checks import check_kind, seen
-from torchbayes.data.base import check_name
+from torchbayes.data.base import Data, check_name
+from torchbayes.model import likelihoods, priors
 from torchbayes.model.likelihoods import Custom, Likelihood
+from torchbayes.model.likelihoods.protocol import target_columns
 from torchbayes.networks import build, names
 from torchbayes.networks.registry import factories
-
-if TYPE_CHECKING:
-    from torchbayes.data import Data
 
 _OWN_PLANS: dict[str, Any] = {
     "mlp": {"kernel": True, "plan": "vmap"},
@@ -32,104 +32,20 @@ NETWORKS: dict[str, NetworkEntry] = {
 }
 
 
-def _classes(data: Data) -> int:
-    return data.num_classes
+_LIKELIHOODS, _PRIORS = "torchbayes.model.likelihoods", "torchbayes.model.priors"
 
 
-def _targets(data: Data) -> int:
-    return int(data.train.targets[0].numel())
+def _listed(room: ModuleType) -> dict[str, Any]:
+    """Return the classes of a room that have an entry here, by their own names."""
+    return {kind: vars(room)[kind].listed for kind in room.__all__ if hasattr(vars(room)[kind], "listed")}
 
 
-def _usual_outputs(data: Data) -> int:
-    return data.num_classes or _targets(data)
-
-
-def _two_classes(data: Data) -> Data:
-    """Return data of two classes.
-
-    Raises:
-        ValueError: if there are more.
-    """
-    if data.num_classes != 2:
-        raise ValueError(f"it is for two classes, and there are {data.num_classes}")
-    return data
-
-
-_LIKELIHOODS = "torchbayes.model.likelihoods"
 LIKELIHOODS: dict[str, LikelihoodEntry] = {
-    entry.name: entry
-    for entry in (
-        LikelihoodEntry(
-            "categorical",
-            "one of K classes, whose log odds are the outputs (weights, label_smoothing, ignore_index)",
-            f"{_LIKELIHOODS}:Categorical",
-            "classification",
-            _classes,
-        ),
-        LikelihoodEntry(
-            "bernoulli",
-            "one of two classes, from one output: the log odds of the second",
-            f"{_LIKELIHOODS}:Bernoulli",
-            "classification",
-            lambda _: 1,
-            prepare=_two_classes,
-        ),
-        LikelihoodEntry(
-            "probit",
-            "one of two classes, from one output: the second if it and standard normal noise are above 0",
-            f"{_LIKELIHOODS}:Probit",
-            "classification",
-            lambda _: 1,
-            prepare=_two_classes,
-        ),
-        LikelihoodEntry(
-            "student_t",
-            "targets with outliers: Student's t around the output (df, scale)",
-            f"{_LIKELIHOODS}:StudentT",
-            "regression",
-            _targets,
-        ),
-        LikelihoodEntry(
-            "gaussian",
-            "targets with normal noise around the output, its scale learned or fixed (scale, initial)",
-            f"{_LIKELIHOODS}:Gaussian",
-            "regression",
-            _targets,
-            {"scale": "learned"},
-        ),
-        LikelihoodEntry(
-            "heteroscedastic",
-            "targets with normal noise whose variance is a second output (floor)",
-            f"{_LIKELIHOODS}:HeteroscedasticGaussian",
-            "regression",
-            lambda data: 2 * _targets(data),
-        ),
-        LikelihoodEntry(
-            "poisson",
-            "counts, whose log rate is the output; targets are not standardised",
-            f"{_LIKELIHOODS}:Poisson",
-            "regression",
-            _targets,
-            prepare=lambda data: data.counts(),
-        ),
-    )
+    of.name: LikelihoodEntry(of.name, of.line, f"{_LIKELIHOODS}:{kind}", of.task, of.outputs, of.settings, of.prepare)
+    for kind, of in _listed(likelihoods).items()
 }
-
-_PRIORS = "torchbayes.model.priors"
 PRIORS: dict[str, PriorEntry] = {
-    name: PriorEntry(name, line, f"{_PRIORS}:{kind}")
-    for name, kind, line in (
-        ("normal", "Normal", "normal (scale, loc)"),
-        ("laplace", "Laplace", "double exponential, many weights near zero (scale, loc)"),
-        ("student_t", "StudentT", "Student's t, heavy tails (df, scale, loc)"),
-        ("logistic", "Logistic", "logistic, tails between normal and double exponential (scale, loc)"),
-        ("normal_mixture", "NormalMixture", "a wide and a narrow normal, mixed (scales, proportions)"),
-        ("horseshoe", "Horseshoe", "most weights next to zero, some far from it (scale)"),
-        ("hierarchical", "Hierarchical", "normal, with a variance for each group that is inferred (scale, df, groups)"),
-        ("log_uniform", "LogUniform", "the prior of variational dropout, for VI alone; improper"),
-        ("flat", "Flat", "no preference: maximum likelihood; improper"),
-        ("fan_in_normal", "FanInNormal", "normal with variance gain² / fan-in, biases apart (gain, bias_scale)"),
-    )
+    name: PriorEntry(name, line, f"{_PRIORS}:{kind}") for kind, (name, line) in _listed(priors).items()
 }
 ENTRIES: dict[str, Mapping[str, Entry]] = {"network": NETWORKS, "likelihood": LIKELIHOODS, "prior": PRIORS}
 OPEN = "normal"  # the prior whose scale may be left open
@@ -268,7 +184,7 @@ def build_likelihood(name: str, settings: Mapping[str, Any]) -> Likelihood:
 def likelihood_outputs(name: str, data: Data) -> int:
     """Return the number of network outputs that a likelihood needs for data."""
     entry = LIKELIHOODS.get(name)
-    return entry.outputs(data) if entry is not None else _usual_outputs(data)
+    return entry.outputs(data) if entry is not None else data.num_classes or target_columns(data)
 
 
 def data_for(name: str, data: Data) -> Data:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,10 +23,8 @@ from torchbayes.checks import (
     plain,
     seen,
 )
+from torchbayes.data import Data
 from torchbayes.model import Batch, Model
-
-if TYPE_CHECKING:
-    from torchbayes.data import Data
 
 # of a kind that has but one device, its number is left out: "cpu:0" is "cpu", and runs as that does
 _DEVICE = re.compile(r"(?P<kind>cpu|mps)(:0)?|cuda(:(?P<number>0|[1-9][0-9]{0,3}))?")

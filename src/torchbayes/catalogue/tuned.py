@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from torchbayes.catalogue.usual import Budget, Usual
 from torchbayes.methods.flat.bsam import BSAM
 from torchbayes.methods.laplace.laplace import Laplace
 from torchbayes.methods.laplace.online import OnlineLaplace
@@ -17,9 +18,6 @@ from torchbayes.methods.variational.dropout import MCDropout
 from torchbayes.methods.variational.ivon import IVON
 from torchbayes.methods.variational.vbll import VBLL
 from torchbayes.methods.variational.vi import VI
-
-if TYPE_CHECKING:
-    from torchbayes.catalogue.usual import Budget, Usual
 
 # step sizes of samplers on minibatches: chosen by the NLL on a fifth of the training rows of the digits; on images
 # carried over from there, at the same learning rate on the mean loss, and not tried

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
-from torchbayes.catalogue.methods import METHODS
 from torchbayes.catalogue.models import NETWORKS, OPEN, build_likelihood
-from torchbayes.catalogue.tuned import plain_settings
+from torchbayes.catalogue.problem import Problem
 from torchbayes.data.base import check_name
-from torchbayes.density.native import knows
+from torchbayes.density.kernels import knows
 from torchbayes.density.plans import BackendName
+from torchbayes.methods.optimise.optimizers import Optimizer
 from torchbayes.native.build import available
-
-if TYPE_CHECKING:
-    from torchbayes.catalogue.problem import Problem
-    from torchbayes.methods.optimise.optimizers import Optimizer
 
 
 @dataclass(frozen=True)
@@ -45,6 +42,14 @@ class Budget:
     thin: int = 100
 
 
+class Tuned(Protocol):
+    """What has settings for a data set: an entry of a method."""
+
+    def settings(self, usual: Usual) -> Any:
+        """Return its settings there."""
+        ...
+
+
 @dataclass(frozen=True)
 class Usual:
     """What is usual for one data set; `usual["swag"]` are the settings of an entry of the catalogue there.
@@ -57,6 +62,7 @@ class Usual:
         num_data: training rows.
         methods: names of the methods that a comparison compares by default.
         note: how the settings were chosen.
+        entries: the methods that have settings here, by name.
     """
 
     family: str
@@ -65,6 +71,7 @@ class Usual:
     num_data: int
     methods: tuple[str, ...]
     note: str = ""
+    entries: Mapping[str, Tuned] = field(default_factory=dict, repr=False)
 
     @property
     def plan(self) -> BackendName:
@@ -87,9 +94,8 @@ class Usual:
         Returns:
             The settings.
         """
-        check_name("method", name, METHODS)
-        entry = METHODS[name]
-        return plain_settings(entry.load(), self, entry.plain) if self.budget is None else entry.usual(self)
+        check_name("method", name, self.entries)
+        return self.entries[name].settings(self)
 
     def of(self, problem: Problem) -> Usual:
         """Return what is usual for another problem on the same data."""

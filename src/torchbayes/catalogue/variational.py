@@ -1,4 +1,4 @@
-"""Entries of variational methods, of probabilistic backpropagation and of particles."""
+"""Entries of families: variational methods, backpropagation of moments, particles, networks of one run, flat losses."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import partial
 from torchbayes.catalogue.entries import Look, MethodEntry
 from torchbayes.catalogue.tuned import (
     bounded,
+    bsam,
     concrete_dropout,
     ensemble,
     ivon,
@@ -15,6 +16,8 @@ from torchbayes.catalogue.tuned import (
     plain_settings,
     vbll,
 )
+from torchbayes.methods.cycles.fge import FGE
+from torchbayes.methods.cycles.snapshots import Snapshots
 from torchbayes.methods.flows.mnf import MNF
 from torchbayes.methods.flows.normalizing import NormalizingFlow
 from torchbayes.methods.particles.repulsive import RepulsiveEnsemble
@@ -157,5 +160,39 @@ VARIATIONAL = (
         predicts="drawn",
         parts="batch norm",
         cost="The single network, a forward pass for each minibatch, and one for each function drawn.",
+    ),
+)
+
+FLAT = (
+    MethodEntry(
+        "fge",
+        "networks of one training run, kept where a learning rate in cycles is lowest: fast geometric ensembling",
+        "torchbayes.methods.cycles.fge:FGE",
+        label="FGE",
+        usual=partial(ensemble, members=1, kind=FGE),
+        look=Look("#00838f", "s"),
+        also=("fast_geometric_ensemble",),
+        cost="One training run, and a forward pass for each network kept.",
+    ),
+    MethodEntry(
+        "snapshots",
+        "networks of one training run, kept at the ends of cosine cycles: a snapshot ensemble",
+        "torchbayes.methods.cycles.snapshots:Snapshots",
+        label="snapshot ensemble",
+        usual=partial(ensemble, members=1, kind=Snapshots),
+        look=Look("#558b2f", "D"),
+        also=("snapshot_ensemble",),
+        cost="One training run, and a forward pass for each network kept.",
+    ),
+    MethodEntry(
+        "bsam",
+        "a Gaussian with independent weights, by sharpness-aware steps: Bayesian SAM",
+        "torchbayes.methods.flat.bsam:BSAM",
+        label="bSAM",
+        usual=bsam,
+        look=Look("#ad1457", "p"),
+        also=("bayesian_sam",),
+        predicts="drawn",
+        cost="Two training runs, and a forward pass for each function drawn.",
     ),
 )

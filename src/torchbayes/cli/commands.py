@@ -146,7 +146,7 @@ def fit(argv: list[str]) -> None:
         posterior = fit_run(setup, method, directory, start=start, **how, ranks=ranks)
         if ranks.first:
             print(f"Posterior: {directory / 'posterior.safetensors'}")
-        if isinstance(posterior, tb.Draws) and posterior.still:
+        if posterior.still:
             raise ValueError(
                 f"no chain moved: all draws are the same, as {type(method).__name__} rejected every proposal or took "
                 f"steps too small to tell. They are saved all the same, and mean nothing. Set another "

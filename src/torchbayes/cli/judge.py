@@ -7,7 +7,7 @@ import math
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torchbayes as tb
 from torchbayes.catalogue.problem import Setup
@@ -227,7 +227,7 @@ def tune(argv: list[str]) -> None:
     run = Path(chosen["run"])
     directory = folder_in(run, "tuned") if chosen["directory"] is None else Path(chosen["directory"])
     setup, posterior = load_run(run, trust=chosen["trust"])
-    if not isinstance(posterior, tb.LaplacePosterior):
+    if not posterior.of_linearised:
         raise ValueError(
             f"{run} holds a posterior of the kind {type(posterior).__name__}; what is tuned is the prior of Laplace. "
             f"Fit it around those weights: torchbayes fit --method Laplace --start {shlex.quote(str(run))} "
@@ -238,10 +238,11 @@ def tune(argv: list[str]) -> None:
     if (directory / POSTERIOR).exists() and not chosen["overwrite"]:
         raise ValueError(f"{directory} already holds a posterior. Add --overwrite, or choose another --directory.")
     held_out = None if chosen["on"] is None else _labelled(setup, Path(chosen["on"]))
+    fitted = cast("tb.LaplacePosterior", posterior)
     with setup.problem.threading():
-        tuned = tb.tune(posterior, prior=chosen["prior"], noise=chosen["noise"], on=held_out)
+        tuned = tb.tune(fitted, prior=chosen["prior"], noise=chosen["noise"], on=held_out)
     path = keep_changed(tuned, run, directory)
-    _tell(setup, posterior, tuned, evidence=held_out is None)
+    _tell(setup, fitted, tuned, evidence=held_out is None)
     print(f"Posterior: {path}")
 
 

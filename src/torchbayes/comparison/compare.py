@@ -17,7 +17,7 @@ from typing import Any
 
 from torchbayes.assess.diagnose import Diagnosis
 from torchbayes.catalogue.config import CONFIG, describe, entries, fit_run, write_config
-from torchbayes.catalogue.entries import Settings
+from torchbayes.catalogue.entries import MethodEntry, Settings
 from torchbayes.catalogue.methods import label_of
 from torchbayes.catalogue.problem import Setup, with_dropout
 from torchbayes.comparison.reference import load_reference, quality
@@ -197,9 +197,10 @@ def _fit(
     def of(method: str) -> Posterior:
         name, settings = comparison.fit_of(method)
         if name not in fitted:
-            begin = comparison.entry(name).start
+            entry = comparison.entry(name)
+            begin = entry.start
             start = None if begin is None else of(begin)
-            say(f"fitting: {label_of(name)}, {_length(settings, begin)} on {setup.data.name}")
+            say(f"fitting: {label_of(name)}, {_length(settings, entry)} on {setup.data.name}")
             own = with_dropout(setup) if comparison.entry(name).parts == "dropout" else setup
             fitted[name] = fit_run(
                 own,
@@ -215,14 +216,14 @@ def _fit(
     return {method: of(method) for method in comparison.methods}
 
 
-def _length(settings: Settings, start: str | None) -> str:
+def _length(settings: Settings, entry: MethodEntry) -> str:
     """Return the length of a method's fit, in words."""
     if settings.needs.chain:
         return f"{settings.chains} chains × {settings.steps:,} {'steps' if settings.needs.batch_size else 'iterations'}"
-    if start is not None:
-        return f"around the {label_of(start)}"
-    if (sweeps := vars(settings).get("sweeps")) is not None:
-        return f"at most {sweeps} sweeps"
+    if entry.start is not None:
+        return f"around the {label_of(entry.start)}"
+    if entry.length is not None:
+        return entry.length(settings)
     epochs = vars(settings).get("epochs")
     if epochs is None and is_open(settings):
         return f"{settings.members} × as many epochs as held-out rows choose"

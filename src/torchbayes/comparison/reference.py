@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -16,7 +16,7 @@ from torchbayes.catalogue.trust import foreign_code
 from torchbayes.comparison.settings import Comparison
 from torchbayes.data import Pair
 from torchbayes.native.process import full_path
-from torchbayes.posteriors import Draws, Posterior
+from torchbayes.posteriors import Posterior
 from torchbayes.report import Picture, Table
 from torchbayes.report.diagnosis import pictures, remarks, space_numbers, space_tables
 
@@ -85,9 +85,9 @@ def quality(setup: Setup, posterior: Posterior, directory: Path) -> Diagnosis | 
     Returns:
         The diagnosis; None if it has no chains, or too few draws to judge them.
     """
-    if not isinstance(posterior, Draws) or posterior.weights_MSD.shape[1] < LEAST:
+    if (posterior.chain_length or 0) < LEAST:
         return None
-    return diagnose(posterior, *spread(setup.data.test, ROWS), log=directory)
+    return diagnose(cast("Any", posterior), *spread(setup.data.test, ROWS), log=directory)
 
 
 def spread(rows: Pair, count: int) -> Pair:

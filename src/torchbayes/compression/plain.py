@@ -12,7 +12,6 @@ from torchbayes.checks import check_kind, seen
 from torchbayes.model.initialisation import copied
 from torchbayes.model.model import PREFIX
 from torchbayes.model.priors.multiplied import LAYER, Moments, Multiplied, replaced
-from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
 
 _MATRIX = 2  # axes of what is pruned: biases and the parameters of norms stay
@@ -138,8 +137,8 @@ def _moments(posterior: Posterior) -> tuple[Tensor, Tensor | None]:
         raise ValueError(
             f"`posterior` must have one member: one network is compressed; got {posterior.members}. Fit with members=1."
         )
-    if isinstance(posterior, Point):
-        return posterior.weights_MD[0], None
+    if posterior.centre is posterior:
+        return posterior.centre.weights_MD[0], None
     gaussian = getattr(posterior, "gaussian", None)
     if gaussian is None:
         raise TypeError(

@@ -25,7 +25,7 @@ from torchbayes.model.model import Model, having
 from torchbayes.model.network import Network
 from torchbayes.model.priors.univariate import Flat
 from torchbayes.model.rows.batch import rows_of
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 
 _ROWS = 256
 

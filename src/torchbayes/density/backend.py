@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from torchbayes.density.dynamics import Phase, Value
+from torchbayes.density.dynamics import Phase
+from torchbayes.density.kernels import DenseModel
 from torchbayes.model.dropout import Mask
 from torchbayes.model.model import Batch, Model, Scales
 from torchbayes.model.network import Buffers
@@ -85,109 +86,6 @@ class Trajectory(NamedTuple):
     scales: Scales
 
 
-class Ellipses(NamedTuple):
-    """A step of elliptical slice sampling on all the data, which a backend may take in one call.
-
-    Member m goes to l + (w − l) cos φ + ν sin φ, at the first angle φ where factor · log p(D|w) is above its height. An
-    angle that is too low takes the place of the bound of its sign, and the next is drawn between both.
-
-    Attributes:
-        weights_MD: w; not changed.
-        second_MD: ν.
-        location_D: l.
-        height_M: heights, float64.
-        angles_M3: bounds, and the first angle, float64, on the CPU; not changed.
-        shares_MU: where in its interval each later angle is, float64, on the CPU; there are U evaluations at most.
-        factor: of the log likelihood.
-        data: all rows.
-        scales: factors on log likelihood and log prior.
-    """
-
-    weights_MD: Tensor
-    second_MD: Tensor
-    location_D: Tensor
-    height_M: Tensor
-    angles_M3: Tensor
-    shares_MU: Tensor
-    factor: float
-    data: Batch
-    scales: Scales
-
-
-class Landed(NamedTuple):
-    """Where members are after such a step, in which those that found no point stay where they were.
-
-    Attributes:
-        weights_MD: weights.
-        log_density_M: log density there, float64; means nothing where no point was found.
-        log_likelihood_M: log likelihood there, likewise.
-        angle_M: φ, likewise.
-        evaluations_M: how often the likelihood was evaluated.
-        failures_M: how often it was not finite.
-        found_M: whether a point was found.
-    """
-
-    weights_MD: Tensor
-    log_density_M: Tensor
-    log_likelihood_M: Tensor
-    angle_M: Tensor
-    evaluations_M: Tensor
-    failures_M: Tensor
-    found_M: Tensor
-
-
-class Growth(NamedTuple):
-    """An iteration of NUTS on all the data, which a backend may take in one call.
-
-    Attributes:
-        weights_MD: where the chains are; not changed.
-        momentum_MD: momenta v as Rᵀ v, where the inverse mass is R Rᵀ; not changed.
-        value: the density there; not changed.
-        kinetic_M: kinetic energy, float64.
-        factor: R: its diagonal (M, D), or lower triangular (M, D, D).
-        step_size_M: step size of each chain, float64.
-        streams_M: hashes from which each chain's uniform numbers follow, int64: see `native.seeds.streams`.
-        doublings: most doublings of a trajectory.
-        divergence: energy error above which a trajectory ends.
-        data: all rows.
-        scales: factors on log likelihood and log prior.
-    """
-
-    weights_MD: Tensor
-    momentum_MD: Tensor
-    value: Value
-    kinetic_M: Tensor
-    factor: Tensor
-    step_size_M: Tensor
-    streams_M: Tensor
-    doublings: int
-    divergence: float
-    data: Batch
-    scales: Scales
-
-
-class Grown(NamedTuple):
-    """Where chains are after such an iteration, and what was seen.
-
-    Attributes:
-        weights_MD: weights.
-        value: the density there.
-        leapfrogs_M: steps of each trajectory.
-        acceptance_M: sum of their probabilities of acceptance, float64.
-        divergent_M: whether the energy error was too large at one of them, bool.
-        outside_M: whether it was not finite, bool.
-        saturated_M: whether the trajectory was cut short, bool.
-    """
-
-    weights_MD: Tensor
-    value: Value
-    leapfrogs_M: Tensor
-    acceptance_M: Tensor
-    divergent_M: Tensor
-    outside_M: Tensor
-    saturated_M: Tensor
-
-
 class Backend(ABC):
     """One way to run the networks of a model. Methods that it does not offer return None.
 
@@ -227,11 +125,12 @@ class Backend(ABC):
     def leapfrog(self, trajectory: Trajectory) -> Phase | None:  # noqa: B027
         """Return where leapfrog steps lead, in one call; None if they must be taken one by one."""
 
-    def slice_along(self, ellipses: Ellipses) -> Landed | None:  # noqa: B027
-        """Return where a step of elliptical slice sampling leads, in one call; None if it does not offer this."""
+    def kernel(self) -> DenseModel | None:  # noqa: B027
+        """Return the library's own kernel of the model, by which methods may take whole steps in one call; else None.
 
-    def grow(self, growth: Growth) -> Grown | None:  # noqa: B027
-        """Return where an iteration of NUTS leads, in one call; None if it does not offer this."""
+        Raises:
+            SettingError: if the kernel does not run this model.
+        """
 
     def outputs(  # noqa: B027
         self,

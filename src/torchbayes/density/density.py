@@ -17,8 +17,9 @@ from torch import Tensor
 
 from torchbayes.checks import SettingError, check_counts, check_flags, check_kind, given
 from torchbayes.density.autograd import chunks
-from torchbayes.density.backend import Backend, Ellipses, Evaluation, Grown, Growth, Landed, Mixing, Trajectory
+from torchbayes.density.backend import Backend, Evaluation, Mixing, Trajectory
 from torchbayes.density.dynamics import Phase, Value, ValueOnly, leapfrog
+from torchbayes.density.kernels import OnData
 from torchbayes.density.plans import BackendName, Plan, as_plan, bound, choose, refuse
 from torchbayes.density.ranks import Ranks
 from torchbayes.model.model import Batch, Model, Scales, ready
@@ -210,37 +211,16 @@ class LogDensity:
             phase = backend.leapfrog(trajectory)
         return phase or leapfrog(self, weights_MD, momentum_MD, gradient_MD=gradient_MD, **options)
 
+    def kernel(self) -> OnData | None:
+        """Return the library's own kernel where it runs this density and has all the data; else None."""
+        backend, data = _whole(self), self.data
+        if backend is None or data is None or (kernel := backend.kernel()) is None:
+            return None
+        return OnData(kernel, data, self.model.scales(self.num_data, self.num_data), self.chunk_size)
+
     def prior_stds(self) -> Tensor:
         """Return the standard deviation of the tempered prior of every weight, float64 (D,); infinite if improper."""
         return self.model.prior.stds() * self.model.scales(1, 1).prior ** -0.5
-
-
-def slice_along(density: LogDensity, weights_MD: Tensor, second_MD: Tensor, **about: Any) -> Landed | None:
-    """Return where a step of elliptical slice sampling on all the data leads, in one call; None if it cannot be one.
-
-    Args:
-        density: the density.
-        weights_MD: where the members are.
-        second_MD: ν of each ellipse.
-        about: the other attributes of `Ellipses`, but data and scales.
-    """
-    if (backend := _whole(density)) is None:
-        return None
-    return backend.slice_along(Ellipses(weights_MD.detach(), second_MD, **_on_all_data(density), **about))
-
-
-def grow(density: LogDensity, weights_MD: Tensor, momentum_MD: Tensor, **about: Any) -> Grown | None:
-    """Return where an iteration of NUTS on all the data leads, in one call; None if it cannot be one.
-
-    Args:
-        density: the density.
-        weights_MD: where the chains are.
-        momentum_MD: momenta v as Rᵀ v.
-        about: the other attributes of `Growth`, but data and scales.
-    """
-    if (backend := _whole(density)) is None:
-        return None
-    return backend.grow(Growth(weights_MD, momentum_MD, **_on_all_data(density), **about))
 
 
 def _whole(density: LogDensity) -> Backend | None:

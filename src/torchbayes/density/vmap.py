@@ -1,4 +1,9 @@
-"""All members together under `torch.func.vmap`, by autograd."""
+"""All members together under `torch.func.vmap`, by autograd.
+
+A linear layer x Wᵀ with a weight per member would become a batched product whose weight gradient is transposed, and
+copying it back costs a tenth of a training step. (W xᵀ)ᵀ is the same number, and its gradient with respect to W is
+contiguous. Attention runs member by member there, with torch's warning about it silenced.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +12,21 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
+from torch.overrides import TorchFunctionMode
 
 from torchbayes.density.autograd import Into, differentiated, leaves_of, log_prob, mixed
 from torchbayes.density.backend import Backend, Evaluation, Mixing
-from torchbayes.density.stacked import StackedLayers
 from torchbayes.model.likelihoods.weighted import apart
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import row_axes
+from torchbayes.native.process import quiet_vmap
 from torchbayes.native.seeds import Purpose, seeded
+
+_ATTENTION = {F.scaled_dot_product_attention, F.multi_head_attention_forward}
 
 Stack = Callable[[dict[str, Tensor], Batch, Buffers], Tensor]
 """Named weights, batch, buffers -> the log likelihood of each member, (M,)."""
@@ -113,3 +122,22 @@ def refuses_random(backend: Backend, evaluation: Evaluation) -> str | None:
     if torch.equal(*values):
         return None
     return "the network draws random numbers in training mode, so each member needs its own seed"
+
+
+class StackedLayers(TorchFunctionMode):
+    """While active, linear layers are computed as (W xᵀ)ᵀ + b."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Return what the call gives."""
+        if func in _ATTENTION:
+            with quiet_vmap():
+                return func(*args, **(kwargs or {}))
+        return (_linear if func is F.linear else func)(*args, **(kwargs or {}))
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    rows = input.reshape(-1, input.shape[-1])
+    outputs = (weight @ rows.mT).mT.reshape(*input.shape[:-1], weight.shape[0])
+    return outputs if bias is None else outputs + bias

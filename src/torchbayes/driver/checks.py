@@ -33,7 +33,7 @@ from torchbayes.model.parameters import Parameters
 from torchbayes.model.probes.functions import refuse_coupled
 from torchbayes.model.probes.gradients import dependence
 from torchbayes.model.probes.links import applied_twice
-from torchbayes.model.rows.sources import Source
+from torchbayes.model.sources.sources import Source
 from torchbayes.model.subspace import Subspace
 from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.posterior import Posterior

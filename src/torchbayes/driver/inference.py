@@ -16,7 +16,7 @@ from torchbayes.driver.run import Run
 from torchbayes.driver.shelf import DiskShelf, MemoryShelf, Shelf
 from torchbayes.methods.protocol import Method
 from torchbayes.model.model import Model
-from torchbayes.model.rows.sources import Source
+from torchbayes.model.sources.sources import Source
 from torchbayes.native.seeds import member_seeds
 
 

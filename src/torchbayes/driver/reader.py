@@ -15,8 +15,8 @@ from torchbayes.methods.protocol import Method, Visit
 from torchbayes.model.likelihoods.weighted import asks
 from torchbayes.model.model import Model
 from torchbayes.model.rows.batch import Batch
-from torchbayes.model.rows.informed import as_recorded, informed_by
-from torchbayes.model.rows.sources import Source, as_source
+from torchbayes.model.sources.informed import as_recorded, informed_by
+from torchbayes.model.sources.sources import Source, as_source
 from torchbayes.model.subspace import Subspace, having_model
 
 ROWS = 1024  # of a batch where the method has none

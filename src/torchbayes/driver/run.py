@@ -31,7 +31,7 @@ from torchbayes.driver.shelf import Shelf
 from torchbayes.methods.protocol import Method
 from torchbayes.model.description import CONSTANTS, describe_model, fingerprint
 from torchbayes.model.model import Model
-from torchbayes.model.rows.sources import Source
+from torchbayes.model.sources.sources import Source
 from torchbayes.model.subspace import Subspace
 from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import (

@@ -119,9 +119,11 @@ def reverse_annealing(
     check_counts(leapfrogs=leapfrogs)
     seed, target = as_seed(seed), as_target(model, data)
     check_kind((Draws, Tensor), "draws of the posterior, or a tensor of weights", draws=draws)
-    if isinstance(draws, Draws):
+    if isinstance(draws, Tensor):
+        weights = draws
+    else:
         warn_of(draws.problems, "`draws`")
-    weights = draws.weights_MSD if isinstance(draws, Draws) else draws
+        weights = draws.weights_MSD
     like_PD = target.draw(1, 0)
     if weights.ndim not in {2, 3} or weights.shape[-1] != like_PD.shape[-1] or not weights.numel():
         raise ValueError(f"`draws` must be weights (S, {like_PD.shape[-1]}); got shape {tuple(weights.shape)}.")

@@ -24,7 +24,7 @@ from torchbayes.model.likelihoods.weighted import fixed_noise
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Network, module_at
 from torchbayes.model.priors.univariate import Normal
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 from torchbayes.native.seeds import Purpose, generator
 
 _TRIALS = 4  # random weights at which linearity is checked

@@ -18,10 +18,8 @@ from torchbayes.density.plans import BackendName
 from torchbayes.density.precision import refuse_rounding
 from torchbayes.methods.sampler import refuse_batch_norm
 from torchbayes.model.model import Model
-from torchbayes.model.priors.sparse import LogUniform
-from torchbayes.model.priors.univariate import Flat
-from torchbayes.model.rows.informed import informed_by
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.informed import informed_by
+from torchbayes.model.sources.sources import as_source
 
 
 class Parts(NamedTuple):
@@ -180,10 +178,11 @@ def check_model(model: Model) -> None:
     """
     if not isinstance(model, Model):
         raise TypeError(f"the evidence is that of a Model or a FunctionTarget; got {seen(model)}.")
-    improper = [segment.prior for segment in model.prior.segments if isinstance(segment.prior, Flat | LogUniform)]
+    improper = [kind for segment in model.prior.segments if (kind := getattr(segment.prior, "improper", ""))]
     if improper:
-        kind = "flat" if isinstance(improper[0], Flat) else "log-uniform"
-        raise ValueError(f"a {kind} prior is improper, so the evidence is not defined. Choose a prior such as Normal.")
+        raise ValueError(
+            f"a {improper[0]} prior is improper, so the evidence is not defined. Choose a prior such as Normal."
+        )
     if model.temperature != 1:
         raise ValueError(
             f"the evidence is that of the model at temperature 1; its temperature is {model.temperature}. Make a Model "

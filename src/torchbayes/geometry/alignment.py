@@ -12,7 +12,7 @@ from torchbayes.geometry.symmetry.matching import Matched, by_activations, by_we
 from torchbayes.geometry.symmetry.permutations import PermutationGroups, permutation_groups
 from torchbayes.model.layout import Globs
 from torchbayes.model.model import Model
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.problems import note
 

@@ -13,7 +13,7 @@ from torchbayes.geometry.losses import judged, network_at
 from torchbayes.geometry.members import Networks, buffers_at, members_of, one_of
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.curves.simplex import barycentric
 

@@ -39,11 +39,10 @@ from torchbayes.geometry.lanczos import lanczos
 from torchbayes.geometry.localised import Localised, rise_of_function, rise_on_all, rise_on_batches
 from torchbayes.geometry.operators import Products
 from torchbayes.geometry.single import Place, Weights, num_observations, place_of
-from torchbayes.methods.mcmc.adaptation import LEAST_BURN_IN, StepSize
+from torchbayes.methods.mcmc.adaptation import LEAST_BURN_IN
 from torchbayes.methods.mcmc.hmc import HMC
 from torchbayes.methods.sampler import Sampler
 from torchbayes.methods.sgmcmc.sgld import SGLD
-from torchbayes.methods.sgmcmc.stochastic import Stochastic
 from torchbayes.model.model import Model
 from torchbayes.native.seeds import Purpose, generator, mix
 from torchbayes.posteriors.problems import warn_of
@@ -178,12 +177,12 @@ def _of_model(
         method = _exact() if rows * size <= _SMALL else SGLD(chains=4, steps=4000, burn_in=2000, thin=1)
     num_data = num_observations(place, chunk_size)
     beta = _beta(num_data) if beta is None else float(beta)
-    stochastic = isinstance(method, Stochastic) and method.batch_size is not None and method.batch_size < rows
+    stochastic = method.batch_size is not None and method.batch_size < rows
     if stochastic:
         rise, loss = rise_on_batches(place, chunk_size, chains=method.members, seed=seed)
     else:
         rise, loss = rise_on_all(place, chunk_size)
-    if isinstance(method, Stochastic) and method.step_size is None:
+    if _without_step(method):
         method = replace(method, step_size=_STEP / (beta * _stiffness(place, chunk_size, seed) + localisation))
     density = Localised(rise, place.weights_D, localisation=localisation, inverse_temperature=beta)
     return _Problem(density, method, loss / num_data, num_data)
@@ -206,12 +205,17 @@ def _of_function(
     check_tensor("D", weights=weights)
     check_finite_start(weights=weights)
     method: Sampler = options["method"] or _exact()
-    if getattr(method, "step_size", 0.0) is None and isinstance(method, Stochastic):
+    if _without_step(method):
         raise SettingError("`method` must have a `step_size` for a function; got None. Use HMC, or give one.")
     beta = _beta(int(data)) if inverse_temperature is None else float(inverse_temperature)
     rise, loss = rise_of_function(cast("Callable[[Tensor], Tensor]", function), weights, int(data))
     density = Localised(rise, weights, localisation=localisation, inverse_temperature=beta)
     return _Problem(density, method, loss, int(data))
+
+
+def _without_step(method: Sampler) -> bool:
+    """Return whether a sampler needs a step size and has none."""
+    return not method.adapts and getattr(method, "step_size", 0.0) is None
 
 
 def _beta(num_data: float) -> float:
@@ -265,12 +269,14 @@ def _at_half_the_step(found: Chains, problem: _Problem, seed: int) -> Tensor:
     """
     method, state = problem.method, found.state
     more = max((method.steps - method.burn_in) // 2, method.thin)
-    if isinstance(adapted := getattr(state, "step_size", None), StepSize):
+    adapted: Any = getattr(state, "step_size", None)
+    step_size = getattr(method, "step_size", None)
+    if hasattr(adapted, "step_size_M"):
         halved = replace(state, step_size=replace(adapted, step_size_M=adapted.step_size_M / 2))
         longer, resume = replace(method, steps=method.steps + more), replace(found, state=halved)
         later = run_chains(problem.density, longer, state.weights_MD, seed=seed, resume=resume)
-    elif isinstance(method, Stochastic) and method.step_size is not None and method.schedule is None:
-        smaller = replace(method, step_size=method.step_size / 2, steps=more, burn_in=0)
+    elif not method.adapts and step_size is not None and method.schedule is None:
+        smaller = replace(method, step_size=step_size / 2, steps=more, burn_in=0)
         later = run_chains(problem.density, smaller, state.weights_MD, seed=mix(Purpose.COEFFICIENT_HALF, seed))
     else:
         return found.numbers["log_likelihood"][:, :0]

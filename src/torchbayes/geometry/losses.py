@@ -12,7 +12,7 @@ from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.probes.functions import refuse_coupled
-from torchbayes.model.rows.sources import Source
+from torchbayes.model.sources.sources import Source
 from torchbayes.posteriors.functions import Functions
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.predict import Sampled

@@ -103,8 +103,8 @@ def _of_posterior(model: Model, posterior: Posterior, what: str, seed: int) -> P
     if said:
         raise ValueError(f"`{what}` is a posterior of another model: {'; '.join(said[:5])}.")
     known = posterior.statistics_known or posterior.calibration is None or not model.network.batch_norms
-    if isinstance(posterior, Point) and known:
-        weights_MD, buffers_M, known = posterior.weights_MD, posterior.buffers_M, posterior.statistics_known
+    if posterior.centre is posterior and known:
+        weights_MD, buffers_M, known = posterior.centre.weights_MD, posterior.buffers_M, posterior.statistics_known
     else:
         functions = posterior.functions(seed=seed)
         if functions.masks_S is not None:

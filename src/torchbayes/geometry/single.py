@@ -13,8 +13,8 @@ from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.precision import LOW
 from torchbayes.model.probes.functions import refuse_coupled
-from torchbayes.model.rows.informed import informed_by
-from torchbayes.model.rows.sources import Source, as_source
+from torchbayes.model.sources.informed import informed_by
+from torchbayes.model.sources.sources import Source, as_source
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.start import number_of_starts, start_of
 

@@ -30,7 +30,7 @@ from torchbayes.geometry.members import Networks, buffers_at, members_of, one_of
 from torchbayes.geometry.single import Place, Weights, place_of
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.point import Point

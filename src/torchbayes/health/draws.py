@@ -16,7 +16,7 @@ from torchbayes.health.constant import best_constant, learned_nothing, num_targe
 from torchbayes.health.descent import Descended, log_likelihoods
 from torchbayes.health.ending import Case, Ending, finite
 from torchbayes.health.residuals import unexplained
-from torchbayes.model.rows.sources import Source
+from torchbayes.model.sources.sources import Source
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from torchbayes.model.rows.sources import Source
+from torchbayes.model.sources.sources import Source
 from torchbayes.posteriors.problems import not_finite
 
 

@@ -38,7 +38,7 @@ from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import correlated
 from torchbayes.model.rows.batch import Batch, concatenate
-from torchbayes.model.rows.sources import Source
+from torchbayes.model.sources.sources import Source
 from torchbayes.posteriors.posterior import Posterior
 
 _RATIO = 3.0  # on tables, scales below a third of the residuals cost more than 2 nats a row on held-out data

@@ -8,7 +8,7 @@ import torch
 
 from torchbayes.health.ending import Case
 from torchbayes.model.likelihoods import Gaussian, HeteroscedasticGaussian
-from torchbayes.model.rows.sources import Source
+from torchbayes.model.sources.sources import Source
 from torchbayes.posteriors.posterior import Posterior
 
 _ROWS = 512

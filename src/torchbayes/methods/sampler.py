@@ -56,6 +56,7 @@ class Sampler(Kept, Defaults, ABC):
     schedule = None  # likewise
     searches = False  # for a setting of the model, as these do
     mass = None  # a setting of samplers on all the data
+    adapts = True  # a step size that is not given, where there is one
 
     def __post_init__(self) -> None:
         plain(self)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Container, Mapping
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from torchbayes.checksum import checksum
 from torchbayes.display import Overview, brief, shortened, shown
+from torchbayes.model.layout import Layout
 from torchbayes.model.likelihoods.weighted import spread_of
 from torchbayes.model.model import Model
 from torchbayes.model.network import Network
@@ -170,3 +172,34 @@ def _same_print(one: str, other: str) -> bool:
     eps = max(torch.finfo(kind).eps for kind in kinds)
     pairs = [(float(a), float(b)) for a, b in zip(values, own, strict=True)]
     return all(a == b or math.isclose(a, b, rel_tol=eps, abs_tol=eps * 1e-3) for a, b in pairs)
+
+
+def check_layout(path: Path, shapes: dict[str, list[int]], model: Model) -> None:
+    """Check that a file holds weights of a model.
+
+    Raises:
+        ValueError: if its layout differs.
+    """
+    said = model.layout.differences(Layout({name: tuple(shape) for name, shape in shapes.items()}))
+    if said:
+        more = f" and {len(said) - 5} more" if len(said) > 5 else ""
+        raise ValueError(
+            f"{path} does not fit this model: {'; '.join(said[:5])}{more}. Build the model it was made with."
+        )
+
+
+def check_model(path: Path, header: Mapping[str, Any], model: Model) -> None:
+    """Check that a file was made with this model, as far as its header records it.
+
+    Raises:
+        ValueError: if likelihood, prior, temperature or what is not random differ.
+    """
+    said = model_differences(header["model"], model) if header.get("model") else []
+    if header.get(CONSTANTS):  # files of earlier versions have none
+        said += fingerprint_differences(header[CONSTANTS], fingerprint(model.network))
+    if said:
+        more = f" and {len(said) - 5} more" if len(said) > 5 else ""
+        raise ValueError(
+            f"{path} was made under another model: {'; '.join(said[:5])}{more}. Build the model it was made with; to "
+            f"infer under this one, fit again."
+        )

@@ -42,7 +42,7 @@ from torchbayes.model.rows.batch import (
     with_shared,
 )
 from torchbayes.model.rows.reading import default_batch, is_unlabelled, only_inputs
-from torchbayes.model.rows.sequences import Labels
+from torchbayes.model.sequences import Labels
 
 PREFIX = "likelihood."
 Hook = Callable[[Any], tuple[Any, Any]]

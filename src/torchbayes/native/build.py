@@ -15,6 +15,7 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from torchbayes.native import cache
 
 ENVIRONMENT = "TORCHBAYES_NATIVE"
 SOURCES = Path(__file__).with_name("sources")
+DTYPES = (torch.float32, torch.float64)
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 # Normal numbers must be the same bits on every processor: products and sums are rounded one by one.
 _FLAGS_OF = {"mean_field": ("-ffp-contract=off",), "noise": ("-ffp-contract=off",)}
@@ -69,6 +71,24 @@ def load(name: str) -> ctypes.CDLL:
         routines = [_address(routine) for routine in (noise.normals_float32, noise.normals_float64)]
         library.use_normals.argtypes = [ctypes.c_void_p] * len(routines)
         library.use_normals(*routines)
+    return library
+
+
+def typed(name: str, arguments: Mapping[str, tuple[Any, ...]]) -> ctypes.CDLL | None:
+    """Return the compiled library of `NAME.cpp`; None where there is none.
+
+    Args:
+        name: name of a source.
+        arguments: of some of its functions, each there in float32 and in float64.
+    """
+    try:
+        library = load(name)
+    except UnavailableError:
+        return None
+    for function, kinds in arguments.items():
+        for dtype in DTYPES:
+            entry = getattr(library, f"{function}_{str(dtype).removeprefix('torch.')}")
+            entry.restype, entry.argtypes = None, kinds
     return library
 
 

@@ -43,6 +43,11 @@ class Draws(Posterior):
         return self.weights_MSD.shape[0] * self.weights_MSD.shape[1]
 
     @property
+    def chain_length(self) -> int:
+        """S, of each chain."""
+        return self.weights_MSD.shape[1]
+
+    @property
     def still(self) -> bool:
         """Whether no chain ever moved, in 20 draws or more: all proposals were rejected, or too small to tell."""
         first_MD, *others = self.weights_MSD.unbind(1)

@@ -62,6 +62,7 @@ class LaplacePosterior(Posterior):
     noise_chosen: bool = False
 
     kind = "laplace"
+    of_linearised = True
 
     @cached_property
     def gaussian(self) -> Gaussian:

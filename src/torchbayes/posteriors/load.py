@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
 from torchbayes.calls import explained
 from torchbayes.checks import check_kind
-from torchbayes.model.description import CONSTANTS, fingerprint, fingerprint_differences, model_differences
-from torchbayes.model.layout import Layout
+from torchbayes.model.description import check_layout, check_model
 from torchbayes.model.model import Model
-from torchbayes.model.rows.informed import as_recorded
+from torchbayes.model.sources.informed import as_recorded
 from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import CHECKPOINT, CONFIG, POSTERIOR, RESTORE, read_header, read_tensors, run_of
 from torchbayes.posteriors.posterior import BUFFERS, KINDS, Calibration, Posterior
@@ -106,34 +103,3 @@ def _drawn(checkpoint: Path) -> int:
         return int(read_header(checkpoint).get("about", {}).get("draws", 0))
     except (OSError, ValueError):
         return 0
-
-
-def check_layout(path: Path, shapes: dict[str, list[int]], model: Model) -> None:
-    """Check that a file holds weights of a model.
-
-    Raises:
-        ValueError: if its layout differs.
-    """
-    said = model.layout.differences(Layout({name: tuple(shape) for name, shape in shapes.items()}))
-    if said:
-        more = f" and {len(said) - 5} more" if len(said) > 5 else ""
-        raise ValueError(
-            f"{path} does not fit this model: {'; '.join(said[:5])}{more}. Build the model it was made with."
-        )
-
-
-def check_model(path: Path, header: Mapping[str, Any], model: Model) -> None:
-    """Check that a file was made with this model, as far as its header records it.
-
-    Raises:
-        ValueError: if likelihood, prior, temperature or what is not random differ.
-    """
-    said = model_differences(header["model"], model) if header.get("model") else []
-    if header.get(CONSTANTS):  # files of earlier versions have none
-        said += fingerprint_differences(header[CONSTANTS], fingerprint(model.network))
-    if said:
-        more = f" and {len(said) - 5} more" if len(said) > 5 else ""
-        raise ValueError(
-            f"{path} was made under another model: {'; '.join(said[:5])}{more}. Build the model it was made with; to "
-            f"infer under this one, fit again."
-        )

@@ -87,6 +87,10 @@ class Posterior(ABC):
     problems: tuple[str, ...] = field(default=(), kw_only=True)
 
     kind = "abstract"
+    linear = False  # whether outputs are linear in all weights that vary
+    of_linearised = False  # whether it is of the linearised network, whose prior and noise can be chosen afterwards
+    prior_chosen = noise_chosen = False  # whether they were
+    still = False  # whether none of them ever moved
 
     @property
     @abstractmethod
@@ -101,6 +105,11 @@ class Posterior(ABC):
     @property
     def centre(self) -> Any:
         """The networks that draws are spread around, as a `Point`, itself if it is one; None where there are none."""
+        return None
+
+    @property
+    def chain_length(self) -> int | None:
+        """Draws of each chain, in the order in which they were visited; None where there are no chains."""
         return None
 
     @abstractmethod

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,9 +20,7 @@ from torchbayes.data.base import Standardise
 from torchbayes.display import MOST_ROWS, Overview, brief
 from torchbayes.model.likelihoods.quantiles import check_level
 from torchbayes.predictive.intervals import central_interval
-
-if TYPE_CHECKING:
-    from torchbayes.predictive.average import Predictive
+from torchbayes.predictive.mixture import Mixture
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Units:
         check_level(self.level)
 
 
-def columns(predictive: Predictive, units: Units) -> dict[str, np.ndarray]:
+def columns(predictive: Mixture, units: Units) -> dict[str, np.ndarray]:
     """Return predictions as columns.
 
     Args:
@@ -69,7 +67,7 @@ def columns(predictive: Predictive, units: Units) -> dict[str, np.ndarray]:
     )
 
 
-def _of_classes(predictive: Predictive, classes: Sequence[str]) -> dict[str, np.ndarray]:
+def _of_classes(predictive: Mixture, classes: Sequence[str]) -> dict[str, np.ndarray]:
     """Return class, probabilities and uncertainty.
 
     Raises:
@@ -94,7 +92,7 @@ def _of_classes(predictive: Predictive, classes: Sequence[str]) -> dict[str, np.
     return found
 
 
-def _of_numbers(predictive: Predictive, units: Units, *, width: int) -> dict[str, np.ndarray]:
+def _of_numbers(predictive: Mixture, units: Units, *, width: int) -> dict[str, np.ndarray]:
     """Return mean, standard deviations and interval of each output, in raw units."""
     low, high = central_interval(predictive, 1 - units.level)
     shift, scale = (0.0, 1.0) if units.targets is None else (units.targets.mean.double(), units.targets.scale.double())
@@ -114,7 +112,7 @@ def _array(values: Tensor) -> np.ndarray:
 
 
 def frame_of(
-    predictive: Predictive, *, level: float = 0.9, classes: Sequence[str] = (), targets: Standardise | None = None
+    predictive: Mixture, *, level: float = 0.9, classes: Sequence[str] = (), targets: Standardise | None = None
 ) -> Any:
     """Return predictions as a pandas DataFrame, a row for each input.
 
@@ -139,7 +137,7 @@ def frame_of(
     return pandas.DataFrame(columns(predictive, Units(tuple(classes), targets, level)))
 
 
-def overview_of(predictive: Predictive) -> Overview:
+def overview_of(predictive: Mixture) -> Overview:
     """Return what a predictive says of itself: how many functions and rows, and its columns at the first rows."""
     draws, rows = predictive.outputs_SBK.shape[:2]
     facts = {"draws": draws, "rows": rows, "likelihood": brief(predictive.likelihood)}

@@ -29,7 +29,7 @@ from torchbayes.linalg import Diagonal
 from torchbayes.linalg.matrices import checked_cholesky
 from torchbayes.model.model import Model
 from torchbayes.model.priors.bound import correlated
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.start import start_of
 from torchbayes.predictive.average import Predictive

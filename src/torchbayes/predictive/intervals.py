@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,15 +11,13 @@ from torch import Tensor
 from torchbayes.metrics import central_level
 from torchbayes.model.likelihoods.quantiles import check_level, is_discrete
 from torchbayes.predictive.classes import check_ordered
-
-if TYPE_CHECKING:
-    from torchbayes.predictive.average import Predictive
+from torchbayes.predictive.mixture import Mixture
 
 _SAMPLES = 2000  # for the quantiles of a row whose distribution function is not known
 _AT_ONCE = 2**24  # numbers that `Tensor.quantile` takes
 
 
-def central_interval(predictive: Predictive, outside: float = 0.05) -> tuple[Tensor, Tensor]:
+def central_interval(predictive: Mixture, outside: float = 0.05) -> tuple[Tensor, Tensor]:
     """Return the ends of the central interval of each number that is predicted.
 
     Args:
@@ -42,14 +39,14 @@ def central_interval(predictive: Predictive, outside: float = 0.05) -> tuple[Ten
     return low, high
 
 
-def checked_interval(predictive: Predictive, level: float) -> tuple[Tensor, Tensor]:
+def checked_interval(predictive: Mixture, level: float) -> tuple[Tensor, Tensor]:
     """Return the ends of the central interval: see `Predictive.interval`."""
     check_ordered(predictive.distribution)
     check_level(level)
     return central_interval(predictive, 1 - level)
 
 
-def levels_reached(predictive: Predictive, targets: Tensor) -> Tensor:
+def levels_reached(predictive: Mixture, targets: Tensor) -> Tensor:
     """Return the level of the smallest central interval that holds each target.
 
     Args:
@@ -62,7 +59,7 @@ def levels_reached(predictive: Predictive, targets: Tensor) -> Tensor:
     return central_level(*probabilities_below(predictive, targets))
 
 
-def probabilities_below(predictive: Predictive, targets: Tensor) -> tuple[Tensor, Tensor]:
+def probabilities_below(predictive: Mixture, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return the predicted probability of values below each target, and of values up to it.
 
     Args:
@@ -87,7 +84,7 @@ def probabilities_below(predictive: Predictive, targets: Tensor) -> tuple[Tensor
     return below.clamp(0, 1), up_to.clamp(0, 1)
 
 
-def samples_of(predictive: Predictive) -> Iterator[Tensor]:
+def samples_of(predictive: Mixture) -> Iterator[Tensor]:
     """Yield as many samples of each draw, 2,000 in all or more, for some rows after the others, (C, b, K').
 
     Args:
@@ -98,7 +95,7 @@ def samples_of(predictive: Predictive) -> Iterator[Tensor]:
         yield piece.sample(count, seed=place)
 
 
-def pieces_of(predictive: Predictive, count: int, at_once: int) -> Iterator[Predictive]:
+def pieces_of(predictive: Mixture, count: int, at_once: int) -> Iterator[Mixture]:
     """Yield the predictive of some rows after the others.
 
     Args:

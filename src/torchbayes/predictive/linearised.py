@@ -41,9 +41,10 @@ from torchbayes.posteriors.gaussian import Gaussian, check_gaussian
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of
-from torchbayes.predictive.average import Predictive, check_outputs
+from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.last_layer import LinearisedModule
 from torchbayes.predictive.links import CLOSED, EXACT, MARGINAL, Link, centre_of, link_of
+from torchbayes.predictive.mixture import check_outputs
 
 
 class Functions(NamedTuple):
@@ -241,9 +242,9 @@ def by_outputs(posterior: Any, *, seed: int = 0) -> Linearised | None:
     Returns:
         The linearised form; None for any other posterior.
     """
-    if isinstance(posterior, LaplacePosterior):
+    if getattr(posterior, "of_linearised", False):
         return Linearised(posterior)
-    if not isinstance(posterior, Gaussian) or not posterior.linear:
+    if not getattr(posterior, "linear", False):
         return None
     link: Any = link_of("auto", posterior.model.likelihood)
     return Linearised(posterior, link if link in EXACT else "samples", seed=seed)

@@ -23,7 +23,7 @@ from torch.func import vmap
 
 from torchbayes.calls import explained
 from torchbayes.checks import as_seed, check_counts, check_kind, check_memory, check_scale, plain, seen
-from torchbayes.density.stacked import StackedLayers
+from torchbayes.density.vmap import StackedLayers
 from torchbayes.display import Overview, shortened, shown
 from torchbayes.linalg.matrices import eigh
 from torchbayes.model.model import Model, check_finite

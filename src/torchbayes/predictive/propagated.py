@@ -107,7 +107,7 @@ class Propagated:
     posterior: Gaussian
 
     def __post_init__(self) -> None:
-        if not isinstance(self.posterior, Gaussian):
+        if not hasattr(self.posterior, "covariance"):
             raise TypeError(f"`posterior` must be a Gaussian one; got {seen(self.posterior)}. Fit by PBP, VI or IVON.")
         if not is_diagonal(self.posterior.covariance):
             raise ValueError(

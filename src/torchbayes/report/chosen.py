@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchbayes.driver.run import recorded
 from torchbayes.model.likelihoods.weighted import fixed_noise
-from torchbayes.posteriors import LaplacePosterior, Posterior
+from torchbayes.posteriors import Posterior
 from torchbayes.report.words import listed
 
 _FACTOR = "a factor of {:.3g} on the precision of the prior"
@@ -60,7 +60,7 @@ def chosen_scales(posterior: Posterior) -> str:
     Args:
         posterior: any.
     """
-    if not isinstance(posterior, LaplacePosterior) or not (posterior.prior_chosen or posterior.noise_chosen):
+    if not (posterior.prior_chosen or posterior.noise_chosen):
         return ""
     model, said = posterior.model, []
     if posterior.prior_chosen:

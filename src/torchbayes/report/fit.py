@@ -16,7 +16,7 @@ from torchbayes.catalogue.config import CONFIG, read_config
 from torchbayes.catalogue.methods import METHODS, classes
 from torchbayes.catalogue.problem import Setup
 from torchbayes.driver.log import read_log
-from torchbayes.posteriors import Draws, Posterior
+from torchbayes.posteriors import Posterior
 from torchbayes.posteriors.functions import Functions
 from torchbayes.predictive.linearised import preferred
 from torchbayes.predictive.predict import Source
@@ -190,7 +190,7 @@ def lead(fitted: Fitted) -> list[str]:
         said.append(f"Warning: this posterior should not be trusted: {'; '.join(posterior.problems)}.")
     same = constant(setup.model, data.train.targets, data.test.targets, target_scale=setup.target_scale)
     said += filter(None, [worse(fitted.evaluation.metrics, same and same.metrics)])
-    if isinstance(posterior, Draws):
+    if posterior.chain_length is not None:
         said.append(f"Whether the chains have converged is what torchbayes diagnose {quote(str(fitted.run))} tells.")
     return said
 

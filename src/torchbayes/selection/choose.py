@@ -15,8 +15,8 @@ from torchbayes.driver.run import recorded
 from torchbayes.methods.choices import Choice, Epochs, Lowered, PriorScale
 from torchbayes.methods.protocol import Method
 from torchbayes.model.model import Model
-from torchbayes.model.rows.informed import as_recorded
-from torchbayes.model.rows.sources import Source
+from torchbayes.model.sources.informed import as_recorded
+from torchbayes.model.sources.sources import Source
 from torchbayes.selection.folds import FEWEST, folds_of, given_rows
 from torchbayes.selection.length import choose_epochs
 from torchbayes.selection.lowered import choose_scale, choose_setting

@@ -21,7 +21,7 @@ from torchbayes.driver.run import START, Run, check_free, describe_constants, de
 from torchbayes.health.ending import Case
 from torchbayes.methods.protocol import Method, Result_co
 from torchbayes.model.model import Model
-from torchbayes.model.rows.sources import Source
+from torchbayes.model.sources.sources import Source
 from torchbayes.model.subspace import Subspace
 from torchbayes.native.heap import trim
 from torchbayes.native.process import full_path

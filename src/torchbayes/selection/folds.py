@@ -9,7 +9,7 @@ import torch
 
 from torchbayes.model.model import Model
 from torchbayes.model.rows.batch import Batch
-from torchbayes.model.rows.sources import Source, as_source
+from torchbayes.model.sources.sources import Source, as_source
 from torchbayes.native.seeds import Purpose, generator
 
 FEWEST = 20  # rows of which none are held out unless that is asked for

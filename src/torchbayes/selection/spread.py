@@ -18,7 +18,7 @@ from torch import Tensor
 from torchbayes.density.density import LogDensity
 from torchbayes.methods.flat.parts import split
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.sources import Source
+from torchbayes.model.sources.sources import Source
 
 _PARTS = 64  # of a batch, whose gradients are squared: of two rows each where it has 128
 

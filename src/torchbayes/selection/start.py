@@ -17,7 +17,7 @@ from torchbayes.methods.optimise.learned import estimated
 from torchbayes.methods.protocol import Method, name_of_members
 from torchbayes.model.model import Model
 from torchbayes.model.probes.gradients import dependence
-from torchbayes.model.rows.sources import Source, as_source
+from torchbayes.model.sources.sources import Source, as_source
 from torchbayes.model.subspace import Subspace
 from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.locks import folder_in
@@ -106,6 +106,7 @@ def modes_to_seek(
     Returns:
         The method, the training, where this begins if not afresh, and an entry `chosen` of the run or none.
     """
+    own = None if directory is None else folder_in(directory, START)  # refuses a link before anything is trained
     seeker: Method = method.needs.start
     source = as_source(model, data, seeker.needs.batch_size or ROWS)
     source.check(training=method.needs.network == "train")
@@ -117,7 +118,6 @@ def modes_to_seek(
     _, method, entry = choose(inner, source, method, begin=begin, **asked)
     chosen = entry.get("chosen", {})
     mode = chosen.get("mode", {})
-    own = None if directory is None else folder_in(directory, START)
     if own is not None and (found := recorded(own)) is not None:  # a search that is repeated may round differently
         mode = {name: found[1]["method"].get(name, value) for name, value in mode.items()}
     seeker = _having(seeker, **mode, members=len(seeds))

@@ -27,7 +27,7 @@ from torchbayes.driver.checks import check_method
 from torchbayes.linalg import Diagonal
 from torchbayes.methods.protocol import Continued
 from torchbayes.model.model import Model, having
-from torchbayes.model.rows.sources import Source
+from torchbayes.model.sources.sources import Source
 from torchbayes.native.process import full_path
 from torchbayes.native.seeds import Purpose, mix
 from torchbayes.posteriors.gaussian import Gaussian

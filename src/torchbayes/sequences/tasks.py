@@ -14,7 +14,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset
 from torchbayes.checks import check_text, seen
 from torchbayes.data.base import Data
 from torchbayes.model.model import Model
-from torchbayes.model.rows.sources import Source, as_source
+from torchbayes.model.sources.sources import Source, as_source
 
 ROWS = 1024  # read at once where the data are not batched already
 

@@ -15,10 +15,8 @@ from torch import Tensor
 from torchbayes.linalg import Diagonal
 from torchbayes.linalg.structure import is_diagonal
 from torchbayes.model.model import PREFIX, Model
-from torchbayes.model.rows.sources import Source
+from torchbayes.model.sources.sources import Source
 from torchbayes.native.process import differentiable
-from torchbayes.posteriors.gaussian import Gaussian
-from torchbayes.posteriors.point import Point
 
 _ROWS = 64
 _STEP = 0.1
@@ -67,9 +65,9 @@ def restored(posterior: Any, used_D: Tensor, *, before: Any) -> Any:
     used_D = used_D.to(posterior.model.network.device)
     if bool(used_D.all()):
         return posterior
-    if isinstance(posterior, Point) and before is not None:
+    if posterior.centre is posterior and before is not None:
         return replace(posterior, weights_MD=torch.where(used_D, posterior.weights_MD, before.weights_MD))
-    if not isinstance(posterior, Gaussian) or not is_diagonal(posterior.covariance):
+    if not hasattr(posterior, "covariance") or not is_diagonal(posterior.covariance):
         return posterior
     prior = posterior.model.prior
     found_MD = posterior.covariance.diagonal()

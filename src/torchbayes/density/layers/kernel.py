@@ -15,14 +15,14 @@ from torch import Tensor
 
 from torchbayes.density.backend import Mixing
 from torchbayes.density.density import LogDensity, check_whole
+from torchbayes.density.kernels import DenseModel, kernel_of
 from torchbayes.density.layers.randomness import Pass, Randomness
 from torchbayes.density.layers.uses import How
-from torchbayes.density.native import DenseModel, kernel_of
 from torchbayes.density.plans import refuse
 from torchbayes.model.dropout import dropouts
 from torchbayes.model.model import Batch
 from torchbayes.native.description import Layer, Stage
-from torchbayes.native.mean_field import LEAST
+from torchbayes.native.perturb import LEAST
 from torchbayes.native.spread import Call, SecondWeights, evaluate_spread
 
 

@@ -44,7 +44,7 @@ from torchbayes.model.likelihoods.weighted import apart
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import batch_size
-from torchbayes.native import mean_field
+from torchbayes.native.perturb import perturb, perturb_by
 from torchbayes.native.process import differentiable
 from torchbayes.native.seeds import Purpose, mix
 
@@ -352,10 +352,10 @@ class _Layers(TorchFunctionMode):
     def _perturb(self, mean: Tensor, variance: Tensor) -> None:
         """Add noise to outputs, and put its ratio to their standard deviations in the place of the variances."""
         if self._place.total == len(mean):
-            mean_field.perturb(mean, variance, seed=self._random.seed, stream=self._random.outputs(self._calls))
+            perturb(mean, variance, seed=self._random.seed, stream=self._random.outputs(self._calls))
         else:
             noise = self._random.noise_of(self._calls, mean, self._place.whole(mean))[self._place.own]
-            mean_field.perturb_by(mean, variance, noise)
+            perturb_by(mean, variance, noise)
 
     def _flipped(self, func: Callable[..., Tensor], call: Call) -> Tensor:
         """Return outputs under one draw of the weights, whose deviation has signs of its own for each example."""

@@ -19,7 +19,7 @@ from torchbayes.model.layout import Globs, matches
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network, taking
 from torchbayes.model.rows.batch import rows_of, tensors_of
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.functions import check_weights
 

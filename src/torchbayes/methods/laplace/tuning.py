@@ -31,7 +31,7 @@ from torchbayes.metrics import nll
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.likelihoods.weighted import fixed_noise
 from torchbayes.model.model import PREFIX, Model
-from torchbayes.model.rows.sources import as_source
+from torchbayes.model.sources.sources import as_source
 from torchbayes.posteriors.laplace import LaplacePosterior, having_noise
 from torchbayes.posteriors.posterior import on_trial
 from torchbayes.posteriors.problems import warn_of

@@ -28,10 +28,11 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import check_positive, given
-from torchbayes.density.density import LogDensity, slice_along
+from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Density
 from torchbayes.methods.faults import Faults, evaluated
 from torchbayes.methods.mcmc.mass import known_prior
+from torchbayes.methods.mcmc.slice_kernel import Ellipses, slice_along
 from torchbayes.methods.noise import Purpose, normals, uniforms
 from torchbayes.methods.sampler import Info, Sampler, begin
 from torchbayes.model.model import Model
@@ -221,11 +222,10 @@ def _shares(state: State) -> Tensor:
 def _at_once(
     density: Density, state: State, ellipse: _Ellipse, second_MD: Tensor, height_M: Tensor, interval: _Interval
 ) -> tuple[State, Info] | None:
-    """Return every chain one step on by a call of the density; None where it does not offer one for this ellipse."""
+    """Return every chain one step on by a call of the kernel; None where there is none for this ellipse."""
     if ellipse.factor is None or not isinstance(density, LogDensity):
         return None
-    landed = slice_along(
-        density,
+    ellipses = Ellipses(
         state.weights_MD,
         second_MD,
         location_D=ellipse.loc_D,
@@ -234,6 +234,7 @@ def _at_once(
         shares_MU=_shares(state),
         factor=ellipse.factor,
     )
+    landed = slice_along(density, ellipses)
     if landed is None:
         return None
     found_M, level_M = landed.found_M, ellipse.factor * landed.log_likelihood_M

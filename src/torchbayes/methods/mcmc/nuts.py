@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchbayes.density.backend import Grown
-from torchbayes.density.density import LogDensity, grow
+from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Density, Value
 from torchbayes.methods.checks import check_counts
 from torchbayes.methods.faults import Faults
 from torchbayes.methods.mcmc.hamiltonian import State, coloured, kinetic, learned, standard, start
 from torchbayes.methods.mcmc.mass import Mass, check
+from torchbayes.methods.mcmc.tree_kernel import Grown, Growth, grow
 from torchbayes.methods.mcmc.trees import Trees
 from torchbayes.methods.sampler import DIVERGENCE, Info, Sampler, moved
 from torchbayes.native.seeds import Purpose, streams
@@ -114,7 +114,7 @@ class NUTS(Sampler):
 def _at_once(
     method: NUTS, density: Density, state: State, standard_MD: Tensor, streams_M: np.ndarray
 ) -> tuple[Grown, Tensor, Faults] | None:
-    """Return where chains come to, by a call of the density, and energies at the start; None if it does not offer one.
+    """Return where chains come to, by a call of the kernel, and energies at the start; None if there is none.
 
     Args:
         method: the settings.
@@ -126,8 +126,7 @@ def _at_once(
     if not isinstance(density, LogDensity):
         return None
     mass, kinetic_M = state.inverse_mass_MD, kinetic(standard_MD, None)
-    grown = grow(
-        density,
+    growth = Growth(
         state.weights_MD,
         standard_MD,
         value=Value(state.log_density_M, state.gradient_MD, state.log_likelihood_M),
@@ -138,6 +137,7 @@ def _at_once(
         doublings=method.max_doublings,
         divergence=DIVERGENCE,
     )
+    grown = grow(density, growth)
     return grown and (grown, kinetic_M - state.log_density_M, Faults.none(standard_MD))
 
 

@@ -26,15 +26,14 @@ from torchbayes.health.descent import Descended
 from torchbayes.health.ending import Case, NoHistory
 from torchbayes.methods.optimise.learned import learned_at
 from torchbayes.methods.optimise.moments import Moments
-from torchbayes.model.description import CONSTANTS, describe_model, fingerprint
+from torchbayes.model.description import CONSTANTS, check_layout, check_model, describe_model, fingerprint
 from torchbayes.model.model import PREFIX, Model
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.informed import informed_by
-from torchbayes.model.rows.sources import Source, as_source
+from torchbayes.model.sources.informed import informed_by
+from torchbayes.model.sources.sources import Source, as_source
 from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import read_tensors, write_tensors
 from torchbayes.posteriors.gaussian import Gaussian
-from torchbayes.posteriors.load import check_layout, check_model
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import BUFFERS
 from torchbayes.posteriors.problems import checked, note, warn_of, warn_unchecked

@@ -23,7 +23,7 @@ from torchbayes.health.constant import highest
 from torchbayes.model.model import PREFIX, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.rows.batch import Batch
-from torchbayes.model.rows.sources import Source
+from torchbayes.model.sources.sources import Source
 from torchbayes.native.process import differentiable
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.point import Point

@@ -31,7 +31,7 @@ from torchbayes.density.density import LogDensity, seeds_here
 from torchbayes.density.dynamics import Value
 from torchbayes.density.loop import drawing
 from torchbayes.density.plans import bound, choose
-from torchbayes.density.stacked import StackedLayers
+from torchbayes.density.vmap import StackedLayers
 from torchbayes.methods.particles.base import heat_of
 from torchbayes.methods.particles.kernels import RBF, Pairs, gram
 from torchbayes.methods.particles.scores import Score, score_elsewhere, score_matrix

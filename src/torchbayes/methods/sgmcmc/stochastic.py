@@ -87,6 +87,7 @@ class Stochastic:
     decay: float = 0.99
     floor: float | None = None
 
+    adapts: ClassVar[bool] = False
     rate: ClassVar[float]
     preconditioned_rate: ClassVar[float]
     least_floor: ClassVar[float] = 1e-7

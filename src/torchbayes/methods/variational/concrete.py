@@ -31,8 +31,6 @@ from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.dropout import check_dropout, rates
-from torchbayes.model.folded import Fold as Layer
-from torchbayes.model.folded import folds
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.univariate import Normal
@@ -40,6 +38,8 @@ from torchbayes.model.rows.batch import batch_size, rows_of
 from torchbayes.native.process import differentiable
 from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.layers.dropout import DropoutPosterior
+from torchbayes.posteriors.layers.folded import Fold as Layer
+from torchbayes.posteriors.layers.folded import folds
 
 TEMPERATURE = 0.1
 State = Trajectory

@@ -51,11 +51,11 @@ from torchbayes.methods.noise import Purpose, mix
 from torchbayes.methods.optimise.descent import clone, largest
 from torchbayes.methods.protocol import DivergedError, Shelf
 from torchbayes.methods.schedules import Cosine, Schedule, ramp
+from torchbayes.methods.variational import passes
+from torchbayes.methods.variational.passes import Moments, Rates
 from torchbayes.methods.variational.target import Target, narrowed, target_of
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
-from torchbayes.native import mean_field as passes
-from torchbayes.native.mean_field import Moments, Rates
 from torchbayes.posteriors.gaussian import Gaussian
 
 _STEPS = 10_000  # of a run at least, by default

@@ -1,7 +1,7 @@
 r"""A step with independent weights on a CPU: the objective of objective.py, in two passes over all parameters.
 
 The first draws weights and sums what the divergence is made of; the network then says its gradient; the second forms
-the gradient by means and scales and takes a step of Adam in the same go (`torchbayes.native.mean_field`). The noise
+the gradient by means and scales and takes a step of Adam in the same go (`passes.py`). The noise
 is bit for bit that of objective.py, results are equal to rounding.
 """
 
@@ -17,14 +17,14 @@ from torch import Tensor
 from torchbayes.density.density import LogDensity
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import SGD, AdamW, Optimizer
+from torchbayes.methods.variational import passes
 from torchbayes.methods.variational.families import DiagonalFamily
 from torchbayes.methods.variational.objective import Drawing, Terms, ask, ask_layers, noise_stream
+from torchbayes.methods.variational.passes import AdamRule, Descent, Penalty
 from torchbayes.methods.variational.target import Target, target_of
 from torchbayes.model.model import Batch
 from torchbayes.model.priors.bound import Segment
 from torchbayes.model.priors.expected import add_expected_, is_closed
-from torchbayes.native import mean_field as passes
-from torchbayes.native.mean_field import AdamRule, Descent, Penalty
 
 
 class Slope(NamedTuple):

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from torchbayes.density.density import LogDensity
+from torchbayes.methods.variational.passes import Penalty
 from torchbayes.model.priors.bound import Segment
 from torchbayes.model.priors.joint import Joint
 from torchbayes.model.priors.univariate import Flat, Normal
-from torchbayes.native.mean_field import Penalty
 
 
 class Target(NamedTuple):

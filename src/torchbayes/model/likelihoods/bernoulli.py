@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ from torch import Tensor, distributions
 from torch.distributions import Distribution
 
 from torchbayes.checks import check_flags
-from torchbayes.model.likelihoods.protocol import NONE, Learned, Parameters, log_mean_exp
+from torchbayes.model.likelihoods.protocol import NONE, Learned, Listed, Parameters, log_mean_exp, two_classes
 from torchbayes.model.likelihoods.shapes import check_shape, columns_of, like, per_datum
 
 
@@ -24,6 +24,14 @@ class Bernoulli:
         soft: whether targets may lie anywhere in [0, 1], each the probability q of a 1: the log probability is the mean
             over labels drawn from it, q log σ(f) + (1 − q) log σ(−f).
     """
+
+    listed: ClassVar = Listed(
+        "bernoulli",
+        "one of two classes, from one output: the log odds of the second",
+        "classification",
+        lambda _: 1,
+        prepare=two_classes,
+    )
 
     soft: bool = False
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,16 @@ from torch import Tensor, distributions
 from torch.distributions import Distribution
 
 from torchbayes.checks import check_each, check_not_negative, check_share, is_whole, plain, seen
-from torchbayes.model.likelihoods.protocol import NONE, Counted, Learned, Likelihood, Parameters, counted, log_mean_exp
+from torchbayes.model.likelihoods.protocol import (
+    NONE,
+    Counted,
+    Learned,
+    Likelihood,
+    Listed,
+    Parameters,
+    counted,
+    log_mean_exp,
+)
 from torchbayes.model.likelihoods.shapes import check_tensor, per_datum
 
 _SUM = 1e-3  # how far from one the sum of soft labels may be: half precision is that coarse
@@ -37,6 +46,13 @@ class Categorical:
         class_axis: which axis of what the network returns is that of the classes: -1, or 1 where it gives (B, K, H, W),
             as `torch.nn.functional.cross_entropy` takes it. Outputs everywhere else have it last: a model moves it.
     """
+
+    listed: ClassVar = Listed(
+        "categorical",
+        "one of K classes, whose log odds are the outputs (weights, label_smoothing, ignore_index)",
+        "classification",
+        lambda data: data.num_classes,
+    )
 
     weights: tuple[float, ...] | None = None
     ignore_index: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from torch import Tensor, distributions
 from torch.distributions import Distribution
 
 from torchbayes.checks import check_counts, check_each, check_not_negative, check_scale, given, plain
-from torchbayes.model.likelihoods.protocol import NONE, Learned, Parameters
+from torchbayes.model.likelihoods.protocol import NONE, Learned, Listed, Parameters, target_columns
 from torchbayes.model.likelihoods.shapes import check_real, columns_of, log_prob_under, spread
 from torchbayes.model.priors.noise import LogInverseChi
 from torchbayes.model.priors.univariate import Prior, check_prior
@@ -46,6 +46,14 @@ class Gaussian:
             `fit` measures it on its training rows where it is None and needed, and gives the posterior a model that
             has it; in other uses of a model, None stands for 1.
     """
+
+    listed: ClassVar = Listed(
+        "gaussian",
+        "targets with normal noise around the output, its scale learned or fixed (scale, initial)",
+        "regression",
+        target_columns,
+        {"scale": "learned"},
+    )
 
     scale: float | tuple[float, ...] | str = 1.0
     outputs: int = 1
@@ -164,6 +172,13 @@ class HeteroscedasticGaussian:
     Attributes:
         floor: smallest noise variance, in squared units of the targets.
     """
+
+    listed: ClassVar = Listed(
+        "heteroscedastic",
+        "targets with normal noise whose variance is a second output (floor)",
+        "regression",
+        lambda data: 2 * target_columns(data),
+    )
 
     floor: float = 1e-6
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
-from torchbayes.model.likelihoods.protocol import NONE, Learned, Parameters
+from torchbayes.model.likelihoods.protocol import NONE, Learned, Listed, Parameters, target_columns
 from torchbayes.model.likelihoods.shapes import check_shape, columns_of, like, per_datum
 
 
@@ -25,6 +25,14 @@ class Counts(distributions.Poisson):
 @dataclass(frozen=True)
 class Poisson:
     """y ~ Poisson(e^f): counts; outputs are log rates."""
+
+    listed: ClassVar = Listed(
+        "poisson",
+        "counts, whose log rate is the output; targets are not standardised",
+        "regression",
+        target_columns,
+        prepare=lambda data: data.counts(),
+    )
 
     def parameters(self) -> Mapping[str, Learned]:
         """Return no learned parameters."""

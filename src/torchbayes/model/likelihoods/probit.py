@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
-from torchbayes.model.likelihoods.protocol import NONE, Learned, Parameters
+from torchbayes.model.likelihoods.protocol import NONE, Learned, Listed, Parameters, two_classes
 from torchbayes.model.likelihoods.shapes import check_shape, columns_of, like, per_datum
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -24,6 +24,14 @@ class Probit:
 
     y = 1 where f + ε > 0 with ε ~ N(0, 1): under f ~ N(m, v) its probability is Φ(m/√(1 + v)), a closed form.
     """
+
+    listed: ClassVar = Listed(
+        "probit",
+        "one of two classes, from one output: the second if it and standard normal noise are above 0",
+        "classification",
+        lambda _: 1,
+        prepare=two_classes,
+    )
 
     def parameters(self) -> Mapping[str, Learned]:
         """Return no learned parameters."""

@@ -19,9 +19,9 @@ probability is differentiated instead, at the observed targets.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -32,6 +32,44 @@ from torchbayes.model.priors.univariate import Prior, check_prior
 
 Parameters = Mapping[str, Tensor]
 NONE: Parameters = {}
+
+
+@dataclass(frozen=True)
+class Listed:
+    """How the catalogue lists a likelihood: its class has one as `listed`, a user's own need none.
+
+    Attributes:
+        name: by which it is asked for.
+        line: one line about it.
+        task: of the data that it is for; None for any.
+        outputs: the number of network outputs that it needs, of a `torchbayes.data.Data`.
+        settings: of its class, where these are others than the defaults of the class.
+        prepare: gives data with their targets in the form that it takes, and raises a ValueError where they have none;
+            None where it takes any data of the task as they are.
+    """
+
+    name: str
+    line: str
+    task: Literal["classification", "regression"] | None
+    outputs: Callable[[Any], int]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    prepare: Callable[[Any], Any] | None = None
+
+
+def target_columns(data: Any) -> int:
+    """Return the number of values in the targets of one row: an output for each."""
+    return int(data.train.targets[0].numel())
+
+
+def two_classes(data: Any) -> Any:
+    """Return data of two classes.
+
+    Raises:
+        ValueError: if there are more.
+    """
+    if data.num_classes != 2:
+        raise ValueError(f"it is for two classes, and there are {data.num_classes}")
+    return data
 
 
 @dataclass(frozen=True)

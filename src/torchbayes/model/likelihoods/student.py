@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, distributions
@@ -13,7 +13,7 @@ from torch.distributions import Distribution
 from torch.distributions.utils import broadcast_all
 
 from torchbayes.checks import check_positive, check_scale, plain
-from torchbayes.model.likelihoods.protocol import NONE, Learned, Parameters
+from torchbayes.model.likelihoods.protocol import NONE, Learned, Listed, Parameters, target_columns
 from torchbayes.model.likelihoods.shapes import check_real, columns_of, log_prob_under
 
 
@@ -25,6 +25,13 @@ class StudentT:
         df: degrees of freedom; above 2 the variance exists.
         scale: scale of the t distribution, in units of the targets.
     """
+
+    listed: ClassVar = Listed(
+        "student_t",
+        "targets with outliers: Student's t around the output (df, scale)",
+        "regression",
+        target_columns,
+    )
 
     df: float = 4.0
     scale: float = 1.0

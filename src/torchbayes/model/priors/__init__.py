@@ -1,14 +1,13 @@
 """p(w): what is believed about the weights before the data."""
 
 from torchbayes.model.priors.correlated import Correlated, EmpCov
-from torchbayes.model.priors.groups import Hierarchical, LogHalfCauchy
+from torchbayes.model.priors.groups import FanInNormal, Hierarchical, LogHalfCauchy
 from torchbayes.model.priors.mixture import NormalMixture
 from torchbayes.model.priors.multiplied import GroupHorseshoe, GroupNormalJeffreys, LogHalfNormal, with_multipliers
 from torchbayes.model.priors.noise import LogInverseChi
 from torchbayes.model.priors.scales import Scaled, with_scales
 from torchbayes.model.priors.sparse import Horseshoe, LogUniform
 from torchbayes.model.priors.univariate import (
-    FanInNormal,
     Flat,
     Laplace,
     Logistic,

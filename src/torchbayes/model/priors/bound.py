@@ -17,9 +17,7 @@ from torchbayes.model.layout import Layout, matches
 from torchbayes.model.priors.axes import Axes
 from torchbayes.model.priors.groups import SharedVariance
 from torchbayes.model.priors.joint import Joint
-from torchbayes.model.priors.mixture import NormalMixture
 from torchbayes.model.priors.noise import LogInverseChi
-from torchbayes.model.priors.sparse import Horseshoe, LogUniform
 from torchbayes.model.priors.univariate import (
     Flat,
     Normal,
@@ -29,6 +27,7 @@ from torchbayes.model.priors.univariate import (
     SampledPrior,
     ShapedPrior,
     Univariate,
+    asked,
     check_prior,
 )
 from torchbayes.native.process import differentiable
@@ -62,10 +61,10 @@ class Segment:
     def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
         """Add `scale` · d log p / dw of this run to `gradient` (..., D) in place."""
         part, into = weights[..., self.where], gradient[..., self.where]
-        if isinstance(self.prior, Normal | NormalMixture | Flat | Together | LogInverseChi | Horseshoe):
-            self.prior.add_gradient_(into, part, scale)
-            return
-        into.add_(_derivative(self.prior, part, order=1), alpha=scale)
+        if closed := asked(self.prior, "add_gradient_"):
+            closed(into, part, scale)
+        else:
+            into.add_(_derivative(self.prior, part, order=1), alpha=scale)
 
     def total(self, weights: Tensor) -> Tensor:
         """Return Σ log p of this run over its weights, of weights (..., D), float64 (...)."""
@@ -77,8 +76,8 @@ class Segment:
         Returns:
             Σ log p of this run over its weights, float64 (...).
         """
-        if isinstance(self.prior, NormalMixture):
-            return self.prior.visit_(weights[..., self.where], gradient[..., self.where], scale)
+        if visit_ := asked(self.prior, "visit_"):
+            return visit_(weights[..., self.where], gradient[..., self.where], scale)
         self.add_gradient_(gradient, weights, scale)
         return self.total(weights)
 
@@ -142,7 +141,7 @@ class BoundPrior:
             self._append(prior, layout.slices[name])
 
     def _append(self, prior: Prior | Together, where: slice) -> None:
-        scales = len(prior.scales) if isinstance(prior, LogInverseChi) else 1
+        scales = getattr(prior, "elements", 1)
         if scales not in {1, where.stop - where.start}:
             raise ValueError(f"{prior!r} has {scales} scales for {where.stop - where.start} elements.")
         alone = scales > 1 or isinstance(prior, Together)
@@ -208,11 +207,9 @@ class BoundPrior:
         found = torch.zeros_like(weights)
         for segment in self.segments:
             into, part = found[..., segment.where], weights[..., segment.where]
-            if isinstance(segment.prior, Normal):
-                into.fill_(1 / segment.prior.scale**2)
-            elif isinstance(segment.prior, Together):
-                into.copy_(segment.prior.precision(part))
-            elif not isinstance(segment.prior, Flat):
+            if closed := asked(segment.prior, "precision"):
+                into.copy_(closed(part))
+            else:
                 into.copy_(-_derivative(segment.prior, part, order=2))
                 _check_bend(self, segment, into)
         return found
@@ -233,7 +230,7 @@ class BoundPrior:
         parts = []
         for number, segment in enumerate(self.segments):
             if not isinstance(segment.prior, SampledPrior):
-                why = "is improper" if isinstance(segment.prior, Flat | LogUniform) else "has no `sample`"
+                why = "is improper" if getattr(segment.prior, "improper", "") else "has no `sample`"
                 raise ValueError(
                     f"weights cannot be drawn from {segment.prior!r}, which {why}. Choose a prior such as Normal, or "
                     f"give yours a method `sample(shape, generator)`."
@@ -304,8 +301,8 @@ def _joined(layout: Layout, joint: Joint, own: Mapping[str, Prior]) -> list[tupl
 
 
 def _total(prior: Prior, weights: Tensor) -> Tensor:
-    if isinstance(prior, Normal | NormalMixture | Flat | Together):
-        return prior.total(weights)
+    if total := asked(prior, "total"):
+        return total(weights)
     return prior.log_prob(weights).sum(-1, dtype=torch.float64)
 
 

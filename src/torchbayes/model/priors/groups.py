@@ -1,4 +1,6 @@
-r"""Variances that groups of weights share, integrated out: a multivariate t distribution for each group.
+r"""Priors by the axes of a parameter: a scale by its fan-in; variances that groups share, integrated out.
+
+Of shared variances each group has a multivariate t distribution:
 
     w_g | v_g ~ N(0, v_g I),    v_g ~ Scaled-Inv-χ²(ν, s²) = IG(ν/2, ν s²/2)
 
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,9 +23,42 @@ from torchbayes.checks import check_choice, check_positive, check_scale, given, 
 from torchbayes.model.priors.axes import Axes
 from torchbayes.model.priors.noise import LogInverseChi
 from torchbayes.model.priors.sparse import Horseshoe
-from torchbayes.model.priors.univariate import Prior, StudentT, normals
+from torchbayes.model.priors.univariate import Normal, Prior, StudentT, normals
 
 Groups = Literal["layer", "rows", "columns", "weights"]
+
+
+@dataclass(frozen=True)
+class FanInNormal:
+    """w ~ N(0, gain² / fan_in) for the weights of layers, N(0, bias_scale²) for biases and norms (Neal 1996).
+
+    With it the variance of a layer's outputs does not depend on the layer's width. The fan-in is the number of inputs
+    that an output sums over: that of a linear layer's unit, of a filter of a convolution, channels times places, and of
+    one of a transposed convolution, with a stride on average over its outputs; 1 for an embedding, which looks up one
+    entry. Other layers' parameters with two axes or more are refused: they need a prior of their own.
+
+    Attributes:
+        gain: standard deviation of a unit's input per unit of input scale; √2 suits ReLU.
+        bias_scale: standard deviation of biases and of norm layers' weights.
+    """
+
+    listed: ClassVar = ("fan_in_normal", "normal with variance gain² / fan-in, biases apart (gain, bias_scale)")
+
+    gain: float = math.sqrt(2.0)
+    bias_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        plain(self)
+        check_scale(gain=self.gain, bias_scale=self.bias_scale)
+
+    def resolve(self, axes: Axes) -> Prior:
+        """Return the normal prior of a parameter with these axes.
+
+        Raises:
+            ValueError: if its inputs are not known.
+        """
+        axes.check()
+        return Normal(self.bias_scale if axes.inputs is None else self.gain / math.sqrt(axes.fan_in))
 
 
 @dataclass(frozen=True)
@@ -43,6 +78,8 @@ class Hierarchical:
             of each input unit or channel ("columns"), or none ("weights"). Biases, and weights of norms, are one group
             each. Which axes have units and inputs depends on the layer: see `torchbayes.model.priors.axes`.
     """
+
+    listed: ClassVar = ("hierarchical", "normal, with a variance for each group that is inferred (scale, df, groups)")
 
     scale: float = 1.0
     df: float | None = 4.0

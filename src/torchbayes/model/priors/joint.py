@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,6 +27,7 @@ class Joint:
         covariance: Σ, of one member.
     """
 
+    quadratic: ClassVar = True
     loc_D: Tensor
     covariance: Structure
 
@@ -75,6 +77,13 @@ class Joint:
             ValueError: if the structure does not give it without its dense matrix.
         """
         return like(self, weights).covariance.precision_diagonal()[0]
+
+    def expected_(self, mean: Tensor, variance: Tensor, *, scale: float, into: Sequence[Tensor]) -> Tensor:
+        """Return log N(μ; loc, Σ) − ½ Σ_i (Σ⁻¹)_ii v_i, and add to its derivatives: see `expected.py`."""
+        self.add_gradient_(into[0], mean, scale)
+        precision = self.precision(mean)
+        into[1].sub_(precision, alpha=0.5 * scale)
+        return self.total(mean) - 0.5 * (variance * precision).sum(-1, dtype=torch.float64)
 
     def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Return draws μ + R z with R Rᵀ = Σ, float64 (S, D), on the CPU; `shape` is (S, D)."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -35,6 +36,8 @@ class NormalMixture:
         scales: standard deviations, one per component.
         proportions: weights of the components, positive; normalised here.
     """
+
+    listed: ClassVar = ("normal_mixture", "a wide and a narrow normal, mixed (scales, proportions)")
 
     scales: tuple[float, ...] = (1.0, 0.1)
     proportions: tuple[float, ...] = (0.5, 0.5)

@@ -17,7 +17,7 @@ parameters: under them a normal q is log-normal for z, and its divergence is clo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol, TypeGuard
@@ -186,7 +186,15 @@ class LogHalfNormal:
 
     def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
         """Add scale · d log p / dw = scale (1 − e^{2u}) to `gradient` in place."""
-        gradient.sub_(torch.expm1(2 * (weights - math.log(self.scale))), alpha=scale)
+        gradient.add_(1 - torch.exp(2 * (weights - math.log(self.scale))), alpha=scale)
+
+    def expected_(self, mean: Tensor, variance: Tensor, *, scale: float, into: Sequence[Tensor]) -> Tensor:
+        """Return Σ u − ½ e^{2u + 2v} + constants, and add to its derivatives: see `expected.py`."""
+        u = mean - math.log(self.scale)
+        swollen = torch.exp(2 * (u + variance))
+        into[0].sub_(swollen - 1, alpha=scale)
+        into[1].sub_(swollen, alpha=scale)
+        return (u - 0.5 * swollen + 0.5 * math.log(2 / math.pi)).sum(-1, dtype=torch.float64)
 
     def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
         """Return independent draws, float64 on the CPU."""

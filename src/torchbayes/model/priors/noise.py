@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,6 +44,11 @@ class LogInverseChi:
         return self.scale if isinstance(self.scale, tuple) else (self.scale,)
 
     @property
+    def elements(self) -> int:
+        """Number of elements of the parameter that it is of; 1 for any."""
+        return len(self.scales)
+
+    @property
     def std(self) -> float:
         """Standard deviation of w, ½ √ψ′(df/2)."""
         return 0.5 * math.sqrt(float(torch.special.polygamma(1, self._half)))
@@ -76,6 +82,14 @@ class LogInverseChi:
         """Add scale · d log p / dw = scale df (e^{−2u} − 1) to `gradient` in place."""
         u = weights - self._centre.to(weights)
         gradient.add_(torch.expm1(-2 * u), alpha=scale * self.df)
+
+    def expected_(self, mean: Tensor, variance: Tensor, *, scale: float, into: Sequence[Tensor]) -> Tensor:
+        """Return Σ −df (u + ½ e^{−2u + 2v}) less constants, and add to its derivatives: see `expected.py`."""
+        u = mean - torch.as_tensor(self.scales, dtype=torch.float64).log().to(mean)
+        swollen = torch.exp(2 * (variance - u))
+        into[0].add_(swollen - 1, alpha=scale * self.df)
+        into[1].sub_(swollen, alpha=scale * self.df)
+        return (-self.df * (u + 0.5 * swollen) - self.log_constant).sum(-1, dtype=torch.float64)
 
     def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
         """Return independent draws, float64 on the CPU: log scale + ½ (log(df/2) − log G) with G ~ Gamma(df/2, 1)."""

@@ -7,9 +7,10 @@ log-uniform prior is not, even with data, and is there for the divergence of var
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -40,6 +41,8 @@ class Horseshoe:
         scale: τ, the global scale, which all weights share, in units of the weights; the smaller, the fewer of them
             are away from zero.
     """
+
+    listed: ClassVar = ("horseshoe", "most weights next to zero, some far from it (scale)")
 
     scale: float = 1.0
 
@@ -84,6 +87,10 @@ class LogUniform:
     drawn from it.
     """
 
+    listed: ClassVar = ("log_uniform", "the prior of variational dropout, for VI alone; improper")
+
+    improper: ClassVar = "log-uniform"
+
     @property
     def std(self) -> float:
         """Infinite."""
@@ -92,6 +99,15 @@ class LogUniform:
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return −log |w|, elementwise; ∞ at zero."""
         return -weights.abs().log()
+
+    def expected_(self, mean: Tensor, variance: Tensor, *, scale: float, into: Sequence[Tensor]) -> Tensor:
+        """Return Σ −log √v − E log |z + ε|, z = |μ|/√v, and add to its derivatives: see `expected.py`."""
+        std = variance.sqrt()
+        ratio = mean.abs() / std
+        size, slope = expected_log_size(ratio)
+        into[0].sub_(slope / std * mean.sign(), alpha=scale)
+        into[1].add_((ratio * slope - 1) / variance, alpha=0.5 * scale)
+        return -(size + std.log()).sum(-1, dtype=torch.float64)
 
 
 class _LogScaledE1(torch.autograd.Function):

@@ -8,24 +8,16 @@ Densities are normalised, so that evidences built on them are right.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, distributions
 from torch.distributions import Distribution
 
-from torchbayes.checks import (
-    check_kind,
-    check_numbers,
-    check_object,
-    check_positive,
-    check_scale,
-    plain,
-    seen,
-)
+from torchbayes.checks import check_kind, check_numbers, check_object, check_positive, check_scale, plain, seen
 from torchbayes.model.priors.axes import Axes
 from torchbayes.native.seeds import Purpose, seeded
 
@@ -34,11 +26,30 @@ _BLOCK = 1 << 18  # weights whose squares are summed at a time: PyTorch sums a c
 
 @runtime_checkable
 class Prior(Protocol):
-    """Anything with an elementwise log density of weights."""
+    """Anything with an elementwise log density of weights.
+
+    It may say more, and is asked for it by name; what it does not say comes from `log_prob` by autograd, if it can:
+
+        std, loc                                  standard deviation and mean of a weight
+        total(weights)                            Σ log p over the last axis, float64
+        add_gradient_(gradient, weights, scale)   adds scale · d log p / dw in place
+        visit_(weights, gradient, scale)          both in one pass
+        precision(weights)                        −d² log p / dw²
+        expected_(mean, variance, scale=, into=)  E log p under normal weights: see `expected.py`
+        quadratic                                 whether log p is, so that means and variances are enough for that
+        improper                                  a word for its kind, if it has no finite integral
+        listed                                    its name in the catalogue, and one line about it
+    """
 
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return log p of each element of `weights`, same shape."""
         ...
+
+
+def asked(prior: Any, name: str) -> Callable[..., Any] | None:
+    """Return a function of a prior that it may have or not; None if it has none."""
+    found = getattr(prior, name, None)
+    return found if callable(found) else None
 
 
 @runtime_checkable
@@ -94,6 +105,9 @@ class Normal:
         loc: mean.
     """
 
+    listed: ClassVar = ("normal", "normal (scale, loc)")
+
+    quadratic: ClassVar = True
     scale: float = 1.0
     loc: float = 0.0
 
@@ -133,6 +147,16 @@ class Normal:
         """Add scale · d log p / dw = −scale (w − loc)/scale_prior² to `gradient` in place, in one pass."""
         gradient.add_(weights - self.loc if self.loc else weights, alpha=-scale / self.scale**2)
 
+    def precision(self, weights: Tensor) -> Tensor:
+        """Return 1/scale², of the shape of weights."""
+        return torch.full_like(weights, 1 / self.scale**2)
+
+    def expected_(self, mean: Tensor, variance: Tensor, *, scale: float, into: Sequence[Tensor]) -> Tensor:
+        """Return Σ −½ ((μ − loc)² + v)/scale² − log(scale √2π), and add to its derivatives: see `expected.py`."""
+        self.add_gradient_(into[0], mean, scale)
+        into[1].sub_(0.5 * scale / self.scale**2)
+        return self.total(mean) - 0.5 / self.scale**2 * variance.sum(-1, dtype=torch.float64)
+
     def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
         """Return independent draws, float64 on the CPU."""
         return self.loc + self.scale * normals(shape, generator)
@@ -146,6 +170,8 @@ class Laplace:
         scale: mean absolute deviation; the standard deviation is √2 scale.
         loc: mean.
     """
+
+    listed: ClassVar = ("laplace", "double exponential, many weights near zero (scale, loc)")
 
     scale: float = 1.0
     loc: float = 0.0
@@ -164,6 +190,17 @@ class Laplace:
         """Return −|w − loc|/scale − log(2 scale), elementwise."""
         return -(weights - self.loc).abs() / self.scale - math.log(2 * self.scale)
 
+    def expected_(self, mean: Tensor, variance: Tensor, *, scale: float, into: Sequence[Tensor]) -> Tensor:
+        """Return Σ −E|w − loc|/scale − log 2 scale, and add to its derivatives: see `expected.py`."""
+        centred, std = mean - self.loc, variance.sqrt()
+        ratio = centred / std
+        density = torch.exp(-0.5 * ratio.square()) / (std * math.sqrt(2 * math.pi))
+        share = torch.erf(ratio / math.sqrt(2))
+        distance = 2 * variance * density + centred * share
+        into[0].sub_(share, alpha=scale / self.scale)
+        into[1].sub_(density, alpha=scale / self.scale)
+        return -(distance.sum(-1, dtype=torch.float64) / self.scale) - mean.shape[-1] * math.log(2 * self.scale)
+
     def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
         """Return independent draws, float64 on the CPU: differences of two exponentials."""
         return self.loc + self.scale * (uniforms(shape, generator).log() - uniforms(shape, generator).log())
@@ -178,6 +215,8 @@ class StudentT:
         scale: scale of the t distribution.
         loc: location.
     """
+
+    listed: ClassVar = ("student_t", "Student's t, heavy tails (df, scale, loc)")
 
     df: float = 5.0
     scale: float = 1.0
@@ -215,6 +254,8 @@ class Logistic:
         loc: mean.
     """
 
+    listed: ClassVar = ("logistic", "logistic, tails between normal and double exponential (scale, loc)")
+
     scale: float = 1.0
     loc: float = 0.0
 
@@ -242,6 +283,11 @@ class Logistic:
 class Flat:
     """An improper flat prior: log p(w) = 0. MAP with it is maximum likelihood; it has no evidence."""
 
+    listed: ClassVar = ("flat", "no preference: maximum likelihood; improper")
+
+    quadratic: ClassVar = True
+    improper: ClassVar = "flat"
+
     @property
     def std(self) -> float:
         """Infinite."""
@@ -258,36 +304,13 @@ class Flat:
     def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
         """Leave `gradient` as it is."""
 
+    def precision(self, weights: Tensor) -> Tensor:
+        """Return zeros."""
+        return torch.zeros_like(weights)
 
-@dataclass(frozen=True)
-class FanInNormal:
-    """w ~ N(0, gain² / fan_in) for the weights of layers, N(0, bias_scale²) for biases and norms (Neal 1996).
-
-    With it the variance of a layer's outputs does not depend on the layer's width. The fan-in is the number of inputs
-    that an output sums over: that of a linear layer's unit, of a filter of a convolution, channels times places, and of
-    one of a transposed convolution, with a stride on average over its outputs; 1 for an embedding, which looks up one
-    entry. Other layers' parameters with two axes or more are refused: they need a prior of their own.
-
-    Attributes:
-        gain: standard deviation of a unit's input per unit of input scale; √2 suits ReLU.
-        bias_scale: standard deviation of biases and of norm layers' weights.
-    """
-
-    gain: float = math.sqrt(2.0)
-    bias_scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        plain(self)
-        check_scale(gain=self.gain, bias_scale=self.bias_scale)
-
-    def resolve(self, axes: Axes) -> Prior:
-        """Return the normal prior of a parameter with these axes.
-
-        Raises:
-            ValueError: if its inputs are not known.
-        """
-        axes.check()
-        return Normal(self.bias_scale if axes.inputs is None else self.gain / math.sqrt(axes.fan_in))
+    def expected_(self, mean: Tensor, variance: Tensor, *, scale: float, into: Sequence[Tensor]) -> Tensor:
+        """Return zeros, float64 (M,)."""
+        return self.total(mean)
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Rows of data: one batch, and sources that yield many."""
+"""Rows of data: one batch, and loaders that yield many."""

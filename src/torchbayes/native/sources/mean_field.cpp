@@ -1,5 +1,5 @@
 // The passes over all weights that a step of IVON (Shen et al. 2024) or of variational inference with independent
-// weights (Blundell et al. 2015) takes; mean_field.py says what they compute.
+// weights (Blundell et al. 2015) takes; passes.py says what they compute.
 //
 // A piece of a member's weights goes through a whole pass while it is in the first cache: its normal numbers are made,
 // used and written in one go. Nothing is contracted to fused multiply-adds, so that the noise is that of noise.cpp bit

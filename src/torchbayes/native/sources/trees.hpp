@@ -19,7 +19,7 @@
 
 extern "C" {
 
-// The fields of torchbayes.native.trees, in order.
+// The fields of torchbayes.methods.mcmc.tree_kernel, in order.
 struct Growth {
   const double* step_sizes;   // of each chain
   const void* factors;        // R of each: its diagonal, or all of the lower triangle where it is dense

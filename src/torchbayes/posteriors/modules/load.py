@@ -9,12 +9,11 @@ from torch import Tensor
 
 from torchbayes.calls import explained
 from torchbayes.checks import check_kind
-from torchbayes.model.description import describe_model
+from torchbayes.model.description import check_layout, check_model, describe_model
 from torchbayes.model.likelihoods.weighted import having_scales
 from torchbayes.model.model import Model, having
 from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import read_tensors
-from torchbayes.posteriors.load import check_layout, check_model
 from torchbayes.posteriors.modules.module import MODULES, PredictiveModule
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 import torchbayes as tb
 from torchbayes import metrics
+from torchbayes.assess import crps as crps_file
+from torchbayes.assess.crps import crps
 from torchbayes.metrics.scoring import normals_crps
-from torchbayes.predictive import crps as crps_file
-from torchbayes.predictive.crps import crps
 
 
 def integral(cdf: Callable[[float], float], target: float, reach: float) -> float:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from torchbayes.model.model import Model
 from torchbayes.model.rows.batch import Batch, concatenate, tensors_of
-from torchbayes.model.rows.first import First, checked_rows
 from torchbayes.model.rows.loaders import evenly_spaced, read, reading, same_rows
+from torchbayes.model.sources.first import First, checked_rows
 
 
 class Stream:

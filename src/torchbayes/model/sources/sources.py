@@ -17,10 +17,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 from torchbayes.checks import seen
 from torchbayes.model.model import Model
 from torchbayes.model.rows.batch import Batch, concatenate
-from torchbayes.model.rows.first import First, checked_rows
 from torchbayes.model.rows.loaders import batches_of, evenly_spaced, is_indexed, read, rows_of_loader, same_rows
 from torchbayes.model.rows.members import ForMembers, for_members
-from torchbayes.model.rows.streams import Stream
+from torchbayes.model.sources.first import First, checked_rows
+from torchbayes.model.sources.streams import Stream
 from torchbayes.native.seeds import Purpose, generator
 
 

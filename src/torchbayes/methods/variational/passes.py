@@ -1,6 +1,6 @@
 r"""The passes over all weights in a step of a Gaussian with independent weights: one before the gradient, one after.
 
-IVON (`methods/variational/ivon.py` has the rule), with mean m, precision p = h + δ (of one observation), momentum g,
+IVON (`ivon.py` has the rule), with mean m, precision p = h + δ (of one observation), momentum g,
 and a normal prior of mean μ and precision λδ:
 
     draw:    z ~ N(0, I),  w = m + z/√(λp),   sums (Σ log p, Σ δ ((m − μ)² + 1/(λp)))
@@ -8,17 +8,17 @@ and a normal prior of mean μ and precision λδ:
              p ← p (½ + ½ (1 + u)²),  g ← β g + (1 − β) ĝ,  m ← m − lr clip((c g + δ (m − μ))/p, ±ξ)
 
 As 1 + u + ½u² = ½ + ½ (1 + u)², p stays positive in floating-point arithmetic too, and at most halves. On a CPU a
-kernel takes each in one pass (mean_field.cpp), elsewhere or without a compiler tensor operations do: equal to rounding,
-and the noise bit for bit.
+kernel takes each in one pass (`native/sources/mean_field.cpp`), elsewhere or without a compiler tensor operations do:
+equal to rounding, and the noise bit for bit.
 
-Variational inference by gradient descent (`methods/variational/vi.py`), with the parameters m and ρ = log σ; a and b
+Variational inference by gradient descent (`vi.py`), with the parameters m and ρ = log σ; a and b
 are slopes of the loss by m and by σ that do not go through draws, h is the factor on the entropy and k on the prior:
 
     scatter: w_s = m + σ z_s (or σ itself),   sums (Σ ρ, Σ δ ((m − μ)² + σ²))
     descend: ∂/∂m = (1/S) Σ_s ∇_s + a + kδ (m − μ),   ∂/∂ρ = (1/S) Σ_s ∇_s (w_s − m) + σ (b + kδσ) + h,
              and Adam (Kingma and Ba 2015) on both; or the gradient alone
 
-They are for a CPU with a compiler (`runs`); `methods/variational/families.py` is the same by tensor operations.
+They are for a CPU with a compiler (`runs`); `families.py` is the same by tensor operations.
 """
 
 from __future__ import annotations
@@ -32,11 +32,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.native.build import UnavailableError, load
-from torchbayes.native.noise import fill_normal, fill_normal_rows, keys_of
-
-_DTYPES = (torch.float32, torch.float64)
-LEAST = 1e-20  # of a variance whose root is differentiated
+from torchbayes.native.build import DTYPES, typed
+from torchbayes.native.noise import fill_normal_rows, keys_of
 
 
 class Moments(NamedTuple):
@@ -190,7 +187,7 @@ def update(moments: Moments, penalty: Penalty, rates: Rates, *, gradient_SMD: Te
 
 def runs(parameters_MP: Tensor) -> bool:
     """Return whether `scatter` and `descend` take these parameters."""
-    usual = parameters_MP.device.type == "cpu" and parameters_MP.dtype in _DTYPES
+    usual = parameters_MP.device.type == "cpu" and parameters_MP.dtype in DTYPES
     return usual and parameters_MP.is_contiguous() and _library() is not None
 
 
@@ -268,33 +265,6 @@ def descend(
     )
 
 
-def perturb(mean: Tensor, variance: Tensor, *, seed: int, stream: int) -> None:
-    """Add noise of given variances to numbers: m ← m + √v ∘ ζ and v ← ζ/√v, 0 where v is next to 0.
-
-    Args:
-        mean: m; changed.
-        variance: v, of the same shape and dtype; changed.
-        seed: of the noise ζ, which is that of `fill_normal`.
-        stream: of the noise.
-    """
-    usual = mean.device.type == "cpu" and mean.dtype in _DTYPES and mean.is_contiguous() and variance.is_contiguous()
-    if usual and _library() is not None:
-        numbers = (mean.numel(), seed, stream, LEAST, torch.get_num_threads())
-        _function("perturb", mean.dtype)(mean.data_ptr(), variance.data_ptr(), *numbers)
-        return
-    dtype = torch.promote_types(mean.dtype, torch.float32)
-    noise = fill_normal(torch.empty(mean.shape, dtype=dtype, device=mean.device), seed=seed, stream=stream)
-    perturb_by(mean, variance, noise.to(mean.dtype))
-
-
-def perturb_by(mean: Tensor, variance: Tensor, noise: Tensor) -> None:
-    """Do the same with noise that is given."""
-    certain = variance < LEAST
-    root = variance.clamp_min_(LEAST).sqrt_()
-    mean.addcmul_(root, noise)
-    torch.div(noise, root, out=variance).masked_fill_(certain, 0)
-
-
 def _function(name: str, dtype: torch.dtype) -> Callable[..., None]:
     """Return a pass of the kernel for a dtype."""
     return getattr(_library(), f"{name}_{'float32' if dtype == torch.float32 else 'float64'}")
@@ -325,21 +295,13 @@ def _update_by_tensors(
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    """Return the compiled kernel, or None where there is none; tried once, as a compiler may fail slowly."""
-    try:
-        library = load("mean_field")
-    except UnavailableError:
-        return None
     pointer, integer, number = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
-    arguments = {
-        "ivon_draw": (*[pointer] * 5, *[integer] * 3, pointer, ctypes.c_uint64, number, number, pointer, integer),
-        "ivon_update": (*[pointer] * 7, *[integer] * 4, pointer, integer),
-        "vi_draw": (*[pointer] * 4, *[integer] * 5, pointer, ctypes.c_uint64, pointer, integer),
-        "perturb": (pointer, pointer, integer, ctypes.c_uint64, ctypes.c_uint64, number, integer),
-        "vi_update": (*[pointer] * 10, *[integer] * 4, pointer, integer),
-    }
-    for name, kinds in arguments.items():
-        for dtype in ("float32", "float64"):
-            function = getattr(library, f"{name}_{dtype}")
-            function.restype, function.argtypes = None, kinds
-    return library
+    return typed(
+        "mean_field",
+        {
+            "ivon_draw": (*[pointer] * 5, *[integer] * 3, pointer, ctypes.c_uint64, number, number, pointer, integer),
+            "ivon_update": (*[pointer] * 7, *[integer] * 4, pointer, integer),
+            "vi_draw": (*[pointer] * 4, *[integer] * 5, pointer, ctypes.c_uint64, pointer, integer),
+            "vi_update": (*[pointer] * 10, *[integer] * 4, pointer, integer),
+        },
+    )

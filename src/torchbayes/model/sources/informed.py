@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from torchbayes.model.likelihoods.weighted import asks, having_spread, informed
 from torchbayes.model.model import Model, having, having_scale
-from torchbayes.model.rows.sources import Source
+from torchbayes.model.sources.sources import Source
 
 _ROWS = 2048  # their standard deviation is known to 2 %
 

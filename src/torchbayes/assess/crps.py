@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, distributions
 
 from torchbayes.metrics.scoring import draws_crps, normals_crps
-from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.intervals import pieces_of, samples_of
+from torchbayes.predictive.mixture import Mixture
 
 _PAIRED = 500  # draws up to which pairs are cheaper than an integral
 _OUTSIDE = 1e-5  # probability on either side where the integral ends: its square is left out
@@ -23,7 +23,7 @@ _AT_ONCE = 2**21  # numbers held at once
 _COLUMNS = 512  # targets whose samples are sorted at once
 
 
-def crps(predictive: Predictive, targets: Tensor) -> Tensor:
+def crps(predictive: Mixture, targets: Tensor) -> Tensor:
     """Return the continuous ranked probability score of each target.
 
     Args:
@@ -45,7 +45,7 @@ def crps(predictive: Predictive, targets: Tensor) -> Tensor:
         return _estimated(predictive, targets)
 
 
-def _integrated(predictive: Predictive, targets: Tensor) -> Tensor:
+def _integrated(predictive: Mixture, targets: Tensor) -> Tensor:
     """Return the scores by Gauss-Legendre quadrature of F² below each target and of (1 - F)² above it."""
     found, start = [], 0
     for piece in pieces_of(predictive, _NODES * predictive.draws, _AT_ONCE):
@@ -59,7 +59,7 @@ def _integrated(predictive: Predictive, targets: Tensor) -> Tensor:
     return torch.cat(found)
 
 
-def _integral(error: Callable[[Tensor], Tensor], predictive: Predictive, low: Tensor, high: Tensor) -> Tensor:
+def _integral(error: Callable[[Tensor], Tensor], predictive: Mixture, low: Tensor, high: Tensor) -> Tensor:
     """Return the integral of the squared error of the distribution function between bounds (B, K')."""
     nodes, shares = (low.new_tensor(part).view(-1, *[1] * low.ndim) for part in np.polynomial.legendre.leggauss(_NODES))
     values = low + (high - low) * (1 + nodes) / 2
@@ -67,7 +67,7 @@ def _integral(error: Callable[[Tensor], Tensor], predictive: Predictive, low: Te
     return (error(reached).square() * shares).sum(0) * (high - low) / 2
 
 
-def _estimated(predictive: Predictive, targets: Tensor) -> Tensor:
+def _estimated(predictive: Mixture, targets: Tensor) -> Tensor:
     """Return the scores of samples."""
     found, start = [], 0
     for samples in samples_of(predictive):

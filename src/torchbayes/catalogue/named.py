@@ -1,0 +1,69 @@
+"""What the catalogue says of anything that has a name in it, and of networks, likelihoods and priors in particular.
+
+An entry is data: names, sentences, an import path, and small functions of settings. What it is of is imported when it
+is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torchbayes.catalogue.imports import load_path
+from torchbayes.data import Data
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What every entry says.
+
+    Attributes:
+        name: by which it is asked for.
+        line: one line about it.
+        path: import path of its class or function, `MODULE:ATTRIBUTE`.
+    """
+
+    name: str
+    line: str
+    path: str
+
+    def load(self) -> Any:
+        """Return the class or function."""
+        return load_path(self.path)
+
+
+@dataclass(frozen=True)
+class NetworkEntry(Entry):
+    """One network.
+
+    Attributes:
+        kernel: whether the library has a kernel for it.
+        plan: how a stack of members is run without the kernel.
+    """
+
+    kernel: bool = False
+    plan: Literal["loop", "vmap"] = "loop"
+
+
+@dataclass(frozen=True)
+class LikelihoodEntry(Entry):
+    """One likelihood.
+
+    Attributes:
+        task: of the data that it is for; None for any.
+        outputs: the number of network outputs that it needs.
+        settings: of its class, where these are others than the defaults of the class.
+        prepare: gives data with their targets in the form that it takes, and raises a ValueError where they have none;
+            None where it takes any data of the task as they are.
+    """
+
+    task: Literal["classification", "regression"] | None
+    outputs: Callable[[Data], int]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    prepare: Callable[[Data], Data] | None = None
+
+
+@dataclass(frozen=True)
+class PriorEntry(Entry):
+    """One prior of every weight."""

@@ -1,0 +1,267 @@
+"""Models that the library's own kernel runs, and which these are.
+
+A model qualifies when its network is one that architecture.py recognises, all of its parameters are random and untied,
+it is on a CPU, and its likelihood is categorical, Gaussian or heteroscedastic. Any prior will do: the kernel computes
+its normal part and that of noise scales, the rest is added here. In a subspace, where it runs the whole network, some
+parameters may be constants.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from torchbayes.checks import SettingError
+from torchbayes.density.architecture import Architecture, architecture
+from torchbayes.model.layout import Layout
+from torchbayes.model.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from torchbayes.model.model import PREFIX, Batch, Model, Scales
+from torchbayes.model.priors.bound import BoundPrior
+from torchbayes.model.priors.bound import Segment as PriorSegment
+from torchbayes.model.priors.noise import LogInverseChi
+from torchbayes.model.priors.univariate import Flat, Normal
+from torchbayes.model.subspace import in_parameters, space_of
+from torchbayes.native.build import UnavailableError
+from torchbayes.native.dense import Affine, DenseKernel
+from torchbayes.native.description import Family, Noise, Segment
+
+
+@dataclass(frozen=True)
+class DenseModel:
+    """A model that the kernel runs.
+
+    Attributes:
+        kernel: the kernel.
+        prior: the whole prior.
+        complete: whether the kernel computes all of it, and so the whole density.
+        network: the network.
+        targets: values in the targets of one row.
+        dtype: dtype of weights and inputs.
+        classes: whether targets are class labels.
+    """
+
+    kernel: DenseKernel
+    prior: BoundPrior
+    complete: bool
+    network: Architecture
+    targets: int
+    dtype: torch.dtype
+    classes: bool
+
+    def takes(self, weights_MD: Tensor, inputs: object, targets: object = None, *, shared: bool) -> bool:
+        """Return whether weights and rows have the shapes and dtypes of this network, which the kernel relies on.
+
+        Args:
+            weights_MD: weights.
+            inputs: rows (M, B, ...) of each member, or (B, ...) when shared.
+            targets: their targets; None if there are none.
+            shared: whether all members see the same rows.
+        """
+        if not isinstance(inputs, Tensor):
+            return False
+        lead = 1 if shared else 2
+        rows = inputs.shape[:lead].numel()
+        fine = weights_MD.shape[-1] == self.kernel.size and (shared or len(inputs) == len(weights_MD))
+        fine &= all(t.dtype == self.dtype and t.device.type == "cpu" for t in (weights_MD, inputs))
+        fine &= rows > 0 and self.network.takes(inputs.shape[lead:])
+        if targets is None:
+            return fine
+        if not isinstance(targets, Tensor):
+            return False
+        fine &= targets.shape[:lead] == inputs.shape[:lead] and targets.numel() == rows * self.targets
+        return fine and targets.dtype == (torch.int64 if self.classes else self.dtype) and targets.device.type == "cpu"
+
+    def evaluate(
+        self,
+        weights_MD: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        shared: bool,
+        scales: tuple[float, float],
+        gradient_MD: Tensor | None,
+        chunk_size: int,
+        prior: bool = True,
+    ) -> tuple[Tensor, Tensor]:
+        """Return log likelihood and log prior of each member, float64 (M,), and write the gradient.
+
+        Args:
+            weights_MD: weights.
+            inputs: rows of each member (M, B, ...), or (B, ...) when shared.
+            targets: their targets.
+            shared: whether all members see the same rows.
+            scales: factors on the gradients of log likelihood and log prior.
+            gradient_MD: receives the gradient; None if it is not wanted.
+            chunk_size: rows that go through a network at once.
+            prior: whether the log prior is wanted.
+
+        Raises:
+            ValueError: if the rows do not fit the network or the weights, or a class label is out of range.
+        """
+        self.check(weights_MD, inputs, targets, shared=shared)
+        into = gradient_MD
+        if gradient_MD is not None and not gradient_MD.is_contiguous():
+            into = torch.empty_like(gradient_MD).contiguous()
+        log_likelihood_M, log_prior_M = self.kernel.evaluate(
+            weights_MD,
+            inputs,
+            targets,
+            shared=shared,
+            scale=scales[0],
+            prior_scale=scales[1],
+            gradient_MD=into,
+            chunk_size=chunk_size,
+        )
+        if prior:  # a derivative that is infinite is not multiplied by 0
+            log_prior_M += self.prior.add_rest_(into if scales[1] else None, weights_MD, scales[1])
+        if gradient_MD is not None and into is not None and into is not gradient_MD:
+            gradient_MD.copy_(into)
+        return log_likelihood_M, log_prior_M
+
+    def leapfrog(
+        self,
+        weights_MD: Tensor,
+        momentum_MD: Tensor,
+        *,
+        gradient_MD: Tensor,
+        rows: tuple[Tensor, Tensor],
+        **options: Any,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return weights, momentum, gradient, log likelihood and log prior after leapfrog steps, as new tensors.
+
+        Args:
+            weights_MD: where to start.
+            momentum_MD: momenta.
+            gradient_MD: gradient of the density there.
+            rows: inputs (B, ...) and targets of all the data.
+            options: as for `DenseKernel.leapfrog`.
+
+        Raises:
+            ValueError: if the rows do not fit the network or the weights, or a class label is out of range.
+        """
+        self.check(weights_MD, *rows, shared=True)
+        moved = [
+            tensor.clone(memory_format=torch.contiguous_format) for tensor in (weights_MD, momentum_MD, gradient_MD)
+        ]
+        log_likelihood_M, log_prior_M = self.kernel.leapfrog((moved[0], moved[1], moved[2]), rows, **options)
+        log_prior_M += self.prior.add_rest_(moved[2], moved[0], 0.0)
+        return moved[0], moved[1], moved[2], log_likelihood_M, log_prior_M
+
+    def check(self, weights_MD: Tensor, inputs: Tensor, targets: Tensor, *, shared: bool) -> None:
+        """Check weights and rows, as of `takes`.
+
+        Raises:
+            SettingError: if the kernel does not take it.
+        """
+        if not self.takes(weights_MD, inputs, targets, shared=shared):
+            raise SettingError(
+                f"the network takes rows of {self.network.rows} in {self.dtype}, with targets to match; got "
+                f"{tuple(inputs.shape)}, {inputs.dtype} and {tuple(targets.shape)}, {targets.dtype}, for weights of "
+                f"shape {tuple(weights_MD.shape)}, {weights_MD.dtype}."
+            )
+
+
+class OnData(NamedTuple):
+    """The kernel on all the data: what the kernels of single methods, beside these, take steps on.
+
+    Attributes:
+        model: the model.
+        rows: all of them.
+        scales: factors on log likelihood and log prior.
+        chunk_size: rows that go through a network at once.
+    """
+
+    model: DenseModel
+    rows: Batch
+    scales: Scales
+    chunk_size: int
+
+
+_KERNELS: WeakKeyDictionary[Model, DenseModel | UnavailableError] = WeakKeyDictionary()
+
+
+def kernel_of(model: Model) -> DenseModel | UnavailableError:
+    """Return the kernel that runs a model, or why there is none; most plain stacks of layers on a CPU have one."""
+    if model not in _KERNELS:
+        try:
+            _KERNELS[model] = dense_model(model)
+        except UnavailableError as error:  # a copy: this one's traceback holds the tensors of the calls that led here
+            _KERNELS[model] = UnavailableError(str(error))
+    return _KERNELS[model]
+
+
+def dense_model(model: Model) -> DenseModel:
+    """Return the kernel for a model, and what it takes.
+
+    Raises:
+        UnavailableError: if the model does not qualify, or kernels cannot be built here; the message says why.
+    """
+    module, layout, affine = _within(model)
+    dtype = next(module.parameters()).dtype
+    network = architecture(module, layout, device=model.network.device)
+    noise, targets = _noise(model.likelihood, layout, network.layers[-1].fan_out)
+    segments = [part for segment in model.prior.segments for part in _parts(segment)]
+    about: dict[str, Any] = {"noise": noise, "segments": segments, "affine": affine}
+    kernel = DenseKernel(layout.size, network.layers, stages=network.stages, **about)
+    complete = all(isinstance(s.prior, Normal | Flat | LogInverseChi) for s in model.prior.segments)
+    return DenseModel(kernel, model.prior, complete, network, targets, dtype, noise.family == Family.CATEGORICAL)
+
+
+def _within(model: Model) -> tuple[nn.Module, Layout, Affine | None]:
+    """Return the network that runs, the layout of its vector, and the subspace that this is in, if it is.
+
+    Raises:
+        UnavailableError: if numbers of unlike precision would be in one vector.
+    """
+    space = space_of(model)
+    if space is None:
+        return model.network.module, model.layout, None
+    module, (layout, *affine) = space.whole.network.module, in_parameters(space)
+    if any(parameter.dtype != affine[0].dtype for parameter in module.parameters()):
+        raise UnavailableError("the network has parameters of several dtypes")
+    learned = {name: model.layout.shapes[name] for name in model.layout.names if name.startswith(PREFIX)}
+    return module, layout + Layout(learned), (affine[0], affine[1])
+
+
+def _parts(segment: PriorSegment) -> list[Segment]:
+    """Return a segment of the prior as the kernel takes it: element by element where each has its own scale."""
+    start, stop, prior = segment.where.start, segment.where.stop, segment.prior
+    if isinstance(prior, Normal):
+        return [Segment(start, stop, prior.loc, 1 / prior.scale**2)]
+    if not isinstance(prior, LogInverseChi):
+        return [Segment(start, stop, 0.0, 0.0)]
+    if len(prior.scales) == 1:
+        return [Segment(start, stop, math.log(prior.scales[0]), 0.0, prior.df)]
+    return [Segment(start + k, start + k + 1, math.log(scale), 0.0, prior.df) for k, scale in enumerate(prior.scales)]
+
+
+def knows(likelihood: Likelihood) -> bool:
+    """Return whether the kernel has a likelihood, for the numbers of outputs and scales that it goes with."""
+    return type(likelihood) in {Gaussian, HeteroscedasticGaussian} or likelihood == Categorical()
+
+
+def _noise(likelihood: Likelihood, layout: Layout, outputs: int) -> tuple[Noise, int]:
+    """Return the kernel's description of the likelihood, and the number of target values per row.
+
+    Raises:
+        UnavailableError: if the kernel does not know it.
+    """
+    if type(likelihood) is Categorical and likelihood == Categorical():
+        return Noise(Family.CATEGORICAL), 1
+    if type(likelihood) is HeteroscedasticGaussian and outputs % 2 == 0:
+        return Noise(Family.HETEROSCEDASTIC, floor=likelihood.floor), outputs // 2
+    if type(likelihood) is Gaussian:
+        if likelihood.scale == "learned":
+            where = layout.slices["likelihood.log_scale"]
+            noise = Noise(Family.GAUSSIAN, (), where.start, where.stop - where.start)
+        else:
+            scales = likelihood.scale if isinstance(likelihood.scale, tuple) else (float(likelihood.scale),)
+            noise = Noise(Family.GAUSSIAN, scales, -1, len(scales))
+        if noise.num_scales in {1, outputs}:
+            return noise, outputs
+    raise UnavailableError(f"the kernel does not know {type(likelihood).__name__} for these outputs")
