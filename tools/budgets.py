@@ -231,8 +231,9 @@ def siblings(modules: dict[str, Module]) -> dict[tuple[str, ...], set[tuple[str,
 
 
 def check_cycles(modules: dict[str, Module]) -> Iterator[Breach]:
-    """Yield a breach for every file or folder that is reached from what it imports of those beside it."""
+    """Yield a breach for every file or folder of a package that is reached from what it imports of those beside it."""
     edges, files = siblings(modules), {module.path for module in modules.values()}
+    sources = min(files).partition("src/")[0] + "src"
     for place, beside in [*edges.items()]:
         seen, rest = set(), [*beside]
         while rest:
@@ -242,7 +243,7 @@ def check_cycles(modules: dict[str, Module]) -> Iterator[Breach]:
         if place in seen:
             back = sorted(".".join(other) for other in seen if place in edges[other])
             message = f"imported by {', '.join(back)}, which it leads to"
-            path = "/".join(("src", *place))
+            path = "/".join((sources, *place))
             file = f"{path}.py" in files
             yield Breach(f"{path}.py" if file else path, 1, "<module>" if file else "<folder>", "cycle", message)
 
@@ -255,7 +256,8 @@ def check_package(root: Path) -> Iterator[Breach]:
         if count > FOLDER_FILES:
             yield Breach(folder, 1, "<folder>", "folder-files", f"{count} files (at most {FOLDER_FILES}); split it")
     modules = {module.name: module for module in (read_module(file, root) for file in files)}
-    yield from check_cycles(modules)
+    for package in {name.partition(".")[0] for name in modules}:
+        yield from check_cycles({name: each for name, each in modules.items() if name.partition(".")[0] == package})
     for module in modules.values():
         internal = module.name.partition(".")[0] == "torchbayes_experiments"  # but for what its first file gives out
         public = not internal and not any(part.startswith("_") for part in module.name.split("."))
