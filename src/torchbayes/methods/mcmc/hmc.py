@@ -37,13 +37,13 @@ from torchbayes.density.dynamics import Density
 from torchbayes.methods.checks import check_counts, check_positive, check_share
 from torchbayes.methods.faults import travelled
 from torchbayes.methods.mcmc.hamiltonian import State, filled, kinetic, learned, momenta, start
-from torchbayes.methods.mcmc.mass import Mass, check, known_prior
+from torchbayes.methods.mcmc.mass import Learning, Mass, check, known_prior
 from torchbayes.methods.noise import Purpose, uniforms
 from torchbayes.methods.sampler import DIVERGENCE, Info, Sampler, diverged, metropolis, moved
 
 
 @dataclass(frozen=True)
-class HMC(Sampler):
+class HMC(Learning, Sampler):
     """Hamiltonian Monte Carlo on all the data.
 
     Attributes:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torchbayes.density.dynamics import Density, Value, displaced, whitened
 from torchbayes.methods.faults import Faults, evaluated
 from torchbayes.methods.mcmc.adaptation import LEARNED, LEAST_BURN_IN, RunningCovariance, RunningVariance, StepSize
-from torchbayes.methods.mcmc.mass import Mass, check, first_mass, first_spread, learned
+from torchbayes.methods.mcmc.mass import Learning, Mass, check, first_mass, first_spread, learned
 from torchbayes.methods.noise import Purpose, normals
 from torchbayes.methods.sampler import Info, Sampler, begin, diverged, metropolis, moved
 
@@ -64,7 +64,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class RandomWalk(Sampler):
+class RandomWalk(Learning, Sampler):
     """Random-walk Metropolis.
 
     Attributes:
@@ -110,7 +110,7 @@ class RandomWalk(Sampler):
 
 
 @dataclass(frozen=True)
-class MALA(Sampler):
+class MALA(Learning, Sampler):
     """The Metropolis-adjusted Langevin algorithm.
 
     Attributes:

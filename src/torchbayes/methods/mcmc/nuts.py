@@ -25,7 +25,7 @@ from torchbayes.density.dynamics import Density, Value
 from torchbayes.methods.checks import check_counts
 from torchbayes.methods.faults import Faults
 from torchbayes.methods.mcmc.hamiltonian import State, coloured, kinetic, learned, standard, start
-from torchbayes.methods.mcmc.mass import Mass, check
+from torchbayes.methods.mcmc.mass import Learning, Mass, check
 from torchbayes.methods.mcmc.trees import Trees
 from torchbayes.methods.sampler import DIVERGENCE, Info, Sampler, moved
 from torchbayes.native.seeds import Purpose, streams
@@ -53,7 +53,7 @@ class TreeInfo:
 
 
 @dataclass(frozen=True)
-class NUTS(Sampler):
+class NUTS(Learning, Sampler):
     """The No-U-Turn sampler on all the data: HMC that chooses the length of its trajectories itself.
 
     Attributes:

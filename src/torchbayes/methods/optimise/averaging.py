@@ -23,7 +23,7 @@ def check_averaging(settings: Averages) -> None:
         TypeError: if the optimiser is not an optimiser object.
     """
     check_training(settings, flat=True)
-    check_counts(**given(epochs=settings.epochs, per_epoch=settings.per_epoch))
+    check_counts(**given(per_epoch=settings.per_epoch))
     check_share(**given(burn_in=settings.burn_in))
     check_positive(**given(averaging_lr=settings.averaging_lr))
     check_adversarial(settings.adversarial)

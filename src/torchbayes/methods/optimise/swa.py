@@ -47,6 +47,8 @@ class SWA(Averages, Descent):
         adversarial: ε of adversarial training, as of `MAP`; None for plain training.
     """
 
+    carries = "start"
+
     members: int = 1
     epochs: int | None = None
     batch_size: int = 128

@@ -28,7 +28,7 @@ from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.collector import Collector
 from torchbayes.methods.optimise.moments import Moments, joined
 from torchbayes.methods.optimise.optimizers import Adam
-from torchbayes.methods.protocol import Onward, Shelf
+from torchbayes.methods.protocol import Shelf
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.gaussian import Gaussian
@@ -54,6 +54,8 @@ class SWAG(Averages, Descent):
         adversarial: ε of adversarial training, as of `MAP`; None for plain training.
     """
 
+    carries = "prior"
+
     members: int = 1
     epochs: int | None = None
     batch_size: int = 128
@@ -77,11 +79,6 @@ class SWAG(Averages, Descent):
     def keeper(self) -> WithMoments:
         """Moments of the snapshots."""
         return WithMoments(self.due, self.rank, self.planned)
-
-    @property
-    def onward(self) -> Onward:
-        """Its Gaussian is the prior of the next task."""
-        return Onward(self, "prior")
 
     def posterior(self, density: LogDensity, state: Spread, shelf: Shelf | None = None) -> Gaussian:
         """Return the mixture of the members' Gaussians.
