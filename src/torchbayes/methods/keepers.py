@@ -15,12 +15,31 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import check_memory
-from torchbayes.methods.optimise.descent import Following
-from torchbayes.methods.optimise.moments import Moments
+from torchbayes.methods.moments import Moments
 from torchbayes.model.network import Buffers
 
 Due = Callable[[Any], bool]
 """Whether weights are kept after the step that led to a state."""
+
+
+class Following:
+    """A state beside that of a motion.
+
+    Attributes:
+        trajectory: the state of the motion, such as a `Trajectory`.
+    """
+
+    trajectory: Any
+
+    @property
+    def step(self) -> int:
+        """Steps taken."""
+        return self.trajectory.step
+
+    @property
+    def total_steps(self) -> int:
+        """Length of the run."""
+        return self.trajectory.total_steps
 
 
 class Keeper(Protocol):

@@ -26,11 +26,12 @@ from torchbayes.density.plans import BackendName
 from torchbayes.health.curves import barriers, same_ends
 from torchbayes.methods.checks import check_training
 from torchbayes.methods.curves.base import Between, Joining
-from torchbayes.methods.flat.sam import AnyOptimizer
+from torchbayes.methods.keepers import Following
 from torchbayes.methods.noise import Purpose, uniforms
 from torchbayes.methods.optimise.base import Descent
-from torchbayes.methods.optimise.descent import Following, Trajectory
+from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
+from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.network import Buffers

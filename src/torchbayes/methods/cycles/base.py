@@ -18,9 +18,9 @@ from torchbayes.health.kept import alike
 from torchbayes.methods.adversarial import check_adversarial
 from torchbayes.methods.checks import check_training
 from torchbayes.methods.choices import Choice, Epochs
-from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.keepers import EndsOfCycles
 from torchbayes.methods.optimise.descent import Trajectory
+from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.protocol import Needs, Shelf
 from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.point import Point

@@ -6,8 +6,8 @@ from torchbayes.checks import check_counts, check_positive, check_share, given
 from torchbayes.methods.adversarial import check_adversarial
 from torchbayes.methods.checks import check_training
 from torchbayes.methods.choices import Choice, Epochs
-from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.descent import Trajectory
+from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.schedules import PiecewiseLinear, Progress
 
 # defaults: number of snapshots, the averaging learning rate as a share of the optimiser's, the share of the run before

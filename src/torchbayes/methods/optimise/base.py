@@ -13,9 +13,9 @@ from torchbayes.checks import given
 from torchbayes.health.descent import Descended
 from torchbayes.methods.adversarial import attacked
 from torchbayes.methods.defaults import Defaults, OnMinibatches
-from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.keepers import Kept
 from torchbayes.methods.optimise.descent import Trajectory, descend, start
+from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.schedules import Progress, Schedule, epochs_of
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers

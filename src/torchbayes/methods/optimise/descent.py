@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from torchbayes.density.dynamics import Value
 from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, clone, looked_at, writable
-from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.optimizers import Slots
+from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.reports import Report
 from torchbayes.methods.schedules import epochs_of
 from torchbayes.model.model import Batch
@@ -151,23 +151,3 @@ def descend(
     unseen = looked_at(now, batch, Seen.of(now.step, lr, value_M=loss_M, gradient_MD=gradient_MD))
     optimizer.update(now.weights_MD, gradient_MD, now.slots, lr=lr)
     return replace(now, step=now.step + 1, unseen=unseen), Info(loss_M, log_likelihood_M / -density.num_data, lr)
-
-
-class Following:
-    """A state beside that of a motion.
-
-    Attributes:
-        trajectory: the state of the motion, such as a `Trajectory`.
-    """
-
-    trajectory: Any
-
-    @property
-    def step(self) -> int:
-        """Steps taken."""
-        return self.trajectory.step
-
-    @property
-    def total_steps(self) -> int:
-        """Length of the run."""
-        return self.trajectory.total_steps

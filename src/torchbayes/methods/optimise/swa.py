@@ -17,13 +17,13 @@ import torch
 
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.keepers import Averaged, Mean
+from torchbayes.methods.moments import Moments
 from torchbayes.methods.optimise.averaging import Averages, check_averaging
 from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.collector import Collector
-from torchbayes.methods.optimise.moments import Moments
 from torchbayes.methods.optimise.optimizers import Adam
+from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.protocol import Shelf
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers

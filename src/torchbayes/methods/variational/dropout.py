@@ -22,10 +22,10 @@ from torch import Tensor
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.checks import check_training
-from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.base import Descent, Scheduled
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
+from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.dropout import check_dropout

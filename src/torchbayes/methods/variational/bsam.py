@@ -37,10 +37,10 @@ from torchbayes.linalg import Diagonal
 from torchbayes.methods.checks import check_counts, check_plan, check_positive, check_schedule, check_share
 from torchbayes.methods.defaults import Defaults, NaturalGradient
 from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, clone, looked_at, writable
-from torchbayes.methods.flat.parts import Piece, split
 from torchbayes.methods.keepers import Kept
 from torchbayes.methods.noise import Purpose, mix, normals
 from torchbayes.methods.optimise.descent import Info
+from torchbayes.methods.optimise.parts import Piece, split
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.variational.target import Target, narrowed, target_of
