@@ -81,7 +81,6 @@ class Last:
 
     def keep(self, state: Any, moved: Any, *, donate: bool) -> Any:
         """Return the state of the motion."""
-        del state, donate
         return moved
 
     def draw(self, state: Any) -> Tensor | None:
@@ -165,7 +164,6 @@ class Beside:
 
     def draw(self, state: Averaged | Spread) -> None:
         """Return nothing."""
-        del state
 
 
 @dataclass(frozen=True)
@@ -184,7 +182,6 @@ class Mean(Beside):
 
     def keep(self, state: Averaged, moved: Any, *, donate: bool) -> Averaged:
         """Return the mean with the weights of the motion, if these are due."""
-        del donate
         if not self.due(moved):
             return replace(state, trajectory=moved)
         count = state.snapshots + 1

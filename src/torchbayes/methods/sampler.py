@@ -106,7 +106,6 @@ class Sampler(Kept, Defaults, ABC):
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the steps of a chain, burn-in included, whatever the length of an epoch."""
-        del steps_per_epoch
         return self.steps
 
     def visit(self, state: Any) -> Visit | None:

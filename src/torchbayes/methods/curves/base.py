@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,8 +30,9 @@ class Joining(Scheduled, ABC):
         then: checks after them.
     """
 
-    first: ClassVar[Sequence[Check]]
-    then: ClassVar[Sequence[Check]]
+    if TYPE_CHECKING:
+        first: ClassVar[Sequence[Check]]
+        then: ClassVar[Sequence[Check]]
 
     epochs: int | None
     batch_size: int

@@ -124,7 +124,6 @@ class Curve(Joining, Descent):
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> CurvePosterior:
         """Return the uniform distribution along the curves."""
-        del shelf
         first_MD, last_MD = state.first_MD, state.last_MD
         bends_MJD = state.trajectory.weights_MD.unflatten(1, (-1, first_MD.shape[1]))
         points_MPD = torch.cat([first_MD.unsqueeze(1), bends_MJD, last_MD.unsqueeze(1)], dim=1)

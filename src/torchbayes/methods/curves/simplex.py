@@ -147,7 +147,6 @@ class Simplex(Joining, Descent):
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> SimplexPosterior:
         """Return the uniform distribution over the simplexes."""
-        del shelf
         shared_MRD = state.trajectory.weights_MD.unflatten(1, (self.vertices, -1))
         vertices_MPD = torch.cat([state.modes_MKD, shared_MRD], dim=1)
         return SimplexPosterior(density.model, vertices_MPD, self.modes, buffers_M=state.trajectory.buffers or None)

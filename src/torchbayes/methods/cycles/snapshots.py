@@ -66,7 +66,6 @@ class Snapshots(Cyclic, Descent):
 
     def ends(self, total_steps: int, steps_per_epoch: int) -> list[int]:
         """Return the numbers of steps after which the rate is lowest, one for each cycle."""
-        del steps_per_epoch
         count = min(self.cycles, total_steps)
         return [number * total_steps // count for number in range(1, count + 1)]
 

@@ -179,7 +179,6 @@ class Fitted(OnMinibatches, Kept, Defaults, ABC):
 
     def ending(self, posterior: Posterior, state: State) -> Drawn:
         """Return that draws speak for the result; standard deviations may be still those it began with."""
-        del posterior
         scale_MD = parts_of(state)[1]
         return Drawn(then=[lambda _: unmoved(scale_MD, self.initial_scale)])
 

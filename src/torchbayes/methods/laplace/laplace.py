@@ -202,7 +202,6 @@ class Laplace(Kept, Defaults):
         Raises:
             ValueError: if the pass is not over, or a precision is not positive definite.
         """
-        del shelf
         found = curvature_pass.finish(self.curvature_settings, density, state)
         # under the prior of the training, so before another one is chosen
         problems = off_mode(found, state.gradient_MD) if self.check_mode else []

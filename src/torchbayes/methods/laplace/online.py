@@ -271,7 +271,6 @@ class OnlineLaplace(Kept, Defaults):
         Raises:
             ValueError: if the run ended within a pass.
         """
-        del shelf
         found = _tuned(self, density, state.last_pass)
         problems = off_mode(found, state.last_pass.gradient_MD) if self.check_mode else []
         found = found if self.factor == 1 else found.with_strength(found.strength_D * self.factor)
@@ -279,7 +278,6 @@ class OnlineLaplace(Kept, Defaults):
 
     def ending(self, posterior: LaplacePosterior, state: State) -> Ended:
         """Return that the mean must explain the rows; other problems the posterior has already."""
-        del state
         mean = Point(posterior.model, posterior.mean_MD, buffers_M=posterior.buffers_M, statistics_known=True)
         return Ended(then=[lambda case: unexplained(mean, case.source)])
 

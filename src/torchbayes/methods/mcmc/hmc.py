@@ -97,12 +97,10 @@ class HMC(Learning, Sampler):
 
         A first step size that is not given is found by halving and doubling.
         """
-        del buffers, steps_per_epoch
         return start(self, density, weights_MD, seeds=seeds, length=self._length(density))
 
     def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
         """Return every chain one iteration on, and what was seen: see `Sampler.move`."""
-        del batch, donate
         mass_MD = None if self.mass == "unit" else state.inverse_mass_MD
         momentum_MD, (step_size_M, leapfrogs_M) = momenta(state, mass_MD), self._steps(state)
         end, faults = travelled(

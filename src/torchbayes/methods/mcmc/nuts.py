@@ -84,12 +84,10 @@ class NUTS(Learning, Sampler):
 
         A first step size that is not given is found by halving and doubling.
         """
-        del buffers, steps_per_epoch
         return start(self, density, weights_MD, seeds=seeds)
 
     def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, TreeInfo]:
         """Return every chain one iteration on, and what was seen: see `Sampler.move`."""
-        del batch, donate
         standard_MD, streams_M = standard(state), streams(Purpose.TREE, state.seeds, state.step)
         with_numbers = self, density, state, standard_MD, streams_M
         grown, energy_M, faults = _at_once(*with_numbers) or _by_doublings(*with_numbers)

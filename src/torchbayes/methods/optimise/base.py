@@ -5,17 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from torchbayes.checks import given
 from torchbayes.health.descent import Descended
 from torchbayes.methods.adversarial import attacked
 from torchbayes.methods.defaults import Defaults, OnMinibatches
 from torchbayes.methods.keepers import Kept
 from torchbayes.methods.optimise.descent import Trajectory, descend, start
-from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.schedules import Progress, Schedule, epochs_of
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
@@ -24,8 +22,9 @@ from torchbayes.model.network import Buffers
 class Scheduled:
     """A learning rate that a schedule changes over the run."""
 
-    optimizer: AnyOptimizer
-    schedule: Schedule
+    if TYPE_CHECKING:  # names that not every method imports: annotations are read in the module of a method
+        optimizer: Any
+        schedule: Schedule
 
     def rate(self, now: Progress | Trajectory) -> float:
         """Return the learning rate of the next step."""
@@ -40,16 +39,17 @@ class Descent(OnMinibatches, Kept, Defaults, ABC):
     Attributes:
         adversarial: share of the range of the inputs by which rows are moved; None for plain training.
         by_draws: whether draws of the result are judged together: see `torchbayes.health.descent`.
-        why: why draws may be worse than the end of the trajectory, as there; None for the usual.
+        why: why draws may be worse than the end of the trajectory, as there; empty for the usual.
     """
 
     adversarial: float | None = None
     by_draws = False
-    why: ClassVar[str | None] = None
+    why = ""
 
     epochs: int | None
     batch_size: int
-    optimizer: AnyOptimizer
+    if TYPE_CHECKING:
+        optimizer: Any
 
     @abstractmethod
     def rate(self, now: Progress | Trajectory) -> float:
@@ -85,7 +85,7 @@ class Descent(OnMinibatches, Kept, Defaults, ABC):
             averaged=end is not state,
             together=self.by_draws,
             said=self.optimizer.caveats(end.weights_MD),
-            **given(why=self.why),
+            why=self.why or Descended.why,
         )
 
 

@@ -54,5 +54,4 @@ class MAP(Scheduled, Descent):
 
     def posterior(self, density: LogDensity, state: Trajectory, shelf: Shelf | None = None) -> Point:
         """Return the point masses at the members' weights."""
-        del shelf
         return Point(density.model, state.weights_MD.clone(), buffers_M=state.buffers or None, statistics_known=True)

@@ -73,7 +73,6 @@ class SWA(Averages, Descent):
         Raises:
             ValueError: if no snapshot has been taken yet.
         """
-        del shelf
         if not state.snapshots:
             raise ValueError("no snapshot has been taken: the run stopped before averaging started. Lower `burn_in`.")
         return Point(density.model, state.mean_MD.clone(), buffers_M=state.trajectory.buffers or None)

@@ -86,7 +86,6 @@ class SWAG(Averages, Descent):
         Raises:
             ValueError: if fewer than two snapshots were taken.
         """
-        del shelf
         return self.averaged(density.model, [state.moments], state.trajectory.buffers)
 
     def averaged(self, model: Model, moments: Sequence[Moments], buffers: Buffers) -> Gaussian:

@@ -102,7 +102,6 @@ class Plain(NamedTuple):
 
     def loss(self, weights_MD: Tensor, batch: Any = None, *, out: Tensor, **options: Any) -> Value:
         """Return −log p and its gradient, which is written to `out`."""
-        del batch, options
         value = self.density(weights_MD)
         torch.neg(value.gradient, out=out)
         return Value(-value.log_density, out, value.log_likelihood)

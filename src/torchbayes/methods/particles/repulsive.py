@@ -156,7 +156,6 @@ class RepulsiveEnsemble(Particles, Descent):
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Point:
         """Return the point masses at the members' weights."""
-        del shelf
         now = state.trajectory
         return Point(density.model, now.weights_MD.clone(), buffers_M=now.buffers or None, statistics_known=True)
 

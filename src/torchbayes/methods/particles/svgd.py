@@ -90,5 +90,4 @@ class SVGD(Particles, Descent):
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Point:
         """Return the point masses at the particles."""
-        del shelf
         return Point(density.model, state.weights_MD.clone(), buffers_M=state.buffers or None, statistics_known=True)

@@ -188,7 +188,6 @@ class EP(Kept, Defaults):
         Raises:
             ValueError: if likelihood or prior do not suit the method, or the covariance does not fit in memory.
         """
-        del seeds
         model, size, device = density.model, weights_MD.shape[1], weights_MD.device
         refuse_coupled(model)
         check_likelihood(model.likelihood)
@@ -233,7 +232,6 @@ class EP(Kept, Defaults):
             ValueError: if the network is not linear in its weights, or the likelihood does not suit the method.
             DivergedError: if q is no distribution.
         """
-        del donate
         model, rows = density.model, batch.map(lambda t: t[0])
         sweep, number = divmod(state.step, state.steps_per_epoch)
         buffers = {name: buffer[0] for name, buffer in state.buffers.items()}
@@ -261,7 +259,6 @@ class EP(Kept, Defaults):
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
         """Return q, with log Z at temperature 1."""
-        del shelf
         model, found = density.model, state.belief
         evidence_M = state.log_evidence() if model.temperature == 1 else None
         about: dict[str, Any] = {"buffers_M": dict(state.buffers) or None, "statistics_known": True}

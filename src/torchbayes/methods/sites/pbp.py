@@ -157,7 +157,6 @@ class PBP(Kept, Defaults):
         Raises:
             ValueError: if the method does not suit the model, or ranks share the rows.
         """
-        del buffers, seeds
         model, members = density.model, len(weights_MD)
         if density.ranks.data > 1:
             raise ValueError(
@@ -192,7 +191,6 @@ class PBP(Kept, Defaults):
         Raises:
             DivergedError: if log Z is not finite.
         """
-        del donate
         model = density.model
         now = replace(
             state,
@@ -209,7 +207,6 @@ class PBP(Kept, Defaults):
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
         """Return the mixture of the members' normal distributions."""
-        del shelf
         network = density.model.network
         log_scale_MG, spread_MG = as_log_scales(state.noise_MG2)
         mean_MD = torch.cat([state.mean_MD, log_scale_MG], 1)
@@ -220,7 +217,6 @@ class PBP(Kept, Defaults):
 
     def ending(self, posterior: Gaussian, state: State) -> Descended:
         """Return the means; many updates may have been undone, which the log tells."""
-        del state
         why = "the weights are spread wider than the data bear (standardise inputs and targets, or take more epochs)"
         first = [_undone, finite, explained]
         about = {"weights_MD": posterior.mean_MD, "buffers": {}}

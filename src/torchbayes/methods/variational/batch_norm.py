@@ -120,7 +120,6 @@ class MCBatchNorm(Kept, Defaults):
         Raises:
             ValueError: if the network has no batch norm with running statistics.
         """
-        del seeds, steps_per_epoch
         statistics = {
             f"{name}.{part}": buffers[f"{name}.{part}"].new_zeros(
                 len(weights_MD), self.draws, *buffers[f"{name}.{part}"].shape[1:]
@@ -162,7 +161,6 @@ class MCBatchNorm(Kept, Defaults):
         Raises:
             ValueError: if there are none yet.
         """
-        del shelf
         if not state.collected:
             raise ValueError("no minibatch has been passed: the run stopped before its first step. Let it go on.")
         statistics = {name: values[:, : state.collected].clone() for name, values in state.statistics.items()}
@@ -215,7 +213,6 @@ def _noting(network: Network, names: Sequence[str], seen: dict[str, Tensor]) -> 
 
     def note(name: str) -> Callable[..., None]:
         def hook(layer: Any, args: tuple[Tensor, ...]) -> None:
-            del layer
             axes = [axis for axis in range(args[0].ndim) if axis != 1]
             variance, mean = torch.var_mean(args[0], axes, correction=0)
             seen.update({f"{name}.running_mean": mean, f"{name}.running_var": variance})

@@ -187,13 +187,11 @@ class BSAM(NaturalGradient, Kept, Defaults):
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
         """Return the mixture of the members' Gaussians."""
-        del shelf
         variance_MD = 1 / (state.scale_MD * target_of(density, state.mean_MD).ess)
         return Gaussian(density.model, state.mean_MD.clone(), Diagonal(variance_MD), buffers_M=state.buffers or None)
 
     def ending(self, posterior: Gaussian, state: State) -> Descended:
         """Return the means."""
-        del posterior
         why = "they are spread wider than the data bear (raise `initial_scale` or `damping`, or train longer)"
         return Descended(weights_MD=state.mean_MD, buffers=state.buffers, why=why)
 

@@ -94,7 +94,6 @@ class ConcreteDropout(Scheduled, Descent):
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> DropoutPosterior:
         """Return the members' networks under random masks of the rates that they have learned."""
-        del shelf
         size = density.model.layout.size
         weights_MD, logits_ML = state.weights_MD[:, :size].clone(), state.weights_MD[:, size:].double()
         found = DropoutPosterior(density.model, weights_MD, logits_ML.sigmoid(), buffers_M=state.buffers or None)
@@ -192,7 +191,6 @@ def _masking(model: Model, layers: Sequence[Layer], logits_L: Tensor, *, source:
 
     def hook_of(layer: Layer, logit: Tensor) -> Callable[..., Tensor]:
         def hook(module: Any, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            del module, output
             x = args[0]
             shape = (len(x), *[1] * (x.ndim - 1 - len(layer.shape)), *layer.shape)  # the same at all positions of a row
             return x * (concrete_mask(logit, shape, source=source) / torch.sigmoid(-logit)).to(x.dtype)

@@ -82,6 +82,5 @@ class MCDropout(Scheduled, Descent):
 
     def posterior(self, density: LogDensity, state: Trajectory, shelf: Shelf | None = None) -> DropoutPosterior:
         """Return the members' networks under random masks."""
-        del shelf
         about: dict[str, object] = {"buffers_M": state.buffers or None, "statistics_known": True}
         return DropoutPosterior(density.model, state.weights_MD.clone(), **about)  # type: ignore[arg-type]

@@ -244,13 +244,11 @@ class IVON(NaturalGradient, Kept, Defaults):
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
         """Return the mixture of the members' Gaussians."""
-        del shelf
         variance_MD = 1 / (state.precision_MD * target_of(density, state.mean_MD).ess)
         return Gaussian(density.model, state.mean_MD.clone(), Diagonal(variance_MD), buffers_M=state.buffers or None)
 
     def ending(self, posterior: Gaussian, state: State) -> Descended:
         """Return the means; a posterior may be the prior, or its variances still those it began with."""
-        del posterior
         decay = self.decay(state.total_steps)
         left = decay**state.step
         stale = (

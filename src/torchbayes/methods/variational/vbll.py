@@ -139,7 +139,6 @@ class VBLL(Scheduled, Descent):
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
         """Return the mixture of the members' normal distributions, whose variance is 0 outside the last layer."""
-        del shelf
         model, layer = density.model, self.layer(density.model)
         mean_MD, parameters_MP = state.weights_MD.split([model.layout.size, sum(layer.sizes)], dim=1)
         covariance = layer.structure(parameters_MP, model.layout.size)

@@ -248,7 +248,6 @@ class VI(OnMinibatches, Kept, Defaults):
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian | RadialPosterior:
         """Return the mixture of the members' distributions."""
-        del shelf
         parameters_MP = state.descent.weights_MD
         mean_MD = parameters_MP[:, : state.size].clone()
         model, buffers = density.model, state.descent.buffers or None
