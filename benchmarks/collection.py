@@ -7,7 +7,7 @@ from torch import Tensor
 
 from benchmarks.harness import Work, race, report
 from benchmarks.members import ours
-from torchbayes.methods.optimise.moments import Moments
+from torchbayes.methods.moments import Moments
 from torchbayes.model import Batch, Model, likelihoods
 from torchbayes.networks import build
 

@@ -16,11 +16,11 @@ from torchbayes.catalogue import methods as _methods
 from torchbayes.catalogue.methods import *  # noqa: F403  (every method that the catalogue has)
 from torchbayes.density import FunctionDensity, LogDensity, LostRankError, Ranks
 from torchbayes.driver import Chains, Event, sample
-from torchbayes.methods.flat.sam import SAM
 from torchbayes.methods.laplace.subnetwork import subnetwork
 from torchbayes.methods.laplace.tuning import tune
 from torchbayes.methods.optimise.collector import Collector
 from torchbayes.methods.optimise.optimizers import SGD, Adam, AdamW
+from torchbayes.methods.optimise.sam import SAM
 from torchbayes.methods.protocol import DivergedError
 from torchbayes.methods.schedules import Constant, Cosine, Cycles, Decay, PiecewiseLinear, Steady
 from torchbayes.methods.variational.weighting import Halving, WarmUp

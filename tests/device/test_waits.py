@@ -34,9 +34,9 @@ WAITING = {n for n in METHODS if "online" in n or n.startswith("repulsive") or n
 FREE: dict[str, Callable[[], Any]] = {
     **{n: lambda make=make: make(members=2, **LONGER) for n, make in METHODS.items() if n not in WAITING},
     "vbll": lambda: vbll(members=2, **LONGER),
-    **{n: make for n, make in SAMPLERS.items() if make().batch_size},
+    **{n: make for n, make in SAMPLERS.items() if make().needs.batch_size},
 }
-ON_ALL_ROWS = {n: make for n, make in SAMPLERS.items() if not make().batch_size}
+ON_ALL_ROWS = {n: make for n, make in SAMPLERS.items() if not make().needs.batch_size}
 
 
 class Steps:

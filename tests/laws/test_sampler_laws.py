@@ -169,13 +169,13 @@ def test_chains_together_equal_chains_alone(make: Make, network: str) -> None:
 @samplers
 def test_step_is_pure_and_donating_changes_nothing(make: Make) -> None:
     method, model = make(), model_of()
-    source, seeds = as_source(model, rows_of(), method.batch_size or 1000), member_seeds(3, 2)
-    density = tb.LogDensity(model, source.num_data, None if method.batch_size else source.rows(), plan="loop")
+    source, seeds = as_source(model, rows_of(), method.needs.batch_size or 1000), member_seeds(3, 2)
+    density = tb.LogDensity(model, source.num_data, None if method.needs.batch_size else source.rows(), plan="loop")
     weights_MD, _ = model.starting_weights(seeds)
     state, donated = (method.init(density, weights_MD, seeds=seeds) for _ in range(2))
     for epoch in range(3):
         for rows in source.epoch(seeds, epoch):
-            batch = rows if method.batch_size else None
+            batch = rows if method.needs.batch_size else None
             before = {name: tensor.clone() for name, tensor in flatten(state)[0].items()}
             first, info = method.step(density, state, batch)
             second, _ = method.step(density, state, batch)
@@ -262,7 +262,7 @@ def test_loaders_and_lists_of_batches_are_as_good_as_tensors(make: Make) -> None
     found = tb.fit(model_of(), Wrapped(), make(), seed=7, callbacks=())
     assert isinstance(found, tb.Draws)
     torch.testing.assert_close(found.weights_MSD, expected, rtol=1e-9, atol=1e-12)
-    if make().batch_size is None:
+    if make().needs.batch_size is None:
         batches = [(inputs[:10], targets[:10]), (inputs[10:], targets[10:])]
         listed = tb.fit(model_of(), batches, make(), seed=7, callbacks=())
         assert isinstance(listed, tb.Draws)

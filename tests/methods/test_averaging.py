@@ -14,8 +14,8 @@ from torch import Tensor
 
 import torchbayes as tb
 from torchbayes.linalg import Diagonal, LowRankPlusDiagonal
+from torchbayes.methods.moments import VARIANCE_FLOOR, Moments
 from torchbayes.methods.optimise.averaging import is_snapshot
-from torchbayes.methods.optimise.moments import VARIANCE_FLOOR, Moments
 from torchbayes.model.sources.sources import as_source
 from torchbayes.native.seeds import member_seeds
 

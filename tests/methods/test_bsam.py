@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.density.dynamics import Value
-from torchbayes.methods.flat.bsam import State
+from torchbayes.methods.variational.bsam import State
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Scales
 from torchbayes.model.priors.bound import BoundPrior

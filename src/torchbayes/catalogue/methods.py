@@ -28,7 +28,6 @@ from torchbayes.methods.curves.curve import Curve
 from torchbayes.methods.curves.simplex import Simplex
 from torchbayes.methods.cycles.fge import FGE
 from torchbayes.methods.cycles.snapshots import Snapshots
-from torchbayes.methods.flat.bsam import BSAM
 from torchbayes.methods.flows.mnf import MNF
 from torchbayes.methods.flows.normalizing import NormalizingFlow
 from torchbayes.methods.laplace.laplace import Laplace
@@ -49,6 +48,7 @@ from torchbayes.methods.sgmcmc.sgnht import SGNHT
 from torchbayes.methods.sites.ep import EP
 from torchbayes.methods.sites.pbp import PBP
 from torchbayes.methods.variational.batch_norm import MCBatchNorm
+from torchbayes.methods.variational.bsam import BSAM
 from torchbayes.methods.variational.concrete import ConcreteDropout
 from torchbayes.methods.variational.dropout import MCDropout
 from torchbayes.methods.variational.ivon import IVON

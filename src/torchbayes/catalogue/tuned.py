@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchbayes.catalogue.usual import Budget, Usual
-from torchbayes.methods.flat.bsam import BSAM
 from torchbayes.methods.laplace.laplace import Laplace
 from torchbayes.methods.laplace.online import OnlineLaplace
 from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.schedules import Cycles
 from torchbayes.methods.sgmcmc.sghmc import SGHMC
+from torchbayes.methods.variational.bsam import BSAM
 from torchbayes.methods.variational.concrete import ConcreteDropout
 from torchbayes.methods.variational.dropout import MCDropout
 from torchbayes.methods.variational.ivon import IVON

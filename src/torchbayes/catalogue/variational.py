@@ -187,7 +187,7 @@ FLAT = (
     MethodEntry(
         "bsam",
         "a Gaussian with independent weights, by sharpness-aware steps: Bayesian SAM",
-        "torchbayes.methods.flat.bsam:BSAM",
+        "torchbayes.methods.variational.bsam:BSAM",
         label="bSAM",
         usual=bsam,
         look=Look("#ad1457", "p"),

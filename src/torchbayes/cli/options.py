@@ -25,7 +25,7 @@ from torchbayes.catalogue.usual import Usual
 from torchbayes.catalogue.yaml_text import check_yaml
 from torchbayes.cli.errors import one_line
 from torchbayes.density import Ranks
-from torchbayes.methods.flat.sam import AnyOptimizer
+from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.schedules import Schedule, StepSchedule
 
 Parser = jsonargparse.ArgumentParser

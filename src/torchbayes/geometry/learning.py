@@ -254,7 +254,7 @@ def _dispersed(problem: _Problem, seed: int) -> Tensor:
     """
     density, method = problem.density, problem.method
     start_MD, steps = density.weights_D.expand(method.members, -1).clone(), method.burn_in // 2
-    if method.schedule is not None or steps < LEAST_BURN_IN:
+    if getattr(method, "schedule", None) is not None or steps < LEAST_BURN_IN:
         return start_MD
     hot = replace(method, steps=steps + 1, burn_in=steps, thin=1)
     return run_chains(

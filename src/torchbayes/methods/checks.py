@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchbayes.checks import check_choice, check_counts, check_object, check_positive, check_share, plain, seen
+from torchbayes.checks import check_choice, check_counts, check_object, check_positive, check_share, given, plain, seen
 from torchbayes.density.plans import BACKEND_NAMES
 
 __all__ = ["check_counts", "check_plan", "check_positive", "check_schedule", "check_share", "check_training"]
 
 
 def check_training(method: Any, *, flat: bool = False) -> None:
-    """Check the settings of every method that trains, and turn its numbers into Python's.
+    """Check the settings that methods which train have in common, and turn its numbers into Python's.
 
     Args:
         method: the method.
@@ -19,10 +19,11 @@ def check_training(method: Any, *, flat: bool = False) -> None:
 
     Raises:
         ValueError: if a number or the plan is invalid.
-        TypeError: if the optimiser is not an optimiser object.
+        TypeError: if the optimiser or the schedule is of another kind.
     """
     plain(method)
-    check_counts(members=method.members, batch_size=method.batch_size)
+    own = vars(method)
+    check_counts(members=method.members, batch_size=method.batch_size, **given(epochs=own.get("epochs")))
     if not flat and hasattr(method.optimizer, "rho"):
         raise TypeError(
             f"`optimizer` of {type(method).__name__} must take gradients where the method asks for them, as Adam() "
@@ -31,6 +32,8 @@ def check_training(method: Any, *, flat: bool = False) -> None:
     wanted = ("lr", "slots", "rule", "objective") if flat else ("lr", "slots", "update")
     check_object(wanted, "Adam()", optimizer=method.optimizer)
     check_plan(method.plan)
+    if "schedule" in own:
+        check_schedule(method.schedule)
 
 
 def check_plan(plan: Any) -> None:

@@ -16,7 +16,13 @@ from torchbayes.model.priors.sparse import LogUniform
 
 
 class Defaults:
-    """Defaults of the protocol `torchbayes.methods.protocol.Method`, which a method may override."""
+    """Defaults of the protocol `torchbayes.methods.protocol.Method`, which a method may override.
+
+    Attributes:
+        carries: what goes from one task of a sequence to the next: see `Onward`.
+    """
+
+    carries = "nothing"
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -25,8 +31,8 @@ class Defaults:
 
     @property
     def onward(self) -> Onward:
-        """What goes from one task of a sequence to the next: nothing."""
-        return Onward(self)
+        """What goes from one task of a sequence to the next, by `carries`."""
+        return Onward(self, self.carries)  # type: ignore[arg-type]  # one of its words
 
     @property
     def without_prior(self) -> Any:
@@ -48,12 +54,10 @@ class Defaults:
 
     def draw(self, state: Any) -> Tensor | None:
         """Return nothing for the shelf: the result of the run is in its state."""
-        del state
         return None
 
     def ending(self, posterior: Any, state: Any) -> Ending:
         """Return that nothing is known of how the run ended."""
-        del posterior, state
         return Ended()
 
 
@@ -91,6 +95,8 @@ class OnMinibatches:
 class NaturalGradient(OnMinibatches):
     """Defaults of a method that moves mean and precision of a Gaussian over all weights."""
 
+    carries = "prior"
+
     @property
     def needs(self) -> Needs:
         """Minibatches, through a network in training mode, and standard deviations to begin with."""
@@ -100,8 +106,3 @@ class NaturalGradient(OnMinibatches):
     def choices(self) -> tuple[Choice, ...]:
         """The scale of an open prior, by trial runs half as long."""
         return (PriorScale(length=0.5),)
-
-    @property
-    def onward(self) -> Onward:
-        """Its Gaussian is the prior of the next task."""
-        return Onward(self, "prior")

@@ -8,12 +8,16 @@ not finite is ever written. On a CPU, where looking costs nothing, every step is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, fields, replace
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+
+from torchbayes.methods.protocol import DivergedError
+from torchbayes.model.rows.batch import Batch, tensors_of
 
 # marks a field of a state that steps need and the posterior does not: it is freed once the last step is taken
 FOR_STEPS: dict[str, Any] = {"for_steps": True}
@@ -21,6 +25,8 @@ FOR_STEPS: dict[str, Any] = {"for_steps": True}
 WORKSPACE: dict[str, Any] = {**FOR_STEPS, "workspace": True}
 LAG = {"cpu": 1}  # steps after which their numbers are looked at, by device
 _LATE = 50
+
+_State = TypeVar("_State")
 
 
 class Seen(NamedTuple):
@@ -74,3 +80,57 @@ def first_unsound(unseen: Sequence[Seen]) -> Unsound | None:
             member = finite.index(False)
             return Unsound(seen.step, seen.rate, member, seen.value_M[member].item())
     return None
+
+
+def clone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return copies of named tensors."""
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+def writable(state: _State, *, donate: bool) -> _State:
+    """Return a state that a step may overwrite: itself if it is donated, but for its buffers, else a copy.
+
+    Buffers are few and small: always copies, so that a diverging batch does not change batch-norm statistics.
+    """
+    names = {"buffers"} if donate else {f.name for f in fields(state)}  # type: ignore[arg-type]
+    parts = {f.name: _copy(f, getattr(state, f.name)) for f in fields(state) if f.name in names}  # type: ignore[arg-type]
+    return replace(state, **parts)  # type: ignore[type-var]
+
+
+def _copy(part: Field[Any], value: Any) -> Any:
+    """Return what a field of a state holds, sharing no tensor with it; scratch space has no content."""
+    if isinstance(value, Tensor):
+        return torch.empty_like(value) if part.metadata.get("workspace") else value.clone()
+    return clone(value) if isinstance(value, Mapping) else value
+
+
+def largest(batch: Batch | None) -> float:
+    """Return the largest absolute value in a batch, for messages."""
+    values = [t.abs().max() for t in tensors_of(tuple(batch or ())) if t.is_floating_point() and t.numel()]
+    return max((float(value) for value in values), default=0.0)
+
+
+def looked_at(
+    now: Any, batch: Batch, seen: Seen, *, advice: str = "or lower the learning rate, or the `rho` of SAM"
+) -> tuple[Seen, ...]:
+    """Return the steps that are still to be looked at, this one included, after looking at those that are due.
+
+    Args:
+        now: the state before the step.
+        batch: rows of the step.
+        seen: its numbers.
+        advice: what to do beside standardising the data.
+
+    Raises:
+        DivergedError: if a step was not finite.
+    """
+    unseen = (*now.unseen, seen)
+    if not due(unseen, last=(now.step + 1) % now.steps_per_epoch == 0):
+        return unseen
+    if (bad := first_unsound(unseen)) is not None:
+        raise DivergedError(
+            f"the fit diverged at step {bad.step} of {now.total_steps}: the loss of member {bad.member} is "
+            f"{bad.value:g} or its gradient is not finite, at learning rate {bad.rate:g}. The batch holds values up to "
+            f"{largest(batch):.3g}: standardise inputs and targets if they are large, {advice}."
+        )
+    return ()

@@ -15,12 +15,31 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import check_memory
-from torchbayes.methods.optimise.descent import Following
-from torchbayes.methods.optimise.moments import Moments
+from torchbayes.methods.moments import Moments
 from torchbayes.model.network import Buffers
 
 Due = Callable[[Any], bool]
 """Whether weights are kept after the step that led to a state."""
+
+
+class Following:
+    """A state beside that of a motion.
+
+    Attributes:
+        trajectory: the state of the motion, such as a `Trajectory`.
+    """
+
+    trajectory: Any
+
+    @property
+    def step(self) -> int:
+        """Steps taken."""
+        return self.trajectory.step
+
+    @property
+    def total_steps(self) -> int:
+        """Length of the run."""
+        return self.trajectory.total_steps
 
 
 class Keeper(Protocol):
@@ -62,7 +81,6 @@ class Last:
 
     def keep(self, state: Any, moved: Any, *, donate: bool) -> Any:
         """Return the state of the motion."""
-        del state, donate
         return moved
 
     def draw(self, state: Any) -> Tensor | None:
@@ -146,7 +164,6 @@ class Beside:
 
     def draw(self, state: Averaged | Spread) -> None:
         """Return nothing."""
-        del state
 
 
 @dataclass(frozen=True)
@@ -165,7 +182,6 @@ class Mean(Beside):
 
     def keep(self, state: Averaged, moved: Any, *, donate: bool) -> Averaged:
         """Return the mean with the weights of the motion, if these are due."""
-        del donate
         if not self.due(moved):
             return replace(state, trajectory=moved)
         count = state.snapshots + 1

@@ -5,25 +5,23 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from torchbayes.checks import given, plain
+from torchbayes.checks import plain
 from torchbayes.density.dynamics import Density, Value
 from torchbayes.density.plans import BackendName
 from torchbayes.density.precision import refuse_rounding
-from torchbayes.health.chains import MANY, Sampled
+from torchbayes.health.chains import Sampled
 from torchbayes.methods.checks import check_counts, check_plan
 from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.faults import Faults, begun
 from torchbayes.methods.keepers import Keeper, Kept, Thinned
-from torchbayes.methods.mcmc.adaptation import LEARNED, LEAST_BURN_IN
 from torchbayes.methods.noise import Purpose, uniforms
 from torchbayes.methods.protocol import Needs, Shelf, Visit
-from torchbayes.methods.schedules import Cycles
-from torchbayes.methods.sgmcmc.restarts import MOST, mended
+from torchbayes.methods.reports import means_of
 from torchbayes.model.network import refuse_by_batch
 from torchbayes.posteriors.draws import Draws
 
@@ -52,11 +50,7 @@ class Sampler(Kept, Defaults, ABC):
     plan: BackendName | str = field(default="auto", kw_only=True)
     chunk_size: int = field(default=1024, kw_only=True)
 
-    batch_size = None  # a setting of samplers on minibatches
-    schedule = None  # likewise
-    searches = False  # for a setting of the model, as these do
-    mass = None  # a setting of samplers on all the data
-    adapts = True  # a step size that is not given, where there is one
+    adapts: ClassVar[bool] = True  # a step size that is not given, where there is one
 
     def __post_init__(self) -> None:
         plain(self)
@@ -71,12 +65,6 @@ class Sampler(Kept, Defaults, ABC):
         if (self.steps - self.burn_in) < self.thin:
             raise ValueError(
                 f"`thin` must be at most {self.steps - self.burn_in}, the steps after burn-in; got {self.thin}."
-            )
-        cycles = _cycles(self)
-        if cycles and not any(self.retains(step) for step in range(self.steps, self.burn_in, -1)):
-            raise ValueError(
-                f"no cycle of `length` {cycles.length} ends after burn-in within {self.steps} steps, so nothing "
-                f"would be kept. Shorten the cycles, or sample longer."
             )
 
     @property
@@ -115,20 +103,16 @@ class Sampler(Kept, Defaults, ABC):
 
     @property
     def needs(self) -> Needs:
-        """All the data or minibatches, any density, a shelf for draws; more steps make the same chain longer."""
-        chunk = self.chunk_size if self.batch_size is None else None
-        return Needs(batch_size=self.batch_size, chunk_size=chunk, draws=_most(self), chain=True)
+        """All the data, any density, a shelf for draws; more steps make the same chain longer."""
+        return Needs(chunk_size=self.chunk_size, draws=(self.steps - self.burn_in) // self.thin, chain=True)
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the steps of a chain, burn-in included, whatever the length of an epoch."""
-        del steps_per_epoch
         return self.steps
 
     def visit(self, state: Any) -> Visit | None:
-        """Return the next minibatch, or all the data; None when the chain is complete."""
-        if state.step >= self.steps:
-            return None
-        return Visit("all") if self.batch_size is None else Visit("minibatch", state.step)
+        """Return that all the data are seen; None when the chain is complete."""
+        return Visit("all") if state.step < self.steps else None
 
     def posterior(self, density: Any, state: Any, shelf: Shelf | None = None) -> Draws:
         """Return the draws on the shelf.
@@ -137,50 +121,24 @@ class Sampler(Kept, Defaults, ABC):
             ValueError: if there are none yet.
         """
         assert shelf is not None, "a sampler puts its draws on a shelf"
-        weights_MSD = mended(shelf.weights_MSD(), retained_steps(self, state.step), self.lost(state) or ())
-        return Draws(density.model, weights_MSD, statistics_known=True)
+        return Draws(density.model, self.sound(shelf.weights_MSD(), state), statistics_known=True)
+
+    def sound(self, weights_MSD: Tensor, state: Any) -> Tensor:
+        """Return draws in which none are left that chains took while they diverged: all of them, as proposals are."""
+        return weights_MSD
 
     def ending(self, posterior: Draws, state: Any) -> Sampled:
         """Return how chains are judged."""
-        del posterior
-        return Sampled(burn_in=self.burn_in, lost=self.lost(state) or (), most=MOST, said=_unlearned(self))
+        return Sampled(burn_in=self.burn_in)
 
     def retains(self, step: int) -> bool:
         """Return whether the weights after `step` steps are retained as a draw."""
-        if cycles := _cycles(self):
-            left = -step % cycles.length  # steps to the end of the cycle
-            return step > self.burn_in and left % self.thin == 0 and left // self.thin < cycles.draws
         return step > self.burn_in and (step - self.burn_in) % self.thin == 0
-
-    def lost(self, state: Any) -> Sequence[Sequence[int]] | None:
-        """Return the steps at which each chain was seen to have diverged; None for samplers that reject proposals."""
 
 
 def retained_steps(method: Sampler, step: int) -> list[int]:
     """Return the steps after which a chain retains a draw, of its first `step` steps."""
     return [number for number in range(1, step + 1) if method.retains(number)]
-
-
-def _cycles(method: Sampler) -> Cycles | None:
-    """Return the cycles of a cyclical sampler, at whose ends draws are taken."""
-    return method.schedule if isinstance(method.schedule, Cycles) else None
-
-
-def _unlearned(method: Sampler) -> tuple[str, ...]:
-    """Return a problem if burn-in is too short for a mass that it is to learn, and draws are enough to be judged."""
-    learns = method.mass in LEARNED and method.burn_in < LEAST_BURN_IN
-    if not learns or method.steps - method.burn_in < MANY:
-        return ()
-    return (
-        f"a burn-in of {method.burn_in} steps is too short to learn the mass, which stayed 1 (set `burn_in` to "
-        f"{LEAST_BURN_IN} or more, better 200, or mass='unit')",
-    )
-
-
-def _most(method: Sampler) -> int:
-    """Return the number of draws of each chain that a whole run retains, at most."""
-    each, cycles = (method.steps - method.burn_in) // method.thin, _cycles(method)
-    return min(each, method.steps // cycles.length * cycles.draws) if cycles else each
 
 
 @dataclass(frozen=True)
@@ -212,17 +170,7 @@ class Info:
 
     def means(self) -> dict[str, Tensor]:
         """Return what is averaged over an epoch, by name, each (M,)."""
-        return {
-            "log_density": self.log_density_M,
-            "log_likelihood": self.log_likelihood_M,
-            **given(energy=self.energy_M),
-            "acceptance": self.acceptance_M,
-            "step_size": self.step_size_M,
-            "gradients": self.gradients_M,
-            "divergent": self.divergent_M,
-            "outside": self.outside_M,
-            "failed": self.faults.raised_M.double(),
-        }
+        return {**means_of(self), "failed": self.faults.raised_M.double()}
 
     def now(self) -> dict[str, Any]:
         """Return what is true of the last step of an epoch: the first exception, where there was one."""

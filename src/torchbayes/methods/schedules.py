@@ -18,7 +18,6 @@ class Constant:
 
     def factor(self, done: float) -> float:
         """Return the factor on the learning rate when a share `done` in [0, 1) of the run is complete."""
-        del done
         return 1.0
 
 
@@ -108,7 +107,6 @@ class Decay:
 
     def noisy(self, step: int) -> bool:
         """Return whether noise is added at a step: always."""
-        del step
         return True
 
 
@@ -149,12 +147,10 @@ class Steady:
 
     def at(self, step: int) -> float:
         """Return the factor on the step size at a step: 1."""
-        del step
         return 1.0
 
     def noisy(self, step: int) -> bool:
         """Return whether noise is added at a step: always."""
-        del step
         return True
 
 

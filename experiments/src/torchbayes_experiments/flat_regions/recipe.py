@@ -13,9 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from torchbayes.methods.flat.sam import SAM
 from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.optimise.optimizers import SGD, Adam
+from torchbayes.methods.optimise.sam import SAM
 from torchbayes.methods.schedules import Constant
 from torchbayes.methods.sgmcmc.sgld import SGLD
 

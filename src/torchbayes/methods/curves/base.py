@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,33 +15,27 @@ from torchbayes.density.dynamics import Value
 from torchbayes.health.descent import Descended
 from torchbayes.health.ending import Check
 from torchbayes.methods.choices import Choice, Epochs
-from torchbayes.methods.defaults import Defaults, OnMinibatches
-from torchbayes.methods.flat.sam import AnyOptimizer
-from torchbayes.methods.optimise.descent import Trajectory
+from torchbayes.methods.optimise.base import Scheduled
 from torchbayes.methods.optimise.seeker import seeker
 from torchbayes.methods.protocol import Needs
-from torchbayes.methods.schedules import Schedule
 from torchbayes.model.model import Batch, Model
 from torchbayes.posteriors.point import Point
 
 
-class Moving(Protocol):
-    """A state whose trajectory is that of the vertices that move."""
+class Joining(Scheduled, ABC):
+    """A descent of vertices between trained networks, which `fit` trains where it is given none.
 
-    @property
-    def trajectory(self) -> Trajectory:
-        """Their descent; its weights are those of all of them, (M, J D)."""
-        ...
+    Attributes:
+        first: checks before the usual ones.
+        then: checks after them.
+    """
 
+    if TYPE_CHECKING:
+        first: ClassVar[Sequence[Check]]
+        then: ClassVar[Sequence[Check]]
 
-class Joining(OnMinibatches, Defaults, ABC):
-    """A descent of vertices between trained networks, which `fit` trains where it is given none."""
-
-    members: int
     epochs: int | None
     batch_size: int
-    optimizer: AnyOptimizer
-    schedule: Schedule
 
     @property
     def needs(self) -> Needs:
@@ -59,18 +53,21 @@ class Joining(OnMinibatches, Defaults, ABC):
         """How long to train the networks where none are given, and then what is between them."""
         return (Epochs(self.needs.start, settings=("epochs",) if self.epochs is None else (), mode=True),)
 
-    def joined(
-        self, middle: Point, state: Moving, *, first: Sequence[Check] = (), then: Sequence[Check] = ()
-    ) -> Descended:
-        """Return how a run ended, of which a network of each member is judged as that of a descent."""
+    @abstractmethod
+    def middle(self, posterior: Any) -> Point:
+        """Return a network of each member that lies farthest from those that are joined."""
+
+    def ending(self, posterior: Any, state: Any) -> Descended:
+        """Return how a run ended, whose networks in the middle are judged as those of a descent; others, besides."""
+        middle = self.middle(posterior)
         return Descended(
             weights_MD=middle.weights_MD,
             buffers=state.trajectory.buffers,
             result=middle,
             averaged=True,
             said=self.optimizer.caveats(middle.weights_MD),
-            first=first,
-            then=then,
+            first=self.first,
+            then=self.then,
         )
 
 

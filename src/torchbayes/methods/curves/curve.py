@@ -14,28 +14,29 @@ are solutions that predict differently, and their average is the posterior's pre
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from dataclasses import dataclass, field
+from typing import get_args
 
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice, check_counts, given
+from torchbayes.checks import check_choice, check_counts
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.health.curves import barriers, same_ends
-from torchbayes.health.descent import Descended
-from torchbayes.methods.checks import check_schedule, check_training
+from torchbayes.methods.checks import check_training
 from torchbayes.methods.curves.base import Between, Joining
-from torchbayes.methods.flat.sam import AnyOptimizer
+from torchbayes.methods.keepers import Following
 from torchbayes.methods.noise import Purpose, uniforms
-from torchbayes.methods.optimise.descent import Following, Info, Trajectory, descend, start
+from torchbayes.methods.optimise.base import Descent
+from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
+from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
-from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.curves.curve import CurvePosterior, Shape, coefficients
+from torchbayes.posteriors.point import Point
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class State(Following):
 
 
 @dataclass(frozen=True)
-class Curve(Joining):
+class Curve(Joining, Descent):
     """Curves of low loss between solutions: `fit(model, data, Curve(), start=ensemble)`.
 
     The start holds the two ends of every curve, one after the other: the 2 M members of a deep ensemble, rows of
@@ -75,6 +76,8 @@ class Curve(Joining):
             the start.
     """
 
+    first, then = (same_ends,), (barriers,)
+
     bends: int = 1
     shape: Shape = "bezier"
     epochs: int | None = None
@@ -86,16 +89,15 @@ class Curve(Joining):
 
     def __post_init__(self) -> None:
         check_training(self, flat=True)
-        check_counts(bends=self.bends, **given(epochs=self.epochs))
+        check_counts(bends=self.bends)
         check_choice(get_args(Shape), shape=self.shape)
-        check_schedule(self.schedule)
 
     @property
     def ends(self) -> int:
         """Number of networks that each member joins."""
         return 2
 
-    def init(
+    def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
         """Return the state before the first step, with the bends on straight lines.
@@ -106,48 +108,27 @@ class Curve(Joining):
             buffers: the network's buffers at each of them, (2 M, ...).
             seeds: one seed per curve.
             steps_per_epoch: length of an epoch.
-
-        Returns:
-            The state.
         """
-        del density
         first_MD, last_MD = (weights_MD[end::2].clone() for end in (0, 1))
         share_J1 = torch.arange(1, self.bends + 1, dtype=first_MD.dtype, device=first_MD.device).unsqueeze(1)
         bends_MJD = torch.lerp(first_MD.unsqueeze(1), last_MD.unsqueeze(1), share_J1 / (self.bends + 1))
-        own = {name: buffer[::2] for name, buffer in buffers.items()}
-        settings: dict[str, Any] = {"optimizer": self.optimizer, "epochs": self.epochs}
-        trajectory = start(bends_MJD.flatten(1), own, seeds, steps_per_epoch=steps_per_epoch, **settings)
-        return State(trajectory, first_MD, last_MD)
+        own, about = {name: buffer[::2] for name, buffer in buffers.items()}, {"steps_per_epoch": steps_per_epoch}
+        return State(super().begin(density, bends_MJD.flatten(1), own, seeds=seeds, **about), first_MD, last_MD)
 
-    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Take one optimiser step on the bends, at one position of each curve.
-
-        Args:
-            density: the hot function.
-            state: the state; intact afterwards unless donated.
-            batch: one minibatch per curve, (M, B, ...).
-            donate: overwrite the state's tensors, to save copies.
-
-        Returns:
-            The new state, and the info of the step.
-        """
+    def target(self, density: LogDensity, state: State) -> Between:
+        """Return the loss at one position of each curve."""
         now = state.trajectory
-        lr = self.optimizer.lr * self.schedule.factor(now.done)
         t_M = uniforms(now.seeds, Purpose.CURVE_POSITION, now.step)
         shares_MP, ends = coefficients(self.shape, t_M, self.bends + 2), (state.first_MD, state.last_MD)
-        along: Any = Between(density, ends, shares_MP[:, [0, -1]], shares_MP[:, 1:-1])
-        target, rule = self.optimizer.objective(along), self.optimizer.rule
-        trajectory, info = descend(target, now, batch, optimizer=rule, lr=lr, donate=donate)
-        return replace(state, trajectory=trajectory), info
+        return Between(density, ends, shares_MP[:, [0, -1]], shares_MP[:, 1:-1])
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> CurvePosterior:
         """Return the uniform distribution along the curves."""
-        del shelf
         first_MD, last_MD = state.first_MD, state.last_MD
         bends_MJD = state.trajectory.weights_MD.unflatten(1, (-1, first_MD.shape[1]))
         points_MPD = torch.cat([first_MD.unsqueeze(1), bends_MJD, last_MD.unsqueeze(1)], dim=1)
         return CurvePosterior(density.model, points_MPD, self.shape, buffers_M=state.trajectory.buffers or None)
 
-    def ending(self, posterior: CurvePosterior, state: State) -> Descended:
-        """Return the network in the middle of each curve; the others are looked at besides."""
-        return self.joined(posterior.at(0.5), state, first=[same_ends], then=[barriers])
+    def middle(self, posterior: CurvePosterior) -> Point:
+        """Return the network in the middle of each curve."""
+        return posterior.at(0.5)

@@ -19,30 +19,32 @@ the posterior in its plane, up to a constant; that posterior has R dimensions of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_counts, check_not_negative, given
+from torchbayes.checks import check_counts, check_not_negative
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Value
 from torchbayes.density.plans import BackendName
 from torchbayes.health.curves import inside, same_modes
-from torchbayes.health.descent import Descended
-from torchbayes.methods.checks import check_schedule, check_training
+from torchbayes.methods.checks import check_training
 from torchbayes.methods.curves.base import Between, Joining
-from torchbayes.methods.flat.sam import AnyOptimizer
+from torchbayes.methods.keepers import Following
 from torchbayes.methods.noise import Purpose, normals, uniforms
-from torchbayes.methods.optimise.descent import Following, Info, Trajectory, descend, start
+from torchbayes.methods.optimise.base import Descent
+from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
+from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.curves.simplex import SimplexPosterior, barycentric, in_complex
 from torchbayes.posteriors.curves.volumes import add_slopes, grams, inverses, log_volumes
+from torchbayes.posteriors.point import Point
 
 _START = 0.01  # distance of a vertex from the mean of the modes at first, relative to their size
 
@@ -61,7 +63,7 @@ class State(Following):
 
 
 @dataclass(frozen=True)
-class Simplex(Joining):
+class Simplex(Joining, Descent):
     """Simplexes of low loss around solutions: `fit(model, data, Simplex(), start=network)`.
 
     The start holds the K modes of every complex, one after the other: with `modes=1` each member of a deep ensemble, or
@@ -81,6 +83,8 @@ class Simplex(Joining):
             start over K.
     """
 
+    first, then = (same_modes,), (inside,)
+
     vertices: int = 3
     modes: int = 1
     volume_weight: float = 0.03
@@ -93,16 +97,15 @@ class Simplex(Joining):
 
     def __post_init__(self) -> None:
         check_training(self, flat=True)
-        check_counts(vertices=self.vertices, modes=self.modes, **given(epochs=self.epochs))
+        check_counts(vertices=self.vertices, modes=self.modes)
         check_not_negative(volume_weight=self.volume_weight)
-        check_schedule(self.schedule)
 
     @property
     def ends(self) -> int:
         """Number of networks that each member joins."""
         return self.modes
 
-    def init(
+    def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
         """Return the state before the first step, with the vertices in random directions from the mean of the modes.
@@ -114,13 +117,9 @@ class Simplex(Joining):
             seeds: one seed per complex.
             steps_per_epoch: length of an epoch.
 
-        Returns:
-            The state.
-
         Raises:
             ValueError: if there are more vertices than weights.
         """
-        del density
         modes_MKD = weights_MD.unflatten(0, (-1, self.modes)).clone()
         size = modes_MKD.shape[-1]
         if self.vertices > size:
@@ -133,47 +132,29 @@ class Simplex(Joining):
         step_M1 = step_M1.where(step_M1 > 0, _START)
         vertices_MV = mean_MD.repeat(1, self.vertices)
         noise_MV = normals(seeds, Purpose.SIMPLEX_START, 0, like=vertices_MV)
-        own = {name: buffer[:: self.modes] for name, buffer in buffers.items()}
-        settings: dict[str, Any] = {"optimizer": self.optimizer, "epochs": self.epochs}
+        own, about = {n: buffer[:: self.modes] for n, buffer in buffers.items()}, {"steps_per_epoch": steps_per_epoch}
         vertices_MV = vertices_MV.addcmul_(noise_MV, step_M1.to(noise_MV))
-        return State(start(vertices_MV, own, seeds, steps_per_epoch=steps_per_epoch, **settings), modes_MKD)
+        return State(super().begin(density, vertices_MV, own, seeds=seeds, **about), modes_MKD)
 
-    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Take one optimiser step on the vertices, at one point of each complex.
-
-        Args:
-            density: the hot function.
-            state: the state; intact afterwards unless donated.
-            batch: one minibatch per complex, (M, B, ...).
-            donate: overwrite the state's tensors, to save copies.
-
-        Returns:
-            The new state, and the info of the step; its loss is the objective, with the volume.
-        """
+    def target(self, density: LogDensity, state: State) -> Between | _Spread:
+        """Return the loss at one point of each complex, less its volume."""
         now, modes = state.trajectory, self.modes
-        lr = self.optimizer.lr * self.schedule.factor(now.done)
         uniform_M = uniforms(now.seeds, Purpose.SIMPLEX_POSITION, now.step, count=self.vertices + 1)
         number_M = (uniform_M[:, 0] * modes).long()
         shares_MP = in_complex(barycentric(uniform_M[:, 1:]), number_M, modes)
-        inside: Any = Between(density, state.modes_MKD.unbind(1), shares_MP[:, :modes], shares_MP[:, modes:])
-        if self.volume_weight > 0:
-            inside = _Spread(inside, state.modes_MKD, self.volume_weight)
-        target, rule = self.optimizer.objective(inside), self.optimizer.rule
-        trajectory, info = descend(target, now, batch, optimizer=rule, lr=lr, donate=donate)
-        return replace(state, trajectory=trajectory), info
+        inside = Between(density, state.modes_MKD.unbind(1), shares_MP[:, :modes], shares_MP[:, modes:])
+        return _Spread(inside, state.modes_MKD, self.volume_weight) if self.volume_weight > 0 else inside
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> SimplexPosterior:
         """Return the uniform distribution over the simplexes."""
-        del shelf
         shared_MRD = state.trajectory.weights_MD.unflatten(1, (self.vertices, -1))
         vertices_MPD = torch.cat([state.modes_MKD, shared_MRD], dim=1)
         return SimplexPosterior(density.model, vertices_MPD, self.modes, buffers_M=state.trajectory.buffers or None)
 
-    def ending(self, posterior: SimplexPosterior, state: State) -> Descended:
-        """Return the network in the middle of the first simplex of each complex; the others are looked at besides."""
+    def middle(self, posterior: SimplexPosterior) -> Point:
+        """Return the network in the middle of the first simplex of each complex."""
         centre = torch.full((self.vertices + 1,), 1 / (self.vertices + 1), dtype=torch.float64)
-        middle = posterior.at(in_complex(centre, torch.tensor(0), self.modes))
-        return self.joined(middle, state, first=[same_modes], then=[inside])
+        return posterior.at(in_complex(centre, torch.tensor(0), self.modes))
 
 
 @dataclass(frozen=True)

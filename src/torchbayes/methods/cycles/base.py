@@ -18,10 +18,10 @@ from torchbayes.health.kept import alike
 from torchbayes.methods.adversarial import check_adversarial
 from torchbayes.methods.checks import check_training
 from torchbayes.methods.choices import Choice, Epochs
-from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.keepers import EndsOfCycles
 from torchbayes.methods.optimise.descent import Trajectory
-from torchbayes.methods.protocol import Needs, Onward, Shelf
+from torchbayes.methods.optimise.sam import AnyOptimizer
+from torchbayes.methods.protocol import Needs, Shelf
 from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.point import Point
 
@@ -73,11 +73,6 @@ class Cyclic(ABC):
         return (Epochs(self, least=least),)
 
     @property
-    def onward(self) -> Onward:
-        """Nothing goes from one task to the next."""
-        return Onward(self)
-
-    @property
     def keeper(self) -> EndsOfCycles:
         """The networks at the ends of cycles."""
         return EndsOfCycles(lambda now: kept(self, now.total_steps, now.steps_per_epoch))
@@ -115,5 +110,5 @@ def check_cyclic(method: Cyclic) -> None:
         TypeError: if the optimiser is not an optimiser object.
     """
     check_training(method, flat=True)
-    check_counts(**given(epochs=method.epochs, draws=method.draws))
+    check_counts(**given(draws=method.draws))
     check_adversarial(method.adversarial)

@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from torchbayes.checks import check_counts, check_positive, check_share, given
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.cycles.base import Bounds, Cyclic, check_cyclic
-from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
+from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.schedules import USUAL_EPOCHS, PiecewiseLinear, Progress
 
 _CYCLES = 10  # by default

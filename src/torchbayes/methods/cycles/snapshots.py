@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from torchbayes.checks import check_counts
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.cycles.base import Bounds, Cyclic, check_cyclic
-from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
+from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.schedules import Progress
 
 
@@ -66,7 +66,6 @@ class Snapshots(Cyclic, Descent):
 
     def ends(self, total_steps: int, steps_per_epoch: int) -> list[int]:
         """Return the numbers of steps after which the rate is lowest, one for each cycle."""
-        del steps_per_epoch
         count = min(self.cycles, total_steps)
         return [number * total_steps // count for number in range(1, count + 1)]
 

@@ -21,17 +21,19 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_counts, check_positive, given
+from torchbayes.checks import check_counts, check_positive
 from torchbayes.density.density import LogDensity
 from torchbayes.density.layers.passes import by_layers
 from torchbayes.density.layers.uses import Estimator
 from torchbayes.health.draws import Drawn
 from torchbayes.health.spread import unmoved
-from torchbayes.methods.checks import check_schedule, check_training
+from torchbayes.methods.checks import check_training
 from torchbayes.methods.choices import WEIGHTS, Choice, Lowered
 from torchbayes.methods.defaults import Defaults, OnMinibatches
+from torchbayes.methods.finite import Seen, looked_at, writable
+from torchbayes.methods.keepers import Kept
 from torchbayes.methods.noise import normals
-from torchbayes.methods.optimise.descent import Trajectory, clone, looked_at, start
+from torchbayes.methods.optimise.descent import Trajectory, start
 from torchbayes.methods.optimise.optimizers import Optimizer
 from torchbayes.methods.schedules import Schedule, epochs_of
 from torchbayes.methods.variational.objective import USUAL_STEPS, Info, Terms, ask
@@ -117,7 +119,7 @@ class Family(Protocol):
         ...
 
 
-class Fitted(OnMinibatches, Defaults, ABC):
+class Fitted(OnMinibatches, Kept, Defaults, ABC):
     """What the methods have in common: a descent on the parameters of a family."""
 
     members: int
@@ -151,18 +153,10 @@ class Fitted(OnMinibatches, Defaults, ABC):
         """
         return (Lowered("kl_weight", WEIGHTS, folds=1),) if self.kl_weight is None else ()
 
-    def init(
+    def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first step: a narrow distribution at the given weights.
-
-        Args:
-            density: the hot function.
-            weights_MD: where the members start.
-            buffers: the network's buffers of each member, (M, ...).
-            seeds: one seed per member.
-            steps_per_epoch: length of an epoch.
-        """
+        """Return the state before the first step: a narrow distribution at the given weights."""
         family = _family_of(self, density)
         like = weights_MD.new_empty(len(weights_MD), family.num_parameters)
         rest_MP = family.start(normals(seeds, Purpose.FLOW_START, 0, like=like))
@@ -172,34 +166,19 @@ class Fitted(OnMinibatches, Defaults, ABC):
         descent = start(parameters_MP, buffers, seeds, **about, steps_per_epoch=steps_per_epoch)
         return State(descent, weights_MD.shape[1])
 
-    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Take one optimiser step.
-
-        Args:
-            density: the hot function.
-            state: the state; intact afterwards unless donated.
-            batch: one minibatch per member, (M, B, ...).
-            donate: overwrite the state's tensors, to save copies.
-
-        Returns:
-            The new state, and the info of the step.
-
-        Raises:
-            DivergedError: as of `torchbayes.methods.optimise.descent.descend`.
-        """
-        old = state.descent
-        now = replace(old, buffers=clone(old.buffers)) if donate else old.clone()
+    def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Return the state one optimiser step on, and the info of the step."""
+        now = writable(state.descent, donate=donate)
         lr, weight = self.optimizer.lr * self.schedule.factor(now.done), weight_at(self.kl_weight, now)
         family = _family_of(self, density)
         terms = differentiate(density, now, batch, family=family, drawing=self.drawing, kl_weight=weight)
         info = Info(*terms, -density.num_data * terms.nll_M - terms.kl_M, lr, weight)
-        unseen = looked_at(now, batch, lr=lr, value_M=terms.loss_M, gradient_MD=now.gradient_MD)
+        unseen = looked_at(now, batch, Seen.of(now.step, lr, value_M=terms.loss_M, gradient_MD=now.gradient_MD))
         self.optimizer.update(now.weights_MD, now.gradient_MD, now.slots, lr=lr)
         return replace(state, descent=replace(now, step=now.step + 1, unseen=unseen)), info
 
     def ending(self, posterior: Posterior, state: State) -> Drawn:
         """Return that draws speak for the result; standard deviations may be still those it began with."""
-        del posterior
         scale_MD = parts_of(state)[1]
         return Drawn(then=[lambda _: unmoved(scale_MD, self.initial_scale)])
 
@@ -216,9 +195,7 @@ def check_fitted(method: Any) -> None:
         TypeError: if the optimiser, the schedule or the weighting is of another kind.
     """
     check_training(method)
-    about = given(epochs=method.epochs)
-    check_counts(layers=method.layers, hidden=method.hidden, draws=method.draws, **about)
-    check_schedule(method.schedule)
+    check_counts(layers=method.layers, hidden=method.hidden, draws=method.draws)
     check_positive(initial_scale=method.initial_scale)
     check_weight(method.kl_weight)
 

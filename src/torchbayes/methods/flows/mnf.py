@@ -129,6 +129,5 @@ class MNF(Fitted):
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> MNFPosterior:
         """Return the mixture of the members' distributions."""
-        del shelf
         about = {"layers": self.layers, "hidden": self.hidden, "buffers_M": state.descent.buffers or None}
         return MNFPosterior(density.model, *parts_of(state), **about)

@@ -122,7 +122,6 @@ class NormalizingFlow(Fitted):
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> FlowPosterior:
         """Return the mixture of the members' flows."""
-        del shelf
         about: dict[str, Any] = {"layers": self.layers, "hidden": self.hidden, "bins": self.bins}
         buffers = state.descent.buffers or None
         return FlowPosterior(density.model, *parts_of(state), transform=self.transform, **about, buffers_M=buffers)

@@ -20,6 +20,7 @@ from torchbayes.curvature.sums import DenseSums, DiagonalSums, Sums
 from torchbayes.density.density import LogDensity
 from torchbayes.linalg.added import plus_precision
 from torchbayes.methods.checks import check_counts
+from torchbayes.methods.finite import clone
 from torchbayes.methods.protocol import DivergedError
 from torchbayes.model.likelihoods.weighted import fixed_noise, num_values
 from torchbayes.model.model import Batch, Model
@@ -158,12 +159,6 @@ class CurvaturePass:
     num_targets: float
     found: str
 
-    def clone(self) -> CurvaturePass:
-        """Return a copy that shares no tensor with this one."""
-        copies = {n: {k: t.clone() for k, t in getattr(self, n).items()} for n in ("buffers", "sums")}
-        tensors = {n: getattr(self, n).clone() for n in ("weights_MD", "log_likelihood_M", "gradient_MD")}
-        return replace(self, **copies, **tensors)
-
 
 def check_held(settings: CurvatureSettings, weights_MD: Tensor) -> None:
     """Check that the sums fit in memory.
@@ -185,8 +180,8 @@ def begin(weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_p
     """Return passes before their first batch."""
     none_M = weights_MD.new_zeros(len(weights_MD), dtype=torch.float64)
     gradient_MD = torch.zeros_like(weights_MD)
-    own = {name: buffer.clone() for name, buffer in buffers.items()}
-    return CurvaturePass(weights_MD.clone(), own, {}, none_M, gradient_MD, tuple(seeds), 0, steps_per_epoch, 0.0, "")
+    own = weights_MD.clone(), clone(buffers)
+    return CurvaturePass(*own, {}, none_M, gradient_MD, tuple(seeds), 0, steps_per_epoch, 0.0, "")
 
 
 def add(

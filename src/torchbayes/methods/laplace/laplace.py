@@ -24,6 +24,8 @@ from torchbayes.density.density import LogDensity
 from torchbayes.methods.checks import check_counts, check_positive
 from torchbayes.methods.choices import Choice, Epochs, Strength
 from torchbayes.methods.defaults import Defaults
+from torchbayes.methods.finite import writable
+from torchbayes.methods.keepers import Kept
 from torchbayes.methods.laplace import curvature_pass
 from torchbayes.methods.laplace.curvature_pass import (
     CurvatureName,
@@ -37,6 +39,7 @@ from torchbayes.methods.laplace.mode import off_mode
 from torchbayes.methods.laplace.tuning import tune
 from torchbayes.methods.optimise.seeker import seeker
 from torchbayes.methods.protocol import Needs, Onward, Shelf, Visit
+from torchbayes.methods.reports import Report
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import correlated
@@ -49,7 +52,7 @@ PriorName = Literal["model", "scalar", "layer", "weight"]
 
 
 @dataclass(frozen=True)
-class Info:
+class Info(Report):
     """What a step reports for the log; no later step needs it.
 
     Attributes:
@@ -58,17 +61,9 @@ class Info:
 
     nll_M: Tensor
 
-    def means(self) -> dict[str, Tensor]:
-        """Return what is averaged over an epoch, by name, each (M,)."""
-        return {"nll": self.nll_M}
-
-    def now(self) -> dict[str, float]:
-        """Return what is true of the last step of an epoch: nothing."""
-        return {}
-
 
 @dataclass(frozen=True)
-class Laplace(Defaults):
+class Laplace(Kept, Defaults):
     """Gaussians around given modes: `fit(model, data, Laplace(), start=net)`, or `start` a MAP posterior of M members.
 
     Without a start `fit` trains M networks by `MAP()` and puts Gaussians around them. The rows that are held out to
@@ -178,20 +173,10 @@ class Laplace(Defaults):
         """Return the batches of all passes."""
         return self.epochs * steps_per_epoch
 
-    def init(
+    def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
         """Return the state before the first step.
-
-        Args:
-            density: the model with its number of rows.
-            weights_MD: the modes.
-            buffers: the network's buffers of each member, (M, ...).
-            seeds: one seed per member.
-            steps_per_epoch: length of a pass.
-
-        Returns:
-            The state.
 
         Raises:
             ValueError: if the network has batch norm without running statistics, the curvature cannot be held, or the
@@ -205,21 +190,10 @@ class Laplace(Defaults):
         """Return the next batch of a pass; None when the passes are over."""
         return Visit("minibatch", state.step) if state.step < self.length(state.steps_per_epoch) else None
 
-    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Add one batch to the sums of every member.
-
-        Args:
-            density: the model with its number of rows, and the ranks that share them.
-            state: the state; intact afterwards unless donated.
-            batch: one batch per member, (M, B, ...).
-            donate: overwrite the state's tensors, to save copies.
-
-        Returns:
-            The new state, and the info of the step.
-        """
-        now, nll_M = curvature_pass.add(
-            self.curvature_settings, density, state if donate else state.clone(), batch=batch
-        )
+    def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Return the sums of every member with one batch added, and what the log says of it."""
+        now = writable(state, donate=donate)
+        now, nll_M = curvature_pass.add(self.curvature_settings, density, now, batch=batch)
         return now, Info(nll_M)
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> LaplacePosterior:
@@ -228,7 +202,6 @@ class Laplace(Defaults):
         Raises:
             ValueError: if the pass is not over, or a precision is not positive definite.
         """
-        del shelf
         found = curvature_pass.finish(self.curvature_settings, density, state)
         # under the prior of the training, so before another one is chosen
         problems = off_mode(found, state.gradient_MD) if self.check_mode else []

@@ -29,9 +29,11 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.health.ending import Ended
 from torchbayes.health.residuals import unexplained
-from torchbayes.methods.checks import check_counts, check_positive, check_schedule, check_share, check_training
+from torchbayes.methods.checks import check_counts, check_positive, check_share, check_training
 from torchbayes.methods.choices import Choice, Epochs, Strength
 from torchbayes.methods.defaults import Defaults
+from torchbayes.methods.finite import writable
+from torchbayes.methods.keepers import Kept
 from torchbayes.methods.laplace import curvature_pass
 from torchbayes.methods.laplace.curvature_pass import (
     CurvatureName,
@@ -48,6 +50,7 @@ from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.optimise.seeker import seeker
 from torchbayes.methods.protocol import Needs, Shelf, Visit
+from torchbayes.methods.reports import Report
 from torchbayes.methods.schedules import Cosine, Schedule, epochs_of
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
@@ -81,28 +84,20 @@ class State:
 
 
 @dataclass(frozen=True)
-class Info:
+class Info(Report):
     """What a step reports for the log; no later step needs it.
 
     Attributes:
         nll_M: mean negative log likelihood of the batch's rows, in nats.
         lr: learning rate; 0 in a pass.
-        strength: geometric mean of d.
-        noise: factor on the noise scale.
+        prior_factor: geometric mean of d.
+        noise_factor: factor on the noise scale.
     """
 
     nll_M: Tensor
     lr: float
-    strength: float
-    noise: float
-
-    def means(self) -> dict[str, Tensor]:
-        """Return what is averaged over an epoch, by name, each (M,)."""
-        return {"nll": self.nll_M}
-
-    def now(self) -> dict[str, float]:
-        """Return what is true of the last step of an epoch."""
-        return {"lr": self.lr, "prior_factor": self.strength, "noise_factor": self.noise}
+    prior_factor: float
+    noise_factor: float
 
 
 @dataclass(frozen=True)
@@ -137,7 +132,7 @@ class Reweighted:
 
 
 @dataclass(frozen=True)
-class OnlineLaplace(Defaults):
+class OnlineLaplace(Kept, Defaults):
     """Training with prior and noise chosen by the evidence; gives a Laplace posterior whose model has both.
 
     Attributes:
@@ -188,7 +183,6 @@ class OnlineLaplace(Defaults):
     def __post_init__(self) -> None:
         check_training(self)
         check_counts(**given(epochs_of_descent=self.epochs_of_descent, every=self.every))
-        check_schedule(self.schedule)
         check_flags(noise=self.noise, check_mode=self.check_mode)
         check_positive(factor=self.factor)
         check_share(burn_in=self.burn_in)
@@ -227,20 +221,10 @@ class OnlineLaplace(Defaults):
         """Return the steps of a run, in training and for the curvature."""
         return len(self.order(steps_per_epoch)) * steps_per_epoch
 
-    def init(
+    def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
         """Return the state before the first step.
-
-        Args:
-            density: the log joint density.
-            weights_MD: where the descent starts.
-            buffers: the network's buffers, (1, ...).
-            seeds: one seed.
-            steps_per_epoch: length of an epoch.
-
-        Returns:
-            The state.
 
         Raises:
             ValueError: if the prior is not normal, the model is tempered, or the network has batch norm without running
@@ -264,25 +248,15 @@ class OnlineLaplace(Defaults):
         """Return the next minibatch, of training or of a pass; None when the run is over."""
         return Visit("minibatch", state.step) if state.step < self.length(state.last_pass.steps_per_epoch) else None
 
-    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Take one optimiser step, or add one batch to a pass; the last one of a pass chooses prior and noise.
-
-        Args:
-            density: the hot function.
-            state: the state; intact afterwards unless donated.
-            batch: one minibatch, (1, B, ...).
-            donate: overwrite the state's tensors, to save copies.
-
-        Returns:
-            The new state, and the info of the step.
-        """
+    def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Return the state after an optimiser step, or a batch of a pass, the last of which chooses prior and noise."""
         per_epoch = state.last_pass.steps_per_epoch
         order, (epoch, position) = self.order(per_epoch), divmod(state.step, per_epoch)
         if order[epoch]:
             now, nll_M, lr = _descend(self, density, state, batch=batch, donate=donate)
         else:
             begins = position == 0 and order[epoch - 1]
-            current_pass = _begun(state) if begins else state.last_pass if donate else state.last_pass.clone()
+            current_pass = _begun(state) if begins else writable(state.last_pass, donate=donate)
             current_pass, nll_M = curvature_pass.add(_curvature_settings(self), density, current_pass, batch=batch)
             now, lr = replace(state, last_pass=current_pass, step=state.step + 1), 0.0
             if current_pass.step == _curvature_settings(self).sums.passes * current_pass.steps_per_epoch:
@@ -297,7 +271,6 @@ class OnlineLaplace(Defaults):
         Raises:
             ValueError: if the run ended within a pass.
         """
-        del shelf
         found = _tuned(self, density, state.last_pass)
         problems = off_mode(found, state.last_pass.gradient_MD) if self.check_mode else []
         found = found if self.factor == 1 else found.with_strength(found.strength_D * self.factor)
@@ -305,7 +278,6 @@ class OnlineLaplace(Defaults):
 
     def ending(self, posterior: LaplacePosterior, state: State) -> Ended:
         """Return that the mean must explain the rows; other problems the posterior has already."""
-        del state
         mean = Point(posterior.model, posterior.mean_MD, buffers_M=posterior.buffers_M, statistics_known=True)
         return Ended(then=[lambda case: unexplained(mean, case.source)])
 

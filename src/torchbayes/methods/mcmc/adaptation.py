@@ -122,7 +122,6 @@ class RunningVariance:
         Returns:
             Tensor (M, D), computed for each chain separately, so that chains stay independent.
         """
-        del least
         variance_MD = self.squares_MD / max(self.count - 1, 1)
         for where in groups:
             variance_MD[:, where] = variance_MD[:, where].mean(-1, keepdim=True)
@@ -167,7 +166,6 @@ class RunningCovariance:
         Returns:
             Lower triangular tensor (M, D, D); zero for a chain whose matrix is not positive definite.
         """
-        del groups
         covariance_MDD = self.squares_MDD.double() / max(self.count - 1, 1)
         if self.count < least:
             covariance_MDD = torch.diag_embed(covariance_MDD.diagonal(dim1=-2, dim2=-1))

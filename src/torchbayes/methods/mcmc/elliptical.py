@@ -94,7 +94,6 @@ class EllipticalSlice(Sampler):
         Raises:
             ValueError: also if the variance of the prior is infinite or not known, and `scale` is not given.
         """
-        del buffers, steps_per_epoch
         ellipse = _Ellipse.of(self, density, weights_MD)
         weights_MD = weights_MD.detach().clone()
         value = begin(density, weights_MD)
@@ -103,7 +102,6 @@ class EllipticalSlice(Sampler):
 
     def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
         """Return every chain one step on, and what was seen: see `Sampler.move`."""
-        del batch, donate
         ellipse = _Ellipse.of(self, density, state.weights_MD)
         second_MD, (height_M, interval) = ellipse.drawn(state), _first(state)
         return _at_once(density, state, ellipse, second_MD, height_M, interval) or _in_turn(

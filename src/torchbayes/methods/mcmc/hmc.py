@@ -37,13 +37,13 @@ from torchbayes.density.dynamics import Density
 from torchbayes.methods.checks import check_counts, check_positive, check_share
 from torchbayes.methods.faults import travelled
 from torchbayes.methods.mcmc.hamiltonian import State, filled, kinetic, learned, momenta, start
-from torchbayes.methods.mcmc.mass import Mass, check, known_prior
+from torchbayes.methods.mcmc.mass import Learning, Mass, check, known_prior
 from torchbayes.methods.noise import Purpose, uniforms
 from torchbayes.methods.sampler import DIVERGENCE, Info, Sampler, diverged, metropolis, moved
 
 
 @dataclass(frozen=True)
-class HMC(Sampler):
+class HMC(Learning, Sampler):
     """Hamiltonian Monte Carlo on all the data.
 
     Attributes:
@@ -97,12 +97,10 @@ class HMC(Sampler):
 
         A first step size that is not given is found by halving and doubling.
         """
-        del buffers, steps_per_epoch
         return start(self, density, weights_MD, seeds=seeds, length=self._length(density))
 
     def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
         """Return every chain one iteration on, and what was seen: see `Sampler.move`."""
-        del batch, donate
         mass_MD = None if self.mass == "unit" else state.inverse_mass_MD
         momentum_MD, (step_size_M, leapfrogs_M) = momenta(state, mass_MD), self._steps(state)
         end, faults = travelled(

@@ -18,8 +18,16 @@ from torch import Tensor
 
 from torchbayes.checks import check_choice, given
 from torchbayes.density.dynamics import Density
+from torchbayes.health.chains import MANY, Sampled
 from torchbayes.methods.checks import check_positive, check_share
-from torchbayes.methods.mcmc.adaptation import LEARNED, RunningCovariance, RunningVariance, StepSize, windows
+from torchbayes.methods.mcmc.adaptation import (
+    LEARNED,
+    LEAST_BURN_IN,
+    RunningCovariance,
+    RunningVariance,
+    StepSize,
+    windows,
+)
 from torchbayes.methods.sampler import choose
 
 Mass = Literal["unit", "prior", "diagonal", "layer", "dense"]
@@ -62,6 +70,23 @@ def check(method: Adapting) -> None:
     check_choice(get_args(Mass), mass=method.mass)
     if method.burn_in == 0 and (method.step_size is None or method.mass in LEARNED):
         raise ValueError("a step size or mass is adapted during burn-in, and `burn_in` is 0. Give a `step_size`.")
+
+
+class Learning:
+    """What samplers share whose mass may be learned in burn-in; a base beside `Sampler`."""
+
+    steps: int
+    burn_in: int
+    mass: Mass
+
+    def ending(self, posterior: Any, state: Any) -> Sampled:
+        """Return how chains are judged: burn-in may have been too short for a mass, where draws suffice to see it."""
+        short = self.mass in LEARNED and self.burn_in < LEAST_BURN_IN and self.steps - self.burn_in >= MANY
+        said = (
+            f"a burn-in of {self.burn_in} steps is too short to learn the mass, which stayed 1 (set `burn_in` to "
+            f"{LEAST_BURN_IN} or more, better 200, or mass='unit')"
+        )
+        return Sampled(burn_in=self.burn_in, said=(said,) if short else ())
 
 
 def first_mass(method: Adapting, density: Density, weights_MD: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torchbayes.density.dynamics import Density, Value, displaced, whitened
 from torchbayes.methods.faults import Faults, evaluated
 from torchbayes.methods.mcmc.adaptation import LEARNED, LEAST_BURN_IN, RunningCovariance, RunningVariance, StepSize
-from torchbayes.methods.mcmc.mass import Mass, check, first_mass, first_spread, learned
+from torchbayes.methods.mcmc.mass import Learning, Mass, check, first_mass, first_spread, learned
 from torchbayes.methods.noise import Purpose, normals
 from torchbayes.methods.sampler import Info, Sampler, begin, diverged, metropolis, moved
 
@@ -64,7 +64,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class RandomWalk(Sampler):
+class RandomWalk(Learning, Sampler):
     """Random-walk Metropolis.
 
     Attributes:
@@ -93,13 +93,11 @@ class RandomWalk(Sampler):
         self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
         """Return the state before the first proposal: see `Sampler.begin`."""
-        del buffers, steps_per_epoch
         state = _start(self, density, weights_MD, seeds)
         return replace(state, gradient_MD=state.weights_MD[:, :0].clone())
 
     def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
         """Return every chain one proposal on, and what was seen: see `Sampler.move`."""
-        del batch, donate
         noise_MD = normals(state.seeds, Purpose.RANDOM_WALK, state.step, like=state.weights_MD)
         step_M1, mass_MD = _column(state.step_size.step_size_M, noise_MD), _inverse_mass(self, state)
         proposal_MD = state.weights_MD + step_M1 * displaced(noise_MD, mass_MD)
@@ -110,7 +108,7 @@ class RandomWalk(Sampler):
 
 
 @dataclass(frozen=True)
-class MALA(Sampler):
+class MALA(Learning, Sampler):
     """The Metropolis-adjusted Langevin algorithm.
 
     Attributes:
@@ -139,12 +137,10 @@ class MALA(Sampler):
         self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
         """Return the state before the first proposal: see `Sampler.begin`."""
-        del buffers, steps_per_epoch
         return _start(self, density, weights_MD, seeds)
 
     def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
         """Return every chain one proposal on, and what was seen: see `Sampler.move`."""
-        del batch, donate
         noise_MD = normals(state.seeds, Purpose.LANGEVIN, state.step, like=state.weights_MD)
         step_M1, mass_MD = _column(state.step_size.step_size_M, noise_MD), _inverse_mass(self, state)
         slope_MD = whitened(state.gradient_MD, mass_MD)  # Rᵀ g, the gradient in coordinates in which C is I

@@ -24,7 +24,7 @@ from torchbayes.density.dynamics import Density, Value
 from torchbayes.methods.checks import check_counts
 from torchbayes.methods.faults import Faults
 from torchbayes.methods.mcmc.hamiltonian import State, coloured, kinetic, learned, standard, start
-from torchbayes.methods.mcmc.mass import Mass, check
+from torchbayes.methods.mcmc.mass import Learning, Mass, check
 from torchbayes.methods.mcmc.tree_kernel import Grown, Growth, grow
 from torchbayes.methods.mcmc.trees import Trees
 from torchbayes.methods.sampler import DIVERGENCE, Info, Sampler, moved
@@ -53,7 +53,7 @@ class TreeInfo:
 
 
 @dataclass(frozen=True)
-class NUTS(Sampler):
+class NUTS(Learning, Sampler):
     """The No-U-Turn sampler on all the data: HMC that chooses the length of its trajectories itself.
 
     Attributes:
@@ -84,12 +84,10 @@ class NUTS(Sampler):
 
         A first step size that is not given is found by halving and doubling.
         """
-        del buffers, steps_per_epoch
         return start(self, density, weights_MD, seeds=seeds)
 
     def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, TreeInfo]:
         """Return every chain one iteration on, and what was seen: see `Sampler.move`."""
-        del batch, donate
         standard_MD, streams_M = standard(state), streams(Purpose.TREE, state.seeds, state.step)
         with_numbers = self, density, state, standard_MD, streams_M
         grown, energy_M, faults = _at_once(*with_numbers) or _by_doublings(*with_numbers)

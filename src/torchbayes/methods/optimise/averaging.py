@@ -6,8 +6,8 @@ from torchbayes.checks import check_counts, check_positive, check_share, given
 from torchbayes.methods.adversarial import check_adversarial
 from torchbayes.methods.checks import check_training
 from torchbayes.methods.choices import Choice, Epochs
-from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.optimise.descent import Trajectory
+from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.schedules import PiecewiseLinear, Progress
 
 # defaults: number of snapshots, the averaging learning rate as a share of the optimiser's, the share of the run before
@@ -23,7 +23,7 @@ def check_averaging(settings: Averages) -> None:
         TypeError: if the optimiser is not an optimiser object.
     """
     check_training(settings, flat=True)
-    check_counts(**given(epochs=settings.epochs, per_epoch=settings.per_epoch))
+    check_counts(**given(per_epoch=settings.per_epoch))
     check_share(**given(burn_in=settings.burn_in))
     check_positive(**given(averaging_lr=settings.averaging_lr))
     check_adversarial(settings.adversarial)

@@ -24,8 +24,8 @@ from torch import Tensor
 from torchbayes.checks import check_kind, check_memory, given, is_whole, seen
 from torchbayes.health.descent import Descended
 from torchbayes.health.ending import Case, NoHistory
+from torchbayes.methods.moments import Moments
 from torchbayes.methods.optimise.learned import learned_at
-from torchbayes.methods.optimise.moments import Moments
 from torchbayes.model.description import CONSTANTS, check_layout, check_model, describe_model, fingerprint
 from torchbayes.model.model import PREFIX, Model
 from torchbayes.model.network import Buffers

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from torchbayes.density.dynamics import Value
-from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, due, first_unsound
-from torchbayes.methods.flat.sam import AnyOptimizer
+from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, clone, looked_at, writable
 from torchbayes.methods.optimise.optimizers import Slots
-from torchbayes.methods.protocol import DivergedError
+from torchbayes.methods.optimise.sam import AnyOptimizer
+from torchbayes.methods.reports import Report
 from torchbayes.methods.schedules import epochs_of
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.batch import tensors_of
 from torchbayes.native.seeds import Purpose, mix
 
 
@@ -61,18 +60,11 @@ class Trajectory:
 
     def clone(self) -> Trajectory:
         """Return a copy that shares no tensor with this one."""
-        return replace(
-            self,
-            weights_MD=self.weights_MD.clone(),
-            slots=clone(self.slots),
-            buffers=clone(self.buffers),
-            gradient_MD=torch.empty_like(self.gradient_MD),
-            ranges=clone(self.ranges),
-        )
+        return writable(self, donate=False)
 
 
 @dataclass(frozen=True)
-class Info:
+class Info(Report):
     """What a step reports for the log; no later step needs it.
 
     Attributes:
@@ -84,14 +76,6 @@ class Info:
     loss_M: Tensor
     nll_M: Tensor
     lr: float
-
-    def means(self) -> dict[str, Tensor]:
-        """Return what is averaged over an epoch, by name, each (M,)."""
-        return {"loss": self.loss_M, "nll": self.nll_M}
-
-    def now(self) -> dict[str, float]:
-        """Return what is true of the last step of an epoch."""
-        return {"lr": self.lr}
 
 
 class Objective(Protocol):
@@ -117,11 +101,6 @@ class Update(Protocol):
         ...
 
 
-def clone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies of named tensors."""
-    return {name: tensor.clone() for name, tensor in tensors.items()}
-
-
 def start(
     weights_MD: Tensor,
     buffers: Buffers,
@@ -144,12 +123,6 @@ def start(
     )
 
 
-def largest(batch: Batch | None) -> float:
-    """Return the largest absolute value in a batch, for messages."""
-    values = [t.abs().max() for t in tensors_of(tuple(batch or ())) if t.is_floating_point() and t.numel()]
-    return max((float(value) for value in values), default=0.0)
-
-
 def descend(
     density: Objective, trajectory: Trajectory, batch: Batch, *, optimizer: Update, lr: float, donate: bool
 ) -> tuple[Trajectory, Info]:
@@ -170,58 +143,11 @@ def descend(
         DivergedError: if a loss or gradient is not finite. On a CPU the weights are then those before the step; on
             other devices it is found up to 49 steps later, and the weights may not be finite.
     """
-    # buffers are few and small: always cloned, so that a diverging batch does not change batch-norm statistics
-    now = replace(trajectory, buffers=clone(trajectory.buffers)) if donate else trajectory.clone()
+    now = writable(trajectory, donate=donate)
     seeds = [mix(Purpose.STEP, seed, now.step) for seed in now.seeds]
     loss_M, gradient_MD, log_likelihood_M = density.loss(
         now.weights_MD, batch, buffers=now.buffers, seeds=seeds, out=now.gradient_MD
     )
-    unseen = looked_at(now, batch, lr=lr, value_M=loss_M, gradient_MD=gradient_MD)
+    unseen = looked_at(now, batch, Seen.of(now.step, lr, value_M=loss_M, gradient_MD=gradient_MD))
     optimizer.update(now.weights_MD, gradient_MD, now.slots, lr=lr)
     return replace(now, step=now.step + 1, unseen=unseen), Info(loss_M, log_likelihood_M / -density.num_data, lr)
-
-
-def looked_at(now: Trajectory, batch: Batch, *, lr: float, value_M: Tensor, gradient_MD: Tensor) -> tuple[Seen, ...]:
-    """Return the steps that are still to be looked at, this one included, after looking at those that are due.
-
-    Args:
-        now: where the members are before the step.
-        batch: rows of the step.
-        lr: its learning rate.
-        value_M: loss of each member.
-        gradient_MD: its gradient, or one that is finite where this is.
-
-    Raises:
-        DivergedError: if a step was not finite.
-    """
-    unseen = (*now.unseen, Seen.of(now.step, lr, value_M=value_M, gradient_MD=gradient_MD))
-    if not due(unseen, last=(now.step + 1) % now.steps_per_epoch == 0):
-        return unseen
-    if (bad := first_unsound(unseen)) is not None:
-        raise DivergedError(
-            f"the fit diverged at step {bad.step} of {now.total_steps}: the loss of member {bad.member} is "
-            f"{bad.value:g} or its gradient is not finite, at learning rate {bad.rate:g}. The batch holds values "
-            f"up to {largest(batch):.3g}: standardise inputs and targets if they are large, or lower the "
-            f"learning rate, or the `rho` of SAM."
-        )
-    return ()
-
-
-class Following:
-    """A state beside that of a motion.
-
-    Attributes:
-        trajectory: the state of the motion, such as a `Trajectory`.
-    """
-
-    trajectory: Any
-
-    @property
-    def step(self) -> int:
-        """Steps taken."""
-        return self.trajectory.step
-
-    @property
-    def total_steps(self) -> int:
-        """Length of the run."""
-        return self.trajectory.total_steps

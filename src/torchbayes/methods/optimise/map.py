@@ -9,22 +9,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from torchbayes.checks import check_counts, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.adversarial import check_adversarial
-from torchbayes.methods.checks import check_schedule, check_training
-from torchbayes.methods.flat.sam import AnyOptimizer
-from torchbayes.methods.optimise.base import Descent
+from torchbayes.methods.checks import check_training
+from torchbayes.methods.optimise.base import Descent, Scheduled
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
+from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.protocol import Shelf
-from torchbayes.methods.schedules import Cosine, Progress, Schedule
+from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.posteriors.point import Point
 
 
 @dataclass(frozen=True)
-class MAP(Descent):
+class MAP(Scheduled, Descent):
     """Maximum a posteriori: standard training for one member, a deep ensemble for several.
 
     Attributes:
@@ -39,6 +38,8 @@ class MAP(Descent):
             0.01 is usual. The number of epochs is chosen by training without it.
     """
 
+    carries = "start"
+
     members: int = 1
     epochs: int | None = None
     batch_size: int = 128
@@ -49,15 +50,8 @@ class MAP(Descent):
 
     def __post_init__(self) -> None:
         check_training(self, flat=True)
-        check_counts(**given(epochs=self.epochs))
-        check_schedule(self.schedule)
         check_adversarial(self.adversarial)
-
-    def rate(self, now: Progress | Trajectory) -> float:
-        """Return the learning rate of the next step."""
-        return self.optimizer.lr * self.schedule.factor(now.done)
 
     def posterior(self, density: LogDensity, state: Trajectory, shelf: Shelf | None = None) -> Point:
         """Return the point masses at the members' weights."""
-        del shelf
         return Point(density.model, state.weights_MD.clone(), buffers_M=state.buffers or None, statistics_known=True)

@@ -37,7 +37,6 @@ class Plain:
 
     def caveats(self, weights_MD: Tensor) -> list[str]:
         """Return nothing: where these optimisers look is no problem at any weights."""
-        del weights_MD
         return []
 
 

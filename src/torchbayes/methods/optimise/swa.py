@@ -17,13 +17,13 @@ import torch
 
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.keepers import Averaged, Mean
+from torchbayes.methods.moments import Moments
 from torchbayes.methods.optimise.averaging import Averages, check_averaging
 from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.collector import Collector
-from torchbayes.methods.optimise.moments import Moments
 from torchbayes.methods.optimise.optimizers import Adam
+from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.protocol import Shelf
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
@@ -46,6 +46,8 @@ class SWA(Averages, Descent):
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
         adversarial: ε of adversarial training, as of `MAP`; None for plain training.
     """
+
+    carries = "start"
 
     members: int = 1
     epochs: int | None = None
@@ -71,7 +73,6 @@ class SWA(Averages, Descent):
         Raises:
             ValueError: if no snapshot has been taken yet.
         """
-        del shelf
         if not state.snapshots:
             raise ValueError("no snapshot has been taken: the run stopped before averaging started. Lower `burn_in`.")
         return Point(density.model, state.mean_MD.clone(), buffers_M=state.trajectory.buffers or None)

@@ -21,14 +21,14 @@ import torch
 from torchbayes.checks import check_counts, check_not_negative, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.flat.sam import AnyOptimizer
 from torchbayes.methods.keepers import Spread, WithMoments
+from torchbayes.methods.moments import Moments, joined
 from torchbayes.methods.optimise.averaging import Averages, check_averaging
 from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.collector import Collector
-from torchbayes.methods.optimise.moments import Moments, joined
 from torchbayes.methods.optimise.optimizers import Adam
-from torchbayes.methods.protocol import Onward, Shelf
+from torchbayes.methods.optimise.sam import AnyOptimizer
+from torchbayes.methods.protocol import Shelf
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.gaussian import Gaussian
@@ -54,6 +54,8 @@ class SWAG(Averages, Descent):
         adversarial: ε of adversarial training, as of `MAP`; None for plain training.
     """
 
+    carries = "prior"
+
     members: int = 1
     epochs: int | None = None
     batch_size: int = 128
@@ -78,18 +80,12 @@ class SWAG(Averages, Descent):
         """Moments of the snapshots."""
         return WithMoments(self.due, self.rank, self.planned)
 
-    @property
-    def onward(self) -> Onward:
-        """Its Gaussian is the prior of the next task."""
-        return Onward(self, "prior")
-
     def posterior(self, density: LogDensity, state: Spread, shelf: Shelf | None = None) -> Gaussian:
         """Return the mixture of the members' Gaussians.
 
         Raises:
             ValueError: if fewer than two snapshots were taken.
         """
-        del shelf
         return self.averaged(density.model, [state.moments], state.trajectory.buffers)
 
     def averaged(self, model: Model, moments: Sequence[Moments], buffers: Buffers) -> Gaussian:

@@ -17,21 +17,20 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice, check_counts, given
+from torchbayes.checks import check_choice, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Density, Value
 from torchbayes.health.descent import Descended
 from torchbayes.health.kept import one_point
-from torchbayes.methods.checks import check_schedule, check_training
-from torchbayes.methods.choices import Choice, Epochs
-from torchbayes.methods.defaults import Defaults, OnMinibatches
+from torchbayes.methods.checks import check_training
 from torchbayes.methods.noise import Purpose, normals
 from torchbayes.methods.optimise import descent
-from torchbayes.methods.optimise.descent import Trajectory, descend
+from torchbayes.methods.optimise.base import Scheduled, after
+from torchbayes.methods.optimise.descent import descend
 from torchbayes.methods.optimise.optimizers import Optimizer, Slots
 from torchbayes.methods.particles.kernels import Pairs, middle
 from torchbayes.methods.protocol import Needs
-from torchbayes.methods.schedules import Schedule
+from torchbayes.methods.reports import Report
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.point import Point
 
@@ -63,7 +62,7 @@ def annealed(annealing: Annealing | None, done: float) -> float:
 
 
 @dataclass(frozen=True)
-class Info:
+class Info(Report):
     """What a step reports for the log; no later step needs it.
 
     Attributes:
@@ -86,14 +85,6 @@ class Info:
         kernel_M, distance_M = others(pairs.values_MM), others(pairs.squares_MM.sqrt())
         return cls(seen.loss_M, seen.nll_M, kernel_M.mean(1), middle(distance_M), seen.lr)
 
-    def means(self) -> dict[str, Tensor]:
-        """Return what is averaged over an epoch, by name, each (M,)."""
-        return {"loss": self.loss_M, "nll": self.nll_M, "kernel": self.kernel_M, "distance": self.distance_M}
-
-    def now(self) -> dict[str, float]:
-        """Return what is true of the last step of an epoch."""
-        return {"lr": self.lr}
-
 
 def others(pairs_MM: Tensor) -> Tensor:
     """Return what is off the diagonal, (M, M − 1); a zero for one member."""
@@ -111,7 +102,6 @@ class Plain(NamedTuple):
 
     def loss(self, weights_MD: Tensor, batch: Any = None, *, out: Tensor, **options: Any) -> Value:
         """Return −log p and its gradient, which is written to `out`."""
-        del batch, options
         value = self.density(weights_MD)
         torch.neg(value.gradient, out=out)
         return Value(-value.log_density, out, value.log_likelihood)
@@ -127,23 +117,6 @@ def heat_of(density: LogDensity | Density) -> float:
     model: Any = getattr(density, "model", None)
     heat = model.temperature if model is not None and model.tempering == "joint" else 1.0
     return heat / getattr(density, "num_data", 1)
-
-
-def begun(
-    method: Particles, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
-) -> Trajectory:
-    """Return the trajectory before its first step.
-
-    Particles that start as one point, as in a subspace or at a trained network, would stay one: there is no force
-    between them, and rows that they share do not tell them apart. They are moved by normal numbers of 1 % of the root
-    mean square of the weights, or of 1 where these are all zero.
-    """
-    if len(weights_MD) > 1 and bool((weights_MD == weights_MD[:1]).all()):
-        size = torch.linalg.vector_norm(weights_MD[0]) / math.sqrt(weights_MD.shape[1])
-        size = torch.where(size > 0, size, torch.ones_like(size))
-        weights_MD = weights_MD + _APART * size * normals(seeds, Purpose.APART, 0, like=weights_MD)
-    about = {"optimizer": method.optimizer, "epochs": method.epochs, "steps_per_epoch": steps_per_epoch}
-    return descent.start(weights_MD, buffers, seeds, **about)
 
 
 class Coupled:
@@ -165,39 +138,12 @@ class Coupled:
         self._optimizer.update(weights_MD, gradient_MD, slots, lr=lr)
 
 
-def coupled_step(
-    method: Particles, target: Any, trajectory: Trajectory, *, batch: Any, direction: Direction, donate: bool
-) -> tuple[Trajectory, Info]:
-    """Take one optimiser step along a direction.
-
-    Args:
-        method: for its optimiser and schedule.
-        target: as `target_of` gives it.
-        trajectory: where the members are.
-        batch: one minibatch per member; None for a target that brings its data.
-        direction: turns the gradients of all members into where they go.
-        donate: give up `trajectory`.
-
-    Returns:
-        The new trajectory, and the info of the step.
-
-    Raises:
-        DivergedError: as `torchbayes.methods.optimise.descent.descend` does, before anything has moved.
-    """
-    lr = method.optimizer.lr * method.schedule.factor(trajectory.done)
-    update = Coupled(method.optimizer, direction)
-    moved, seen = descend(target, trajectory, batch, optimizer=update, lr=lr, donate=donate)
-    return moved, Info.of(seen, update.pairs)
-
-
-class Particles(OnMinibatches, Defaults, ABC):
-    """What methods with particles share: minibatches from the first step to the last, and no draws."""
+class Particles(Scheduled, ABC):
+    """What methods with particles share: a descent along directions in which members see each other, and no draws."""
 
     members: int
     epochs: int | None
     batch_size: int
-    optimizer: Optimizer
-    schedule: Schedule
     annealing: Annealing | None
 
     def check_settings(self) -> None:
@@ -208,8 +154,6 @@ class Particles(OnMinibatches, Defaults, ABC):
             TypeError: if the optimiser or the schedule is none.
         """
         check_training(self)
-        check_counts(**given(epochs=self.epochs))
-        check_schedule(self.schedule)
         check_choice(("linear", "hyperbolic", "cyclic"), **given(annealing=self.annealing))
 
     @property
@@ -217,17 +161,40 @@ class Particles(OnMinibatches, Defaults, ABC):
         """Minibatches, through a network in training mode; members that are together."""
         return Needs(batch_size=self.batch_size, network="train", coupled=True)
 
-    @property
-    def choices(self) -> tuple[Choice, ...]:
-        """How long to train, by first runs of one member, which sees no other."""
-        return (Epochs(self),)
-
     @abstractmethod
-    def step(self, density: Any, state: Any, batch: Any, *, donate: bool = False) -> tuple[Any, Info]:
-        """Return the new state and the info of the step."""
+    def force(self, density: Any, state: Any, batch: Any) -> tuple[Any, Direction]:
+        """Return what a step takes loss and gradient of, and what turns the gradients of all members into a direction.
+
+        Args:
+            density: the hot function, or any density, which brings its own data.
+            state: before the step.
+            batch: one minibatch per member, (M, B, ...); None for a density that brings its data.
+        """
+
+    def begin(
+        self, density: Any, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+    ) -> Any:
+        """Return the trajectory before its first step.
+
+        Particles that start as one point, as in a subspace or at a trained network, would stay one: there is no force
+        between them, and rows that they share do not tell them apart. They are moved by normal numbers of 1 % of the
+        root mean square of the weights, or of 1 where these are all zero.
+        """
+        if len(weights_MD) > 1 and bool((weights_MD == weights_MD[:1]).all()):
+            size = torch.linalg.vector_norm(weights_MD[0]) / math.sqrt(weights_MD.shape[1])
+            size = torch.where(size > 0, size, torch.ones_like(size))
+            weights_MD = weights_MD + _APART * size * normals(seeds, Purpose.APART, 0, like=weights_MD)
+        about = {"optimizer": self.optimizer, "epochs": self.epochs, "steps_per_epoch": steps_per_epoch}
+        return descent.start(weights_MD, buffers, seeds, **about)
+
+    def move(self, density: Any, state: Any, batch: Any, *, donate: bool = False) -> tuple[Any, Info]:
+        """Return all particles one optimiser step on, and the info of the step."""
+        target, direction = self.force(density, state, batch)
+        update, now = Coupled(self.optimizer, direction), state.trajectory
+        moved, seen = descend(target, now, batch, optimizer=update, lr=self.rate(now), donate=donate)
+        return after(state, moved, Info.of(seen, update.pairs))
 
     def ending(self, posterior: Point, state: Any) -> Descended:
         """Return the particles, which must not be one."""
-        del posterior
         end = state.trajectory
         return Descended(weights_MD=end.weights_MD, buffers=end.buffers, together=True, then=[one_point])

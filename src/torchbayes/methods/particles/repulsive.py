@@ -20,21 +20,13 @@ from torch import Tensor
 
 from torchbayes.checks import check_choice, check_counts, check_positive, given
 from torchbayes.density.density import LogDensity
-from torchbayes.density.dynamics import Density
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.finite import WORKSPACE
-from torchbayes.methods.optimise.descent import Following, Trajectory
+from torchbayes.methods.keepers import Following
+from torchbayes.methods.optimise.base import Descent
+from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
-from torchbayes.methods.particles.base import (
-    Annealing,
-    Info,
-    Particles,
-    annealed,
-    begun,
-    coupled_step,
-    heat_of,
-    target_of,
-)
+from torchbayes.methods.particles.base import Annealing, Direction, Info, Particles, annealed, heat_of, target_of
 from torchbayes.methods.particles.functions import PLANS, FunctionTarget, PriorOf, Repulsion, check_extra
 from torchbayes.methods.particles.kernels import RBF, Pairs, are_far, combine_, gram
 from torchbayes.methods.particles.scores import Score, score_matrix
@@ -62,7 +54,7 @@ class State(Following):
 
 
 @dataclass(frozen=True)
-class RepulsiveEnsemble(Particles):
+class RepulsiveEnsemble(Particles, Descent):
     """A deep ensemble whose members repel each other, in the space of weights or of functions.
 
     Few members spread too little. For a normal target, with kde and the median heuristic, 50 members have 0.84 of its
@@ -124,26 +116,10 @@ class RepulsiveEnsemble(Particles):
         check_counts(least=2, prior_draws=self.prior_draws)
         check_counts(least=0, extra=self.extra)
 
-    def init(
-        self,
-        density: LogDensity | Density,
-        weights_MD: Tensor,
-        buffers: Buffers,
-        *,
-        seeds: Sequence[int],
-        steps_per_epoch: int,
+    def begin(
+        self, density: Any, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
         """Return the state before the first step.
-
-        Args:
-            density: the hot function.
-            weights_MD: where the members start.
-            buffers: the network's buffers of each member, (M, ...).
-            seeds: one seed per member.
-            steps_per_epoch: length of an epoch.
-
-        Returns:
-            The state.
 
         Raises:
             ValueError: if functions are to be drawn from a prior that is improper or cannot be drawn from, or there is
@@ -154,28 +130,18 @@ class RepulsiveEnsemble(Particles):
             raise ValueError("`space` 'functions' is for networks, and this density has none. Set space='weights'.")
         if self.space == "functions" and self.prior == "functions":
             model.prior.sample(1)  # raises where it cannot
-        trajectory = begun(self, weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
+        trajectory = super().begin(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
         return State(trajectory, weights_MD[:0].clone())
 
-    def step(self, density: Any, state: State, batch: Batch | None, *, donate: bool = False) -> tuple[State, Info]:
-        """Move all members by one optimiser step.
+    def move(self, density: Any, state: State, batch: Batch | None, *, donate: bool = False) -> tuple[State, Info]:
+        """Return all members one optimiser step on, and the info of the step."""
+        return super().move(density, _with_prior(self, density, state), batch, donate=donate)
 
-        Args:
-            density: the hot function; in the space of weights, any density, which brings its own data.
-            state: the state; intact afterwards unless donated.
-            batch: one minibatch per member, (M, B, ...).
-            donate: overwrite the state's tensors, to save copies.
-
-        Returns:
-            The new state, and the info of the step.
-
-        Raises:
-            DivergedError: if a loss or gradient is not finite, see `torchbayes.methods.finite`.
-        """
-        drive, now = annealed(self.annealing, state.trajectory.done), state.trajectory
+    def force(self, density: Any, state: State, batch: Batch | None) -> tuple[Any, Direction]:
+        """Return the loss, and how members are driven and repelled: see `Particles.force`."""
+        drive = annealed(self.annealing, state.trajectory.done)
         if self.space == "functions":
-            state = _with_prior(self, density, state)
-            return _move_functions(self, density, state, batch, drive=drive, donate=donate)
+            return _between_functions(self, density, state, batch, drive=drive)
         heat = heat_of(density)
 
         def direction(weights_MD: Tensor, gradient_MD: Tensor) -> Pairs:
@@ -186,43 +152,35 @@ class RepulsiveEnsemble(Particles):
             combine_(gradient_MD, mixing_MM, force_MM, particles_MD=weights_MD, centred=centred)
             return pairs
 
-        moved, info = coupled_step(self, target_of(density), now, batch=batch, direction=direction, donate=donate)
-        return State(moved, state.drawn_PD, state.epoch), info
+        return target_of(density), direction
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Point:
         """Return the point masses at the members' weights."""
-        del shelf
         now = state.trajectory
         return Point(density.model, now.weights_MD.clone(), buffers_M=now.buffers or None, statistics_known=True)
 
 
-def _move_functions(
-    method: RepulsiveEnsemble, density: LogDensity, state: State, batch: Batch | None, *, drive: float, donate: bool
-) -> tuple[State, Info]:
-    """Move all members by one optimiser step along a direction of functions.
-
-    Returns:
-        The new state, and the info of the step.
-    """
+def _between_functions(
+    method: RepulsiveEnsemble, density: LogDensity, state: State, batch: Batch | None, *, drive: float
+) -> tuple[FunctionTarget, Direction]:
+    """Return the loss of functions that repel, and a direction that is in its gradient already."""
     drawn_PD = state.drawn_PD if len(state.drawn_PD) else None
     if method.extra and batch is not None and not state.step:
         check_extra(density.model, batch)
     target = FunctionTarget(density, Repulsion(method.score, RBF(method.bandwidth), drive, drawn_PD, method.extra))
 
-    def direction(weights_MD: Tensor, gradient_MD: Tensor) -> Pairs:  # is in the gradient already
-        del weights_MD, gradient_MD
+    def direction(weights_MD: Tensor, gradient_MD: Tensor) -> Pairs:
         assert target.pairs is not None
         return target.pairs
 
-    moved, info = coupled_step(method, target, state.trajectory, batch=batch, direction=direction, donate=donate)
-    return State(moved, state.drawn_PD, state.epoch), info
+    return target, direction
 
 
 def _with_prior(method: RepulsiveEnsemble, density: LogDensity, state: State) -> State:
     """Return the state with the weights from the prior that belong to its epoch, where there are to be any."""
-    now, prior = state.trajectory, density.model.prior
+    now = state.trajectory
     epoch = now.step // now.steps_per_epoch
-    if method.prior == "weights" or state.epoch == (epoch,):
+    if method.space == "weights" or method.prior == "weights" or state.epoch == (epoch,):
         return state
     seed = mix(Purpose.PRIOR_FUNCTIONS, now.seeds[0], epoch)
-    return State(now, prior.sample(method.prior_draws, seed=seed).to(now.weights_MD), (epoch,))
+    return State(now, density.model.prior.sample(method.prior_draws, seed=seed).to(now.weights_MD), (epoch,))

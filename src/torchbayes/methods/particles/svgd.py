@@ -10,9 +10,8 @@ dimensions are not, see `SVGD`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -20,30 +19,21 @@ from torchbayes.checks import check_choice, check_positive, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Density
 from torchbayes.density.plans import BackendName
+from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
-from torchbayes.methods.particles.base import (
-    Annealing,
-    Info,
-    Particles,
-    annealed,
-    begun,
-    coupled_step,
-    heat_of,
-    target_of,
-)
+from torchbayes.methods.particles.base import Annealing, Direction, Particles, annealed, heat_of, target_of
 from torchbayes.methods.particles.kernels import RBF, Linear, Pairs, are_far, combine_, gram
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.model import Batch
-from torchbayes.model.network import Buffers
 from torchbayes.posteriors.point import Point
 
 State = Trajectory
 
 
 @dataclass(frozen=True)
-class SVGD(Particles):
+class SVGD(Particles, Descent):
     """Stein variational gradient descent: an ensemble whose members attract each other's gradients and repel.
 
     Few particles in many dimensions spread too little. For a normal target, RBF kernel and median heuristic, 50
@@ -84,47 +74,8 @@ class SVGD(Particles):
         if self.kernel == "linear" and self.bandwidth is not None:
             raise ValueError(f"`bandwidth` is for kernel='rbf'; got {self.bandwidth:g} for 'linear'. Leave it out.")
 
-    def init(
-        self,
-        density: LogDensity | Density,
-        weights_MD: Tensor,
-        buffers: Buffers,
-        *,
-        seeds: Sequence[int],
-        steps_per_epoch: int,
-    ) -> State:
-        """Return the state before the first step.
-
-        Args:
-            density: the hot function.
-            weights_MD: where the particles start.
-            buffers: the network's buffers of each member, (M, ...).
-            seeds: one seed per member.
-            steps_per_epoch: length of an epoch.
-
-        Returns:
-            The state.
-        """
-        del density
-        return begun(self, weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
-
-    def step(
-        self, density: LogDensity | Density, state: State, batch: Batch | None, *, donate: bool = False
-    ) -> tuple[State, Info]:
-        """Move all particles by one optimiser step.
-
-        Args:
-            density: the hot function; or any density, which brings its own data.
-            state: the state; intact afterwards unless donated.
-            batch: one minibatch per member, (M, B, ...).
-            donate: overwrite the state's tensors, to save copies.
-
-        Returns:
-            The new state, and the info of the step.
-
-        Raises:
-            DivergedError: if a loss or gradient is not finite, see `torchbayes.methods.finite`.
-        """
+    def force(self, density: LogDensity | Density, state: State, batch: Batch | None) -> tuple[Any, Direction]:
+        """Return the loss, and φ: see `Particles.force`."""
         drive, heat = annealed(self.annealing, state.done), heat_of(density)
         kernel = RBF(self.bandwidth) if self.kernel == "rbf" else Linear()
 
@@ -135,9 +86,8 @@ class SVGD(Particles):
             combine_(gradient_MD, mixing_MM, force_MM, particles_MD=weights_MD, centred=centred)
             return pairs
 
-        return coupled_step(self, target_of(density), state, batch=batch, direction=direction, donate=donate)
+        return target_of(density), direction
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Point:
         """Return the point masses at the particles."""
-        del shelf
         return Point(density.model, state.weights_MD.clone(), buffers_M=state.buffers or None, statistics_known=True)

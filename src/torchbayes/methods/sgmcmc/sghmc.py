@@ -74,7 +74,6 @@ class SGHMC(Stochastic, Sampler):
         self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
         """Return the state before the first step: see `Sampler.begin`."""
-        del buffers
         return begin(self, density, weights_MD, seeds=seeds, steps_per_epoch=steps_per_epoch)
 
     def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:

@@ -50,7 +50,6 @@ class SGLD(Stochastic, Sampler):
         self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
         """Return the state before the first step: see `Sampler.begin`."""
-        del buffers
         options: Any = {"seeds": seeds, "steps_per_epoch": steps_per_epoch, "moves": False}
         return begin(self, density, weights_MD, **options)
 

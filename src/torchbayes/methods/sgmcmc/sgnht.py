@@ -80,7 +80,6 @@ class SGNHT(Stochastic, Sampler):
         self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
         """Return the state before the first step: see `Sampler.begin`."""
-        del buffers
         state = begin(self, density, weights_MD, seeds=seeds, steps_per_epoch=steps_per_epoch)
         first_M = weights_MD.new_full((len(weights_MD),), self.friction(density), dtype=torch.float64)
         started = Thermostats(**vars(state), friction_M=first_M)

@@ -22,14 +22,17 @@ from torch import Tensor
 from torchbayes.checks import check_flags, check_object, given
 from torchbayes.density.dynamics import Density, Value
 from torchbayes.density.plans import BackendName  # noqa: F401  (jsonargparse evaluates annotations of `Sampler` here)
+from torchbayes.health.chains import Sampled
 from torchbayes.methods.checks import check_counts, check_positive, check_share
 from torchbayes.methods.choices import Choice, PriorScale
 from torchbayes.methods.faults import evaluated
 from torchbayes.methods.finite import WORKSPACE
 from torchbayes.methods.noise import Purpose, normals
+from torchbayes.methods.protocol import Needs, Visit
+from torchbayes.methods.reports import Report
 from torchbayes.methods.sampler import check_shapes, refuse_batch_norm
 from torchbayes.methods.schedules import Cycles, Decay, Steady, StepSchedule, ramp
-from torchbayes.methods.sgmcmc.restarts import Track, gone_back
+from torchbayes.methods.sgmcmc.restarts import MOST, Track, gone_back, mended
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,7 @@ class Stochastic:
     floor: float | None = None
 
     adapts: ClassVar[bool] = False
+    chunk_size: ClassVar[int]  # of `Sampler`
     rate: ClassVar[float]
     preconditioned_rate: ClassVar[float]
     least_floor: ClassVar[float] = 1e-7
@@ -100,6 +104,47 @@ class Stochastic:
         check_flags(**given(preconditioned=self.preconditioned))
         check_share(decay=self.decay)
         check_positive(**given(floor=self.floor))
+        cycles = self.cycles
+        if cycles and not any(self.retains(step) for step in range(self.steps, self.burn_in, -1)):
+            raise ValueError(
+                f"no cycle of `length` {cycles.length} ends after burn-in within {self.steps} steps, so nothing "
+                f"would be kept. Shorten the cycles, or sample longer."
+            )
+
+    @property
+    def cycles(self) -> Cycles | None:
+        """The cycles at whose ends draws are taken; None without."""
+        return self.schedule if isinstance(self.schedule, Cycles) else None
+
+    @property
+    def needs(self) -> Needs:
+        """Minibatches or all the data, any density, a shelf for draws; more steps make the same chain longer."""
+        chunk, cycles = self.chunk_size if self.batch_size is None else None, self.cycles
+        most = (self.steps - self.burn_in) // self.thin
+        most = min(most, self.steps // cycles.length * cycles.draws) if cycles else most
+        return Needs(batch_size=self.batch_size, chunk_size=chunk, draws=most, chain=True)
+
+    def visit(self, state: State) -> Visit | None:
+        """Return the next minibatch, or all the data; None when the chain is complete."""
+        if state.step >= self.steps:
+            return None
+        return Visit("all") if self.batch_size is None else Visit("minibatch", state.step)
+
+    def retains(self, step: int) -> bool:
+        """Return whether the weights after `step` steps are retained as a draw."""
+        if cycles := self.cycles:
+            left = -step % cycles.length  # steps to the end of the cycle
+            return step > self.burn_in and left % self.thin == 0 and left // self.thin < cycles.draws
+        return step > self.burn_in and (step - self.burn_in) % self.thin == 0
+
+    def sound(self, weights_MSD: Tensor, state: State) -> Tensor:
+        """Return draws in which those that chains took while they diverged are replaced: see `restarts`."""
+        steps = [number for number in range(1, state.step + 1) if self.retains(number)]
+        return mended(weights_MSD, steps, state.track.lost())
+
+    def ending(self, posterior: Any, state: State) -> Sampled:
+        """Return how chains are judged that may have diverged."""
+        return Sampled(burn_in=self.burn_in, lost=state.track.lost(), most=MOST)
 
     @property
     def searches(self) -> bool:
@@ -111,25 +156,17 @@ class Stochastic:
         """The scale of an open prior, where nothing is said of the steps; by two chains."""
         return (PriorScale(members=2),) if self.searches else ()
 
-    def lost(self, state: State) -> list[list[int]]:
-        """Return the steps at which each chain was seen to have diverged."""
-        return state.track.lost()
-
-    def is_open(self, density: Density) -> bool:
-        """Return whether the steps are on minibatches and of no given size."""
-        return self.searches and hasattr(density, "num_data")
-
     def preconditions(self, density: Density) -> bool:
         """Return whether steps are preconditioned.
 
         By default those on all the data are not: a preconditioner follows exact gradients, which changes the law of the
         chain. Of gradients on minibatches most is noise, and it hardly changes.
         """
-        return self.is_open(density) if self.preconditioned is None else self.preconditioned
+        return _is_open(self, density) if self.preconditioned is None else self.preconditioned
 
     def pace(self, density: Density) -> StepSchedule:
         """Return how ε changes."""
-        return self.schedule or (Decay(500.0, 1.0) if self.is_open(density) else Steady())
+        return self.schedule or (Decay(500.0, 1.0) if _is_open(self, density) else Steady())
 
     def step_size_at(self, step: int, density: Density) -> float:
         """Return ε of a step."""
@@ -141,7 +178,7 @@ class Stochastic:
 
 
 @dataclass(frozen=True)
-class Info:
+class Info(Report):
     """What a step on a minibatch reports, per chain.
 
     Attributes:
@@ -156,18 +193,10 @@ class Info:
     step_size_M: Tensor
     divergent_M: Tensor
 
-    def means(self) -> dict[str, Tensor]:
-        """Return what is averaged over an epoch, by name, each (M,)."""
-        return {
-            "log_density": self.log_density_M,
-            "log_likelihood": self.log_likelihood_M,
-            "step_size": self.step_size_M,
-            "divergent": self.divergent_M,
-        }
 
-    def now(self) -> dict[str, float]:
-        """Return what is true of the last step of an epoch."""
-        return {}
+def _is_open(method: Stochastic, density: Density) -> bool:
+    """Return whether the steps are on minibatches and of no given size."""
+    return method.searches and hasattr(density, "num_data")
 
 
 def temperature(density: Density) -> float:
@@ -292,8 +321,7 @@ def look(method: Any, density: Density, state: Any, *, batch: Any, donate: bool)
     track = track.seen(number, weights_MD, value, density=density, fault=faults.first)
     shares = [1.0] * len(track.times)
     if method.preconditions(density):
-        cycles = method.schedule if isinstance(method.schedule, Cycles) else None
-        place = number % cycles.length if cycles else number  # a cycle begins at a mode
+        place = number % method.cycles.length if method.cycles else number  # a cycle begins at a mode
         shares = [ramp(min(age, place)) for age in track.ages(number)]
     sizes = [step_size * factor * share for factor, share in zip(track.factors(), shares, strict=True)]
     now = replace(state if donate else copied(state), track=track)

@@ -30,7 +30,8 @@ from torchbayes.health.ending import Ended
 from torchbayes.health.residuals import explained
 from torchbayes.linalg import Dense
 from torchbayes.methods.defaults import Defaults
-from torchbayes.methods.protocol import DivergedError, Needs, Onward, Shelf, Visit
+from torchbayes.methods.keepers import Kept
+from torchbayes.methods.protocol import DivergedError, Needs, Shelf, Visit
 from torchbayes.methods.sites.beliefs import Belief, Sites, belief, prior_of
 from torchbayes.methods.sites.factors import Factors, check_likelihood, factors_of, is_exact
 from torchbayes.methods.sites.sweeps import Rule, at_once, in_turn
@@ -125,7 +126,7 @@ class Info:
 
 
 @dataclass(frozen=True)
-class EP(Defaults):
+class EP(Kept, Defaults):
     """Expectation propagation: a Gaussian by the moments of each row's likelihood, and the log evidence.
 
     For networks whose outputs are linear in the random weights, such as an nn.Linear, or a trained network with
@@ -155,6 +156,7 @@ class EP(Defaults):
 
     members = 1
     plan = "loop"
+    carries = "prior"
 
     def __post_init__(self) -> None:
         plain(self)
@@ -174,34 +176,18 @@ class EP(Defaults):
         """Sites, of rows that are the same in every sweep."""
         return Needs(batch_size=self.batch_size, fixed_rows=True)
 
-    @property
-    def onward(self) -> Onward:
-        """Its Gaussian is the prior of the next task."""
-        return Onward(self, "prior")
-
     def length(self, steps_per_epoch: int) -> int:
         """Return the visits of a run, at most."""
         return self.sweeps * steps_per_epoch
 
-    def init(
+    def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
         """Return the state before the first visit: q is the prior.
 
-        Args:
-            density: the model with its number of rows.
-            weights_MD: not used but for their number.
-            buffers: the network's buffers, (1, ...).
-            seeds: not used.
-            steps_per_epoch: batches that make up all rows.
-
-        Returns:
-            The state.
-
         Raises:
             ValueError: if likelihood or prior do not suit the method, or the covariance does not fit in memory.
         """
-        del seeds
         model, size, device = density.model, weights_MD.shape[1], weights_MD.device
         refuse_coupled(model)
         check_likelihood(model.likelihood)
@@ -239,23 +225,13 @@ class EP(Defaults):
         return None if settled or sweep >= self.sweeps else Visit("site", number)
 
     @torch.no_grad()
-    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Visit the sites of one batch.
-
-        Args:
-            density: the model with its number of rows.
-            state: the state; it stays intact.
-            batch: one batch, (1, B, ...).
-            donate: nothing is overwritten all the same.
-
-        Returns:
-            The new state, and the info of the step.
+    def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Return the state after a visit to the sites of one batch, and the info.
 
         Raises:
             ValueError: if the network is not linear in its weights, or the likelihood does not suit the method.
             DivergedError: if q is no distribution.
         """
-        del donate
         model, rows = density.model, batch.map(lambda t: t[0])
         sweep, number = divmod(state.step, state.steps_per_epoch)
         buffers = {name: buffer[0] for name, buffer in state.buffers.items()}
@@ -283,7 +259,6 @@ class EP(Defaults):
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
         """Return q, with log Z at temperature 1."""
-        del shelf
         model, found = density.model, state.belief
         evidence_M = state.log_evidence() if model.temperature == 1 else None
         about: dict[str, Any] = {"buffers_M": dict(state.buffers) or None, "statistics_known": True}

@@ -35,7 +35,9 @@ from torchbayes.health.residuals import explained
 from torchbayes.linalg import Diagonal
 from torchbayes.linalg.structure import is_diagonal
 from torchbayes.methods.defaults import Defaults
-from torchbayes.methods.protocol import DivergedError, Needs, Onward, Shelf, Visit
+from torchbayes.methods.keepers import Kept
+from torchbayes.methods.protocol import DivergedError, Needs, Shelf, Visit
+from torchbayes.methods.reports import Report
 from torchbayes.methods.sites.gammas import as_log_scales, noise_before
 from torchbayes.model.likelihoods.protocol import own
 from torchbayes.model.likelihoods.weighted import Weighted
@@ -76,32 +78,26 @@ class State:
 
 
 @dataclass(frozen=True)
-class Info:
+class Info(Report):
     """What a step reports for the log; no later step needs it.
 
     Attributes:
+        loss_M: the same as `nll_M`.
         nll_M: mean of −log Z over the batch's rows, each before it was learned from, in nats.
         undone_M: share of the updates that were undone.
         noise: noise scale, the geometric mean over members and outputs.
-        factor: λ, the geometric mean over members.
+        prior_factor: λ, the geometric mean over members.
     """
 
+    loss_M: Tensor
     nll_M: Tensor
     undone_M: Tensor
     noise: float
-    factor: float
-
-    def means(self) -> dict[str, Tensor]:
-        """Return what is averaged over an epoch, by name, each (M,)."""
-        return {"loss": self.nll_M, "nll": self.nll_M, "undone": self.undone_M}
-
-    def now(self) -> dict[str, float]:
-        """Return what is true of the last step of an epoch."""
-        return {"noise": self.noise, "prior_factor": self.factor}
+    prior_factor: float
 
 
 @dataclass(frozen=True)
-class PBP(Defaults):
+class PBP(Kept, Defaults):
     """Probabilistic backpropagation: independent normal weights, updated row by row in closed form.
 
     For regression by networks that are a plain stack of nn.Linear and ReLU (`networks.mlp`), all of whose weights are
@@ -134,6 +130,7 @@ class PBP(Defaults):
     batch_size: int = 1024
 
     plan = "loop"
+    carries = "prior"
 
     def __post_init__(self) -> None:
         plain(self)
@@ -148,34 +145,18 @@ class PBP(Defaults):
         """Minibatches, of any size."""
         return Needs(batch_size=self.batch_size)
 
-    @property
-    def onward(self) -> Onward:
-        """Its Gaussian is the prior of the next task."""
-        return Onward(self, "prior")
-
     def length(self, steps_per_epoch: int) -> int:
         """Return the steps of a run, for an epoch of so many minibatches."""
         return self.epochs * steps_per_epoch
 
-    def init(
+    def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
         """Return the state before the first step.
 
-        Args:
-            density: the model with its number of rows.
-            weights_MD: where the means of the members start.
-            buffers: unused: the networks have none.
-            seeds: unused: a run draws nothing but its start and the order of its rows.
-            steps_per_epoch: length of an epoch.
-
-        Returns:
-            The state.
-
         Raises:
             ValueError: if the method does not suit the model, or ranks share the rows.
         """
-        del buffers, seeds
         model, members = density.model, len(weights_MD)
         if density.ranks.data > 1:
             raise ValueError(
@@ -204,22 +185,12 @@ class PBP(Defaults):
         """Return the next minibatch; None when the run is over."""
         return Visit("minibatch", state.step) if state.step < state.total_steps else None
 
-    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Learn from the rows of a minibatch, one after another; at the end of a pass refresh the prior's factors.
-
-        Args:
-            density: the model with its number of rows.
-            state: the state; intact afterwards.
-            batch: one minibatch per member, (M, B, ...).
-            donate: without effect: what is copied is small beside the work.
-
-        Returns:
-            The new state, and the info of the step.
+    def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Return the state after the rows of a minibatch, in turn, and at the end of a pass the prior's factors.
 
         Raises:
             DivergedError: if log Z is not finite.
         """
-        del donate
         model = density.model
         now = replace(
             state,
@@ -236,7 +207,6 @@ class PBP(Defaults):
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
         """Return the mixture of the members' normal distributions."""
-        del shelf
         network = density.model.network
         log_scale_MG, spread_MG = as_log_scales(state.noise_MG2)
         mean_MD = torch.cat([state.mean_MD, log_scale_MG], 1)
@@ -247,7 +217,6 @@ class PBP(Defaults):
 
     def ending(self, posterior: Gaussian, state: State) -> Descended:
         """Return the means; many updates may have been undone, which the log tells."""
-        del state
         why = "the weights are spread wider than the data bear (standardise inputs and targets, or take more epochs)"
         first = [_undone, finite, explained]
         about = {"weights_MD": posterior.mean_MD, "buffers": {}}
@@ -355,7 +324,8 @@ def _info(model: Model, now: State, seen_M3: Tensor) -> Info:
     scales = as_log_scales(now.noise_MG2)[0] if now.noise_MG2.numel() else _logs(normal_noise(model).scales)
     shape_M, rate_M = now.factor_M2.unbind(1) if now.factor_M2.numel() else torch.ones(2, 1, dtype=torch.float64)
     factor = float((shape_M / rate_M).log().mean().exp())
-    return Info(-total_M / rows_M, undone_M / (updates * rows_M), float(scales.mean().exp()), factor)
+    nll_M = -total_M / rows_M
+    return Info(nll_M, nll_M, undone_M / (updates * rows_M), float(scales.mean().exp()), factor)
 
 
 def _logs(scales: Sequence[float]) -> Tensor:

@@ -23,8 +23,10 @@ from torchbayes.density.density import LogDensity
 from torchbayes.methods.checks import check_counts
 from torchbayes.methods.choices import Choice, Epochs
 from torchbayes.methods.defaults import Defaults
+from torchbayes.methods.keepers import Kept
 from torchbayes.methods.optimise.seeker import seeker
 from torchbayes.methods.protocol import Needs, Shelf, Visit
+from torchbayes.methods.reports import Report
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers, Network
 from torchbayes.model.rows.batch import batch_size, rows_of
@@ -53,7 +55,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Info:
+class Info(Report):
     """What a step reports for the log.
 
     Attributes:
@@ -62,17 +64,9 @@ class Info:
 
     rows_M: Tensor
 
-    def means(self) -> dict[str, Tensor]:
-        """Return what is averaged over an epoch, by name, each (M,)."""
-        return {"rows": self.rows_M}
-
-    def now(self) -> dict[str, Any]:
-        """Return what is true of the last step of an epoch: nothing."""
-        return {}
-
 
 @dataclass(frozen=True)
-class MCBatchNorm(Defaults):
+class MCBatchNorm(Kept, Defaults):
     """Monte Carlo batch norm around trained networks: `fit(model, data, MCBatchNorm(), start=net)`.
 
     Without a start `fit` trains M networks by `MAP(batch_size=B)` first. The statistics of the minibatches are kept,
@@ -118,25 +112,14 @@ class MCBatchNorm(Defaults):
         """Return the minibatches that are read at most: the last of an epoch may be the rest, which is left out."""
         return self.draws if steps_per_epoch == 1 else self.draws + -(-self.draws // (steps_per_epoch - 1))
 
-    def init(
+    def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first minibatch.
-
-        Args:
-            density: the model with its number of rows.
-            weights_MD: the trained weights.
-            buffers: the network's buffers of each member, (M, ...).
-            seeds: one seed per member.
-            steps_per_epoch: minibatches that make up all rows.
-
-        Returns:
-            The state.
+        """Return the state before the first minibatch, of a network that has batch norm.
 
         Raises:
             ValueError: if the network has no batch norm with running statistics.
         """
-        del seeds, steps_per_epoch
         statistics = {
             f"{name}.{part}": buffers[f"{name}.{part}"].new_zeros(
                 len(weights_MD), self.draws, *buffers[f"{name}.{part}"].shape[1:]
@@ -150,17 +133,8 @@ class MCBatchNorm(Defaults):
         """Return the next minibatch; None when there are enough."""
         return Visit("minibatch", state.step) if state.collected < self.draws else None
 
-    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Keep the statistics of one minibatch, unless it is the rest of an epoch, with fewer rows than others.
-
-        Args:
-            density: the model with its number of rows.
-            state: the state; intact afterwards unless donated.
-            batch: one minibatch per member, (M, B, ...).
-            donate: overwrite the state's tensors, to save copies.
-
-        Returns:
-            The new state, and the info of the step.
+    def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Return the state with the statistics of a minibatch, unless it is the rest of an epoch, with fewer rows.
 
         Raises:
             ValueError: if a minibatch has a single row.
@@ -187,7 +161,6 @@ class MCBatchNorm(Defaults):
         Raises:
             ValueError: if there are none yet.
         """
-        del shelf
         if not state.collected:
             raise ValueError("no minibatch has been passed: the run stopped before its first step. Let it go on.")
         statistics = {name: values[:, : state.collected].clone() for name, values in state.statistics.items()}
@@ -240,7 +213,6 @@ def _noting(network: Network, names: Sequence[str], seen: dict[str, Tensor]) -> 
 
     def note(name: str) -> Callable[..., None]:
         def hook(layer: Any, args: tuple[Tensor, ...]) -> None:
-            del layer
             axes = [axis for axis in range(args[0].ndim) if axis != 1]
             variance, mean = torch.var_mean(args[0], axes, correction=0)
             seen.update({f"{name}.running_mean": mean, f"{name}.running_var": variance})

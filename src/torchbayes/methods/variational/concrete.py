@@ -20,13 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_counts, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Value
-from torchbayes.health.descent import Descended
-from torchbayes.methods.checks import check_schedule, check_training
-from torchbayes.methods.defaults import Defaults, OnMinibatches
-from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
+from torchbayes.methods.checks import check_training
+from torchbayes.methods.optimise.base import Descent, Scheduled
+from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
@@ -46,7 +44,7 @@ State = Trajectory
 
 
 @dataclass(frozen=True)
-class ConcreteDropout(OnMinibatches, Defaults):
+class ConcreteDropout(Scheduled, Descent):
     """MC dropout that learns the rate of each dropout layer, from the layer's own rate on.
 
     For plain stacks of layers, nn.Sequential, whose nn.Dropout stands right beside linear layers, or nn.Dropout2d
@@ -67,11 +65,10 @@ class ConcreteDropout(OnMinibatches, Defaults):
     schedule: Schedule = field(default_factory=Cosine)
 
     plan = "loop"
+    by_draws = True
 
     def __post_init__(self) -> None:
         check_training(self)
-        check_counts(**given(epochs=self.epochs))
-        check_schedule(self.schedule)
 
     def check(self, model: Model) -> None:
         """Check that there are rates to learn.
@@ -82,59 +79,25 @@ class ConcreteDropout(OnMinibatches, Defaults):
         super().check(model)
         learnable(model)
 
-    def init(
+    def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first step: behind the weights of a member come the logits of its rates.
-
-        Args:
-            density: the model with its number of rows.
-            weights_MD: where the members start.
-            buffers: the network's buffers of each member, (M, ...).
-            seeds: one seed per member.
-            steps_per_epoch: length of an epoch.
-
-        Returns:
-            The state.
-
-        Raises:
-            ValueError: if the network has no dropout, or none whose rates can be learned.
-        """
+        """Return the trajectory of the weights of a member, behind which come the logits of its rates."""
         learnable(density.model)
         logits_L = torch.tensor(rates(density.model.network), dtype=torch.float64).logit().to(weights_MD)
         both = torch.cat([weights_MD, logits_L.expand(len(weights_MD), -1)], 1)
-        return start(
-            both, buffers, seeds, optimizer=self.optimizer, epochs=self.epochs, steps_per_epoch=steps_per_epoch
-        )
+        return super().begin(density, both, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
 
-    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Take one optimiser step of weights and rates.
-
-        Args:
-            density: the model with its number of rows.
-            state: the state; intact afterwards unless donated.
-            batch: one minibatch per member, (M, B, ...).
-            donate: overwrite the state's tensors, to save copies.
-
-        Returns:
-            The new state, and the info of the step.
-        """
-        lr = self.optimizer.lr * self.schedule.factor(state.done)
-        target: Any = Rated(density.model, density.num_data)
-        return descend(target, state, batch, optimizer=self.optimizer, lr=lr, donate=donate)
+    def target(self, density: LogDensity, state: State) -> Rated:
+        """Return the bound."""
+        return Rated(density.model, density.num_data)
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> DropoutPosterior:
         """Return the members' networks under random masks of the rates that they have learned."""
-        del shelf
         size = density.model.layout.size
         weights_MD, logits_ML = state.weights_MD[:, :size].clone(), state.weights_MD[:, size:].double()
         found = DropoutPosterior(density.model, weights_MD, logits_ML.sigmoid(), buffers_M=state.buffers or None)
         return replace(found, statistics_known=True)
-
-    def ending(self, posterior: DropoutPosterior, state: State) -> Descended:
-        """Return the weights without the logits of rates."""
-        weights_MD = state.weights_MD[:, : posterior.model.layout.size]
-        return Descended(weights_MD=weights_MD, buffers=state.buffers, together=True)
 
 
 def learnable(model: Model) -> list[Layer]:
@@ -228,7 +191,6 @@ def _masking(model: Model, layers: Sequence[Layer], logits_L: Tensor, *, source:
 
     def hook_of(layer: Layer, logit: Tensor) -> Callable[..., Tensor]:
         def hook(module: Any, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            del module, output
             x = args[0]
             shape = (len(x), *[1] * (x.ndim - 1 - len(layer.shape)), *layer.shape)  # the same at all positions of a row
             return x * (concrete_mask(logit, shape, source=source) / torch.sigmoid(-logit)).to(x.dtype)

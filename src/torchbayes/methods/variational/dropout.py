@@ -19,16 +19,15 @@ from typing import Any
 
 from torch import Tensor
 
-from torchbayes.checks import check_counts, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.checks import check_schedule, check_training
-from torchbayes.methods.flat.sam import AnyOptimizer
-from torchbayes.methods.optimise.base import Descent
+from torchbayes.methods.checks import check_training
+from torchbayes.methods.optimise.base import Descent, Scheduled
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
+from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.protocol import Shelf
-from torchbayes.methods.schedules import Cosine, Progress, Schedule
+from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.dropout import check_dropout
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
@@ -36,7 +35,7 @@ from torchbayes.posteriors.layers.dropout import DropoutPosterior
 
 
 @dataclass(frozen=True)
-class MCDropout(Descent):
+class MCDropout(Scheduled, Descent):
     """Monte Carlo dropout: a network, or M of them, trained with its dropout on, which stays on for predictions.
 
     The posterior approximated is the one under N(0, s²/k) for weights that act on units which are kept with
@@ -53,6 +52,7 @@ class MCDropout(Descent):
     """
 
     by_draws = True
+    carries = "start"
 
     members: int = 1
     epochs: int | None = None
@@ -63,8 +63,6 @@ class MCDropout(Descent):
 
     def __post_init__(self) -> None:
         check_training(self, flat=True)
-        check_counts(**given(epochs=self.epochs))
-        check_schedule(self.schedule)
 
     def check(self, model: Model) -> None:
         """Check that the network has dropout.
@@ -78,20 +76,11 @@ class MCDropout(Descent):
     def begin(
         self, density: Any, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> Trajectory:
-        """Return the trajectory before its first step.
-
-        Raises:
-            ValueError: if the network has no dropout.
-        """
+        """Return the trajectory before its first step, of a network that has dropout."""
         self.check(density.model)
         return super().begin(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
 
-    def rate(self, now: Progress | Trajectory) -> float:
-        """Return the learning rate of the next step."""
-        return self.optimizer.lr * self.schedule.factor(now.done)
-
     def posterior(self, density: LogDensity, state: Trajectory, shelf: Shelf | None = None) -> DropoutPosterior:
         """Return the members' networks under random masks."""
-        del shelf
         about: dict[str, object] = {"buffers_M": state.buffers or None, "statistics_known": True}
         return DropoutPosterior(density.model, state.weights_MD.clone(), **about)  # type: ignore[arg-type]

@@ -102,7 +102,6 @@ class DiagonalFamily:
 
     def start(self, mean_MD: Tensor, scale_MD: Tensor, normals: Callable[[Tensor], Tensor]) -> Tensor:
         """Return parameters (M, 2D)."""
-        del normals
         return torch.cat([mean_MD, scale_MD.log()], dim=1)
 
     def draw(self, parameters_MP: Tensor, noise_MSE: Tensor) -> Tensor:
@@ -208,7 +207,6 @@ class DenseFamily:
 
     def start(self, mean_MD: Tensor, scale_MD: Tensor, normals: Callable[[Tensor], Tensor]) -> Tensor:
         """Return parameters (M, 2D + D(D − 1)/2), of independent weights."""
-        del normals
         members, size = mean_MD.shape
         return torch.cat([mean_MD, scale_MD.log(), mean_MD.new_zeros(members, size * (size - 1) // 2)], dim=1)
 
@@ -261,7 +259,6 @@ class RadialFamily:
 
     def start(self, mean_MD: Tensor, scale_MD: Tensor, normals: Callable[[Tensor], Tensor]) -> Tensor:
         """Return parameters (M, 2D); σ is √n times the standard deviation of a weight."""
-        del normals
         return torch.cat([mean_MD, scale_MD.log() + 0.5 * self._log_sizes(mean_MD)], dim=1)
 
     def draw(self, parameters_MP: Tensor, noise_MSE: Tensor) -> Tensor:

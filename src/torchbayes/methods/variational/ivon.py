@@ -46,10 +46,11 @@ from torchbayes.health.spread import as_the_prior
 from torchbayes.linalg import Diagonal
 from torchbayes.methods.checks import check_counts, check_plan, check_positive, check_schedule, check_share
 from torchbayes.methods.defaults import Defaults, NaturalGradient
-from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, due, first_unsound
+from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, clone, looked_at, writable
+from torchbayes.methods.keepers import Kept
 from torchbayes.methods.noise import Purpose, mix
-from torchbayes.methods.optimise.descent import clone, largest
-from torchbayes.methods.protocol import DivergedError, Shelf
+from torchbayes.methods.protocol import Shelf
+from torchbayes.methods.reports import Report
 from torchbayes.methods.schedules import Cosine, Schedule, ramp
 from torchbayes.methods.variational import passes
 from torchbayes.methods.variational.passes import Moments, Rates
@@ -61,6 +62,7 @@ from torchbayes.posteriors.gaussian import Gaussian
 _STEPS = 10_000  # of a run at least, by default
 _TURNS = 3.0  # times that h is forgotten over a run, by default
 _STALE = 0.5  # share of the initial h that is left
+_ADVICE = "lower the learning rate, or raise `hessian_init`, which makes the first draws narrower"
 
 
 @dataclass(frozen=True)
@@ -115,48 +117,29 @@ class State:
         """What the passes over all weights change."""
         return Moments(self.mean_MD, self.precision_MD, self.momentum_MD)
 
-    def clone(self) -> State:
-        """Return a copy that shares no tensor with this one."""
-        return replace(
-            self,
-            mean_MD=self.mean_MD.clone(),
-            precision_MD=self.precision_MD.clone(),
-            momentum_MD=self.momentum_MD.clone(),
-            buffers=clone(self.buffers),
-            drawn_SMD=torch.empty_like(self.drawn_SMD),
-            gradient_SMD=torch.empty_like(self.gradient_SMD),
-        )
-
 
 @dataclass(frozen=True)
-class Info:
+class Info(Report):
     """What a step reports for the log, of q before it.
 
     Attributes:
+        loss_M: −ELBO/λ.
         nll_M: mean negative log likelihood of a row at the draws, an estimate of E_q ℓ, in nats.
         kl_M: divergence of q from the prior, in nats; at the draws where the prior is not normal. Of a tempered prior
             p^{1/T} it is less its constant, as in the log joint density.
-        ess: λ.
+        elbo_M: ELBO.
         lr: learning rate of the step.
     """
 
+    loss_M: Tensor
     nll_M: Tensor
     kl_M: Tensor
-    ess: float
+    elbo_M: Tensor
     lr: float
-
-    def means(self) -> dict[str, Tensor]:
-        """Return what is averaged over an epoch, by name, each (M,): `loss` is −ELBO/λ."""
-        elbo_M = -self.ess * self.nll_M - self.kl_M
-        return {"loss": elbo_M / -self.ess, "nll": self.nll_M, "kl": self.kl_M, "elbo": elbo_M}
-
-    def now(self) -> dict[str, float]:
-        """Return what is true of the last step of an epoch."""
-        return {"lr": self.lr}
 
 
 @dataclass(frozen=True)
-class IVON(NaturalGradient, Defaults):
+class IVON(NaturalGradient, Kept, Defaults):
     """Variational inference with independent Gaussians by natural gradients; with several members their mixture.
 
     Attributes:
@@ -204,21 +187,10 @@ class IVON(NaturalGradient, Defaults):
         """Return β₂ in a run of so many steps."""
         return max(0.0, 1 - _TURNS / total_steps) if self.hessian_decay is None else self.hessian_decay
 
-    def init(
+    def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first step.
-
-        Args:
-            density: the hot function.
-            weights_MD: where the means start.
-            buffers: the network's buffers of each member, (M, ...).
-            seeds: one seed per member.
-            steps_per_epoch: length of an epoch.
-
-        Returns:
-            The state.
-        """
+        """Return the state before the first step, with means at the given weights."""
         mean_MD = weights_MD.detach().clone(memory_format=torch.contiguous_format)
         return State(
             mean_MD,
@@ -243,34 +215,21 @@ class IVON(NaturalGradient, Defaults):
         """
         return replace(state, precision_MD=narrowed(density, state.precision_MD, scale_MD), warm=True)
 
-    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Take one step.
-
-        Args:
-            density: the hot function.
-            state: the state; intact afterwards unless donated.
-            batch: one minibatch per member, (M, B, ...).
-            donate: overwrite the state's tensors, to save copies.
-
-        Returns:
-            The new state, and the info of the step.
-
-        Raises:
-            DivergedError: if a loss or gradient is not finite. On a CPU the state is then that before the step; on
-                other devices it is found up to 49 steps later, and the means may not be finite.
-        """
-        now, buffers = state if donate else state.clone(), clone(state.buffers)
+    def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Return the state one step on, and the info of the step."""
+        now = writable(state, donate=donate)
         target, lr = target_of(density, now.mean_MD), self.lr * self.schedule.factor(state.done)
         if now.warm:
             lr *= ramp(now.step)
         sums_M2 = _draw(self, now, target)
-        nll_M = _evaluate(self, density, now, batch=batch, buffers=buffers)
+        nll_M = _evaluate(self, density, now, batch=batch)
         for segment in target.others:
             segment.add_gradient_(now.gradient_SMD, now.drawn_SMD, -target.scale / target.ess)
-        info = Info(nll_M, target.divergence(sums_M2, now.drawn_SMD), target.ess, lr)
-        loss_M = info.means()["loss"]
+        kl_M = target.divergence(sums_M2, now.drawn_SMD)
+        elbo_M = -target.ess * nll_M - kl_M
+        loss_M = elbo_M / -target.ess
         finite_M = loss_M + torch.linalg.vector_norm(now.gradient_SMD, dim=(0, 2))
-        unseen = _sound((*now.unseen, Seen(now.step, lr, loss_M, finite_M)), now, batch)
+        unseen = looked_at(now, batch, Seen(now.step, lr, loss_M, finite_M), advice=_ADVICE)
         rates = Rates(
             target.ess,
             lr,
@@ -281,17 +240,15 @@ class IVON(NaturalGradient, Defaults):
         )
         drawn = {"gradient_SMD": now.gradient_SMD, "weights_SMD": now.drawn_SMD}
         passes.update(now.moments, target.penalty, rates, **drawn)
-        return replace(now, buffers=buffers, step=now.step + 1, unseen=unseen), info
+        return replace(now, step=now.step + 1, unseen=unseen), Info(loss_M, nll_M, kl_M, elbo_M, lr)
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
         """Return the mixture of the members' Gaussians."""
-        del shelf
         variance_MD = 1 / (state.precision_MD * target_of(density, state.mean_MD).ess)
         return Gaussian(density.model, state.mean_MD.clone(), Diagonal(variance_MD), buffers_M=state.buffers or None)
 
     def ending(self, posterior: Gaussian, state: State) -> Descended:
         """Return the means; a posterior may be the prior, or its variances still those it began with."""
-        del posterior
         decay = self.decay(state.total_steps)
         left = decay**state.step
         stale = (
@@ -319,37 +276,19 @@ def _draw(method: IVON, state: State, target: Target) -> Tensor:
     return sums[0]
 
 
-def _evaluate(method: IVON, density: LogDensity, state: State, *, batch: Batch, buffers: Buffers) -> Tensor:
+def _evaluate(method: IVON, density: LogDensity, state: State, *, batch: Batch) -> Tensor:
     """Return the mean loss of each member over the draws, with the gradient at each; buffers become their mean too."""
     count, members = method.draws, len(state.seeds)
     seeds = [mix(Purpose.NETWORK_AT_DRAW, seed, state.step, s) for s in range(count) for seed in state.seeds]
-    each = buffers
+    each = state.buffers
     if count > 1:
         batch = batch.map(lambda t: t.repeat(count, *[1] * (t.ndim - 1)))
-        each = {name: t.repeat(count, *[1] * (t.ndim - 1)) for name, t in buffers.items()}
+        each = {name: t.repeat(count, *[1] * (t.ndim - 1)) for name, t in each.items()}
     weights, gradient = (t.view(count * members, -1) for t in (state.drawn_SMD, state.gradient_SMD))
     nll = density.nll(weights, batch, buffers=each, seeds=seeds, out=gradient).log_density
     if count == 1:
         return nll
     for name, buffer in each.items():
         own = buffer.unflatten(0, (count, members))
-        buffers[name].copy_(own.mean(0) if own.is_floating_point() else own[0])
+        state.buffers[name].copy_(own.mean(0) if own.is_floating_point() else own[0])
     return nll.view(count, members).mean(0)
-
-
-def _sound(unseen: tuple[Seen, ...], state: State, batch: Batch) -> tuple[Seen, ...]:
-    """Return the steps that are still to be looked at.
-
-    Raises:
-        DivergedError: if one that is looked at now was not finite.
-    """
-    if not due(unseen, last=(state.step + 1) % state.steps_per_epoch == 0):
-        return unseen
-    if (bad := first_unsound(unseen)) is not None:
-        raise DivergedError(
-            f"the fit diverged at step {bad.step} of {state.total_steps}: the loss of member {bad.member} is "
-            f"{bad.value:g} or its gradient is not finite, at learning rate {bad.rate:g}. The batch holds values up to "
-            f"{largest(batch):.3g}: standardise inputs and targets if they are large, lower the learning rate, or "
-            f"raise `hessian_init`, which makes the first draws narrower."
-        )
-    return ()

@@ -321,7 +321,6 @@ def _watched(part: nn.Module) -> Iterator[list[Tensor]]:
     seen: list[Tensor] = []
 
     def hook(module: nn.Module, given: Any, named: Any, made: Any) -> None:
-        del module, made
         seen.append(next(iter((*given, *named.values()))))
 
     handle = part.register_forward_hook(hook, with_kwargs=True)

@@ -14,6 +14,7 @@ from torchbayes.density.layers.passes import Gradients, by_layers, mixed_by_laye
 from torchbayes.density.layers.uses import Estimator
 from torchbayes.methods.noise import normals
 from torchbayes.methods.optimise.descent import Trajectory
+from torchbayes.methods.reports import Report
 from torchbayes.methods.variational.families import Family, Slopes
 from torchbayes.model.model import Batch
 from torchbayes.model.priors.expected import add_expected_, is_closed
@@ -45,7 +46,7 @@ class Drawing:
 
 
 @dataclass(frozen=True)
-class Info:
+class Info(Report):
     """What a step reports for the log.
 
     Attributes:
@@ -64,14 +65,6 @@ class Info:
     elbo_M: Tensor
     lr: float
     kl_weight: float
-
-    def means(self) -> dict[str, Tensor]:
-        """Return what is averaged over an epoch, by name, each (M,)."""
-        return {"loss": self.loss_M, "nll": self.nll_M, "kl": self.kl_M, "elbo": self.elbo_M}
-
-    def now(self) -> dict[str, float]:
-        """Return what is true of the last step of an epoch."""
-        return {"lr": self.lr, "kl_weight": self.kl_weight}
 
 
 class Terms(NamedTuple):

@@ -27,15 +27,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice, check_counts, check_positive, given
+from torchbayes.checks import check_choice, check_counts, check_positive
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Value
-from torchbayes.health.descent import Descended
-from torchbayes.methods.checks import check_schedule, check_training
+from torchbayes.methods.checks import check_training
 from torchbayes.methods.choices import WEIGHTS, Choice, Epochs, Lowered
-from torchbayes.methods.defaults import Defaults, OnMinibatches
 from torchbayes.methods.noise import normals
-from torchbayes.methods.optimise.descent import Info, Trajectory, descend, start
+from torchbayes.methods.optimise.base import Descent, Scheduled
+from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
@@ -53,7 +52,7 @@ State = Trajectory
 
 
 @dataclass(frozen=True)
-class VBLL(OnMinibatches, Defaults):
+class VBLL(Scheduled, Descent):
     """Variational Bayesian last layer: points for the features, a normal distribution for the last layer.
 
     For networks that return what their last linear layer gives, an nn.Linear or any other that computes x Wᵀ + b or
@@ -88,11 +87,12 @@ class VBLL(OnMinibatches, Defaults):
     kl_weight: float | Weighting | None = None
 
     plan = "loop"
+    by_draws = True
+    why = "they are spread wider than the data bear (lower `kl_weight`, or train longer)"
 
     def __post_init__(self) -> None:
         check_training(self)
-        check_counts(rank=self.rank, **given(epochs=self.epochs))
-        check_schedule(self.schedule)
+        check_counts(rank=self.rank)
         check_choice(("dense", "diagonal", "low_rank"), covariance=self.covariance)
         check_choice(("jensen", "knowles_minka"), bound=self.bound)
         check_positive(initial_scale=self.initial_scale)
@@ -122,64 +122,28 @@ class VBLL(OnMinibatches, Defaults):
         check_expected(model.likelihood)
         return last_layer(model, self.covariance, rank=self.rank)
 
-    def init(
+    def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first step: behind the weights of a member come those of the covariance.
-
-        Args:
-            density: the model with its number of rows.
-            weights_MD: where the members start.
-            buffers: the network's buffers of each member, (M, ...).
-            seeds: one seed per member.
-            steps_per_epoch: length of an epoch.
-
-        Returns:
-            The state.
-
-        Raises:
-            ValueError: if the method does not suit the model.
-        """
+        """Return the trajectory of the weights of a member, behind which come those of the covariance."""
         layer = self.layer(density.model)
         like = weights_MD.new_empty(len(weights_MD), sum(layer.sizes))
         noise_MP = normals(seeds, Purpose.LAST_LAYER_FACTOR, 0, like=like)
         both = torch.cat([weights_MD, layer.start(self.initial_scale, noise_MP)], 1)
-        return start(
-            both, buffers, seeds, optimizer=self.optimizer, epochs=self.epochs, steps_per_epoch=steps_per_epoch
-        )
+        return super().begin(density, both, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
 
-    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Take one optimiser step of weights and covariances.
-
-        Args:
-            density: the model with its number of rows.
-            state: the state; intact afterwards unless donated.
-            batch: one minibatch per member, (M, B, ...).
-            donate: overwrite the state's tensors, to save copies.
-
-        Returns:
-            The new state, and the info of the step; its `nll` is the mean of −E_q log p(y | f), or its bound.
-        """
-        lr = self.optimizer.lr * self.schedule.factor(state.done)
-        first, layer = state.step == 0, _layer_of(self, density)
-        weight = weight_at(self.kl_weight, state)
-        target: Any = Bounded(density.model, density.num_data, layer, self.bound, first=first, kl_weight=weight)
-        return descend(target, state, batch, optimizer=self.optimizer, lr=lr, donate=donate)
+    def target(self, density: LogDensity, state: State) -> Bounded:
+        """Return the bound; `nll` of a step is the mean of −E_q log p(y | f), or its bound."""
+        about: Any = {"first": state.step == 0, "kl_weight": weight_at(self.kl_weight, state)}
+        return Bounded(density.model, density.num_data, _layer_of(self, density), self.bound, **about)
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
         """Return the mixture of the members' normal distributions, whose variance is 0 outside the last layer."""
-        del shelf
         model, layer = density.model, self.layer(density.model)
         mean_MD, parameters_MP = state.weights_MD.split([model.layout.size, sum(layer.sizes)], dim=1)
         covariance = layer.structure(parameters_MP, model.layout.size)
         about: Any = {"buffers_M": state.buffers or None, "statistics_known": True, "linear": True}
         return Gaussian(model, mean_MD.clone(), covariance, **about)
-
-    def ending(self, posterior: Gaussian, state: State) -> Descended:
-        """Return the weights without those of the covariance."""
-        weights_MD = state.weights_MD[:, : posterior.model.layout.size]
-        why = "they are spread wider than the data bear (lower `kl_weight`, or train longer)"
-        return Descended(weights_MD=weights_MD, buffers=state.buffers, why=why, together=True)
 
 
 @dataclass(frozen=True)

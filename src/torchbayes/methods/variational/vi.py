@@ -40,11 +40,13 @@ from torchbayes.density.plans import BackendName
 from torchbayes.health.descent import Descended
 from torchbayes.health.ending import Check
 from torchbayes.health.spread import unmoved
-from torchbayes.methods.checks import check_schedule, check_training
+from torchbayes.methods.checks import check_training
 from torchbayes.methods.choices import WEIGHTS, Choice, Lowered
 from torchbayes.methods.defaults import Defaults, OnMinibatches
+from torchbayes.methods.finite import Seen, looked_at, writable
+from torchbayes.methods.keepers import Kept
 from torchbayes.methods.noise import normals
-from torchbayes.methods.optimise.descent import Trajectory, clone, looked_at, start
+from torchbayes.methods.optimise.descent import Trajectory, start
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Needs, Onward, Shelf
 from torchbayes.methods.schedules import Cosine, Schedule, epochs_of
@@ -92,7 +94,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class VI(OnMinibatches, Defaults):
+class VI(OnMinibatches, Kept, Defaults):
     """Variational inference with normal distributions; with structure="diagonal" mean field, or Bayes by backprop.
 
     Attributes:
@@ -141,10 +143,9 @@ class VI(OnMinibatches, Defaults):
 
     def __post_init__(self) -> None:
         check_training(self)
-        check_counts(rank=self.rank, **given(draws=self.draws, epochs=self.epochs))
+        check_counts(rank=self.rank, **given(draws=self.draws))
         check_not_negative(alpha=self.alpha)
         check_choice(("diagonal", "low_rank", "dense", "radial"), structure=self.structure)
-        check_schedule(self.schedule)
         check_flags(antithetic=self.antithetic)
         check_positive(initial_scale=self.initial_scale, **given(relative_scale=self.relative_scale))
         check_weight(self.kl_weight)
@@ -192,18 +193,10 @@ class VI(OnMinibatches, Defaults):
             return LowRankFamily(self.rank)
         return DiagonalFamily() if self.structure == "diagonal" else DenseFamily()
 
-    def init(
+    def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first step: means at the given weights.
-
-        Args:
-            density: the hot function.
-            weights_MD: where the members start.
-            buffers: the network's buffers of each member, (M, ...).
-            seeds: one seed per member.
-            steps_per_epoch: length of an epoch.
-        """
+        """Return the state before the first step: means at the given weights."""
         parameters_MP = _begun(self, density, weights_MD, _scales(self, weights_MD), seeds=seeds)
         about = {"optimizer": self.optimizer, "epochs": epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS)}
         descent = start(parameters_MP, buffers, seeds, **about, steps_per_epoch=steps_per_epoch)
@@ -232,23 +225,9 @@ class VI(OnMinibatches, Defaults):
         parameters_MP = _begun(self, density, mean_MD, scale_MD, seeds=now.seeds)
         return replace(state, descent=replace(now, weights_MD=parameters_MP))
 
-    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Take one optimiser step.
-
-        Args:
-            density: the hot function.
-            state: the state; intact afterwards unless donated.
-            batch: one minibatch per member, (M, B, ...).
-            donate: overwrite the state's tensors, to save copies.
-
-        Returns:
-            The new state, and the info of the step.
-
-        Raises:
-            DivergedError: as of `descend`.
-        """
-        old = state.descent
-        now = replace(old, buffers=clone(old.buffers)) if donate else old.clone()
+    def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Return the state one optimiser step on, and the info of the step."""
+        now = writable(state.descent, donate=donate)
         lr = self.optimizer.lr * self.schedule.factor(now.done)
         family, normal = self.family(density.model.layout), self.structure != "radial"
         estimator = _estimator(self, density, batch)
@@ -256,18 +235,19 @@ class VI(OnMinibatches, Defaults):
         weight = weight_at(self.kl_weight, now)
         if mean_field.takes(drawing, density, now):
             terms, slope = mean_field.evaluate(density, now, batch, drawing=drawing, kl_weight=weight)
-            unseen = looked_at(now, batch, lr=lr, value_M=terms.loss_M, gradient_MD=slope.health_MX)
+            seen = Seen.of(now.step, lr, value_M=terms.loss_M, gradient_MD=slope.health_MX)
+            unseen = looked_at(now, batch, seen)
             mean_field.update(self.optimizer, now, slope, lr=lr)
         else:
             terms = differentiate(density, now, batch, drawing=drawing, kl_weight=weight)
-            unseen = looked_at(now, batch, lr=lr, value_M=terms.loss_M, gradient_MD=now.gradient_MD)
+            seen = Seen.of(now.step, lr, value_M=terms.loss_M, gradient_MD=now.gradient_MD)
+            unseen = looked_at(now, batch, seen)
             self.optimizer.update(now.weights_MD, now.gradient_MD, now.slots, lr=lr)
         info = Info(*terms, -density.num_data * terms.nll_M - terms.kl_M, lr, weight)
         return replace(state, descent=replace(now, step=now.step + 1, unseen=unseen)), info
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian | RadialPosterior:
         """Return the mixture of the members' distributions."""
-        del shelf
         parameters_MP = state.descent.weights_MD
         mean_MD = parameters_MP[:, : state.size].clone()
         model, buffers = density.model, state.descent.buffers or None

@@ -31,7 +31,6 @@ class Halving:
 
     def at(self, step: int, *, steps_per_epoch: int, total_steps: int) -> float:
         """Return β of a step."""
-        del total_steps
         place = step % steps_per_epoch + 1
         return steps_per_epoch * 0.5**place / (1 - 0.5**steps_per_epoch)
 
@@ -54,7 +53,6 @@ class WarmUp:
 
     def at(self, step: int, *, steps_per_epoch: int, total_steps: int) -> float:
         """Return β of a step."""
-        del steps_per_epoch
         return min(1.0, (step + 1) / (self.share * total_steps))
 
 

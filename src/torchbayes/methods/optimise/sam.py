@@ -32,8 +32,8 @@ from torch import Tensor
 from torchbayes.checks import check_counts, check_flags, check_object, check_positive, plain
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Value
-from torchbayes.methods.flat.parts import split
 from torchbayes.methods.optimise.optimizers import SGD, Adam, AdamW, Optimizer, Slots
+from torchbayes.methods.optimise.parts import split
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 

@@ -36,16 +36,19 @@ from torchbayes.health.descent import Descended
 from torchbayes.linalg import Diagonal
 from torchbayes.methods.checks import check_counts, check_plan, check_positive, check_schedule, check_share
 from torchbayes.methods.defaults import Defaults, NaturalGradient
-from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, due, first_unsound
-from torchbayes.methods.flat.parts import Piece, split
+from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, clone, looked_at, writable
+from torchbayes.methods.keepers import Kept
 from torchbayes.methods.noise import Purpose, mix, normals
-from torchbayes.methods.optimise.descent import Info, clone, largest
-from torchbayes.methods.protocol import DivergedError, Shelf
+from torchbayes.methods.optimise.descent import Info
+from torchbayes.methods.optimise.parts import Piece, split
+from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.variational.target import Target, narrowed, target_of
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.gaussian import Gaussian
+
+_ADVICE = "lower the learning rate, or raise `initial_scale`, which makes the first steps smaller"
 
 
 @dataclass(frozen=True)
@@ -91,20 +94,9 @@ class State:
         """Completed share of the run, in [0, 1]."""
         return self.step / self.total_steps
 
-    def clone(self) -> State:
-        """Return a copy that shares no tensor with this one."""
-        return replace(
-            self,
-            mean_MD=self.mean_MD.clone(),
-            scale_MD=self.scale_MD.clone(),
-            momentum_MD=self.momentum_MD.clone(),
-            buffers=clone(self.buffers),
-            gradient_MD=torch.empty_like(self.gradient_MD),
-        )
-
 
 @dataclass(frozen=True)
-class BSAM(NaturalGradient, Defaults):
+class BSAM(NaturalGradient, Kept, Defaults):
     """Bayesian sharpness-aware minimisation: a Gaussian with independent weights; with several members their mixture.
 
     Attributes:
@@ -145,22 +137,10 @@ class BSAM(NaturalGradient, Defaults):
         check_schedule(self.schedule)
         check_plan(self.plan)
 
-    def init(
+    def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first step.
-
-        Args:
-            density: the hot function.
-            weights_MD: where the means start.
-            buffers: the network's buffers of each member, (M, ...).
-            seeds: one seed per member.
-            steps_per_epoch: length of an epoch.
-
-        Returns:
-            The state.
-        """
-        del density
+        """Return the state before the first step, with means at the given weights."""
         mean_MD = weights_MD.detach().clone(memory_format=torch.contiguous_format)
         return State(
             mean_MD,
@@ -185,24 +165,10 @@ class BSAM(NaturalGradient, Defaults):
         known_MD = narrowed(density, state.scale_MD, scale_MD)
         return replace(state, scale_MD=known_MD.amax(-1, keepdim=True).repeat(1, known_MD.shape[-1]))
 
-    def step(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Take one step.
-
-        Args:
-            density: the hot function.
-            state: the state; intact afterwards unless donated.
-            batch: one minibatch per member, (M, B, ...).
-            donate: overwrite the state's tensors, to save copies.
-
-        Returns:
-            The new state, and the info of the step.
-
-        Raises:
-            DivergedError: if a loss or gradient is not finite. On a CPU the state is then that before the step; on
-                other devices it is found up to 49 steps later, and the means may not be finite.
-        """
-        now, lr = state if donate else state.clone(), self.lr * self.schedule.factor(state.done)
-        now, target = replace(now, buffers=clone(now.buffers)), target_of(density, now.mean_MD)
+    def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        """Return the state one step on, and the info of the step."""
+        now, lr = writable(state, donate=donate), self.lr * self.schedule.factor(state.done)
+        target = target_of(density, now.mean_MD)
         if now.step == 0 and self.initial_scale is None:
             _scale(self, density, now, batch)
         slope_MD, size_MD = torch.zeros_like(now.mean_MD), torch.zeros_like(now.mean_MD)
@@ -213,7 +179,7 @@ class BSAM(NaturalGradient, Defaults):
         pull_MD = now.mean_MD - loc
         loss_M = nll_M + 0.5 * (delta * pull_MD.square()).sum(-1).double()
         health_M = loss_M + torch.linalg.vector_norm(slope_MD, dim=-1) + torch.linalg.vector_norm(size_MD, dim=-1)
-        unseen = _sound((*now.unseen, Seen(now.step, lr, loss_M, health_M)), now, batch)
+        unseen = looked_at(now, batch, Seen(now.step, lr, loss_M, health_M), advice=_ADVICE)
         now.momentum_MD.lerp_(slope_MD.addcmul_(pull_MD, delta), 1 - self.momentum)
         now.mean_MD.addcdiv_(now.momentum_MD, now.scale_MD, value=-lr)
         now.scale_MD.lerp_(size_MD.mul_(now.scale_MD.sqrt()).add_(delta + self.damping), 1 - self.decay)
@@ -221,13 +187,11 @@ class BSAM(NaturalGradient, Defaults):
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
         """Return the mixture of the members' Gaussians."""
-        del shelf
         variance_MD = 1 / (state.scale_MD * target_of(density, state.mean_MD).ess)
         return Gaussian(density.model, state.mean_MD.clone(), Diagonal(variance_MD), buffers_M=state.buffers or None)
 
     def ending(self, posterior: Gaussian, state: State) -> Descended:
         """Return the means."""
-        del posterior
         why = "they are spread wider than the data bear (raise `initial_scale` or `damping`, or train longer)"
         return Descended(weights_MD=state.mean_MD, buffers=state.buffers, why=why)
 
@@ -273,21 +237,3 @@ def _slope(
     for segment in target.others:
         segment.add_gradient_(out, weights_MD, -target.scale / target.ess)
     return nll_M
-
-
-def _sound(unseen: tuple[Seen, ...], state: State, batch: Batch) -> tuple[Seen, ...]:
-    """Return the steps that are still to be looked at.
-
-    Raises:
-        DivergedError: if one that is looked at now was not finite.
-    """
-    if not due(unseen, last=(state.step + 1) % state.steps_per_epoch == 0):
-        return unseen
-    if (bad := first_unsound(unseen)) is not None:
-        raise DivergedError(
-            f"the fit diverged at step {bad.step} of {state.total_steps}: the loss of member {bad.member} is "
-            f"{bad.value:g} or its gradient is not finite, at learning rate {bad.rate:g}. The batch holds values up to "
-            f"{largest(batch):.3g}: standardise inputs and targets if they are large, lower the learning rate, or "
-            f"raise `initial_scale`, which makes the first steps smaller."
-        )
-    return ()
