@@ -12,7 +12,7 @@ from torch import nn
 
 from torchbayes.data import load
 from torchbayes_experiments import get
-from torchbayes_experiments.compression.recipe import (
+from torchbayes_experiments.compression import (
     CONVOLUTIONAL,
     DENSE,
     DROPOUT,
@@ -24,9 +24,12 @@ from torchbayes_experiments.compression.recipe import (
     QUICK,
     SINGLE,
     NetworkRecipe,
+    error_of,
+    parts,
+    run,
+    speed,
+    summarise,
 )
-from torchbayes_experiments.compression.report import parts, summarise
-from torchbayes_experiments.compression.run import error_of, run, speed
 
 TINY = replace(
     QUICK,

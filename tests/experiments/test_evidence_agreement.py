@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import torchbayes as tb
+from torchbayes_experiments import evidence_agreement as room
 from torchbayes_experiments import get, reproduce
-from torchbayes_experiments.evidence_agreement import EXPERIMENT, report, run
-from torchbayes_experiments.evidence_agreement.recipe import AgreementRecipe, Problem
+from torchbayes_experiments.evidence_agreement import EXPERIMENT, AgreementRecipe, Problem
 
 TINY = AgreementRecipe(
     Problem("line", "regression", 2, (3, 6), 1.0, noise=1.0),
@@ -52,7 +52,7 @@ def test_the_data_are_those_of_two_units():
 def test_estimates_are_of_the_model_named():
     problem = TINY.regression
     inputs, targets = problem.data(0)
-    found = run.estimates(replace(TINY, prior_draws=20_000), problem, (inputs[:3], targets[:3]), seed=1)
+    found = room.estimates(replace(TINY, prior_draws=20_000), problem, (inputs[:3], targets[:3]), seed=1)
     model = problem.model(torch.float64)
     assert model.layout.size == 7
     exact = tb.evidence.prior_monte_carlo(model, (inputs[:3], targets[:3]), draws=100_000, seed=9)
@@ -106,22 +106,22 @@ def several(**changes):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    verdict = report.summarise(results).verdict
+    verdict = room.summarise(results).verdict
     assert verdict.outcome == outcome
     assert sum(part.outcome != "holds" for part in verdict.parts) == open_parts, verdict.reason
 
 
 def test_tables_hold_differences_from_the_weighted_mean():
     results = several()
-    evidence, laplace = report.summarise(results).tables
+    evidence, laplace = room.summarise(results).tables
     case = results[0]["net"]["cases"][1]
-    problem = report._arrays(results[0]["net"])
-    assert report.reference(problem)[1] == pytest.approx((case["AIS"]["value"] + case["TI"]["value"]) / 2)
+    problem = room._arrays(results[0]["net"])
+    assert room.reference(problem)[1] == pytest.approx((case["AIS"]["value"] + case["TI"]["value"]) / 2)
     assert [row[:2] for row in evidence.rows] == [["net", 4], ["net", 16], ["net", 64]]
-    bases = [report.reference(report._arrays(r["net"]))[1] for r in results]
+    bases = [room.reference(room._arrays(r["net"]))[1] for r in results]
     assert evidence.rows[1][2] == pytest.approx((np.mean(bases), np.std(bases, ddof=1) / 2))
     assert evidence.rows[1][8] is None  # no prior Monte Carlo there
-    first = np.mean([report.reference(report._arrays(r["net"]))[0] for r in results])
+    first = np.mean([room.reference(room._arrays(r["net"]))[0] for r in results])
     assert evidence.rows[0][8][0] == pytest.approx(-10 - first)  # type: ignore[index]
     gaps = [r["net"]["cases"][1]["laplace"] + math.log(8) - base for r, base in zip(results, bases, strict=True)]
     assert laplace.rows[1][4] == pytest.approx((np.mean(gaps), np.std(gaps, ddof=1) / 2))
@@ -138,7 +138,7 @@ def test_end_to_end_and_finished_cases_are_read(tmp_path):
     case = tmp_path / "seed_0" / "problem_0" / "rows_6.json"
     marked = json.loads(case.read_text()) | {"laplace": -77.0}
     case.write_text(json.dumps(marked))
-    again = run.run(TINY, 0, tmp_path / "seed_0")
+    again = room.run(TINY, 0, tmp_path / "seed_0")
     assert again["line"]["cases"][1]["laplace"] == -77.0
     assert again["classes"] == json.loads((tmp_path / "seed_0" / "results.json").read_text())["results"]["classes"]
 

@@ -10,9 +10,9 @@ import torch
 
 from tests.experiments.shared.made_up_uci import tell, write
 from torchbayes.data import load
+from torchbayes_experiments import evidence_occam as room
 from torchbayes_experiments import get, reproduce
-from torchbayes_experiments.evidence_occam import EXPERIMENT, report, run
-from torchbayes_experiments.evidence_occam.recipe import OccamRecipe
+from torchbayes_experiments.evidence_occam import EXPERIMENT, OccamRecipe
 from torchbayes_experiments.experiment import open_directory
 
 TINY = OccamRecipe(widths=(1, 3), scales=(0.1, 0.7, 3.0), rounds=4, steps=40)
@@ -37,8 +37,8 @@ def data():
 
 def test_scores_are_those_of_the_dense_posterior(data):
     train, test = data
-    fitted = run.best_noise(TINY, train, width=3, scale=0.7, seed=2)
-    found = run.scores(fitted, test)
+    fitted = room.best_noise(TINY, train, width=3, scale=0.7, seed=2)
+    found = room.scores(fitted, test)
     weights_D = fitted.posterior.mean_MD[0]
 
     def outputs(weights_D, inputs):
@@ -69,11 +69,11 @@ def test_scores_are_those_of_the_dense_posterior(data):
 
 def test_the_noise_is_that_of_the_highest_evidence(data):
     recipe = replace(TINY, noise=1.0, rounds=20, steps=200, tolerance=1e-6)
-    best = run.best_noise(recipe, data[0], width=2, scale=0.7, seed=2)
+    best = room.best_noise(recipe, data[0], width=2, scale=0.7, seed=2)
     assert 0.2 < best.noise < 0.5
     for factor in (0.8, 1.25):
         fixed = replace(recipe, noise=factor * best.noise, rounds=1)
-        assert run.best_noise(fixed, data[0], width=2, scale=0.7, seed=2).log_evidence < best.log_evidence
+        assert room.best_noise(fixed, data[0], width=2, scale=0.7, seed=2).log_evidence < best.log_evidence
 
 
 def grid(*, evidence=None, test=None, train=None, is_mode=1.0, seed=0):
@@ -121,7 +121,7 @@ RISING = np.arange(4.0) * np.ones((3, 1)) * 10 + np.array([[0.0], [20.0], [5.0]]
     ],
 )
 def test_every_verdict_is_reached(results, outcome, against):
-    verdict = report.summarise(results).verdict
+    verdict = room.summarise(results).verdict
     assert verdict.outcome == outcome
     failed = [part.statement for part in verdict.parts if part.outcome == "does not hold"]
     for beginning in against:
@@ -130,20 +130,20 @@ def test_every_verdict_is_reached(results, outcome, against):
 
 
 def test_one_seed_decides_nothing():
-    verdict = report.summarise([grid()]).verdict
+    verdict = room.summarise([grid()]).verdict
     assert verdict.outcome == "inconclusive"
     assert {part.outcome for part in verdict.parts} == {"inconclusive"}
 
 
 def test_choices_are_made_width_by_width():
     one = {name: np.array(values) for name, values in grid().items()}
-    assert report.at_best(one, "test_nll").tolist() == one["test_nll"][:, 1].tolist()
+    assert room.at_best(one, "test_nll").tolist() == one["test_nll"][:, 1].tolist()
     expected = one["test_nll"][:, 3] - one["test_nll"].min(1)
-    assert report.regret(one, by="train_nll", highest=False).tolist() == expected.tolist()
+    assert room.regret(one, by="train_nll", highest=False).tolist() == expected.tolist()
     ranks = np.array([[1.0, 2, 3], [4, 5, 6]])
-    assert report.rank_correlation(ranks, -np.exp(ranks)) == pytest.approx(-1)
-    assert report.rank_correlation(ranks, np.ones((2, 3))) == 0
-    widths, choices, scales = report.summarise(several()).tables
+    assert room.rank_correlation(ranks, -np.exp(ranks)) == pytest.approx(-1)
+    assert room.rank_correlation(ranks, np.ones((2, 3))) == 0
+    widths, choices, scales = room.summarise(several()).tables
     means = np.mean([np.array(g["log_evidence"]).max(1) for g in several()], axis=0)
     assert [row[2][0] for row in widths.rows] == pytest.approx(means.tolist())  # type: ignore[index]
     assert [row[1] for row in widths.rows] == ["0.5"] * 3
@@ -163,7 +163,7 @@ def test_end_to_end_and_finished_widths_are_read(tmp_path):
     marked = json.loads(width.read_text())
     marked["scores"][1]["test_nll"] = -77.0
     width.write_text(json.dumps(marked))
-    again = run.run(TINY, 0, tmp_path / "seed_0")
+    again = room.run(TINY, 0, tmp_path / "seed_0")
     assert np.shape(again["log_evidence"]) == (2, 3)
     assert again["test_nll"][1][1] == -77.0
 

@@ -11,9 +11,9 @@ import torch
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load
+from torchbayes_experiments import evidence_random_labels as room
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.evidence_random_labels import EXPERIMENT, report, run
-from torchbayes_experiments.evidence_random_labels.recipe import RandomLabelsRecipe
+from torchbayes_experiments.evidence_random_labels import EXPERIMENT, RandomLabelsRecipe
 from torchbayes_experiments.shared.labels import shuffled
 
 TINY = RandomLabelsRecipe(
@@ -24,7 +24,7 @@ TINY = RandomLabelsRecipe(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("labels")
-    return directory, run.run(TINY, 1, directory)
+    return directory, room.run(TINY, 1, directory)
 
 
 def laplace_evidence(inputs, labels, *, amplitude, length_scale):
@@ -47,7 +47,7 @@ def laplace_evidence(inputs, labels, *, amplitude, length_scale):
 
 def test_the_process_has_the_evidence_of_the_textbook(tiny):
     _, found = tiny
-    pair = run.two_classes(load("digits"), TINY, seed=1)
+    pair = room.two_classes(load("digits"), TINY, seed=1)
     for at, share in enumerate(TINY.shares):
         labels = shuffled(pair[1], share, seed=1).numpy()
         expected = laplace_evidence(pair[0].numpy(), labels, amplitude=10.0, length_scale=0.5)
@@ -74,7 +74,7 @@ def test_the_network_has_the_evidence_of_a_direct_fit(tiny):
 
 def test_two_classes_are_told_apart_by_mean_squares():
     data = load("digits")
-    inputs, targets, test_inputs, test_targets = run.two_classes(data, TINY, seed=0)
+    inputs, targets, test_inputs, test_targets = room.two_classes(data, TINY, seed=0)
     assert inputs.shape == (40, 64)
     assert set(targets.tolist()) == {0, 1}
     rows = torch.isin(data.test.targets, torch.tensor([3, 5]))
@@ -84,14 +84,14 @@ def test_two_classes_are_told_apart_by_mean_squares():
     expected = (raw[0] - raw[1]).square().mean()
     assert float((test_inputs[0] - test_inputs[1]).square().sum()) == pytest.approx(float(expected))
     with pytest.raises(ValueError, match=r"at most the 2\d\d of both classes; got 5000"):
-        run.two_classes(data, replace(TINY, process_rows=5000), seed=0)
+        room.two_classes(data, replace(TINY, process_rows=5000), seed=0)
 
 
 def test_a_second_call_reads_what_is_there(tiny):
     directory, found = tiny
     before = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
     assert len(before) == 6
-    assert run.run(TINY, 1, directory) == found
+    assert room.run(TINY, 1, directory) == found
     assert {path.name: path.stat().st_mtime_ns for path in directory.iterdir()} == before
 
 
@@ -136,14 +136,14 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    found = report.summarise(jitter(results))
+    found = room.summarise(jitter(results))
     assert found.verdict.outcome == outcome
     assert sum(part.outcome != "holds" for part in found.verdict.parts) == open_parts
 
 
 def test_tables_hold_the_means():
     errors, evidence = (
-        table.markdown() for table in report.summarise([made_up(), made_up(tuned=(-0.7, -2, -2.7))]).tables
+        table.markdown() for table in room.summarise([made_up(), made_up(tuned=(-0.7, -2, -2.7))]).tables
     )
     assert "| 50 % | 0.000 ± 0.000 | 0.200 ± 0.000 | 0.000 ± 0.000 | 0.200 ± 0.000 |" in errors
     assert "| 0 % | −0.200 ± 0.000 | −1.400 ± 0.000 | −0.600 ± 0.100 |" in evidence

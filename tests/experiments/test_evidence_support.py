@@ -10,9 +10,9 @@ import pytest
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load
+from torchbayes_experiments import evidence_support as room
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.evidence_support import EXPERIMENT, report, run
-from torchbayes_experiments.evidence_support.recipe import SupportRecipe
+from torchbayes_experiments.evidence_support import EXPERIMENT, SupportRecipe
 from torchbayes_experiments.shared.labels import shuffled
 
 TINY = SupportRecipe(
@@ -23,7 +23,7 @@ TINY = SupportRecipe(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("support")
-    return directory, run.run(TINY, 2, directory)
+    return directory, room.run(TINY, 2, directory)
 
 
 def test_numbers_are_those_of_a_direct_fit(tiny):
@@ -46,7 +46,7 @@ def test_numbers_are_those_of_a_direct_fit(tiny):
 def test_scores_are_of_the_linearised_predictive_on_true_labels():
     recipe = replace(TINY, rounds=0)
     data = load("digits", train_size=80)
-    found = run.numbers(recipe, data, "linear", share=1.0, seed=0)
+    found = room.numbers(recipe, data, "linear", share=1.0, seed=0)
     model = tb.Model(networks.linear(data.input_shape, 10), tb.likelihoods.Categorical(), tb.priors.Normal(0.2))
     train = (data.train.inputs, shuffled(data.train.targets, 1.0, seed=0))
     mode = tb.fit(model, train, tb.MAP(1, 4, 100, tb.Adam(5e-3), plan="loop"), callbacks=())
@@ -64,7 +64,7 @@ def test_a_second_call_reads_what_is_there(tiny):
     directory, found = tiny
     before = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
     assert len(before) == 6
-    assert run.run(TINY, 2, directory) == found
+    assert room.run(TINY, 2, directory) == found
     assert {path.name: path.stat().st_mtime_ns for path in directory.iterdir()} == before
 
 
@@ -114,13 +114,13 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    found = report.summarise(jitter(results))
+    found = room.summarise(jitter(results))
     assert found.verdict.outcome == outcome
     assert sum(part.outcome != "holds" for part in found.verdict.parts) == open_parts
 
 
 def test_the_table_holds_the_means():
-    found = report.summarise([made_up(), made_up(linear=-0.6)])
+    found = room.summarise([made_up(), made_up(linear=-0.6)])
     [table] = found.tables
     assert "| structured | linear | 650 | −0.500 ± 0.100 | −0.100 ± 0.000 | 90 ± 0 |" in table.markdown()
     assert "have −2.303 a row" in table.caption

@@ -16,8 +16,8 @@ import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load, out_of_distribution
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.multiplicative_flows import EXPERIMENT, pictures, report, run
-from torchbayes_experiments.multiplicative_flows.recipe import (
+from torchbayes_experiments.multiplicative_flows import EXPERIMENT, report, run
+from torchbayes_experiments.multiplicative_flows.run import (
     DROPOUT,
     ENSEMBLE,
     FFG,
@@ -151,7 +151,7 @@ def test_turned_digits_are_those_of_the_class(tiny, root):
 
 def test_a_second_call_reads_what_is_there_and_continues_with_the_next(tiny, root, monkeypatch):
     directory, found = tiny
-    monkeypatch.setattr(run, "load", None)
+    monkeypatch.setattr(run.tb.data, "load", None)
     assert run.run(TINY, 3, directory) == found
     monkeypatch.undo()
     monkeypatch.setenv("TORCHBAYES_DATA", str(root))
@@ -275,7 +275,7 @@ def test_tables_and_figures_show_every_method():
 def test_the_distribution_function_is_that_of_the_pooled_counts():
     first, second = made_up()["photographs"], made_up()["photographs"]
     second[FLOWS]["counts"]["unseen"] = [0, 0, 2, 4]
-    figure: Any = pictures.entropies([first, second]).image
+    figure: Any = report.entropies([first, second]).image
     line = figure.axes[0].get_lines()[METHODS.index(FLOWS)]
     np.testing.assert_allclose(line.get_ydata(), np.array([0, 1, 2, 5, 12]) / 12)
     np.testing.assert_allclose(line.get_xdata(), np.linspace(0, math.log(5), 5))

@@ -10,8 +10,8 @@ import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import corrupt_data, load
 from torchbayes_experiments import Experiment, reproduce
-from torchbayes_experiments.multiswag_corruption import EXPERIMENT, report, run
-from torchbayes_experiments.multiswag_corruption.recipe import PAPER, CorruptionRecipe
+from torchbayes_experiments import multiswag_corruption as room
+from torchbayes_experiments.multiswag_corruption import EXPERIMENT, CorruptionRecipe
 
 TINY = CorruptionRecipe(
     data="digits",
@@ -31,7 +31,7 @@ TINY = CorruptionRecipe(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("corruption")
-    return directory, run.run(TINY, 3, directory)
+    return directory, room.run(TINY, 3, directory)
 
 
 def reload(directory, method):
@@ -73,7 +73,7 @@ def test_a_single_network_is_the_mean_over_members_alone(tiny):
 
 def test_a_second_call_resumes_and_gives_the_same(tiny):
     directory, found = tiny
-    again = run.run(TINY, 3, directory)
+    again = room.run(TINY, 3, directory)
     assert again == found
     assert again["clean"]["ensemble"]["nll"] == found["clean"]["ensemble"]["nll"] > 0
 
@@ -84,7 +84,7 @@ def test_both_fits_have_the_same_budget():
         for setting in ("members", "epochs", "batch_size", "optimizer", "plan"):
             assert getattr(ensemble, setting) == getattr(swag, setting)
         assert swag.averaging_lr == recipe.averaging_lr
-    paper = PAPER
+    paper = EXPERIMENT.recipe("paper")
     assert paper.prior_scale**-2 / 50_000 == pytest.approx(3e-4)
     assert round(paper.burn_in * paper.epochs) == 161
 
@@ -97,7 +97,7 @@ def test_without_the_files_the_error_names_the_variable(tmp_path, monkeypatch):
 
     monkeypatch.setattr("pooch.retrieve", offline)
     with pytest.raises(FileNotFoundError, match="TORCHBAYES_DATA"):
-        run.run(CorruptionRecipe(), 0, tmp_path / "seed_0")
+        room.run(CorruptionRecipe(), 0, tmp_path / "seed_0")
     assert len(list(tmp_path.iterdir())) == 0
 
 
@@ -139,13 +139,13 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    found = report.summarise(jitter(results))
+    found = room.summarise(jitter(results))
     assert found.verdict.outcome == outcome
     assert sum(part.outcome != "holds" for part in found.verdict.parts) == open_parts
 
 
 def test_tables_hold_the_means():
-    found = report.summarise([made_up(), made_up(multiswag=0.5)])
+    found = room.summarise([made_up(), made_up(multiswag=0.5)])
     clean, severities, differences, kinds = (table.markdown() for table in found.tables)
     assert "| MultiSWAG | 0.9200 ± 0.0000 | **0.6000 ± 0.1000** |" in clean
     assert "| MultiSWAG | **0.600 ± 0.100** | **1.200 ± 0.200** |" in severities

@@ -6,7 +6,7 @@ the probit approximation, and of the ensemble.
 """
 
 from torchbayes_experiments.experiment import Experiment
-from torchbayes_experiments.laplace_redux import recipe, report, run
+from torchbayes_experiments.laplace_redux import report, run
 
 EXPERIMENT = Experiment(
     name="laplace_redux",
@@ -27,7 +27,10 @@ EXPERIMENT = Experiment(
     "too are the margins within which a method counts as not worse than the MAP: 0.01 of AUROC, of NLL and of ECE, "
     "0.002 of accuracy. They were "
     "set after a timing run of one epoch and before any other.",
-    recipes={"small": recipe.SMALL, "paper": recipe.PAPER},
+    recipes={
+        "small": run.LaplaceReduxRecipe(),
+        "paper": run.LaplaceReduxRecipe(epochs=100, test_rows=None, foreign_rows=None, plan="loop"),
+    },
     cost={
         "small": "about ten minutes of one core",
         "paper": "5 networks of 100 epochs on 60,000 images, and 40,000 predictions over all layers: about an hour on "

@@ -6,7 +6,7 @@ on five classes of CIFAR-10, and asked about the other five; and on digits, one 
 """
 
 from torchbayes_experiments.experiment import Experiment
-from torchbayes_experiments.multiplicative_flows import recipe, report, run
+from torchbayes_experiments.multiplicative_flows import report, run
 
 EXPERIMENT = Experiment(
     name="multiplicative_flows",
@@ -27,7 +27,7 @@ EXPERIMENT = Experiment(
     "code. Turned digits are 200 test images of a 3, not one, and without FFLU at the small scale. Dropout is before "
     "both dense layers. Averages are over 50 draws at the small scale. The weight decay, margins and bounds are ours; "
     "margins and bounds were set before any whole run.",
-    recipes={"small": recipe.SMALL, "paper": recipe.PAPER},
+    recipes={"small": run.SMALL, "paper": run.PAPER},
     cost={
         "small": "about three quarters of an hour of one core",
         "paper": "18 trainings of 100 epochs, ten of them of a network of 5.7 million weights: hours on one GPU (an "

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
-from torchbayes.report import Picture, Table
-from torchbayes_experiments.experiment import Findings
-from torchbayes_experiments.multiplicative_flows import pictures
-from torchbayes_experiments.multiplicative_flows.recipe import ENSEMBLE, FFG, FFLU, FLOWS, L2
-from torchbayes_experiments.multiplicative_flows.run import DIGITS, PHOTOGRAPHS
-from torchbayes_experiments.verdicts import Part, Verdict, below, interval, mean_and_error
+from torchbayes.report import Picture, Table, figures, looks
+from torchbayes.report.style import FAINT, house_style, legend_above, new_figure, note_below, panel_title, percent_axis
+from torchbayes_experiments import Findings, Part, Rows, Verdict, below, tidy
+from torchbayes_experiments.multiplicative_flows.run import DIGITS, ENSEMBLE, FFG, FFLU, FLOWS, L2, PHOTOGRAPHS, rotated
+from torchbayes_experiments.tables import differences, pivot
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MARGIN = 0.01  # of the error: one within it counts as no worse
 FAIR = {PHOTOGRAPHS: 0.35, DIGITS: 0.05}  # errors of L2 from which a comparison says nothing
@@ -20,166 +25,211 @@ FAIR = {PHOTOGRAPHS: 0.35, DIGITS: 0.05}  # errors of L2 from which a comparison
 # Test errors in % on five classes of CIFAR-10 (Louizos and Welling 2017, table of test errors).
 PUBLISHED = {"L2": 24, "MC dropout": 16, "deep ensemble": 21, "FFG": 22, "FFLU": 23, "MNF": 16}
 
+# columns of tables
+ERROR, UNSEEN, AUROC = "error, %", "entropy, unseen", "AUROC of the entropy"
+WRONG, OWN, SAME = "turned: wrong, %", "entropy where wrong", "entropy where L2 is wrong"
+
+_STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)))
+_LINES = 4  # labels of the turned digit that are drawn with a line of their own
+
 Results = Sequence[Mapping[str, Any]]
 
 
 def summarise(results: Results) -> Findings:
-    """Turn the seeds' scores into verdict, tables and figures.
-
-    Args:
-        results: what `run` returned, one per seed.
-
-    Returns:
-        The findings.
-    """
     tables: list[Table] = []
-    drawn: list[Picture] = []
+    pictures: list[Picture] = []
+    rows = _rows(results)
     if PHOTOGRAPHS in results[0]:
-        tables += [_seen_table(results), _difference_table(results)]
-        drawn.append(pictures.entropies([result[PHOTOGRAPHS] for result in results]))
+        tables += _photograph_tables(rows.where(task=PHOTOGRAPHS))
+        pictures.append(entropies([result[PHOTOGRAPHS] for result in results]))
     if DIGITS in results[0]:
-        tables.append(_digits_table(results))
-        drawn += pictures.turned([result[DIGITS] for result in results])
-    return Findings(verdict(results), tuple(tables), tuple(drawn))
+        tables.append(_digits_table(rows.where(task=DIGITS), results[0][DIGITS]["angles"]))
+        pictures += turned([result[DIGITS] for result in results])
+    return Findings(verdict(results), tuple(tables), tuple(pictures))
 
 
-def seen(results: Results, method: str, *, metric: str) -> np.ndarray:
-    """Return a metric of a method on test images of the classes that were seen, (R,)."""
-    return np.array([result[PHOTOGRAPHS][method]["seen"][metric] for result in results])
+def _rows(results: Results) -> Rows:
+    """Return task, method and measure of every number that all seeds have: none is wrong where no digit is mistaken."""
 
+    def seen(scores: Mapping[str, Any]) -> dict[str, float]:
+        inside, outside, error = scores["seen"], scores["unseen"], 1 - scores["seen"]["accuracy"]
+        entropies = {"entropy, seen": inside["entropy"], UNSEEN: outside["entropy"], AUROC: outside["auroc"]}
+        return {"error": error, ERROR: 100 * error, "NLL": inside["nll"], "ECE": inside["ece"], **entropies}
 
-def unseen(results: Results, method: str, *, metric: str) -> np.ndarray:
-    """Return a metric of a method on images of the classes that were not, (R,)."""
-    return np.array([result[PHOTOGRAPHS][method]["unseen"][metric] for result in results])
+    def on_digits(scores: Mapping[str, Any]) -> dict[str, Any]:
+        error = 1 - scores["test"]["accuracy"]
+        entropies = {OWN: scores["entropy_wrong"], SAME: scores["entropy_same"]}
+        return {"error": error, "test error, %": 100 * error, WRONG: 100 * np.mean(scores["wrong"]), **entropies}
 
-
-def error(results: Results, method: str) -> np.ndarray:
-    """Return the share of test images of the seen classes that a method takes for another, (R,)."""
-    return 1 - seen(results, method, metric="accuracy")
-
-
-def on_digits(results: Results, method: str, metric: str) -> np.ndarray:
-    """Return `entropy_wrong` or `entropy_same` of a method on turned digits, (R,): NaN where none is wrong."""
-    found = [result[DIGITS]["methods"][method][metric] for result in results]
-    return np.array([np.nan if value is None else value for value in found])
+    frame = tidy(
+        [
+            {
+                PHOTOGRAPHS: {name: seen(scores) for name, scores in result.get(PHOTOGRAPHS, {}).items()},
+                DIGITS: {name: on_digits(s) for name, s in result.get(DIGITS, {"methods": {}})["methods"].items()},
+            }
+            for result in results
+        ],
+        *("task", "method", "measure"),
+    ).frame
+    return Rows(frame[frame.groupby(["task", "method", "measure"])["value"].transform("size") == len(results)])
 
 
 def verdict(results: Results) -> Verdict:
-    """Return the verdict of the seeds; parts and margins were set before any whole run.
-
-    Args:
-        results: the seeds' scores.
-
-    Returns:
-        The verdict.
-    """
-    parts: list[Part] = []
+    """Return the verdict; parts and margins were set before any whole run."""
+    rows, parts = _rows(results), list[Part]()
     if PHOTOGRAPHS in results[0]:
-        parts += _on_photographs(results)
+        error, entropy = (partial(rows.values, task=PHOTOGRAPHS, measure=measure) for measure in ("error", UNSEEN))
+        less = error(method=FLOWS) - error(method=ENSEMBLE)
+        parts += [
+            below("photographs: error of L2", error(method=L2), FAIR[PHOTOGRAPHS], precondition=True),
+            *(
+                below(f"photographs: error of MNF below that of {name}", error(method=FLOWS) - error(method=name))
+                for name in (L2, FFG, FFLU)
+            ),
+            below(f"photographs: error of MNF at most {MARGIN} above the ensemble's", less, MARGIN),
+            below("unseen classes: mean entropy of MNF above that of L2", entropy(method=L2) - entropy(method=FLOWS)),
+        ]
     if DIGITS in results[0]:
-        parts += _on_digits(results)
+        errors = rows.values(task=DIGITS, method=L2, measure="error")
+        parts.append(below("digits: error of L2", errors, FAIR[DIGITS], precondition=True))
+        for measure, where in ((OWN, "where each is wrong"), (SAME, "where L2 is wrong")):
+            statement = f"turned digits, {where}: mean entropy of MNF above that of L2"
+            least, most = (rows.values(task=DIGITS, method=name, measure=measure) for name in (L2, FLOWS))
+            if len(least) and len(most):
+                parts.append(below(statement, least - most))
+            else:
+                parts.append(Part(statement, "inconclusive", "no turned digit is taken for another in some seed"))
     return Verdict.of(parts)
 
 
-def _on_photographs(results: Results) -> list[Part]:
-    own = error(results, FLOWS)
-    surer = unseen(results, L2, metric="entropy") - unseen(results, FLOWS, metric="entropy")
-    fair = below("photographs: error of L2", error(results, L2), FAIR[PHOTOGRAPHS], precondition=True)
-    than = [below(f"photographs: error of MNF below that of {n}", own - error(results, n)) for n in (L2, FFG, FFLU)]
+def _photograph_tables(rows: Rows) -> tuple[Table, Table]:
+    published = f"paper: {ERROR}"
+    scores = pivot(
+        rows,
+        "method",
+        "measure",
+        keep=(ERROR, published, "NLL", "ECE", "entropy, seen", UNSEEN, AUROC),
+        heads=["five classes of CIFAR-10"],
+        digits={ERROR: ".1f", published: ".0f"},
+        beside={published: PUBLISHED.get},
+        better={ERROR: "low", "NLL": "low", "ECE": "low", UNSEEN: "high", AUROC: "high"},
+        caption="Test images of the five classes that were seen, and of the five that were not: mean over seeds ± "
+        f"standard error. Entropies are those of the average prediction, in nats; at most log 5 = {np.log(5):.2f}.",
+    )
+    return scores, differences(
+        rows.where(measure=[ERROR, UNSEEN, AUROC]),
+        [(FLOWS, name) for name in rows.names("method") if name != FLOWS],
+        index=("measure",),
+        over="seed",
+        caption="Paired differences of MNF and each method over seeds, with their 95 % interval.",
+    )
+
+
+def _digits_table(rows: Rows, angles: Sequence[int]) -> Table:
+    return pivot(
+        rows,
+        "method",
+        "measure",
+        keep=("test error, %", WRONG, OWN, SAME),
+        heads=["turned digits"],
+        digits={"test error, %": ".2f", WRONG: ".1f"},
+        better={"test error, %": "low", OWN: "high", SAME: "high"},
+        caption=f"Digits of one class, turned by {angles[0]} to {angles[-1]} degrees: mean over seeds ± standard "
+        f"error. Entropies in nats, at most log 10 = {np.log(10):.2f}. The last column is over the same images for "
+        "every method.",
+    )
+
+
+def entropies(photographs: Results) -> Picture:
+    """Return the distribution functions of the entropy on unseen and on seen classes, from method -> scores."""
+    return Picture(
+        "Entropy on classes that were not seen, and on those that were",
+        _distributions(photographs),
+        "Share of test images whose entropy is at most that on the horizontal axis, pooled over seeds. A method that "
+        "knows what it does not know is low on the left and high on the right. The dotted end of the axis is log 5, "
+        "where all five classes are equally probable.",
+    )
+
+
+def turned(digits: Results) -> list[Picture]:
+    """Return what becomes of one digit that is turned, and of many."""
+    angles, names = digits[0]["angles"], list(digits[0]["methods"])
+    share = "share taken for another digit"
+    panels = {
+        title: {name: np.array([scores["methods"][name][key] for scores in digits]).T for name in names}
+        for key, title in (("wrong", share), ("entropy", "mean entropy (nats)"))
+    }
     return [
-        fair,
-        *than,
-        below(
-            f"photographs: error of MNF at most {MARGIN} above the ensemble's", own - error(results, ENSEMBLE), MARGIN
+        Picture(
+            "One digit that is turned",
+            _one_digit(digits[0]),
+            "Probabilities of the labels of one test digit, turned counter-clockwise: mean over draws, band ± their "
+            "standard deviation, first seed. L2 is one network and has no spread.",
         ),
-        below("unseen classes: mean entropy of MNF above that of L2", surer),
+        Picture(
+            "Many digits that are turned",
+            figures.measure_curves(panels, angles, label="angle (degrees)", percent=(share,)),
+            "The first test digits of the class: how many are taken for another digit, and the mean entropy of all.",
+        ),
     ]
 
 
-def _on_digits(results: Results) -> list[Part]:
-    tests = [1 - result[DIGITS]["methods"][L2]["test"]["accuracy"] for result in results]
-    parts = [below("digits: error of L2", tests, FAIR[DIGITS], precondition=True)]
-    said = {
-        "entropy_wrong": "where each is wrong",
-        "entropy_same": "where L2 is wrong",
-    }
-    for metric, where in said.items():
-        less = on_digits(results, L2, metric) - on_digits(results, FLOWS, metric)
-        statement = f"turned digits, {where}: mean entropy of MNF above that of L2"
-        if np.isfinite(less).all():
-            parts.append(below(statement, less))
-        else:
-            parts.append(Part(statement, "inconclusive", "no turned digit is taken for another in some seed"))
-    return parts
+@house_style
+def _distributions(photographs: Results) -> Figure:
+    figure = new_figure(7.2, 3.5)
+    grid = figure.subplots(1, 2, sharex=True, sharey=True)
+    handles: dict[str, Any] = {}
+    for axes, images in zip(grid, ("unseen", "seen"), strict=True):
+        for style, (name, look) in zip(_STYLES, looks(list(photographs[0])).items(), strict=False):
+            counts = np.sum([scores[name]["counts"][images] for scores in photographs], axis=0)
+            shares = np.concatenate([[0.0], np.cumsum(counts) / counts.sum()])
+            drawn: dict[str, Any] = {"color": look.colour, "linestyle": style, "marker": look.marker, "markersize": 4}
+            places, every = np.linspace(0, np.log(5), len(shares)), max(len(shares) // 8, 1)
+            (handles[name],) = axes.plot(places, shares, markevery=every, **drawn)
+        panel_title(axes, f"{images} classes")
+        axes.axvline(np.log(5), color=FAINT, linestyle=":")
+    grid[0].set(xlim=(0, 1.02 * np.log(5)), ylim=(0, 1), ylabel="share of test images")
+    percent_axis(grid[0].yaxis)
+    note_below(figure, "entropy of the average prediction (nats)")
+    legend_above(figure, handles)
+    return figure
 
 
-def _seen_table(results: Results) -> Table:
-    def row(name: str) -> list[Any]:
-        found = [seen(results, name, metric=metric) for metric in ("nll", "ece", "entropy")]
-        found += [unseen(results, name, metric=metric) for metric in ("entropy", "auroc")]
-        errors = mean_and_error(100 * error(results, name))
-        return [name, errors, PUBLISHED.get(name), *map(mean_and_error, found)]
-
-    columns = ["error, %", "paper: error, %", "NLL", "ECE", "entropy, seen", "entropy, unseen", "AUROC of the entropy"]
-    return Table(
-        ["five classes of CIFAR-10", *columns],
-        [row(name) for name in results[0][PHOTOGRAPHS]],
-        f"Test images of the five classes that were seen, and of the five that were not: mean over seeds ± standard "
-        f"error. Entropies are those of the average prediction, in nats; at most log 5 = {np.log(5):.2f}.",
-        better={
-            "error, %": "low",
-            "NLL": "low",
-            "ECE": "low",
-            "entropy, unseen": "high",
-            "AUROC of the entropy": "high",
-        },
-        formats={"error, %": ".1f", "paper: error, %": ".0f"} | dict.fromkeys(columns[2:], ".3f"),
-    )
-
-
-def _difference_table(results: Results) -> Table:
-    rows: list[list[Any]] = []
-    for name in results[0][PHOTOGRAPHS]:
-        if name == FLOWS:
-            continue
-        pairs = {
-            "error, %": (100 * error(results, FLOWS), 100 * error(results, name)),
-            "entropy, unseen": tuple(unseen(results, n, metric="entropy") for n in (FLOWS, name)),
-            "AUROC of the entropy": tuple(unseen(results, n, metric="auroc") for n in (FLOWS, name)),
-        }
-        for metric, (own, other) in pairs.items():
-            mean, low, high = interval(own - other)
-            ends = [low, high] if len(results) > 1 else [None, None]
-            rows.append([name, metric, mean, *ends])
-    columns = ["MNF − method", "from", "to"]
-    return Table(
-        ["method", "metric", *columns],
-        rows,
-        "Paired differences of MNF and each method over seeds, with their 95 % interval.",
-        formats=dict.fromkeys(columns, ".3f"),
-    )
+@house_style
+def _one_digit(digits: Mapping[str, Any]) -> Figure:
+    """Return a panel for L2 and one for MNF, under a strip of the turned digit."""
+    angles = np.array(digits["angles"])
+    figure = new_figure(7.2, 4.4)
+    top, *panels = figure.subplots(3, 1, height_ratios=(0.45, 1, 1))
+    _strip(top, digits, angles)
+    means = {name: np.array(digits["methods"][name]["mean"]) for name in (L2, FLOWS)}
+    largest = np.max([mean.max(0) for mean in means.values()], axis=0)
+    shown = sorted(np.argsort(-largest)[:_LINES])
+    handles: dict[str, Any] = {}
+    for axes, (name, mean) in zip(panels, means.items(), strict=True):
+        spread = np.array(digits["methods"][name]["spread"])
+        named = looks(f"“{label}”" for label in shown)
+        for label, style, (text, look) in zip(shown, _STYLES, named.items(), strict=False):
+            ends = (np.clip(mean[:, label] + sign * spread[:, label], 0, 1) for sign in (-1, 1))
+            axes.fill_between(angles, *ends, color=look.colour, alpha=0.15, linewidth=0)
+            drawn: dict[str, Any] = {"color": look.colour, "linestyle": style, "marker": look.marker, "markersize": 4}
+            (handles[text],) = axes.plot(angles, mean[:, label], **drawn)
+        panel_title(axes, name)
+        axes.set(xlim=(angles[0] - 4, angles[-1] + 4), ylim=(0, 1.02), ylabel="probability", xticks=angles[::3])
+        percent_axis(axes.yaxis)
+    panels[0].tick_params(labelbottom=False)
+    note_below(figure, "angle (degrees)")
+    legend_above(figure, handles)
+    return figure
 
 
-def _digits_table(results: Results) -> Table:
-    methods = results[0][DIGITS]["methods"]
-
-    def known(values: np.ndarray) -> Any:
-        return mean_and_error(values) if np.isfinite(values).all() else None
-
-    def row(name: str) -> list[Any]:
-        each = [result[DIGITS]["methods"][name] for result in results]
-        errors = [100 * (1 - one["test"]["accuracy"]) for one in each]
-        wrong = [100 * np.mean(one["wrong"]) for one in each]
-        cells = [on_digits(results, name, metric) for metric in ("entropy_wrong", "entropy_same")]
-        return [name, mean_and_error(errors), mean_and_error(wrong), *map(known, cells)]
-
-    columns = ["test error, %", "turned: wrong, %", "entropy where wrong", "entropy where L2 is wrong"]
-    return Table(
-        ["turned digits", *columns],
-        [row(name) for name in methods],
-        f"Digits of one class, turned by {results[0][DIGITS]['angles'][0]} to {results[0][DIGITS]['angles'][-1]} "
-        f"degrees: mean over seeds ± standard error. Entropies in nats, at most log 10 = {np.log(10):.2f}. The last "
-        f"column is over the same images for every method.",
-        better={"test error, %": "low", "entropy where wrong": "high", "entropy where L2 is wrong": "high"},
-        formats={"test error, %": ".2f", "turned: wrong, %": ".1f"} | dict.fromkeys(columns[2:], ".3f"),
-    )
+def _strip(axes: Axes, digits: Mapping[str, Any], angles: np.ndarray) -> None:
+    """Draw the digit at every angle, above its place on the axis of angles."""
+    image = torch.tensor(digits["pixels"], dtype=torch.float32)[None, None] / 255
+    step = float(angles[1] - angles[0]) if len(angles) > 1 else 10.0
+    for angle in angles:
+        picture = rotated(image, float(angle))[0, 0].numpy()
+        half = 0.48 * step
+        axes.imshow(picture, cmap="gray_r", extent=(angle - half, angle + half, 0, 1), aspect="auto", vmin=0, vmax=1)
+    axes.set(xlim=(angles[0] - 4, angles[-1] + 4), ylim=(0, 1))
+    axes.set_axis_off()
