@@ -124,7 +124,7 @@ def run(recipe: FastRecipe, seed: int, directory: Path) -> dict[str, Any]:
 
 
 def watched(model: tb.Model, test: tb.data.Pair, folder: Path) -> Callable[[tb.Event], None]:
-    """Return a callback that writes the metrics of the first run's network, a file for each epoch, also when resumed."""
+    """Return a callback that writes the metrics of the first run's network after every epoch, and keeps the files."""
 
     def callback(event: tb.Event) -> None:
         def compute() -> dict[str, Any]:
@@ -213,24 +213,25 @@ def disagreements(labels_SB: torch.Tensor, runs: int) -> tuple[float | None, flo
 
 
 def summarise(results: Records) -> Findings:
-    scored = [  # accuracies in per cent
-        {kind: {budget: _percent(each) for budget, each in enumerate(s["budgets"], 1)} for kind, s in r["kinds"].items()}
-        for r in results
-    ]
-    rows = tidy(scored, "kind", "budget", "metric").only(kind=KINDS, budget=range(1, 1 + len(scored[0][FAST])))
+    scored = [{kind: _budgets(scores) for kind, scores in result["kinds"].items()} for result in results]
+    rows = tidy(scored, "kind", "budget", "metric").only(kind=KINDS)
     tables = (_budget_table(results, scored), _difference_table(scored), _run_table(results), _published_table())
     panels = {
-        label: {kind: np.stack(list(kinds.values())) for kind, kinds in rows.where(metric=m).apart("kind", "budget").items()}
-        for m, label in (("accuracy", "accuracy (%)"), ("nll", "NLL (nats)"))
+        label: {kind: np.stack([*budgets.values()]) for kind, budgets in curves.items()}
+        for metric, label in (("accuracy", "accuracy (%)"), ("nll", "NLL (nats)"))
+        for curves in [rows.where(metric=metric).apart("kind", "budget")]
     }
+    places, label = [*map(str, rows.names("budget"))], "budget (units: the epochs of one network)"
     budgets = Picture(
         "Equal budgets",
-        figures.measure_curves(
-            panels, [*map(str, rows.names("budget"))], label="budget (units: the epochs of one network)"
-        ),
+        figures.measure_curves(panels, places, label=label),
         "Accuracy and NLL on the test images of the average of all networks that a budget gives.",
     )
     return Findings(Verdict.of(_parts(results, rows)), tables, (budgets, _path_picture(results[0]["path"])))
+
+
+def _budgets(scores: Mapping[str, Any]) -> dict[int, dict[str, float]]:
+    return {budget: _percent(each) for budget, each in enumerate(scores["budgets"], 1)}
 
 
 def _percent(scores: Mapping[str, float]) -> dict[str, float]:
@@ -277,10 +278,11 @@ def _budget_table(results: Records, scored: Sequence[dict[str, Any]]) -> Table:
 
 
 def _difference_table(scored: Sequence[dict[str, Any]]) -> Table:
+    def differences(first: dict[int, Any], second: dict[int, Any]) -> dict[int, dict[str, float]]:
+        return {budget: {m: first[budget][m] - second[budget][m] for m in METRICS} for budget in first}
+
     pairs = ((FAST, INDEPENDENT), (FAST, SNAPSHOTS), (SNAPSHOTS, INDEPENDENT))
-    apart = [
-        {f"{a} − {b}": {n: {m: s[a][n][m] - s[b][n][m] for m in METRICS} for n in s[a]} for a, b in pairs} for s in scored
-    ]
+    apart = [{f"{a} − {b}": differences(kinds[a], kinds[b]) for a, b in pairs} for kinds in scored]
     table = pivot(
         tidy(apart, "difference", "budget", "metric"),
         ("difference", "budget"),
@@ -338,7 +340,8 @@ def _path_picture(path: Mapping[str, Records]) -> Picture:
     figure = new_figure(6.4, 4.6)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2))
     colour, alone = looks([FAST])[FAST].colour, looks([INDEPENDENT, FAST])[INDEPENDENT].colour
-    top.plot([each["epoch"] for each in path["rates"]], [each["lr"] for each in path["rates"]], color=colour, linewidth=1.2)
+    epochs, rates = zip(*((each["epoch"], each["lr"]) for each in path["rates"]), strict=True)
+    top.plot(epochs, rates, color=colour, linewidth=1.2)
     top.set(ylabel="learning rate", ylim=(0, None))
     moving = sorted([*path["ends"], *path["kept"]], key=lambda each: each["epoch"])
     circles = {"marker": "o", "markerfacecolor": "white", "linestyle": "", "markersize": 5}
