@@ -14,9 +14,9 @@ from torchbayes.data import load
 from torchbayes.linalg import Diagonal
 from torchbayes.model.priors import Flat, Normal, NormalMixture
 from torchbayes.posteriors import Gaussian
+from torchbayes_experiments import bayes_by_backprop as room
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.bayes_by_backprop import EXPERIMENT, report, run
-from torchbayes_experiments.bayes_by_backprop.recipe import BackpropRecipe, Entry, Regression
+from torchbayes_experiments.bayes_by_backprop import EXPERIMENT, BackpropRecipe, Entry, Regression
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")  # so short a training
 SHORT = tb.MAP(epochs=3, batch_size=50)
@@ -45,7 +45,7 @@ TINY = BackpropRecipe(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("backprop")
-    return directory, run.run(TINY, 3, directory)
+    return directory, room.run(TINY, 3, directory)
 
 
 def images():
@@ -74,7 +74,7 @@ def error_of(probs, targets):
 
 
 def test_white_pixels_have_the_value_of_the_recipe():
-    train, test = run._images(TINY, 3)
+    train, test = room._images(TINY, 3)
     assert len(train.targets) == 200
     assert (float(test.inputs.min()), float(test.inputs.max())) == pytest.approx((0.0, 2.0), abs=1e-6)
     assert tb.experiments.get("bayes_by_backprop").recipe("paper").white == pytest.approx(255 / 126)
@@ -121,19 +121,19 @@ def test_networks_are_pruned_by_magnitude_and_predict_with_all_units(tiny):
 
 
 def test_weights_of_one_signal_are_removed_in_their_order():
-    assert run.kept(torch.tensor([1.0, 0.0, 1.0, 1.0]), 0.5).tolist() == [0, 0, 1, 1]
-    assert run.kept(torch.ones(3), 0.0).tolist() == [1, 1, 1]
+    assert room.kept(torch.tensor([1.0, 0.0, 1.0, 1.0]), 0.5).tolist() == [0, 0, 1, 1]
+    assert room.kept(torch.ones(3), 0.0).tolist() == [1, 1, 1]
 
 
 def test_every_method_at_every_width_is_scored_and_a_second_call_goes_on(tiny):
     directory, found = tiny
     assert list(found["table"]) == ["7", "5"]
     assert all(list(methods) == list(TINY.entries) for methods in found["table"].values())
-    assert run.run(TINY, 3, directory) == found
+    assert room.run(TINY, 3, directory) == found
     path = directory / "5_scale_mixture.json"
     before = path.read_bytes()
     path.unlink()
-    assert run.run(TINY, 3, directory) == found
+    assert room.run(TINY, 3, directory) == found
     assert path.read_bytes() == before
 
 
@@ -149,20 +149,20 @@ def test_an_interrupted_fit_goes_on_to_the_same_numbers(tiny, tmp_path, monkeypa
 
     monkeypatch.setattr(tb.VI, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run.run(TINY, 3, tmp_path)
+        room.run(TINY, 3, tmp_path)
     assert not (tmp_path / "7_Gaussian_prior.json").exists()
     monkeypatch.setattr(tb.VI, "step", step)
-    assert run.run(TINY, 3, tmp_path) == found
+    assert room.run(TINY, 3, tmp_path) == found
 
 
 def test_rows_of_the_curve_follow_its_formula():
     recipe = replace(TINY.regression, noise=1e-9)
-    x, y = run.curve(50, 4, of=recipe)
+    x, y = room.curve(50, 4, of=recipe)
     exact = x + 0.3 * torch.sin(2 * torch.pi * x) + 0.3 * torch.sin(4 * torch.pi * x)
     torch.testing.assert_close(y, exact)
     assert (x >= 0).all()
     assert (x <= 0.5).all()
-    noisy = run.curve(4000, 4, of=TINY.regression)
+    noisy = room.curve(4000, 4, of=TINY.regression)
     turn = 2 * torch.pi * noisy[0]
     slope = 1 + 0.6 * torch.pi * turn.cos() + 1.2 * torch.pi * (2 * turn).cos()
     exact = noisy[0] + 0.3 * turn.sin() + 0.3 * (2 * turn).sin()
@@ -201,7 +201,7 @@ def made_up(costs=(0.0, 0.0, 0.0, 0.1, 0.2), ratio=5.0, single=1.0, **changed):
             "mean_error": error + 0.05,
             "pruned": [error + 0.05 + (cost if name == "scale mixture" else 20 * cost) for cost in costs],
             "pruned_average": [error] * 5,
-            **({"loudness": [1] * 60 + [2] * 60} if name in report.BAYES else {}),
+            **({"loudness": [1] * 60 + [2] * 60} if name in room.BAYES else {}),
         }
         for name, error in errors.items()
     }
@@ -242,13 +242,13 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    found = report.summarise(jitter(results))
+    found = room.summarise(jitter(results))
     assert found.verdict.outcome == outcome
     assert sum(part.outcome != "holds" for part in found.verdict.parts) == open_parts
 
 
 def test_tables_hold_the_means():
-    found = report.summarise([made_up(), made_up(SGD=2.1)])
+    found = room.summarise([made_up(), made_up(SGD=2.1)])
     text = found.tables[0].markdown()
     assert "| 400 | SGD | 2.00 ± 0.10 | – | 0.1000 ± 0.0000 | 1.83 |" in text.replace("*", "")
     pruning = found.tables[1].markdown()
@@ -258,12 +258,12 @@ def test_tables_hold_the_means():
 
 
 def test_published_numbers_are_ordered_as_the_claim_says():
-    for errors in report.PUBLISHED.values():
+    for errors in room.PUBLISHED.values():
         assert errors["scale mixture"] < errors["SGD"]
         assert errors["scale mixture"] < errors["Gaussian prior"]
         assert errors["dropout"] < errors["SGD"]
-    costs = {share: error - report.PUBLISHED_PRUNED[0.0] for share, error in report.PUBLISHED_PRUNED.items()}
-    assert all(costs[share] <= margin for share, margin in report.MARGINS.items())
+    costs = {share: error - room.PUBLISHED_PRUNED[0.0] for share, error in room.PUBLISHED_PRUNED.items()}
+    assert all(costs[share] <= margin for share, margin in room.MARGINS.items())
 
 
 def test_recipes_name_what_the_claim_is_about():

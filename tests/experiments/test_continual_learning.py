@@ -13,10 +13,11 @@ import torch
 
 import torchbayes as tb
 from torchbayes.data import load
-from torchbayes_experiments.continual_learning import EXPERIMENT, report, run
-from torchbayes_experiments.continual_learning.recipe import (
+from torchbayes_experiments import continual_learning as room
+from torchbayes_experiments.continual_learning import (
     CENTRES,
     DIAGONAL,
+    EXPERIMENT,
     KINDS,
     KRONECKER,
     PERMUTED,
@@ -35,7 +36,7 @@ TINY = ContinualRecipe(permuted=FEW, split=replace(FEW, plan="loop"), data="digi
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     directory = tmp_path_factory.mktemp("continual")
-    return directory, run.run(TINY, 3, directory)
+    return directory, room.run(TINY, 3, directory)
 
 
 def test_every_kind_is_run_on_both_sequences(tiny: tuple[Path, dict[str, Any]]) -> None:
@@ -48,15 +49,15 @@ def test_every_kind_is_run_on_both_sequences(tiny: tuple[Path, dict[str, Any]]) 
 
 
 def test_a_run_that_is_finished_is_read(tiny: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "sequence", lambda *_, **__: pytest.fail("something was learned again"))
-    assert run.run(TINY, 3, tiny[0]) == tiny[1]
+    monkeypatch.setattr(room.tb, "sequence", lambda *_, **__: pytest.fail("something was learned again"))
+    assert room.run(TINY, 3, tiny[0]) == tiny[1]
 
 
 def test_fine_tuning_is_training_on_one_task_after_the_other(tiny: tuple[Path, dict[str, Any]]) -> None:
     """Its first task put through plain PyTorch."""
     data = load("digits")
-    tasks = run.permuted(data, FEW, 3)
-    model = run.model_of(TINY, FEW, tasks)
+    tasks = room.permuted(data, FEW, 3)
+    model = room.model_of(TINY, FEW, tasks)
     method, _ = TINY.sequence(TUNED, FEW)
     first: Any = tb.fit(model, tasks[0].train, method, seed=3)
     w1, b1, w2, b2, w3, b3 = first.weights_MD[0].split([6 * 64, 6, 5 * 6, 5, 10 * 5, 10])
@@ -69,19 +70,19 @@ def test_fine_tuning_is_training_on_one_task_after_the_other(tiny: tuple[Path, d
 
 def test_tasks_are_the_same_rows_with_pixels_in_another_order() -> None:
     data = load("digits")
-    first, second = run.permuted(data, FEW, 3)
+    first, second = room.permuted(data, FEW, 3)
     assert torch.equal(first.test[0], data.test.inputs[:60].flatten(1))
     assert torch.equal(first.train[0].sort(1).values, second.train[0].sort(1).values)
     assert not torch.equal(first.train[0], second.train[0])
     assert torch.equal(first.train[1], second.train[1])
-    again, other = (run.permuted(data, FEW, seed)[1] for seed in (3, 4))
+    again, other = (room.permuted(data, FEW, seed)[1] for seed in (3, 4))
     assert torch.equal(again.train[0], second.train[0])
     assert not torch.equal(other.test[0], second.test[0])
 
 
 def test_split_tasks_have_two_classes_and_a_head_each() -> None:
     data = load("digits")
-    for t, task in enumerate(run.split(data, FEW, 3)):
+    for t, task in enumerate(room.split(data, FEW, 3)):
         (inputs, heads), targets = task.test
         assert (heads == t).all()
         own = data.test.targets // 2 == t
@@ -150,7 +151,7 @@ def three(**changes: float) -> list[dict[str, Any]]:
     ],
 )
 def test_every_part_can_fail(change: dict[str, float], failing: tuple[str, ...]) -> None:
-    found = report.summarise(three(**change)).verdict
+    found = room.summarise(three(**change)).verdict
     refuted = [part.statement for part in found.parts if part.outcome == "does not hold"]
     assert found.outcome == ("does not hold" if failing else "holds")
     assert len(found.parts) == 2 * 11
@@ -161,15 +162,15 @@ def test_every_part_can_fail(change: dict[str, float], failing: tuple[str, ...])
 
 @pytest.mark.parametrize("change", [{"tuned": 0.95, "now": 0.97}, {"now": 0.85, "tuned": 0.5}])
 def test_without_forgetting_or_learning_there_is_nothing_to_compare(change: dict[str, float]) -> None:
-    assert report.summarise(three(**change)).verdict.outcome == "inconclusive"
+    assert room.summarise(three(**change)).verdict.outcome == "inconclusive"
 
 
 def test_one_seed_is_inconclusive() -> None:
-    assert report.summarise([made_up()]).verdict.outcome == "inconclusive"
+    assert room.summarise([made_up()]).verdict.outcome == "inconclusive"
 
 
 def test_tables_and_figure_hold_the_means() -> None:
-    findings = report.summarise([made_up(), made_up(vcl=0.92)])
+    findings = room.summarise([made_up(), made_up(vcl=0.92)])
     averages, transfers = (findings.tables[place].markdown() for place in (0, 1))
     assert "0.9300 ± 0.0100" in averages
     assert "0.933" in averages

@@ -9,8 +9,8 @@ import pytest
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load
-from torchbayes_experiments.double_descent import EXPERIMENT, report, run
-from torchbayes_experiments.double_descent.recipe import METHODS, DescentRecipe
+from torchbayes_experiments import double_descent as room
+from torchbayes_experiments.double_descent import EXPERIMENT, METHODS, DescentRecipe
 from torchbayes_experiments.shared.labels import shuffled
 
 # runs this short learn nothing
@@ -34,7 +34,7 @@ TINY = DescentRecipe(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("descent")
-    return directory, run.run(TINY, 3, directory)
+    return directory, room.run(TINY, 3, directory)
 
 
 def direct(directory, method, functions):
@@ -86,22 +86,22 @@ def test_labels_are_shuffled_as_the_recipe_says(tiny):
 
 
 def test_an_interrupted_run_says_what_is_finished_and_goes_on(tiny, tmp_path, monkeypatch):
-    score = run.of_width
+    score = room.of_width
 
     def fails_at_four(recipe, width, *args, **kwargs):
         if width == 4:
             raise KeyboardInterrupt
         return score(recipe, width, *args, **kwargs)
 
-    monkeypatch.setattr(run, "of_width", fails_at_four)
+    monkeypatch.setattr(room, "of_width", fails_at_four)
     with pytest.raises(KeyboardInterrupt):
-        run.run(TINY, 3, tmp_path)
+        room.run(TINY, 3, tmp_path)
     text = (tmp_path / "so_far.md").read_text()
     assert "1 of 3 widths are finished. Not finished: widths 4, 9; there is no verdict." in text
     assert f"| 2 | {tiny[1]['scores']['SGD']['train']['error'][0]:.3f} |" in text
     done = (tmp_path / "width_2" / "scores.json").read_bytes()
-    monkeypatch.setattr(run, "of_width", score)
-    assert run.run(TINY, 3, tmp_path) == tiny[1]
+    monkeypatch.setattr(room, "of_width", score)
+    assert room.run(TINY, 3, tmp_path) == tiny[1]
     assert (tmp_path / "width_2" / "scores.json").read_bytes() == done
     assert "All widths are finished." in (tmp_path / "so_far.md").read_text()
 
@@ -137,7 +137,7 @@ def test_every_width_builds_its_network():
     ],
 )
 def test_bumps_of_known_height(curve, expected):
-    assert report.bump(curve) == pytest.approx(expected)
+    assert room.bump(curve) == pytest.approx(expected)
 
 
 def test_a_bump_is_the_best_of_all_triples():
@@ -146,7 +146,7 @@ def test_a_bump_is_the_best_of_all_triples():
         triples = [
             curve[j] - max(curve[i], curve[k]) for i in range(7) for j in range(i + 1, 7) for k in range(j + 1, 7)
         ]
-        assert report.bump(curve) == pytest.approx(max(0, *triples))
+        assert room.bump(curve) == pytest.approx(max(0, *triples))
 
 
 WIDTHS, GOOD, PEAK = [2, 3, 6, 24], 2, 6
@@ -200,7 +200,7 @@ def jitter(results):
     ],
 )
 def test_every_part_can_fail(change, failing):
-    found = report.summarise(jitter([made_up(**change)] * 3)).verdict
+    found = room.summarise(jitter([made_up(**change)] * 3)).verdict
     refuted = [part.statement for part in found.parts if part.outcome == "does not hold"]
     assert found.outcome == ("does not hold" if failing else "holds")
     assert len(found.parts) == 14
@@ -212,23 +212,23 @@ def test_every_part_can_fail(change, failing):
 
 @pytest.mark.parametrize("train", [(0.2, 0.1, 0.05, 0.03), (0.03, 0.02, 0.01, 0.0)])
 def test_widths_on_one_side_of_the_threshold_prove_nothing(train):
-    assert report.summarise(jitter([made_up(train=train)] * 3)).verdict.outcome == "inconclusive"
+    assert room.summarise(jitter([made_up(train=train)] * 3)).verdict.outcome == "inconclusive"
 
 
 def test_one_seed_is_inconclusive():
-    assert report.summarise([made_up()]).verdict.outcome == "inconclusive"
+    assert room.summarise([made_up()]).verdict.outcome == "inconclusive"
 
 
 def test_tables_hold_the_means():
     other = made_up(SGD_error=[0.1, 0.14, 0.22, 0.12])
-    error, _, train, bumps = (table.markdown() for table in report.summarise([made_up(), other]).tables)
+    error, _, train, bumps = (table.markdown() for table in room.summarise([made_up(), other]).tables)
     assert "| 6 | 40 | 0.2000 ± 0.0200 | 0.1300 ± 0.0000 | 0.0600 ± 0.0000 |" in error
     assert "18.0 % of which are wrong" in train
     assert "| SGD | 0.0800 ± 0.0200 | 0.3000 ± 0.0000 |" in bumps
 
 
 def test_figures_hold_the_curves_and_the_threshold():
-    width, members = report.summarise([
+    width, members = room.summarise([
         made_up(train=(0.2, 0.1, 0.005, 0.0)),
         made_up(train=(0.2, 0.1, 0.005, 0.0)),
     ]).figures
@@ -238,5 +238,5 @@ def test_figures_hold_the_curves_and_the_threshold():
     assert "width 6 is the first" in width.caption
     heights = np.asarray(members.image.axes[0].lines[0].get_xydata())  # type: ignore[union-attr]
     np.testing.assert_allclose(heights, [[0, 0], [1, 0]])
-    missing = report.summarise([made_up(train=(0.2, 0.1, 0.05, 0.03))]).figures[0]
+    missing = room.summarise([made_up(train=(0.2, 0.1, 0.05, 0.03))]).figures[0]
     assert "no width fits them" in missing.caption

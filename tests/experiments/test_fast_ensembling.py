@@ -11,9 +11,9 @@ import torch
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load
+from torchbayes_experiments import fast_ensembling as room
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.fast_ensembling import EXPERIMENT, report, run
-from torchbayes_experiments.fast_ensembling.recipe import FAST, INDEPENDENT, KINDS, PAPER, SNAPSHOTS, FastRecipe
+from torchbayes_experiments.fast_ensembling import EXPERIMENT, FAST, INDEPENDENT, KINDS, PAPER, SNAPSHOTS, FastRecipe
 
 TINY = FastRecipe(
     data="digits",
@@ -34,7 +34,7 @@ FOLDERS = {kind: kind.replace(" ", "_") for kind in KINDS}
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("fast")
-    return directory, run.run(TINY, 3, directory)
+    return directory, room.run(TINY, 3, directory)
 
 
 def reload(directory, kind):
@@ -118,7 +118,7 @@ def test_the_path_is_that_of_the_first_run(tiny):
 
 def test_a_second_call_gives_the_same(tiny):
     directory, found = tiny
-    assert run.run(TINY, 3, directory) == found
+    assert room.run(TINY, 3, directory) == found
 
 
 def made_up(gain=(0.02, 0.01, 0.005), nll=(0.06, 0.04, 0.02), *, last=0.03, error=0.1):
@@ -165,7 +165,7 @@ def jitter(results):
     ],
 )
 def test_every_part_both_ways(settings, outcome, against):
-    verdict = report.summarise(jitter([made_up(**settings)] * 3)).verdict
+    verdict = room.summarise(jitter([made_up(**settings)] * 3)).verdict
     assert verdict.outcome == outcome
     assert len(verdict.parts) == 11
     assert [n for n, part in enumerate(verdict.parts) if part.outcome == "does not hold"] == against
@@ -173,11 +173,11 @@ def test_every_part_both_ways(settings, outcome, against):
 
 
 def test_one_seed_is_inconclusive():
-    assert {part.outcome for part in report.summarise([made_up()]).verdict.parts} == {"inconclusive"}
+    assert {part.outcome for part in room.summarise([made_up()]).verdict.parts} == {"inconclusive"}
 
 
 def test_tables_hold_the_means():
-    found = report.summarise([made_up(), made_up(gain=(0.04, 0.01, 0.005))])
+    found = room.summarise([made_up(), made_up(gain=(0.04, 0.01, 0.005))])
     budgets, differences, single, published = (table.markdown() for table in found.tables)
     assert "| FGE | 1 | 2 | 93.00 ± 1.00 | 0.3400 ± 0.0000 |" in budgets
     assert "| snapshot ensemble | 3 | 6 | 92.00 ± 0.00 |" in budgets

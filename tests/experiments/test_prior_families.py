@@ -12,9 +12,9 @@ import torch
 import torchbayes as tb
 from torchbayes.data import load
 from torchbayes.data.text import FIRST_WORD
+from torchbayes_experiments import prior_families as room
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.prior_families import EXPERIMENT, report, run
-from torchbayes_experiments.prior_families.recipe import FAMILIES, NARROW, PRIORS, WIDE, FamiliesRecipe, Problem
+from torchbayes_experiments.prior_families import EXPERIMENT, FAMILIES, NARROW, PRIORS, WIDE, FamiliesRecipe, Problem
 
 CHAINS = tb.HMC(chains=2, steps=14, burn_in=10)
 TINY = FamiliesRecipe((
@@ -41,7 +41,7 @@ def test_all_families_have_one_standard_deviation():
 def test_presence_marks_the_most_frequent_words():
     first = FIRST_WORD + 1
     ids = torch.tensor([[0, 1, first, first], [2, first + 2, first + 3, first + 9]])
-    assert run.presence(ids, 3).tolist() == [[1, 0, 0], [0, 0, 1]]
+    assert room.presence(ids, 3).tolist() == [[1, 0, 0], [0, 0, 1]]
 
 
 def test_texts_have_inputs_of_unit_length_from_training_statistics(monkeypatch):
@@ -49,26 +49,26 @@ def test_texts_have_inputs_of_unit_length_from_training_statistics(monkeypatch):
     ids = torch.randint(FIRST_WORD + 1, FIRST_WORD + 40, (60, 10), generator=source)
     pairs = [tb.data.Pair(part, torch.arange(len(part)) % 2) for part in (ids[:40], ids[40:])]
     digits = load("digits", train_size=40)
-    monkeypatch.setattr(run, "load", lambda *_, **__: replace(digits, train=pairs[0], test=pairs[1]))
+    monkeypatch.setattr(room.tb.data, "load", lambda *_, **__: replace(digits, train=pairs[0], test=pairs[1]))
     problem = Problem("imdb", "words", 0.3, (4,), CHAINS, train_size=40, test_rows=15, words=30)
-    train, test, units = run.rows_of(problem, seed=0)
+    train, test, units = room.rows_of(problem, seed=0)
     assert train.inputs.shape == (40, 30)
     assert test.inputs.shape == (15, 30)
     assert units == 1
     assert float(train.inputs.square().sum(1).mean()) == pytest.approx(1, rel=1e-5)
-    own = run.presence(ids[:40], 30)
-    expected = (run.presence(ids[40:55], 30) - own.mean(0)) / own.std(0, correction=0) / math.sqrt(30)
+    own = room.presence(ids[:40], 30)
+    expected = (room.presence(ids[40:55], 30) - own.mean(0)) / own.std(0, correction=0) / math.sqrt(30)
     torch.testing.assert_close(test.inputs, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_split_is_that_of_the_seed():
-    assert run.rows_of(TINY.problems[1], seed=1)[0].inputs.equal(load("toy_sine", split=1).train.inputs)
+    assert room.rows_of(TINY.problems[1], seed=1)[0].inputs.equal(load("toy_sine", split=1).train.inputs)
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("families")
-    return directory, run.run(TINY, 1, directory)
+    return directory, room.run(TINY, 1, directory)
 
 
 @pytest.mark.filterwarnings("ignore:this posterior should not be trusted")  # a few iterations sample nothing
@@ -104,7 +104,7 @@ def test_a_second_call_reads_what_is_there(tiny):
     directory, found = tiny
     before = {path: path.stat().st_mtime_ns for path in directory.rglob("*.json")}
     assert len(before) == 12
-    assert run.run(TINY, 1, directory) == found
+    assert room.run(TINY, 1, directory) == found
     assert {path: path.stat().st_mtime_ns for path in directory.rglob("*.json")} == before
 
 
@@ -157,13 +157,13 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    found = report.summarise(jitter(results))
+    found = room.summarise(jitter(results))
     assert found.verdict.outcome == outcome
     assert sum(part.outcome != "holds" for part in found.verdict.parts) == open_parts
 
 
 def test_the_tables_hold_the_means_and_ranges():
-    digits, concrete, chains, published = report.summarise([made_up(nll=0.01), made_up(nll=0.03)]).tables
+    digits, concrete, chains, published = room.summarise([made_up(nll=0.01), made_up(nll=0.03)]).tables
     assert "| Student t | 0.3200 ± 0.0100 |" in digits.markdown()
     assert "| range over families | 0.0200 ± 0.0100 | 0.0050 ± 0.0000 |" in digits.markdown()
     assert "| 0.100 ± 0.000 |" in concrete.markdown()  # the range of the RMSE, in its units

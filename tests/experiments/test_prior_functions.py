@@ -9,9 +9,9 @@ import torch
 
 import torchbayes as tb
 from torchbayes.data import load
+from torchbayes_experiments import prior_functions as room
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.prior_functions import EXPERIMENT, report, run
-from torchbayes_experiments.prior_functions.recipe import Drawn, Fitted, PriorRecipe
+from torchbayes_experiments.prior_functions import EXPERIMENT, Drawn, Fitted, PriorRecipe
 
 DRAWN = Drawn(network="mlp", classes=(0, 1, 7), per_class=10, scales=(0.1, 1.0), draws=20, shown=2)
 FITTED = Fitted(
@@ -31,19 +31,19 @@ TINY = PriorRecipe(data="digits", drawn=DRAWN, fitted=FITTED)
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("prior")
-    return directory, run.run(TINY, 2, directory)
+    return directory, room.run(TINY, 2, directory)
 
 
 def test_images_are_of_the_classes_and_differ_by_seed():
     rows = load("digits").train
-    first, second = (run.chosen(rows, DRAWN, seed=seed) for seed in (0, 1))
+    first, second = (room.chosen(rows, DRAWN, seed=seed) for seed in (0, 1))
     assert first.targets.tolist() == [0] * 10 + [1] * 10 + [7] * 10 == second.targets.tolist()
     assert torch.equal(first.inputs[:10], rows.inputs[rows.targets == 0][:10])
     assert torch.equal(second.inputs[:10], rows.inputs[rows.targets == 0][10:20])
 
 
 def test_correlations_are_those_of_functions_drawn_directly(tiny):
-    images = run.chosen(load("digits").train, DRAWN, seed=2)
+    images = room.chosen(load("digits").train, DRAWN, seed=2)
     model = tb.Model(tb.networks.build("mlp", (1, 8, 8), 10), tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
     direct = tb.prior_predictive(model, images.inputs, draws=20, seed=2).correlation
     found = tiny[1]["drawn"][1]
@@ -81,7 +81,7 @@ def test_a_second_call_reads_what_is_there(tiny):
     directory, found = tiny
     before = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
     assert len(before) == 6
-    assert run.run(TINY, 2, directory) == found
+    assert room.run(TINY, 2, directory) == found
     assert {path.name: path.stat().st_mtime_ns for path in directory.iterdir()} == before
 
 
@@ -126,13 +126,13 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    found = report.summarise(jitter(results))
+    found = room.summarise(jitter(results))
     assert found.verdict.outcome == outcome
     assert sum(part.outcome != "holds" for part in found.verdict.parts) == open_parts
 
 
 def test_the_tables_hold_the_means():
-    drawn, fitted = report.summarise([made_up(between=0.79), made_up(between=0.81)]).tables
+    drawn, fitted = room.summarise([made_up(between=0.79), made_up(between=0.81)]).tables
     assert "| lenet | 0.1 | 0.870 ± 0.000 | 0.800 ± 0.010 |" in drawn.markdown()
     assert "| linear | 1 |" in drawn.markdown()
     assert "2.300 ± 0.000" in fitted.markdown()

@@ -16,35 +16,25 @@ from tests.experiments.shared.made_up_uci import small_sets
 from torchbayes.data import load
 from torchbayes.methods.schedules import Constant
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.subspace_inference import (
-    EXPERIMENT,
-    images,
-    recipe,
-    regressions,
-    report,
-    run,
-    spaces,
-    toy,
-    verdict,
-)
+from torchbayes_experiments.subspace_inference import EXPERIMENT, report, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")
 
-assert recipe.SMALL.regressions is not None
-assert recipe.SMALL.toy is not None
-assert recipe.SMALL.images is not None
+assert run.SMALL.regressions is not None
+assert run.SMALL.toy is not None
+assert run.SMALL.images is not None
 SLICE = tb.EllipticalSlice(2, 6, 2, plan="vmap")
-TRAINING = recipe.Training(decay=0.01, epochs=8, burn_in=0.5, batch_size=20, temperature=5.0, floor=0.02, lr=0.01)
+TRAINING = run.Training(decay=0.01, epochs=8, burn_in=0.5, batch_size=20, temperature=5.0, floor=0.02, lr=0.01)
 UCI = replace(
-    recipe.SMALL.regressions, boston=TRAINING, yacht=TRAINING, concrete=None, energy=None, elliptical=SLICE,
-    variational=replace(recipe.SMALL.regressions.variational, epochs=3), splits=2, hidden=6, rank=2, draws=8,
+    run.SMALL.regressions, boston=TRAINING, yacht=TRAINING, concrete=None, energy=None, elliptical=SLICE,
+    variational=replace(run.SMALL.regressions.variational, epochs=3), splits=2, hidden=6, rank=2, draws=8,
 )  # fmt: skip
-SAMPLING = recipe.Sampling(method=SLICE, temperature=3.0, scale=2.0, curve_temperature=7.0, curve_scale=0.5, rank=2)
+SAMPLING = run.Sampling(method=SLICE, temperature=3.0, scale=2.0, curve_temperature=7.0, curve_scale=0.5, rank=2)
 SHORT: dict[str, Any] = {"epochs": 4, "batch_size": 30, "optimizer": tb.SGD(0.01), "plan": "loop"}
 SWAG = tb.SWAG(averaging_lr=0.01, burn_in=0.25, per_epoch=1, rank=3, **SHORT)
-TOY = replace(recipe.SMALL.toy, swag=SWAG, curve=tb.Curve(**SHORT), sampling=SAMPLING, hidden=(8,), places=21)
+TOY = replace(run.SMALL.toy, swag=SWAG, curve=tb.Curve(**SHORT), sampling=SAMPLING, hidden=(8,), places=21)
 IMAGES = replace(
-    recipe.SMALL.images, swag=SWAG, curve=tb.Curve(**SHORT), sampling=SAMPLING, data="mnist", channels=(2, 3),
+    run.SMALL.images, swag=SWAG, curve=tb.Curve(**SHORT), sampling=SAMPLING, data="mnist", channels=(2, 3),
     hidden=5, train_size=60, test_rows=25, draws=4,
 )  # fmt: skip
 
@@ -90,7 +80,7 @@ def test_the_plane_of_a_curve_has_the_authors_units():
     ends[0, 0], ends[2, 0], ends[1, 3] = -1.5, 1.5, 4.0  # the middle of the curve is at half the height of the bend
     ends[:, 4] = 1.0
     curve = a_curve(ends)
-    space = spaces.of_curve(curve, curve.model, scale=2.0)
+    space = run.of_curve(curve, curve.model, scale=2.0)
     middle = torch.tensor([0.0, 0.0, 0.0, 2.0 / 3, 1.0]).double()
     torch.testing.assert_close(space.origin_D, middle)
     axes_RD = space.lift(torch.eye(2).double()) - space.lift(torch.zeros(2).double())
@@ -105,7 +95,7 @@ def test_random_directions_are_as_long_as_the_first_two_components():
     model = tb.Model(torch.nn.Linear(500, 1).double(), tb.likelihoods.Gaussian(1.0), tb.priors.Flat())
     covariance = tb.linalg.LowRankPlusDiagonal(torch.full((1, 501), 1e-3).double(), factor)
     swag = tb.Gaussian(model, torch.ones(1, 501).double(), covariance)
-    trained, wanted = spaces.Trained(swag, None), torch.linalg.svdvals(factor[0])  # type: ignore[arg-type]
+    trained, wanted = run.Trained(swag, None), torch.linalg.svdvals(factor[0])  # type: ignore[arg-type]
     for name, length in (("PCA", wanted[:2]), ("random", wanted[:2].mean().expand(2))):
         space = trained.space(name, model, SAMPLING, seed=1)
         axes_RD = space.lift(torch.eye(2).double()) - space.lift(torch.zeros(2).double())
@@ -117,7 +107,7 @@ def test_random_directions_are_as_long_as_the_first_two_components():
 
 
 def test_scores_of_a_split_are_those_of_its_posteriors(root):
-    found = regressions.split_scores(UCI, "boston", 1, seed=5)
+    found = run.split_scores(UCI, "boston", 1, seed=5)
     data = load("uci_boston", split=1)
     assert data.target_standardise is not None
     scale = float(data.target_standardise.scale)
@@ -142,14 +132,14 @@ def test_scores_of_a_split_are_those_of_its_posteriors(root):
         assert found[name]["nll_gaussian"] == pytest.approx(float(nll), rel=1e-4)
         assert found[name]["rmse"] == pytest.approx(float(rmse), rel=1e-4)
         assert 0 <= found[name]["coverage"] <= 1
-    assert tuple(found) == recipe.METHODS
+    assert tuple(found) == run.METHODS
 
 
 # --- bands and images
 
 
 def test_bands_are_those_of_the_functions(root):
-    found = toy.bands(TOY, seed=2)
+    found = run.bands(TOY, seed=2)
     assert len(found["x"]) == len(found["y"]) == 68
     data = load("toy_drbayes", split=2)
     assert data.target_standardise is not None
@@ -162,7 +152,7 @@ def test_bands_are_those_of_the_functions(root):
     first, second = (tb.fit(models[0], rows, SWAG, seed=seed, callbacks=()) for seed in (2, 1_000_002))
     means = torch.cat([first.mean_MD, second.mean_MD])  # type: ignore[attr-defined]
     curve: Any = tb.fit(models[0], rows, TOY.curve, start=tb.Point(models[0], means), seed=2, callbacks=())
-    space = spaces.of_curve(curve, models[1], scale=0.5)
+    space = run.of_curve(curve, models[1], scale=0.5)
     ess = tb.fit(models[1], rows, SLICE, space=space, seed=2, callbacks=())
     grid = torch.linspace(-10, 10, 21).unsqueeze(1)
     drawn = tb.predict(ess, torch.cat([grid / 2, (grid / 2) ** 2], 1)).outputs_SBK[..., 0]
@@ -172,11 +162,11 @@ def test_bands_are_those_of_the_functions(root):
     assert own["outside"] == pytest.approx(float(std[[0, 1, 2, 18, 19, 20]].mean()), rel=1e-3)  # 8 and beyond
     assert own["gaps"] == pytest.approx(float(std[[6, 7, 8, 12, 13, 14]].mean()), rel=1e-3)  # 2, 3 and 4
     assert own["data"] == pytest.approx(float(std[[3, 4, 5, 9, 10, 11, 15, 16, 17]].mean()), rel=1e-3)
-    assert tuple(found["spaces"]) == recipe.SPACES
+    assert tuple(found["spaces"]) == run.SPACES
 
 
 def test_scores_of_images_are_those_of_the_posteriors_and_are_read_again(root, tmp_path):
-    found = images.scores(IMAGES, seed=3, home=tmp_path)
+    found = run.image_scores(IMAGES, seed=3, home=tmp_path)
     data = load("mnist", train_size=60, seed=3)
     network = tb.networks.build("lenet", (1, 28, 28), 10, channels=(2, 3), hidden=5)
     settings: dict[str, Any] = {"likelihood": tb.likelihoods.Categorical(), "prior": tb.priors.Normal(0.4)}
@@ -190,9 +180,9 @@ def test_scores_of_images_are_those_of_the_posteriors_and_are_read_again(root, t
         probs = outputs.softmax(-1).mean(0)
         nll = -probs[torch.arange(25), data.test.targets[:25]].log().mean()
         assert found[name]["nll"] == pytest.approx(float(nll), rel=1e-4)
-    assert tuple(found) == ("SWA", "SWAG", *recipe.SPACES)
+    assert tuple(found) == ("SWA", "SWAG", *run.SPACES)
     (tmp_path / "curve.json").write_text(json.dumps({"nll": -7.0}))
-    assert images.scores(IMAGES, seed=3, home=tmp_path) == {**found, "curve": {"nll": -7.0}}
+    assert run.image_scores(IMAGES, seed=3, home=tmp_path) == {**found, "curve": {"nll": -7.0}}
 
 
 # --- verdicts
@@ -212,14 +202,14 @@ def table(seed=0, noise=0.02, **shifts):
                 "rmse": list(rng.normal(3, 0.1, 20)),
                 "coverage": list(rng.uniform(0.9, 1.0, 20)),
             }
-            for method in recipe.METHODS
+            for method in run.METHODS
         }
     return found
 
 
 def bands_of(seed=0, **shifts):
     """Bands three times as wide in the gaps as at the data, the random one half of that; `shifts` are factors."""
-    rng, names = np.random.default_rng(seed), recipe.SPACES
+    rng, names = np.random.default_rng(seed), run.SPACES
     usual = {"data": 0.1, "gaps": 0.3, "outside": 0.5}
     made: dict[str, Any] = {
         name: {
@@ -270,7 +260,7 @@ def of_seeds(part, make, **shifts):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, held):
-    found = verdict.verdict(results)
+    found = report.summarise(results).verdict
     assert found.outcome == outcome
     assert sum(part.outcome == "holds" for part in found.parts) == held
 
@@ -279,7 +269,7 @@ def test_a_bad_network_makes_images_inconclusive():
     results = of_seeds("images", image_set, random=-0.05)
     for result in results:
         result["images"]["SWA"]["accuracy"] = 0.7
-    assert verdict.verdict(results).outcome == "inconclusive"
+    assert report.summarise(results).verdict.outcome == "inconclusive"
 
 
 def test_tables_hold_what_was_found_and_what_was_published():
@@ -312,7 +302,7 @@ def test_tables_hold_what_was_found_and_what_was_published():
 
 
 def test_end_to_end(root, tmp_path):
-    tiny = recipe.SubspaceRecipe(regressions=UCI, toy=TOY, images=IMAGES)
+    tiny = run.SubspaceRecipe(regressions=UCI, toy=TOY, images=IMAGES)
     path = reproduce(replace(EXPERIMENT, recipes={"small": tiny}), seeds=2, directory=tmp_path)
     page = (path.parent / "page.md").read_text("utf-8")
     assert "boston: log likelihood of ESS at most 0.05 below that of SGD" in page

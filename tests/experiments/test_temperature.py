@@ -17,7 +17,7 @@ from tests.oracles import assert_close
 from torchbayes.data import load
 from torchbayes.model import Batch
 from torchbayes_experiments import get
-from torchbayes_experiments.temperature.recipe import (
+from torchbayes_experiments.temperature import (
     CYCLICAL,
     FULL,
     METHODS,
@@ -28,9 +28,13 @@ from torchbayes_experiments.temperature.recipe import (
     VIEWS,
     TemperatureProblem,
     TemperatureRecipe,
+    model_of,
+    pooled,
+    rows_of,
+    run,
+    summarise,
+    views,
 )
-from torchbayes_experiments.temperature.report import summarise
-from torchbayes_experiments.temperature.run import model_of, pooled, rows_of, run, views
 
 DIGITS = TemperatureProblem("digits", "digits", 0.4, train_size=40, shift=1, pool=1, hidden=(5,), test_rows=60)
 TINY = TemperatureRecipe(

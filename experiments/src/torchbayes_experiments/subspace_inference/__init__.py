@@ -5,8 +5,8 @@ of a curve between two networks, is small enough for elliptical slice sampling. 
 UCI regression, drawn as bands along one input, and scored on images for a random, a PCA and a curve subspace.
 """
 
-from torchbayes_experiments.experiment import Experiment
-from torchbayes_experiments.subspace_inference import recipe, report, run
+from torchbayes_experiments import Experiment
+from torchbayes_experiments.subspace_inference import report, run
 
 EXPERIMENT = Experiment(
     name="subspace_inference",
@@ -24,7 +24,7 @@ EXPERIMENT = Experiment(
     "its rows for each seed and a flat prior. Images are 5,000 of Fashion-MNIST with a LeNet of 10 and 20 filters, and "
     "the first 5,000 test images, in the place of CIFAR-100 with a PreResNet-164; curves begin at averages of "
     "trajectories.",
-    recipes={"small": recipe.SMALL, "paper": recipe.PAPER},
+    recipes={"small": run.SMALL, "paper": run.PAPER},
     cost={
         "small": "one minute of one core, and two more for the table, which only the first seed runs",
         "paper": "two ResNets of 300 epochs, a curve of 600 and 120 passes of sampling: a day on one GPU (an estimate; "

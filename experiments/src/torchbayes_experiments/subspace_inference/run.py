@@ -1,37 +1,399 @@
-"""What `subspace_inference` computes for one seed."""
+"""Settings of `subspace_inference`, and what it computes for one seed."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
+import torchbayes as tb
 from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments.shared.classifiers import METRICS as IMAGE_METRICS
+from torchbayes_experiments.shared.classifiers import best_device
 from torchbayes_experiments.shared.uci_splits import over_splits
-from torchbayes_experiments.subspace_inference.images import scores
-from torchbayes_experiments.subspace_inference.recipe import IMAGES, REGRESSIONS, TOY, SubspaceRecipe
-from torchbayes_experiments.subspace_inference.regressions import split_scores
-from torchbayes_experiments.subspace_inference.toy import bands
+
+METHODS = SGD_POINT, SWA_POINT, ESS, VARIATIONAL, SWAG_POSTERIOR = "SGD", "SWA", "ESS", "VI", "SWAG"
+METRICS = ("nll_gaussian", "rmse", "coverage")  # of regressions
+SPACES = RANDOM, PCA, CURVE = "random", "PCA", "curve"
+REGRESSIONS, TOY, IMAGES = "regressions", "toy", "images"  # keys of the results
+DATA, GAPS, OUTSIDE = "data", "gaps", "outside"  # regions of the axis of the toy
+SECOND = 1_000_000  # between the seeds of the two networks that a curve joins
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How networks are trained on one of the regressions.
+
+    Attributes:
+        decay: λ, weight decay on the scale of the mean loss, for the prior N(0, 1/(λN)).
+        burn_in: share of the epochs before the averages begin.
+        temperature: T of the likelihood in the subspace.
+        floor: least variance of the noise, in that of the targets. The authors learn one, under weight decay; this one
+            is fixed.
+        lr: constant learning rate.
+    """
+
+    decay: float
+    epochs: int
+    burn_in: float
+    batch_size: int
+    temperature: float
+    floor: float
+    lr: float = 1e-3
+
+    def swag(self) -> tb.SWAG:
+        """Return the method; SGD is its last iterate."""
+        training = (1, self.epochs, self.batch_size, tb.SGD(self.lr, momentum=0.9), self.lr, self.burn_in)
+        return tb.SWAG(*training, per_epoch=1, rank=20)
+
+    def prior_scale(self, rows: int) -> float:
+        return (self.decay * rows) ** -0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regressions:
+    """The table of UCI regressions.
+
+    Attributes:
+        boston: how networks are trained on this set; None to leave it out. The others likewise.
+        elliptical: sampling in the subspace.
+        variational: inference in the subspace, on all rows at every step.
+        splits: number of standard splits of each set, from the first on.
+        rank: R, directions of the subspace.
+        scale: s, standard deviation of the coordinates.
+        draws: functions drawn of VI and SWAG.
+    """
+
+    boston: Training | None = None
+    concrete: Training | None = None
+    energy: Training | None = None
+    naval: Training | None = None
+    yacht: Training | None = None
+    elliptical: tb.EllipticalSlice
+    variational: tb.VI
+    splits: int = 20
+    hidden: int = 50
+    rank: int = 5
+    scale: float = 1.0
+    draws: int = 200
+
+    @property
+    def trainings(self) -> dict[str, Training]:
+        """The sets, without `uci_`, with how networks are trained on them."""
+        named = {name: getattr(self, name) for name in ("boston", "concrete", "energy", "naval", "yacht")}
+        return {name: training for name, training in named.items() if training is not None}
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        return tuple(self.trainings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Elliptical slice sampling in the three subspaces.
+
+    Attributes:
+        temperature: T of the likelihood in the random and the PCA subspace.
+        scale: s, standard deviation of their coordinates; a random direction is as long as the first two of PCA are on
+            average.
+        curve_temperature: T in the plane of the curve.
+        curve_scale: s there, where the coordinates have the authors' units (`of_curve`).
+        rank: R, directions of the random and the PCA subspace.
+    """
+
+    method: tb.EllipticalSlice
+    temperature: float
+    scale: float
+    curve_temperature: float
+    curve_scale: float = 1.0
+    rank: int = 5
+
+    def temperature_of(self, space: str) -> float:
+        return self.curve_temperature if space == CURVE else self.temperature
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toy:
+    """The regression in one dimension.
+
+    Attributes:
+        swag: how two networks are trained, one after the other; subspaces go through the average of the first.
+        noise: standard deviation of the noise of the targets.
+        ends: of the inputs at which predictions are made, at `places` of them.
+        clusters: ends of the inputs between which there are data.
+    """
+
+    swag: tb.SWAG
+    curve: tb.Curve
+    sampling: Sampling
+    noise: float = 0.05**0.5
+    hidden: tuple[int, ...] = (200, 50, 50, 50)
+    data: str = "toy_drbayes"
+    ends: tuple[float, float] = (-10.0, 10.0)
+    clusters: tuple[tuple[float, float], ...] = ((-7.2, -4.8), (-1.2, 1.2), (4.8, 7.2))
+    places: int = 201
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images:
+    """The images.
+
+    Attributes:
+        prior_scale: standard deviation of every weight's normal prior.
+        channels: filters of the convolutions of a LeNet, with `hidden` units after them.
+        train_size: number of training images, drawn by the seed; None for all.
+        test_rows: number of test images, the first ones; None for all.
+        draws: functions drawn of SWAG.
+    """
+
+    swag: tb.SWAG
+    curve: tb.Curve
+    sampling: Sampling
+    prior_scale: float
+    data: str = "fashion_mnist"
+    network: str = "lenet"
+    channels: tuple[int, int] = (10, 20)
+    hidden: int = 100
+    train_size: int | None = 5000
+    test_rows: int | None = None
+    draws: int = 30
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubspaceRecipe:
+    """The three experiments; None to leave one out. So many seeds run the UCI table, whose repeats are the splits."""
+
+    regressions: Regressions | None
+    toy: Toy | None
+    images: Images | None
+    regression_seeds: int = 1
+
+
+_BOSTON = {"decay": 0.1, "epochs": 300, "burn_in": 2 / 3, "batch_size": 30, "floor": 0.02}
+_LONG = {"epochs": 1000, "burn_in": 0.5, "batch_size": 100}
+_CONCRETE, _ENERGY = _LONG | {"decay": 0.01, "floor": 0.05}, _LONG | {"decay": 0.1, "floor": 0.002}
+_YACHT = _LONG | {"decay": 1e-3, "batch_size": 30, "floor": 0.0005}
+_INSIDE = {"batch_size": 100_000, "estimator": "weights", "draws": 4, "kl_weight": 1.0}
+_TOY_SGD, _IMAGE_SGD = tb.SGD(5e-4, momentum=0.95), tb.SGD(0.05, momentum=0.9)
+_TOY_SWAG = tb.SWAG(1, 3000, 50, _TOY_SGD, _TOY_SGD.lr, 2 / 3, per_epoch=1, rank=20)
+
+
+def _slices(chains: int, steps: int, burn_in: int, plan: str, **settings: float) -> Sampling:
+    return Sampling(method=tb.EllipticalSlice(chains, steps, burn_in, plan=plan), **settings)
+
+
+SMALL = SubspaceRecipe(
+    regressions=Regressions(
+        boston=Training(temperature=1.0, **_BOSTON),
+        concrete=Training(temperature=10.0, **_CONCRETE),
+        energy=Training(temperature=1.0, **_ENERGY),
+        yacht=Training(temperature=1.0, **_YACHT),
+        elliptical=tb.EllipticalSlice(4, 100, 50, plan="native"),
+        variational=tb.VI(epochs=200, optimizer=tb.Adam(0.1), plan="native", **_INSIDE),
+    ),
+    toy=Toy(
+        swag=_TOY_SWAG,
+        curve=tb.Curve(epochs=3000, batch_size=50, optimizer=_TOY_SGD),
+        sampling=_slices(4, 400, 100, "native", temperature=1.5, scale=20.0, curve_temperature=0.75),
+    ),
+    images=Images(
+        swag=tb.SWAG(1, 24, 100, _IMAGE_SGD, 0.02, 0.5, per_epoch=4, rank=20, plan="native"),
+        curve=tb.Curve(epochs=12, batch_size=100, optimizer=_IMAGE_SGD, plan="native"),
+        sampling=_slices(2, 35, 5, "native", temperature=1000.0, scale=4.0, curve_temperature=1000.0),
+        prior_scale=0.4,
+        test_rows=5000,
+    ),
+)
+PAPER = SubspaceRecipe(
+    regressions=Regressions(
+        boston=Training(temperature=0.1, **_BOSTON),
+        concrete=Training(temperature=1e4, **_CONCRETE),
+        energy=Training(temperature=691 / 20, **_ENERGY),
+        naval=Training(temperature=10741 / 20, decay=1e-4, floor=1e-4, lr=5e-4, **_LONG),
+        yacht=Training(temperature=277 / 20, **_YACHT),
+        elliptical=tb.EllipticalSlice(4, 100, 50, plan="vmap"),
+        variational=tb.VI(epochs=1000, optimizer=tb.Adam(0.03), plan="vmap", **_INSIDE),
+        rank=20,
+    ),
+    toy=Toy(
+        swag=_TOY_SWAG,
+        curve=tb.Curve(epochs=6000, batch_size=50, optimizer=_TOY_SGD),
+        sampling=_slices(4, 1000, 100, "vmap", temperature=1.5, scale=5.0, curve_temperature=0.75),
+    ),
+    images=Images(
+        swag=tb.SWAG(1, 300, 128, tb.SGD(0.1, momentum=0.9), 0.05, 161 / 300, per_epoch=1, rank=20, plan="loop"),
+        curve=tb.Curve(epochs=600, batch_size=128, optimizer=_IMAGE_SGD, plan="loop"),
+        sampling=_slices(1, 40, 10, "loop", temperature=5000.0, scale=2.0, curve_temperature=1e4),
+        prior_scale=(3e-4 * 50_000) ** -0.5,
+        data="cifar10",
+        network="resnet20_frn",
+        train_size=None,
+    ),
+    regression_seeds=3,
+)
 
 
 def run(recipe: SubspaceRecipe, seed: int, directory: Path) -> dict[str, Any]:
-    """Compute the parts of the recipe; each leaves files, so that an interrupted run continues.
-
-    Args:
-        recipe: the settings.
-        seed: of everything random.
-        directory: of this seed.
-
-    Returns:
-        "regressions", of the first seeds alone: set -> method -> metric -> one value per split; "toy": what `bands`
-        returns; "images": what `scores` returns.
-    """
-    found: dict[str, Any] = {}
+    """Return "images": `image_scores`; "toy": `bands`; and of the first seeds "regressions": set -> `split_scores`."""
+    results: dict[str, Any] = {}
     if recipe.images is not None:
-        found[IMAGES] = scores(recipe.images, seed=seed, home=directory / IMAGES)
+        results[IMAGES] = image_scores(recipe.images, seed=seed, home=directory / IMAGES)
     if recipe.toy is not None:
-        found[TOY] = load_or_compute(directory / "toy.json", partial(bands, recipe.toy, seed=seed))
+        results[TOY] = load_or_compute(directory / "toy.json", partial(bands, recipe.toy, seed=seed))
     if recipe.regressions is not None and seed < recipe.regression_seeds:
-        home = directory / REGRESSIONS
-        found[REGRESSIONS] = over_splits(split_scores, recipe.regressions, seed=seed, directory=home)
-    return found
+        scored = over_splits(split_scores, recipe.regressions, seed=seed, directory=directory / REGRESSIONS)
+        results[REGRESSIONS] = scored
+    return results
+
+
+def split_scores(recipe: Regressions, name: str, split: int, *, seed: int) -> dict[str, dict[str, float]]:
+    """Fit and score every method on one split: method -> metric -> value, in the target's units."""
+    data, training = tb.data.load(f"uci_{name}", split=split), recipe.trainings[name]
+    assert data.target_standardise is not None
+    network = tb.networks.mlp(data.input_shape, 2, hidden=(recipe.hidden,))
+    prior = tb.priors.Normal(training.prior_scale(len(data.train.inputs)))
+    noise = tb.likelihoods.HeteroscedasticGaussian(training.floor)
+    model, tempered = (
+        tb.Model(network, noise, prior, temperature=temperature, tempering="likelihood")
+        for temperature in (1.0, training.temperature)
+    )
+    last: list[torch.Tensor] = []
+
+    def keep(event: tb.Event) -> None:
+        last[:] = [event.state.trajectory.weights_MD.clone()]
+
+    swag = tb.fit(model, data.train, training.swag(), seed=seed, callbacks=[keep])
+    space = tb.Subspace.of(swag, rank=recipe.rank, prior_scale=recipe.scale, model=tempered)
+    within = partial(tb.fit, tempered, data.train, space=space, seed=seed, callbacks=())
+    posteriors = {
+        SGD_POINT: (tb.Point(model, last[0]), None),
+        SWA_POINT: (tb.Point(model, swag.mean_MD), None),
+        ESS: (within(recipe.elliptical), None),
+        VARIATIONAL: (within(recipe.variational), recipe.draws),
+        SWAG_POSTERIOR: (swag, recipe.draws),
+    }
+    settings = {"seed": seed, "target_scale": float(data.target_standardise.scale)}
+    scores = {m: tb.evaluate(p, data.test, draws=draws, **settings).metrics for m, (p, draws) in posteriors.items()}
+    return {method: {metric: metrics[metric] for metric in METRICS} for method, metrics in scores.items()}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What subspaces are laid through: moments of a trajectory, and a curve from its average to that of another."""
+
+    swag: tb.Gaussian
+    curve: tb.CurvePosterior
+
+    @classmethod
+    def of(cls, recipe: Toy | Images, model: tb.Model, rows: Any, *, seed: int, home: Path | None = None) -> Trained:
+        def fit(method: Any, name: str, *, shift: int = 0, start: tb.Point | None = None) -> Any:
+            files = {} if home is None else {"directory": home / name, "resume": True}
+            return tb.fit(model, rows, method, start=start, seed=seed + shift, callbacks=(), **files)
+
+        first, second = fit(recipe.swag, "first"), fit(recipe.swag, "second", shift=SECOND)
+        ends = tb.Point(model, torch.cat([first.mean_MD, second.mean_MD]))
+        return cls(first, fit(recipe.curve, "connected", start=ends))
+
+    def space(self, name: str, model: tb.Model, sampling: Sampling, *, seed: int) -> tb.Subspace:
+        """Return a subspace; s means the same in random directions, as long as the first two components on average."""
+        if name == CURVE:
+            return of_curve(self.curve, model, scale=sampling.curve_scale)
+        components = tb.Subspace.of(self.swag, rank=sampling.rank, prior_scale=sampling.scale, model=model)
+        if name == PCA:
+            return components
+        scale = float(components.basis_RD[:2].norm(dim=1).mean()) * sampling.scale
+        return tb.Subspace.random(model, components.origin_D, sampling.rank, seed=seed, prior_scale=scale)
+
+
+def of_curve(curve: tb.CurvePosterior, model: tb.Model, *, scale: float) -> tb.Subspace:
+    r"""Return the plane through the ends of a curve and its middle, of which their mean is the origin.
+
+    With v the distance of the middle from the line through the ends, the authors' directions are (w₂ − w₁)/√3 and one
+    of length v/1.5 orthogonal to it. Where the middle lies over that of the line, these are 2/√3 standard deviations
+    of the three points, which are |w₂ − w₁|/2 and v/√3, divisor 2: the lengths that `Subspace.spanned` gives.
+    """
+    points_3D = curve.weights(torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64))[:, 0]
+    return tb.Subspace.spanned(model, points_3D, 2, prior_scale=scale * 2 / math.sqrt(3))
+
+
+def bands(recipe: Toy, *, seed: int) -> dict[str, Any]:
+    """Return the rows `x`, `y`, nine tenths of the set; the inputs `grid`; and `spaces`: the bands of each subspace.
+
+    These are `mean` and `std` of the functions along the grid, a few `draws`, the mean of `std` at the "data", in the
+    "gaps" and "outside", and `rmse` at the rows.
+    """
+    data, sampling = tb.data.load(recipe.data, split=seed % 20), recipe.sampling
+    assert data.target_standardise is not None
+    x, y = data.standardise.inverse(data.train.inputs), data.target_standardise.inverse(data.train.targets)
+    rows, grid = (_features(x), y), torch.linspace(*recipe.ends, recipe.places).unsqueeze(1)
+
+    def model(temperature: float = 1.0) -> tb.Model:
+        network, noise = tb.networks.mlp((2,), 1, hidden=recipe.hidden), tb.likelihoods.Gaussian(recipe.noise)
+        return tb.Model(network, noise, tb.priors.Flat(), temperature=temperature, tempering="likelihood")
+
+    trained, spaces = Trained.of(recipe, model(), rows, seed=seed), {}
+    for name in SPACES:
+        tempered = model(sampling.temperature_of(name))
+        space = trained.space(name, tempered, sampling, seed=seed)
+        posterior = tb.fit(tempered, rows, sampling.method, space=space, seed=seed, callbacks=())
+        along, at = tb.predict(posterior, _features(grid)), tb.predict(posterior, rows[0])
+        std_G, draws_SG = along.epistemic.flatten().sqrt(), along.outputs_SBK[..., 0]
+        spaces[name] = {
+            "mean": _rounded(along.mean),
+            "std": _rounded(std_G),
+            "draws": [_rounded(draw) for draw in draws_SG[:: max(1, len(draws_SG) // 12)][:12]],
+            "rmse": float((at.mean - y).square().mean().sqrt()),
+            **{region: float(std_G[inside].mean()) for region, inside in _regions(grid.flatten(), recipe).items()},
+        }
+    return {"x": _rounded(x), "y": _rounded(y), "grid": _rounded(grid), "spaces": spaces}
+
+
+def _features(x: torch.Tensor) -> torch.Tensor:
+    """Return what the network sees of inputs (N, 1): x/2 and (x/2)², (N, 2)."""
+    return torch.cat([x / 2, (x / 2).square()], dim=1)
+
+
+def _regions(grid_G: torch.Tensor, recipe: Toy) -> dict[str, torch.Tensor]:
+    """Return which inputs lie in a cluster of the data, between two clusters, and beyond all, bool (G,) each."""
+    in_cluster_G = torch.stack([(grid_G >= low) & (grid_G <= high) for low, high in recipe.clusters]).any(0)
+    beyond_G = (grid_G < recipe.clusters[0][0]) | (grid_G > recipe.clusters[-1][1])
+    return {DATA: in_cluster_G, GAPS: ~in_cluster_G & ~beyond_G, OUTSIDE: beyond_G}
+
+
+def _rounded(values: torch.Tensor) -> list[float]:
+    return [round(float(value), 5) for value in values.flatten()]
+
+
+def image_scores(recipe: Images, *, seed: int, home: Path) -> dict[str, dict[str, float]]:
+    """Return "SWA", "SWAG" or subspace -> metric of the test images -> value."""
+    data, sampling = tb.data.load(recipe.data, train_size=recipe.train_size, seed=seed), recipe.sampling
+    test = tb.data.Pair(*(rows[: recipe.test_rows] for rows in data.test))
+    settings = {"channels": recipe.channels, "hidden": recipe.hidden} if recipe.network == "lenet" else {}
+
+    def model(temperature: float = 1.0) -> tb.Model:
+        network = tb.networks.build(recipe.network, data.input_shape, data.num_classes, **settings).to(best_device())
+        likelihood, prior = tb.likelihoods.Categorical(), tb.priors.Normal(recipe.prior_scale)
+        return tb.Model(network, likelihood, prior, temperature=temperature, tempering="likelihood")
+
+    trained = Trained.of(recipe, model(), data.train, seed=seed, home=home)
+
+    def scored(posterior: tb.Posterior, draws: int | None = None) -> dict[str, float]:
+        metrics = tb.evaluate(posterior, test, draws=draws, seed=seed).metrics
+        return {metric: metrics[metric] for metric in IMAGE_METRICS}
+
+    def sampled(name: str) -> dict[str, float]:
+        tempered, files = model(sampling.temperature_of(name)), {"directory": home / name, "resume": True}
+        space = trained.space(name, tempered, sampling, seed=seed)
+        return scored(tb.fit(tempered, data.train, sampling.method, space=space, seed=seed, callbacks=(), **files))
+
+    scores = {
+        SWA_POINT: partial(scored, tb.Point(trained.swag.model, trained.swag.mean_MD)),
+        SWAG_POSTERIOR: partial(scored, trained.swag, recipe.draws),
+        **{name: partial(sampled, name) for name in SPACES},
+    }
+    files = {SWA_POINT: "swa", SWAG_POSTERIOR: "swag"}
+    return {name: load_or_compute(home / f"{files.get(name, name)}.json", score) for name, score in scores.items()}
