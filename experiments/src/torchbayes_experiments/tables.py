@@ -42,25 +42,28 @@ def pivot(
         labels: how names are written, of index and columns.
         scale: of all numbers, 100 for per cent.
         digits: format of all numbers, or of columns by label.
-        beside: further columns, each with what it has for a combination of the index, such as published numbers.
+        beside: further columns, each with what it has for a combination of the index, such as published numbers; they
+            are last but for those that `keep` names.
         better: column -> "low" or "high", or one of these for all columns of `columns`.
     """
     index = (index,) if isinstance(index, str) else tuple(index)
     labels, beside = labels or {}, beside or {}
     names = list(rows.names(columns) if keep is None else keep)
-    written = [labels.get(name, str(name)) for name in names]
+    names += [name for name in beside if name not in names]
+    written = {name: labels.get(name, str(name)) for name in names if name not in beside}
     body = []
     for place in rows.combinations(*index):
         at = rows.where(**dict(zip(index, place, strict=True)))
-        numbers = [scale * at.values(over, **{columns: name}) for name in names]
-        cells = [mean_and_error(array) if array.size else None for array in numbers]
-        body.append([*(labels.get(name, name) for name in place), *cells, *(cell(*place) for cell in beside.values())])
+        numbers = {name: scale * at.values(over, **{columns: name}) for name in written}
+        cells = {name: mean_and_error(array) if array.size else None for name, array in numbers.items()}
+        cells |= {name: cell(*place) for name, cell in beside.items()}
+        body.append([*(labels.get(name, name) for name in place), *(cells[name] for name in names)])
     return Table(
-        [*(heads or index), *written, *beside],
+        [*(heads or index), *(written.get(name, name) for name in names)],
         body,
         caption,
-        better=dict.fromkeys(written, better) if isinstance(better, str) else better or {},
-        formats=dict.fromkeys(written, digits) if isinstance(digits, str) else digits,
+        better=dict.fromkeys(written.values(), better) if isinstance(better, str) else better or {},
+        formats=dict.fromkeys(written.values(), digits) if isinstance(digits, str) else digits,
     )
 
 
