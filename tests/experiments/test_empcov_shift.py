@@ -13,9 +13,22 @@ import torch
 import torchbayes as tb
 from tests.oracles import assert_close
 from torchbayes_experiments import get
-from torchbayes_experiments.empcov_shift.recipe import DEAD, EMPCOV, METHODS, MODE, NOISE, NORMAL, QUICK, ShiftRecipe
-from torchbayes_experiments.empcov_shift.report import parts, summarise
-from torchbayes_experiments.empcov_shift.run import along_nothing, model_of, rows, run, shifted
+from torchbayes_experiments.empcov_shift import (
+    DEAD,
+    EMPCOV,
+    METHODS,
+    MODE,
+    NOISE,
+    NORMAL,
+    QUICK,
+    ShiftRecipe,
+    along_nothing,
+    model_of,
+    rows,
+    run,
+    shifted,
+    summarise,
+)
 
 TINY = replace(QUICK.dead, train_size=60, hidden=(6,), steps=12, burn_in=6, epochs=4, test_rows=40, noise=(0.0, 2.0))
 
@@ -104,7 +117,7 @@ def made_up(**changed: Any) -> list[dict[str, Any]]:
 )
 def test_each_part_of_the_verdict_can_fail(changed: Any, failing: list[int]) -> None:
     results = made_up(**changed)
-    found = [place for place, part in enumerate(parts(results)) if part.outcome != "holds"]
+    found = [place for place, part in enumerate(summarise(results).verdict.parts) if part.outcome != "holds"]
     assert found == [*failing, *(5 + place for place in failing)]
     assert (summarise(results).verdict.outcome == "holds") == (not failing)
 

@@ -16,8 +16,8 @@ from torchbayes.geometry.operators import Products
 from torchbayes.geometry.single import place_of
 from torchbayes.methods.schedules import Constant
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.flat_regions import EXPERIMENT, report, run, solutions
-from torchbayes_experiments.flat_regions.recipe import FILTERS, GRID, RAW, FlatRecipe, Solutions, Widths
+from torchbayes_experiments.flat_regions import EXPERIMENT, report, run
+from torchbayes_experiments.flat_regions.run import FILTERS, GRID, RAW, FlatRecipe, Solutions, Widths
 from torchbayes_experiments.shared.labels import shuffled
 
 SOLUTIONS = Solutions(
@@ -60,16 +60,16 @@ def rows():
 def again(rows, place):
     """A network of the tiny run, trained anew."""
     name, share = SOLUTIONS.trained()[place]
-    clean, poison = solutions.divided(SOLUTIONS, rows.train, share, seed=3)
+    clean, poison = run.divided(SOLUTIONS, rows.train, share, seed=3)
     model = tb.Model(tb.networks.mlp((1, 8, 8), 10, hidden=(16,)), tb.likelihoods.Categorical(), tb.priors.Flat())
-    point, epochs = solutions.trained(SOLUTIONS, model, clean, poison=poison, name=name, seed=3)
+    point, epochs = run.trained(SOLUTIONS, model, clean, poison=poison, name=name, seed=3)
     return model, point, epochs, clean, poison
 
 
 def test_poison_is_never_right_and_a_small_share_is_part_of_a_large_one(rows):
     truth = {tuple(x.flatten().tolist()): int(y) for x, y in zip(*rows.train, strict=True)}
-    clean, half = solutions.divided(SOLUTIONS, rows.train, 0.5, seed=1)
-    same, quarter = solutions.divided(SOLUTIONS, rows.train, 0.25, seed=1)
+    clean, half = run.divided(SOLUTIONS, rows.train, 0.5, seed=1)
+    same, quarter = run.divided(SOLUTIONS, rows.train, 0.25, seed=1)
     assert (len(clean.targets), len(half.targets), len(quarter.targets)) == (40, 20, 10)
     assert torch.equal(clean.inputs, same.inputs)
     assert torch.equal(half.inputs[:10], quarter.inputs)
@@ -106,22 +106,22 @@ def test_training_ends_at_the_first_epoch_that_fits(rows, monkeypatch):
     model, point, epochs, clean, poison = again(rows, 1)
     assert 1 < epochs < 120
     short = replace(SOLUTIONS, method=replace(SOLUTIONS.method, epochs=epochs - 1))
-    before, last = solutions.trained(short, model, clean, poison=poison, name="SGD", seed=3)
+    before, last = run.trained(short, model, clean, poison=poison, name="SGD", seed=3)
     assert last == epochs - 1
     scores = tb.evaluate(before, clean).metrics
     assert scores["nll"] > SOLUTIONS.level or scores["accuracy"] < 1
     full = replace(SOLUTIONS, method=replace(SOLUTIONS.method, epochs=epochs))
-    same, _ = solutions.trained(full, model, clean, poison=poison, name="SGD", seed=3)
+    same, _ = run.trained(full, model, clean, poison=poison, name="SGD", seed=3)
     assert torch.equal(same.weights_MD, point.weights_MD)
 
 
 def test_scaling_changes_outputs_alone(rows):
-    model, point, _, clean, _ = again(rows, 0)
-    before, after = (p.functions()(clean.inputs)[0] for p in (point, solutions.scaled(model, point, clean, level=0.3)))
+    _, point, _, clean, _ = again(rows, 0)
+    before, after = (p.functions()(clean.inputs)[0] for p in (point, run.scaled(point, clean, level=0.3)))
     ratio = after / before
     assert torch.allclose(ratio, ratio[0, 0].expand_as(ratio), rtol=1e-3)
     assert float(torch.nn.functional.cross_entropy(after, clean.targets)) == pytest.approx(0.3, rel=1e-5)
-    same = solutions.scaled(model, point, clean, level=0.05)  # it would have to be scaled up
+    same = run.scaled(point, clean, level=0.05)  # it would have to be scaled up
     assert torch.equal(same.weights_MD, point.weights_MD)
 
 
@@ -145,7 +145,7 @@ def test_effective_dimension_is_that_of_all_eigenvalues(rows):
     place = place_of(model, clean, point)
     matrix = Products(place, "ggn", 100)(torch.eye(point.weights_MD.shape[1])).double()
     values = torch.linalg.eigvalsh((matrix + matrix.T) / 2).clamp_min(0)
-    found = solutions.curvature(recipe, model, clean, point=point, seed=0)
+    found = run.curvature(recipe, point, clean, seed=0)
     exact = float((values / (values + 0.5)).sum())
     assert abs(found["effective"] - exact) < 4 * found["effective_error"]
     assert found["effective_error"] < 0.1 * exact
@@ -159,7 +159,7 @@ def test_effective_dimension_is_that_of_all_eigenvalues(rows):
 def test_a_density_counts_all_eigenvalues():
     nodes = torch.tensor([[0.0, 1.0, 100.0]], dtype=torch.float64)
     weights = torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64)
-    found = solutions.per_decade(Spectrum(nodes, weights, torch.zeros(1, 3), (3,), 1000, 10, "ggn"))
+    found = run.per_decade(Spectrum(nodes, weights, torch.zeros(1, 3), (3,), 1000, 10, "ggn"))
     grid = torch.tensor(GRID)
     assert float(found.sum()) * 0.05 == pytest.approx(500, rel=1e-6)  # a zero is off the grid
     assert float(found[grid < 1].sum()) * 0.05 == pytest.approx(300, rel=1e-6)

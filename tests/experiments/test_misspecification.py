@@ -10,18 +10,19 @@ import torch
 from scipy.stats import norm
 
 import torchbayes as tb
+from torchbayes_experiments import misspecification as room
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.misspecification import EXPERIMENT, report, run
-from torchbayes_experiments.misspecification.laws import nearest
-from torchbayes_experiments.misspecification.recipe import (
+from torchbayes_experiments.misspecification import (
     ASSUMED,
     BAYES,
     CURVED,
+    EXPERIMENT,
     GROWING,
     OUTLIERS,
     STUDENT,
     TEMPERED,
     MisspecificationRecipe,
+    nearest,
 )
 
 S = 0.3
@@ -73,7 +74,7 @@ def test_rows_have_the_mean_and_variance_of_their_law():
 def test_normal_posteriors_are_those_of_the_library(power):
     x_RN, y_RN = CURVED.draw((3, 40), S, torch.Generator().manual_seed(2))
     heat = torch.full((3,), power, dtype=torch.float64)
-    mean, covariance = run.normal_posterior((x_RN, y_RN), heat, noise=S, scale=2.0)
+    mean, covariance = room.normal_posterior((x_RN, y_RN), heat, noise=S, scale=2.0)
     for r in range(3):
         net = torch.nn.Linear(1, 1).double()
         with torch.no_grad():
@@ -91,8 +92,8 @@ def test_normal_posteriors_are_those_of_the_library(power):
 
 def test_student_posteriors_are_those_of_a_fine_grid():
     rows = OUTLIERS.draw((2, 60), S, torch.Generator().manual_seed(3))
-    normal = run.normal_posterior(rows, torch.ones(2).double(), noise=S, scale=3.0)
-    mean, covariance = run.student_posterior(rows, normal, recipe=TINY)
+    normal = room.normal_posterior(rows, torch.ones(2).double(), noise=S, scale=3.0)
+    mean, covariance = room.student_posterior(rows, normal, recipe=TINY)
     for r in range(2):
         spots = [torch.linspace(float(m) - 0.5, float(m) + 0.5, 301, dtype=torch.float64) for m in mean[r]]
         w0, w1 = torch.meshgrid(*spots, indexing="ij")
@@ -109,33 +110,33 @@ def test_student_posteriors_are_those_of_a_fine_grid():
 def test_the_temperature_is_the_excess_of_the_sandwich():
     rows = OUTLIERS.draw((4, 20_000), S, torch.Generator().manual_seed(5))
     weights = vector(0.0, 1.0).expand(4, -1)
-    found = run.temperature(weights, rows, noise=S)
+    found = room.temperature(weights, rows, noise=S)
     torch.testing.assert_close(found, torch.full((4,), 3.4).double(), rtol=0.05, atol=0)
     rows = GROWING.draw((4, 20_000), S, torch.Generator().manual_seed(5))
     expected = (1 + 15 / 7) / 2  # of intercept and slope
-    assert float(run.temperature(weights, rows, noise=S).mean()) == pytest.approx(expected, rel=0.03)
+    assert float(room.temperature(weights, rows, noise=S).mean()) == pytest.approx(expected, rel=0.03)
 
 
 def test_bands_are_judged_at_every_point():
     means, spread = torch.stack([vector(0.0, 0.0), vector(2.0, 0.0)]), torch.diag(vector(1.0, 0.25)).expand(2, 2, 2)
-    found = run.judged((means, spread), vector(0.0, 2.0), vector(0.5, 9.0), truth=vector(2.0, 0.0))
+    found = room.judged((means, spread), vector(0.0, 2.0), vector(0.5, 9.0), truth=vector(2.0, 0.0))
     assert found["coverage"] == [1.0, 0.0]
     assert found["coverage_true"] == [0.5, 1.0]
-    assert found["width"] == pytest.approx(run.Z * (1 + math.sqrt(2)))
+    assert found["width"] == pytest.approx(room.Z * (1 + math.sqrt(2)))
     assert found["distance"] == pytest.approx(math.sqrt((0.25 + 2.25 + 81 + 49) / 4))
-    assert pytest.approx(norm.ppf(0.975)) == run.Z
+    assert pytest.approx(norm.ppf(0.975)) == room.Z
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("laws")
-    return directory, run.run(TINY, 1, directory)
+    return directory, room.run(TINY, 1, directory)
 
 
 def test_what_is_known_is_beside_what_was_found(tiny):
     found = tiny[1]["outliers"][1]
     assert found["size"] == 40
-    assert found["exact"] == pytest.approx([2 * norm.cdf(run.Z / math.sqrt(3.4)) - 1] * 5)
+    assert found["exact"] == pytest.approx([2 * norm.cdf(room.Z / math.sqrt(3.4)) - 1] * 5)
     assert found["true"] == pytest.approx(0, abs=1e-10)
     assert set(found) == {"size", "points", "exact", "true", BAYES, TEMPERED, STUDENT}
     assert found[BAYES]["temperature"] == 1
@@ -146,7 +147,7 @@ def test_a_second_call_reads_what_is_there(tiny):
     directory, found = tiny
     before = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
     assert len(before) == 4
-    assert run.run(TINY, 1, directory) == found
+    assert room.run(TINY, 1, directory) == found
     assert {path.name: path.stat().st_mtime_ns for path in directory.iterdir()} == before
 
 
@@ -199,13 +200,13 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(results, outcome, open_parts):
-    found = report.summarise(jitter(results))
+    found = room.summarise(jitter(results))
     assert found.verdict.outcome == outcome
     assert sum(part.outcome != "holds" for part in found.verdict.parts) == open_parts
 
 
 def test_the_tables_hold_the_means():
-    coverage, distance = report.summarise([made_up(bayes=0.7), made_up(bayes=0.72)]).tables
+    coverage, distance = room.summarise([made_up(bayes=0.7), made_up(bayes=0.72)]).tables
     assert "| outliers | 800 | Bayes, T = 1 | 0.710 ± 0.010 | 0.710 |" in coverage.markdown()
     assert "| curved mean | 800 | 0.0200 ± 0.0000 | 0.300 ± 0.000 | 0.3000 |" in distance.markdown()
 

@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 import torchbayes as tb
 from torchbayes.data import load
 from torchbayes.geometry import align, barrier
-from torchbayes_experiments.mode_connectivity import EXPERIMENT, paths, report, run
-from torchbayes_experiments.mode_connectivity.recipe import (
+from torchbayes_experiments.mode_connectivity import EXPERIMENT, report, run
+from torchbayes_experiments.mode_connectivity.run import (
     BEFORE,
     BEZIER,
     BY_ACTIVATIONS,
@@ -189,13 +189,13 @@ def test_a_second_call_reads_what_is_there_and_surfaces_are_of_one_seed(tiny, tm
     monkeypatch.setattr(run, "on_paths", lambda task, seed, home: seen.append(task.surface_points) or {"paths": {}})
     run.run(replace(TINY, residual=None, alignment=None), 4, tmp_path)
     assert seen == [0]
-    monkeypatch.setattr(run, "load", None)
+    monkeypatch.setattr(run.tb.data, "load", None)
     assert run.run(TINY, 3, directory) == found
 
 
 def test_scores_of_averages():
     probs_TNK = torch.tensor([[[0.8, 0.2], [0.6, 0.4]], [[0.1, 0.9], [0.5, 0.5]], [[0.4, 0.6], [0.1, 0.9]]]).double()
-    found = paths.scores(probs_TNK, torch.tensor([1, 0]))
+    found = run.scores(probs_TNK, torch.tensor([1, 0]))
     assert found["error"] == [0.5, 0.0, 0.5]
     assert found["differs"] == [0.0, 0.5, 1.0]
     assert found["pair_error"] == [0.5, 0.0, 1.0]
@@ -204,8 +204,8 @@ def test_scores_of_averages():
     assert found["averages"]["2"]["error"] == 1.0
     np.testing.assert_allclose(found["averages"]["2"]["nll"], -(log(0.4) + log(0.35)) / 2)
     np.testing.assert_allclose(found["averages"]["3"]["nll"], -(log(1.7 / 3) + log(1.2 / 3)) / 2)
-    assert paths.spacings(25) == [(2, 24), (3, 12), (4, 8), (5, 6), (7, 4), (9, 3), (13, 2), (25, 1)]
-    assert paths.spacings(3) == [(2, 2), (3, 1)]
+    assert run.spacings(25) == [(2, 24), (3, 12), (4, 8), (5, 6), (7, 4), (9, 3), (13, 2), (25, 1)]
+    assert run.spacings(3) == [(2, 2), (3, 1)]
 
 
 def test_recipes_have_a_middle_and_priors_of_their_decay():

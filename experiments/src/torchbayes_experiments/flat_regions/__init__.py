@@ -6,7 +6,7 @@ more weights. Both are put down to the size of the region of low loss around a s
 """
 
 from torchbayes_experiments.experiment import Experiment
-from torchbayes_experiments.flat_regions import recipe, report, run
+from torchbayes_experiments.flat_regions import report, run
 
 EXPERIMENT = Experiment(
     name="flat_regions",
@@ -25,7 +25,7 @@ EXPERIMENT = Experiment(
     "quadrature of λ/(λ + α) then does not converge. Added are raw volumes, the typical direction, the local learning "
     "coefficient, and networks of all widths at equal training loss. The small scale has perceptrons on MNIST, on "
     "1,000 images and on 500 of 7 × 7 pixels, a fifth of whose labels are shuffled.",
-    recipes={"small": recipe.SMALL, "paper": recipe.PAPER},
+    recipes={"small": run.SMALL, "paper": run.PAPER},
     cost={
         "small": "about two minutes of one core",
         "paper": "about two hours on one GPU (an estimate); it has not been run",

@@ -1,17 +1,20 @@
-"""Verdict and tables of `flat_regions`."""
+"""Verdict, tables and figures of `flat_regions`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from torchbayes.report import Table
-from torchbayes_experiments.experiment import Findings
-from torchbayes_experiments.flat_regions import pictures
-from torchbayes_experiments.flat_regions.recipe import END, FILTERS, MATCHED, RAW
-from torchbayes_experiments.verdicts import Part, Verdict, below, mean_and_error
+from torchbayes.report import Picture, Table, figures, looks
+from torchbayes.report.style import INK, QUIET, house_style, legend_above, new_figure, note_below, percent_axis
+from torchbayes_experiments import Findings, Part, Rows, Verdict, below, tidy
+from torchbayes_experiments.flat_regions.run import END, FILTERS, GRID, MATCHED, PLAIN, RAW
+from torchbayes_experiments.tables import pivot
+from torchbayes_experiments.verdicts import mean_and_error, two_standard_errors
 
 Results = Sequence[Mapping[str, Any]]
 
@@ -24,32 +27,39 @@ FALL = 0.75  # test loss of the widest network, in units of the largest over wid
 FEWEST = 4.5  # widths that fit their rows, of which ranks are compared, must be more
 TOGETHER = 0.7  # correlation of ranks above which two numbers are said to fall together
 
+WHEN = {END: "after the whole training", MATCHED: "at equal training loss"}
+SIZE, DASHED = "effective dimension", (0, (4, 2))
+GEOMETRY = {
+    "filters, volume": ("basins", FILTERS, "orders"),
+    "filters, typical": ("basins", FILTERS, "typical"),
+    "raw, volume": ("basins", RAW, "orders"),
+    "raw, typical": ("basins", RAW, "typical"),
+    SIZE: ("curvature", "effective"),
+    "trace": ("curvature", "trace"),
+    "learning coefficient": ("coefficient",),
+}
+
 
 def summarise(results: Results) -> Findings:
-    """Turn the seeds' numbers into verdict, tables and figures.
-
-    Args:
-        results: what `run` returned, one per seed.
-
-    Returns:
-        The findings.
-    """
     parts = [*_solution_parts(results), *_width_parts(results)]
     tables = (_generalisation(results), _geometry(results), _width_table(results), _rank_table(results))
-    return Findings(Verdict.of(parts), tables, pictures.drawn(results))
+    pictures = (_volumes(results), _surfaces(results), _widths(results), _densities(results))
+    return Findings(Verdict.of(parts), tables, pictures)
 
 
-# --- good and bad networks
+def _at(network: Mapping[str, Any], keys: Iterable[str]) -> Any:
+    """Return what nested mappings hold under keys, from the outside in."""
+    return reduce(lambda entry, key: entry[key], keys, network)
 
 
-def over_shares(result: Mapping[str, Any], *keys: str) -> np.ndarray:
-    """Return a number of the networks trained in the plain way, in the order of their shares of poison.
+def _plain(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the networks of a seed that were trained in the plain way, in the order of their shares of poison."""
+    return sorted((entry for entry in result["solutions"] if entry["name"] == PLAIN), key=lambda entry: entry["share"])
 
-    Args:
-        result: of one seed.
-        keys: where it is, from the outside in.
-    """
-    return np.array([pictures.at(one, *keys) for one in pictures.plain(result)], dtype=np.float64)
+
+def _over_shares(results: Results, *keys: str) -> np.ndarray:
+    """Return a number of all networks that `_plain` returns, (R, K)."""
+    return np.array([[_at(network, keys) for network in _plain(result)] for result in results], dtype=np.float64)
 
 
 def ranks_agree(first: Sequence[float] | np.ndarray, second: Sequence[float] | np.ndarray) -> float:
@@ -61,204 +71,255 @@ def ranks_agree(first: Sequence[float] | np.ndarray, second: Sequence[float] | n
     return float(np.corrcoef(rankdata(first), rankdata(second))[0, 1])
 
 
+def _accuracy_ranks(results: Results, keys: Iterable[str]) -> np.ndarray:
+    """Return the rank correlation of a number and test accuracy over shares of poison, (R,)."""
+    pairs = zip(_over_shares(results, *keys), 1 - _over_shares(results, "test_error"), strict=True)
+    return np.array([ranks_agree(values, accuracy) for values, accuracy in pairs])
+
+
+def _fitted(result: Mapping[str, Any], when: str) -> list[dict[str, Any]]:
+    """Return the widths at which, after the whole training, no row is misclassified, with their numbers `when`."""
+    rows = [entry for entry in result["widths"] if entry[END]["error"] <= NONE and entry[when] is not None]
+    return [{"weights": entry["weights"], **entry[when]} for entry in rows]
+
+
+def _width_ranks(results: Results, when: str, key: str, *, precision: int | None = None) -> np.ndarray:
+    """Return the rank correlation of a number and the test loss over the widths that fit their training rows, (R,)."""
+    keys = (key,) if precision is None else (key, precision)
+    each = [_fitted(result, when) for result in results]
+    return np.array([ranks_agree([_at(w, keys) for w in widths], [w["test_nll"] for w in widths]) for widths in each])
+
+
+# --- the verdict
+
+
 def _solution_parts(results: Results) -> list[Part]:
-    every = [result["solutions"] for result in results]
-    mistakes = [max(one["error"] for one in found) for found in every]
-    losses = [[one["loss"] for one in found] for found in every]
-    errors = [over_shares(result, "test_error") for result in results]
-    accuracy = [1 - one for one in errors]
-    orders = [over_shares(result, "basins", FILTERS, "orders") for result in results]
-    typical = [over_shares(result, "basins", FILTERS, "typical") for result in results]
-    raw = [over_shares(result, "basins", RAW, "orders") for result in results]
-    sizes = [over_shares(result, "curvature", "effective") for result in results]
+    solutions = [result["solutions"] for result in results]
+    mistakes, losses = (np.array([[network[key] for network in s] for s in solutions]) for key in ("error", "loss"))
+    errors, sizes = (_over_shares(results, *keys) for keys in (("test_error",), GEOMETRY[SIZE]))
+    spread, ratio = errors[:, -1] - errors[:, 0], losses.max(1) / losses.min(1)
+    worse = f"test error of the most poisoned network above that of the good one by {100 * SPREAD:g} points"
+    flatter = "effective dimension of the good network below that of the most poisoned one"
 
-    def monotone(statement: str, values: Sequence[np.ndarray]) -> Part:
-        ranks = [ranks_agree(one, other) for one, other in zip(values, accuracy, strict=True)]
-        return below(statement, RANK - np.array(ranks))
+    def smaller(volume: str, column: str) -> Part:
+        orders = _over_shares(results, *GEOMETRY[column])
+        by = f"the most poisoned network's smaller by more than {ORDERS:,.0f} orders of magnitude"
+        return below(f"{volume}: {by}", orders[:, -1] - orders[:, 0], -ORDERS)
 
-    def smaller(what: str, values: Sequence[np.ndarray]) -> Part:
-        by = f"smaller by more than {ORDERS:,.0f} orders of magnitude"
-        return below(f"{what}: the most poisoned network's {by}", [one[-1] - one[0] for one in values], -ORDERS)
+    def monotone(ranks: str, column: str) -> Part:
+        return below(f"{ranks} above {RANK:g}", RANK - _accuracy_ranks(results, GEOMETRY[column]))
 
-    ratio = "largest over smallest loss on the clean rows"
     return [
-        below("largest share of mistakes on the clean rows: none", mistakes, NONE, precondition=True),
-        below(f"{ratio} below {LEVELS:g}", [max(one) / min(one) for one in losses], LEVELS, precondition=True),
-        below(
-            f"test error of the most poisoned network above that of the good one by {100 * SPREAD:g} points",
-            [SPREAD - (one[-1] - one[0]) for one in errors],
-            precondition=True,
-        ),
-        smaller("filter-normalised volume", orders),
-        smaller("filter-normalised volume of the typical direction", typical),
-        smaller("raw volume", raw),
-        monotone(f"rank correlation of filter-normalised volume and test accuracy above {RANK:g}", orders),
-        monotone(f"the same of the volume of the typical direction above {RANK:g}", typical),
-        below(
-            "effective dimension of the good network below that of the most poisoned one",
-            [one[0] - one[-1] for one in sizes],
-        ),
+        below("largest share of mistakes on the clean rows: none", mistakes.max(1), NONE, precondition=True),
+        below(f"largest over smallest loss on the clean rows below {LEVELS:g}", ratio, LEVELS, precondition=True),
+        below(worse, SPREAD - spread, precondition=True),
+        smaller("filter-normalised volume", "filters, volume"),
+        smaller("filter-normalised volume of the typical direction", "filters, typical"),
+        smaller("raw volume", "raw, volume"),
+        monotone("rank correlation of filter-normalised volume and test accuracy", "filters, volume"),
+        monotone("the same of the volume of the typical direction", "filters, typical"),
+        below(flatter, sizes[:, 0] - sizes[:, -1]),
     ]
 
 
-# --- narrow and wide networks
-
-
-def fitted(result: Mapping[str, Any], when: str) -> list[dict[str, Any]]:
-    """Return the numbers of the widths at which no training row is misclassified after the whole training.
-
-    Args:
-        result: of one seed.
-        when: "end", after the whole training, or "matched", at equal training loss, which all of them must reach.
-    """
-    rows = [one for one in result["widths"] if one[END]["error"] <= NONE and one[when] is not None]
-    return [{"units": one["units"], "weights": one["weights"], **one[when]} for one in rows]
-
-
-def width_ranks(result: Mapping[str, Any], when: str, key: str, *, place: int | None = None) -> float:
-    """Return the rank correlation of a number and the test loss over the widths that fit their training rows.
-
-    Args:
-        result: of one seed.
-        when: as for `fitted`.
-        key: of the number.
-        place: of the precision, for effective dimensions.
-    """
-    rows = fitted(result, when)
-    values = [one[key] if place is None else one[key][place] for one in rows]
-    return ranks_agree(values, [one["test_nll"] for one in rows])
-
-
 def _width_parts(results: Results) -> list[Part]:
-    losses = [np.array([one[END]["test_nll"] for one in result["widths"]]) for result in results]
-    counts = [min(len(fitted(result, when)) for when in (END, MATCHED)) for result in results]
-    together = [width_ranks(result, END, "effective", place=0) for result in results]
-    number = [width_ranks(result, END, "weights") for result in results]
-    matched = [width_ranks(result, MATCHED, "effective", place=0) for result in results]
+    losses = np.array([[entry[END]["test_nll"] for entry in result["widths"]] for result in results])
+    fall = losses[:, -1] / losses.max(1)
+    counts = np.array([min(len(_fitted(result, when)) for when in WHEN) for result in results])
+    together, matched = (_width_ranks(results, when, "effective", precision=0) for when in WHEN)
+    weights = _width_ranks(results, END, "weights")
+    ranks = "rank correlation of effective dimension and test loss above"
     return [
-        below("widths that fit their training rows: at least five", [-count for count in counts], -FEWEST,
-              precondition=True),
-        below(
-            f"test loss of the widest network below {FALL:g} of the largest over widths",
-            [one[-1] / one.max() for one in losses],
-            FALL,
-        ),
-        below(
-            f"past interpolation: rank correlation of effective dimension and test loss above {TOGETHER:g}",
-            TOGETHER - np.array(together),
-        ),
-        below("past interpolation: rank correlation of the number of weights and test loss below 0", number),
-        below(
-            "the same networks at equal training loss: rank correlation of effective dimension and test loss above 0",
-            -np.array(matched),
-        ),
-    ]  # fmt: skip
+        below("widths that fit their training rows: at least five", -counts, -FEWEST, precondition=True),
+        below(f"test loss of the widest network below {FALL:g} of the largest over widths", fall, FALL),
+        below(f"past interpolation: {ranks} {TOGETHER:g}", TOGETHER - together),
+        below("past interpolation: rank correlation of the number of weights and test loss below 0", weights),
+        below(f"the same networks at equal training loss: {ranks} 0", -matched),
+    ]
 
 
 # --- tables
 
 
-def _label(one: Mapping[str, Any]) -> str:
-    return f"{one['name']}, {100 * one['share']:g} %"
+def _rows(results: Results, columns: Mapping[str, Sequence[str]]) -> Rows:
+    def by_network(result: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+        labels = {f"{network['name']}, {100 * network['share']:g} %": network for network in result["solutions"]}
+        return {label: {name: _at(n, keys) for name, keys in columns.items()} for label, n in labels.items()}
 
-
-def _rows(results: Results, columns: Mapping[str, Sequence[str]]) -> list[list[Any]]:
-    """Return a row for each network: its label, and the mean of numbers over seeds with the standard error."""
-    rows = []
-    for place, one in enumerate(results[0]["solutions"]):
-        each = [result["solutions"][place] for result in results]
-        rows.append([
-            _label(one),
-            *(mean_and_error([pictures.at(e, *keys) for e in each]) for keys in columns.values()),
-        ])
-    return rows
+    return tidy(map(by_network, results), "network, poison", "column")
 
 
 def _generalisation(results: Results) -> Table:
-    columns: dict[str, Sequence[str]] = {
-        "epochs": ("epochs",),
-        "loss": ("loss",),
-        "mistakes": ("error",),
-        "mistakes on poison": ("poison_error",),
-        "test error": ("test_error",),
-        "test loss": ("test_nll",),
-        "norm": ("norm",),
-    }
-    return Table(
-        ["network, poison", *columns],
-        _rows(results, columns),
-        "Networks that fit the same rows: rows with wrong labels in % of the clean rows, epochs until the clean rows "
-        "were fitted, mean loss (nats) and share of mistakes on these, mistakes on the rows with wrong labels, scores "
-        "on test rows, and norm of all weights. Mean over seeds ± standard error.",
-        formats={"epochs": ".0f", "loss": ".4f", "mistakes": ".4f", "norm": ".1f"},
+    columns = {"epochs": "epochs", "loss": "loss", "mistakes": "error", "mistakes on poison": "poison_error"}
+    columns |= {"test error": "test_error", "test loss": "test_nll", "norm": "norm"}
+    return pivot(
+        _rows(results, {name: (key,) for name, key in columns.items()}),
+        "network, poison",
+        "column",
+        caption="Networks that fit the same rows: rows with wrong labels in % of the clean rows, epochs until the "
+        "clean rows were fitted, mean loss (nats) and share of mistakes on these, mistakes on the rows with wrong "
+        "labels, scores on test rows, and norm of all weights. Mean over seeds ± standard error.",
+        digits={"epochs": ".0f", "loss": ".4f", "mistakes": ".4f", "norm": ".1f"},
     )
 
 
 def _geometry(results: Results) -> Table:
-    columns: dict[str, Sequence[str]] = {
-        "filters, volume": ("basins", FILTERS, "orders"),
-        "filters, typical": ("basins", FILTERS, "typical"),
-        "raw, volume": ("basins", RAW, "orders"),
-        "raw, typical": ("basins", RAW, "typical"),
-        "effective dimension": ("curvature", "effective"),
-        "trace": ("curvature", "trace"),
-        "learning coefficient": ("coefficient",),
-    }
-    rows = _rows(results, columns)
-    accuracy = [1 - over_shares(result, "test_error") for result in results]
-    ranks = [
-        mean_and_error([ranks_agree(over_shares(r, *keys), a) for r, a in zip(results, accuracy, strict=True)])
-        for keys in columns.values()
-    ]
-    return Table(
-        ["network, poison", *columns],
-        [*rows, ["rank correlation with test accuracy", *(_text(cell) for cell in ranks)]],
-        "log₁₀ of the volume of the basin as in the paper, log₁₀ E[r^D], and of the typical direction, D E[log₁₀ r], "
-        "with radii in units of the network's filters and raw; effective dimension and trace of the Gauss-Newton "
-        "matrix; local learning coefficient. All on the clean rows. Last row: of the networks that SGD trained. Mean "
-        "over seeds ± standard error.",
-        formats=dict.fromkeys(columns, ",.0f"),
+    table = pivot(
+        _rows(results, GEOMETRY),
+        "network, poison",
+        "column",
+        caption="log₁₀ of the volume of the basin as in the paper, log₁₀ E[r^D], and of the typical direction, D "
+        "E[log₁₀ r], with radii in units of the network's filters and raw; effective dimension and trace of the "
+        "Gauss-Newton matrix; local learning coefficient. All on the clean rows. Last row: of the networks that SGD "
+        "trained. Mean over seeds ± standard error.",
+        digits=",.0f",
     )
-
-
-def _text(cell: tuple[float, float] | float) -> str:
-    """Return a correlation with two decimals, in a column of numbers with none."""
-    mean, error = cell if isinstance(cell, tuple) else (cell, None)
-    return f"{mean:.2f}{'' if error is None else f' ± {error:.2f}'}".replace("-", "−")
+    cells = [np.atleast_1d(mean_and_error(_accuracy_ranks(results, keys))) for keys in GEOMETRY.values()]
+    # correlations have two decimals, in columns of numbers with none
+    ranks = [" ± ".join(f"{number:.2f}" for number in cell).replace("-", "−") for cell in cells]
+    return replace(table, rows=[*table.rows, ["rank correlation with test accuracy", *ranks]])
 
 
 def _width_table(results: Results) -> Table:
     keys = {"training loss": "loss", "mistakes": "error", "test loss": "test_nll", "test error": "test_error"}
-    rows = []
-    for place, one in enumerate(results[0]["widths"]):
-        each = [result["widths"][place][END] for result in results]
-        cells = [mean_and_error([e[key] for e in each]) for key in keys.values()]
-        rows.append([one["units"], one["weights"], mean_and_error([e["effective"][0] for e in each]), *cells])
-    return Table(
-        ["units", "weights", "effective dimension", *keys],
-        rows,
-        "One hidden layer of growing width, after the whole training: effective dimension, mean loss (nats) and share "
-        "of mistakes on the training rows with their noisy labels, and scores on test rows. Mean over seeds ± standard "
-        "error.",
-        formats={"units": "d", "weights": ",d", "effective dimension": ".1f", "training loss": ".4f"},
+
+    def cells(entry: Mapping[str, Any]) -> dict[str, float]:
+        return {SIZE: entry["effective"][0], **{name: entry[key] for name, key in keys.items()}}
+
+    numbers = ({w["units"]: {w["weights"]: cells(w[END])} for w in result["widths"]} for result in results)
+    return pivot(
+        tidy(numbers, "units", "weights", "column"),
+        ("units", "weights"),
+        "column",
+        caption="One hidden layer of growing width, after the whole training: effective dimension, mean loss (nats) "
+        "and share of mistakes on the training rows with their noisy labels, and scores on test rows. Mean over seeds "
+        "± standard error.",
+        digits={"units": "d", "weights": ",d", SIZE: ".1f", "training loss": ".4f"},
     )
 
 
 def _rank_table(results: Results) -> Table:
-    precisions = results[0]["precisions"]
-    rows: list[list[Any]] = []
-    for when, label in ((END, "after the whole training"), (MATCHED, "at equal training loss")):
-        sizes = [
-            mean_and_error([width_ranks(result, when, "effective", place=place) for result in results])
-            for place in range(len(precisions))
-        ]
-        others = [mean_and_error([width_ranks(r, when, key) for r in results]) for key in ("weights", "loss")]
-        rows.append([label, *sizes, *others])
-    headers = [f"effective dimension, α = {precision:g}" for precision in precisions]
+    rows = []
+    heads = [f"effective dimension, α = {precision:g}" for precision in results[0]["precisions"]]
+    for when, label in WHEN.items():
+        sizes = [_width_ranks(results, when, "effective", precision=place) for place in range(len(heads))]
+        others = [_width_ranks(results, when, key) for key in ("weights", "loss")]
+        rows.append([label, *map(mean_and_error, [*sizes, *others])])
+    heads += ["number of weights", "training loss"]
     return Table(
-        ["networks", *headers, "number of weights", "training loss"],
+        ["networks", *heads],
         rows,
         "Rank correlation with the test loss over the widths at which no training row is misclassified after the whole "
         "training. Mean over seeds ± standard error.",
-        formats=dict.fromkeys([*headers, "number of weights", "training loss"], ".2f"),
+        formats=dict.fromkeys(heads, ".2f"),
+    )
+
+
+# --- pictures
+
+
+def _poison(share: float) -> str:
+    return f"{100 * share:g} % poison"
+
+
+def _name(network: Mapping[str, Any]) -> str:
+    return _poison(network["share"]) if network["name"] == PLAIN else network["name"]
+
+
+@house_style
+def _volumes(results: Results) -> Picture:
+    figure, handles = new_figure(7.4, 3.6), {}
+    styles = looks(_name(network) for network in results[0]["solutions"])
+    panels = {"filter-normalised radii": "filters, volume", "raw radii": "raw, volume"}
+    for axes, (title, column) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+        for result in results:
+            good = _at(_plain(result)[0], GEOMETRY[column])
+            for (label, look), network in zip(styles.items(), result["solutions"], strict=True):
+                style: Any = {"color": look.colour, "marker": look.marker, "linestyle": "none", "alpha": 0.85}
+                height = _at(network, GEOMETRY[column]) - good
+                (handles[label],) = axes.plot(1 - network["test_error"], height, **style)
+        axes.set(title=title, ylabel="log₁₀ of the volume over the good one's")
+        axes.yaxis.set_major_formatter(lambda value, _position: f"{value:,.0f}".replace("-", "−"))
+        percent_axis(axes.xaxis)
+    note_below(figure, "test accuracy")
+    legend_above(figure, handles)
+    return Picture(
+        "Volumes of good and bad solutions",
+        figure,
+        "log₁₀ of the volume of each basin over that of the good network of the same seed, against test accuracy; a "
+        "point for each network of each seed. Left: radii in units of the network's filters. Right: radii in weight "
+        "space, which depend on the scale of the weights as well. All networks fit the same rows without a mistake, at "
+        "about the same loss.",
+    )
+
+
+def _surfaces(results: Results) -> Picture:
+    planes = results[0]["surfaces"]
+    errors = {network["share"]: network["test_error"] for network in _plain(results[0])}
+    titles = [f"{_poison(share)}: test error {100 * errors[share]:.0f} %" for share in planes["shares"]]
+    grids = {title: np.array(grid) for title, grid in zip(titles, planes["nll"], strict=True)}
+    return Picture(
+        "A good and a bad solution",
+        figures.loss_surfaces(grids, planes["x"], planes["y"], label="loss on the clean rows (nats)"),
+        "Loss over the plane of two random directions, in units of the network's filters, around each of two networks "
+        "that fit these rows; first seed.",
+    )
+
+
+@house_style
+def _widths(results: Results) -> Picture:
+    figure, handles = new_figure(9.0, 3.4), {}
+    panels = {"training loss (nats)": ["loss"], "test loss (nats)": ["test_nll"]} | {SIZE: ["effective", 0]}
+    grid, widths = figure.subplots(1, len(panels)), [result["widths"] for result in results]
+    units, styles = np.array([entry["units"] for entry in widths[0]]), looks(WHEN.values())
+    misses = np.array([[entry[END]["error"] > 0 for entry in of_seed] for of_seed in widths]).any(0)
+    first = int(np.flatnonzero(misses).max(initial=-1)) + 1  # width from which on all seeds fit their training rows
+    ticks = 2.0 ** np.arange(np.floor(np.log2(units[0])), np.ceil(np.log2(units[-1])) + 1)
+    for axes, (title, keys) in zip(grid, panels.items(), strict=True):
+        for when, label in WHEN.items():
+            reached = [place for place in range(len(units)) if all(w[place][when] for w in widths)]
+            if reached:
+                values = np.array([[_at(w[place][when], keys) for place in reached] for w in widths])
+                error, mean, look = two_standard_errors(values), values.mean(0), styles[label]
+                style: Any = {"color": look.colour, "marker": look.marker, "linestyle": "-" if when == END else DASHED}
+                band: Any = {"color": look.colour, "alpha": 0.15, "linewidth": 0}
+                axes.fill_between(units[reached], mean - error, mean + error, **band)
+                (handles[label],) = axes.plot(units[reached], mean, **style)
+        place = float(units[first]) if first < len(units) else np.nan
+        handles["no mistake on training rows"] = axes.axvline(place, color=QUIET, linestyle=":", linewidth=1.2)
+        axes.set_title(title)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        axes.minorticks_off()
+    grid[0].set_yscale("log")
+    note_below(figure, "hidden units", f"mean over {len(results)} seeds, band ± two standard errors")
+    legend_above(figure, handles)
+    return Picture(
+        "Effective dimension and loss by width",
+        figure,
+        "Networks with one hidden layer on few rows with noisy labels: mean training loss, mean test loss, and "
+        "effective dimension, after the whole training and at the first epoch at which the training loss had fallen to "
+        "a given level. From the dotted line on no training row is misclassified, in any seed.",
+    )
+
+
+@house_style
+def _densities(results: Results) -> Picture:
+    figure, handles = new_figure(5.6, 3.6), {}
+    axes = figure.subplots()
+    names = [_name(network) for network in _plain(results[0])]
+    styles = looks(_name(network) for network in results[0]["solutions"])
+    for place in sorted({0, len(names) // 2, len(names) - 1}):  # the good network, the most poisoned one, one between
+        mean = np.mean([_plain(result)[place]["curvature"]["density"] for result in results], axis=0)
+        look = styles[names[place]]
+        style: Any = {"color": look.colour, "marker": look.marker, "markevery": 12, "markersize": 4}
+        (handles[names[place]],) = axes.plot(10.0 ** np.array(GRID), np.where(mean > 0.3, mean, np.nan), **style)
+    axes.set(xscale="log", yscale="log", xlabel="eigenvalue λ (nats per squared unit of the weights)")
+    axes.set_ylabel("eigenvalues per decade")
+    handles["α"] = axes.axvline(results[0]["precision"], color=INK, linestyle=":", linewidth=1.0)
+    legend_above(figure, handles)
+    return Picture(
+        "Eigenvalues of good and bad solutions",
+        figure,
+        "Eigenvalues of the Gauss-Newton matrix of the clean rows per decade, smoothed, mean over seeds.",
     )

@@ -8,7 +8,7 @@ wide, the straight line itself is low once the hidden units of one are put in th
 """
 
 from torchbayes_experiments.experiment import Experiment
-from torchbayes_experiments.mode_connectivity import recipe, report, run
+from torchbayes_experiments.mode_connectivity import report, run
 
 EXPERIMENT = Experiment(
     name="mode_connectivity",
@@ -31,7 +31,7 @@ EXPERIMENT = Experiment(
     "training. Perceptrons on 20,000 images of MNIST for 10 epochs in the place of all for 100, at 13 positions in the "
     "place of 25. That averages along the curves are better is claimed of LeNet alone. Bounds are ours, with the "
     "published numbers as their measure, and were set before any whole run.",
-    recipes={"small": recipe.SMALL, "paper": recipe.PAPER},
+    recipes={"small": run.SMALL, "paper": run.PAPER},
     cost={
         "small": "nine minutes of one core",
         "paper": "12 trainings, four of them of PreResNet-20 for 200 epochs on 50,000 images: hours on one GPU (an "

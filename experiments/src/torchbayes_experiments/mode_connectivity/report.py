@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchbayes.report import Table
-from torchbayes_experiments.experiment import Findings
-from torchbayes_experiments.mode_connectivity import pictures
-from torchbayes_experiments.mode_connectivity.recipe import (
-    ALIGNMENT,
-    BEFORE,
-    CURVES,
-    IMAGES,
-    MATCHED,
-    RESIDUAL,
-    SEGMENT,
-)
-from torchbayes_experiments.verdicts import Part, Verdict, below, mean_and_error
+from torchbayes.report import Picture, Table, figures, looks
+from torchbayes.report.style import QUIET, house_style, legend_above, new_figure, percent_axis
+from torchbayes_experiments import Findings, Part, Verdict, below
+from torchbayes_experiments.mode_connectivity.run import ALIGNMENT, BEFORE, CURVES, IMAGES, MATCHED, RESIDUAL, SEGMENT
+from torchbayes_experiments.verdicts import mean_and_error, two_standard_errors
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Results = Sequence[Mapping[str, Any]]
 
@@ -31,68 +26,27 @@ ERROR_MARGIN = 0.01  # of test error; published on CIFAR-10: 0.1 to 1.1 points
 SHARE = 0.5  # of what two ends differ by, and gain together, that the middle of a curve must reach
 BARRIER, BARRIER_BEFORE = 0.05, 0.2  # nats: barriers of aligned networks at most, of others at least
 HALFWAY = 0.01  # test error halfway between aligned networks, above the mean of the ends
+ENDS = [0, -1]  # places on a path
+_BAND = "mean over seeds, band ± two standard errors"
 
 
 def summarise(results: Results) -> Findings:
-    """Turn the seeds' scores into verdict, tables and figures.
-
-    Args:
-        results: what `run` returned, one per seed.
-
-    Returns:
-        The findings.
-    """
-    tables: list[Table] = []
-    drawn = []
+    tables, pictures = [], []
     for task in (IMAGES, RESIDUAL):
         if task in results[0]:
-            own = [result[task] for result in results]
-            tables += [_paths_table(LABELS[task], own), _averages_table(LABELS[task], own)]
-            drawn += [pictures.losses(LABELS[task], own), *pictures.planes(LABELS[task], own)]
-            drawn.append(pictures.diversity(LABELS[task], own))
+            label, of_task = LABELS[task], [result[task] for result in results]
+            tables += [_paths_table(label, of_task), _averages_table(label, of_task)]
+            pictures += [_losses(label, of_task), *_planes(label, of_task), _diversity(label, of_task)]
     if ALIGNMENT in results[0]:
-        own = [result[ALIGNMENT] for result in results]
-        tables.append(_alignment_table(own))
-        drawn.append(pictures.aligned(LABELS[ALIGNMENT], own))
-    return Findings(verdict(results), tuple(tables), tuple(drawn))
+        of_task = [result[ALIGNMENT] for result in results]
+        tables.append(_alignment_table(of_task))
+        pictures.append(_aligned(LABELS[ALIGNMENT], of_task))
+    return Findings(verdict(results), tuple(tables), tuple(pictures))
 
 
-def verdict(results: Results) -> Verdict:
-    """Return the verdict of the seeds.
-
-    Args:
-        results: the seeds' scores.
-
-    Returns:
-        The verdict.
-    """
-    parts: list[Part] = []
-    for task in (IMAGES, RESIDUAL):
-        if task in results[0]:
-            own = [result[task] for result in results]
-            parts += [*_straight_parts(task, own), *_curve_parts(LABELS[task], own)]
-            if task == IMAGES:  # where the ends are trained long enough for a curve to be no better than they are
-                parts += _diversity_parts(LABELS[task], own)
-    if ALIGNMENT in results[0]:
-        parts += _alignment_parts([result[ALIGNMENT] for result in results])
-    return Verdict.of(parts)
-
-
-def at(results: Results, path: str, key: str) -> np.ndarray:
-    """Return a score of the networks along a path, (R, T).
-
-    Args:
-        results: what the run has of paths, of each seed.
-        path: its name.
-        key: a score.
-    """
-    return np.array([result["paths"][path][key] for result in results], dtype=np.float64)
-
-
-def over_ends(results: Results, path: str, key: str) -> np.ndarray:
-    """Return the largest score on a path minus the larger one of the two ends, (R,): zero where no network is worse."""
-    found = at(results, path, key)
-    return found.max(1) - found[:, [0, -1]].max(1)
+def scores(results: Results, name: str, key: str, *, group: str = "paths") -> np.ndarray:
+    """Return a score of the networks on a path, (R, T), or of a line as a whole, (R,)."""
+    return np.array([result[group][name][key] for result in results], dtype=np.float64)
 
 
 def averaged(results: Results, path: str, count: int, *, key: str) -> np.ndarray:
@@ -100,98 +54,77 @@ def averaged(results: Results, path: str, count: int, *, key: str) -> np.ndarray
     return np.array([result["paths"][path]["averages"][str(count)][key] for result in results])
 
 
-def _straight_parts(task: str, results: Results) -> list[Part]:
-    label, worse = LABELS[task], at(results, SEGMENT, "error")[:, [0, -1]].max(1)
-    return [
+# --- the verdict
+
+
+def verdict(results: Results) -> Verdict:
+    parts: list[Part] = []
+    for task in (IMAGES, RESIDUAL):
+        if task in results[0]:
+            of_task = [result[task] for result in results]
+            parts += _path_parts(task, of_task)
+            if task == IMAGES:  # where the ends are trained long enough for a curve to be no better than they are
+                parts += [
+                    part for name in CURVES for part in _diversity_parts(f"{LABELS[task]}, {name}", of_task, name)
+                ]
+    if ALIGNMENT in results[0]:
+        parts += _alignment_parts([result[ALIGNMENT] for result in results])
+    return Verdict.of(parts)
+
+
+def _path_parts(task: str, results: Results) -> list[Part]:
+    def largest(path: str, key: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the largest score on a path, and the larger one of both ends."""
+        values = scores(results, path, key)
+        return values.max(1), values[:, ENDS].max(1)
+
+    label, (loss, worse_loss), (error, worse) = LABELS[task], largest(SEGMENT, "loss"), largest(SEGMENT, "error")
+    rises = f"on the straight line the training loss rises by more than {HIGH_LOSS} nats above the worse end"
+    parts = [
         below(f"{label}: test error of the worse end", worse, FAIR[task], precondition=True),
-        below(
-            f"{label}: on the straight line the training loss rises by more than {HIGH_LOSS} nats above the worse end",
-            HIGH_LOSS - over_ends(results, SEGMENT, "loss"),
-        ),
-        below(
-            f"{label}: and the test error by more than {100 * HIGH_ERROR:g} points",
-            HIGH_ERROR - over_ends(results, SEGMENT, "error"),
-        ),
+        below(f"{label}: {rises}", HIGH_LOSS - (loss - worse_loss)),
+        below(f"{label}: and the test error by more than {100 * HIGH_ERROR:g} points", HIGH_ERROR - (error - worse)),
     ]
-
-
-def _curve_parts(label: str, results: Results) -> list[Part]:
-    parts = []
     for name in CURVES:
-        found = at(results, name, "loss")
-        ratio = found.max(1) / found[:, [0, -1]].max(1)
+        (loss, worse_loss), (error, worse) = largest(name, "loss"), largest(name, "error")
+        ratio, curve = loss / worse_loss, f"{label}, {name}"
         parts += [
-            below(f"{label}, {name}: largest training loss over that of the worse end", ratio, LOSS_FACTOR),
-            below(
-                f"{label}, {name}: largest test error above that of the worse end",
-                over_ends(results, name, "error"),
-                ERROR_MARGIN,
-            ),
+            below(f"{curve}: largest training loss over that of the worse end", ratio, LOSS_FACTOR),
+            below(f"{curve}: largest test error above that of the worse end", error - worse, ERROR_MARGIN),
         ]
     return parts
 
 
-def _diversity_parts(label: str, results: Results) -> list[Part]:
-    middle, most = len(results[0]["positions"]) // 2, len(results[0]["positions"])
-    parts = []
-    for name in CURVES:
-        differs, pair = at(results, name, "differs"), at(results, name, "pair_nll")
-        gain = pair[:, [0]] - pair  # in NLL, over the first end alone
-        nll, error = (averaged(results, name, most, key=key) for key in ("nll", "error"))
-        ends = averaged(results, name, 2, key="nll")
-        single = at(results, name, "error")[:, [0, -1]].mean(1)
-        parts += [
-            below(
-                f"{label}, {name}: share of test images that differ between 0 and ½, over that between the ends, is "
-                f"above {SHARE:g}",
-                SHARE - differs[:, middle] / differs[:, -1],
-            ),
-            below(
-                f"{label}, {name}: gain in NLL of averaging the networks at 0 and ½, over that of the ends, is above "
-                f"{SHARE:g}",
-                SHARE - gain[:, middle] / gain[:, -1],
-            ),
-            below(
-                f"{label}, {name}: NLL of the average of {most} networks below that of the best of them",
-                nll - at(results, name, "test_nll").min(1),
-            ),
-            below(f"{label}, {name}: error of the average of {most} networks below that of one end", error - single),
-            below(f"{label}, {name}: NLL of the average of {most} networks below that of the two ends", nll - ends),
-        ]
-    return parts
-
-
-def line(results: Results, name: str, key: str) -> np.ndarray:
-    """Return a score of the straight lines between perceptrons: (R, T), or (R,) for `height` and `excess`.
-
-    Args:
-        results: what the run has of the alignment, of each seed.
-        name: how units were matched.
-        key: a score.
-    """
-    return np.array([result["lines"][name][key] for result in results], dtype=np.float64)
-
-
-def halfway(results: Results, name: str) -> np.ndarray:
-    """Return the test error halfway between two perceptrons minus the mean of both, (R,)."""
-    error = line(results, name, "error")
-    return error[:, error.shape[1] // 2] - error[:, [0, -1]].mean(1)
+def _diversity_parts(results: Results, name: str) -> list[Part]:
+    curve, most = f"{LABELS[IMAGES]}, {name}", len(results[0]["positions"])
+    differs, pair, error, single = (scores(results, name, k) for k in ("differs", "pair_nll", "error", "test_nll"))
+    gain = pair[:, [0]] - pair  # in NLL, over the first end alone
+    nll, error_of_most = (averaged(results, name, most, key=key) for key in ("nll", "error"))
+    share, gained = (SHARE - values[:, most // 2] / values[:, -1] for values in (differs, gain))
+    above, mean = f"is above {SHARE:g}", f"of the average of {most} networks below that of"
+    between = "share of test images that differ between 0 and ½, over that between the ends,"
+    return [
+        below(f"{curve}: {between} {above}", share),
+        below(f"{curve}: gain in NLL of averaging the networks at 0 and ½, over that of the ends, {above}", gained),
+        below(f"{curve}: NLL {mean} the best of them", nll - single.min(1)),
+        below(f"{curve}: error {mean} one end", error_of_most - error[:, ENDS].mean(1)),
+        below(f"{curve}: NLL {mean} the two ends", nll - averaged(results, name, 2, key="nll")),
+    ]
 
 
 def _alignment_parts(results: Results) -> list[Part]:
-    label = LABELS[ALIGNMENT]
-    worse = line(results, BEFORE, "error")[:, [0, -1]].max(1)
+    label, names = LABELS[ALIGNMENT], (BEFORE, *MATCHED)
+    errors, heights = ({n: scores(results, n, key, group="lines") for n in names} for key in ("error", "height"))
+    worse = errors[BEFORE][:, ENDS].max(1)
     parts = [
         below(f"{label}: test error of the worse end", worse, FAIR[ALIGNMENT], precondition=True),
-        below(
-            f"{label}: barrier as trained above {BARRIER_BEFORE} nats",
-            BARRIER_BEFORE - line(results, BEFORE, "height"),
-        ),
+        below(f"{label}: barrier as trained above {BARRIER_BEFORE} nats", BARRIER_BEFORE - heights[BEFORE]),
     ]
     for name in MATCHED:
+        halfway = errors[name][:, errors[name].shape[1] // 2] - errors[name][:, ENDS].mean(1)
         parts += [
-            below(f"{label}, {name}: barrier in nats", line(results, name, "height"), BARRIER),
-            below(f"{label}, {name}: test error halfway above that of the ends", halfway(results, name), HALFWAY),
+            below(f"{label}, {name}: barrier in nats", heights[name], BARRIER),
+            below(f"{label}, {name}: test error halfway above that of the ends", halfway, HALFWAY),
         ]
     return parts
 
@@ -200,37 +133,29 @@ def _alignment_parts(results: Results) -> list[Part]:
 
 
 def _paths_table(label: str, results: Results) -> Table:
-    def row(name: str) -> list[Any]:
-        loss, error = at(results, name, "loss"), 100 * at(results, name, "error")
-        found = (loss.min(1), loss.max(1), error.min(1), error.max(1))
-        return [name, *map(mean_and_error, found), mean_and_error(at(results, name, "nll").max(1))]
+    def row(name: str, path: str, places: Any = slice(None)) -> list[Any]:
+        loss, error, nll = (scores(results, path, key)[:, places] for key in ("loss", "error", "nll"))
+        cells = (loss.min(1), loss.max(1), 100 * error.min(1), 100 * error.max(1), nll.max(1))
+        return [name, *map(mean_and_error, cells)]
 
-    ends = [{"paths": {"ends": _ends(result["paths"][SEGMENT])}} for result in results]
-    loss, error = at(ends, "ends", "loss"), 100 * at(ends, "ends", "error")
-    own = [loss.min(1), loss.max(1), error.min(1), error.max(1), at(ends, "ends", "nll").max(1)]
-    columns = ["least loss", "largest loss", "least error, %", "largest error, %", "largest NLL"]
+    losses, errors = ["least loss", "largest loss"], ["least error, %", "largest error, %"]
     return Table(
-        [label, *columns],
-        [["ends", *map(mean_and_error, own)], *(row(name) for name in results[0]["paths"])],
+        [label, *losses, *errors, "largest NLL"],
+        [row("ends", SEGMENT, ENDS), *(row(name, name) for name in results[0]["paths"])],
         "Networks along each path, both ends among them: training loss (NLL with the weight decay, nats), test error, "
         "and NLL of the training rows in nats; mean over seeds ± standard error.",
-        formats={"least loss": ".4f", "largest loss": ".4f", "largest NLL": ".4f"} | dict.fromkeys(columns[2:4], ".2f"),
+        formats=dict.fromkeys([*losses, "largest NLL"], ".4f") | dict.fromkeys(errors, ".2f"),
     )
-
-
-def _ends(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the scores of both ends of a path alone."""
-    return {key: [scores[key][0], scores[key][-1]] for key in ("loss", "error", "nll")}
 
 
 def _averages_table(label: str, results: Results) -> Table:
     counts = [int(k) for k in results[0]["paths"][SEGMENT]["averages"]]
     rows = []
     for name in CURVES:
-        for key, text, scale, digits in (("nll", "NLL", 1, "test_nll"), ("error", "error, %", 100, "error")):
-            alone = scale * at(results, name, digits)
+        for key, text, scale, single in (("nll", "NLL", 1, "test_nll"), ("error", "error, %", 100, "error")):
+            alone = scale * scores(results, name, single)
             cells = [scale * averaged(results, name, k, key=key) for k in counts]
-            rows.append([name, text, *map(mean_and_error, (alone[:, [0, -1]].mean(1), alone.min(1), *cells))])
+            rows.append([name, text, *map(mean_and_error, (alone[:, ENDS].mean(1), alone.min(1), *cells))])
     columns = ["one end", "best one", "two ends", *(f"{k} networks" for k in counts[1:])]
     return Table(
         [label, "of test images", *columns],
@@ -243,10 +168,9 @@ def _averages_table(label: str, results: Results) -> Table:
 
 def _alignment_table(results: Results) -> Table:
     def row(name: str) -> list[Any]:
-        error = 100 * line(results, name, "error")
-        middle = error[:, error.shape[1] // 2]
-        found = (line(results, name, "height"), line(results, name, "excess"), error[:, [0, -1]].mean(1), middle)
-        return [name, *map(mean_and_error, found)]
+        height, excess, error = (scores(results, name, key, group="lines") for key in ("height", "excess", "error"))
+        error *= 100
+        return [name, *map(mean_and_error, (height, excess, error[:, ENDS].mean(1), error[:, error.shape[1] // 2]))]
 
     columns = ["barrier, nats", "excess, nats", "error of the ends, %", "error halfway, %"]
     return Table(
@@ -255,6 +179,115 @@ def _alignment_table(results: Results) -> Table:
         "The straight line between two networks: barrier of the training NLL above the mean of its ends (Ainsworth et "
         "al. 2022), and its largest excess over the line between them (Entezari et al. 2022); test errors. Mean over "
         "seeds ± standard error.",
-        better={"barrier, nats": "low", "excess, nats": "low", "error halfway, %": "low"},
+        better=dict.fromkeys([*columns[:2], columns[3]], "low"),
         formats=dict.fromkeys(columns[:2], ".4f") | dict.fromkeys(columns[2:], ".2f"),
     )
+
+
+# --- pictures
+
+
+def _losses(label: str, results: Results) -> Picture:
+    return Picture(
+        f"{label}: along the paths",
+        _on_log_axes(results, {"loss": "training loss (nats)", "error": "test error"}, "position t on the path", 3.3),
+        f"Loss of the training rows with the weight decay, and test error, of the networks at positions t on each path "
+        f"between two networks, on logarithmic axes; {_BAND}. Dashed: the worse of the two ends, mean over seeds.",
+    )
+
+
+def _aligned(label: str, results: Results) -> Picture:
+    panels = {"nll": "training NLL (nats)", "error": "test error"}
+    return Picture(
+        f"{label}: aligned networks",
+        _on_log_axes(results, panels, "position λ on the straight line", 3.2, group="lines"),
+        f"NLL of training rows and test error along the straight line between two networks, as they were trained and "
+        f"with the hidden units of the second in the order of those of the first; {_BAND}.",
+    )
+
+
+def _planes(label: str, results: Results) -> list[Picture]:
+    """Return the loss over the plane of each curve, of the first seed that has surfaces."""
+    surfaces = next((result["surfaces"] for result in results if result["surfaces"]), {})
+    pictures = []
+    for name, over in surfaces.items():
+        points: Any = {"marks": dict(zip(("w₁", "w₂", "bend θ"), over["marks"], strict=True)), "curve": over["curve"]}
+        grid = {f"plane of the {name}": over["loss"]}
+        pictures.append(
+            Picture(
+                f"{label}: the plane of the {name}",
+                figures.loss_surfaces(grid, over["x"], over["y"], label="training loss (nats)", **points),
+                "Loss of training rows with the weight decay over the plane through both ends and the bend, first "
+                "seed. Distances are those between weights; the straight line is the axis from w₁ to w₂.",
+            )
+        )
+    return pictures
+
+
+@house_style
+def _diversity(label: str, results: Results) -> Picture:
+    figure, handles = new_figure(7.4, 2.9), {}
+    left, middle, right = figure.subplots(1, 3)
+    positions, names = results[0]["positions"], [name for name in results[0]["paths"] if name in CURVES]
+    counts = [int(k) for k in results[0]["paths"][names[0]]["averages"]]
+    for name, look in looks(names).items():
+        handles[name] = _line(left, positions, scores(results, name, "differs"), look)
+        _line(middle, positions, scores(results, name, "pair_nll"), look)
+        single = scores(results, name, "test_nll")[:, ENDS].mean(1)
+        averages = [averaged(results, name, k, key="nll") for k in counts]
+        _line(right, [1, *counts], np.column_stack([single, *averages]), look, every=1)
+    left.set(xlabel="position t", ylabel="test images of another\nclass than at t = 0", ylim=(0, None))
+    percent_axis(left.yaxis)
+    middle.set(xlabel="position t", ylabel="test NLL (nats),\naverage of φ(0) and φ(t)")
+    right.set(xlabel="networks K, log axis", ylabel="test NLL (nats),\naverage of K on the curve", xscale="log")
+    right.set_xticks([1, *counts], [str(k) for k in (1, *counts)])
+    right.minorticks_off()
+    legend_above(figure, handles)
+    return Picture(
+        f"{label}: networks on a curve differ",
+        figure,
+        f"Left: share of test images whose class differs between the networks at 0 and t. Middle: test NLL of the "
+        f"average of these two; at t = 0 it is that of the first end alone, at t = 1 that of both ends. Right: test "
+        f"NLL of the average of K networks, evenly spaced on a curve with both ends among them; K = 2 are the ends. "
+        f"{_BAND.capitalize()}.",
+    )
+
+
+@house_style
+def _on_log_axes(
+    results: Results, panels: Mapping[str, str], position: str, height: float, *, group: str = "paths"
+) -> Any:
+    """Return a figure of scores along all paths or lines, with the worse end beside paths."""
+    figure, handles = new_figure(7.2, height), {}
+    for axes, (key, label) in zip(figure.subplots(1, 2), panels.items(), strict=True):
+        for name, look in looks(results[0][group]).items():
+            handles[name] = _line(axes, results[0]["positions"], scores(results, name, key, group=group), look)
+        if group == "paths":
+            worse = scores(results, SEGMENT, key)[:, ENDS].max(1).mean()
+            handles["worse end"] = axes.axhline(worse, color=QUIET, linewidth=1.0, linestyle=(0, (4, 2)))
+        _log_axis(axes, percent=key == "error")
+        axes.set(xlabel=position, ylabel=f"{label}, log axis", xlim=(-0.03, 1.03))
+    legend_above(figure, handles)
+    return figure
+
+
+def _line(axes: Axes, places: Sequence[float], values_RT: np.ndarray, look: Any, *, every: int = 3) -> Any:
+    """Return the line of the mean over repeats, drawn with its band."""
+    mean, spread = values_RT.mean(0), two_standard_errors(values_RT)
+    low = np.maximum(mean - spread, 0.2 * mean)  # a logarithmic axis has no room below zero
+    axes.fill_between(places, low, mean + spread, color=look.colour, alpha=0.15, linewidth=0)
+    marks = every if len(places) > 12 else 1
+    return axes.plot(places, mean, color=look.colour, marker=look.marker, markevery=marks, markersize=4)[0]
+
+
+def _log_axis(axes: Axes, *, percent: bool) -> None:
+    """Make the vertical axis logarithmic, with plain numbers at it."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    ticks: list[float] = []
+    for digits in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 8)):  # the first that are enough
+        ticks = [tick for e in range(-6, 4) for m in digits if low <= (tick := m * 10.0**e) <= high]
+        if len(ticks) >= 4:
+            break
+    axes.set_yticks(ticks, [f"{100 * tick:g} %" if percent else f"{tick:g}" for tick in ticks])
+    axes.minorticks_off()
