@@ -204,7 +204,7 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
         ),
     )
     parts = [*_alike(nets), *_broad(fitted, *first["broad"])]
-    return Findings(Verdict.of(parts), tables, (_maps(first), _correlations_picture(nets), _scores_picture(fitted)))
+    return Findings(Verdict.of(parts), tables, (_maps(first), *_pictures(nets, fitted)))
 
 
 def _by_prior(result: Mapping[str, Any]) -> dict[str, dict[float, Any]]:
@@ -259,23 +259,22 @@ def _curve(rows: Rows, metric: str) -> np.ndarray:
     return np.stack([*rows.where(metric=metric).apart("α").values()])
 
 
-def _correlations_picture(nets: Rows) -> Picture:
+def _pictures(nets: Rows, fitted: Rows) -> tuple[Picture, Picture]:
     drawn = {CORRELATIONS[metric]: _curve(nets, metric) for metric in ("within", "between")}
-    return Picture(
-        "Correlations within and between classes",
-        figures.measure_curves({"correlation of logits": drawn}, [f"α = {scale:g}" for scale in nets.names("α")]),
-        "Mean correlation of two images of one class, and of two classes, under each prior.",
-    )
-
-
-def _scores_picture(fitted: Rows) -> Picture:
+    priors, scales = [f"α = {scale:g}" for scale in nets.names("α")], [f"{scale:g}" for scale in fitted.names("α")]
     panels = {
         "test NLL (nats), lower is better": {"SWAG": _curve(fitted, "nll")},
         "test accuracy, higher is better": {"SWAG": _curve(fitted, "accuracy")},
     }
-    scales, label = [f"{scale:g}" for scale in fitted.names("α")], "α, standard deviation of the prior of each weight"
-    drawn = figures.measure_curves(panels, scales, label=label)
-    return Picture("Predictions by the scale of the prior", drawn, "Test scores of SWAG under N(0, α² I).")
+    scored = figures.measure_curves(panels, scales, label="α, standard deviation of the prior of each weight")
+    return (
+        Picture(
+            "Correlations within and between classes",
+            figures.measure_curves({"correlation of logits": drawn}, priors),
+            "Mean correlation of two images of one class, and of two classes, under each prior.",
+        ),
+        Picture("Predictions by the scale of the prior", scored, "Test scores of SWAG under N(0, α² I)."),
+    )
 
 
 EXPERIMENT = Experiment(
