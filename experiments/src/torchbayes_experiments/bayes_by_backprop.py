@@ -238,7 +238,7 @@ def _rounded(values: torch.Tensor) -> list[float]:
 
 def summarise(results: Sequence[dict[str, Any]]) -> Findings:
     shares, widths = results[0]["shares"], list(results[0]["table"])
-    rows = tidy([result["table"] for result in results], "width", "method", "metric", lists=("place",))
+    rows = tidy([result["table"] for result in results], "width", "method", "metric", lists=("share",))
     # of a single network these repeat other metrics
     told = Rows(rows.frame.query("metric not in ('mean_error', 'pruned_average') or method in @BAYES"))
     spread = tidy([result["regression"]["methods"] for result in results], "curve", "metric", lists=("quartile", "x"))
@@ -259,7 +259,7 @@ def _ratio(spread: Rows, name: str) -> np.ndarray:
 
 def _parts(rows: Rows, width: str, shares: Sequence[float]) -> list[Part]:
     def pruned(method: str, share: float) -> np.ndarray:
-        return rows.values(method=method, metric="pruned", place=shares.index(share))
+        return rows.values(method=method, metric="pruned", share=shares.index(share))
 
     errors = rows.where(metric="error").apart("method")
     pairs = ((MIXTURE, PLAIN), (MIXTURE, GAUSSIAN), (DROPOUT, PLAIN))
@@ -286,14 +286,14 @@ def _table(rows: Rows) -> Table:
 
 def _pruning_table(rows: Rows, width: str, shares: Sequence[float]) -> Table:
     networks = {"pruned": "one network", "pruned_average": "average of draws"}
-    labels = networks | {place: f"{100 * share:g} %" for place, share in enumerate(shares)}
+    labels = networks | {index: f"{100 * share:g} %" for index, share in enumerate(shares)}
     caption = (
         f"{width} units: test error in % when a share of the weights is set to zero, mean over seeds ± standard error. "
         "With Bayes by backprop those of the lowest |μ|/σ go first, with SGD and dropout those of the lowest |w|. One "
         "network: that of the posterior means."
     )
     layout = {"heads": ["removed", "predicts"], "labels": labels, "digits": ".2f"}
-    table = pivot(rows.where(metric=list(networks)), ("method", "metric"), "place", caption=caption, **layout)
+    table = pivot(rows.where(metric=list(networks)), ("method", "metric"), "share", caption=caption, **layout)
     return replace(table, rows=[*table.rows, ["published, 1200 units", "", *map(PUBLISHED_PRUNED.get, shares)]])
 
 
@@ -316,12 +316,12 @@ def _pruning_picture(rows: Rows, width: str, shares: Sequence[float]) -> Picture
     below_share = right.twinx()
     places, handles = np.arange(len(shares)), {}
     for offset, (method, look) in enumerate(looks(methods).items()):
-        errors = np.stack([rows.values(method=method, metric="pruned", place=place) for place in places], axis=1)
+        errors = np.stack([rows.values(method=method, metric="pruned", share=index) for index in places], axis=1)
         at = places + 0.06 * (offset - (len(methods) - 1) / 2)  # side by side
         style = {"color": look.colour, "marker": look.marker, "linestyle": "-" if method in BAYES else (0, (4, 2))}
         handles[method] = left.errorbar(at, errors.mean(0), two_standard_errors(errors), linewidth=1.3, **style)
         if method in BAYES:
-            _draw_loudness(right, below_share, rows.values("place", method=method, metric="loudness"), method, look)
+            _draw_loudness(right, below_share, rows.values("share", method=method, metric="loudness"), method, look)
     left.set_xticks(places, [f"{100 * share:g} %" for share in shares])
     left.set_yscale("log")
     ends = left.get_ylim()

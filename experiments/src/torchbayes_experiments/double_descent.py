@@ -47,13 +47,11 @@ class DescentRecipe:
         peak: the width at which the test error of SGD is expected to be largest.
         train_size: N, training rows, drawn anew for each seed; None for all.
         share: of the training labels that are shuffled.
-        members: M, number of networks of the ensemble and of Gaussians of MultiSWAG.
+        members: M, of the ensemble and of MultiSWAG.
         weight_decay: λ, from which each weight's normal prior has the variance 1/(λN).
-        epochs: passes over the data, the same for both methods.
         optimizer: of both methods; the ensemble's rate falls to 1 % of lr, MultiSWAG's to `averaging_lr`.
         averaging_lr: learning rate while SWAG collects.
-        burn_in: share of the epochs before SWAG collects.
-        rank: of SWAG's covariance; one snapshot per epoch is collected.
+        burn_in: share of the epochs before SWAG collects, once per epoch.
         draws: number of functions drawn per member of MultiSWAG.
         test_rows: number of test images, the first of the test set; None for all.
         plan: how the members are run; fixed, because a plan chosen by measurement may round differently in each run.
@@ -140,9 +138,8 @@ def of_width(
     """Return `width`, and `weights`, `scores` and `averaged` of `run`, of one width; draw s is from member s mod M."""
     train, members = pairs["train"], recipe.members
     prior = tb.priors.Normal((recipe.weight_decay * len(train.targets)) ** -0.5)
-    classes = int(pairs["test"].targets.max()) + 1
-    network = recipe.settings(width)
-    model = classifier(recipe.network, train.inputs.shape[1:], classes, prior=prior, settings=network)
+    shape, classes = train.inputs.shape[1:], int(pairs["test"].targets.max()) + 1
+    model = classifier(recipe.network, shape, classes, prior=prior, settings=recipe.settings(width))
     scores: dict[str, Any] = {name: {} for name in (ENSEMBLE, ONE, MULTISWAG, ONE_SWAG)}
     averaged: dict[str, Any] = {}
     for name, method in ((ENSEMBLE, recipe.ensemble()), (MULTISWAG, recipe.multiswag())):
@@ -195,19 +192,16 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
         below(f"training error of SGD at width {first['good']} above 5 %", below_threshold, precondition=True),
         *(part for measure in LABELS for part in _parts(first, test[measure], measure)),
     ]
-    weights, wrong = [[count] for count in first["weights"]], 100 * float(np.mean([r["wrong"] for r in results]))
-    tables = [
-        _width_table(
-            widths,
-            values,
-            f"{label[0].upper()}{label[1:]} by width, by the true labels: mean over seeds ± standard error. SGD and "
-            "SWAG are means over the members of ensemble and MultiSWAG, each taken alone.",
-            weights=weights,
-        )
-        for label, values in zip(LABELS.values(), test.values(), strict=True)
-    ]
-    said = f"Training error by width, by the labels trained on, {wrong:.1f} % of which are wrong: mean over seeds."
-    tables += [_width_table(widths, train, said), _bump_table(test)]
+    said = "SGD and SWAG are means over the members of ensemble and MultiSWAG, each taken alone."
+    heads = [[str(width), count] for width, count in zip(widths, first["weights"], strict=True)]
+    tables = []
+    for label, values in zip(LABELS.values(), test.values(), strict=True):
+        capital = f"{label[0].upper()}{label[1:]}"
+        caption = f"{capital} by width, by the true labels: mean over seeds ± standard error. {said}"
+        tables.append(_width_table(["width", "weights"], heads, values, caption))
+    wrong = 100 * float(np.mean([result["wrong"] for result in results]))
+    caption = f"Training error by width, by the labels trained on, {wrong:.1f} % of which are wrong: mean over seeds."
+    tables += [_width_table(["width"], heads, train, caption), _bump_table(test)]
     return Findings(Verdict.of(parts), tuple(tables), (_width_figure(widths, test, train), _member_figure(results)))
 
 
@@ -216,29 +210,23 @@ def _parts(first: Mapping[str, Any], curves: Mapping[str, np.ndarray], measure: 
     label, widths, (margin, said) = LABELS[measure], first["widths"], MARGINS[measure]
     good, peak = (widths.index(first[key]) for key in ("good", "peak"))
     sgd, multiswag = curves[ONE], curves[MULTISWAG]
-    return [
+    parts = [
         below(f"{label} of SGD at width {first['good']} below that at {first['peak']}", sgd[good] - sgd[peak]),
         below(f"{label} of SGD at width {widths[-1]} below that at {first['peak']}", sgd[-1] - sgd[peak]),
         below(f"bump in the {label} of SWAG below that of SGD", _bumps(curves[ONE_SWAG]) - _bumps(sgd)),
-        *(
-            below(f"bump in the {label} of {name} below {said}", _bumps(curves[name]), margin)
-            for name in (ENSEMBLE, MULTISWAG)
-        ),
-        below(
-            f"{label} of MultiSWAG at width {widths[-1]} below that at {first['good']}", multiswag[-1] - multiswag[good]
-        ),
     ]
+    for name in (ENSEMBLE, MULTISWAG):
+        parts.append(below(f"bump in the {label} of {name} below {said}", _bumps(curves[name]), margin))
+    statement = f"{label} of MultiSWAG at width {widths[-1]} below that at {first['good']}"
+    return [*parts, below(statement, multiswag[-1] - multiswag[good])]
 
 
-def _width_table(
-    widths: Sequence[int], curves: Mapping[str, np.ndarray], caption: str, *, weights: Sequence[list[int]] | None = None
-) -> Table:
-    rows = [
-        [str(width), *(weights[at] if weights else []), *(mean_and_error(curves[name][at]) for name in METHODS)]
-        for at, width in enumerate(widths)
+def _width_table(heads: Sequence[str], rows: Sequence[list[Any]], curves: Mapping[str, np.ndarray], said: str) -> Table:
+    body = [
+        [*row[: len(heads)], *(mean_and_error(curves[name][index]) for name in METHODS)]
+        for index, row in enumerate(rows)
     ]
-    heads = ["width", *(["weights"] if weights else []), *METHODS]
-    return Table(heads, rows, caption, formats=dict.fromkeys(METHODS, ".4f"))
+    return Table([*heads, *METHODS], body, said, formats=dict.fromkeys(METHODS, ".4f"))
 
 
 def _bump_table(curves: Mapping[str, Mapping[str, np.ndarray]]) -> Table:

@@ -173,8 +173,8 @@ def scores(average: tb.Predictive, targets: torch.Tensor, runs: int) -> dict[str
     rows = range(average.draws)
 
     def mean(choices: Sequence[Sequence[int]]) -> dict[str, float]:
-        found = [metrics(average, targets, choice) for choice in choices]
-        return {key: float(np.mean([each[key] for each in found])) for key in METRICS}
+        scored = [metrics(average, targets, choice) for choice in choices]
+        return {key: float(np.mean([each[key] for each in scored])) for key in METRICS}
 
     within, between = disagreements(average.outputs_SBK.argmax(-1), runs)
     return {
@@ -221,13 +221,13 @@ def summarise(results: Records) -> Findings:
         for metric, label in (("accuracy", "accuracy (%)"), ("nll", "NLL (nats)"))
         for curves in [rows.where(metric=metric).apart("kind", "budget")]
     }
-    places, label = [*map(str, rows.names("budget"))], "budget (units: the epochs of one network)"
-    budgets = Picture(
+    budgets, label = [*map(str, rows.names("budget"))], "budget (units: the epochs of one network)"
+    picture = Picture(
         "Equal budgets",
-        figures.measure_curves(panels, places, label=label),
+        figures.measure_curves(panels, budgets, label=label),
         "Accuracy and NLL on the test images of the average of all networks that a budget gives.",
     )
-    return Findings(Verdict.of(_parts(results, rows)), tables, (budgets, _path_picture(results[0]["path"])))
+    return Findings(Verdict.of(_parts(results, rows)), tables, (picture, _path_picture(results[0]["path"])))
 
 
 def _budgets(scores: Mapping[str, Any]) -> dict[int, dict[str, float]]:
@@ -263,18 +263,13 @@ def _parts(results: Records, rows: Rows) -> list[Part]:
 def _budget_table(results: Records, scored: Sequence[dict[str, Any]]) -> Table:
     networks = {kind: results[0]["kinds"][kind]["networks"] for kind in KINDS}
     counted = [{k: {b: {b * networks[k]: m} for b, m in kinds[k].items()} for k in KINDS} for kinds in scored]
-    labels = {"accuracy": "accuracy (%)", "nll": "NLL", "ece": "ECE"}
-    levels = ("kind", "budget", "networks")
-    table = pivot(
-        tidy(counted, *levels, "metric").only(budget=list(scored[0][FAST])),
-        levels,
-        "metric",
-        labels=labels,
-        caption="Averages of all networks that a budget gives, on the test images: mean over seeds ± standard error. "
-        "At a budget of fewer runs than were made the score is the mean over all choices of so many.",
-        digits={"accuracy (%)": ".2f", "NLL": ".4f", "ECE": ".4f"},
+    caption = (
+        "Averages of all networks that a budget gives, on the test images: mean over seeds ± standard error. At a "
+        "budget of fewer runs than were made the score is the mean over all choices of so many."
     )
-    return replace(table, title="Equal budgets")
+    levels = ("kind", "budget", "networks")
+    rows = tidy(counted, *levels, "metric").only(budget=list(scored[0][FAST]))
+    return _scores_table(rows, levels, "accuracy (%)", caption=caption, title="Equal budgets")
 
 
 def _difference_table(scored: Sequence[dict[str, Any]]) -> Table:
@@ -283,22 +278,25 @@ def _difference_table(scored: Sequence[dict[str, Any]]) -> Table:
 
     pairs = ((FAST, INDEPENDENT), (FAST, SNAPSHOTS), (SNAPSHOTS, INDEPENDENT))
     apart = [{f"{a} − {b}": differences(kinds[a], kinds[b]) for a, b in pairs} for kinds in scored]
-    table = pivot(
-        tidy(apart, "difference", "budget", "metric"),
-        ("difference", "budget"),
-        "metric",
-        labels={"accuracy": "accuracy, points", "nll": "NLL", "ece": "ECE"},
-        caption="Paired differences at equal budgets: mean over seeds ± standard error. The first of the two is better "
-        "where the accuracy is above zero, and NLL and ECE are below.",
-        digits={"accuracy, points": ".2f", "NLL": ".4f", "ECE": ".4f"},
+    caption = (
+        "Paired differences at equal budgets: mean over seeds ± standard error. The first of the two is better where "
+        "the accuracy is above zero, and NLL and ECE are below."
     )
-    return replace(table, title="Differences")
+    levels = ("difference", "budget")
+    return _scores_table(
+        tidy(apart, *levels, "metric"), levels, "accuracy, points", caption=caption, title="Differences"
+    )
+
+
+def _scores_table(rows: Rows, levels: Sequence[str], accuracy: str, *, caption: str, title: str) -> Table:
+    labels = {"accuracy": accuracy, "nll": "NLL", "ece": "ECE"}
+    digits = {accuracy: ".2f", "NLL": ".4f", "ECE": ".4f"}
+    return replace(pivot(rows, levels, "metric", labels=labels, caption=caption, digits=digits), title=title)
 
 
 def _run_table(results: Records) -> Table:
-    digits = {f"accuracy of {of}, %": ".2f" for of in ("the last", "each")}
-    digits |= {f"NLL of {of}": ".4f" for of in ("the last", "each")}
-    digits |= {f"disagreement {where}, %": ".2f" for where in ("within a run", "between runs")}
+    digits = {"accuracy of the last, %": ".2f", "accuracy of each, %": ".2f", "NLL of the last": ".4f"}
+    digits |= {"NLL of each": ".4f", "disagreement within a run, %": ".2f", "disagreement between runs, %": ".2f"}
 
     def numbers(kind: Mapping[str, Any]) -> dict[str, float | None]:
         last, each = _percent(kind["last"]), _percent(kind["each"])

@@ -28,6 +28,13 @@ from torchbayes_experiments.tables import pivot
 
 PIXELS = "linear"  # the model whose correlations are those of the pixels
 FLAT = 0.1  # share of the whole fall of the NLL by which it may change over the broad range
+CORRELATIONS = {
+    "within": "within a class",
+    "between": "between classes",
+    "nearest": "least lead of a class",
+    "ratio": "ratio of 1 − ρ",
+    "confidence": "confidence",
+}
 SCORES = {"nll": "test NLL", "accuracy": "test accuracy", "ece": "ECE", "train_nll": "training NLL"}
 
 
@@ -169,14 +176,16 @@ def _rounded(matrix: torch.Tensor) -> list[list[float]]:
 
 
 def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
-    drawn, fitted = _rows(results)
-    first = results[0]
+    drawn, first = tidy(map(_by_prior, results), "network", "α", "metric"), results[0]
+    fitted = tidy([{each["scale"]: each for each in result["fitted"]} for result in results], "α", "metric")
     nets = drawn.where(network=[name for name in drawn.names("network") if name != PIXELS])
     tables = (
         pivot(
             drawn,
             ("network", "α"),
             "metric",
+            keep=CORRELATIONS,
+            labels=CORRELATIONS,
             caption="Mean correlation ρ of outputs over functions drawn from the prior; mean over seeds ± standard "
             "error. Least lead: the correlation within a class less its largest with another, of the class where this "
             "is least. Ratio: 1 − ρ within, over 1 − ρ between. Confidence: mean probability of the likeliest class, "
@@ -187,6 +196,7 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
             fitted,
             "α",
             "metric",
+            keep=SCORES,
             labels=SCORES,
             caption="SWAG under N(0, α² I): mean over seeds ± standard error, NLL in nats.",
             better={"test NLL": "low", "test accuracy": "high", "ECE": "low"},
@@ -194,38 +204,25 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
         ),
     )
     parts = [*_alike(nets), *_broad(fitted, *first["broad"])]
-    return Findings(Verdict.of(parts), tables, (_maps(first), _correlations_picture(nets), _scores_picture(fitted)))
+    return Findings(Verdict.of(parts), tables, (_maps(first), *_pictures(nets, fitted)))
 
 
-def _rows(results: Sequence[Mapping[str, Any]]) -> tuple[Rows, Rows]:
-    """Return the numbers of functions, by network and scale, and of posteriors, by scale."""
-
-    def numbers(prior: Mapping[str, Any]) -> dict[str, float]:
-        return {
-            "within a class": prior["within"],
-            "between classes": prior["between"],
-            "least lead of a class": prior["nearest"],
-            "ratio of 1 − ρ": (1 - prior["within"]) / (1 - prior["between"]),
-            "confidence": prior["confidence"],
-        }
-
-    drawn: list[dict[str, Any]] = [{prior["network"]: {} for prior in result["drawn"]} for result in results]
-    for networks, result in zip(drawn, results, strict=True):
-        for prior in result["drawn"]:
-            networks[prior["network"]][prior["scale"]] = numbers(prior)
-    fitted = [{each["scale"]: {key: each[key] for key in SCORES} for each in result["fitted"]} for result in results]
-    return tidy(drawn, "network", "α", "metric"), tidy(fitted, "α", "metric")
+def _by_prior(result: Mapping[str, Any]) -> dict[str, dict[float, Any]]:
+    """Return network -> α -> correlations, with their ratio."""
+    priors: dict[str, dict[float, Any]] = {}
+    for prior in result["drawn"]:
+        ratio = (1 - prior["within"]) / (1 - prior["between"])
+        priors.setdefault(prior["network"], {})[prior["scale"]] = prior | {"ratio": ratio}
+    return priors
 
 
 def _alike(nets: Rows) -> list[Part]:
     """Return what is claimed of correlations: of every scale, and that they fall with it."""
-    within, between, lead = (nets.where(metric=name).apart("α") for name in nets.names("metric")[:3])
+    within, between, lead = (nets.where(metric=name).apart("α") for name in ("within", "between", "nearest"))
     parts = []
-    for scale in within:
-        name = f"α = {scale:g}"
-        below_within = between[scale] - within[scale]
-        parts.append(below(f"{name}: correlation between classes below that within", below_within))
-        parts.append(below(f"{name}: of every class, largest with another below that within", -lead[scale]))
+    for scale, ends in between.items():
+        parts.append(below(f"α = {scale:g}: correlation between classes below that within", ends - within[scale]))
+        parts.append(below(f"α = {scale:g}: of every class, largest with another below that within", -lead[scale]))
     change = between[max(between)] - between[min(between)]
     return [*parts, below("correlation between classes of the largest α below that of the smallest", change)]
 
@@ -262,23 +259,22 @@ def _curve(rows: Rows, metric: str) -> np.ndarray:
     return np.stack([*rows.where(metric=metric).apart("α").values()])
 
 
-def _correlations_picture(nets: Rows) -> Picture:
-    drawn = {label: _curve(nets, label) for label in ("within a class", "between classes")}
-    return Picture(
-        "Correlations within and between classes",
-        figures.measure_curves({"correlation of logits": drawn}, [f"α = {scale:g}" for scale in nets.names("α")]),
-        "Mean correlation of two images of one class, and of two classes, under each prior.",
-    )
-
-
-def _scores_picture(fitted: Rows) -> Picture:
+def _pictures(nets: Rows, fitted: Rows) -> tuple[Picture, Picture]:
+    drawn = {CORRELATIONS[metric]: _curve(nets, metric) for metric in ("within", "between")}
+    priors, scales = [f"α = {scale:g}" for scale in nets.names("α")], [f"{scale:g}" for scale in fitted.names("α")]
     panels = {
         "test NLL (nats), lower is better": {"SWAG": _curve(fitted, "nll")},
         "test accuracy, higher is better": {"SWAG": _curve(fitted, "accuracy")},
     }
-    scales, label = [f"{scale:g}" for scale in fitted.names("α")], "α, standard deviation of the prior of each weight"
-    drawn = figures.measure_curves(panels, scales, label=label)
-    return Picture("Predictions by the scale of the prior", drawn, "Test scores of SWAG under N(0, α² I).")
+    scored = figures.measure_curves(panels, scales, label="α, standard deviation of the prior of each weight")
+    return (
+        Picture(
+            "Correlations within and between classes",
+            figures.measure_curves({"correlation of logits": drawn}, priors),
+            "Mean correlation of two images of one class, and of two classes, under each prior.",
+        ),
+        Picture("Predictions by the scale of the prior", scored, "Test scores of SWAG under N(0, α² I)."),
+    )
 
 
 EXPERIMENT = Experiment(

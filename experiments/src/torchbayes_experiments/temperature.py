@@ -225,15 +225,11 @@ def numbers(
 def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
     rows = tidy([{name: _by_heat(each) for name, each in r.items()} for r in results], *LEVELS, "T", "metric")
     heats = {heat: f"T = {heat:g}" for heat in rows.names("T")}
-    captions = {
-        metric: f"Test {label} of the average over {'few' if metric == 'few' else 'all'} draws by temperature, mean "
-        "over seeds ± standard error."
-        for metric, label in LABELS.items()
-    }
-    scores = [
-        pivot(rows.where(metric=metric), LEVELS, "T", labels=heats, caption=caption, digits=".4f")
-        for metric, caption in captions.items()
-    ]
+    scores = []
+    for metric, label in LABELS.items():
+        of = f"{label} of the average over {'few' if metric == 'few' else 'all'} draws"
+        said = f"Test {of} by temperature, mean over seeds ± standard error."
+        scores.append(pivot(rows.where(metric=metric), LEVELS, "T", labels=heats, caption=said, digits=".4f"))
     said = "Health of the chains: median R-hat of the probabilities at 200 test rows, mean over seeds."
     chains = pivot(rows.where(metric="rhat"), LEVELS, "T", over="metric", labels=heats, caption=said)
     published = Table(

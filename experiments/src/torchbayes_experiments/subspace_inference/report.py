@@ -12,21 +12,15 @@ from torchbayes.report.style import INK, house_style, legend_above, new_figure, 
 from torchbayes_experiments import Findings, Part, Rows, Verdict, below, tidy
 from torchbayes_experiments.subspace_inference.run import (
     CURVE,
-    DATA,
     ESS,
-    GAPS,
-    IMAGES,
     METHODS,
     METRICS,
-    OUTSIDE,
     PCA,
     RANDOM,
-    REGRESSIONS,
     SGD_POINT,
     SPACES,
     SWA_POINT,
     SWAG_POSTERIOR,
-    TOY,
     VARIATIONAL,
 )
 from torchbayes_experiments.tables import dots, pivot
@@ -83,7 +77,7 @@ def summarise(results: Results) -> Findings:
     parts: list[Part] = []
     tables: list[Table] = []
     pictures: list[Picture] = []
-    for key, report in ((REGRESSIONS, _regressions), (TOY, _bands), (IMAGES, _images)):
+    for key, report in (("regressions", _regressions), ("toy", _bands), ("images", _images)):
         some = [result[key] for result in results if key in result]
         if some:
             more_parts, more_tables, picture = report(some)
@@ -172,7 +166,7 @@ def _regression_parts(likely: Rows, sets: Mapping[str, Rows]) -> list[Part]:
 
 def _bands(results: Results) -> Report:
     def numbers(band: Mapping[str, Any]) -> dict[str, float]:
-        data, gaps, outside = band[DATA], band[GAPS], band[OUTSIDE]
+        data, gaps, outside = band["data"], band["gaps"], band["outside"]
         spreads = {"at the data": data, "in the gaps": gaps, "outside": outside}
         return spreads | {"gaps/data": gaps / data, "outside/data": outside / data, "RMSE": band["rmse"]}
 

@@ -19,8 +19,6 @@ from torchbayes_experiments.shared.uci_splits import over_splits
 METHODS = SGD_POINT, SWA_POINT, ESS, VARIATIONAL, SWAG_POSTERIOR = "SGD", "SWA", "ESS", "VI", "SWAG"
 METRICS = ("nll_gaussian", "rmse", "coverage")  # of regressions
 SPACES = RANDOM, PCA, CURVE = "random", "PCA", "curve"
-REGRESSIONS, TOY, IMAGES = "regressions", "toy", "images"  # keys of the results
-DATA, GAPS, OUTSIDE = "data", "gaps", "outside"  # regions of the axis of the toy
 SECOND = 1_000_000  # between the seeds of the two networks that a curve joins
 
 
@@ -241,12 +239,12 @@ def run(recipe: SubspaceRecipe, seed: int, directory: Path) -> dict[str, Any]:
     """Return "images": `image_scores`; "toy": `bands`; and of the first seeds "regressions": set -> `split_scores`."""
     results: dict[str, Any] = {}
     if recipe.images is not None:
-        results[IMAGES] = image_scores(recipe.images, seed=seed, home=directory / IMAGES)
+        results["images"] = image_scores(recipe.images, seed=seed, home=directory / "images")
     if recipe.toy is not None:
-        results[TOY] = load_or_compute(directory / "toy.json", partial(bands, recipe.toy, seed=seed))
+        results["toy"] = load_or_compute(directory / "toy.json", partial(bands, recipe.toy, seed=seed))
     if recipe.regressions is not None and seed < recipe.regression_seeds:
-        scored = over_splits(split_scores, recipe.regressions, seed=seed, directory=directory / REGRESSIONS)
-        results[REGRESSIONS] = scored
+        scored = over_splits(split_scores, recipe.regressions, seed=seed, directory=directory / "regressions")
+        results["regressions"] = scored
     return results
 
 
@@ -361,7 +359,7 @@ def _regions(grid_G: torch.Tensor, recipe: Toy) -> dict[str, torch.Tensor]:
     """Return which inputs lie in a cluster of the data, between two clusters, and beyond all, bool (G,) each."""
     in_cluster_G = torch.stack([(grid_G >= low) & (grid_G <= high) for low, high in recipe.clusters]).any(0)
     beyond_G = (grid_G < recipe.clusters[0][0]) | (grid_G > recipe.clusters[-1][1])
-    return {DATA: in_cluster_G, GAPS: ~in_cluster_G & ~beyond_G, OUTSIDE: beyond_G}
+    return {"data": in_cluster_G, "gaps": ~in_cluster_G & ~beyond_G, "outside": beyond_G}
 
 
 def _rounded(values: torch.Tensor) -> list[float]:
