@@ -21,6 +21,7 @@ from torch import Tensor
 
 import torchbayes as tb
 from torchbayes.data import Pair
+from torchbayes.posteriors import Posterior
 from torchbayes.report import Picture, Table, figures
 from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
 from torchbayes_experiments.files import load_or_compute
@@ -45,16 +46,11 @@ class ShiftProblem:
         data: an image data set by name.
         train_size: N, rows drawn by the seed; None for all.
         dead: pixels that are added to all images, 0 in training; noise comes to them alone. 0: noise in all pixels.
-        hidden: widths of the hidden layers.
         prior_scale: σ of the normal prior of every weight; EmpCov has the same mean variance over the first layer.
         jitter: ε, the variance under EmpCov along directions without data.
         noise: standard deviations of the noise in test images, in those of a pixel in training; the first is 0.
-        chains: of HMC.
-        steps: iterations of HMC, burn-in included.
-        burn_in: of HMC.
-        epochs: of MAP.
-        batch_size: rows per step of MAP.
-        lr: of Adam.
+        chains, steps, burn_in: of HMC, whose steps include burn-in.
+        epochs, batch_size, lr: of MAP, by Adam.
         test_rows: test images, the first of them.
     """
 
@@ -137,20 +133,14 @@ def shifted(problem: ShiftProblem, inputs: Tensor, level: float, *, seed: int) -
 
 
 def model_of(problem: ShiftProblem, method: str, train: Pair) -> tb.Model:
-    """Return the model that a method is for."""
     size, classes = train.inputs.shape[1], int(train.targets.max()) + 1
     network = tb.networks.mlp((size,), classes, hidden=problem.hidden).to(best_device())
     prior: Any = tb.priors.Normal(problem.prior_scale)
     if method == EMPCOV:
         spread = float(train.inputs.double().square().mean().sqrt())
         first = tb.priors.EmpCov.of(train.inputs, scale=problem.prior_scale / spread, jitter=problem.jitter)
-        prior = {first_layer(network): first, "*": prior}
+        prior = {next(iter(dict(network.named_parameters()))): first, "*": prior}
     return tb.Model(network, tb.likelihoods.Categorical(), prior)
-
-
-def first_layer(network: torch.nn.Module) -> str:
-    """Return the name of the first layer's weight."""
-    return next(name for name, _ in network.named_parameters())
 
 
 def scored(problem: ShiftProblem, method: str, train: Pair, *, test: Pair, seed: int) -> dict[str, Any]:
@@ -173,13 +163,13 @@ def scored(problem: ShiftProblem, method: str, train: Pair, *, test: Pair, seed:
     }
 
 
-def along_nothing(posterior: tb.Posterior, inputs: Tensor) -> dict[str, float]:
+def along_nothing(posterior: Posterior, inputs: Tensor) -> dict[str, float]:
     """Return the `directions` in which inputs do not vary, and root mean square `weights` of the first layer there."""
     flat = inputs.double().flatten(1)
     values, vectors = torch.linalg.eigh(flat.T @ flat)
     null = vectors[:, values < 1e-9 * values[-1]]
-    model = posterior.model
-    weights = model.layout.split(posterior.sample(posterior.default_draws))[first_layer(model.network.module)]
+    layout = posterior.model.layout
+    weights = layout.split(posterior.sample(posterior.default_draws))[layout.names[0]]
     return {"weights": float((weights.double() @ null).square().mean().sqrt()), "directions": null.shape[1]}
 
 
@@ -195,8 +185,8 @@ def summarise(results: Sequence[dict[str, Any]]) -> Findings:
 
 
 def _parts(numbers: Rows, shift: str) -> list[Part]:
-    accuracy = numbers.where(metric="accuracy").apart("method", "level")
-    clean, last = ({method: list(levels.values())[at] for method, levels in accuracy.items()} for at in (0, -1))
+    accuracy = numbers.where(metric="accuracy").stacked("method", "level")
+    clean, last = ({method: values[level] for method, values in accuracy.items()} for level in (0, -1))
     lost, left = last[MODE] - last[NORMAL], last[MODE] - last[EMPCOV]
     parts = [
         below(f"{shift}: clean accuracy of HMC at most 0.02 below MAP", clean[MODE] - clean[NORMAL], 0.02),
@@ -241,10 +231,7 @@ def _weights(numbers: Rows) -> Table:
 
 def _picture(numbers: Rows, noise: Sequence[float]) -> Picture:
     panels = {
-        f"{score}\n{shift}": {
-            method: np.stack(list(levels.values()))
-            for method, levels in numbers.where(shift=shift, metric=metric).apart("method", "level").items()
-        }
+        f"{score}\n{shift}": numbers.where(shift=shift, metric=metric).stacked("method", "level")
         for metric, score in (("accuracy", "test accuracy"), ("nll", "test NLL (nats)"))
         for shift in (NOISE, DEAD)
     }

@@ -37,6 +37,7 @@ from torchbayes_experiments.streams import Purpose, generator
 from torchbayes_experiments.tables import pivot
 
 BAYES, TEMPERED, STUDENT = "Bayes, T = 1", "tempered", "Student t noise"
+POSTERIORS = (BAYES, TEMPERED, STUDENT)
 SANDWICH = "sandwich"  # what is known of Bayes without sampling
 Z = 1.959963984540054  # of a 95 % interval
 Pair = tuple[Tensor, Tensor]  # inputs and targets (R, N) each; or means (R, D) and covariances (R, D, D) of posteriors
@@ -67,7 +68,6 @@ class Law:
     outliers: float = 0.0
 
     def mean(self, x: Tensor) -> Tensor:
-        """Return m(x)."""
         return x + self.amplitude * (x**2 - 1 / 3)
 
     def scale(self, x: Tensor, noise: float) -> Tensor:
@@ -75,7 +75,6 @@ class Law:
         return noise * math.sqrt(5.0) * x**2 if self.growing else torch.full_like(x, noise)
 
     def variance(self, x: Tensor, noise: float) -> Tensor:
-        """Return v(x), outliers included."""
         return self.scale(x, noise) ** 2 * (1 + self.outliers * (_TIMES**2 - 1))
 
     def draw(self, rows: tuple[int, int], noise: float, generator: Generator) -> Pair:
@@ -117,6 +116,9 @@ class MisspecificationRecipe:
     cells: int = 25
 
 
+PAPER = MisspecificationRecipe(sizes=(50, 150, 450, 1350), sets=10_000)
+
+
 def run(recipe: MisspecificationRecipe, seed: int, directory: Path) -> dict[str, Any]:
     """Return law -> a list over sizes of what `numbers` returns."""
 
@@ -154,19 +156,12 @@ def numbers(recipe: MisspecificationRecipe, law: Law, size: int, *, seed: int, p
 
 
 def features(x: Tensor) -> Tensor:
-    """Return φ = (1, x), (..., 2)."""
     return torch.stack([torch.ones_like(x), x], -1)
 
 
 @dataclass(frozen=True)
 class Nearest:
-    """The nearest weights, and two covariances that are divided by N.
-
-    Attributes:
-        weights_D: w*.
-        model_DD: H⁻¹, that of the posterior.
-        sandwich_DD: H⁻¹ K H⁻¹, that of its mean over data sets.
-    """
+    """The nearest weights w*, and N times the covariances of the posterior, H⁻¹, and of its mean, H⁻¹ K H⁻¹."""
 
     weights_D: Tensor
     model_DD: Tensor
@@ -254,21 +249,19 @@ def judged(posterior: Pair, grid: Tensor, target_G: Tensor, *, truth: Tensor) ->
 
 
 def summarise(results: Sequence[dict[str, Any]]) -> Findings:
-    rows = tidy(map(_by_size, results), "law", "N", "posterior", "metric", lists=("point",))
+    rows = tidy(map(_by_posterior, results), "law", "N", "posterior", "metric", lists=("point",))
     parts = [part for law in results[0] for part in _parts(rows, results, law)]
-    posteriors = rows.where(posterior=[BAYES, TEMPERED, STUDENT])
-    tables = (_coverage_table(posteriors, rows), _distance_table(rows))
-    return Findings(Verdict.of(parts), tables, _pictures(rows, results))
+    return Findings(Verdict.of(parts), (_coverage_table(rows), _distance_table(rows)), _pictures(rows, results))
 
 
-def _by_size(result: Mapping[str, Any]) -> dict[str, Any]:
+def _by_posterior(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers of a seed, law -> N -> posterior -> metric, with what is known as a posterior of its own."""
-
-    def by_posterior(entry: Mapping[str, Any]) -> dict[str, Any]:
-        posteriors = {name: scores for name, scores in entry.items() if isinstance(scores, Mapping)}
-        return posteriors | {SANDWICH: {"coverage": entry["exact"], "true": entry["true"]}}
-
-    return {law: {entry["size"]: by_posterior(entry) for entry in entries} for law, entries in result.items()}
+    numbers: dict[str, Any] = {law: {} for law in result}
+    for law, entries in result.items():
+        for entry in entries:
+            known = {SANDWICH: {"coverage": entry["exact"], "true": entry["true"]}}
+            numbers[law][entry["size"]] = {k: v for k, v in entry.items() if isinstance(v, Mapping)} | known
+    return numbers
 
 
 def is_wrong(rows: Rows, law: str) -> bool:
@@ -310,13 +303,13 @@ def _parts(rows: Rows, results: Sequence[dict[str, Any]], law: str) -> list[Part
     return parts
 
 
-def _coverage_table(posteriors: Rows, rows: Rows) -> Table:
+def _coverage_table(rows: Rows) -> Table:
     def known(law: str, size: int, posterior: str) -> float | None:
-        of_bayes = posterior == BAYES
-        return rows.values(law=law, N=size, posterior=SANDWICH, metric="coverage")[0] if of_bayes else None
+        coverage = rows.values(law=law, N=size, posterior=SANDWICH, metric="coverage")[0]
+        return coverage if posterior == BAYES else None
 
     return pivot(
-        posteriors,
+        rows.where(posterior=POSTERIORS),
         ("law", "N", "posterior"),
         "metric",
         keep=("coverage", "by the sandwich", "coverage_true", "width", "temperature"),
@@ -348,16 +341,12 @@ def _pictures(rows: Rows, results: Sequence[dict[str, Any]]) -> tuple[Picture, .
     coverage, sizes = rows.where(metric="coverage"), [str(size) for size in rows.names("N")]
     laws = [law for law in results[0] if is_wrong(rows, law)] or list(results[0])
     last, points = coverage.where(N=rows.names("N")[-1]), results[0][laws[0]][-1]["points"]
-    bands = coverage.where(posterior=[BAYES, TEMPERED, STUDENT])
-
-    def curves(numbers: Rows, lines: str, places: str) -> dict[str, np.ndarray]:
-        return {name: np.stack(list(values.values())) for name, values in numbers.apart(lines, places).items()}
-
-    by_input = {f"coverage, {law}": curves(last.where(law=law), "posterior", "point") for law in results[0]}
-    by_size = {f"coverage, {law}": curves(bands.where(law=law), "posterior", "N") for law in laws}
+    bands = coverage.where(posterior=POSTERIORS)
+    by_input = {f"coverage, {law}": last.where(law=law).stacked("posterior", "point") for law in results[0]}
+    by_size = {f"coverage, {law}": bands.where(law=law).stacked("posterior", "N") for law in laws}
     nominal, at_all = (dict.fromkeys(panels, ("95 %", NOMINAL)) for panels in (by_input, by_size))
     distances = {
-        f"distance from the {of}": curves(rows.where(posterior=BAYES, metric=metric), "law", "N")
+        f"distance from the {of}": rows.where(posterior=BAYES, metric=metric).stacked("law", "N")
         for of, metric in (("nearest function", "distance"), ("mean of the law", "distance_true"))
     }
     return (
@@ -392,10 +381,7 @@ EXPERIMENT = Experiment(
     "curvature and t by the sandwich; distances that fall as 1/√N.",
     differences="These are theorems for many rows; here are 50 to 450, and lines under noise of known scale, whose "
     "posteriors are exact: closed forms, and for Student t noise a quadrature. There is no network.",
-    recipes={
-        "small": MisspecificationRecipe(),
-        "paper": MisspecificationRecipe(sizes=(50, 150, 450, 1350), sets=10_000),
-    },
+    recipes={"small": MisspecificationRecipe(), "paper": PAPER},
     cost={
         "small": "seconds of one core",
         "paper": "10,000 data sets of up to 1,350 rows: a few minutes of one core; it has not been run",

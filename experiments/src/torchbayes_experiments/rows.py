@@ -62,6 +62,10 @@ class Rows:
             return self.values(over)  # type: ignore[return-value]
         return {name: self.where(**{levels[0]: name}).apart(*levels[1:], over=over) for name in self.names(levels[0])}
 
+    def stacked(self, lines: str, places: str, over: str = "seed") -> dict[Any, np.ndarray]:
+        """Return the numbers of each name of `lines` for a picture: (P, R), by `places` and the level `over`."""
+        return {line: np.stack(list(values.values())) for line, values in self.apart(lines, places, over=over).items()}
+
 
 def tidy(results: Iterable[Mapping[str, Any]], *levels: str, lists: Sequence[str] = ("split",)) -> Rows:
     """Return the numbers of several seeds as rows.

@@ -47,7 +47,7 @@ def summarise(results: Results) -> Findings:
     return Findings(Verdict.of(parts), tables, pictures)
 
 
-def _at(network: Mapping[str, Any], keys: Iterable[str]) -> Any:
+def _at(network: Mapping[str, Any], keys: Iterable[Any]) -> Any:
     """Return what nested mappings hold under keys, from the outside in."""
     return reduce(lambda entry, key: entry[key], keys, network)
 
@@ -199,19 +199,19 @@ def _width_table(results: Results) -> Table:
 
 
 def _rank_table(results: Results) -> Table:
+    precisions, columns = results[0]["precisions"], {"number of weights": "weights", "training loss": "loss"}
+    heads = {f"effective dimension, α = {precision:g}": place for place, precision in enumerate(precisions)}
     rows = []
-    heads = [f"effective dimension, α = {precision:g}" for precision in results[0]["precisions"]]
     for when, label in WHEN.items():
-        sizes = [_width_ranks(results, when, "effective", precision=place) for place in range(len(heads))]
-        others = [_width_ranks(results, when, key) for key in ("weights", "loss")]
-        rows.append([label, *map(mean_and_error, [*sizes, *others])])
-    heads += ["number of weights", "training loss"]
+        ranks = [_width_ranks(results, when, "effective", precision=place) for place in heads.values()]
+        ranks += [_width_ranks(results, when, key) for key in columns.values()]
+        rows.append([label, *map(mean_and_error, ranks)])
     return Table(
-        ["networks", *heads],
+        ["networks", *heads, *columns],
         rows,
         "Rank correlation with the test loss over the widths at which no training row is misclassified after the whole "
         "training. Mean over seeds ± standard error.",
-        formats=dict.fromkeys(heads, ".2f"),
+        formats=dict.fromkeys([*heads, *columns], ".2f"),
     )
 
 

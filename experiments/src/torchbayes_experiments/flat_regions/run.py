@@ -42,18 +42,15 @@ class Solutions:
     Attributes:
         clean: N, rows with true labels.
         shares: rows with wrong labels that are trained on as well, in units of N; 0 first.
-        hidden: widths of the hidden layers.
         level: mean loss on the clean rows, in nats, below which training ends, once none of them is misclassified, and
             to which the last layer is then scaled.
         method: how they are trained; `epochs` is the most.
         rho: radius of SAM.
         threshold: rise of the mean loss on the clean rows that ends a basin, in nats.
         directions: in which radii are found.
-        steps: of Lanczos.
-        probes: vectors of Lanczos.
+        steps, probes: of Lanczos.
         precision: α of the effective dimension.
-        chains: by which the local learning coefficient is found.
-        localisation: γ of it.
+        chains, localisation: by which the local learning coefficient is found, and its γ.
         points: of each axis of a loss surface.
     """
 
@@ -76,11 +73,6 @@ class Solutions:
         """Return the networks: how each is trained, and its share of poison."""
         return [*((PLAIN, share) for share in self.shares), (FLATTER, self.shares[0])]
 
-    def trainers(self) -> dict[str, tb.MAP]:
-        """Return plain and sharpness-aware training by name."""
-        sam = tb.SAM(self.method.optimizer.rule, rho=self.rho)
-        return {PLAIN: self.method, FLATTER: replace(self.method, optimizer=sam)}
-
 
 @dataclass(frozen=True)
 class Widths:
@@ -91,11 +83,9 @@ class Widths:
         noise: share of the labels that are shuffled.
         pool: side of the squares over which pixels are averaged.
         units: widths of the one hidden layer.
-        method: how they are trained.
         level: mean training loss at which the networks are compared once more, in nats.
         precisions: α of the effective dimension; the first is that of the verdict.
-        steps: of Lanczos.
-        probes: vectors of Lanczos.
+        steps, probes: of Lanczos.
     """
 
     rows: int = 500
@@ -114,7 +104,6 @@ class FlatRecipe:
     """Both parts of the experiment.
 
     Attributes:
-        data: a set of images by name.
         test_rows: test images, the first; None for all.
         solutions: good and bad networks.
         widths: narrow and wide networks.
@@ -190,12 +179,9 @@ def divided(recipe: Solutions, rows: Pair, share: float, *, seed: int) -> tuple[
     source = generator(Purpose.POISON, seed)
     order = torch.randperm(len(rows.targets), generator=source)
     classes = int(rows.targets.max()) + 1
-    moves = 1 + torch.randint(classes - 1, rows.targets.shape, generator=source)
+    moved = (rows.targets + 1 + torch.randint(classes - 1, rows.targets.shape, generator=source)) % classes
     clean, wrong = order[: recipe.clean], order[recipe.clean : recipe.clean + round(share * recipe.clean)]
-    return (
-        Pair(rows.inputs[clean], rows.targets[clean]),
-        Pair(rows.inputs[wrong], (rows.targets[wrong] + moves[wrong]) % classes),
-    )
+    return Pair(rows.inputs[clean], rows.targets[clean]), Pair(rows.inputs[wrong], moved[wrong])
 
 
 def trained(
@@ -214,8 +200,10 @@ def trained(
         metrics = tb.evaluate(tb.Point(model, event.state.weights_MD), clean).metrics
         return metrics["nll"] <= recipe.level and metrics["accuracy"] == 1
 
-    rows = tuple(torch.cat(tensors) for tensors in zip(clean, poison, strict=True))
-    point = tb.fit(model, rows, recipe.trainers()[name], seed=seed, callbacks=(fits,))
+    method, rows = recipe.method, tuple(torch.cat(tensors) for tensors in zip(clean, poison, strict=True))
+    if name == FLATTER:
+        method = replace(method, optimizer=tb.SAM(method.optimizer.rule, rho=recipe.rho))
+    point = tb.fit(model, rows, method, seed=seed, callbacks=(fits,))
     return scaled(point, clean, level=recipe.level), epochs
 
 
@@ -322,9 +310,6 @@ def pooled(train: Pair, test: Pair, side: int) -> tuple[Pair, Pair]:
     return Pair(small[0] / scale, train.targets), Pair(small[1] / scale, test.targets)
 
 
-# --- both
-
-
 def _model(rows: Pair, classes: int, hidden: tuple[int, ...]) -> tb.Model:
     network = tb.networks.mlp(tuple(rows.inputs.shape[1:]), classes, hidden=hidden)
     return tb.Model(network, tb.likelihoods.Categorical(), tb.priors.Flat())
@@ -332,12 +317,8 @@ def _model(rows: Pair, classes: int, hidden: tuple[int, ...]) -> tb.Model:
 
 def _scores(point: tb.Point, train: Pair, test: Pair) -> dict[str, float]:
     near, far = (tb.evaluate(point, pair).metrics for pair in (train, test))
-    return {
-        "loss": near["nll"],
-        "error": 1 - near["accuracy"],
-        "test_nll": far["nll"],
-        "test_error": 1 - far["accuracy"],
-    }
+    scores = {"loss": near["nll"], "error": 1 - near["accuracy"]}
+    return scores | {"test_nll": far["nll"], "test_error": 1 - far["accuracy"]}
 
 
 def _spectrum(recipe: Solutions | Widths, point: tb.Point, rows: Pair, *, seed: int) -> Spectrum:

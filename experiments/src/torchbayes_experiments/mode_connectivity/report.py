@@ -64,9 +64,7 @@ def verdict(results: Results) -> Verdict:
             of_task = [result[task] for result in results]
             parts += _path_parts(task, of_task)
             if task == IMAGES:  # where the ends are trained long enough for a curve to be no better than they are
-                parts += [
-                    part for name in CURVES for part in _diversity_parts(f"{LABELS[task]}, {name}", of_task, name)
-                ]
+                parts += [part for name in CURVES for part in _diversity_parts(of_task, name)]
     if ALIGNMENT in results[0]:
         parts += _alignment_parts([result[ALIGNMENT] for result in results])
     return Verdict.of(parts)
@@ -208,20 +206,18 @@ def _aligned(label: str, results: Results) -> Picture:
 
 def _planes(label: str, results: Results) -> list[Picture]:
     """Return the loss over the plane of each curve, of the first seed that has surfaces."""
-    surfaces = next((result["surfaces"] for result in results if result["surfaces"]), {})
-    pictures = []
-    for name, over in surfaces.items():
-        points: Any = {"marks": dict(zip(("w₁", "w₂", "bend θ"), over["marks"], strict=True)), "curve": over["curve"]}
+
+    def drawn(name: str, over: Mapping[str, Any]) -> Any:
         grid = {f"plane of the {name}": over["loss"]}
-        pictures.append(
-            Picture(
-                f"{label}: the plane of the {name}",
-                figures.loss_surfaces(grid, over["x"], over["y"], label="training loss (nats)", **points),
-                "Loss of training rows with the weight decay over the plane through both ends and the bend, first "
-                "seed. Distances are those between weights; the straight line is the axis from w₁ to w₂.",
-            )
-        )
-    return pictures
+        look: Any = {"marks": dict(zip(("w₁", "w₂", "bend θ"), over["marks"], strict=True)), "curve": over["curve"]}
+        return figures.loss_surfaces(grid, over["x"], over["y"], label="training loss (nats)", **look)
+
+    caption = (
+        "Loss of training rows with the weight decay over the plane through both ends and the bend, first seed. "
+        "Distances are those between weights; the straight line is the axis from w₁ to w₂."
+    )
+    surfaces = next((result["surfaces"] for result in results if result["surfaces"]), {})
+    return [Picture(f"{label}: the plane of the {name}", drawn(name, over), caption) for name, over in surfaces.items()]
 
 
 @house_style

@@ -42,8 +42,6 @@ class Task:
     """A data set, a network and how two networks are trained.
 
     Attributes:
-        data: an image data set by name.
-        network: a network by name.
         hidden: widths of the hidden layers of `mlp`; None for other networks.
         train_size: number of training rows, drawn by the seed; None for all.
         test_rows: number of test images that are scored, the first ones; None for all.
@@ -115,9 +113,10 @@ class ModeConnectivityRecipe:
     surface_seed: int = 0
 
 
-_IMAGES: dict[str, Any] = {"data": "fashion_mnist", "network": "lenet", "test_rows": None, "decay": 5e-4}
-_RESIDUAL: dict[str, Any] = {"data": "cifar10", "network": "preresnet20"}
-_ALIGNMENT: dict[str, Any] = {"data": "mnist", "network": "mlp", "hidden": (512, 512, 512), "test_rows": None}
+_FASHION: dict[str, Any] = {"data": "fashion_mnist", "network": "lenet", "test_rows": None, "decay": 5e-4}
+_RESNET: dict[str, Any] = {"data": "cifar10", "network": "preresnet20", "points": 7}
+_PERCEPTRON: dict[str, Any] = {"data": "mnist", "network": "mlp", "hidden": (512, 512, 512), "test_rows": None}
+_STEPS: dict[str, Any] = {"batch_size": 50, "optimizer": tb.SGD(0.1), "plan": "loop"}
 
 SMALL = ModeConnectivityRecipe(
     images=Connection(
@@ -126,16 +125,15 @@ SMALL = ModeConnectivityRecipe(
         bends=tb.Curve(epochs=36, optimizer=tb.SGD(0.05)),
         points=13,
         surface_points=17,
-        **_IMAGES,
+        **_FASHION,
     ),
     residual=Connection(
         train_size=2000,
         test_rows=3000,
         decay=5e-4,
-        ends=tb.MAP(members=2, epochs=12, batch_size=50, optimizer=tb.SGD(0.1), plan="loop"),
-        bends=tb.Curve(epochs=16, batch_size=50, optimizer=tb.SGD(0.1), plan="loop"),
-        points=7,
-        **_RESIDUAL,
+        ends=tb.MAP(members=2, epochs=12, **_STEPS),
+        bends=tb.Curve(epochs=16, **_STEPS),
+        **_RESNET,
     ),
     alignment=Alignment(
         train_size=20_000,
@@ -144,39 +142,41 @@ SMALL = ModeConnectivityRecipe(
         points=13,
         barrier_rows=10_000,
         activation_rows=2000,
-        **_ALIGNMENT,
+        **_PERCEPTRON,
     ),
 )
 
+
+def _on_all_rows(task: Any, **changes: Any) -> Any:
+    return replace(task, train_size=None, test_rows=None, **changes)
+
+
+_LONG: dict[str, Any] = {"epochs": 200, "plan": "loop"}
 PAPER = ModeConnectivityRecipe(
-    images=Connection(
-        train_size=None,
+    images=_on_all_rows(
+        SMALL.images,
         ends=tb.MAP(members=2, epochs=100, optimizer=tb.SGD(0.05)),
         bends=tb.Curve(epochs=200, optimizer=tb.SGD(0.05)),
         points=61,
         surface_points=41,
         surface_rows=10_000,
-        **_IMAGES,
     ),
-    residual=Connection(
-        train_size=None,
-        test_rows=None,
+    residual=_on_all_rows(
+        SMALL.residual,
+        ends=tb.MAP(members=2, optimizer=tb.SGD(0.1), **_LONG),
+        bends=tb.Curve(optimizer=tb.SGD(0.03), **_LONG),
         decay=3e-4,
-        ends=tb.MAP(members=2, epochs=200, optimizer=tb.SGD(0.1), plan="loop"),
-        bends=tb.Curve(epochs=200, optimizer=tb.SGD(0.03), plan="loop"),
         points=61,
         surface_points=21,
         surface_rows=5000,
-        **_RESIDUAL,
     ),
-    alignment=Alignment(
-        train_size=None,
-        decay=1e-5,
+    alignment=_on_all_rows(
+        SMALL.alignment,
         ends=tb.MAP(members=2, epochs=100, optimizer=tb.Adam(1e-3)),
+        decay=1e-5,
         points=25,
         barrier_rows=None,
         activation_rows=10_000,
-        **_ALIGNMENT,
     ),
 )
 
@@ -264,21 +264,22 @@ def scores(probs_TNK: Tensor, targets: Tensor) -> dict[str, Any]:
     spaced with both ends -> `error` and `nll` of their average, for every K that the positions allow.
     """
 
-    def error_and_nll(probs_NK: Tensor) -> tuple[float, float]:
-        right_N = probs_NK.gather(1, targets[:, None])[:, 0]
-        return float(1 - tb.metrics.accuracy(probs_NK, targets)), float(tb.metrics.nll(right_N.log()))
+    def errors_and_nlls(probs_XNK: Sequence[Tensor] | Tensor) -> tuple[list[float], list[float]]:
+        errors = [float(1 - tb.metrics.accuracy(probs_NK, targets)) for probs_NK in probs_XNK]
+        right_XN = [probs_NK.gather(1, targets[:, None])[:, 0] for probs_NK in probs_XNK]
+        return errors, [float(tb.metrics.nll(right_N.log())) for right_N in right_XN]
 
-    error, nll = zip(*map(error_and_nll, probs_TNK), strict=True)
-    pair_error, pair_nll = zip(*(error_and_nll((probs_TNK[0] + probs_NK) / 2) for probs_NK in probs_TNK), strict=True)
+    counts, steps = zip(*spacings(len(probs_TNK)), strict=True)
+    (error, nll), (pair_error, pair_nll) = map(errors_and_nlls, (probs_TNK, (probs_TNK[0] + probs_TNK) / 2))
+    averages = zip(counts, *errors_and_nlls([probs_TNK[::step].mean(0) for step in steps]), strict=True)
     classes_TN = probs_TNK.argmax(-1)
-    averages = {k: error_and_nll(probs_TNK[::step].mean(0)) for k, step in spacings(len(probs_TNK))}
     return {
-        "error": list(error),
-        "test_nll": list(nll),
+        "error": error,
+        "test_nll": nll,
         "differs": (classes_TN != classes_TN[0]).double().mean(1).tolist(),
-        "pair_error": list(pair_error),
-        "pair_nll": list(pair_nll),
-        "averages": {str(k): {"error": error, "nll": nll} for k, (error, nll) in averages.items()},
+        "pair_error": pair_error,
+        "pair_nll": pair_nll,
+        "averages": {str(count): {"error": error, "nll": nll} for count, error, nll in averages},
     }
 
 
