@@ -178,10 +178,10 @@ def test_the_pass_has_its_first_name_in_checkpoints() -> None:
 def test_what_it_refuses() -> None:
     tempered = tb.Model(nn.Linear(3, 1).double(), tb.likelihoods.Gaussian(0.7), temperature=0.5)
     with pytest.raises(ValueError, match="T = 1"):
-        tb.fit(tempered, (X, Y), tb.OnlineLaplace(epochs_of_descent=5), callbacks=())
+        tb.fit(tempered, (X, Y), tb.OnlineLaplace(), callbacks=())
     flat = tb.Model(nn.Linear(3, 1).double(), tb.likelihoods.Gaussian(0.7), tb.priors.Flat())
     with pytest.raises(ValueError, match="normal prior"):
-        tb.fit(flat, (X, Y), tb.OnlineLaplace(epochs_of_descent=5), callbacks=())
+        tb.fit(flat, (X, Y), tb.OnlineLaplace(), callbacks=())
     with pytest.raises(ValueError, match="`prior` must be one of"):
         tb.OnlineLaplace(prior="unit")  # type: ignore[arg-type]
 

@@ -11,6 +11,7 @@ from typing import Any
 from torchbayes.checks import given
 from torchbayes.driver.begin import Begin
 from torchbayes.driver.progress import Callback, search_bar
+from torchbayes.driver.reader import density_of
 from torchbayes.driver.run import recorded
 from torchbayes.methods.choices import Choice, Epochs, Lowered, PriorScale
 from torchbayes.methods.protocol import Method
@@ -49,7 +50,7 @@ def choose(
         The model, the method, and entries of the run's description: what `validation` was, and what was chosen.
 
     Raises:
-        ValueError: if rows are to choose a prior that is given.
+        ValueError: if rows are to choose a prior that is given, or the method does not take this model.
     """
     asked = _asked(model, validation)
     choices = _open(model, method, validation)
@@ -61,6 +62,7 @@ def choose(
     folds = folds_of(model, source, validation, seed=begin.seeds[0])
     if not folds:
         return model, method, asked
+    begin.state(method, density_of(model, source, method), source.steps_per_epoch)  # what it refuses, before any trial
     with search_bar(callbacks, method) as told:
         chosen = _of_all(choices, Search(model, method, folds, begin, told))
     record = {
