@@ -120,9 +120,9 @@ def test_interrupted_and_resumed_equals_uninterrupted(
         resumed = fitted(make, network, directory, resume=True)
         assert_same_tensors(everything(resumed), expected)
         assert losses(directory) == log
-    again = fitted(make, network, directory, resume=True)  # which is finished
+    again = fitted(make, network, tmp_path / "2.0", resume=True)  # which is finished
     assert_same_tensors(everything(again), expected)
-    assert losses(directory) == log
+    assert losses(tmp_path / "2.0") == log
 
 
 # methods in turn: few and many checkpoints take one path through every method, which the law above has with both

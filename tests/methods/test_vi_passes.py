@@ -14,7 +14,6 @@ import torchbayes as tb
 from torchbayes.density.layers import noisy
 from torchbayes.linalg import Dense
 from torchbayes.methods.noise import normals
-from torchbayes.methods.optimise.descent import DivergedError
 from torchbayes.methods.variational import mean_field, passes
 from torchbayes.methods.variational.passes import Descent, Penalty
 from torchbayes.methods.variational.vi import Info, State
@@ -192,7 +191,7 @@ def test_a_step_that_is_not_finite_changes_no_parameter(estimator: Any) -> None:
     state = chosen.init(density, *model.starting_weights([0]), seeds=[0], steps_per_epoch=1)
     before = state.descent.weights_MD.clone()
     batch = tb.Batch(torch.full((1, ROWS, 3), 1e200, dtype=torch.float64), normal(1, ROWS, 2))
-    with pytest.raises(DivergedError, match="diverged at step 0"):
+    with pytest.raises(tb.DivergedError, match="diverged at step 0"):
         chosen.step(density, state, batch, donate=True)
     assert torch.equal(state.descent.weights_MD, before)
     assert float(state.descent.slots["count"]) == 0

@@ -177,8 +177,8 @@ def _of_model(
         method = _exact() if rows * size <= _SMALL else SGLD(chains=4, steps=4000, burn_in=2000, thin=1)
     num_data = num_observations(place, chunk_size)
     beta = _beta(num_data) if beta is None else float(beta)
-    stochastic = method.batch_size is not None and method.batch_size < rows
-    if stochastic:
+    batch_size = method.needs.batch_size
+    if batch_size is not None and batch_size < rows:
         rise, loss = rise_on_batches(place, chunk_size, chains=method.members, seed=seed)
     else:
         rise, loss = rise_on_all(place, chunk_size)
@@ -275,7 +275,7 @@ def _at_half_the_step(found: Chains, problem: _Problem, seed: int) -> Tensor:
         halved = replace(state, step_size=replace(adapted, step_size_M=adapted.step_size_M / 2))
         longer, resume = replace(method, steps=method.steps + more), replace(found, state=halved)
         later = run_chains(problem.density, longer, state.weights_MD, seed=seed, resume=resume)
-    elif not method.adapts and step_size is not None and method.schedule is None:
+    elif not method.adapts and step_size is not None and getattr(method, "schedule", None) is None:
         smaller = replace(method, step_size=step_size / 2, steps=more, burn_in=0)
         later = run_chains(problem.density, smaller, state.weights_MD, seed=mix(Purpose.COEFFICIENT_HALF, seed))
     else:
