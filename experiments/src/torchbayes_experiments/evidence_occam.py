@@ -191,7 +191,7 @@ def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
     return float(ranks[0] @ ranks[1] / norm) if norm > 0 else 0.0
 
 
-def _numbers(grid: Grid) -> list[tuple[str, float, float]]:
+def _numbers(grid: Grid) -> list[tuple[str, Any, float]]:
     """Return the statement of each part, the number of one seed, and the bound."""
     (low, *_, high), (narrow, *_, wide) = grid["scales"], grid["widths"]
     evidence, best, train = grid["log_evidence"], at_best(grid, "log_evidence"), at_best(grid, "train_nll")
@@ -236,7 +236,7 @@ def _width_table(seeds: Sequence[Grid]) -> Table:
     widths = [int(width) for width in seeds[0]["widths"]]
 
     def chosen(width: int) -> str:
-        scales = {grid["scales"][grid["log_evidence"][widths.index(width)].argmax()] for grid in seeds}
+        scales = {float(grid["scales"][grid["log_evidence"][widths.index(width)].argmax()]) for grid in seeds}
         return ", ".join(f"{scale:g}" for scale in sorted(scales))
 
     best = [{name: dict(zip(widths, at_best(grid, name), strict=True)) for name in names} for grid in seeds]
@@ -265,7 +265,7 @@ def _choice_table(seeds: Sequence[Grid]) -> Table:
     for chosen, shape in shapes.items():
         for label, (name, sign) in rules.items():
             grids = [(sign * grid[name].reshape(shape), grid["test_nll"].reshape(shape)) for grid in seeds]
-            nlls = [np.mean(np.take_along_axis(nll, by.argmax(1)[:, None], 1)) for by, nll in grids]
+            nlls = [float(np.mean(np.take_along_axis(nll, by.argmax(1)[:, None], 1))) for by, nll in grids]
             body.append([chosen, label, mean_and_error(nlls)])
     return Table(
         ["chosen", "by", "test NLL"],

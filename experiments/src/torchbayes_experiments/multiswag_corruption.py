@@ -88,7 +88,7 @@ def run(recipe: CorruptionRecipe, seed: int, directory: Path) -> dict[str, Any]:
 
     def severities(name: str) -> list[dict[str, dict[str, float]]]:
         pairs = (tb.data.corrupt_data(data, name, severity, limit=recipe.corrupted_rows) for severity in range(1, 6))
-        return [_scores(functions, *pair, recipe.members) for pair in pairs]
+        return [_scores(functions, inputs, targets, recipe.members) for inputs, targets in pairs]
 
     inputs, targets = (part[: recipe.test_rows] for part in data.test)
     return {
@@ -142,7 +142,7 @@ def summarise(results: Sequence[dict[str, Any]]) -> Findings:
         )
         for metric, label in {"nll": "NLL", "accuracy": "Accuracy", "ece": "ECE"}.items()
     )
-    return Findings(verdict, _tables(rows, nll), pictures)
+    return Findings(verdict, (*_score_tables(rows, nll), *_nll_tables(nll)), pictures)
 
 
 def _curves(rows: Rows) -> dict[str, np.ndarray]:
@@ -151,14 +151,13 @@ def _curves(rows: Rows) -> dict[str, np.ndarray]:
     return {name: np.stack(list(by_severity.values())) for name, by_severity in apart.items()}
 
 
-def _tables(rows: Rows, nll: Rows) -> tuple[Table, ...]:
-    clean, corrupted = rows.where(severity=0), nll.where(severity=list(range(1, 6)))
+def _score_tables(rows: Rows, nll: Rows) -> tuple[Table, Table]:
+    clean = rows.where(severity=0)
 
     def spread(method: str) -> float | None:
         spreads = clean.values(method=method, metric="nll_std")
         return float(np.mean(spreads)) if spreads.size else None
 
-    columns = ["accuracy", "NLL", "ECE", "spread of NLL"]
     scores = pivot(
         clean,
         "method",
@@ -167,24 +166,26 @@ def _tables(rows: Rows, nll: Rows) -> tuple[Table, ...]:
         labels={"nll": "NLL", "ece": "ECE"},
         beside={"spread of NLL": spread},
         better={"accuracy": "high", "NLL": "low", "ECE": "low"},
-        digits=dict.fromkeys(columns, ".4f"),
+        digits=dict.fromkeys(("accuracy", "NLL", "ECE", "spread of NLL"), ".4f"),
         caption="Clean test images: mean over seeds ± standard error. A single network is the mean over the ensemble's "
         "members taken alone, SWAG the mean over MultiSWAG's, and the spread their standard deviation; MultiSWA "
         "averages the means of MultiSWAG's Gaussians.",
     )
-    severities = pivot(
-        corrupted,
+    corrupted = pivot(
+        nll.where(severity=list(range(1, 6))),
         "method",
         "severity",
         labels={severity: f"severity {severity}" for severity in range(1, 6)},
         better="low",
         caption="NLL under corruption, mean over corruptions; mean over seeds ± standard error.",
     )
-    means = _curves(nll)
-    columns = {
-        f"{a} − {b}": means[a] - means[b]
-        for a, b in (("ensemble", "single"), ("MultiSWAG", "ensemble"), ("MultiSWAG", "MultiSWA"))
-    }
+    return scores, corrupted
+
+
+def _nll_tables(nll: Rows) -> tuple[Table, Table]:
+    """Return paired differences, and the NLL of each corruption, to show which corruptions order the means."""
+    means, pairs = _curves(nll), (("ensemble", "single"), ("MultiSWAG", "ensemble"), ("MultiSWAG", "MultiSWA"))
+    columns = {f"{first} − {second}": means[first] - means[second] for first, second in pairs}
     images = ("clean", *(f"severity {severity}" for severity in range(1, 6)))
     compared = Table(
         ["images", *columns],
@@ -193,19 +194,13 @@ def _tables(rows: Rows, nll: Rows) -> tuple[Table, ...]:
         "the two is better.",
         formats=dict.fromkeys(columns, ".4f"),
     )
-    # which corruptions order the means
-    strong, kinds = nll.where(severity=STRONG), rows.names("kind")[1:]
-    each = [[float(strong.values(kind=kind, method=name).mean()) for name in METHODS] for kind in kinds]
-    return (
-        scores,
-        severities,
-        compared,
-        Table(
-            ["corruption", *METHODS],
-            [[kind.replace("_", " "), *numbers] for kind, numbers in zip(kinds, each, strict=True)],
-            "NLL of each corruption, mean over severities 4 and 5 and over seeds.",
-        ),
-    )
+    strong = nll.where(severity=STRONG)
+    body = [
+        [kind.replace("_", " "), *(float(strong.values(kind=kind, method=name).mean()) for name in METHODS)]
+        for kind in strong.names("kind")
+    ]
+    caption = "NLL of each corruption, mean over severities 4 and 5 and over seeds."
+    return compared, Table(["corruption", *METHODS], body, caption)
 
 
 EXPERIMENT = Experiment(

@@ -48,9 +48,9 @@ def pivot(
     """
     index = (index,) if isinstance(index, str) else tuple(index)
     labels, beside = labels or {}, beside or {}
-    names = list(rows.names(columns) if keep is None else keep)
+    names: list[Any] = list(rows.names(columns) if keep is None else keep)
     names += [name for name in beside if name not in names]
-    written = {name: labels.get(name, str(name)) for name in names if name not in beside}
+    written = {name: str(labels.get(name, name)) for name in names if name not in beside}
     body = []
     for place in rows.combinations(*index):
         at = rows.where(**dict(zip(index, place, strict=True)))
@@ -58,11 +58,12 @@ def pivot(
         cells = {name: mean_and_error(array) if array.size else None for name, array in numbers.items()}
         cells |= {name: cell(*place) for name, cell in beside.items()}
         body.append([*(labels.get(name, name) for name in place), *(cells[name] for name in names)])
+    best: Any = dict.fromkeys(written.values(), better) if isinstance(better, str) else better or {}
     return Table(
-        [*(heads or index), *(written.get(name, name) for name in names)],
+        [*(heads or index), *(written.get(name, str(name)) for name in names)],
         body,
         caption,
-        better=dict.fromkeys(written.values(), better) if isinstance(better, str) else better or {},
+        better=best,
         formats=dict.fromkeys(written.values(), digits) if isinstance(digits, str) else digits,
     )
 

@@ -39,7 +39,7 @@ Results = Sequence[Mapping[str, Any]]
 
 
 def summarise(results: Results) -> Findings:
-    rows, sets = _rows(results), [SETS.get(name, name) for name in results[0]["methods"][MODE]["foreign"]]
+    rows, sets = _rows(results), [str(SETS.get(name, name)) for name in results[0]["methods"][MODE]["foreign"]]
     listed = ", ".join(sets[:-1]) + " and " * (len(sets) > 1) + sets[-1]
     tables = (_digits_table(rows), _average_table(rows, listed))
     tables += (_set_table(rows, "confidence"), _set_table(rows, "auroc"))
@@ -142,7 +142,7 @@ def _set_table(rows: Rows, metric: str) -> Table:
         heads=[f"{label}, %"],
         labels=SETS,
         scale=100,
-        digits=dict.fromkeys([*(SETS.get(name, name) for name in names), *beside], ".1f"),
+        digits=dict.fromkeys([*(str(SETS.get(name, name)) for name in names), *beside], ".1f"),
         beside=beside,
         better=better,
         caption=f"{label} on each foreign set: mean over seeds ± standard error, beside the paper's where it has it.",
@@ -231,7 +231,7 @@ def _plane(rows: Rows) -> Figure:
         axes.locator_params(nbins=6)
         axes.margins(0.12)
         below_it = "paper: EMNIST for notMNIST" if name == "average" else ""
-        style.panel_title(axes, "average over the sets" if below_it else SETS.get(name, name), below=below_it)
+        style.panel_title(axes, "average over the sets" if below_it else str(SETS.get(name, name)), below=below_it)
     style.remove_spare(grid, len(names))
     for row in grid:
         row[0].set_ylabel("AUROC of the confidence")
@@ -257,7 +257,7 @@ def _histograms(results: Results, methods: Sequence[str]) -> Figure:
             pooled = np.sum([result["methods"][method]["counts"][name] for result in results], axis=0)
             colour, line = lines[(index - 1) % len(lines)]
             open_: dict[str, Any] = {"baseline": None, "color": colour, "linestyle": line, "linewidth": 1.5}
-            label = "test images" if name == "test" else SETS.get(name, name)
+            label = "test images" if name == "test" else str(SETS.get(name, name))
             handles[label] = axes.stairs(pooled / pooled.sum(), edges, **(filled if name == "test" else open_))
         style.panel_title(axes, method, look)
     style.remove_spare(grid, len(methods))

@@ -61,7 +61,7 @@ def _rows(results: Results) -> Rows:
         entropies = {OWN: scores["entropy_wrong"], SAME: scores["entropy_same"]}
         return {"error": error, "test error, %": 100 * error, WRONG: 100 * np.mean(scores["wrong"]), **entropies}
 
-    frame = tidy(
+    frame: Any = tidy(
         [
             {
                 PHOTOGRAPHS: {name: seen(scores) for name, scores in result.get(PHOTOGRAPHS, {}).items()},

@@ -8,12 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes import networks
-from torchbayes.assess.evaluate import evaluate
-from torchbayes.model import Model
-from torchbayes.model.likelihoods import Categorical
-from torchbayes.model.priors.univariate import Normal
-from torchbayes.predictive.average import Predictive
+import torchbayes as tb
 
 METRICS = ("accuracy", "nll", "ece")
 
@@ -28,37 +23,17 @@ def classifier(
     shape: Sequence[int],
     classes: int,
     *,
-    prior: Normal,
+    prior: tb.priors.Normal,
     hidden: Sequence[int] | None = None,
     settings: Mapping[str, Any] | None = None,
-) -> Model:
-    """Return a classifier on `best_device()`.
-
-    Args:
-        network: a network by name.
-        shape: of one input.
-        classes: number of classes.
-        prior: of every weight.
-        hidden: widths of the hidden layers of `mlp`, its default if None; other networks ignore them.
-        settings: of the network, beside these.
-
-    Returns:
-        The model.
-    """
+) -> tb.Model:
+    """Return a classifier on `best_device()`; `hidden` are the widths of `mlp`, which other networks ignore."""
     widths = {"hidden": tuple(hidden)} if network == "mlp" and hidden is not None else {}
-    module = networks.build(network, tuple(shape), classes, **widths, **(settings or {}))
-    return Model(module.to(best_device()), Categorical(), prior)
+    module = tb.networks.build(network, tuple(shape), classes, **widths, **(settings or {}))
+    return tb.Model(module.to(best_device()), tb.likelihoods.Categorical(), prior)
 
 
-def metrics_of(average: Predictive, targets: Tensor) -> dict[str, float]:
-    """Return the `METRICS` of a model average.
-
-    Args:
-        average: the predictive distribution, of B rows.
-        targets: classes (B,).
-
-    Returns:
-        metric -> value.
-    """
-    found = evaluate(average, targets).metrics
-    return {key: found[key] for key in METRICS}
+def metrics_of(average: tb.Predictive, targets: Tensor) -> dict[str, float]:
+    """Return the `METRICS` of a model average of B rows with classes (B,)."""
+    metrics = tb.evaluate(average, targets).metrics
+    return {key: metrics[key] for key in METRICS}

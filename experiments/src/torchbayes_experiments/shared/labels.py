@@ -13,25 +13,14 @@ def shuffled(targets: Tensor, share: float, *, seed: int) -> Tensor:
 
     Every step of the shuffle (Fisher and Yates, inside out) adds one row and changes at most one other, so with the
     same seed the rows shuffled at a smaller share are among those shuffled at a larger one. Classes keep their sizes.
-
-    Args:
-        targets: (N,).
-        share: of the rows that are shuffled, between 0 and 1.
-        seed: of the choice and of the shuffle.
-
-    Returns:
-        A new tensor (N,).
-
-    Raises:
-        ValueError: if the share is not between 0 and 1.
     """
     if not 0 <= share <= 1:
         raise ValueError(f"`share` must be between 0 and 1; got {share}.")
     random = generator(Purpose.SHUFFLE, seed)
     order = torch.randperm(len(targets), generator=random).tolist()
     places = torch.rand(len(targets), generator=random, dtype=torch.float64).tolist()
-    found = targets.clone()
+    labels = targets.clone()
     for step in range(round(share * len(targets))):
         other = order[int(places[step] * (step + 1))]
-        found[order[step]], found[other] = found[other].clone(), found[order[step]].clone()
-    return found
+        labels[order[step]], labels[other] = labels[other].clone(), labels[order[step]].clone()
+    return labels

@@ -18,11 +18,9 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
+import torchbayes as tb
 from torchbayes.comparison.evidence.rounds import laplace_at
 from torchbayes.evidence import ModelTarget
-from torchbayes.methods.laplace.laplace import Laplace
-from torchbayes.model import Model
-from torchbayes.posteriors import LaplacePosterior
 from torchbayes_experiments.streams import Purpose, generator
 
 Pair = tuple[Tensor, Tensor]
@@ -42,16 +40,7 @@ class Mode:
 
 
 def climb(target: ModelTarget, starts_MD: Tensor, *, steps: int) -> list[Mode]:
-    """Climb the log joint density from each start, and return the ends, the highest first.
-
-    Args:
-        target: prior and likelihood, in float64.
-        starts_MD: starting weights.
-        steps: maximum number of steps of L-BFGS.
-
-    Returns:
-        One mode for each start.
-    """
+    """Climb the log joint density in float64 by L-BFGS from each start, and return the ends, the highest first."""
     one = torch.ones(1, dtype=torch.float64)
 
     def negative(weights: np.ndarray) -> tuple[float, np.ndarray]:
@@ -64,22 +53,16 @@ def climb(target: ModelTarget, starts_MD: Tensor, *, steps: int) -> list[Mode]:
     return sorted(modes, key=lambda mode: -mode.log_joint)
 
 
-def climb_regression(model: Model, data: Pair, start_D: Tensor, *, steps: int, tolerance: float) -> tuple[Mode, float]:
+def climb_regression(
+    model: tb.Model, data: Pair, start_D: Tensor, *, steps: int, tolerance: float
+) -> tuple[Mode, float]:
     """Climb the log joint density of a regression with known noise and one normal prior by Levenberg and Marquardt.
 
         δ = ((1/s² + a) I + JᵀJ/σ²)⁻¹ g,    g the gradient of the log joint density
 
     The damping a is divided by five after a step that increases the log joint density, and tripled otherwise.
-
-    Args:
-        model: of one output, with `Gaussian(σ)` and `Normal(s)`, in float64.
-        data: inputs and targets (N, 1).
-        start_D: starting weights.
-        steps: maximum number of steps.
-        tolerance: stop where the predicted gain of an undamped step, ½ gᵀ (I/s² + JᵀJ/σ²)⁻¹ g, is below this, in nats.
-
-    Returns:
-        The end, and the predicted gain of an undamped step there.
+    The model has one output, `Gaussian(σ)` and `Normal(s)`, in float64. The climb stops where the predicted gain of an
+    undamped step, ½ gᵀ (I/s² + JᵀJ/σ²)⁻¹ g in nats, is below `tolerance`; that gain is returned beside the end.
     """
     from torch.func import grad, vmap
 
@@ -126,23 +109,10 @@ def _damped(jacobian_ND: Tensor, gradient_D: Tensor) -> Callable[[float], Tensor
 
 
 def laplace(
-    model: Model, data: Pair, mode: Mode, *, curvature: Literal["ggn", "hessian"] = "ggn"
-) -> tuple[LaplacePosterior, bool]:
-    """Return the Laplace posterior at one mode, with a dense precision, and whether the weights are at a mode.
-
-    Args:
-        model: the model.
-        data: inputs and targets.
-        mode: the weights.
-        curvature: Gauss-Newton or the exact Hessian.
-
-    Returns:
-        The posterior, and False if the posterior reports that it is not at a mode.
-
-    Raises:
-        ValueError: if the precision is not positive definite.
-    """
-    return laplace_at(model, data, Laplace("dense", curvature, prior="model"), start=mode.weights_D.unsqueeze(0))
+    model: tb.Model, data: Pair, mode: Mode, *, curvature: Literal["ggn", "hessian"] = "ggn"
+) -> tuple[tb.LaplacePosterior, bool]:
+    """Return the Laplace posterior at one mode, with a dense precision, and whether it reports to be at a mode."""
+    return laplace_at(model, data, tb.Laplace("dense", curvature, prior="model"), start=mode.weights_D.unsqueeze(0))
 
 
 def log_symmetries(hidden: int) -> float:
@@ -150,29 +120,15 @@ def log_symmetries(hidden: int) -> float:
 
     Units can be permuted, and the signs of a unit's incoming and outgoing weights can be flipped together. Under a
     prior that is invariant to both, every arrangement is a mode with the same evidence.
-
-    Args:
-        hidden: H, units of the one hidden layer.
-
-    Returns:
-        The logarithm.
     """
     return hidden * math.log(2) + math.lgamma(hidden + 1)
 
 
-def rearranged(model: Model, weights_SD: Tensor, *, seed: int) -> Tensor:
+def rearranged(model: tb.Model, weights_SD: Tensor, *, seed: int) -> Tensor:
     """Return draws of a network with one hidden layer of tanh units, each with its units in a random arrangement.
 
     Arrangements are drawn uniformly. The posterior is invariant to them, so draws around one mode become draws around
     all modes equivalent to it.
-
-    Args:
-        model: of `networks.mlp` with one hidden layer.
-        weights_SD: draws.
-        seed: of the arrangements.
-
-    Returns:
-        Weights (S, D) with the same functions.
     """
     source = generator(Purpose.ARRANGEMENT, seed)
     first, bias, last, rest = torch.split(weights_SD, list(model.layout.sizes), dim=1)
