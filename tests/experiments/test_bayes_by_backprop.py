@@ -14,9 +14,9 @@ from torchbayes.data import load
 from torchbayes.linalg import Diagonal
 from torchbayes.model.priors import Flat, Normal, NormalMixture
 from torchbayes.posteriors import Gaussian
-from torchbayes_experiments import bayes_by_backprop as room
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.bayes_by_backprop import EXPERIMENT, BackpropRecipe, Entry, Regression
+from torchbayes_experiments.variational import bayes_by_backprop as room
+from torchbayes_experiments.variational.bayes_by_backprop import EXPERIMENT, BackpropRecipe, Entry, Regression
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")  # so short a training
 SHORT = tb.MAP(epochs=3, batch_size=50)

@@ -12,7 +12,7 @@ from torch import nn
 
 from torchbayes.data import load
 from torchbayes_experiments import get
-from torchbayes_experiments.compression import (
+from torchbayes_experiments.variational.compression import (
     CONVOLUTIONAL,
     DENSE,
     DROPOUT,

@@ -13,8 +13,8 @@ import torch
 
 import torchbayes as tb
 from torchbayes.data import load
-from torchbayes_experiments import continual_learning as room
-from torchbayes_experiments.continual_learning import (
+from torchbayes_experiments.variational import continual_learning as room
+from torchbayes_experiments.variational.continual_learning import (
     CENTRES,
     DIAGONAL,
     EXPERIMENT,

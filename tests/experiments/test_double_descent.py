@@ -9,8 +9,8 @@ import pytest
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load
-from torchbayes_experiments import double_descent as room
-from torchbayes_experiments.double_descent import EXPERIMENT, METHODS, DescentRecipe
+from torchbayes_experiments.basins import double_descent as room
+from torchbayes_experiments.basins.double_descent import EXPERIMENT, METHODS, DescentRecipe
 from torchbayes_experiments.shared.labels import shuffled
 
 # runs this short learn nothing

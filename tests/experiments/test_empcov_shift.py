@@ -13,7 +13,7 @@ import torch
 import torchbayes as tb
 from tests.oracles import assert_close
 from torchbayes_experiments import get
-from torchbayes_experiments.empcov_shift import (
+from torchbayes_experiments.priors.empcov_shift import (
     DEAD,
     EMPCOV,
     METHODS,

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import torchbayes as tb
-from torchbayes_experiments import evidence_agreement as room
 from torchbayes_experiments import get, reproduce
-from torchbayes_experiments.evidence_agreement import EXPERIMENT, AgreementRecipe, Problem
+from torchbayes_experiments.evidence import evidence_agreement as room
+from torchbayes_experiments.evidence.evidence_agreement import EXPERIMENT, AgreementRecipe, Problem
 
 TINY = AgreementRecipe(
     Problem("line", "regression", 2, (3, 6), 1.0, noise=1.0),

@@ -10,9 +10,9 @@ import torch
 
 from tests.experiments.shared.made_up_uci import tell, write
 from torchbayes.data import load
-from torchbayes_experiments import evidence_occam as room
 from torchbayes_experiments import get, reproduce
-from torchbayes_experiments.evidence_occam import EXPERIMENT, OccamRecipe
+from torchbayes_experiments.evidence import evidence_occam as room
+from torchbayes_experiments.evidence.evidence_occam import EXPERIMENT, OccamRecipe
 from torchbayes_experiments.experiment import open_directory
 
 TINY = OccamRecipe(widths=(1, 3), scales=(0.1, 0.7, 3.0), rounds=4, steps=40)

@@ -11,9 +11,9 @@ import torch
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load
-from torchbayes_experiments import evidence_random_labels as room
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.evidence_random_labels import EXPERIMENT, RandomLabelsRecipe
+from torchbayes_experiments.evidence import evidence_random_labels as room
+from torchbayes_experiments.evidence.evidence_random_labels import EXPERIMENT, RandomLabelsRecipe
 from torchbayes_experiments.shared.labels import shuffled
 
 TINY = RandomLabelsRecipe(

@@ -10,9 +10,9 @@ import pytest
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load
-from torchbayes_experiments import evidence_support as room
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.evidence_support import EXPERIMENT, SupportRecipe
+from torchbayes_experiments.evidence import evidence_support as room
+from torchbayes_experiments.evidence.evidence_support import EXPERIMENT, SupportRecipe
 from torchbayes_experiments.shared.labels import shuffled
 
 TINY = SupportRecipe(

@@ -11,9 +11,17 @@ import torch
 import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load
-from torchbayes_experiments import fast_ensembling as room
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.fast_ensembling import EXPERIMENT, FAST, INDEPENDENT, KINDS, PAPER, SNAPSHOTS, FastRecipe
+from torchbayes_experiments.basins import fast_ensembling as room
+from torchbayes_experiments.basins.fast_ensembling import (
+    EXPERIMENT,
+    FAST,
+    INDEPENDENT,
+    KINDS,
+    PAPER,
+    SNAPSHOTS,
+    FastRecipe,
+)
 
 TINY = FastRecipe(
     data="digits",

@@ -16,8 +16,8 @@ from torchbayes.geometry.operators import Products
 from torchbayes.geometry.single import place_of
 from torchbayes.methods.schedules import Constant
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.flat_regions import EXPERIMENT, report, run
-from torchbayes_experiments.flat_regions.run import FILTERS, GRID, RAW, FlatRecipe, Solutions, Widths
+from torchbayes_experiments.basins.flat_regions import EXPERIMENT, report, run
+from torchbayes_experiments.basins.flat_regions.run import FILTERS, GRID, RAW, FlatRecipe, Solutions, Widths
 from torchbayes_experiments.shared.labels import shuffled
 
 SOLUTIONS = Solutions(

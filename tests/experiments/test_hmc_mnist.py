@@ -15,9 +15,9 @@ import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load
 from torchbayes.posteriors.files import sealed, unsealed
-from torchbayes_experiments import hmc_mnist as room
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.hmc_mnist import EXPERIMENT, MNISTChainRecipe
+from torchbayes_experiments.references import hmc_mnist as room
+from torchbayes_experiments.references.hmc_mnist import EXPERIMENT, MNISTChainRecipe
 
 TINY = MNISTChainRecipe(
     data="digits",

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 
 import torchbayes as tb
 from torchbayes.data import load
-from torchbayes_experiments import hmc_reference as room
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.hmc_reference import EXPERIMENT, ReferenceRecipe
+from torchbayes_experiments.references import hmc_reference as room
+from torchbayes_experiments.references.hmc_reference import EXPERIMENT, ReferenceRecipe
 from torchbayes_experiments.shared import image_hmc
 
 TINY = ReferenceRecipe(

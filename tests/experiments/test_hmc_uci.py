@@ -14,9 +14,9 @@ from tests.experiments.shared.made_up_uci import of_true_size, small_sets
 from tests.processes import forked
 from torchbayes import networks
 from torchbayes.data import load
-from torchbayes_experiments import hmc_uci as room
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.hmc_uci import EXPERIMENT, UCIChainsRecipe
+from torchbayes_experiments.references import hmc_uci as room
+from torchbayes_experiments.references.hmc_uci import EXPERIMENT, UCIChainsRecipe
 from torchbayes_experiments.shared import uci_splits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the noise explains what the mean could:torchbayes.ProblemWarning")
@@ -96,7 +96,8 @@ def test_the_health_of_hmc_is_what_it_logged_after_burn_in(case):
 
 def test_every_method_has_the_prior_of_its_set(tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(room.tb, "fit", lambda model, *a, **k: seen.append(model.prior) or tb.fit(model, *a, **k))
+    fit = tb.fit
+    monkeypatch.setattr(room.tb, "fit", lambda model, *a, **k: seen.append(model.prior) or fit(model, *a, **k))
     room.run(replace(TINY, splits=1), 0, tmp_path)
     scales = [prior.segments[0].prior.scale for prior in seen]
     assert scales == [0.5] * 3 + [0.7] * 3

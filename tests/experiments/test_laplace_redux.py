@@ -15,8 +15,8 @@ import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load, out_of_distribution
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.laplace_redux import EXPERIMENT, report, run
-from torchbayes_experiments.laplace_redux.run import LaplaceReduxRecipe
+from torchbayes_experiments.evidence.laplace_redux import EXPERIMENT, report, run
+from torchbayes_experiments.evidence.laplace_redux.run import LaplaceReduxRecipe
 from torchbayes_experiments.streams import Purpose, generator
 
 TINY = LaplaceReduxRecipe(

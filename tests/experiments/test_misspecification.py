@@ -10,9 +10,9 @@ import torch
 from scipy.stats import norm
 
 import torchbayes as tb
-from torchbayes_experiments import misspecification as room
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.misspecification import (
+from torchbayes_experiments.priors import misspecification as room
+from torchbayes_experiments.priors.misspecification import (
     ASSUMED,
     BAYES,
     CURVED,

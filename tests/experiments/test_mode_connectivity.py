@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 import torchbayes as tb
 from torchbayes.data import load
 from torchbayes.geometry import align, barrier
-from torchbayes_experiments.mode_connectivity import EXPERIMENT, report, run
-from torchbayes_experiments.mode_connectivity.run import (
+from torchbayes_experiments.basins.mode_connectivity import EXPERIMENT, report, run
+from torchbayes_experiments.basins.mode_connectivity.run import (
     BEFORE,
     BEZIER,
     BY_ACTIVATIONS,

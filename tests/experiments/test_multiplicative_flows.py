@@ -16,8 +16,8 @@ import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load, out_of_distribution
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.multiplicative_flows import EXPERIMENT, report, run
-from torchbayes_experiments.multiplicative_flows.run import (
+from torchbayes_experiments.variational.multiplicative_flows import EXPERIMENT, report, run
+from torchbayes_experiments.variational.multiplicative_flows.run import (
     DROPOUT,
     ENSEMBLE,
     FFG,

@@ -10,8 +10,8 @@ import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import corrupt_data, load
 from torchbayes_experiments import Experiment, reproduce
-from torchbayes_experiments import multiswag_corruption as room
-from torchbayes_experiments.multiswag_corruption import EXPERIMENT, CorruptionRecipe
+from torchbayes_experiments.basins import multiswag_corruption as room
+from torchbayes_experiments.basins.multiswag_corruption import EXPERIMENT, CorruptionRecipe
 
 TINY = CorruptionRecipe(
     data="digits",

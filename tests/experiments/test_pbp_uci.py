@@ -12,9 +12,9 @@ import torchbayes as tb
 from tests.experiments.shared.made_up_uci import of_true_size, small_sets
 from tests.processes import forked
 from torchbayes.data import load
-from torchbayes_experiments import pbp_uci as room
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.pbp_uci import EXPERIMENT
+from torchbayes_experiments.regression import pbp_uci as room
+from torchbayes_experiments.regression.pbp_uci import EXPERIMENT
 from torchbayes_experiments.shared import uci_splits
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")  # runs of few passes

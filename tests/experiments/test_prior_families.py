@@ -12,9 +12,17 @@ import torch
 import torchbayes as tb
 from torchbayes.data import load
 from torchbayes.data.text import FIRST_WORD
-from torchbayes_experiments import prior_families as room
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.prior_families import EXPERIMENT, FAMILIES, NARROW, PRIORS, WIDE, FamiliesRecipe, Problem
+from torchbayes_experiments.priors import prior_families as room
+from torchbayes_experiments.priors.prior_families import (
+    EXPERIMENT,
+    FAMILIES,
+    NARROW,
+    PRIORS,
+    WIDE,
+    FamiliesRecipe,
+    Problem,
+)
 
 CHAINS = tb.HMC(chains=2, steps=14, burn_in=10)
 TINY = FamiliesRecipe((

@@ -9,9 +9,9 @@ import torch
 
 import torchbayes as tb
 from torchbayes.data import load
-from torchbayes_experiments import prior_functions as room
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.prior_functions import EXPERIMENT, Drawn, Fitted, PriorRecipe
+from torchbayes_experiments.priors import prior_functions as room
+from torchbayes_experiments.priors.prior_functions import EXPERIMENT, Drawn, Fitted, PriorRecipe
 
 DRAWN = Drawn(network="mlp", classes=(0, 1, 7), per_class=10, scales=(0.1, 1.0), draws=20, shown=2)
 FITTED = Fitted(

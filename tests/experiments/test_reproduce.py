@@ -116,9 +116,10 @@ def test_the_default_directory_is_named_after_the_experiment(experiment, tmp_pat
     assert reproduce(experiment, seeds=1) == tmp_path / "experiments" / "made_up-small" / "report.html"
 
 
-def test_every_folder_with_a_recipe_is_an_experiment_of_its_name():
-    folders = {path.parent.name for path in Path(experiments.__file__).parent.glob("*/recipe.py")}
-    assert folders == {get(name).name for name in names()} == set(names())
+def test_every_module_of_a_family_is_an_experiment_of_its_name():
+    home = Path(experiments.__file__).parent
+    modules = {path.stem for family in set(experiments.NAMES.values()) for path in (home / family).glob("[!_]*")}
+    assert modules == {get(name).name for name in names()} == set(names())
     assert len(names()) >= 15
 
 

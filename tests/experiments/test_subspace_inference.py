@@ -16,7 +16,7 @@ from tests.experiments.shared.made_up_uci import small_sets
 from torchbayes.data import load
 from torchbayes.methods.schedules import Constant
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.subspace_inference import EXPERIMENT, report, run
+from torchbayes_experiments.basins.subspace_inference import EXPERIMENT, report, run
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")
 

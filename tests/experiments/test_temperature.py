@@ -17,7 +17,7 @@ from tests.oracles import assert_close
 from torchbayes.data import load
 from torchbayes.model import Batch
 from torchbayes_experiments import get
-from torchbayes_experiments.temperature import (
+from torchbayes_experiments.references.temperature import (
     CYCLICAL,
     FULL,
     METHODS,

@@ -12,8 +12,8 @@ import torchbayes as tb
 from tests.experiments.shared.made_up_uci import of_true_size, small_sets
 from torchbayes.data import load
 from torchbayes_experiments import reproduce
-from torchbayes_experiments import uci_table as room
-from torchbayes_experiments.uci_table import EXPERIMENT, UCITableRecipe
+from torchbayes_experiments.regression import uci_table as room
+from torchbayes_experiments.regression.uci_table import EXPERIMENT, UCITableRecipe
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the noise explains what the mean could:torchbayes.ProblemWarning")
 TINY = UCITableRecipe(sets=("boston", "yacht"), splits=2, members=2, epochs=4, burn_in=0.4, rank=2, draws=2)

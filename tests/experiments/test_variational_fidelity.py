@@ -11,10 +11,10 @@ import torch
 import torchbayes as tb
 from torchbayes.model.likelihoods import Categorical, Gaussian
 from torchbayes_experiments import reproduce
-from torchbayes_experiments import variational_fidelity as room
+from torchbayes_experiments.references import variational_fidelity as room
+from torchbayes_experiments.references.variational_fidelity import EXPERIMENT, Curve, FidelityRecipe, Methods
 from torchbayes_experiments.shared import image_hmc
 from torchbayes_experiments.shared.fidelity import members_of
-from torchbayes_experiments.variational_fidelity import EXPERIMENT, Curve, FidelityRecipe, Methods
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")  # runs of few steps
 

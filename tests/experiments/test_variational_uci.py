@@ -14,9 +14,9 @@ from tests.experiments.shared.made_up_uci import of_true_size, small_sets
 from tests.processes import forked
 from torchbayes.data import load
 from torchbayes_experiments import reproduce
-from torchbayes_experiments import variational_uci as room
+from torchbayes_experiments.regression import variational_uci as room
+from torchbayes_experiments.regression.variational_uci import EXPERIMENT
 from torchbayes_experiments.shared import uci_splits
-from torchbayes_experiments.variational_uci import EXPERIMENT
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")  # runs of few steps
 

@@ -14,15 +14,19 @@ from torchbayes_experiments.page import write_page
 
 
 @cache
-def _packages() -> dict[str, str]:
-    """Return the package of every experiment: entry points of the group `torchbayes.experiments` name packages."""
+def _modules() -> dict[str, str]:
+    """Return the module of every experiment: entry points of the group `torchbayes.experiments` name packages."""
     packages = [entry.load() for entry in entry_points(group="torchbayes.experiments")]
-    return {name: package.__name__ for package in packages for name in package.NAMES}
+    return {
+        name: ".".join(filter(None, (package.__name__, folder, name)))
+        for package in packages
+        for name, folder in package.NAMES.items()
+    }
 
 
 def names() -> dict[str, str]:
     """Return the name of every experiment with its claim."""
-    return {name: get(name).claim for name in _packages()}
+    return {name: get(name).claim for name in _modules()}
 
 
 def get(name: str) -> Experiment:
@@ -31,8 +35,8 @@ def get(name: str) -> Experiment:
     Raises:
         ValueError: if there is none.
     """
-    check_name("experiment", name, _packages())
-    return import_module(f"{_packages()[name]}.{name}").EXPERIMENT
+    check_name("experiment", name, _modules())
+    return import_module(_modules()[name]).EXPERIMENT
 
 
 def reproduce(

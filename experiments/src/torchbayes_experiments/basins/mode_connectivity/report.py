@@ -10,7 +10,15 @@ import numpy as np
 from torchbayes.report import Picture, Table, figures, looks
 from torchbayes.report.style import QUIET, house_style, legend_above, new_figure, percent_axis
 from torchbayes_experiments import Findings, Part, Verdict, below
-from torchbayes_experiments.mode_connectivity.run import ALIGNMENT, BEFORE, CURVES, IMAGES, MATCHED, RESIDUAL, SEGMENT
+from torchbayes_experiments.basins.mode_connectivity.run import (
+    ALIGNMENT,
+    BEFORE,
+    CURVES,
+    IMAGES,
+    MATCHED,
+    RESIDUAL,
+    SEGMENT,
+)
 from torchbayes_experiments.verdicts import mean_and_error, two_standard_errors
 
 if TYPE_CHECKING:

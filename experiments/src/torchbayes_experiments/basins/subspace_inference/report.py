@@ -10,7 +10,7 @@ import numpy as np
 from torchbayes.report import Picture, Table, looks
 from torchbayes.report.style import INK, house_style, legend_above, new_figure, note_below, panel_title
 from torchbayes_experiments import Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.subspace_inference.run import (
+from torchbayes_experiments.basins.subspace_inference.run import (
     CURVE,
     ESS,
     METHODS,

@@ -6,7 +6,7 @@ on five classes of CIFAR-10, and asked about the other five; and on digits, one 
 """
 
 from torchbayes_experiments.experiment import Experiment
-from torchbayes_experiments.multiplicative_flows import report, run
+from torchbayes_experiments.variational.multiplicative_flows import report, run
 
 EXPERIMENT = Experiment(
     name="multiplicative_flows",

@@ -10,7 +10,7 @@ import numpy as np
 
 from torchbayes.report import Picture, Table, figures, looks, style
 from torchbayes_experiments import Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.laplace_redux.run import ENSEMBLE, METHODS, MODE, VARIANTS
+from torchbayes_experiments.evidence.laplace_redux.run import ENSEMBLE, METHODS, MODE, VARIANTS
 from torchbayes_experiments.shared.classifiers import METRICS
 from torchbayes_experiments.tables import pivot
 from torchbayes_experiments.verdicts import interval, two_standard_errors

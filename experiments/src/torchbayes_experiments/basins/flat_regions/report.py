@@ -12,7 +12,7 @@ import numpy as np
 from torchbayes.report import Picture, Table, figures, looks
 from torchbayes.report.style import INK, QUIET, house_style, legend_above, new_figure, note_below, percent_axis
 from torchbayes_experiments import Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.flat_regions.run import END, FILTERS, GRID, MATCHED, PLAIN, RAW
+from torchbayes_experiments.basins.flat_regions.run import END, FILTERS, GRID, MATCHED, PLAIN, RAW
 from torchbayes_experiments.tables import pivot
 from torchbayes_experiments.verdicts import mean_and_error, two_standard_errors
 

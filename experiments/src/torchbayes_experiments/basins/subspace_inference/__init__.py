@@ -6,7 +6,7 @@ UCI regression, drawn as bands along one input, and scored on images for a rando
 """
 
 from torchbayes_experiments import Experiment
-from torchbayes_experiments.subspace_inference import report, run
+from torchbayes_experiments.basins.subspace_inference import report, run
 
 EXPERIMENT = Experiment(
     name="subspace_inference",

@@ -12,8 +12,17 @@ import torch
 from torchbayes.report import Picture, Table, figures, looks
 from torchbayes.report.style import FAINT, house_style, legend_above, new_figure, note_below, panel_title, percent_axis
 from torchbayes_experiments import Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.multiplicative_flows.run import DIGITS, ENSEMBLE, FFG, FFLU, FLOWS, L2, PHOTOGRAPHS, rotated
 from torchbayes_experiments.tables import differences, pivot
+from torchbayes_experiments.variational.multiplicative_flows.run import (
+    DIGITS,
+    ENSEMBLE,
+    FFG,
+    FFLU,
+    FLOWS,
+    L2,
+    PHOTOGRAPHS,
+    rotated,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,1 @@
+"""Basins of the loss: their width, the paths between them, and averages within and over them."""

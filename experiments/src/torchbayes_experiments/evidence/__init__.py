@@ -1,0 +1,1 @@
+"""The evidence of networks, and Laplace posteriors."""

@@ -1,0 +1,1 @@
+"""What priors and models say before the data, and what is left of it after."""

@@ -1,0 +1,1 @@
+"""How close methods come to full-batch HMC, and whether its chains agree."""

@@ -1,0 +1,1 @@
+"""Normal distributions over weights: pruning, flows, compression, tasks one after the other."""
