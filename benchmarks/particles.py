@@ -11,8 +11,8 @@ import torch
 
 import torchbayes as tb
 from benchmarks.harness import Work, race, report
-from torchbayes.native.seeds import member_seeds
 from torchbayes.networks import build
+from torchbayes.randomness.seeds import member_seeds
 
 MEMBERS, BATCH, CLASSES, STEPS = 10, 128, 10, 1_000_000
 WAYS: dict[str, Any] = {

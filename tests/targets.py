@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tests.oracles import LinearGaussian, normal
 from torchbayes.density import FunctionDensity, Value
-from torchbayes.native.seeds import Purpose, mix
+from torchbayes.randomness.seeds import Purpose, mix
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torchbayes.assess.evaluate import Evaluation, TemperatureScaling, detection
 from torchbayes.calls import explain_constructors as _explain_constructors
 from torchbayes.catalogue import methods as _methods
 from torchbayes.catalogue.methods import *  # noqa: F403  (every method that the catalogue has)
+from torchbayes.continual import Learned, Task, coresets, sequence
 from torchbayes.density import FunctionDensity, LogDensity, LostRankError, Ranks
 from torchbayes.driver import Chains, Event, sample
 from torchbayes.methods.laplace.subnetwork import subnetwork
@@ -27,7 +28,6 @@ from torchbayes.methods.variational.weighting import Halving, WarmUp
 from torchbayes.model import Batch, Model, likelihoods, priors
 from torchbayes.model.parameters import Parameters, ordered
 from torchbayes.model.subspace import Subspace
-from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors import (
     BatchNormPosterior,
     CurvePosterior,
@@ -57,8 +57,8 @@ from torchbayes.predictive.matching import LinearKernel, MatchedPrior, RBFKernel
 from torchbayes.predictive.predict import predict, stream
 from torchbayes.predictive.prior import PriorPredictive, prior_predictive
 from torchbayes.predictive.propagated import Propagated
+from torchbayes.randomness.seeds import member_seeds
 from torchbayes.selection import fit
-from torchbayes.sequences import Learned, Task, coresets, sequence
 
 __version__ = "0.1.0"
 

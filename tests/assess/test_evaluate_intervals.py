@@ -12,7 +12,7 @@ from torch import Tensor, distributions
 
 import torchbayes as tb
 from torchbayes.assess.evaluation import interval_of, resampled
-from torchbayes.native.seeds import Purpose, seeded
+from torchbayes.randomness.seeds import Purpose, seeded
 
 
 def classifier(rows: int = 60) -> tuple[tb.Predictive, Tensor]:

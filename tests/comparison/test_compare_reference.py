@@ -23,8 +23,8 @@ from torchbayes.comparison.report import procedure
 from torchbayes.comparison.tables import caption, fidelity_table, table
 from torchbayes.data import Pair, corrupt_data
 from torchbayes.metrics.fidelity import floor
-from torchbayes.native.seeds import Purpose, mix
 from torchbayes.posteriors import Functions
+from torchbayes.randomness.seeds import Purpose, mix
 
 # a few epochs do not train
 pytestmark = pytest.mark.filterwarnings("ignore:.*than under a constant:torchbayes.ProblemWarning")

@@ -17,7 +17,7 @@ from torchbayes.catalogue.methods import label_of
 from torchbayes.comparison.figures import glance, pictures
 from torchbayes.comparison.resamples import RESAMPLES, at_severity, resampled_means
 from torchbayes.data import corrupt_data
-from torchbayes.native.seeds import Purpose, mix
+from torchbayes.randomness.seeds import Purpose, mix
 
 # a few epochs do not train
 pytestmark = pytest.mark.filterwarnings("ignore:.*than under a constant:torchbayes.ProblemWarning")

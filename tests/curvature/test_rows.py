@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import torchbayes as tb
 from tests.oracles import assert_close, classes, normal
-from torchbayes.model.rows.batch import batch_size, rows_of
+from torchbayes.model.batches.batch import batch_size, rows_of
 
 N = 24
 KEYS = torch.arange(N) - N / 2 + 0.5

@@ -10,7 +10,7 @@ from scipy import ndimage
 
 from torchbayes.data import CORRUPTIONS, corrupt, corrupt_data, load
 from torchbayes.data.corruptions import _box_filter, _jpeg, defocus_kernel, plasma, rotate, translate
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes.randomness.seeds import Purpose, generator
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchbayes.density import FunctionDensity, LogDensity, Plan, Value
 from torchbayes.density.plans import BackendName
 from torchbayes.model import Batch, Model, likelihoods, priors
-from torchbayes.native.seeds import Purpose, seeded
+from torchbayes.randomness.seeds import Purpose, seeded
 
 M, B, N = 3, 6, 50
 COMPILER = any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++"))

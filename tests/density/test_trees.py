@@ -15,7 +15,7 @@ from torchbayes.density.density import LogDensity
 from torchbayes.methods.mcmc import nuts
 from torchbayes.methods.mcmc.tree_kernel import Growth, grow
 from torchbayes.native.build import available
-from torchbayes.native.seeds import member_seeds
+from torchbayes.randomness.seeds import member_seeds
 
 pytestmark = pytest.mark.skipif(not available(), reason="kernels cannot be built here (compiler or MKL missing)")
 M, N, FEATURES, K = 3, 30, 4, 3

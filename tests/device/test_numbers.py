@@ -15,7 +15,7 @@ from tests.device.test_methods import fitted, model_on, start_of
 from tests.laws.cases import rows_of
 from torchbayes.density.precision import full_precision
 from torchbayes.methods.noise import normals
-from torchbayes.native.seeds import Purpose, seeded
+from torchbayes.randomness.seeds import Purpose, seeded
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes.native.seeds import Purpose, seeded
+from torchbayes.randomness.seeds import Purpose, seeded
 
 
 class Functional(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from tests.laws.cases import normal
-from torchbayes.native.seeds import Purpose, seeded
+from torchbayes.randomness.seeds import Purpose, seeded
 
 ROWS = 12
 

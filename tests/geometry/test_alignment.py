@@ -13,7 +13,7 @@ from tests.geometry.networks import NETWORKS, filled, made, normal
 from tests.oracles import classes
 from torchbayes.geometry import align, barrier, permutation_groups
 from torchbayes.geometry.symmetry.matching import assigned, by_weights
-from torchbayes.native.seeds import Purpose, seeded
+from torchbayes.randomness.seeds import Purpose, seeded
 
 
 def assert_same(found: Tensor, expected: Tensor) -> None:

@@ -14,7 +14,7 @@ from tests.oracles import assert_close
 from torchbayes.geometry import permutation_groups
 from torchbayes.geometry.symmetry.rules import RULES
 from torchbayes.geometry.symmetry.units import Segment, Ties, fixed
-from torchbayes.native.seeds import Purpose, seeded
+from torchbayes.randomness.seeds import Purpose, seeded
 
 
 class Applied(nn.Module):

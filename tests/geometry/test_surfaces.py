@@ -13,7 +13,7 @@ import torchbayes as tb
 from tests.laws.cases import model_of, rows_of
 from tests.oracles import assert_close, normal
 from torchbayes import geometry
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes.randomness.seeds import Purpose, generator
 from torchbayes.report import figures
 
 N = 30

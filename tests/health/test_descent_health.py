@@ -32,7 +32,7 @@ from torchbayes.linalg import Diagonal
 from torchbayes.methods.optimise.averaging import averaging_start, is_snapshot, planned_snapshots
 from torchbayes.methods.optimise.descent import epochs_of
 from torchbayes.methods.optimise.descent import start as start_at
-from torchbayes.model.rows.batch import Batch
+from torchbayes.model.batches.batch import Batch
 from torchbayes.model.sources.sources import as_source, evenly_spaced
 from torchbayes.posteriors.problems import not_finite
 

@@ -19,7 +19,7 @@ from torchbayes.health.ending import Case, NoHistory
 from torchbayes.health.noise import noise_problems
 from torchbayes.health.spread import unmoved
 from torchbayes.linalg import Diagonal
-from torchbayes.model.rows.batch import Batch
+from torchbayes.model.batches.batch import Batch
 from torchbayes.model.sources.sources import as_source
 
 ROWS, FEATURES = 200, 3

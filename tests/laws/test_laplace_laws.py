@@ -26,7 +26,7 @@ from tests.oracles import assert_close
 from tests.ranks import check, launch
 from torchbayes.driver.checkpoint import flatten
 from torchbayes.model.sources.sources import as_source
-from torchbayes.native.seeds import member_seeds
+from torchbayes.randomness.seeds import member_seeds
 
 KINDS: dict[str, dict[str, Any]] = {
     "diagonal": {"structure": "diagonal"},

@@ -12,7 +12,7 @@ from tests.laws import test_method_laws
 from tests.laws.cases import NETWORKS, model_of, rows_of
 from tests.laws.test_layer_laws import LAWS, obey, runs
 from tests.oracles import assert_close
-from torchbayes.native.seeds import member_seeds
+from torchbayes.randomness.seeds import member_seeds
 
 TOGETHER = test_method_laws.test_members_together_equal_members_alone  # whose tensors must all have an axis of members
 

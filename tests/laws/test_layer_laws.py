@@ -21,8 +21,8 @@ from tests.laws.cases import CLASSES, Nested, Net, Tied, assert_same_tensors, ev
 from tests.laws.test_method_laws import break_after, keep_every
 from tests.posteriors.layer_networks import Wrapped, stack
 from tests.ranks import check, launch
-from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.posterior import Posterior
+from torchbayes.randomness.seeds import member_seeds
 
 
 class TiedDropout(Tied):

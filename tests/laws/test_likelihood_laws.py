@@ -20,6 +20,7 @@ from tests.laws.survival import Survival, times
 from tests.oracles import assert_close, classes, normal
 from torchbayes.evidence import linear_gaussian_evidence
 from torchbayes.linalg import Diagonal
+from torchbayes.model.batches.batch import on_rows
 from torchbayes.model.likelihoods import (
     Bernoulli,
     Categorical,
@@ -30,7 +31,6 @@ from torchbayes.model.likelihoods import (
     StudentT,
     Weighted,
 )
-from torchbayes.model.rows.batch import on_rows
 
 N, K = 9, 3
 X, ELSEWHERE = normal(N, 2, seed=4), normal(5, 2, seed=5)

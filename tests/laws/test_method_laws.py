@@ -37,9 +37,9 @@ from torchbayes.driver.reader import Reader
 from torchbayes.driver.shelf import MemoryShelf
 from torchbayes.methods.protocol import Method
 from torchbayes.model.sources.sources import as_source
-from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.files import read_tensors
 from torchbayes.posteriors.posterior import Posterior
+from torchbayes.randomness.seeds import member_seeds
 
 Make = Callable[..., Method]
 STEPS = 3 * 3  # epochs times batches of an epoch

@@ -15,7 +15,7 @@ from tests.laws import test_method_laws
 from tests.laws.cases import Net, normal
 from tests.laws.test_layer_laws import LAWS, obey
 from tests.oracles import assert_close
-from torchbayes.native.seeds import Purpose, member_seeds, seeded
+from torchbayes.randomness.seeds import Purpose, member_seeds, seeded
 
 TOGETHER = test_method_laws.test_members_together_equal_members_alone  # whose tensors must all have an axis of members
 SOME = test_method_laws.test_only_random_weights_move  # which keeps weights that are not random

@@ -21,8 +21,8 @@ from torchbayes.catalogue.methods import classes, small
 from torchbayes.driver.checkpoint import flatten
 from torchbayes.methods.sampler import Sampler, retained_steps
 from torchbayes.model.sources.sources import as_source
-from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.store import DrawFile
+from torchbayes.randomness.seeds import member_seeds
 
 Make = Callable[..., Sampler]
 

@@ -17,7 +17,7 @@ import torchbayes as tb
 from torchbayes.data import corrupt
 from torchbayes.linalg import Diagonal
 from torchbayes.methods.noise import normals
-from torchbayes.native.seeds import Purpose, generator, member_seeds
+from torchbayes.randomness.seeds import Purpose, generator, member_seeds
 
 SOURCE = Path(tb.__file__).parent
 SEEDED = {"mix", "generator", "seeded"}
@@ -30,7 +30,7 @@ OWN = {
     "data/own/rows.py": {"default_rng"},
     "data/text.py": {"RandomState"},
     "comparison/bands.py": {"Generator", "manual_seed"},
-    "native/generators.py": {"Generator", "manual_seed"},  # under the seeds that it is given
+    "randomness/generators.py": {"Generator", "manual_seed"},  # under the seeds that it is given
 }  # the points of one picture
 
 
@@ -73,7 +73,7 @@ def test_nothing_is_drawn_without_a_purpose():
     found = {
         path: said
         for path, tree in sources().items()
-        if path != "native/seeds.py" and (said := list(faults(tree, OWN.get(path, set()))))
+        if path != "randomness/seeds.py" and (said := list(faults(tree, OWN.get(path, set()))))
     }
     assert not found
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 import torchbayes as tb
 from tests.laws.cases import everything, normal
 from torchbayes.catalogue.methods import classes, small
-from torchbayes.native.generators import drawing_under
 from torchbayes.networks import DropConnect
+from torchbayes.randomness.generators import drawing_under
 
 ROWS, CLASSES, THREADS, DRAWS = 16, 2, 2, 4
 

@@ -23,8 +23,8 @@ from torchbayes.methods.optimise.descent import start
 from torchbayes.methods.variational import objective as objective_module
 from torchbayes.methods.variational.families import DiagonalFamily
 from torchbayes.methods.variational.objective import Drawing, Terms, differentiate
+from torchbayes.model.batches.batch import Batch
 from torchbayes.model.likelihoods import Likelihood
-from torchbayes.model.rows.batch import Batch
 
 ROWS, FEATURES, PRIOR = 12, 2, 1.5
 INPUTS = normal(ROWS, FEATURES, seed=4)

@@ -17,7 +17,7 @@ from torchbayes.linalg import Diagonal, LowRankPlusDiagonal
 from torchbayes.methods.moments import VARIANCE_FLOOR, Moments
 from torchbayes.methods.optimise.averaging import is_snapshot
 from torchbayes.model.sources.sources import as_source
-from torchbayes.native.seeds import member_seeds
+from torchbayes.randomness.seeds import member_seeds
 
 MEMBERS = 2
 SHORT = {

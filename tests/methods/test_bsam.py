@@ -19,7 +19,7 @@ from torchbayes.model.layout import Layout
 from torchbayes.model.model import Scales
 from torchbayes.model.priors.bound import BoundPrior
 from torchbayes.native.noise import fill_normal
-from torchbayes.native.seeds import Purpose, mix
+from torchbayes.randomness.seeds import Purpose, mix
 
 ROWS = tb.Batch(torch.zeros(1, 1), torch.zeros(1, 1))
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.methods.variational.concrete import Rated, concrete_mask
-from torchbayes.native.seeds import Purpose, generator, member_seeds
+from torchbayes.randomness.seeds import Purpose, generator, member_seeds
 from torchbayes.selection import length
 
 

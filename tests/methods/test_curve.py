@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.methods.noise import Purpose, uniforms
-from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.curves.curve import coefficients
+from torchbayes.randomness.seeds import member_seeds
 
 SMALL: dict[str, Any] = {"epochs": 5, "batch_size": 6, "plan": "loop"}
 

@@ -17,7 +17,7 @@ from torchbayes.methods.mcmc import hamiltonian
 from torchbayes.methods.mcmc.adaptation import RunningCovariance, windows
 from torchbayes.methods.noise import normals
 from torchbayes.methods.sampler import Sampler
-from torchbayes.native.seeds import Purpose, member_seeds
+from torchbayes.randomness.seeds import Purpose, member_seeds
 
 COVARIANCE = torch.tensor([[1.0, 0.995, 0.3], [0.995, 1.0, 0.3], [0.3, 0.3, 4.0]]).double()
 FACTOR = torch.linalg.cholesky(COVARIANCE)

@@ -21,9 +21,9 @@ from torch.distributions import MultivariateNormal
 import torchbayes as tb
 from torchbayes.evidence import linear_gaussian_evidence
 from torchbayes.linalg import Dense
-from torchbayes.methods.sites import factors as factors_module
-from torchbayes.methods.sites.beliefs import Sites, cavity
-from torchbayes.methods.sites.tilted import probit, tilted
+from torchbayes.methods.ep import factors as factors_module
+from torchbayes.methods.ep.beliefs import Sites, cavity
+from torchbayes.methods.ep.tilted import probit, tilted
 from torchbayes.model.likelihoods.probit import log_cdf
 from torchbayes.model.priors.joint import Joint
 from torchbayes.posteriors.problems import ProblemWarning

@@ -25,7 +25,7 @@ from torchbayes.methods.flows import fitted
 from torchbayes.methods.flows.fitted import Drawing, Terms, differentiate
 from torchbayes.methods.flows.normalizing import FlowFamily
 from torchbayes.methods.optimise.descent import start
-from torchbayes.model.rows.batch import Batch
+from torchbayes.model.batches.batch import Batch
 from torchbayes.model.sources.sources import as_source
 from torchbayes.posteriors.flows.flow import Transform, flow_of
 

@@ -25,7 +25,7 @@ from torchbayes.methods.mcmc import hamiltonian, metropolis, trees
 from torchbayes.methods.mcmc.adaptation import RunningVariance, StepSize, windows
 from torchbayes.methods.noise import normals
 from torchbayes.methods.sampler import Sampler
-from torchbayes.native.seeds import Purpose, member_seeds
+from torchbayes.randomness.seeds import Purpose, member_seeds
 
 
 def gaussian(scales: Tensor | float = 1.0) -> tb.FunctionDensity:

@@ -18,7 +18,7 @@ from torchbayes.density.layers import passes
 from torchbayes.density.layers.passes import Gradients, by_layers
 from torchbayes.density.layers.randomness import Place, Randomness
 from torchbayes.density.layers.uses import hows
-from torchbayes.model.rows.batch import Batch
+from torchbayes.model.batches.batch import Batch
 
 T = 5
 

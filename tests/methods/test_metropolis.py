@@ -19,7 +19,7 @@ from torchbayes.driver.sample import run_chains
 from torchbayes.methods.mcmc.adaptation import windows
 from torchbayes.methods.noise import normals
 from torchbayes.methods.sampler import Sampler
-from torchbayes.native.seeds import Purpose, member_seeds
+from torchbayes.randomness.seeds import Purpose, member_seeds
 
 PURPOSES = {tb.RandomWalk: Purpose.RANDOM_WALK, tb.MALA: Purpose.LANGEVIN}
 SEEDS, MANY = (3, 1, 4, 1, 5), tuple(range(40))

@@ -20,7 +20,7 @@ from torchbayes.methods.choices import Lowered
 from torchbayes.methods.flows.fitted import Drawing, Terms, differentiate
 from torchbayes.methods.flows.mnf import MNFFamily
 from torchbayes.methods.optimise.descent import start
-from torchbayes.model.rows.batch import Batch
+from torchbayes.model.batches.batch import Batch
 from torchbayes.posteriors.flows.coupling import GATE
 from torchbayes.posteriors.flows.multipliers import Multipliers, multiplied
 

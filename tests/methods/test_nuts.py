@@ -21,7 +21,7 @@ from torchbayes.diagnostics import ebfmi, rhat
 from torchbayes.methods.mcmc.hamiltonian import momenta
 from torchbayes.methods.mcmc.trees import turns
 from torchbayes.methods.sampler import Sampler
-from torchbayes.native.seeds import Purpose, member_seeds, mix
+from torchbayes.randomness.seeds import Purpose, member_seeds, mix
 from torchbayes.report.diagnosis import chain_table, numbers, remarks
 
 

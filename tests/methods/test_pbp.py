@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.linalg import Dense, Diagonal
-from torchbayes.methods.sites.gammas import as_log_scales, of_log_scales
-from torchbayes.methods.sites.pbp import State
+from torchbayes.methods.ep.gammas import as_log_scales, of_log_scales
+from torchbayes.methods.ep.pbp import State
 from torchbayes.model.priors import FanInNormal, LogInverseChi, Normal
 from torchbayes.model.priors.joint import Joint
 from torchbayes.model.sources.sources import as_source
 from torchbayes.native.propagation import Beliefs, Rows, outputs_of, propagate
-from torchbayes.native.seeds import member_seeds
 from torchbayes.networks import mlp
+from torchbayes.randomness.seeds import member_seeds
 
 ROWS = 60
 INPUTS = normal(ROWS, 3, seed=2)

@@ -6,7 +6,7 @@ import scipy.stats
 import torch
 
 from torchbayes.methods.noise import uniforms
-from torchbayes.native.seeds import Purpose, member_seeds, mix
+from torchbayes.randomness.seeds import Purpose, member_seeds, mix
 
 STEPS = 20_000
 

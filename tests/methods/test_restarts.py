@@ -19,8 +19,8 @@ from torchbayes.health.chains import diverged
 from torchbayes.methods.protocol import DivergedError
 from torchbayes.methods.sampler import Sampler
 from torchbayes.methods.sgmcmc.restarts import MOST, mended
-from torchbayes.native.seeds import member_seeds
 from torchbayes.networks import mlp, small_cnn
+from torchbayes.randomness.seeds import member_seeds
 
 Make = Callable[..., Sampler]
 makes = pytest.mark.parametrize("make", [tb.SGLD, tb.SGHMC, tb.SGNHT])

@@ -18,9 +18,9 @@ from torchbayes.health.change import changes
 from torchbayes.methods.curves.simplex import Simplex
 from torchbayes.methods.noise import Purpose, uniforms
 from torchbayes.model.sources.sources import as_source
-from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.curves.simplex import barycentric, in_complex, spread_evenly
 from torchbayes.posteriors.curves.volumes import add_slopes, altitudes, grams, inverses, log_volumes
+from torchbayes.randomness.seeds import member_seeds
 
 SMALL: dict[str, Any] = {"epochs": 5, "batch_size": 6, "plan": "loop", "vertices": 2}
 

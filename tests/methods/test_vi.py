@@ -19,10 +19,10 @@ from torchbayes.methods.variational import objective as objective_module
 from torchbayes.methods.variational.families import DenseFamily, DiagonalFamily, Family, LowRankFamily, Slopes
 from torchbayes.methods.variational.objective import Drawing, Terms, differentiate
 from torchbayes.methods.variational.weighting import Halving, WarmUp
+from torchbayes.model.batches.batch import Batch
 from torchbayes.model.priors.bound import Segment
 from torchbayes.model.priors.expected import add_expected_, is_closed
 from torchbayes.model.priors.noise import LogInverseChi
-from torchbayes.model.rows.batch import Batch
 
 ROWS, FEATURES, NOISE, SCALE = 30, 4, 0.6, 0.8
 INPUTS = normal(ROWS, FEATURES) @ (torch.eye(FEATURES, dtype=torch.float64) + 0.4)

@@ -18,7 +18,7 @@ from torchbayes.density.layers import passes
 from torchbayes.density.layers.passes import by_layers
 from torchbayes.density.layers.randomness import Randomness
 from torchbayes.density.layers.uses import how
-from torchbayes.model.rows.batch import Batch
+from torchbayes.model.batches.batch import Batch
 
 ROWS = 6
 

@@ -20,7 +20,7 @@ from torchbayes.methods.variational.vi import Info, State
 from torchbayes.model.priors.joint import Joint
 from torchbayes.native import perturb as adds
 from torchbayes.native.noise import fill_signs, philox
-from torchbayes.native.seeds import Purpose, member_seeds, mix
+from torchbayes.randomness.seeds import Purpose, member_seeds, mix
 
 SIZE, ROWS = 283, 12  # weights of a perceptron 3-40-3
 LOCS = normal(SIZE, seed=8)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
+from torchbayes.model.batches.batch import Batch, Shared, batch_size, check_rows, concatenate, rows_of, stack
 from torchbayes.model.model import check_finite
-from torchbayes.model.rows.batch import Batch, Shared, batch_size, check_rows, concatenate, rows_of, stack
 
 ROWS, CONTEXT = 50, 400
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from tests.model.helpers import ConvNorm, Tied, Tokens, mlp, snapshot, tokens
 from tests.oracles import assert_close, classes, finite_differences, mlp_outputs, normal
 from torchbayes.model import Batch, Model, Network, likelihoods
-from torchbayes.native.seeds import Purpose, seeded
+from torchbayes.randomness.seeds import Purpose, seeded
 
 IMAGES = normal(6, 1, 4, 4)
 

@@ -14,8 +14,8 @@ import torchbayes as tb
 from torchbayes.evidence.linear import linear_gaussian_evidence
 from torchbayes.model import Network
 from torchbayes.model.network import module_at
-from torchbayes.native.seeds import Purpose, seeded
 from torchbayes.posteriors.load import load
+from torchbayes.randomness.seeds import Purpose, seeded
 
 INPUTS = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
 TARGETS = torch.arange(12) % 2

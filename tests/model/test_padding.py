@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 import torchbayes as tb
 from tests.oracles import classes
 from torchbayes.model.sources.sources import as_source
-from torchbayes.native.seeds import member_seeds
+from torchbayes.randomness.seeds import member_seeds
 
 ROWS, WORDS, MEMBERS, PADDING = 14, 9, 3, 8
 TEXTS = [classes(1 + 5 * row % 7, PADDING, seed=row) for row in range(ROWS)]

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 import torchbayes as tb
 from tests.laws.cases import assert_same_tensors
 from torchbayes.model.sources.sources import Source, as_source, even_bounds, orders
-from torchbayes.native.seeds import member_seeds
+from torchbayes.randomness.seeds import member_seeds
 
 ROWS, MEMBERS = 23, 3
 # each row carries its own number, so that a batch shows which rows it holds

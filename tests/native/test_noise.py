@@ -14,7 +14,7 @@ from tests.oracles import assert_close
 from torchbayes.native import build, noise
 from torchbayes.native.build import load
 from torchbayes.native.noise import fill_normal, fill_normal_rows, philox
-from torchbayes.native.seeds import Purpose, mix
+from torchbayes.randomness.seeds import Purpose, mix
 
 SEED, STREAM = 0x488516F644812E60, 7
 BOTH = [torch.float32, torch.float64]

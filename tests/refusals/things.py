@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import torchbayes as tb
 from tests.laws.cases import normal
 from torchbayes.linalg import Diagonal
-from torchbayes.native.seeds import Purpose, seeded
+from torchbayes.randomness.seeds import Purpose, seeded
 
 INPUTS = normal(12, 2, dtype=torch.float32)
 LABELS = torch.arange(12) % 3

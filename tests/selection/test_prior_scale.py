@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torchbayes as tb
 from torchbayes.model.model import having_scale
-from torchbayes.native.seeds import member_seeds
+from torchbayes.randomness.seeds import member_seeds
 from torchbayes.selection import choose
 
 FEATURES = 4

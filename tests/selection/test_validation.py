@@ -21,7 +21,7 @@ from torchbayes.methods.choices import Epochs
 from torchbayes.methods.optimise import base as descents
 from torchbayes.methods.schedules import Constant
 from torchbayes.model.sources.sources import as_source
-from torchbayes.native.seeds import Purpose, generator, member_seeds
+from torchbayes.randomness.seeds import Purpose, generator, member_seeds
 from torchbayes.selection import choose
 from torchbayes.selection.folds import folds_of
 from torchbayes.selection.length import FACTOR, choose_epochs

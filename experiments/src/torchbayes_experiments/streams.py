@@ -2,7 +2,7 @@
 
 import enum
 
-from torchbayes.native.seeds import generator, mix
+from torchbayes.randomness.seeds import generator, mix
 
 __all__ = ["Purpose", "generator", "mix"]
 

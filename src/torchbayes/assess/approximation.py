@@ -21,8 +21,8 @@ from torch import Tensor
 from torchbayes.checks import seen
 from torchbayes.diagnostics.importance import psis
 from torchbayes.display import Overview, shown
+from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.priors.sparse import LogUniform
-from torchbayes.model.rows.batch import batch_size, rows_of
 from torchbayes.posteriors.flows.posterior import FlowPosterior
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.laplace import LaplacePosterior

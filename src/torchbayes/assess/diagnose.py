@@ -27,8 +27,8 @@ from torchbayes.checks import check_counts, given, seen
 from torchbayes.diagnostics import Summary
 from torchbayes.driver.chains import LEAST, Chains, judged
 from torchbayes.driver.log import read_log
+from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.layout import weight_name
-from torchbayes.model.rows.batch import batch_size, rows_of
 from torchbayes.native.process import full_path
 from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.files import CONFIG, read_described

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from torchbayes.assess.evaluation import Evaluation, interval_of, resampled
 from torchbayes.checks import check_counts, check_kind, check_text
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes.randomness.seeds import Purpose, generator
 
 _SHARES = frozenset({"accuracy", "coverage"})  # of rows
 

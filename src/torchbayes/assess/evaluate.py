@@ -23,11 +23,11 @@ from torchbayes.checks import check_counts, check_kind, check_positive, plain, s
 from torchbayes.metrics._checks import check_probs, check_same_shape
 from torchbayes.metrics.scoring import hits
 from torchbayes.metrics.temperature import fit_temperature
+from torchbayes.model.batches.batch import check_alike, padded, tensors_of
 from torchbayes.model.likelihoods import Bernoulli, Categorical, Likelihood, Weighted
 from torchbayes.model.likelihoods.protocol import Counted, scored
 from torchbayes.model.likelihoods.quantiles import is_discrete
 from torchbayes.model.model import Model
-from torchbayes.model.rows.batch import check_alike, padded, tensors_of
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.predictive.average import Predictive

@@ -14,7 +14,7 @@ from torchbayes.display import Overview, shown
 from torchbayes.metrics.resampling import resampled_aurc, resampled_ece, resampled_ece_mass, resampled_mean
 from torchbayes.metrics.scoring import hits, squared_distance
 from torchbayes.model.likelihoods.quantiles import check_level
-from torchbayes.native.seeds import Purpose, seeded
+from torchbayes.randomness.seeds import Purpose, seeded
 
 _AT_ONCE = 2**22  # weights of rows held at once
 

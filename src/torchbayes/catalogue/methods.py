@@ -28,6 +28,8 @@ from torchbayes.methods.curves.curve import Curve
 from torchbayes.methods.curves.simplex import Simplex
 from torchbayes.methods.cycles.fge import FGE
 from torchbayes.methods.cycles.snapshots import Snapshots
+from torchbayes.methods.ep.ep import EP
+from torchbayes.methods.ep.pbp import PBP
 from torchbayes.methods.flows.mnf import MNF
 from torchbayes.methods.flows.normalizing import NormalizingFlow
 from torchbayes.methods.laplace.laplace import Laplace
@@ -45,8 +47,6 @@ from torchbayes.methods.schedules import Cycles
 from torchbayes.methods.sgmcmc.sghmc import SGHMC
 from torchbayes.methods.sgmcmc.sgld import SGLD
 from torchbayes.methods.sgmcmc.sgnht import SGNHT
-from torchbayes.methods.sites.ep import EP
-from torchbayes.methods.sites.pbp import PBP
 from torchbayes.methods.variational.batch_norm import MCBatchNorm
 from torchbayes.methods.variational.bsam import BSAM
 from torchbayes.methods.variational.concrete import ConcreteDropout
@@ -185,7 +185,7 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "ep",
             "a Gaussian over weights that outputs are linear in, by the moments of each row's likelihood",
-            "torchbayes.methods.sites.ep:EP",
+            "torchbayes.methods.ep.ep:EP",
             label="EP",
             usual=partial(plain_settings, EP),
             look=Look("#3b7a57", "8"),

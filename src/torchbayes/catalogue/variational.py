@@ -18,11 +18,11 @@ from torchbayes.catalogue.tuned import (
 )
 from torchbayes.methods.cycles.fge import FGE
 from torchbayes.methods.cycles.snapshots import Snapshots
+from torchbayes.methods.ep.pbp import PBP
 from torchbayes.methods.flows.mnf import MNF
 from torchbayes.methods.flows.normalizing import NormalizingFlow
 from torchbayes.methods.particles.repulsive import RepulsiveEnsemble
 from torchbayes.methods.particles.svgd import SVGD
-from torchbayes.methods.sites.pbp import PBP
 from torchbayes.methods.variational.batch_norm import MCBatchNorm
 
 VARIATIONAL = (
@@ -99,7 +99,7 @@ VARIATIONAL = (
     MethodEntry(
         "pbp",
         "probabilistic backpropagation: independent normal weights, changed by each row in closed form",
-        "torchbayes.methods.sites.pbp:PBP",
+        "torchbayes.methods.ep.pbp:PBP",
         label="PBP",
         usual=partial(plain_settings, PBP),
         look=Look("#3d7ea6", "P"),

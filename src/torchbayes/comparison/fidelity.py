@@ -20,10 +20,10 @@ from torch import Tensor
 from torchbayes.assess.classification import is_binary
 from torchbayes.assess.evaluate import fidelity
 from torchbayes.metrics.fidelity import floor, wasserstein1_rows
-from torchbayes.native.seeds import Purpose, mix
 from torchbayes.posteriors import Functions
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.predict import Source, predict
+from torchbayes.randomness.seeds import Purpose, mix
 
 SAMPLES = 2000  # of each predictive distribution
 _ROWS = 1024

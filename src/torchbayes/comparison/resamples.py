@@ -14,7 +14,7 @@ from torch import Tensor
 from torchbayes.assess.evaluation import Evaluation, drawn_rows
 from torchbayes.metrics.resampling import resampled_auroc, resampled_mean
 from torchbayes.metrics.scoring import hits
-from torchbayes.native.seeds import Purpose, mix
+from torchbayes.randomness.seeds import Purpose, mix
 
 RESAMPLES = 1000
 

@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 
 from torchbayes.compression.surgery import CONVOLUTIONS
 from torchbayes.geometry.symmetry.permutations import Place
-from torchbayes.model.rows.batch import arguments, copied
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes.model.batches.batch import arguments, copied
+from torchbayes.randomness.seeds import Purpose, generator
 
 ROUNDING = 1000  # units of the last place: sums of fewer terms are taken in another order
 

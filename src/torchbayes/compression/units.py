@@ -20,11 +20,11 @@ from torchbayes.compression.plain import filled
 from torchbayes.compression.surgery import CONVOLUTIONS, NORMS, Surgery
 from torchbayes.geometry.symmetry.permutations import PermutationGroup, Place, permutation_groups
 from torchbayes.geometry.symmetry.same import distance
+from torchbayes.model.batches.batch import rows_of
 from torchbayes.model.layout import Globs
 from torchbayes.model.model import Model, having
 from torchbayes.model.network import Network
 from torchbayes.model.priors.univariate import Flat
-from torchbayes.model.rows.batch import rows_of
 from torchbayes.model.sources.sources import as_source
 
 _ROWS = 256

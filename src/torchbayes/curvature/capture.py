@@ -19,11 +19,11 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from torchbayes.curvature.layers import Call
+from torchbayes.model.batches.batch import batch_size, tensors_of
 from torchbayes.model.network import Buffers, Network, taking
 from torchbayes.model.precision import widened
-from torchbayes.model.rows.batch import batch_size, tensors_of
 from torchbayes.native.process import differentiable, plain_attention
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes.randomness.seeds import Purpose, generator
 
 Calls = dict[str, list[Call]]
 

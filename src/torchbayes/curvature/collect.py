@@ -21,11 +21,11 @@ from torchbayes.curvature.sums import Piece, Sum, Sums
 from torchbayes.density.ranks import Ranks
 from torchbayes.linalg import Curvature, DenseCurvature
 from torchbayes.linalg.blocks import with_independent
+from torchbayes.model.batches.batch import batch_size
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import correlated
-from torchbayes.model.rows.batch import batch_size
-from torchbayes.native.seeds import Purpose, mix
+from torchbayes.randomness.seeds import Purpose, mix
 
 NOISE = "likelihood"
 ROWS = "rows that count"

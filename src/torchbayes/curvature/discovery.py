@@ -22,13 +22,13 @@ from torch.utils import _pytree as pytree
 from torchbayes.curvature.capture import Captured, probe, requires_grad, watch
 from torchbayes.curvature.layers import Affine, Call, Layer, Other, layers_of, linear_by
 from torchbayes.curvature.parts import COLUMNS_AT_ONCE
+from torchbayes.model.batches.batch import batch_size, on_rows, row_axes, rows_of
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network, taking
 from torchbayes.model.probes.functions import refuse_coupled
-from torchbayes.model.rows.batch import batch_size, on_rows, row_axes, rows_of
 from torchbayes.native.process import differentiable, plain_attention, quiet_vmap
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes.randomness.seeds import Purpose, generator
 
 CaptureScope = Literal["everywhere", "in turn", "few"]
 """Inputs of layers at every place are held for all layers, for one layer at a time, or for a few of its rows."""

@@ -16,7 +16,7 @@ from torchbayes.curvature.products import curvature_products, hessian_rows
 from torchbayes.curvature.sums import DiagonalSums, OnePass, Piece, Sum
 from torchbayes.linalg import BlockCurvature, DenseCurvature, KroneckerCurvature, LowRankCurvature
 from torchbayes.linalg.curvature import Correlations
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes.randomness.seeds import Purpose, generator
 
 _EXTRA = 10  # directions of a low rank beyond those kept, so that the last ones kept are accurate
 

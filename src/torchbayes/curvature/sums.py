@@ -26,7 +26,7 @@ from torchbayes.model.likelihoods.protocol import Counted, counted
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.native.process import differentiable
-from torchbayes.native.seeds import Purpose, seeded
+from torchbayes.randomness.seeds import Purpose, seeded
 
 Sum = dict[str, Tensor]
 

@@ -20,9 +20,9 @@ from torchbayes.curvature.layers import Affine
 from torchbayes.curvature.parts import Part
 from torchbayes.linalg import Structure
 from torchbayes.linalg.structure import PlacedForm, forms
+from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, taking
-from torchbayes.model.rows.batch import batch_size, rows_of
 
 Centre = Callable[[Tensor], Tensor]
 """Outputs (..., K) -> weights c (..., K) of their mean Σ_k c_k f_k: equal, but 0 for some."""

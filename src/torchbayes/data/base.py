@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchbayes.checks import check_tensor, seen, whole
 from torchbayes.display import Overview, shown
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes.randomness.seeds import Purpose, generator
 
 _SHOWN = 8  # images side by side in a notebook
 

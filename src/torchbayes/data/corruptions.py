@@ -24,7 +24,7 @@ from torch import Generator, Tensor
 
 from torchbayes.checks import as_seed, check_counts, check_kind, check_tensor, given, is_whole, seen
 from torchbayes.data.base import Data, Pair, check_name
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes.randomness.seeds import Purpose, generator
 
 _REFERENCE = 32  # pixels of the images that the published lengths refer to
 

@@ -14,7 +14,7 @@ from torchbayes.checks import as_seed, check_counts, check_kind, given
 from torchbayes.data.base import Data, check_name, unit_images
 from torchbayes.data.images import IMAGE_SETS, STRANGERS
 from torchbayes.data.sources import data_root
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes.randomness.seeds import Purpose, generator
 
 _MADE_ROWS = 1000  # rows of the sets made here, unless `limit` says otherwise
 _SUPERSAMPLE = 4  # letters are drawn this much larger and averaged down

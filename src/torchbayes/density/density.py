@@ -22,12 +22,12 @@ from torchbayes.density.dynamics import Phase, Value, ValueOnly, leapfrog
 from torchbayes.density.kernels import OnData
 from torchbayes.density.plans import BackendName, Plan, as_plan, bound, choose, refuse
 from torchbayes.density.ranks import Ranks
+from torchbayes.model.batches.batch import batch_size
 from torchbayes.model.model import Batch, Model, Scales, ready
 from torchbayes.model.network import Buffers
 from torchbayes.model.probes.functions import refuse_faults
-from torchbayes.model.rows.batch import batch_size
 from torchbayes.native.heap import widen
-from torchbayes.native.seeds import Purpose, mix
+from torchbayes.randomness.seeds import Purpose, mix
 
 
 class LogDensity:

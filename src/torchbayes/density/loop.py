@@ -13,13 +13,13 @@ from torch import Tensor
 from torchbayes.checks import check_memory
 from torchbayes.density.autograd import Into, differentiated, leaves_of, log_prob, mixed
 from torchbayes.density.backend import Backend, Evaluation, Mixing
+from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.dropout import Mask, dropping, masked
 from torchbayes.model.likelihoods.weighted import apart
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers, Network, taking
-from torchbayes.model.rows.batch import batch_size, rows_of
-from torchbayes.native.generators import network_under
-from torchbayes.native.seeds import Purpose, mix
+from torchbayes.randomness.generators import network_under
+from torchbayes.randomness.seeds import Purpose, mix
 
 
 def drawing(network: Network, seed: int) -> AbstractContextManager[None]:

@@ -16,10 +16,10 @@ from torchbayes.density.compiled import Compiled
 from torchbayes.density.loop import Loop
 from torchbayes.density.native import Native
 from torchbayes.density.vmap import Vmap
+from torchbayes.model.batches.batch import batch_size
 from torchbayes.model.dropout import Mask
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.batch import batch_size
 from torchbayes.native.process import quiet_vmap
 
 # every backend, in the order in which "auto" tries them, and the names that the setting `plan` gives them

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from torchbayes.model.batches.batch import rows_of
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import taking
 from torchbayes.model.precision import LOW
-from torchbayes.model.rows.batch import rows_of
 from torchbayes.native.process import differentiable, full_float32
 
 

@@ -19,12 +19,12 @@ from torch.overrides import TorchFunctionMode
 
 from torchbayes.density.autograd import Into, differentiated, leaves_of, log_prob, mixed
 from torchbayes.density.backend import Backend, Evaluation, Mixing
+from torchbayes.model.batches.batch import row_axes
 from torchbayes.model.likelihoods.weighted import apart
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.batch import row_axes
 from torchbayes.native.process import quiet_vmap
-from torchbayes.native.seeds import Purpose, seeded
+from torchbayes.randomness.seeds import Purpose, seeded
 
 _ATTENTION = {F.scaled_dot_product_attention, F.multi_head_attention_forward}
 

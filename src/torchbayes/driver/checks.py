@@ -35,8 +35,8 @@ from torchbayes.model.probes.gradients import dependence
 from torchbayes.model.probes.links import applied_twice
 from torchbayes.model.sources.sources import Source
 from torchbayes.model.subspace import Subspace
-from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.posterior import Posterior
+from torchbayes.randomness.seeds import member_seeds
 
 
 def check_method(method: Any) -> None:

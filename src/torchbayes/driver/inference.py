@@ -17,7 +17,7 @@ from torchbayes.driver.shelf import DiskShelf, MemoryShelf, Shelf
 from torchbayes.methods.protocol import Method
 from torchbayes.model.model import Model
 from torchbayes.model.sources.sources import Source
-from torchbayes.native.seeds import member_seeds
+from torchbayes.randomness.seeds import member_seeds
 
 
 def run_to_end(

@@ -12,9 +12,9 @@ from torchbayes.density.ranks import Ranks
 from torchbayes.driver.checks import check_coupled, check_gradients, warn_if_changing
 from torchbayes.driver.run import recorded
 from torchbayes.methods.protocol import Method, Visit
+from torchbayes.model.batches.batch import Batch
 from torchbayes.model.likelihoods.weighted import asks
 from torchbayes.model.model import Model
-from torchbayes.model.rows.batch import Batch
 from torchbayes.model.sources.informed import as_recorded, informed_by
 from torchbayes.model.sources.sources import Source, as_source
 from torchbayes.model.subspace import Subspace, having_model

@@ -22,9 +22,9 @@ from torchbayes.methods.mcmc.starts import dispersed
 from torchbayes.methods.protocol import Chain
 from torchbayes.methods.sgmcmc.restarts import MOST, mended
 from torchbayes.model.parameters import Parameters
-from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
 from torchbayes.posteriors.start import check_finite_start
+from torchbayes.randomness.seeds import member_seeds
 
 
 @explained()

@@ -28,10 +28,10 @@ from torchbayes.evidence.path import Target, as_target
 from torchbayes.evidence.pilot import Ladder, Pilot, Temperatures, as_temperatures, pilot
 from torchbayes.methods.checks import check_counts
 from torchbayes.model.model import Model
-from torchbayes.native.seeds import Purpose, mix
 from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.posteriors.start import check_finite_start
+from torchbayes.randomness.seeds import Purpose, mix
 
 # target variance of log weights, if particles mixed at once; in practice it comes out larger
 _VARIANCE = 0.2

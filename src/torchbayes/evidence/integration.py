@@ -28,7 +28,7 @@ from torchbayes.evidence.pilot import Pilot, Temperatures, as_temperatures, pilo
 from torchbayes.methods.checks import check_counts
 from torchbayes.methods.mcmc.hmc import HMC
 from torchbayes.model.model import Model
-from torchbayes.native.seeds import Purpose, generator, mix
+from torchbayes.randomness.seeds import Purpose, generator, mix
 
 _DISTANCE = 0.4  # of neighbours on the path, in nats: the corrected rule's error is then below that of the chains
 _FEWEST, _MOST = 17, 513  # temperatures

@@ -25,7 +25,7 @@ from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Network, module_at
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.model.sources.sources import as_source
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes.randomness.seeds import Purpose, generator
 
 _TRIALS = 4  # random weights at which linearity is checked
 _TOLERANCE = 1e-8  # relative to the outputs; a linear network in float64 is about 1e-14 off

@@ -17,7 +17,7 @@ from torchbayes.evidence.estimate import Evidence, log_mean, warn_of_few
 from torchbayes.evidence.path import Target, as_target
 from torchbayes.methods.checks import check_counts
 from torchbayes.model.model import Model
-from torchbayes.native.seeds import Purpose, mix
+from torchbayes.randomness.seeds import Purpose, mix
 
 _BLOCK = 1000  # draws held at a time
 

@@ -15,7 +15,7 @@ from torchbayes.density.dynamics import Value, leapfrog
 from torchbayes.evidence.path import Parts, Target
 from torchbayes.methods.mcmc.hamiltonian import filled, kinetic
 from torchbayes.methods.sampler import acceptance, choose
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes.randomness.seeds import Purpose, generator
 
 QUARTER = math.pi / 2  # of the period of a normal target whose variances are the inverse masses
 

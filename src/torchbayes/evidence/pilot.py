@@ -30,7 +30,7 @@ from torch import Tensor
 from torchbayes.checks import as_numbers, check_counts, check_positive, is_whole, whole
 from torchbayes.evidence.moves import QUARTER, Place, Tuning, move
 from torchbayes.evidence.path import Parts, Target
-from torchbayes.native.seeds import Purpose, generator, mix
+from torchbayes.randomness.seeds import Purpose, generator, mix
 
 PARTICLES = 64
 _SHARE = 0.6  # target of the conditional effective sample size, of the particles

@@ -14,8 +14,8 @@ from torchbayes.geometry.members import Networks, buffers_at, members_of, one_of
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.sources.sources import as_source
-from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.curves.simplex import barycentric
+from torchbayes.randomness.seeds import Purpose, generator
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from torchbayes.geometry.lanczos import Leading, leading
 from torchbayes.geometry.operators import MATRICES, Matrix, Products
 from torchbayes.geometry.single import Weights, place_of
 from torchbayes.model.model import Model
-from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.problems import note
+from torchbayes.randomness.seeds import Purpose, generator
 
 _ENOUGH = 0.01  # residual, relative to the value, up to which an eigenvector has been found
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchbayes.model.model import Model
 from torchbayes.model.priors.axes import Axes, axes_of
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes.randomness.seeds import Purpose, generator
 
 
 def normal(count: int, size: int, *, seed: int) -> Tensor:

@@ -44,9 +44,9 @@ from torchbayes.methods.mcmc.hmc import HMC
 from torchbayes.methods.sampler import Sampler
 from torchbayes.methods.sgmcmc.sgld import SGLD
 from torchbayes.model.model import Model
-from torchbayes.native.seeds import Purpose, generator, mix
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.posteriors.start import check_finite_start
+from torchbayes.randomness.seeds import Purpose, generator, mix
 
 _SMALL = 1_000_000  # rows times weights up to which all the data are used at every step
 _DISAGREE, _REJECTED, _FEWEST = 1.05, 0.2, 50.0  # R-hat, acceptance, effective draws

@@ -22,7 +22,7 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import FunctionDensity, Phase, Value, ValueOnly, leapfrog
 from torchbayes.geometry.single import Place
 from torchbayes.model.model import Batch
-from torchbayes.native.seeds import Purpose, mix
+from torchbayes.randomness.seeds import Purpose, mix
 
 Rise = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Weights (M, D) -> n (L_n(w) − L_n(w*)), float64 (M,), and its gradient (M, D)."""

@@ -33,8 +33,8 @@ from torchbayes.geometry.lanczos import lanczos
 from torchbayes.geometry.operators import MATRICES, Matrix, Products
 from torchbayes.geometry.single import Weights, num_observations, place_of
 from torchbayes.model.model import Model
-from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.problems import note
+from torchbayes.randomness.seeds import Purpose, generator
 
 _BASIS = 2**30  # bytes that the vectors of one group of probes may take
 _CONVERGED = 1e-3  # residual of an eigenvalue that is reported, relative to the largest

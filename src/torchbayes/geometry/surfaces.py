@@ -31,9 +31,9 @@ from torchbayes.geometry.single import Place, Weights, place_of
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.sources.sources import as_source
-from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.point import Point
+from torchbayes.randomness.seeds import Purpose, generator
 
 _STACK = 2**28  # bytes of weights that are looked at together
 

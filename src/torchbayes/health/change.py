@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from torchbayes.model.rows.batch import Batch
+from torchbayes.model.batches.batch import Batch
 from torchbayes.posteriors.point import Point
 
 SAME = 1e-3  # change of outputs, relative to how much they vary over the rows, at which networks are one function

@@ -15,10 +15,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchbayes.model.batches.batch import Batch, tensors_of
 from torchbayes.model.likelihoods.weighted import num_values, observed
 from torchbayes.model.model import Model
 from torchbayes.model.network import taking
-from torchbayes.model.rows.batch import Batch, tensors_of
 from torchbayes.native.process import differentiable
 
 _CONSTANTS = 10_000  # outputs of a row, beyond which the best constant is not computed

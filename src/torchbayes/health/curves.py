@@ -22,7 +22,7 @@ from torchbayes.health.change import SAME, changes
 from torchbayes.health.constant import constant_log_likelihood, num_targets
 from torchbayes.health.descent import log_likelihoods
 from torchbayes.health.ending import Case
-from torchbayes.model.rows.batch import Batch
+from torchbayes.model.batches.batch import Batch
 from torchbayes.model.sources.sources import Source
 from torchbayes.posteriors.curves.simplex import SimplexPosterior, barycentric, in_complex, spread_evenly
 from torchbayes.posteriors.curves.volumes import altitudes, grams

@@ -31,11 +31,11 @@ from torchbayes.health.constant import best_constant, learned_nothing, num_targe
 from torchbayes.health.ending import Case, Ending
 from torchbayes.health.noise import noise_problems
 from torchbayes.health.residuals import unexplained
+from torchbayes.model.batches.batch import Batch
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import BoundPrior
-from torchbayes.model.rows.batch import Batch
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior

@@ -32,12 +32,12 @@ from torch import Tensor
 from torchbayes.curvature.parts import Part
 from torchbayes.curvature.tangent import Tangent
 from torchbayes.linalg import Diagonal
+from torchbayes.model.batches.batch import Batch, concatenate
 from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
 from torchbayes.model.likelihoods import HeteroscedasticGaussian
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import correlated
-from torchbayes.model.rows.batch import Batch, concatenate
 from torchbayes.model.sources.sources import Source
 from torchbayes.posteriors.posterior import Posterior
 

@@ -20,11 +20,11 @@ from torch.utils import _pytree as pytree
 
 from torchbayes.checks import check_share, given
 from torchbayes.density.density import LogDensity
+from torchbayes.model.batches.batch import rows_of
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.batch import rows_of
 from torchbayes.native.process import differentiable
-from torchbayes.native.seeds import Purpose, seeded
+from torchbayes.randomness.seeds import Purpose, seeded
 
 Ranges = dict[str, Tensor]
 """Lowest and highest values of the inputs: "low 0" and "high 0" of the first tensor of them, (M, ...)."""

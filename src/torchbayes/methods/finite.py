@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.methods.protocol import DivergedError
-from torchbayes.model.rows.batch import Batch, tensors_of
+from torchbayes.model.batches.batch import Batch, tensors_of
 
 # marks a field of a state that steps need and the posterior does not: it is freed once the last step is taken
 FOR_STEPS: dict[str, Any] = {"for_steps": True}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.native.noise import fill_normal_rows
-from torchbayes.native.seeds import Purpose, continued, mix, streams
+from torchbayes.randomness.seeds import Purpose, continued, mix, streams
 
 
 def normals(seeds: Sequence[int], purpose: Purpose, step: int, *, like: Tensor) -> Tensor:

@@ -25,12 +25,12 @@ from torch.nn.modules.batchnorm import _NormBase  # no public base class covers 
 from torch.nn.modules.dropout import _DropoutNd  # no public base class covers every dropout
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchbayes.model.batches.batch import batch_size, repeated, tensors_of
 from torchbayes.model.functional_call import drops
 from torchbayes.model.network import Buffers, Network
-from torchbayes.model.rows.batch import batch_size, repeated, tensors_of
-from torchbayes.native.generators import draws
 from torchbayes.native.process import plain_attention
-from torchbayes.native.seeds import Purpose, fractions, mix
+from torchbayes.randomness.generators import draws
+from torchbayes.randomness.seeds import Purpose, fractions, mix
 
 Draw = Callable[..., Tensor]
 Run = Callable[[Any], Tensor]

@@ -15,11 +15,11 @@ from torch.func import functional_call
 from torch.nn.modules.dropout import _DropoutNd  # no public base class covers every dropout
 
 from torchbayes.checks import SettingError
+from torchbayes.model.batches.batch import arguments, copied, tensors_of
 from torchbayes.model.initialisation import copied as module_copy
-from torchbayes.model.rows.batch import arguments, copied, tensors_of
 from torchbayes.model.wrappers import unwrapped
 from torchbayes.native.heap import trim
-from torchbayes.native.seeds import Purpose, seeded
+from torchbayes.randomness.seeds import Purpose, seeded
 
 Places = dict[str, list[tuple[dict[str, Any], str]]]
 

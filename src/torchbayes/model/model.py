@@ -20,6 +20,17 @@ from torch.distributions import Distribution
 from torch.utils import _pytree as pytree
 
 from torchbayes.checks import check_choice, check_flags, check_function, check_positive, given, is_whole, seen
+from torchbayes.model.batches.batch import (
+    Batch,
+    Shared,
+    check_equally_many,
+    check_outputs,
+    check_rows,
+    moved,
+    tensors_of,
+    with_shared,
+)
+from torchbayes.model.batches.reading import default_batch, is_unlabelled, only_inputs
 from torchbayes.model.layout import Layout
 from torchbayes.model.likelihoods import Learned, Likelihood, Parameters
 from torchbayes.model.likelihoods.categorical import check_possible
@@ -31,17 +42,6 @@ from torchbayes.model.priors.axes import Axes, axes_of
 from torchbayes.model.priors.bound import BoundPrior, rebound
 from torchbayes.model.priors.joint import Joint
 from torchbayes.model.priors.univariate import Normal, Prior, PriorRules
-from torchbayes.model.rows.batch import (
-    Batch,
-    Shared,
-    check_equally_many,
-    check_outputs,
-    check_rows,
-    moved,
-    tensors_of,
-    with_shared,
-)
-from torchbayes.model.rows.reading import default_batch, is_unlabelled, only_inputs
 from torchbayes.model.sequences import Labels
 
 PREFIX = "likelihood."

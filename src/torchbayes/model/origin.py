@@ -20,7 +20,7 @@ from torchbayes.model.initialisation import reinitialised, without_values
 from torchbayes.model.layout import Layout, only
 from torchbayes.model.masked import RandomMask
 from torchbayes.model.wrappers import bare, plainly_named
-from torchbayes.native.seeds import Purpose, seeded
+from torchbayes.randomness.seeds import Purpose, seeded
 
 Given = nn.Module | Callable[[], nn.Module]
 

@@ -20,10 +20,10 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from torchbayes.checks import SettingError
+from torchbayes.model.batches.batch import Batch, arguments, copied, rows_of
 from torchbayes.model.likelihoods import Likelihood
 from torchbayes.model.likelihoods.weighted import map_values, unweighted
 from torchbayes.model.network import Network
-from torchbayes.model.rows.batch import Batch, arguments, copied, rows_of
 
 IGNORED = -100  # the label that Hugging Face ignores
 

@@ -29,7 +29,7 @@ from torchbayes.model.model import Model, having
 from torchbayes.model.network import Buffers, Network
 from torchbayes.model.priors import Normal
 from torchbayes.model.priors.joint import Joint
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes.randomness.seeds import Purpose, generator
 
 NETWORK = "network."
 

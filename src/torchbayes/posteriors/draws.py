@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import as_seed, check_memory
-from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.posterior import Posterior, readable
+from torchbayes.randomness.seeds import Purpose, generator
 
 _FEWEST = 20  # draws by which it is judged whether a chain moves
 

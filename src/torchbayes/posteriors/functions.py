@@ -11,11 +11,11 @@ from torch import Tensor
 from torchbayes.checks import check_counts, check_kind, check_memory, check_tensor
 from torchbayes.density.plans import outputs
 from torchbayes.display import Overview, shown
+from torchbayes.model.batches.batch import batch_size
 from torchbayes.model.dropout import Mask
 from torchbayes.model.likelihoods import Parameters
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.batch import batch_size
 from torchbayes.posteriors.modules.module import ModelAverage
 from torchbayes.posteriors.problems import is_finite, warn_of
 

@@ -23,11 +23,11 @@ from torchbayes.model.dropout import Mask
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.native.noise import fill_normal_rows
-from torchbayes.native.seeds import Purpose, mix
 from torchbayes.posteriors.files import write_tensors
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.modules.module import ModelAverage
 from torchbayes.posteriors.problems import warn_of
+from torchbayes.randomness.seeds import Purpose, mix
 
 Calibration = Callable[[], Iterable[Any]]
 """Makes a fresh pass over training inputs, batch by batch, for the batch-norm statistics of a draw."""

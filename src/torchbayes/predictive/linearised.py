@@ -32,10 +32,9 @@ from torchbayes.curvature.features import Leaf
 from torchbayes.curvature.tangent import Centre, Tangent
 from torchbayes.display import Overview, shown
 from torchbayes.linalg.matrices import eigh
+from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.model import Model, check_finite
-from torchbayes.model.rows.batch import batch_size, rows_of
 from torchbayes.native.process import outside_inference
-from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.functions import Functions as Drawn
 from torchbayes.posteriors.gaussian import Gaussian, check_gaussian
 from torchbayes.posteriors.laplace import LaplacePosterior
@@ -45,6 +44,7 @@ from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.last_layer import LinearisedModule
 from torchbayes.predictive.links import CLOSED, EXACT, MARGINAL, Link, centre_of, link_of
 from torchbayes.predictive.mixture import check_outputs
+from torchbayes.randomness.seeds import Purpose, generator
 
 
 class Functions(NamedTuple):

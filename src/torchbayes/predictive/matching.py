@@ -26,13 +26,13 @@ from torchbayes.checks import as_seed, check_counts, check_kind, check_memory, c
 from torchbayes.density.vmap import StackedLayers
 from torchbayes.display import Overview, shortened, shown
 from torchbayes.linalg.matrices import eigh
+from torchbayes.model.batches.batch import batch_size
 from torchbayes.model.model import Model, check_finite
 from torchbayes.model.network import Network, taking
 from torchbayes.model.priors.univariate import Normal
-from torchbayes.model.rows.batch import batch_size
 from torchbayes.native.process import differentiable, quiet_vmap
-from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.problems import warn_of
+from torchbayes.randomness.seeds import Purpose, generator
 
 Kernel = Callable[[Any], Tensor]
 """Inputs -> covariance (B, B) of a Gaussian process of mean 0 at them."""

@@ -13,8 +13,8 @@ from torchbayes.checks import as_numbers, as_seed, check_counts, check_memory, c
 from torchbayes.model.likelihoods import Categorical, Likelihood, Parameters
 from torchbayes.model.likelihoods.quantiles import average_quantile
 from torchbayes.model.likelihoods.weighted import unweighted
-from torchbayes.native.seeds import Purpose, seeded
 from torchbayes.predictive.classes import average_entropies, check_ordered, moment, over_classes
+from torchbayes.randomness.seeds import Purpose, seeded
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from torch.utils.data import DataLoader
 
 from torchbayes.calls import explained
 from torchbayes.checks import as_seed, check_counts, check_object
+from torchbayes.model.batches.batch import check_alike
+from torchbayes.model.batches.loaders import in_order
 from torchbayes.model.model import Batch, Model, check_finite, place_inputs, unpack_inputs
 from torchbayes.model.probes.functions import random_at, watched
-from torchbayes.model.rows.batch import check_alike
-from torchbayes.model.rows.loaders import in_order
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of

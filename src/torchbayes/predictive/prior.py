@@ -21,12 +21,12 @@ from torch.utils.data import DataLoader
 from torchbayes.calls import explained
 from torchbayes.checks import as_seed, check_counts, check_kind, check_memory, seen
 from torchbayes.display import Overview, shown
+from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.model import Model, check_finite
-from torchbayes.model.rows.batch import batch_size, rows_of
-from torchbayes.native.seeds import Purpose, mix
 from torchbayes.posteriors.functions import Functions
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.predict import predict
+from torchbayes.randomness.seeds import Purpose, mix
 
 _BLOCK = 1 << 24  # weights that are drawn at a time: a prior draws them in float64
 

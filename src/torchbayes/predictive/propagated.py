@@ -19,11 +19,11 @@ from torchbayes.checks import seen
 from torchbayes.density.architecture import Architecture, architecture
 from torchbayes.display import Overview, shown
 from torchbayes.linalg.structure import is_diagonal
+from torchbayes.model.batches.batch import batch_size
 from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
 from torchbayes.model.likelihoods.protocol import own
 from torchbayes.model.likelihoods.weighted import unweighted
 from torchbayes.model.model import Model, check_finite
-from torchbayes.model.rows.batch import batch_size
 from torchbayes.native.build import UnavailableError
 from torchbayes.native.description import Activation
 from torchbayes.native.propagation import outputs_of

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchbayes.model.batches.batch import Batch
 from torchbayes.model.model import Model
-from torchbayes.model.rows.batch import Batch
 from torchbayes.model.sources.sources import Source, as_source
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes.randomness.seeds import Purpose, generator
 
 FEWEST = 20  # rows of which none are held out unless that is asked for
 # rows that are held out where nobody says how many; how many there should be in all folds; how many folds at most

@@ -19,11 +19,11 @@ from torchbayes.model.model import Model
 from torchbayes.model.probes.gradients import dependence
 from torchbayes.model.sources.sources import Source, as_source
 from torchbayes.model.subspace import Subspace
-from torchbayes.native.seeds import member_seeds
 from torchbayes.posteriors.locks import folder_in
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.start import centred, number_of_starts, start_of
+from torchbayes.randomness.seeds import member_seeds
 from torchbayes.selection.choose import choose
 from torchbayes.selection.spread import borne
 

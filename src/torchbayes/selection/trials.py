@@ -16,9 +16,9 @@ from torchbayes.driver.shelf import MemoryShelf
 from torchbayes.health.constant import num_targets
 from torchbayes.health.descent import log_likelihoods
 from torchbayes.methods.protocol import DivergedError, Method
+from torchbayes.model.batches.batch import Batch
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import Model
-from torchbayes.model.rows.batch import Batch
 from torchbayes.posteriors.posterior import Posterior, on_trial
 from torchbayes.predictive.predict import predict
 from torchbayes.selection.folds import Fold

@@ -40,13 +40,13 @@ from torchbayes.density.layers.kernel import by_kernel, check_pass, kernel_for
 from torchbayes.density.layers.randomness import Pass, Place, Randomness
 from torchbayes.density.layers.uses import Call, Estimator, How, Use, describes, layer_call, taken
 from torchbayes.density.loop import drawing
+from torchbayes.model.batches.batch import batch_size
 from torchbayes.model.likelihoods.weighted import apart
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.batch import batch_size
 from torchbayes.native.perturb import perturb, perturb_by
 from torchbayes.native.process import differentiable
-from torchbayes.native.seeds import Purpose, mix
+from torchbayes.randomness.seeds import Purpose, mix
 
 
 class Gradients(NamedTuple):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchbayes.density.layers.uses import How, Use
 from torchbayes.native.noise import fill_normal, fill_signs
-from torchbayes.native.seeds import Purpose, mix
+from torchbayes.randomness.seeds import Purpose, mix
 
 
 class Randomness(NamedTuple):

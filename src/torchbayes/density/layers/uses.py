@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchbayes.density.density import LogDensity
 from torchbayes.density.layers.attention import taken_apart
 from torchbayes.density.loop import drawing
+from torchbayes.model.batches.batch import repeated, tensors_of
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Network
-from torchbayes.model.rows.batch import repeated, tensors_of
-from torchbayes.native.seeds import Purpose, mix
+from torchbayes.randomness.seeds import Purpose, mix
 
 Estimator = Literal["auto", "local", "flipout"]
 How = Literal["local", "flipout", "drawn"]

@@ -14,11 +14,11 @@ from torchbayes.geometry.symmetry.calls import Axes, shaped
 from torchbayes.geometry.symmetry.permutations import PermutationGroup, PermutationGroups, held_by, moved, state_of
 from torchbayes.geometry.symmetry.tracing import Watch, run
 from torchbayes.geometry.symmetry.units import Segment
+from torchbayes.model.batches.batch import Batch, rows_of, tensors_of
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.batch import Batch, rows_of, tensors_of
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes.randomness.seeds import Purpose, generator
 
 _LEAST_GAIN = 1e-12  # of the squared norm of the weights: below it is rounding
 _SWEEPS = 1000

@@ -15,13 +15,13 @@ from torchbayes.geometry.symmetry.calls import shaped
 from torchbayes.geometry.symmetry.same import distance
 from torchbayes.geometry.symmetry.tracing import Watch, located, run
 from torchbayes.geometry.symmetry.units import Axis, Ties, fixed
+from torchbayes.model.batches.batch import rows_of, tensors_of
 from torchbayes.model.layout import Globs, matches
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network, taking
-from torchbayes.model.rows.batch import rows_of, tensors_of
 from torchbayes.model.sources.sources import as_source
-from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.functions import check_weights
+from torchbayes.randomness.seeds import Purpose, generator
 
 _WATCHED, _MADE_UP, _COMPARED = 2, 8, 64  # rows: watched for groups; of inputs made up; on which outputs are compared
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}

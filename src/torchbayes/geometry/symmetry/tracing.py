@@ -18,7 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from torchbayes.geometry.symmetry.calls import Axes, Call, moving, pointwise, shaped
 from torchbayes.geometry.symmetry.rules import rule_of
 from torchbayes.geometry.symmetry.units import Ties
-from torchbayes.model.rows.batch import arguments, copied
+from torchbayes.model.batches.batch import arguments, copied
 from torchbayes.native.process import encoders_by_parts
 
 _READS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "_unique2", "masked_select"}

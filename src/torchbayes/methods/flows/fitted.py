@@ -43,8 +43,8 @@ from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import BoundPrior
 from torchbayes.model.priors.expected import add_expected_, is_closed
 from torchbayes.native.process import differentiable
-from torchbayes.native.seeds import Purpose
 from torchbayes.posteriors.posterior import Posterior
+from torchbayes.randomness.seeds import Purpose
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ from torchbayes.linalg.added import plus_precision
 from torchbayes.methods.checks import check_counts
 from torchbayes.methods.finite import clone
 from torchbayes.methods.protocol import DivergedError
+from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.likelihoods.weighted import fixed_noise, num_values
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import correlated
 from torchbayes.model.priors.joint import like
-from torchbayes.model.rows.batch import batch_size, rows_of
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.problems import note
 

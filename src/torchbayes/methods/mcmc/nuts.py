@@ -28,7 +28,7 @@ from torchbayes.methods.mcmc.mass import Learning, Mass, check
 from torchbayes.methods.mcmc.tree_kernel import Grown, Growth, grow
 from torchbayes.methods.mcmc.trees import Trees
 from torchbayes.methods.sampler import DIVERGENCE, Info, Sampler, moved
-from torchbayes.native.seeds import Purpose, streams
+from torchbayes.randomness.seeds import Purpose, streams
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchbayes.density.dynamics import Density
 from torchbayes.methods.faults import is_fault, worded
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes.randomness.seeds import Purpose, generator
 
 RADIUS, ATTEMPTS = 2.0, 100  # as in Stan
 

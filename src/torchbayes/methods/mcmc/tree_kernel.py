@@ -24,7 +24,7 @@ class Growth(NamedTuple):
         kinetic_M: kinetic energy, float64.
         factor: R: its diagonal (M, D), or lower triangular (M, D, D).
         step_size_M: step size of each chain, float64.
-        streams_M: hashes from which each chain's uniform numbers follow, int64: see `native.seeds.streams`.
+        streams_M: hashes from which each chain's uniform numbers follow, int64: see `randomness.seeds.streams`.
         doublings: most doublings of a trajectory.
         divergence: energy error above which a trajectory ends.
     """

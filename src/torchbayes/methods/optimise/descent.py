@@ -17,7 +17,7 @@ from torchbayes.methods.reports import Report
 from torchbayes.methods.schedules import epochs_of
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
-from torchbayes.native.seeds import Purpose, mix
+from torchbayes.randomness.seeds import Purpose, mix
 
 
 @dataclass(frozen=True)

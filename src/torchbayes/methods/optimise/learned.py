@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from torchbayes.health.constant import highest
+from torchbayes.model.batches.batch import Batch
 from torchbayes.model.model import PREFIX, Model
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.batch import Batch
 from torchbayes.model.sources.sources import Source
 from torchbayes.native.process import differentiable
 from torchbayes.posteriors.functions import Functions

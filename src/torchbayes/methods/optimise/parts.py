@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from torchbayes.model.batches.batch import batch_size
 from torchbayes.model.model import Batch, Model, ready
-from torchbayes.model.rows.batch import batch_size
-from torchbayes.native.seeds import Purpose, mix
+from torchbayes.randomness.seeds import Purpose, mix
 
 
 class Piece(NamedTuple):

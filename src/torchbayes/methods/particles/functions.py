@@ -35,11 +35,11 @@ from torchbayes.density.vmap import StackedLayers
 from torchbayes.methods.particles.base import heat_of
 from torchbayes.methods.particles.kernels import RBF, Pairs, gram
 from torchbayes.methods.particles.scores import Score, score_elsewhere, score_matrix
+from torchbayes.model.batches.batch import batch_size, on_rows, rows_of, tensors_of
 from torchbayes.model.model import Batch, Model, ready
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.batch import batch_size, on_rows, rows_of, tensors_of
 from torchbayes.native.process import differentiable
-from torchbayes.native.seeds import Purpose, generator, mix
+from torchbayes.randomness.seeds import Purpose, generator, mix
 
 PLANS = ("loop", "vmap")  # the backends that have outputs with a graph
 PriorOf = Literal["functions", "weights"]

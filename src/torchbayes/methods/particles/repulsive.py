@@ -34,8 +34,8 @@ from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
-from torchbayes.native.seeds import Purpose, mix
 from torchbayes.posteriors.point import Point
+from torchbayes.randomness.seeds import Purpose, mix
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from torchbayes.methods.keepers import Kept
 from torchbayes.methods.optimise.seeker import seeker
 from torchbayes.methods.protocol import Needs, Shelf, Visit
 from torchbayes.methods.reports import Report
+from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers, Network
-from torchbayes.model.rows.batch import batch_size, rows_of
 from torchbayes.posteriors.layers.batch_norm import BatchNormPosterior
 
 

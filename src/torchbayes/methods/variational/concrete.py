@@ -28,16 +28,16 @@ from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
+from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.dropout import check_dropout, rates
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.univariate import Normal
-from torchbayes.model.rows.batch import batch_size, rows_of
 from torchbayes.native.process import differentiable
-from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.layers.dropout import DropoutPosterior
 from torchbayes.posteriors.layers.folded import Fold as Layer
 from torchbayes.posteriors.layers.folded import folds
+from torchbayes.randomness.seeds import Purpose, generator
 
 TEMPERATURE = 0.1
 State = Trajectory

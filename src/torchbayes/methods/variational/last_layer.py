@@ -32,7 +32,7 @@ from torchbayes.model.likelihoods.weighted import unweighted
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.precision import widened
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes.randomness.seeds import Purpose, generator
 
 Covariance = Literal["dense", "diagonal", "low_rank"]
 _UNIT = 10.0

@@ -18,7 +18,7 @@ from torchbayes.methods.reports import Report
 from torchbayes.methods.variational.families import Family, Slopes
 from torchbayes.model.model import Batch
 from torchbayes.model.priors.expected import add_expected_, is_closed
-from torchbayes.native.seeds import Purpose, mix
+from torchbayes.randomness.seeds import Purpose, mix
 
 USUAL_STEPS = 5000  # a scale takes longer to settle than a weight
 _NOISE = Purpose.VARIATIONAL

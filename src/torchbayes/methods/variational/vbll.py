@@ -40,13 +40,13 @@ from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.variational.last_layer import Covariance, LastLayer, Parts, last_layer, outputs_of
 from torchbayes.methods.variational.weighting import Weighting, check_weight, weight_at
+from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.likelihoods.expected import Bound, check_expected, expected_log_prob
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
-from torchbayes.model.rows.batch import batch_size, rows_of
 from torchbayes.native.process import differentiable
-from torchbayes.native.seeds import Purpose, seeded
 from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.randomness.seeds import Purpose, seeded
 
 State = Trajectory
 

@@ -57,9 +57,9 @@ from torchbayes.methods.variational.weighting import Weighting, check_weight, we
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
-from torchbayes.native.seeds import Purpose
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.layers.radial import RadialPosterior
+from torchbayes.randomness.seeds import Purpose
 
 _SMALLEST = 1e-8  # of a scale that is relative to its weight
 _ALPHA_DRAWS = 10  # as in the papers: the logarithm of a mean over fewer is more biased

@@ -31,7 +31,7 @@ from torchbayes.model.priors.univariate import (
     check_prior,
 )
 from torchbayes.native.process import differentiable
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes.randomness.seeds import Purpose, generator
 
 Together = Joint | SharedVariance
 """Priors of all weights of a run together: their log density is one number."""

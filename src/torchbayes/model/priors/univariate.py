@@ -19,7 +19,7 @@ from torch.distributions import Distribution
 
 from torchbayes.checks import check_kind, check_numbers, check_object, check_positive, check_scale, plain, seen
 from torchbayes.model.priors.axes import Axes
-from torchbayes.native.seeds import Purpose, seeded
+from torchbayes.randomness.seeds import Purpose, seeded
 
 _BLOCK = 1 << 18  # weights whose squares are summed at a time: PyTorch sums a copy of them in float64
 

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.checks import SettingError
+from torchbayes.model.batches.batch import Batch, arguments, copied, rows_of, tensors_of
 from torchbayes.model.model import Model
 from torchbayes.model.network import Network, module_at, refuse_by_batch
-from torchbayes.model.rows.batch import Batch, arguments, copied, rows_of, tensors_of
 
 _FEW, _ALONE = 8, 2  # rows that are looked at, and those of them that go through a network by themselves
 _SUSPECT = 1e-4  # of the largest output: rounding may explain less

@@ -19,7 +19,7 @@ from torch.utils import checkpoint
 from torchbayes.checks import SettingError
 from torchbayes.model.network import Network, outputs_of
 from torchbayes.native.process import differentiable
-from torchbayes.native.seeds import Purpose, generator, seeded
+from torchbayes.randomness.seeds import Purpose, generator, seeded
 
 _ATTEMPTS = 3  # passes by which gradients are looked for
 _LEAST = 0.1  # of the standard deviation by which weights are changed

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from torchbayes.model.batches.batch import Batch, on_rows
 from torchbayes.model.model import Model, check_finite
 from torchbayes.model.probes.functions import faults_of, watched
-from torchbayes.model.rows.batch import Batch, on_rows
 
 
 class First:

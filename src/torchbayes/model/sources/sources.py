@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from torchbayes.checks import seen
+from torchbayes.model.batches.batch import Batch, concatenate
+from torchbayes.model.batches.loaders import batches_of, evenly_spaced, is_indexed, read, rows_of_loader, same_rows
+from torchbayes.model.batches.members import ForMembers, for_members
 from torchbayes.model.model import Model
-from torchbayes.model.rows.batch import Batch, concatenate
-from torchbayes.model.rows.loaders import batches_of, evenly_spaced, is_indexed, read, rows_of_loader, same_rows
-from torchbayes.model.rows.members import ForMembers, for_members
 from torchbayes.model.sources.first import First, checked_rows
 from torchbayes.model.sources.streams import Stream
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes.randomness.seeds import Purpose, generator
 
 
 class Source(Protocol):

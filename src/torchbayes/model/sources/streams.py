@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchbayes.model.batches.batch import Batch, concatenate, tensors_of
+from torchbayes.model.batches.loaders import evenly_spaced, read, reading, same_rows
 from torchbayes.model.model import Model
-from torchbayes.model.rows.batch import Batch, concatenate, tensors_of
-from torchbayes.model.rows.loaders import evenly_spaced, read, reading, same_rows
 from torchbayes.model.sources.first import First, checked_rows
 
 

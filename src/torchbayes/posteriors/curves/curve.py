@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import as_numbers, check_choice, check_memory, seen
-from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior, readable
+from torchbayes.randomness.seeds import Purpose, generator
 
 Shape = Literal["bezier", "chain"]
 

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import as_numbers, check_memory, seen, whole
-from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.curves.curve import along
 from torchbayes.posteriors.curves.volumes import grams, log_volumes
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior, readable
+from torchbayes.randomness.seeds import Purpose, generator
 
 _ROUNDING = 1e-6  # of coordinates, which may come from float32
 

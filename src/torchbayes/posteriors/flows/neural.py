@@ -26,7 +26,7 @@ from torch.func import functional_call
 
 from torchbayes.checks import free_memory, size_of
 from torchbayes.model.layout import Layout
-from torchbayes.native.seeds import Purpose, seeded
+from torchbayes.randomness.seeds import Purpose, seeded
 
 Kind = Literal["realnvp", "iaf", "spline"]
 _MASK_BYTES = 20  # for each pair of weights, while the masks of an autoregressive network are found

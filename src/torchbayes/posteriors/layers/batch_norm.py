@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import as_seed, check_memory
-from torchbayes.native.seeds import Purpose, generator
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.posterior import Beside, Posterior, readable
+from torchbayes.randomness.seeds import Purpose, generator
 
 _DRAWS = 30
 _PREFIX = "statistics."

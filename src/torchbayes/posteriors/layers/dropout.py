@@ -19,12 +19,12 @@ from torch import Tensor
 from torchbayes.checks import as_seed, check_memory
 from torchbayes.model.dropout import Mask, check_dropout, dropouts, rates
 from torchbayes.model.model import Model
-from torchbayes.native.seeds import Purpose, mix
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.layers.folded import folded, folds
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Beside, Posterior, readable
 from torchbayes.posteriors.trained import Trained
+from torchbayes.randomness.seeds import Purpose, mix
 
 _DRAWS = 30
 

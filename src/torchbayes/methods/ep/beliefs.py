@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.linalg.stored import double
-from torchbayes.methods.sites.tilted import Tilted
+from torchbayes.methods.ep.tilted import Tilted
 from torchbayes.methods.variational.target import is_normal
 from torchbayes.model.model import Model
 

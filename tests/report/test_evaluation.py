@@ -14,7 +14,7 @@ from torchbayes import likelihoods
 from torchbayes.assess.intervals import Numbers
 from torchbayes.data import Data, Pair
 from torchbayes.data.base import Standardise
-from torchbayes.report.judged import classification, confusions_table, coverage, regression, transforms
+from torchbayes.report.evaluation import classification, confusions_table, coverage, regression, transforms
 
 
 def data_of(inputs: Tensor, targets: Tensor, classes: tuple[str, ...] = ()) -> Data:

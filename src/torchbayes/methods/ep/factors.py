@@ -17,15 +17,15 @@ from torch import Tensor
 from torchbayes.curvature.discovery import LayerSupport
 from torchbayes.curvature.tangent import Tangent
 from torchbayes.linalg import Diagonal
+from torchbayes.methods.ep.beliefs import Sites
+from torchbayes.methods.ep.tilted import MOST, Tilted, probit, tilted
 from torchbayes.methods.protocol import DivergedError
-from torchbayes.methods.sites.beliefs import Sites
-from torchbayes.methods.sites.tilted import MOST, Tilted, probit, tilted
 from torchbayes.model.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, Poisson, Probit, StudentT
 from torchbayes.model.likelihoods.protocol import counted, own
 from torchbayes.model.likelihoods.weighted import unweighted
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes.randomness.seeds import Purpose, generator
 
 _APART = (Bernoulli, Gaussian, Poisson, Probit, StudentT)  # log p(y | f) is a sum over outputs
 _TRIALS = 2  # random weights at which linearity is checked
@@ -67,7 +67,7 @@ class Factors:
         return Sites(precision_N[:, None, None], (precision_N * apart_N)[:, None], log_scale_N)
 
     def tilted(self, mean_nR: Tensor, root_nRR: Tensor, *, power: float, first: int = 0) -> Tilted:
-        """Return the moments of ℓ^a N(g; m, L Lᵀ) for factors from a number on: see `torchbayes.methods.sites.tilted`.
+        """Return the moments of ℓ^a N(g; m, L Lᵀ) for factors from a number on: see `torchbayes.methods.ep.tilted`.
 
         Args:
             mean_nR: m.

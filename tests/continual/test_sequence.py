@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader, TensorDataset
 import torchbayes as tb
 from tests.covering import with_studies
 from tests.laws.cases import normal
+from torchbayes.continual.coresets import Coreset
+from torchbayes.continual.transfer import matrices
 from torchbayes.linalg import Diagonal
-from torchbayes.native.seeds import Purpose, seeded
 from torchbayes.networks import MultiHead, for_head
 from torchbayes.posteriors.posterior import Posterior
-from torchbayes.sequences.coresets import Coreset
-from torchbayes.sequences.transfer import matrices
+from torchbayes.randomness.seeds import Purpose, seeded
 
 
 def rows(count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -114,7 +114,7 @@ def test_an_interrupted_sequence_goes_on_as_if_it_had_not_been(
             raise KeyboardInterrupt
         return real(*args, **more)
 
-    monkeypatch.setattr("torchbayes.sequences.learning.fit", stopping)
+    monkeypatch.setattr("torchbayes.continual.learning.fit", stopping)
     with pytest.raises(KeyboardInterrupt):
         tb.sequence(model(), TASKS, method, directory=tmp_path, **settings)
     monkeypatch.undo()
@@ -247,7 +247,7 @@ def once() -> Iterator[Any]:
 def test_what_cannot_be_learned_is_refused_before_anything_is(
     tasks: Any, method: Any, more: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchbayes.sequences.learning.fit", lambda *_, **__: pytest.fail("something was fitted"))
+    monkeypatch.setattr("torchbayes.continual.learning.fit", lambda *_, **__: pytest.fail("something was fitted"))
     with pytest.raises((TypeError, ValueError), match=said):
         tb.sequence(model(), tasks, method, **more)
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchbayes.native.seeds import Purpose, generator, member_seeds, mix, seeded
+from torchbayes.randomness.seeds import Purpose, generator, member_seeds, mix, seeded
 
 ONE, TWO = Purpose.ORDER, Purpose.DROPOUT
 

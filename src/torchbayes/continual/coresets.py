@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import check_counts
-from torchbayes.native.seeds import Purpose, generator
+from torchbayes.randomness.seeds import Purpose, generator
 
 
 class Coreset(Protocol):

@@ -30,11 +30,11 @@ from torchbayes.health.ending import Ended
 from torchbayes.health.residuals import explained
 from torchbayes.linalg import Dense
 from torchbayes.methods.defaults import Defaults
+from torchbayes.methods.ep.beliefs import Belief, Sites, belief, prior_of
+from torchbayes.methods.ep.factors import Factors, check_likelihood, factors_of, is_exact
+from torchbayes.methods.ep.sweeps import Rule, at_once, in_turn
 from torchbayes.methods.keepers import Kept
 from torchbayes.methods.protocol import DivergedError, Needs, Shelf, Visit
-from torchbayes.methods.sites.beliefs import Belief, Sites, belief, prior_of
-from torchbayes.methods.sites.factors import Factors, check_likelihood, factors_of, is_exact
-from torchbayes.methods.sites.sweeps import Rule, at_once, in_turn
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.model.probes.functions import refuse_coupled

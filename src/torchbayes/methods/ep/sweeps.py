@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.methods.sites.beliefs import Belief, Sites, asked, cavity, together
-from torchbayes.methods.sites.factors import Factors
+from torchbayes.methods.ep.beliefs import Belief, Sites, asked, cavity, together
+from torchbayes.methods.ep.factors import Factors
 
 
 class Rule(NamedTuple):

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from torchbayes.checks import as_seed, whole
-from torchbayes.native.generators import Drawn, drawing_under
+from torchbayes.randomness.generators import Drawn, drawing_under
 
 _MASK, _STEP = (1 << 64) - 1, 0x9E3779B97F4A7C15
 

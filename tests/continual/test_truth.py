@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from tests.laws.cases import normal
-from torchbayes.native.seeds import Purpose, mix
+from torchbayes.continual.coresets import Coreset
 from torchbayes.posteriors.posterior import Posterior
-from torchbayes.sequences.coresets import Coreset
+from torchbayes.randomness.seeds import Purpose, mix
 
 SIZES, NOISE, PRIOR = (12, 7, 9), 1.0, 0.8
 TRUTH = torch.tensor([1.0, -0.5, 2.0], dtype=torch.float64)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, distributions, nn
 
 from tests.oracles import normal
-from torchbayes.native.generators import drawing_under, network_under
+from torchbayes.randomness.generators import drawing_under, network_under
 
 X = normal(6, 5).float()
 

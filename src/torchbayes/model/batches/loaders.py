@@ -31,8 +31,8 @@ from torch.utils.data import (
     Subset,
 )
 
-from torchbayes.model.rows.batch import Batch, tensors_of
-from torchbayes.native.seeds import Purpose, generator, seeded
+from torchbayes.model.batches.batch import Batch, tensors_of
+from torchbayes.randomness.seeds import Purpose, generator, seeded
 
 
 def is_indexed(data: Any) -> bool:

@@ -23,24 +23,24 @@ from torch import Tensor
 from torchbayes.assess.evaluate import evaluate
 from torchbayes.calls import explained
 from torchbayes.checks import as_seed, check_flags, check_kind, check_object, given, seen
+from torchbayes.continual.coresets import Coreset
+from torchbayes.continual.record import Record
+from torchbayes.continual.tasks import Task, as_tasks, can_be_picked, joined, numbers_of, picked, sources_of
+from torchbayes.continual.transfer import Learned, matrices
+from torchbayes.continual.unused import restored, used_by
 from torchbayes.driver.checks import check_method
 from torchbayes.linalg import Diagonal
 from torchbayes.methods.protocol import Continued
 from torchbayes.model.model import Model, having
 from torchbayes.model.sources.sources import Source
 from torchbayes.native.process import full_path
-from torchbayes.native.seeds import Purpose, mix
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.laplace import as_prior
 from torchbayes.posteriors.locks import folder_in
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
+from torchbayes.randomness.seeds import Purpose, mix
 from torchbayes.selection.fit import fit
-from torchbayes.sequences.coresets import Coreset
-from torchbayes.sequences.record import Record
-from torchbayes.sequences.tasks import Task, as_tasks, can_be_picked, joined, numbers_of, picked, sources_of
-from torchbayes.sequences.transfer import Learned, matrices
-from torchbayes.sequences.unused import restored, used_by
 
 
 @explained()

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Size
 
-from torchbayes.model.rows.batch import Batch, stack, tensors_of
+from torchbayes.model.batches.batch import Batch, stack, tensors_of
 
 
 @dataclass(frozen=True)
