@@ -11,8 +11,9 @@ from scipy.stats import norm, rankdata
 
 import torchbayes as tb
 from torchbayes.posteriors import Functions
-from torchbayes_experiments import hmc_reference, reproduce
+from torchbayes_experiments import reproduce
 from torchbayes_experiments.references import hmc_mixing as room
+from torchbayes_experiments.references import hmc_reference
 from torchbayes_experiments.references.hmc_mixing import EXPERIMENT, MixingRecipe
 from torchbayes_experiments.shared import image_hmc
 

@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -22,10 +19,10 @@ class Rows:
     """Numbers with the levels that they belong to.
 
     Attributes:
-        frame: one row per number: its levels, `seed`, and the number itself, `value`.
+        frame: a DataFrame, one row per number: its levels, `seed`, and the number itself, `value`.
     """
 
-    frame: pd.DataFrame
+    frame: Any  # whose indexing pandas does not annotate closely enough
 
     def where(self, **levels: Any) -> Rows:
         """Return the rows with these levels: a value, or several as a list, tuple or set."""

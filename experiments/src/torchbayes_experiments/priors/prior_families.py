@@ -86,7 +86,7 @@ class FamiliesRecipe:
     df: float = 5.0
     ratio: float = 2.0
 
-    def named_priors(self, scale: float) -> dict[str, tb.priors.Univariate]:
+    def named_priors(self, scale: float) -> dict[str, Any]:
         """Return the priors by name: four families of one standard deviation, and normal ones of half and twice it."""
         narrow = scale * math.sqrt(2 / (1 + self.ratio**2))
         return {
@@ -176,7 +176,7 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
         label, some = LABELS[metric], rows.where(metric=metric)
         title = f"Test {label} by the family of the prior"
         caption = f"Test {label} of HMC under four families of one standard deviation, and two other scales."
-        drawn = {"panels": "problem", "lines": "prior", "over": "seed"}
+        drawn: dict[str, Any] = {"panels": "problem", "lines": "prior", "over": "seed"}
         pictures.append(dots(some, label, title=title, caption=caption, **drawn))
     return Findings(Verdict.of(parts), (*scores, _chains_table(results), published), tuple(pictures))
 

@@ -157,7 +157,7 @@ def _fit_and_score(recipe: BackpropRecipe, entry: Entry, width: int, *, seed: in
     shape = tuple(train.inputs.shape[1:])
     network = tb.networks.mlp(shape, int(train.targets.max()) + 1, hidden=(width, width), dropout=entry.dropout)
     model = tb.Model(network.to(best_device()), tb.likelihoods.Categorical(), entry.prior)
-    posterior = tb.fit(model, train, entry.method, seed=seed, directory=home, resume=True, callbacks=())
+    posterior: Any = tb.fit(model, train, entry.method, seed=seed, directory=home, resume=True, callbacks=())
     return scores(posterior, test, shares=recipe.shares, draws=recipe.draws, seed=seed)
 
 
@@ -177,7 +177,8 @@ def scores(
 
     normal = isinstance(posterior, tb.Gaussian)
     means_MD = posterior.mean_MD if normal else posterior.weights_MD
-    variance_MD = posterior.covariance.variance_MD if normal else torch.ones_like(means_MD)
+    covariance: Any = getattr(posterior, "covariance", None)
+    variance_MD = covariance.variance_MD if normal else torch.ones_like(means_MD)
     signal_D = means_MD[0].abs() / variance_MD[0].sqrt()
     masks = [kept(signal_D, share) for share in shares]
     pruned = [measured(tb.Point(posterior.model, means_MD * mask))[0] for mask in masks]
@@ -280,8 +281,8 @@ def _table(rows: Rows) -> Table:
         "error of the means is that of the one network whose weights are the posterior means. Dropout predicts with "
         "all units. Published: Blundell et al. (2015), 600 epochs."
     )
-    layout = {"heads": ["units", "method"], "keep": labels, "labels": labels, "digits": digits, "better": "low"}
-    return pivot(rows, ("width", "method"), "metric", caption=caption, beside=published, **layout)
+    layout: dict[str, Any] = {"keep": labels, "labels": labels, "digits": digits, "better": "low", "beside": published}
+    return pivot(rows, ("width", "method"), "metric", caption=caption, heads=["units", "method"], **layout)
 
 
 def _pruning_table(rows: Rows, width: str, shares: Sequence[float]) -> Table:
@@ -292,20 +293,19 @@ def _pruning_table(rows: Rows, width: str, shares: Sequence[float]) -> Table:
         "With Bayes by backprop those of the lowest |μ|/σ go first, with SGD and dropout those of the lowest |w|. One "
         "network: that of the posterior means."
     )
-    layout = {"heads": ["removed", "predicts"], "labels": labels, "digits": ".2f"}
+    layout: dict[str, Any] = {"heads": ["removed", "predicts"], "labels": labels, "digits": ".2f"}
     table = pivot(rows.where(metric=list(networks)), ("method", "metric"), "share", caption=caption, **layout)
     return replace(table, rows=[*table.rows, ["published, 1200 units", "", *map(PUBLISHED_PRUNED.get, shares)]])
 
 
 def _curve_table(spread: Rows) -> Table:
     keep = {"inside": "among the training inputs", "outside": "beyond them"}
-    ratio = {"ratio": lambda name: mean_and_error(_ratio(spread, name))}
-    digits = dict.fromkeys(keep.values(), ".4f") | {"ratio": ".2f"}
+    layout: dict[str, Any] = {"keep": keep, "labels": keep | CURVES, "digits": dict.fromkeys(keep.values(), ".4f")}
+    layout["digits"]["ratio"], ratio = ".2f", {"ratio": lambda name: mean_and_error(_ratio(spread, name))}
     caption = (
         "Distance of the quartiles of the predicted target, averaged over inputs among the training inputs and at "
-        "least 0.1 beyond them: mean over seeds ± standard error."
     )
-    layout = {"keep": keep, "labels": keep | CURVES, "digits": digits}
+    caption += "least 0.1 beyond them: mean over seeds ± standard error."
     return pivot(spread, "curve", "metric", beside=ratio, caption=caption, **layout)
 
 

@@ -201,9 +201,11 @@ def _images(results: Results) -> Report:
         below("images: error of SWA", wrong, FAIR, precondition=True),
         *(below(f"images: NLL of {a} below that of {b}", nll[a] - nll[b]) for a, b in pairs),
     ]
-    frame, names = rows.frame, {space: f"ESS, {space}" for space in SPACES}
+    frame: Any = rows.frame
+    names: dict[Any, str] = {space: f"ESS, {space}" for space in SPACES}
     frame = frame.assign(value=frame["value"].where(frame["metric"] != "accuracy", 100 * frame["value"]))
-    labels = {"nll": "NLL", "accuracy": "accuracy, %", "ece": "ECE"}
+    labels: dict[Any, str] = {"nll": "NLL", "accuracy": "accuracy, %", "ece": "ECE"}
+    digits: dict[str, str] = dict.fromkeys(("NLL", "ECE", "published NLL"), ".4f")
     table = pivot(
         Rows(frame),
         "images",
@@ -213,10 +215,9 @@ def _images(results: Results) -> Report:
         beside={"published NLL": IMAGE_NLL.get, "published accuracy, %": IMAGE_ACCURACY.get},
         caption="Test images: mean over seeds ± standard error. Published: PreResNet-164 on CIFAR-100.",
         better={"NLL": "low", "accuracy, %": "high", "ECE": "low"},
-        digits=dict.fromkeys(("NLL", "ECE", "published NLL"), ".4f")
-        | dict.fromkeys(("accuracy, %", "published accuracy, %"), ".2f"),
+        digits=digits | dict.fromkeys(("accuracy, %", "published accuracy, %"), ".2f"),
     )
-    panels = {
+    panels: dict[str, dict[Any, Any]] = {
         label: {names.get(name, name): values for name, values in Rows(frame).where(metric=m).apart("images").items()}
         for m, label in list(labels.items())[:2]
     }

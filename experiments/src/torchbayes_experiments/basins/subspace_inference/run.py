@@ -171,16 +171,17 @@ class SubspaceRecipe:
     regression_seeds: int = 1
 
 
-_BOSTON = {"decay": 0.1, "epochs": 300, "burn_in": 2 / 3, "batch_size": 30, "floor": 0.02}
-_LONG = {"epochs": 1000, "burn_in": 0.5, "batch_size": 100}
-_CONCRETE, _ENERGY = _LONG | {"decay": 0.01, "floor": 0.05}, _LONG | {"decay": 0.1, "floor": 0.002}
-_YACHT = _LONG | {"decay": 1e-3, "batch_size": 30, "floor": 0.0005}
-_INSIDE = {"batch_size": 100_000, "estimator": "weights", "draws": 4, "kl_weight": 1.0}
+_BOSTON: dict[str, Any] = {"decay": 0.1, "epochs": 300, "burn_in": 2 / 3, "batch_size": 30, "floor": 0.02}
+_LONG: dict[str, Any] = {"epochs": 1000, "burn_in": 0.5, "batch_size": 100}
+_CONCRETE: dict[str, Any] = _LONG | {"decay": 0.01, "floor": 0.05}
+_ENERGY: dict[str, Any] = _LONG | {"decay": 0.1, "floor": 0.002}
+_YACHT: dict[str, Any] = _LONG | {"decay": 1e-3, "batch_size": 30, "floor": 0.0005}
+_INSIDE: dict[str, Any] = {"batch_size": 100_000, "estimator": "weights", "draws": 4, "kl_weight": 1.0}
 _TOY_SGD, _IMAGE_SGD = tb.SGD(5e-4, momentum=0.95), tb.SGD(0.05, momentum=0.9)
 _TOY_SWAG = tb.SWAG(1, 3000, 50, _TOY_SGD, _TOY_SGD.lr, 2 / 3, per_epoch=1, rank=20)
 
 
-def _slices(chains: int, steps: int, burn_in: int, plan: str, **settings: float) -> Sampling:
+def _slices(chains: int, steps: int, burn_in: int, plan: str, **settings: Any) -> Sampling:
     return Sampling(method=tb.EllipticalSlice(chains, steps, burn_in, plan=plan), **settings)
 
 
