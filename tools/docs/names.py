@@ -21,6 +21,7 @@ from typing import Any, Literal, get_args, get_origin
 import torch
 
 import torchbayes
+import torchbayes_experiments
 
 # classes of PyTorch whose arguments the pages mention
 BORROWED = [torch.nn.Parameter, torch.utils.data.DataLoader, torch.distributions.Normal]
@@ -46,11 +47,12 @@ Value = Thing | Of | None
 
 @cache
 def modules() -> dict[str, types.ModuleType]:
-    """Return every module of the package by its dotted name."""
-    found = {"torchbayes": torchbayes}
-    for info in pkgutil.walk_packages(torchbayes.__path__, "torchbayes."):
-        if not info.name.endswith("__main__"):
-            found[info.name] = importlib.import_module(info.name)
+    """Return every module of the library and of its experiments by its dotted name."""
+    found: dict[str, types.ModuleType] = {each.__name__: each for each in (torchbayes, torchbayes_experiments)}
+    for package in [*found.values()]:
+        for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if not info.name.endswith(("__main__", "torchbayes.sequences")):  # a former path, which warns
+                found[info.name] = importlib.import_module(info.name)
     return found
 
 
