@@ -74,9 +74,9 @@ def test_threads_are_set_for_the_work_and_put_back():
 
 
 def test_likelihood_and_data_must_go_together():
-    with pytest.raises(ValueError, match="must be categorical, bernoulli or probit; got 'gaussian'"):
+    with pytest.raises(ValueError, match="must be bernoulli, categorical or probit; got 'gaussian'"):
         dataclasses.replace(MOONS, likelihood="gaussian").setup()
-    with pytest.raises(ValueError, match="gaussian or heteroscedastic"):
+    with pytest.raises(ValueError, match="gaussian, heteroscedastic or student_t"):
         dataclasses.replace(SINE, likelihood="categorical").setup()
 
 

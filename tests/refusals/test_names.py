@@ -29,7 +29,8 @@ ROOMS_OF = {
     "figures.": figures,
 }
 RESULTS = {"Batch", "Chains", "Collector", "Diagnosis", "Difference", "Evaluation", "Event", "FunctionalLaplace"}
-RESULTS |= {"Approximation", "LaplacePosterior", "MatchedPrior", "ModelAverage", "PredictiveModule", "PriorPredictive"}
+RESULTS |= {"Approximation", "LaplacePosterior", "MatchedPrior", "ModelAverage", "Posterior"}
+RESULTS |= {"PredictiveModule", "PriorPredictive"}
 RESULTS |= {
     "compression.Compressed",
     "priors.Scaled",

@@ -52,7 +52,8 @@ def test_an_api_page_has_names_to_show(file: Path) -> None:
     modules = re.findall(r"^::: ([\w.]+)$", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert len(modules) >= 1
     for module in modules:
-        path = ROOT / "src" / module.replace(".", "/")
+        home = ROOT / "experiments" if module.startswith("torchbayes_experiments") else ROOT
+        path = home / "src" / module.replace(".", "/")
         source = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
         body = ast.parse(source.read_text(encoding="utf-8")).body
         defined = [node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)]

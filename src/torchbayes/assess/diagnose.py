@@ -114,7 +114,7 @@ def diagnose(
     if isinstance(posterior, Approximating):
         _check_unused("the chains of a sampler", posterior, log=log, burn_in=burn_in)
         return of_density(posterior, inputs, targets, draws=draws or DRAWS, chunk_size=chunk_size)
-    if getattr(posterior, "chain_length", None) is None:
+    if not isinstance(posterior, Posterior) or posterior.chain_length is None:
         raise TypeError(
             f"`posterior`: only the draws of a sampler, such as HMC, and posteriors with a density, such as a "
             f"Gaussian, can be diagnosed; got "

@@ -13,7 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -81,8 +81,7 @@ def train_in_rounds(
         for method in (first, *again):
             known = _next(found) if found else model
             start = found[-1].mode if found else None
-            mode = fit(known, data, method, start=start, seed=seed, callbacks=callbacks)
-            assert isinstance(mode, Point)
+            mode = cast("Point", fit(known, data, method, start=start, seed=seed, callbacks=callbacks))
             fitted, at_mode = laplace_at(known, data, laplace, start=mode)
             found.append(Round(mode, fitted, tune(fitted, prior=groups), at_mode))
     return found
@@ -123,7 +122,6 @@ def laplace_at(model: Model, data: Any, method: Laplace, *, start: Tensor | Poin
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ProblemWarning)
-        posterior = fit(model, data, method, start=start, callbacks=())
-    assert isinstance(posterior, LaplacePosterior)
+        posterior = cast("LaplacePosterior", fit(model, data, method, start=start, callbacks=()))
     others = tuple(problem for problem in posterior.problems if AWAY not in problem)
     return replace(posterior, problems=others), len(others) == len(posterior.problems)

@@ -91,7 +91,6 @@ class Stochastic:
     floor: float | None = None
 
     adapts: ClassVar[bool] = False
-    chunk_size: ClassVar[int]  # of `Sampler`
     rate: ClassVar[float]
     preconditioned_rate: ClassVar[float]
     least_floor: ClassVar[float] = 1e-7
@@ -119,7 +118,8 @@ class Stochastic:
     @property
     def needs(self) -> Needs:
         """Minibatches or all the data, any density, a shelf for draws; more steps make the same chain longer."""
-        chunk, cycles = self.chunk_size if self.batch_size is None else None, self.cycles
+        chunk_size: int = self.chunk_size  # type: ignore[attr-defined]  # of `Sampler`
+        chunk, cycles = chunk_size if self.batch_size is None else None, self.cycles
         most = (self.steps - self.burn_in) // self.thin
         most = min(most, self.steps // cycles.length * cycles.draws) if cycles else most
         return Needs(batch_size=self.batch_size, chunk_size=chunk, draws=most, chain=True)
