@@ -19,11 +19,12 @@ from torchbayes.methods.checks import check_counts, check_plan
 from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.faults import Faults, begun
 from torchbayes.methods.keepers import Keeper, Kept, Thinned
-from torchbayes.methods.noise import Purpose, uniforms
+from torchbayes.methods.noise import uniforms
 from torchbayes.methods.protocol import Needs, Shelf, Visit
 from torchbayes.methods.reports import means_of
 from torchbayes.model.network import refuse_by_batch
 from torchbayes.posteriors.draws import Draws
+from torchbayes.randomness.seeds import Purpose
 
 # an energy error above this is a divergence: the integrator has left the trajectory (Betancourt 2017, section 6.2)
 DIVERGENCE = 1000.0

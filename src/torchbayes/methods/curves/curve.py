@@ -27,7 +27,7 @@ from torchbayes.health.curves import barriers, same_ends
 from torchbayes.methods.checks import check_training
 from torchbayes.methods.curves.base import Between, Joining
 from torchbayes.methods.keepers import Following
-from torchbayes.methods.noise import Purpose, uniforms
+from torchbayes.methods.noise import uniforms
 from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
@@ -37,6 +37,7 @@ from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.curves.curve import CurvePosterior, Shape, coefficients
 from torchbayes.posteriors.point import Point
+from torchbayes.randomness.seeds import Purpose
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from torchbayes.health.curves import inside, same_modes
 from torchbayes.methods.checks import check_training
 from torchbayes.methods.curves.base import Between, Joining
 from torchbayes.methods.keepers import Following
-from torchbayes.methods.noise import Purpose, normals, uniforms
+from torchbayes.methods.noise import normals, uniforms
 from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
@@ -45,6 +45,7 @@ from torchbayes.model.network import Buffers
 from torchbayes.posteriors.curves.simplex import SimplexPosterior, barycentric, in_complex
 from torchbayes.posteriors.curves.volumes import add_slopes, grams, inverses, log_volumes
 from torchbayes.posteriors.point import Point
+from torchbayes.randomness.seeds import Purpose
 
 _START = 0.01  # distance of a vertex from the mean of the modes at first, relative to their size
 

@@ -33,11 +33,12 @@ from torchbayes.density.dynamics import Density
 from torchbayes.methods.faults import Faults, evaluated
 from torchbayes.methods.mcmc.mass import known_prior
 from torchbayes.methods.mcmc.slice_kernel import Ellipses, slice_along
-from torchbayes.methods.noise import Purpose, normals, uniforms
+from torchbayes.methods.noise import normals, uniforms
 from torchbayes.methods.sampler import Info, Sampler, begin
 from torchbayes.model.model import Model
 from torchbayes.model.priors import Normal
 from torchbayes.model.priors.joint import Joint, like
+from torchbayes.randomness.seeds import Purpose
 
 # An interval that has shrunk so far is a rounding error around the chain, which is then left where it is: each
 # evaluation cuts it by a third on average, and 2π e^(−100/3) is 2e-14.

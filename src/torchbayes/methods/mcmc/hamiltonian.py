@@ -14,8 +14,9 @@ from torchbayes.methods.faults import travelled
 from torchbayes.methods.mcmc import mass
 from torchbayes.methods.mcmc.adaptation import RunningCovariance, RunningVariance, StepSize
 from torchbayes.methods.mcmc.mass import Adapting, first_mass, first_spread
-from torchbayes.methods.noise import Purpose, normals
+from torchbayes.methods.noise import normals
 from torchbayes.methods.sampler import begin
+from torchbayes.randomness.seeds import Purpose
 
 
 @dataclass(frozen=True)

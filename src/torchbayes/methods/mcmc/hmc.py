@@ -38,8 +38,9 @@ from torchbayes.methods.checks import check_counts, check_positive, check_share
 from torchbayes.methods.faults import travelled
 from torchbayes.methods.mcmc.hamiltonian import State, filled, kinetic, learned, momenta, start
 from torchbayes.methods.mcmc.mass import Learning, Mass, check, known_prior
-from torchbayes.methods.noise import Purpose, uniforms
+from torchbayes.methods.noise import uniforms
 from torchbayes.methods.sampler import DIVERGENCE, Info, Sampler, diverged, metropolis, moved
+from torchbayes.randomness.seeds import Purpose
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,9 @@ from torchbayes.density.dynamics import Density, Value, displaced, whitened
 from torchbayes.methods.faults import Faults, evaluated
 from torchbayes.methods.mcmc.adaptation import LEARNED, LEAST_BURN_IN, RunningCovariance, RunningVariance, StepSize
 from torchbayes.methods.mcmc.mass import Learning, Mass, check, first_mass, first_spread, learned
-from torchbayes.methods.noise import Purpose, normals
+from torchbayes.methods.noise import normals
 from torchbayes.methods.sampler import Info, Sampler, begin, diverged, metropolis, moved
+from torchbayes.randomness.seeds import Purpose
 
 # Weights per dimension that a window must hold for a dense mass. A short stretch of a slow chain lies in few
 # directions, and proposals along these would not show the others. On a normal target of ten standard deviations from 1

@@ -23,7 +23,7 @@ from torchbayes.density.dynamics import Density, Value
 from torchbayes.health.descent import Descended
 from torchbayes.health.kept import one_point
 from torchbayes.methods.checks import check_training
-from torchbayes.methods.noise import Purpose, normals
+from torchbayes.methods.noise import normals
 from torchbayes.methods.optimise import descent
 from torchbayes.methods.optimise.base import Scheduled, after
 from torchbayes.methods.optimise.descent import descend
@@ -33,6 +33,7 @@ from torchbayes.methods.protocol import Needs
 from torchbayes.methods.reports import Report
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.point import Point
+from torchbayes.randomness.seeds import Purpose
 
 Annealing = Literal["linear", "hyperbolic", "cyclic"]
 Direction = Callable[[Tensor, Tensor], Pairs]

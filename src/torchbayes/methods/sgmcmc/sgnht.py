@@ -26,7 +26,7 @@ from torch import Tensor
 from torchbayes.checks import given
 from torchbayes.density.dynamics import Density
 from torchbayes.methods.checks import check_positive
-from torchbayes.methods.noise import Purpose, normals
+from torchbayes.methods.noise import normals
 from torchbayes.methods.sampler import Sampler
 from torchbayes.methods.sgmcmc.stochastic import (
     Info,
@@ -39,6 +39,7 @@ from torchbayes.methods.sgmcmc.stochastic import (
     scaled_noise,
     temperature,
 )
+from torchbayes.randomness.seeds import Purpose
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,13 @@ from torchbayes.methods.checks import check_counts, check_positive, check_share
 from torchbayes.methods.choices import Choice, PriorScale
 from torchbayes.methods.faults import evaluated
 from torchbayes.methods.finite import WORKSPACE
-from torchbayes.methods.noise import Purpose, normals
+from torchbayes.methods.noise import normals
 from torchbayes.methods.protocol import Needs, Visit
 from torchbayes.methods.reports import Report
 from torchbayes.methods.sampler import check_shapes, refuse_batch_norm
 from torchbayes.methods.schedules import Cycles, Decay, Steady, StepSchedule, ramp
 from torchbayes.methods.sgmcmc.restarts import MOST, Track, gone_back, mended
+from torchbayes.randomness.seeds import Purpose
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from torchbayes.methods.checks import check_counts, check_plan, check_positive, 
 from torchbayes.methods.defaults import Defaults, NaturalGradient
 from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, clone, looked_at, writable
 from torchbayes.methods.keepers import Kept
-from torchbayes.methods.noise import Purpose, mix, normals
+from torchbayes.methods.noise import normals
 from torchbayes.methods.optimise.descent import Info
 from torchbayes.methods.optimise.parts import Piece, split
 from torchbayes.methods.protocol import Shelf
@@ -47,6 +47,7 @@ from torchbayes.methods.variational.target import Target, narrowed, target_of
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.randomness.seeds import Purpose, mix
 
 _ADVICE = "lower the learning rate, or raise `initial_scale`, which makes the first steps smaller"
 

@@ -48,7 +48,6 @@ from torchbayes.methods.checks import check_counts, check_plan, check_positive, 
 from torchbayes.methods.defaults import Defaults, NaturalGradient
 from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, clone, looked_at, writable
 from torchbayes.methods.keepers import Kept
-from torchbayes.methods.noise import Purpose, mix
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.reports import Report
 from torchbayes.methods.schedules import Cosine, Schedule, ramp
@@ -58,6 +57,7 @@ from torchbayes.methods.variational.target import Target, narrowed, target_of
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.randomness.seeds import Purpose, mix
 
 _STEPS = 10_000  # of a run at least, by default
 _TURNS = 3.0  # times that h is forgotten over a run, by default
