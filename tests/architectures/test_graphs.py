@@ -83,7 +83,7 @@ def task(name: str) -> tuple[tb.Model, dict[str, Any]]:
     return tb.Model(GraphClassifier().double(), likelihood, shared="graphs"), rows
 
 
-@pytest.mark.parametrize(("name", "method"), some_of(["nodes", "graphs"], METHODS, one_in=2))
+@pytest.mark.parametrize(("name", "method"), some_of(["nodes", "graphs"], METHODS, one_in=4))
 def test_every_method(name: str, method: str, tmp_path: Path):
     model, rows = task(name)
     check(model, method, rows, tmp_path)

@@ -88,13 +88,14 @@ def model_of(name: str, random: Any = "*", *, double: bool = False) -> tb.Model:
     return tb.Model(made.double() if double else made, tb.likelihoods.Categorical(), random=random)
 
 
-@pytest.mark.parametrize(("name", "method"), some_of(HEADS, METHODS, one_in=3))
+@pytest.mark.parametrize(("name", "method"), some_of(HEADS, METHODS, one_in=6))
 def test_every_method(name: str, method: str, tmp_path: Path):
     check(model_of(name), method, rows_of(name), tmp_path)
 
 
-@pytest.mark.parametrize("method", [*PARTICULAR])
-@pytest.mark.parametrize("name", [name for name in HEADS if name not in LAST_WORD])
+@pytest.mark.parametrize(
+    ("name", "method"), some_of([name for name in HEADS if name not in LAST_WORD], PARTICULAR, one_in=2)
+)
 def test_last_layers_and_multipliers(name: str, method: str, tmp_path: Path):
     check(model_of(name), method, rows_of(name), tmp_path)
 

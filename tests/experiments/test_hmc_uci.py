@@ -118,7 +118,7 @@ def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
     assert again["yacht"] == first["yacht"]
 
 
-@pytest.mark.slow
+@pytest.mark.study  # the workers are those of `uci_table`, whose test of the same name runs always
 @pytest.mark.filterwarnings("ignore:this posterior should not be trusted")  # a few iterations sample nothing
 def test_worker_processes_change_no_number(tmp_path, monkeypatch):
     of_true_size(monkeypatch, tmp_path, "uci_energy", "uci_yacht")  # separate processes do not see what is patched here

@@ -153,6 +153,7 @@ def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.study  # the workers are those of `uci_table`, whose test of the same name runs always
 def test_worker_processes_change_no_number(tmp_path, monkeypatch):
     of_true_size(monkeypatch, tmp_path, "uci_boston", "uci_yacht")  # separate processes do not see what is patched here
     monkeypatch.setattr(uci_splits, "get_context", lambda _: forked())  # as clean, and begun sooner

@@ -151,7 +151,7 @@ def test_local_noise_of_a_linear_layer_has_the_exact_law() -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_estimators_are_unbiased(name: str) -> None:
     """Flipout on every network, local noise where a layer has one position: the mean gradient is that of weights."""
-    reference = drawn(name, "weights", 2000)
+    reference = drawn(name, "weights", 1000)
     for estimator in ("auto", "flipout", *(["local"] if name == "mlp" else [])):
         found = drawn(name, estimator, 120)
         error = (reference.var(0) / len(reference) + found.var(0) / len(found)).sqrt()

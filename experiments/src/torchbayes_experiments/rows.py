@@ -26,11 +26,11 @@ class Rows:
 
     def where(self, **levels: Any) -> Rows:
         """Return the rows with these levels: a value, or several as a list, tuple or set."""
-        frame = self.frame
-        for name, value in levels.items():
-            several = isinstance(value, list | tuple | set)
-            frame = frame[frame[name].isin(value) if several else frame[name] == value]
-        return Rows(frame)
+        fits = np.ones(len(self.frame), dtype=bool)
+        for name, value in levels.items():  # arrays: an index for each step would be most of the time
+            several, column = isinstance(value, list | tuple | set), self.frame[name]
+            fits &= column.isin(value).to_numpy() if several else column.to_numpy() == value
+        return Rows(self.frame[fits])
 
     def only(self, **levels: Sequence[Any]) -> Rows:
         """Return the rows with these names of levels, in the order of the names."""
@@ -46,8 +46,9 @@ class Rows:
 
     def values(self, over: str = "seed", **levels: Any) -> np.ndarray:
         """Return a number for each value of the level `over`, the mean over all others; none where there is no row."""
-        groups = self.where(**levels).frame.groupby(over, sort=False)["value"]
-        return np.array([np.mean(group.to_numpy()) for _, group in groups])
+        frame = self.where(**levels).frame
+        groups, numbers = frame[over].to_numpy(), frame["value"].to_numpy()
+        return np.array([np.mean(numbers[groups == name]) for name in dict.fromkeys(groups.tolist())])
 
     def combinations(self, *levels: str) -> list[tuple[Any, ...]]:
         """Return the combinations of levels that there are, in the order in which they came."""
