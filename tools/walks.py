@@ -80,7 +80,10 @@ def step() -> Walk:
                 sys.setprofile(None)
             return super().visit(state)
 
-    tb.fit(model, (inputs, targets), Walked(epochs=1, batch_size=10, plan="loop"), callbacks=())
+    try:
+        tb.fit(model, (inputs, targets), Walked(epochs=1, batch_size=10, plan="loop"), callbacks=())
+    finally:
+        sys.setprofile(None)
     return walk
 
 

@@ -62,7 +62,8 @@ def choose(
     folds = folds_of(model, source, validation, seed=begin.seeds[0])
     if not folds:
         return model, method, asked
-    begin.state(method, density_of(model, source, method), source.steps_per_epoch)  # what it refuses, before any trial
+    first = begin.some(slice(1), method.needs.modes)  # refuses what the method does not take, before any trial
+    first.state(method, density_of(model, source, method), source.steps_per_epoch)
     with search_bar(callbacks, method) as told:
         chosen = _of_all(choices, Search(model, method, folds, begin, told))
     record = {
