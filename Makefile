@@ -37,6 +37,7 @@ check: lint types layers budgets ## lint, format, types, layers, budgets
 lint: $(VENV)/.check
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/python tools/public.py
 
 types: export PYRIGHT_PYTHON_IGNORE_WARNINGS = 1
 types: $(VENV)/.test $(VENV)/.check

@@ -16,7 +16,8 @@ positional      a public function takes at most 3 of them by position; dunders w
 depth           a class may have a parent and a grandparent in the package: inheritance depth 3
 override        no class redefines what an ancestor in the package computes; constructors, stubs and defaults, which
                 only return a value or an object, are exempt, and so is what calls the ancestor's by `super()`
-documented      public modules, classes and functions have docstrings (not dunders, setters, overloads, @override)
+documented      public modules, classes and functions have docstrings (not dunders, setters, overloads); a method may
+                inherit that of an ancestor in the package
 annotated       public functions and constructors annotate every argument and the return
 comparisons     the tests hold on average one numeric comparison each: a call of allclose, isclose, approx, equal or
                 a numeric assert_*; or, in an `assert`, a comparison with a number, by <, <=, >, >=, or under `.all()`
@@ -153,9 +154,6 @@ def check_function(node: Function, public: bool, method: bool) -> Iterator[tuple
     dunder = node.name.startswith("__")
     if len(positional) > POSITIONAL and (not dunder or node.name in {"__init__", "__call__"}):
         yield "positional", f"{len(positional)} positional arguments (at most {POSITIONAL}); put `*` after the third"
-    exempt = dunder or marks & {"setter", "deleter", "overload", "override"}
-    if not exempt and ast.get_docstring(node) is None:
-        yield "documented", "no docstring; say what it returns, with shapes and units"
     missing = [argument.arg for argument in named if argument.annotation is None]
     if missing or node.returns is None:
         yield "annotated", f"no annotation of {', '.join([*missing, *([] if node.returns else ['the return'])])}"
@@ -187,6 +185,18 @@ def ancestors(modules: dict[str, Module], module: Module, qualname: str) -> list
     found = [find(modules, module, dotted(base)) for base in module.classes[qualname].bases]
     bases = [base for base in found if base is not None and base != (module, qualname)]
     return [[base, *chain] for base in bases for chain in (ancestors(modules, *base) or [[]])]
+
+
+def check_documented(
+    modules: dict[str, Module], module: Module, owner: str, node: Function
+) -> Iterator[tuple[str, str]]:
+    """Yield (rule, message) for a public function without a docstring, and for a method that inherits none either."""
+    if node.name.startswith("_") or decorators(node) & {"setter", "deleter", "overload"} or ast.get_docstring(node):
+        return
+    chains = ancestors(modules, module, owner) if owner in module.classes else []
+    above = (member for chain in chains for place, base in chain for member in place.classes[base].body)
+    if not any(isinstance(m, Function) and m.name == node.name and ast.get_docstring(m) for m in above):
+        yield "documented", "no docstring; say what it returns, with shapes and units"
 
 
 def check_bases(modules: dict[str, Module], module: Module, qualname: str) -> Iterator[tuple[str, str]]:
@@ -269,7 +279,9 @@ def check_package(root: Path) -> Iterator[Breach]:
             if isinstance(node, ast.ClassDef):
                 found = [*check_class(node, visible), *check_bases(modules, module, qualname)]
             else:
-                found = check_function(node, visible, qualname.rpartition(".")[0] in module.classes)
+                owner = qualname.rpartition(".")[0]
+                found = [*check_function(node, visible, owner in module.classes)]
+                found += check_documented(modules, module, owner, node) if visible else []
             yield from (Breach(module.path, node.lineno, qualname, *rule_and_message) for rule_and_message in found)
 
 
