@@ -5,7 +5,11 @@ ARGS    ?=
 
 VENV  := .venv
 BIN   := $(VENV)/bin
-PIP   := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+PIP   := $(BIN)/python -m pip install --disable-pip-version-check --no-compile --constraint constraints.txt
+# pip would compile what it installs on a single core; a file that does not compile is a template of some package.
+COMPILED = @$(BIN)/python -m compileall -qq -j 0 -x /tests/ $(VENV)/lib || true
+# Every process that the tests start would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 TESTS  = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
@@ -79,8 +83,10 @@ $(VENV)/.package: pyproject.toml experiments/pyproject.toml constraints.txt
 	$(PIP) --quiet pip setuptools hatchling editables
 	$(PIP) torch
 	$(PIP) --quiet --no-build-isolation --editable . --editable experiments
+	$(COMPILED)
 	@touch $@
 
 $(VENV)/.%: $(VENV)/.package
 	$(PIP) --quiet --group $*
+	$(COMPILED)
 	@touch $@
