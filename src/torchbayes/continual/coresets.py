@@ -13,8 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_counts
 from torchbayes.randomness.seeds import Purpose, generator
+from torchbayes.settings import check_settings
 
 
 class Coreset(Protocol):
@@ -47,7 +47,7 @@ class Random:
     size: int
 
     def __post_init__(self) -> None:
-        check_counts(size=self.size)
+        check_settings(self)
 
     def choose(self, num_data: int, inputs: Callable[[], Tensor], *, seed: int) -> Tensor:
         """Return numbers of rows, int64 (size,)."""
@@ -73,8 +73,7 @@ class KCentre:
     first: int = 0
 
     def __post_init__(self) -> None:
-        check_counts(size=self.size)
-        check_counts(least=0, first=self.first)
+        check_settings(self)
 
     def choose(self, num_data: int, inputs: Callable[[], Tensor], *, seed: int) -> Tensor:
         """Return numbers of rows, int64 (size,).

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from torchbayes.checks import check_share, given
 from torchbayes.density.density import LogDensity
 from torchbayes.model.batches.batch import rows_of
 from torchbayes.model.model import Batch
@@ -65,17 +64,6 @@ class Descending(Protocol):
 
 
 _State = TypeVar("_State", bound=Any)
-
-
-def check_adversarial(adversarial: float | None) -> None:
-    """Check a share of the range of the inputs.
-
-    Raises:
-        ValueError: if it is not above 0 and below 1.
-    """
-    check_share(**given(adversarial=adversarial))
-    if adversarial == 0:
-        raise ValueError("`adversarial` must be above 0, a share of the range of the inputs; got 0. Leave it out.")
 
 
 def attacked(density: LogDensity, now: _State, batch: Batch, *, share: float) -> tuple[_State, Batch]:

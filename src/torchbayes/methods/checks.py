@@ -1,54 +1,42 @@
-"""Checks of settings that several methods share."""
+"""Checks of the settings of methods."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from torchbayes.checks import check_choice, check_counts, check_object, check_positive, check_share, given, plain, seen
+from torchbayes.checks import check_choice, check_object, check_positive, seen
 from torchbayes.density.plans import BACKEND_NAMES
+from torchbayes.settings import check_settings, kinds_of
 
-__all__ = ["check_counts", "check_plan", "check_positive", "check_schedule", "check_share", "check_training"]
 
-
-def check_training(method: Any, *, flat: bool = False) -> None:
-    """Check the settings that methods which train have in common, and turn its numbers into Python's.
-
-    Args:
-        method: the method.
-        flat: whether its optimiser may be one that takes gradients elsewhere than at the weights, such as `SAM`.
+def check_method(method: Any) -> None:
+    """Check the settings of a method by their annotations and names, and turn its numbers into Python's.
 
     Raises:
-        ValueError: if a number or the plan is invalid.
-        TypeError: if the optimiser or the schedule is of another kind.
+        ValueError: if a number, a word or the plan is invalid.
+        TypeError: if the optimiser, the schedule or the weighting is of another kind.
     """
-    plain(method)
-    own = vars(method)
-    check_counts(members=method.members, batch_size=method.batch_size, **given(epochs=own.get("epochs")))
-    if not flat and hasattr(method.optimizer, "rho"):
+    check_settings(method)
+    settings, kinds = vars(method), kinds_of(type(method))
+    if "plan" in settings:
+        check_choice(("auto", *BACKEND_NAMES), plan=method.plan)
+    if "optimizer" in settings:
+        _check_optimizer(method, any(hasattr(kind, "rho") for kind in kinds["optimizer"]))
+    if any(hasattr(kind, "factor") for kind in kinds.get("schedule", ())):
+        check_object(("factor",), "Cosine()", schedule=method.schedule)
+    weight = settings.get("kl_weight")
+    if isinstance(weight, int | float):
+        check_positive(kl_weight=weight)
+    elif weight is not None:
+        check_object(("at",), "1.0 or WarmUp()", kl_weight=weight)
+
+
+def _check_optimizer(method: Any, sharp: bool) -> None:
+    """Check the optimiser; only where it may be `SAM`, by its annotation, may it take gradients beside the weights."""
+    if not sharp and hasattr(method.optimizer, "rho"):
         raise TypeError(
             f"`optimizer` of {type(method).__name__} must take gradients where the method asks for them, as Adam() "
             f"does; got {seen(method.optimizer)}. Give its `base`, or take MAP, SWA, SWAG, FGE, Snapshots or MCDropout."
         )
-    wanted = ("lr", "slots", "rule", "objective") if flat else ("lr", "slots", "update")
+    wanted = ("lr", "slots", "rule", "objective") if sharp else ("lr", "slots", "update")
     check_object(wanted, "Adam()", optimizer=method.optimizer)
-    check_plan(method.plan)
-    if "schedule" in own:
-        check_schedule(method.schedule)
-
-
-def check_plan(plan: Any) -> None:
-    """Check how the stack of members is run.
-
-    Raises:
-        ValueError: if there is no such backend.
-    """
-    check_choice(("auto", *BACKEND_NAMES), plan=plan)
-
-
-def check_schedule(schedule: Any) -> None:
-    """Check a schedule of learning rates.
-
-    Raises:
-        TypeError: if it is not one.
-    """
-    check_object(("factor",), "Cosine()", schedule=schedule)

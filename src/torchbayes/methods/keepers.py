@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import check_memory
+from torchbayes.methods.checks import check_method
 from torchbayes.methods.moments import Moments
 from torchbayes.model.network import Buffers
 
@@ -227,6 +228,9 @@ class WithMoments(Beside):
 
 class Kept(ABC):
     """A motion with a keeper: what `init`, `step` and `draw` of a method are."""
+
+    def __post_init__(self) -> None:
+        check_method(self)
 
     @property
     def keeper(self) -> Keeper:

@@ -10,12 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from torchbayes.checks import plain
 from torchbayes.density.dynamics import Density, Value
 from torchbayes.density.plans import BackendName
 from torchbayes.density.precision import refuse_rounding
 from torchbayes.health.chains import Sampled
-from torchbayes.methods.checks import check_counts, check_plan
 from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.faults import Faults, begun
 from torchbayes.methods.keepers import Keeper, Kept, Thinned
@@ -54,10 +52,7 @@ class Sampler(Kept, Defaults, ABC):
     adapts: ClassVar[bool] = True  # a step size that is not given, where there is one
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_counts(chains=self.chains, steps=self.steps, thin=self.thin, chunk_size=self.chunk_size)
-        check_counts(least=0, burn_in=self.burn_in)
-        check_plan(self.plan)
+        super().__post_init__()
         if self.burn_in >= self.steps:
             raise ValueError(
                 f"`burn_in` must lie in 0..{self.steps - 1}, so that something of the {self.steps} steps is kept; "

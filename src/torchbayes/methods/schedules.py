@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from torchbayes.checks import check_counts, check_not_negative, check_positive, check_share, plain
+from torchbayes.settings import NOT_NEGATIVE, check_settings
 
 # default length of a run: enough steps to train on a small table, where an epoch has few
 USUAL_EPOCHS, USUAL_STEPS = 50, 2000
@@ -34,9 +34,7 @@ class Cosine:
     warmup: float = 0.0
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_not_negative(final=self.final)
-        check_share(warmup=self.warmup)
+        check_settings(self)
 
     def factor(self, done: float) -> float:
         """Return the factor on the learning rate when a share `done` in [0, 1) of the run is complete."""
@@ -62,9 +60,7 @@ class PiecewiseLinear:
     end: float = 1.0
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_not_negative(final=self.final)
-        check_not_negative(end=self.end)
+        check_settings(self)
         if self.end > 1:
             raise ValueError(f"`end` must be a share of the run, from 0 to 1; got {self.end}.")
 
@@ -94,12 +90,10 @@ class Decay:
     """
 
     offset: float = 1000.0
-    power: float = 0.55
+    power: float = field(default=0.55, metadata=NOT_NEGATIVE)
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_positive(offset=self.offset)
-        check_not_negative(power=self.power)
+        check_settings(self)
 
     def at(self, step: int) -> float:
         """Return the factor on the step size at a step, counted from 0."""
@@ -128,9 +122,7 @@ class Cycles:
     draws: int = 1
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_counts(length=self.length, draws=self.draws)
-        check_share(exploration=self.exploration)
+        check_settings(self)
 
     def at(self, step: int) -> float:
         """Return the factor on the step size at a step, counted from 0."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from torchbayes.calls import explained
-from torchbayes.checks import as_seed, check_counts, check_kind, check_memory, check_scale, plain, seen
+from torchbayes.checks import as_seed, check_counts, check_kind, check_memory, seen
 from torchbayes.density.vmap import StackedLayers
 from torchbayes.display import Overview, shortened, shown
 from torchbayes.linalg.matrices import eigh
@@ -33,6 +33,7 @@ from torchbayes.model.priors.univariate import Normal
 from torchbayes.native.process import differentiable, quiet_vmap
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.randomness.seeds import Purpose, generator
+from torchbayes.settings import check_settings
 
 Kernel = Callable[[Any], Tensor]
 """Inputs -> covariance (B, B) of a Gaussian process of mean 0 at them."""
@@ -57,8 +58,7 @@ class RBFKernel:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_scale(lengthscale=self.lengthscale, scale=self.scale)
+        check_settings(self)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return the covariance (B, B), float64, at inputs (B, ...), each taken as one vector."""
@@ -81,8 +81,7 @@ class LinearKernel:
     bias_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_scale(scale=self.scale, bias_scale=self.bias_scale)
+        check_settings(self)
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return the covariance (B, B), float64, at inputs (B, ...), each taken as one vector."""

@@ -15,16 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import get_args
 
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice, check_counts
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.health.curves import barriers, same_ends
-from torchbayes.methods.checks import check_training
 from torchbayes.methods.curves.base import Between, Joining
 from torchbayes.methods.keepers import Following
 from torchbayes.methods.noise import uniforms
@@ -87,11 +84,6 @@ class Curve(Joining, Descent):
     schedule: Schedule = field(default_factory=Cosine)
     plan: BackendName | str = field(default="auto", kw_only=True)
     members: int = field(default=1, kw_only=True)
-
-    def __post_init__(self) -> None:
-        check_training(self, flat=True)
-        check_counts(bends=self.bends)
-        check_choice(get_args(Shape), shape=self.shape)
 
     @property
     def ends(self) -> int:

@@ -25,12 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_counts, check_not_negative
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Value
 from torchbayes.density.plans import BackendName
 from torchbayes.health.curves import inside, same_modes
-from torchbayes.methods.checks import check_training
 from torchbayes.methods.curves.base import Between, Joining
 from torchbayes.methods.keepers import Following
 from torchbayes.methods.noise import normals, uniforms
@@ -95,11 +93,6 @@ class Simplex(Joining, Descent):
     schedule: Schedule = field(default_factory=Cosine)
     plan: BackendName | str = field(default="auto", kw_only=True)
     members: int = field(default=1, kw_only=True)
-
-    def __post_init__(self) -> None:
-        check_training(self, flat=True)
-        check_counts(vertices=self.vertices, modes=self.modes)
-        check_not_negative(volume_weight=self.volume_weight)
 
     @property
     def ends(self) -> int:

@@ -10,13 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from torchbayes.checks import check_counts, given
 from torchbayes.density.density import LogDensity
 from torchbayes.health.descent import Descended
 from torchbayes.health.ending import finite
 from torchbayes.health.kept import alike
-from torchbayes.methods.adversarial import check_adversarial
-from torchbayes.methods.checks import check_training
 from torchbayes.methods.choices import Choice, Epochs
 from torchbayes.methods.keepers import EndsOfCycles
 from torchbayes.methods.optimise.descent import Trajectory
@@ -100,15 +97,3 @@ def kept(method: Cyclic, total_steps: int, steps_per_epoch: int) -> Sequence[int
     """Return the numbers of steps after which a network is kept: those of the last `draws` cycles, or of all."""
     found = method.ends(total_steps, steps_per_epoch)
     return found if method.draws is None else found[-method.draws :]
-
-
-def check_cyclic(method: Cyclic) -> None:
-    """Check the settings that all of them have.
-
-    Raises:
-        ValueError: if one is out of range.
-        TypeError: if the optimiser is not an optimiser object.
-    """
-    check_training(method, flat=True)
-    check_counts(**given(draws=method.draws))
-    check_adversarial(method.adversarial)

@@ -17,9 +17,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from torchbayes.checks import check_counts, check_positive, check_share, given
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.cycles.base import Bounds, Cyclic, check_cyclic
+from torchbayes.methods.cycles.base import Bounds, Cyclic
 from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
@@ -62,10 +61,7 @@ class FGE(Cyclic, Descent):
     adversarial: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_cyclic(self)
-        check_counts(**given(cycle=self.cycle))
-        check_share(burn_in=self.burn_in)
-        check_positive(**given(high_lr=self.high_lr, low_lr=self.low_lr))
+        super().__post_init__()
         if self.low > self.high:
             raise ValueError(
                 f"`low_lr` must be at most the highest rate of a cycle, {self.high:g}; got {self.low:g}. Lower it, or "

@@ -16,9 +16,8 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from torchbayes.checks import check_counts
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.cycles.base import Bounds, Cyclic, check_cyclic
+from torchbayes.methods.cycles.base import Bounds, Cyclic
 from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
@@ -51,8 +50,7 @@ class Snapshots(Cyclic, Descent):
     adversarial: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_cyclic(self)
-        check_counts(cycles=self.cycles)
+        super().__post_init__()
         if self.draws is not None and self.draws > self.cycles:
             raise ValueError(
                 f"`draws` must be at most the {self.cycles} `cycles`, each of which gives a network; got {self.draws}. "

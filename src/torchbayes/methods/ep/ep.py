@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice, check_counts, check_positive, free_memory, given, plain, size_of
+from torchbayes.checks import free_memory, size_of
 from torchbayes.curvature.discovery import LayerSupport, layer_support
 from torchbayes.density.density import LogDensity
 from torchbayes.health.ending import Ended
@@ -159,10 +159,7 @@ class EP(Kept, Defaults):
     carries = "prior"
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_positive(power=self.power, tolerance=self.tolerance, **given(damping=self.damping))
-        check_choice(("parallel", "sequential"), order=self.order)
-        check_counts(sweeps=self.sweeps, batch_size=self.batch_size)
+        super().__post_init__()
         if not _LEAST_POWER <= self.power <= 1:
             raise ValueError(
                 f"`power` must be from {_LEAST_POWER}, which is variational inference to rounding, to 1, which is EP; "

@@ -27,7 +27,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice, check_counts, check_positive, plain
 from torchbayes.density.density import LogDensity
 from torchbayes.health.descent import Descended
 from torchbayes.health.ending import Case, finite
@@ -133,10 +132,7 @@ class PBP(Kept, Defaults):
     carries = "prior"
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_counts(members=self.members, epochs=self.epochs, batch_size=self.batch_size)
-        check_choice(("scalar", "model"), prior=self.prior)
-        check_positive(shape=self.shape)
+        super().__post_init__()
         if self.shape <= 1:
             raise ValueError(f"`shape` must be a number above 1; got {self.shape!r}. The paper has 6.")
 

@@ -21,13 +21,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_counts, check_positive
 from torchbayes.density.density import LogDensity
 from torchbayes.density.layers.passes import by_layers
 from torchbayes.density.layers.uses import Estimator
 from torchbayes.health.draws import Drawn
 from torchbayes.health.spread import unmoved
-from torchbayes.methods.checks import check_training
 from torchbayes.methods.choices import WEIGHTS, Choice, Lowered
 from torchbayes.methods.defaults import Defaults, OnMinibatches
 from torchbayes.methods.finite import Seen, looked_at, writable
@@ -37,7 +35,7 @@ from torchbayes.methods.optimise.descent import Trajectory, start
 from torchbayes.methods.optimise.optimizers import Optimizer
 from torchbayes.methods.schedules import Schedule, epochs_of
 from torchbayes.methods.variational.objective import USUAL_STEPS, Info, Terms, ask
-from torchbayes.methods.variational.weighting import Weighting, check_weight, weight_at
+from torchbayes.methods.variational.weighting import Weighting, weight_at
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import BoundPrior
@@ -185,19 +183,6 @@ class Fitted(OnMinibatches, Kept, Defaults, ABC):
 
 Slopes = tuple[Tensor, ...]  # by the weights, and by the means and variances of normal weights, each (M, S, D)
 _FAMILIES: WeakKeyDictionary[LogDensity, tuple[Fitted, Family]] = WeakKeyDictionary()
-
-
-def check_fitted(method: Any) -> None:
-    """Check the settings that the methods share, and turn their numbers into Python's.
-
-    Raises:
-        ValueError: if a number or the plan is invalid.
-        TypeError: if the optimiser, the schedule or the weighting is of another kind.
-    """
-    check_training(method)
-    check_counts(layers=method.layers, hidden=method.hidden, draws=method.draws)
-    check_positive(initial_scale=method.initial_scale)
-    check_weight(method.kl_weight)
 
 
 def parts_of(state: State) -> tuple[Tensor, Tensor, Tensor]:

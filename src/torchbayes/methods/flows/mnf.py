@@ -22,10 +22,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice, check_positive
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.flows.fitted import Drawing, Draws, Fitted, State, check_fitted, parts_of
+from torchbayes.methods.flows.fitted import Drawing, Draws, Fitted, State, parts_of
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
@@ -107,11 +106,6 @@ class MNF(Fitted):
     multiplier_scale: float = 0.1
     kl_weight: float | Weighting | None = None
     plan: BackendName | str = "auto"
-
-    def __post_init__(self) -> None:
-        check_fitted(self)
-        check_choice(("weights", "auto", "local", "flipout"), estimator=self.estimator)
-        check_positive(multiplier_scale=self.multiplier_scale)
 
     @property
     def drawing(self) -> Drawing:

@@ -19,16 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice, check_counts
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.flows.fitted import Drawing, Draws, Fitted, State, check_fitted, parts_of
+from torchbayes.methods.flows.fitted import Drawing, Draws, Fitted, State, parts_of
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.variational.weighting import Weighting
 from torchbayes.model.model import Model
-from torchbayes.posteriors.flows.flow import SIMPLE, TRANSFORMS, Flow, Transform, flow_of
+from torchbayes.posteriors.flows.flow import SIMPLE, Flow, Transform, flow_of
 from torchbayes.posteriors.flows.neural import check_installed
 from torchbayes.posteriors.flows.posterior import FlowPosterior
 
@@ -100,9 +99,7 @@ class NormalizingFlow(Fitted):
     plan: BackendName | str = "auto"
 
     def __post_init__(self) -> None:
-        check_fitted(self)
-        check_choice(TRANSFORMS, transform=self.transform)
-        check_counts(least=2, bins=self.bins)
+        super().__post_init__()
         if self.transform not in SIMPLE:
             check_installed(self.transform)
 

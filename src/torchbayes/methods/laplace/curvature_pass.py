@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice, check_flags, check_memory, free_memory, size_of
+from torchbayes.checks import check_memory, free_memory, size_of
 from torchbayes.curvature.collect import ROWS, Collector, Members, units
 from torchbayes.curvature.discovery import LayerSupport, layer_support, network_layers
 from torchbayes.curvature.exact import WithExact, is_needed
@@ -19,7 +19,6 @@ from torchbayes.curvature.roots import check_curved
 from torchbayes.curvature.sums import DenseSums, DiagonalSums, Sums
 from torchbayes.density.density import LogDensity
 from torchbayes.linalg.added import plus_precision
-from torchbayes.methods.checks import check_counts
 from torchbayes.methods.finite import clone
 from torchbayes.methods.protocol import DivergedError
 from torchbayes.model.batches.batch import batch_size, rows_of
@@ -30,6 +29,7 @@ from torchbayes.model.priors.bound import correlated
 from torchbayes.model.priors.joint import like
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.problems import note
+from torchbayes.settings import check_settings
 
 CurvatureName = Literal["auto", "ggn", "fisher", "empirical", "hessian"]
 Sharing = Literal["expand", "reduce"]
@@ -49,16 +49,6 @@ if TYPE_CHECKING:
     StructureName = str
 else:
     StructureName = Literal[*SUMS]
-
-
-def check_choices(choices: Mapping[str, tuple[object, object]]) -> None:
-    """Check settings that are one of several words: name -> (value, Literal of the words).
-
-    Raises:
-        ValueError: if one is not.
-    """
-    for name, (value, words) in choices.items():
-        check_choice(get_args(words), **{name: value})
 
 
 @dataclass(frozen=True)
@@ -85,13 +75,7 @@ class CurvatureSettings:
     most_outputs: int = MOST_OUTPUTS
 
     def __post_init__(self) -> None:
-        check_counts(samples=self.samples, rank=self.rank, chunk=self.chunk, passes=self.passes)
-        check_flags(joint_bias=self.joint_bias, check_mode=self.check_mode)
-        check_choice(tuple(SUMS), structure=self.structure)
-        check_choices({
-            "curvature": (self.curvature, CurvatureName),
-            "sharing": (self.sharing, Sharing),
-        })
+        check_settings(self)
         if self.curvature == "hessian" and self.structure != "dense":
             raise ValueError(
                 f"the exact Hessian comes as a dense matrix alone; got structure={self.structure!r}. Use "

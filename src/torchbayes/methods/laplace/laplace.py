@@ -18,10 +18,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_flags, plain
 from torchbayes.curvature.collect import units
 from torchbayes.density.density import LogDensity
-from torchbayes.methods.checks import check_counts, check_positive
 from torchbayes.methods.choices import Choice, Epochs, Strength
 from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.finite import writable
@@ -33,7 +31,6 @@ from torchbayes.methods.laplace.curvature_pass import (
     CurvatureSettings,
     Sharing,
     StructureName,
-    check_choices,
 )
 from torchbayes.methods.laplace.mode import off_mode
 from torchbayes.methods.laplace.tuning import tune
@@ -108,13 +105,7 @@ class Laplace(Kept, Defaults):
     plan = "loop"
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_counts(batch_size=self.batch_size, members=self.members)
-        check_flags(noise=self.noise)
-        if isinstance(self.prior, str):
-            check_choices({"prior": (self.prior, PriorName)})
-        else:
-            check_positive(prior=self.prior)
+        super().__post_init__()
         _ = self.curvature_settings
 
     @property

@@ -24,12 +24,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_flags, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.health.ending import Ended
 from torchbayes.health.residuals import unexplained
-from torchbayes.methods.checks import check_counts, check_positive, check_share, check_training
 from torchbayes.methods.choices import Choice, Epochs, Strength
 from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.finite import writable
@@ -41,7 +39,6 @@ from torchbayes.methods.laplace.curvature_pass import (
     CurvatureSettings,
     Sharing,
     StructureName,
-    check_choices,
 )
 from torchbayes.methods.laplace.mode import off_mode
 from torchbayes.methods.laplace.tuning import tune
@@ -181,12 +178,7 @@ class OnlineLaplace(Kept, Defaults):
     members = 1
 
     def __post_init__(self) -> None:
-        check_training(self)
-        check_counts(**given(epochs_of_descent=self.epochs_of_descent, every=self.every))
-        check_flags(noise=self.noise, check_mode=self.check_mode)
-        check_positive(factor=self.factor)
-        check_share(burn_in=self.burn_in)
-        check_choices({"prior": (self.prior, PriorName)})
+        super().__post_init__()
         _ = _curvature_settings(self)
 
     @property

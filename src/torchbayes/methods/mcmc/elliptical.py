@@ -27,7 +27,6 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_positive, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Density
 from torchbayes.methods.faults import Faults, evaluated
@@ -82,10 +81,6 @@ class EllipticalSlice(Sampler):
     """
 
     scale: float | None = None
-
-    def __post_init__(self) -> None:
-        Sampler.__post_init__(self)
-        check_positive(**given(scale=self.scale))
 
     def begin(
         self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int

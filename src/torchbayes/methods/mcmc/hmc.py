@@ -32,12 +32,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_flags, given
 from torchbayes.density.dynamics import Density
-from torchbayes.methods.checks import check_counts, check_positive, check_share
 from torchbayes.methods.faults import travelled
 from torchbayes.methods.mcmc.hamiltonian import State, filled, kinetic, learned, momenta, start
-from torchbayes.methods.mcmc.mass import Learning, Mass, check, known_prior
+from torchbayes.methods.mcmc.mass import Learning, Mass, known_prior
 from torchbayes.methods.noise import uniforms
 from torchbayes.methods.sampler import DIVERGENCE, Info, Sampler, diverged, metropolis, moved
 from torchbayes.randomness.seeds import Purpose
@@ -75,15 +73,6 @@ class HMC(Learning, Sampler):
     accept_in_burn_in: bool = False
     leapfrogs_in_burn_in: int = 1024
     halvings: int = 0
-
-    def __post_init__(self) -> None:
-        Sampler.__post_init__(self)
-        check(self)
-        check_counts(max_leapfrogs=self.max_leapfrogs, leapfrogs_in_burn_in=self.leapfrogs_in_burn_in)
-        check_counts(least=0, halvings=self.halvings)
-        check_share(jitter=self.jitter)
-        check_positive(**given(trajectory=self.trajectory))
-        check_flags(accept_in_burn_in=self.accept_in_burn_in)
 
     @property
     def without_prior(self) -> HMC | None:

@@ -11,15 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final, Literal, Protocol, get_args
+from typing import Any, Final, Literal, Protocol
 
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice, given
 from torchbayes.density.dynamics import Density
 from torchbayes.health.chains import MANY, Sampled
-from torchbayes.methods.checks import check_positive, check_share
 from torchbayes.methods.mcmc.adaptation import (
     LEARNED,
     LEAST_BURN_IN,
@@ -58,26 +56,18 @@ class Adapting(Protocol):
         ...
 
 
-def check(method: Adapting) -> None:
-    """Check the settings that all have.
-
-    Raises:
-        ValueError: if one is out of range.
-    """
-    check_share(target_acceptance=method.target_acceptance)
-    check_positive(target_acceptance=method.target_acceptance)
-    check_positive(**given(step_size=method.step_size))
-    check_choice(get_args(Mass), mass=method.mass)
-    if method.burn_in == 0 and (method.step_size is None or method.mass in LEARNED):
-        raise ValueError("a step size or mass is adapted during burn-in, and `burn_in` is 0. Give a `step_size`.")
-
-
 class Learning:
     """What samplers share whose mass may be learned in burn-in; a base beside `Sampler`."""
 
     steps: int
     burn_in: int
     mass: Mass
+    step_size: float | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()  # type: ignore[misc]  # of `Sampler`
+        if self.burn_in == 0 and (self.step_size is None or self.mass in LEARNED):
+            raise ValueError("a step size or mass is adapted during burn-in, and `burn_in` is 0. Give a `step_size`.")
 
     def ending(self, posterior: Any, state: Any) -> Sampled:
         """Return how chains are judged: burn-in may have been too short for a mass, where draws suffice to see it."""

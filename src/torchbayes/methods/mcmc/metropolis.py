@@ -25,7 +25,7 @@ from torch import Tensor
 from torchbayes.density.dynamics import Density, Value, displaced, whitened
 from torchbayes.methods.faults import Faults, evaluated
 from torchbayes.methods.mcmc.adaptation import LEARNED, LEAST_BURN_IN, RunningCovariance, RunningVariance, StepSize
-from torchbayes.methods.mcmc.mass import Learning, Mass, check, first_mass, first_spread, learned
+from torchbayes.methods.mcmc.mass import Learning, Mass, first_mass, first_spread, learned
 from torchbayes.methods.noise import normals
 from torchbayes.methods.sampler import Info, Sampler, begin, diverged, metropolis, moved
 from torchbayes.randomness.seeds import Purpose
@@ -81,10 +81,6 @@ class RandomWalk(Learning, Sampler):
     mass: Mass = "unit"
     target_acceptance: float = 0.234
 
-    def __post_init__(self) -> None:
-        Sampler.__post_init__(self)
-        check(self)
-
     @property
     def without_prior(self) -> RandomWalk | None:
         """With an adapted mass; None where these settings adapt nothing, or the mass already."""
@@ -124,10 +120,6 @@ class MALA(Learning, Sampler):
     step_size: float | None = None
     mass: Mass = "unit"
     target_acceptance: float = 0.574
-
-    def __post_init__(self) -> None:
-        Sampler.__post_init__(self)
-        check(self)
 
     @property
     def without_prior(self) -> MALA | None:

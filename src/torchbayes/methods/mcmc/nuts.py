@@ -21,10 +21,9 @@ from torch import Tensor
 
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Density, Value
-from torchbayes.methods.checks import check_counts
 from torchbayes.methods.faults import Faults
 from torchbayes.methods.mcmc.hamiltonian import State, coloured, kinetic, learned, standard, start
-from torchbayes.methods.mcmc.mass import Learning, Mass, check
+from torchbayes.methods.mcmc.mass import Learning, Mass
 from torchbayes.methods.mcmc.tree_kernel import Grown, Growth, grow
 from torchbayes.methods.mcmc.trees import Trees
 from torchbayes.methods.sampler import DIVERGENCE, Info, Sampler, moved
@@ -71,11 +70,6 @@ class NUTS(Learning, Sampler):
     mass: Mass = "diagonal"
     target_acceptance: float = 0.8
     max_doublings: int = 10
-
-    def __post_init__(self) -> None:
-        Sampler.__post_init__(self)
-        check(self)
-        check_counts(max_doublings=self.max_doublings)
 
     def begin(
         self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int

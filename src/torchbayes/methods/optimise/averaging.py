@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from torchbayes.checks import check_counts, check_positive, check_share, given
-from torchbayes.methods.adversarial import check_adversarial
-from torchbayes.methods.checks import check_training
 from torchbayes.methods.choices import Choice, Epochs
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.sam import AnyOptimizer
@@ -13,20 +10,6 @@ from torchbayes.methods.schedules import PiecewiseLinear, Progress
 # defaults: number of snapshots, the averaging learning rate as a share of the optimiser's, the share of the run before
 USUAL_SNAPSHOTS, USUAL_SHARE, USUAL_BURN_IN = 50, 0.5, 0.5
 _NARROW = (0.1, 0.75)  # share and burn-in where weights that move as usual are worse, as those of little noise may be
-
-
-def check_averaging(settings: Averages) -> None:
-    """Check the settings.
-
-    Raises:
-        ValueError: if one is out of range.
-        TypeError: if the optimiser is not an optimiser object.
-    """
-    check_training(settings, flat=True)
-    check_counts(**given(per_epoch=settings.per_epoch))
-    check_share(**given(burn_in=settings.burn_in))
-    check_positive(**given(averaging_lr=settings.averaging_lr))
-    check_adversarial(settings.adversarial)
 
 
 def burn_in_of(settings: Averages) -> float:

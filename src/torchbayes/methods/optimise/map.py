@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.adversarial import check_adversarial
-from torchbayes.methods.checks import check_training
 from torchbayes.methods.optimise.base import Descent, Scheduled
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
@@ -47,10 +45,6 @@ class MAP(Scheduled, Descent):
     schedule: Schedule = field(default_factory=Cosine)
     plan: BackendName | str = "auto"
     adversarial: float | None = field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        check_training(self, flat=True)
-        check_adversarial(self.adversarial)
 
     def posterior(self, density: LogDensity, state: Trajectory, shelf: Shelf | None = None) -> Point:
         """Return the point masses at the members' weights."""

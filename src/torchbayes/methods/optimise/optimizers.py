@@ -16,7 +16,7 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from torchbayes.checks import check_each, check_flags, check_not_negative, check_positive, check_share, plain
+from torchbayes.settings import check_settings
 
 Slots = dict[str, Tensor]
 
@@ -55,10 +55,7 @@ class SGD(Plain):
     nesterov: bool = False
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_positive(lr=self.lr)
-        check_share(momentum=self.momentum)
-        check_flags(nesterov=self.nesterov)
+        check_settings(self)
         if self.nesterov and self.momentum == 0:
             raise ValueError("`nesterov` needs a momentum; got `momentum` 0. Give one, such as 0.9.")
 
@@ -104,7 +101,7 @@ class Adam(Plain):
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        _check_adam(self)
+        check_settings(self)
 
     def slots(self, weights_MD: Tensor) -> Slots:
         """Return the starting slots: two moments of zeros and a step count."""
@@ -141,8 +138,7 @@ class AdamW(Plain):
     weight_decay: float = 0.01
 
     def __post_init__(self) -> None:
-        _check_adam(self)
-        check_not_negative(weight_decay=self.weight_decay)
+        check_settings(self)
 
     def slots(self, weights_MD: Tensor) -> Slots:
         """Return the starting slots: two moments of zeros and a step count."""
@@ -158,17 +154,6 @@ class AdamW(Plain):
             lr: learning rate of this step.
         """
         _adam_update(adamw, self, weights_MD, gradient_MD, slots, lr=lr, weight_decay=self.weight_decay)
-
-
-def _check_adam(settings: Adam | AdamW) -> None:
-    """Check the settings that both have.
-
-    Raises:
-        ValueError: if one is out of range.
-    """
-    plain(settings)
-    check_positive(lr=settings.lr, eps=settings.eps)
-    check_each(check_share, length=2, betas=settings.betas)
 
 
 def _adam_slots(weights_MD: Tensor) -> Slots:

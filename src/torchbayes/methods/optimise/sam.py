@@ -29,13 +29,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_counts, check_flags, check_object, check_positive, plain
+from torchbayes.checks import check_object
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Value
 from torchbayes.methods.optimise.optimizers import SGD, Adam, AdamW, Optimizer, Slots
 from torchbayes.methods.optimise.parts import split
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
+from torchbayes.settings import check_settings
 
 _STEADY = 0.01  # added to |w| by `adaptive`, so that a weight of 0 can move
 
@@ -57,11 +58,8 @@ class SAM:
     parts: int = 1
 
     def __post_init__(self) -> None:
-        plain(self)
+        check_settings(self)
         check_object(("lr", "slots", "update"), "SGD()", base=self.base)
-        check_positive(rho=self.rho)
-        check_flags(adaptive=self.adaptive)
-        check_counts(parts=self.parts)
 
     @property
     def lr(self) -> float:

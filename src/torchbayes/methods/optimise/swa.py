@@ -19,7 +19,7 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.keepers import Averaged, Mean
 from torchbayes.methods.moments import Moments
-from torchbayes.methods.optimise.averaging import Averages, check_averaging
+from torchbayes.methods.optimise.averaging import Averages
 from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.collector import Collector
 from torchbayes.methods.optimise.optimizers import Adam
@@ -58,9 +58,6 @@ class SWA(Averages, Descent):
     per_epoch: int | None = None
     plan: BackendName | str = "auto"
     adversarial: float | None = field(default=None, kw_only=True)
-
-    def __post_init__(self) -> None:
-        check_averaging(self)
 
     @property
     def keeper(self) -> Mean:

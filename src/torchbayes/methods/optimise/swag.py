@@ -18,12 +18,11 @@ from os import PathLike
 
 import torch
 
-from torchbayes.checks import check_counts, check_not_negative, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.keepers import Spread, WithMoments
 from torchbayes.methods.moments import Moments, joined
-from torchbayes.methods.optimise.averaging import Averages, check_averaging
+from torchbayes.methods.optimise.averaging import Averages
 from torchbayes.methods.optimise.base import Descent
 from torchbayes.methods.optimise.collector import Collector
 from torchbayes.methods.optimise.optimizers import Adam
@@ -32,6 +31,7 @@ from torchbayes.methods.protocol import Shelf
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.settings import NOT_NEGATIVE
 
 
 @dataclass(frozen=True)
@@ -63,17 +63,15 @@ class SWAG(Averages, Descent):
     averaging_lr: float | None = None
     burn_in: float | None = None
     per_epoch: int | None = None
-    rank: int = 20
-    scale: float | None = None
+    rank: int = field(default=20, metadata=NOT_NEGATIVE)
+    scale: float | None = field(default=None, metadata=NOT_NEGATIVE)
     plan: BackendName | str = "auto"
     adversarial: float | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        check_averaging(self)
-        check_counts(least=0, rank=self.rank)
+        super().__post_init__()
         if self.rank == 1:
             raise ValueError(f"`rank` must be 0 (diagonal alone) or at least 2; got {self.rank}.")
-        check_not_negative(**given(scale=self.scale))
 
     @property
     def keeper(self) -> WithMoments:

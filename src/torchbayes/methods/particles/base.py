@@ -17,12 +17,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Density, Value
 from torchbayes.health.descent import Descended
 from torchbayes.health.kept import one_point
-from torchbayes.methods.checks import check_training
 from torchbayes.methods.noise import normals
 from torchbayes.methods.optimise import descent
 from torchbayes.methods.optimise.base import Scheduled, after
@@ -146,16 +144,6 @@ class Particles(Scheduled, ABC):
     epochs: int | None
     batch_size: int
     annealing: Annealing | None
-
-    def check_settings(self) -> None:
-        """Check the settings that all have.
-
-        Raises:
-            ValueError: if a number, the plan or the annealing is invalid.
-            TypeError: if the optimiser or the schedule is none.
-        """
-        check_training(self)
-        check_choice(("linear", "hyperbolic", "cyclic"), **given(annealing=self.annealing))
 
     @property
     def needs(self) -> Needs:

@@ -25,7 +25,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_positive, given, plain
+from torchbayes.settings import check_settings
 
 _BLOCK = 1 << 13  # columns at a time, which caches hold: a pass over all of them costs the reading
 _FAR = 1e-4  # squared distances over squared norm, below which differences are taken before they are multiplied
@@ -59,8 +59,7 @@ class RBF:
     centred: ClassVar[bool] = True  # it depends on differences alone
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_positive(**given(bandwidth=self.bandwidth))
+        check_settings(self)
 
     def pairs(self, gram_MM: Tensor) -> Pairs:
         """Return the kernel of all pairs.

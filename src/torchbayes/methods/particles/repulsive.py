@@ -18,7 +18,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice, check_counts, check_positive, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.finite import WORKSPACE
@@ -103,18 +102,12 @@ class RepulsiveEnsemble(Particles, Descent):
     plan: BackendName | str = "auto"
 
     def __post_init__(self) -> None:
-        self.check_settings()
-        check_choice(("weights", "functions"), space=self.space)
-        check_choice(("functions", "weights"), prior=self.prior)
+        super().__post_init__()
         if self.space == "functions" and self.plan not in ("auto", *PLANS):
             raise ValueError(
                 f"`plan` of particles in the space of functions must be one of auto, {', '.join(PLANS)}; got "
                 f"{self.plan!r}. Set one of these, or space='weights'."
             )
-        check_choice(("kde", "sge", "ssge"), score=self.score)
-        check_positive(**given(bandwidth=self.bandwidth))
-        check_counts(least=2, prior_draws=self.prior_draws)
-        check_counts(least=0, extra=self.extra)
 
     def begin(
         self, density: Any, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from torchbayes.checks import check_choice, check_positive, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Density
 from torchbayes.density.plans import BackendName
@@ -68,9 +67,7 @@ class SVGD(Particles, Descent):
     plan: BackendName | str = "auto"
 
     def __post_init__(self) -> None:
-        self.check_settings()
-        check_choice(("rbf", "linear"), kernel=self.kernel)
-        check_positive(**given(bandwidth=self.bandwidth))
+        super().__post_init__()
         if self.kernel == "linear" and self.bandwidth is not None:
             raise ValueError(f"`bandwidth` is for kernel='rbf'; got {self.bandwidth:g} for 'linear'. Leave it out.")
 

@@ -21,9 +21,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from torchbayes.checks import check_choice, check_not_negative
 from torchbayes.density.dynamics import Density
-from torchbayes.methods.checks import check_share
 from torchbayes.methods.sampler import Sampler
 from torchbayes.methods.sgmcmc.stochastic import (
     Info,
@@ -56,12 +54,9 @@ class SGHMC(Stochastic, Sampler):
     preconditioned_rate = 0.003
 
     def __post_init__(self) -> None:
-        Stochastic.__post_init__(self)
-        check_share(momentum=self.momentum)
-        check_choice(("momentum", "friction"), form=self.form)
+        super().__post_init__()
         if self.form == "friction" and self.preconditioned is None:
             object.__setattr__(self, "preconditioned", False)
-        check_not_negative(noise_estimate=self.noise_estimate)
         if self.noise_estimate >= 1 - self.momentum:
             raise ValueError(
                 f"`noise_estimate` must lie in [0, {1 - self.momentum:g}), below the friction; "

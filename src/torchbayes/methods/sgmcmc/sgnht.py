@@ -23,9 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.checks import given
 from torchbayes.density.dynamics import Density
-from torchbayes.methods.checks import check_positive
 from torchbayes.methods.noise import normals
 from torchbayes.methods.sampler import Sampler
 from torchbayes.methods.sgmcmc.stochastic import (
@@ -66,10 +64,6 @@ class SGNHT(Stochastic, Sampler):
 
     rate = 0.003  # learning rate on the mean loss
     preconditioned_rate = 0.00075
-
-    def __post_init__(self) -> None:
-        Stochastic.__post_init__(self)
-        check_positive(**given(diffusion=self.diffusion))
 
     def friction(self, density: Density) -> float:
         """Return a, the friction at first."""

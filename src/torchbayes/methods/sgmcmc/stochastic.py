@@ -19,11 +19,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_flags, check_object, given
+from torchbayes.checks import check_object, given
 from torchbayes.density.dynamics import Density, Value
 from torchbayes.density.plans import BackendName  # noqa: F401  (jsonargparse evaluates annotations of `Sampler` here)
 from torchbayes.health.chains import Sampled
-from torchbayes.methods.checks import check_counts, check_positive, check_share
 from torchbayes.methods.choices import Choice, PriorScale
 from torchbayes.methods.faults import evaluated
 from torchbayes.methods.finite import WORKSPACE
@@ -98,12 +97,7 @@ class Stochastic:
 
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[misc]  # of `Sampler`
-        check_positive(**given(step_size=self.step_size))
-        check_counts(**given(batch_size=self.batch_size))
         check_object(("at", "noisy"), "Cycles()", **given(schedule=self.schedule))
-        check_flags(**given(preconditioned=self.preconditioned))
-        check_share(decay=self.decay)
-        check_positive(**given(floor=self.floor))
         cycles = self.cycles
         if cycles and not any(self.retains(step) for step in range(self.steps, self.burn_in, -1)):
             raise ValueError(

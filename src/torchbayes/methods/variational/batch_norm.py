@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm  # no public base class covers every batch norm
 
 from torchbayes.density.density import LogDensity
-from torchbayes.methods.checks import check_counts
 from torchbayes.methods.choices import Choice, Epochs
 from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.keepers import Kept
@@ -79,15 +78,11 @@ class MCBatchNorm(Kept, Defaults):
         members: M, networks that are trained where no start is given; else `fit` sets it to those of the start.
     """
 
-    batch_size: int = 128
+    batch_size: int = field(default=128, metadata={"least": 2})
     draws: int = 50
     members: int = field(default=1, kw_only=True)
 
     plan = "loop"
-
-    def __post_init__(self) -> None:
-        check_counts(least=2, batch_size=self.batch_size)
-        check_counts(draws=self.draws, members=self.members)
 
     @property
     def needs(self) -> Needs:

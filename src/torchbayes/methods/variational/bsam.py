@@ -29,12 +29,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.checks import given, plain
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.health.descent import Descended
 from torchbayes.linalg import Diagonal
-from torchbayes.methods.checks import check_counts, check_plan, check_positive, check_schedule, check_share
 from torchbayes.methods.defaults import Defaults, NaturalGradient
 from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, clone, looked_at, writable
 from torchbayes.methods.keepers import Kept
@@ -129,14 +127,6 @@ class BSAM(NaturalGradient, Kept, Defaults):
     parts: int = 1
     schedule: Schedule = field(default_factory=Cosine)
     plan: BackendName | str = "auto"
-
-    def __post_init__(self) -> None:
-        plain(self)
-        check_counts(members=self.members, batch_size=self.batch_size, parts=self.parts, **given(epochs=self.epochs))
-        check_positive(lr=self.lr, rho=self.rho, damping=self.damping, **given(initial_scale=self.initial_scale))
-        check_share(momentum=self.momentum, decay=self.decay)
-        check_schedule(self.schedule)
-        check_plan(self.plan)
 
     def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Value
-from torchbayes.methods.checks import check_training
 from torchbayes.methods.optimise.base import Descent, Scheduled
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
@@ -66,9 +65,6 @@ class ConcreteDropout(Scheduled, Descent):
 
     plan = "loop"
     by_draws = True
-
-    def __post_init__(self) -> None:
-        check_training(self)
 
     def check(self, model: Model) -> None:
         """Check that there are rates to learn.

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.checks import check_training
 from torchbayes.methods.optimise.base import Descent, Scheduled
 from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
@@ -60,9 +59,6 @@ class MCDropout(Scheduled, Descent):
     optimizer: AnyOptimizer = field(default_factory=lambda: Adam(3e-3))
     schedule: Schedule = field(default_factory=Cosine)
     plan: BackendName | str = "auto"
-
-    def __post_init__(self) -> None:
-        check_training(self, flat=True)
 
     def check(self, model: Model) -> None:
         """Check that the network has dropout.

@@ -38,13 +38,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_flags, given, plain
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.health.descent import Descended
 from torchbayes.health.spread import as_the_prior
 from torchbayes.linalg import Diagonal
-from torchbayes.methods.checks import check_counts, check_plan, check_positive, check_schedule, check_share
 from torchbayes.methods.defaults import Defaults, NaturalGradient
 from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, clone, looked_at, writable
 from torchbayes.methods.keepers import Kept
@@ -173,13 +171,7 @@ class IVON(NaturalGradient, Kept, Defaults):
     usual_steps = _STEPS
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_counts(members=self.members, batch_size=self.batch_size, draws=self.draws, **given(epochs=self.epochs))
-        check_positive(lr=self.lr, hessian_init=self.hessian_init, **given(clip=self.clip))
-        check_share(momentum=self.momentum, **given(hessian_decay=self.hessian_decay))
-        check_flags(antithetic=self.antithetic)
-        check_schedule(self.schedule)
-        check_plan(self.plan)
+        super().__post_init__()
         if self.antithetic and self.draws % 2:
             raise ValueError(f"`draws` must be even where they come in pairs (`antithetic`); got {self.draws}.")
 

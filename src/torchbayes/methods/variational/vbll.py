@@ -27,10 +27,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice, check_counts, check_positive
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Value
-from torchbayes.methods.checks import check_training
 from torchbayes.methods.choices import WEIGHTS, Choice, Epochs, Lowered
 from torchbayes.methods.noise import normals
 from torchbayes.methods.optimise.base import Descent, Scheduled
@@ -39,7 +37,7 @@ from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.variational.last_layer import Covariance, LastLayer, Parts, last_layer, outputs_of
-from torchbayes.methods.variational.weighting import Weighting, check_weight, weight_at
+from torchbayes.methods.variational.weighting import Weighting, weight_at
 from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.likelihoods.expected import Bound, check_expected, expected_log_prob
 from torchbayes.model.model import Batch, Model
@@ -89,14 +87,6 @@ class VBLL(Scheduled, Descent):
     plan = "loop"
     by_draws = True
     why = "they are spread wider than the data bear (lower `kl_weight`, or train longer)"
-
-    def __post_init__(self) -> None:
-        check_training(self)
-        check_counts(rank=self.rank)
-        check_choice(("dense", "diagonal", "low_rank"), covariance=self.covariance)
-        check_choice(("jensen", "knowles_minka"), bound=self.bound)
-        check_positive(initial_scale=self.initial_scale)
-        check_weight(self.kl_weight)
 
     @property
     def choices(self) -> tuple[Choice, ...]:

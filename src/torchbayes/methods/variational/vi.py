@@ -33,14 +33,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice, check_counts, check_flags, check_not_negative, check_positive, given
 from torchbayes.density.density import LogDensity
 from torchbayes.density.layers.uses import has_layers
 from torchbayes.density.plans import BackendName
 from torchbayes.health.descent import Descended
 from torchbayes.health.ending import Check
 from torchbayes.health.spread import unmoved
-from torchbayes.methods.checks import check_training
 from torchbayes.methods.choices import WEIGHTS, Choice, Lowered
 from torchbayes.methods.defaults import Defaults, OnMinibatches
 from torchbayes.methods.finite import Seen, looked_at, writable
@@ -53,7 +51,7 @@ from torchbayes.methods.schedules import Cosine, Schedule, epochs_of
 from torchbayes.methods.variational import mean_field
 from torchbayes.methods.variational.families import DenseFamily, DiagonalFamily, Family, LowRankFamily, RadialFamily
 from torchbayes.methods.variational.objective import USUAL_STEPS, Drawing, Info, differentiate
-from torchbayes.methods.variational.weighting import Weighting, check_weight, weight_at
+from torchbayes.methods.variational.weighting import Weighting, weight_at
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
@@ -142,14 +140,7 @@ class VI(OnMinibatches, Kept, Defaults):
     usual_steps = USUAL_STEPS
 
     def __post_init__(self) -> None:
-        check_training(self)
-        check_counts(rank=self.rank, **given(draws=self.draws))
-        check_not_negative(alpha=self.alpha)
-        check_choice(("diagonal", "low_rank", "dense", "radial"), structure=self.structure)
-        check_flags(antithetic=self.antithetic)
-        check_positive(initial_scale=self.initial_scale, **given(relative_scale=self.relative_scale))
-        check_weight(self.kl_weight)
-        check_choice(("auto", "weights", "local", "flipout"), estimator=self.estimator)
+        super().__post_init__()
         if self.estimator in {"local", "flipout"} and (self.structure != "diagonal" or self.antithetic):
             raise ValueError(
                 f"`estimator` {self.estimator!r} is for independent weights with noise in the layers; got structure "

@@ -12,9 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from torchbayes.checks import check_object, given, plain
-from torchbayes.methods.checks import check_positive
 from torchbayes.methods.optimise.descent import Trajectory
+from torchbayes.settings import check_settings
 
 
 class Weighting(Protocol):
@@ -46,27 +45,13 @@ class WarmUp:
     share: float = 0.3
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_positive(share=self.share)
+        check_settings(self)
         if self.share > 1:
             raise ValueError(f"`share` must be at most 1, the whole run; got {self.share}.")
 
     def at(self, step: int, *, steps_per_epoch: int, total_steps: int) -> float:
         """Return β of a step."""
         return min(1.0, (step + 1) / (self.share * total_steps))
-
-
-def check_weight(weight: float | Weighting | None) -> None:
-    """Raise unless `kl_weight` is a positive number, says the weight of a step, or is open.
-
-    Raises:
-        ValueError: if it is a number that is not positive.
-        TypeError: if it is no number, and cannot say what the weight of a step is.
-    """
-    if isinstance(weight, int | float):
-        check_positive(kl_weight=weight)
-    else:
-        check_object(("at",), "1.0 or WarmUp()", **given(kl_weight=weight))
 
 
 def weight_at(weight: float | Weighting | None, now: Trajectory) -> float:

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
-from torchbayes.checks import check_flags
 from torchbayes.model.likelihoods.protocol import NONE, Learned, Listed, Parameters, log_mean_exp, two_classes
 from torchbayes.model.likelihoods.shapes import check_shape, columns_of, like, per_datum
+from torchbayes.settings import check_settings
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Bernoulli:
     soft: bool = False
 
     def __post_init__(self) -> None:
-        check_flags(soft=self.soft)
+        check_settings(self)
 
     def parameters(self) -> Mapping[str, Learned]:
         """Return no learned parameters."""

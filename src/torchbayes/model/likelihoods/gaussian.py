@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
-from torchbayes.checks import check_counts, check_each, check_not_negative, check_scale, given, plain
+from torchbayes.checks import check_counts, check_each, check_scale, given, plain
 from torchbayes.model.likelihoods.protocol import NONE, Learned, Listed, Parameters, target_columns
 from torchbayes.model.likelihoods.shapes import check_real, columns_of, log_prob_under, spread
 from torchbayes.model.priors.noise import LogInverseChi
 from torchbayes.model.priors.univariate import Prior, check_prior
+from torchbayes.settings import check_settings
 
 _START = 0.5  # share of the targets' standard deviation at which a learned scale begins
 _BELIEF = {"df": 2.0, "scale": 0.1}  # docs/decisions/0021-a-noise-scale-that-stays-above-zero.md
@@ -183,8 +184,7 @@ class HeteroscedasticGaussian:
     floor: float = 1e-6
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_not_negative(floor=self.floor)
+        check_settings(self)
 
     def parameters(self) -> Mapping[str, Learned]:
         """Return no learned parameters."""

@@ -12,9 +12,9 @@ from torch import Tensor, distributions
 from torch.distributions import Distribution
 from torch.distributions.utils import broadcast_all
 
-from torchbayes.checks import check_positive, check_scale, plain
 from torchbayes.model.likelihoods.protocol import NONE, Learned, Listed, Parameters, target_columns
 from torchbayes.model.likelihoods.shapes import check_real, columns_of, log_prob_under
+from torchbayes.settings import check_settings
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,7 @@ class StudentT:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_positive(df=self.df)
-        check_scale(scale=self.scale)
+        check_settings(self)
 
     def parameters(self) -> Mapping[str, Learned]:
         """Return no learned parameters."""

@@ -19,11 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from torchbayes.checks import check_choice, check_positive, check_scale, given, plain
 from torchbayes.model.priors.axes import Axes
 from torchbayes.model.priors.noise import LogInverseChi
 from torchbayes.model.priors.sparse import Horseshoe
 from torchbayes.model.priors.univariate import Normal, Prior, StudentT, normals
+from torchbayes.settings import check_settings
 
 Groups = Literal["layer", "rows", "columns", "weights"]
 
@@ -48,8 +48,7 @@ class FanInNormal:
     bias_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_scale(gain=self.gain, bias_scale=self.bias_scale)
+        check_settings(self)
 
     def resolve(self, axes: Axes) -> Prior:
         """Return the normal prior of a parameter with these axes.
@@ -86,10 +85,7 @@ class Hierarchical:
     groups: Groups = "layer"
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_scale(scale=self.scale)
-        check_positive(**given(df=self.df))
-        check_choice(("layer", "rows", "columns", "weights"), groups=self.groups)
+        check_settings(self)
 
     def grid(self, axes: Axes) -> tuple[int, int, int, int]:
         """Return how a parameter is cut up, (blocks, outer, groups, inner): group b, g is all of [b, :, g, :].
@@ -215,8 +211,7 @@ class LogHalfCauchy:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_scale(scale=self.scale)
+        check_settings(self)
 
     @property
     def std(self) -> float:

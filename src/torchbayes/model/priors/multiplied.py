@@ -25,7 +25,7 @@ from typing import NamedTuple, Protocol, TypeGuard
 import torch
 from torch import Generator, Tensor, nn
 
-from torchbayes.checks import check_kind, check_scale, plain, seen
+from torchbayes.checks import check_kind, seen
 from torchbayes.model.initialisation import copied
 from torchbayes.model.layout import matches
 from torchbayes.model.origin import Given, made_by
@@ -33,6 +33,7 @@ from torchbayes.model.priors.noise import LogInverseChi
 from torchbayes.model.priors.scales import Scaled
 from torchbayes.model.priors.sparse import LogUniform
 from torchbayes.model.priors.univariate import Normal, Prior, PriorLike, normals
+from torchbayes.settings import check_settings
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 LAYER = "layer."
@@ -115,8 +116,7 @@ class GroupHorseshoe:
     scale: float = 1e-5
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_scale(scale=self.scale)
+        check_settings(self)
 
     def laws(self) -> dict[str, Prior]:
         """Return the priors of the logarithms: of |n| and 1/|d| of each λ, and of s."""
@@ -166,8 +166,7 @@ class LogHalfNormal:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_scale(scale=self.scale)
+        check_settings(self)
 
     @property
     def std(self) -> float:

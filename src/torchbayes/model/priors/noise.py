@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor, distributions
 
-from torchbayes.checks import check_each, check_positive, check_scale, plain
 from torchbayes.model.priors.univariate import Univariate, uniforms
+from torchbayes.settings import check_settings
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,7 @@ class LogInverseChi:
     scale: float | tuple[float, ...] = 1.0
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_positive(df=self.df)
-        if isinstance(self.scale, tuple):
-            check_each(check_scale, scale=self.scale)
-        else:
-            check_scale(scale=self.scale)
+        check_settings(self)
 
     @property
     def scales(self) -> tuple[float, ...]:

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from torchbayes.checks import check_scale, plain
 from torchbayes.model.priors.univariate import uniforms
+from torchbayes.settings import check_settings
 
 _NEAREST = 1e-8  # scales: the density of weights that are closer to zero is that at this distance
 _JOINT = 1.5  # where the series gives way to the continued fraction
@@ -47,8 +47,7 @@ class Horseshoe:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_scale(scale=self.scale)
+        check_settings(self)
 
     @property
     def std(self) -> float:

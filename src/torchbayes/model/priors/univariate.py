@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, distributions
 from torch.distributions import Distribution
 
-from torchbayes.checks import check_kind, check_numbers, check_object, check_positive, check_scale, plain, seen
+from torchbayes.checks import check_kind, check_object, seen
 from torchbayes.model.priors.axes import Axes
 from torchbayes.randomness.seeds import Purpose, seeded
+from torchbayes.settings import check_settings
 
 _BLOCK = 1 << 18  # weights whose squares are summed at a time: PyTorch sums a copy of them in float64
 
@@ -112,9 +113,7 @@ class Normal:
     loc: float = 0.0
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_scale(scale=self.scale)
-        check_numbers(loc=self.loc)
+        check_settings(self)
 
     @property
     def std(self) -> float:
@@ -177,9 +176,7 @@ class Laplace:
     loc: float = 0.0
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_scale(scale=self.scale)
-        check_numbers(loc=self.loc)
+        check_settings(self)
 
     @property
     def std(self) -> float:
@@ -223,10 +220,7 @@ class StudentT:
     loc: float = 0.0
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_positive(df=self.df)
-        check_scale(scale=self.scale)
-        check_numbers(loc=self.loc)
+        check_settings(self)
 
     @property
     def std(self) -> float:
@@ -260,9 +254,7 @@ class Logistic:
     loc: float = 0.0
 
     def __post_init__(self) -> None:
-        plain(self)
-        check_scale(scale=self.scale)
-        check_numbers(loc=self.loc)
+        check_settings(self)
 
     @property
     def std(self) -> float:

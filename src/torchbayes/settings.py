@@ -1,0 +1,94 @@
+"""What settings may be, declared once: by the annotation of a field, and by its name.
+
+A whole number counts something, so it is at least 1; any other number is finite and above 0; a word is one
+of its Literal. Where a name means something else, it does so in the whole package, and stands in a table here. A meaning that a single
+class has stands at its field: `scale: float | None = field(default=None, metadata=NOT_NEGATIVE)`. Defaults are valid.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin
+
+from torchbayes.checks import (
+    check_choice,
+    check_counts,
+    check_each,
+    check_flags,
+    check_not_negative,
+    check_numbers,
+    check_positive,
+    check_scale,
+    check_share,
+    plain,
+)
+
+__all__ = ["NOT_NEGATIVE", "POSITIVE", "check_settings", "kinds_of"]
+
+Check = Callable[..., None]
+
+
+def _fraction(**values: Any) -> None:
+    check_share(**values)
+    check_positive(**values)
+
+
+_LEAST = {"burn_in": 0, "halvings": 0, "extra": 0, "first": 0, "prior_draws": 2, "bins": 2}
+_NUMBERS: dict[str, Check] = {
+    "loc": check_numbers,
+    **dict.fromkeys(("scale", "gain", "bias_scale", "lengthscale"), check_scale),  # they are squared
+    **dict.fromkeys(("alpha", "end", "final", "noise_estimate", "volume_weight", "weight_decay"), check_not_negative),
+    **dict.fromkeys(("betas", "burn_in", "decay", "exploration", "hessian_decay", "jitter"), check_share),
+    **dict.fromkeys(("label_smoothing", "momentum", "warmup"), check_share),
+    **dict.fromkeys(("adversarial", "target_acceptance"), _fraction),
+}
+NOT_NEGATIVE: Mapping[str, Any] = MappingProxyType({"check": check_not_negative, "least": 0})
+POSITIVE: Mapping[str, Any] = MappingProxyType({"check": check_positive})
+
+
+def check_settings(settings: Any) -> None:
+    """Check the fields of a frozen dataclass, in its `__post_init__`, and turn their numbers into Python's own.
+
+    Fields of other kinds (objects, functions, tensors) are left to the class.
+
+    Raises:
+        ValueError: if a field is not what its annotation and its name say.
+    """
+    plain(settings)
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if type(value) is not type(field.default) or value != field.default:
+            _check(field, kinds_of(type(settings))[field.name], value)
+
+
+@cache
+def kinds_of(settings: type) -> dict[str, tuple[Any, ...]]:
+    """Return, for each field, what its annotation is a union of."""
+    hints = typing.get_type_hints(settings)
+    union = {name: get_origin(hint) in {UnionType, typing.Union} for name, hint in hints.items()}
+    return {name: get_args(hint) if union[name] else (hint,) for name, hint in hints.items()}
+
+
+def _check(field: dataclasses.Field[Any], kinds: tuple[Any, ...], value: Any) -> None:
+    if value is None and NoneType in kinds:
+        return
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    tuples = [get_args(kind) for kind in kinds if get_origin(kind) is tuple]
+    simple = {kind for kind in kinds if get_origin(kind) not in {Literal, tuple}} - {NoneType}
+    numbers = simple.union(*tuples) - {Ellipsis}
+    if words and (isinstance(value, str) or not numbers):
+        if str not in kinds:
+            check_choice(words, **{field.name: value})
+    elif numbers == {bool}:
+        check_flags(**{field.name: value})
+    elif numbers and numbers <= {int, float}:
+        counts = partial(check_counts, least=field.metadata.get("least", _LEAST.get(field.name, 1)))
+        check = counts if numbers == {int} else field.metadata.get("check", _NUMBERS.get(field.name, check_positive))
+        if tuples and (isinstance(value, tuple) or not simple):
+            check_each(check, length=None if Ellipsis in tuples[0] else len(tuples[0]), **{field.name: value})
+        else:
+            check(**{field.name: value})
