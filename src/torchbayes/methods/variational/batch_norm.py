@@ -157,10 +157,10 @@ def normed(network: Network) -> tuple[str, ...]:
 def batch_statistics(
     network: Network, weights: Mapping[str, Tensor], inputs: Any, *, buffers: Buffers
 ) -> dict[str, Tensor]:
-    """Return the means and variances (channels,) by which batch norms in training mode normalise these rows, by buffer name.
+    """Return the means and variances (channels,) by which batch norms in training mode normalise these rows.
 
-    Only the batch norms run in training mode, and the buffers of the network are not changed. `weights` are named
-    views of its random weights.
+    They have the names of the buffers. Only the batch norms run in training mode, and the buffers of the network are
+    not changed. `weights` are named views of its random weights.
     """
     copies, seen = {name: buffer.clone() for name, buffer in buffers.items()}, dict[str, Tensor]()
     inputs = network.arrange(inputs)

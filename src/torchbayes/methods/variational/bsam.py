@@ -13,10 +13,10 @@ where m moves by the old s, and the second gradient is at m + ε, not θ + ε. �
 weights (small s) are moved further. With `parts` a minibatch is split. Each part has its own z and ε, and gradients
 and |g| are averaged. There is no correction for the start at u = 0.
 
-s measures how large gradients are, not curvature. Where |g| is a constant c, it goes to ((c + √(c² + 4(δ +
-damping)))/2)². With all rows, one weight of curvature h and no damping it is about h √(2/(πN)) + δ, far below the h +
-δ of a Laplace approximation. So the spread of q belongs to this method and is no reference for a posterior. A prior
-that is not normal is part of the loss: −log p(w)/λ where gradients are taken, with δ = 0.
+s measures how large gradients are, not curvature. Where |g| is a constant c, it goes to
+((c + √(c² + 4(δ + damping)))/2)². With all rows, one weight of curvature h and no damping it is about h √(2/(πN)) + δ,
+far below the h + δ of a Laplace approximation. So the spread of q belongs to this method and is no reference for a
+posterior. A prior that is not normal is part of the loss: −log p(w)/λ where gradients are taken, with δ = 0.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ class State:
     step: int
     steps_per_epoch: int
     total_steps: int
+    # numbers of past steps that are not checked yet
     # numbers of past steps that are not checked yet
     unseen: tuple[Seen, ...] = field(default=(), metadata=WORKSPACE, repr=False)
 
@@ -142,9 +143,9 @@ class BSAM(NaturalGradient, Kept, Defaults):
         )
 
     def spread(self, density: LogDensity, state: State, scale_MD: Tensor) -> State:
-        """Return the state before the first step at trained weights: s is at least what these standard deviations ask for.
+        """Return the state before the first step at trained weights, with s at least what their spread asks for.
 
-        Where one of `scale_MD` is 0 or wider than the method's own, the method's own stays.
+        Where one of the standard deviations `scale_MD` is 0 or wider than the method's own, the method's own stays.
         """
         known_MD = narrowed(density, state.scale_MD, scale_MD)
         return replace(state, scale_MD=known_MD.amax(-1, keepdim=True).repeat(1, known_MD.shape[-1]))
@@ -189,10 +190,10 @@ def _scale(method: BSAM, density: LogDensity, now: State, batch: Batch) -> None:
 
 
 def _piece(method: BSAM, density: LogDensity, now: State, *, piece: Piece, sums: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the mean loss of each member on a part of the minibatch at a draw; add its share of both gradients to `sums`.
+    """Return the mean loss of each member on a part of the minibatch at a draw; add both gradients to `sums`.
 
-    `sums` are those of the gradients at m + ε and of the sizes of the gradients at the draw. The buffers of `now`
-    become those of the pass at the draw.
+    `sums` are those of the gradients at m + ε and of the sizes of the gradients at the draw, each times the share of
+    the part. The buffers of `now` become those of the pass at the draw.
     """
     (slope_MD, size_MD), target = sums, target_of(density, now.mean_MD)
     seeds = [mix(Purpose.FLAT_MASKS, seed, now.step) for seed in piece.seeds]

@@ -94,7 +94,10 @@ class ConcreteDropout(Scheduled, Descent):
 
 
 def learnable(model: Model) -> list[Layer]:
-    """Return the dropout layers of a model with the weights that they act on; ValueError if their rates cannot be learned."""
+    """Return the dropout layers of a model with the weights that they act on.
+
+    Raises ValueError if their rates cannot be learned.
+    """
     check_dropout(model.network)
     layers = folds(model.network)
     if layers is None:

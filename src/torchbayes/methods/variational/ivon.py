@@ -81,6 +81,7 @@ class State:
     total_steps: int
     warm: bool = False  # starts at given weights, with shorter steps at first
     # numbers of past steps that are not checked yet
+    # numbers of past steps that are not checked yet
     unseen: tuple[Seen, ...] = field(default=(), metadata=WORKSPACE, repr=False)
 
     @property
@@ -182,9 +183,9 @@ class IVON(NaturalGradient, Kept, Defaults):
         )
 
     def spread(self, density: LogDensity, state: State, scale_MD: Tensor) -> State:
-        """Return the state before the first step at trained weights: no draw wider than these allow, and short steps at first.
+        """Return the state before the first step at trained weights, with draws no wider than these bear and short steps.
 
-        Where one of `scale_MD` is 0 or wider than the method's own, the method's own stays.
+        Where one of the standard deviations `scale_MD` is 0 or wider than the method's own, the method's own stays.
         """
         return replace(state, precision_MD=narrowed(density, state.precision_MD, scale_MD), warm=True)
 
@@ -248,7 +249,10 @@ def _draw(method: IVON, state: State, target: Target) -> Tensor:
 
 
 def _evaluate(method: IVON, density: LogDensity, state: State, *, batch: Batch) -> Tensor:
-    """Return each member's mean loss over the draws, and write the gradient at each; buffers become their mean over the draws."""
+    """Return each member's mean loss over the draws, and write the gradient at each.
+
+    The buffers become their mean over the draws.
+    """
     count, members = method.draws, len(state.seeds)
     seeds = [mix(Purpose.NETWORK_AT_DRAW, seed, state.step, s) for s in range(count) for seed in state.seeds]
     each = state.buffers

@@ -86,7 +86,7 @@ _Seen = tuple[Tensor, Tensor, Descent, Tensor]
 
 
 def _by_weights(density: LogDensity, now: Trajectory, batch: Batch, drawing: Drawing, target: Target) -> _Seen:
-    """Return the loss, the sums of the divergence, the slopes at draws of the weights, and numbers finite where these are."""
+    """Return the loss, the sums of the divergence, the slopes at draws of the weights, and numbers finite where they are."""
     members, draws, size = len(now.seeds), drawing.draws, density.model.layout.size
     shape = (2, members, draws, size)
     both = now.gradient_MD.view(shape) if draws == 1 else now.weights_MD.new_empty(shape)
@@ -109,7 +109,7 @@ def _by_layers(density: LogDensity, now: Trajectory, batch: Batch, drawing: Draw
 
 
 def _expected(segment: Segment, parameters_MP: Tensor, scale: float, by_MD: tuple[Tensor, ...]) -> Tensor:
-    """Return E log p(w) of a segment that has a closed form but is not normal; add `scale` times its slopes to `by_MD`."""
+    """Return E log p(w) of a segment with a closed form that is not normal; add `scale` times its slopes to `by_MD`."""
     mean_MD, log_scale_MD = (part_MD[:, segment.where] for part_MD in parameters_MP.chunk(2, dim=1))
     scale_MD, slopes = log_scale_MD.exp(), torch.zeros(2, *mean_MD.shape).to(mean_MD)
     alone = replace(segment, where=slice(None))

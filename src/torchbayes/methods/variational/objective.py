@@ -30,6 +30,7 @@ class Drawing:
 
     family: Family
     # "weights" draws all weights; the others take noise in the layers
+    # "weights" draws all weights; the others take noise in the layers
     estimator: Literal["weights", "auto", "local", "flipout"]
     draws: int  # S, per step
     antithetic: bool  # whether they come in pairs ±ε
@@ -67,7 +68,10 @@ class _Pass(NamedTuple):
 
 
 def differentiate(density: LogDensity, now: Trajectory, batch: Batch, *, drawing: Drawing, kl_weight: float) -> Terms:
-    """Return the objective of a step, and write its gradient by the parameters (M, P) to `now`; buffers are brought up to date."""
+    """Return the objective of a step, and write its gradient by the parameters (M, P) to `now`.
+
+    Buffers are brought up to date.
+    """
     family, model, parameters_MP = drawing.family, density.model, now.weights_MD
     entropy_scale = -kl_weight * model.temperature / density.num_data
     scale = entropy_scale * model.scales(1, 1).prior

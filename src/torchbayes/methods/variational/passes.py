@@ -146,11 +146,11 @@ def scatter(
     stream: int | None,
     antithetic: bool = False,
 ) -> Tensor:
-    """Write draws of every member, or their scales, to `weights_MSD`, contiguous, and return the sums of the divergence.
+    """Write draws of every member, or their scales, to `weights_MSD` and return the sums of the divergence.
 
     The sums are Σ ρ and Σ δ ((m − μ)² + σ²), float64 (M, 2), of parameters (M, 2D). Without a `stream` it writes the
     scales, (M, 1, D). The noise of a member's S draws is one row of its normals; with `antithetic` draws the second
-    half has that of the first with the other sign.
+    half has that of the first with the other sign. `weights_MSD` is contiguous.
     """
     sums_M2 = torch.empty(len(weights_MSD), 2, dtype=torch.float64)
     members, draws, size = weights_MSD.shape
@@ -178,7 +178,10 @@ def descend(
     slots: tuple[Tensor, Tensor] | None = None,
     out: Tensor | None = None,
 ) -> None:
-    """Take a step of Adam on the parameters (M, 2D) and `slots`, its two moments, in place; or write the gradient to `out`."""
+    """Take a step of Adam on the parameters (M, 2D) and its two moments `slots` in place, or write the gradient.
+
+    The gradient is written to `out`, contiguous (M, 2D).
+    """
     members, draws, size = about.gradient_MSD.shape
     numbers = (1 / max(draws, 1), about.strength, about.entropy, *(rule or AdamRule(0, 0, 1, 0, 0, 1)))
     tensors = (*(slots or (None, None)), out, about.gradient_MSD, about.weights_MSD, *(about.by_MD or (None, None)))

@@ -1,4 +1,4 @@
-"""The posterior that a Gaussian with independent weights approximates: a normal prior, known exactly, and a loss at draws."""
+"""What a Gaussian with independent weights approximates: a normal prior, known exactly, and a loss taken at draws."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ class Target(NamedTuple):
         return cls(ess, penalty, others, scales.prior, factors, constant, log_norm)
 
     def divergence(self, sums_M2: Tensor, weights_SMD: Tensor) -> Tensor:
-        """Return KL(q ‖ p) of each member, float64, from the sums of a draw and, for priors that are not normal, at the draws."""
+        """Return KL(q ‖ p) of each member, float64, from the sums of a draw.
+
+        Priors that are not normal are evaluated at the draws.
+        """
         kl_M = torch.mv(sums_M2, self.factors).add_(self.constant)
         for segment in self.others:
             kl_M = kl_M - self.scale * segment.total(weights_SMD).mean(0)
@@ -59,7 +62,7 @@ def target_of(density: LogDensity, like: Tensor) -> Target:
 
 
 def narrowed(density: LogDensity, precision_MD: Tensor, scale_MD: Tensor) -> Tensor:
-    """Return precisions over λ, (M, D), raised to those of the standard deviations `scale_MD`, except where these are 0."""
+    """Return precisions over λ, (M, D), raised to those of the standard deviations `scale_MD` where these are above 0."""
     known_MD = 1 / (target_of(density, precision_MD).ess * scale_MD.to(precision_MD).square())
     return torch.where(scale_MD > 0, torch.maximum(precision_MD, known_MD), precision_MD)
 

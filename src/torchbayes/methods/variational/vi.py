@@ -196,10 +196,10 @@ class VI(OnMinibatches, Kept, Defaults):
         return State(descent, weights_MD.shape[1])
 
     def spread(self, density: LogDensity, state: State, scale_MD: Tensor) -> State:
-        """Return the state before the first step with the standard deviations `scale_MD`, where these are narrower and not 0.
+        """Return the state before the first step with the standard deviations `scale_MD` where these are narrower.
 
         Weights wider than a start bears would drown the others in noise until they have become narrow again. Scales
-        that are set relative to trained weights stay.
+        that are set relative to trained weights stay, and so do those where `scale_MD` is 0.
         """
         if self.relative_scale is not None:
             return state
