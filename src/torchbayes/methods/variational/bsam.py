@@ -65,7 +65,6 @@ class State:
     steps_per_epoch: int
     total_steps: int
     # numbers of past steps that are not checked yet
-    # numbers of past steps that are not checked yet
     unseen: tuple[Seen, ...] = field(default=(), metadata=WORKSPACE, repr=False)
 
     @property

@@ -81,7 +81,6 @@ class State:
     total_steps: int
     warm: bool = False  # starts at given weights, with shorter steps at first
     # numbers of past steps that are not checked yet
-    # numbers of past steps that are not checked yet
     unseen: tuple[Seen, ...] = field(default=(), metadata=WORKSPACE, repr=False)
 
     @property
@@ -183,9 +182,10 @@ class IVON(NaturalGradient, Kept, Defaults):
         )
 
     def spread(self, density: LogDensity, state: State, scale_MD: Tensor) -> State:
-        """Return the state before the first step at trained weights, with draws no wider than these bear and short steps.
+        """Return the state before the first step at trained weights, with draws no wider than these bear.
 
-        Where one of the standard deviations `scale_MD` is 0 or wider than the method's own, the method's own stays.
+        The first steps are short. Where one of the standard deviations `scale_MD` is 0 or wider than the method's own,
+        the method's own stays.
         """
         return replace(state, precision_MD=narrowed(density, state.precision_MD, scale_MD), warm=True)
 

@@ -191,7 +191,10 @@ def _last_linear(network: nn.Module) -> tuple[str, nn.Module, str]:
 
 
 def _axis(part: nn.Module) -> str | None:
-    """Return which axis of a linear layer's weights is that of its outputs; None if random inputs show it is not linear."""
+    """Return which axis of a module's weights is that of its outputs, "rows" or "columns", found by random inputs.
+
+    None if the module is not linear.
+    """
     parameters = {n: p for n, p in part._parameters.items() if p is not None}
     if "weight" not in parameters or not {"weight", "bias"} >= parameters.keys() or parameters["weight"].ndim != 2:
         return None
@@ -206,8 +209,8 @@ def _axis(part: nn.Module) -> str | None:
         return torch.randn(shape, generator=source, device=weight.device).to(weight.dtype)
 
     held = {name: drawn(*parameter.shape) for name, parameter in parameters.items()}
-    tried = (linear_by(part, Call(drawn(2, size), None, held)) for size in (weight.shape[1], weight.shape[0]))
-    return next((axis for axis in tried if axis is not None), None)
+    axes = (linear_by(part, Call(drawn(2, size), None, held)) for size in (weight.shape[1], weight.shape[0]))
+    return next((axis for axis in axes if axis is not None), None)
 
 
 def _check_prior(model: Model, grid_KI: Tensor) -> None:

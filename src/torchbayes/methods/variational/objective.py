@@ -30,7 +30,6 @@ class Drawing:
 
     family: Family
     # "weights" draws all weights; the others take noise in the layers
-    # "weights" draws all weights; the others take noise in the layers
     estimator: Literal["weights", "auto", "local", "flipout"]
     draws: int  # S, per step
     antithetic: bool  # whether they come in pairs ±ε

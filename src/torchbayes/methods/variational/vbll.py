@@ -184,7 +184,7 @@ class Bounded:
         )
 
     def _divergence(self, weights_D: Tensor, parts: Parts) -> tuple[Tensor, Tensor]:
-        """Return E_q log p(w) of all weights, and the entropy of q; the terms of the last layer are multiplied by β."""
+        """Return E_q log p(w) of all weights, and the entropy of q; terms of the last layer are multiplied by β."""
         layer, weight = self.layer, self.kl_weight
         excess = 0.5 * (layer.variance(parts).double() / layer.prior_std_KI.square()).sum()
         prior = self.model.log_prior(weights_D) - weight * excess
