@@ -1,4 +1,4 @@
-"""The trees of NUTS: trajectories that double until they turn, of many chains at once.
+"""The trees of NUTS: trajectories that double until they turn, for many chains at once.
 
 Subtrees are built step by step, without recursion (Phan et al. 2019, Lao and Dillon 2020): momentum and ρ at the
 beginnings of smaller subtrees are kept on a stack, and a step whose number ends in k binary ones closes k subtrees.
@@ -43,7 +43,7 @@ class _Chosen(NamedTuple):
 
 
 class _Beginning(NamedTuple):
-    """Where a subtree of a subtree begins: the momentum there, one step before, and the sum of all before it."""
+    """The beginning of a nested subtree: the momentum there and one step before, and the sum of all momenta before it."""
 
     first_LD: Tensor
     previous_LD: Tensor
@@ -55,9 +55,9 @@ class _Rows:
 
     def keep(self, growing_L: Tensor) -> None:
         """Drop the chains that have stopped, so that no step has to select the others."""
-        kept = _indices(growing_L)
+        rows = _indices(growing_L)
         for name, part in vars(self).items():
-            setattr(self, name, _select(part, kept))
+            setattr(self, name, _select(part, rows))
 
 
 def _indices(mask_L: Tensor) -> Tensor:
@@ -105,11 +105,7 @@ class _Subtree(_Rows):
     beginnings: list[_Beginning]  # of the unfinished subtrees within it, from the largest
 
     def leap(self, density: Density, number: int) -> tuple[Tensor, Faults]:
-        """Take leapfrog step `number`.
-
-        Returns:
-            H_0 − H, with −∞ where it is not finite, and the exceptions raised.
-        """
+        """Take leapfrog step `number`; return H_0 − H, −∞ where it is not finite, and the exceptions raised."""
         previous_LD, before_LD = self.end.momentum_LD, self.sum_LD
         phase, faults = travelled(
             density,
@@ -194,11 +190,7 @@ class Trees:
             self._join(subtree, forwards_L, log_uniform_L, start_LD)
 
     def stop(self) -> Tensor:
-        """Finish the trajectories that still grow, keeping the points drawn from them.
-
-        Returns:
-            Which trajectories these are, bool (M,).
-        """
+        """Finish the trajectories that still grow, keep the points drawn from them, and return which they are, bool (M,)."""
         growing_M = torch.zeros_like(self.divergent_M).index_fill_(0, self.growing.chain_L, value=True)
         self._retain(torch.zeros_like(self.growing.chain_L, dtype=torch.bool))
         return growing_M
