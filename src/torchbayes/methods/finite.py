@@ -108,16 +108,15 @@ def looked_at(
 ) -> tuple[Seen, ...]:
     """Return the steps that remain to be checked, this one included, after checking those that are due.
 
-    Raises DivergedError if a step was not finite; `advice` is what its message proposes besides standardising the
-    data.
+    Raises DivergedError if a step was not finite; its message ends with `advice`.
     """
     unseen = (*now.unseen, seen)
     if not due(unseen, last=(now.step + 1) % now.steps_per_epoch == 0):
         return unseen
-    if (unsound := first_unsound(unseen)) is not None:
+    if (first := first_unsound(unseen)) is not None:
         raise DivergedError(
-            f"the fit diverged at step {unsound.step} of {now.total_steps}: the loss of member {unsound.member} is "
-            f"{unsound.value:g} or its gradient is not finite, at learning rate {unsound.rate:g}. The batch holds values up to "
+            f"the fit diverged at step {first.step} of {now.total_steps}: the loss of member {first.member} is "
+            f"{first.value:g} or its gradient is not finite, at learning rate {first.rate:g}. The batch holds values up to "
             f"{largest(batch):.3g}: standardise inputs and targets if they are large, {advice}."
         )
     return ()

@@ -151,7 +151,7 @@ def _shrunk(found: Tensor, prior: Tensor, count: int) -> Tensor:
 
 
 def windows(burn_in: int) -> tuple[int, tuple[int, ...]]:
-    """Return the number of steps before the first window, and the steps that end each window in which a mass is estimated.
+    """Return the number of steps before the first window in which a mass is estimated, and the steps that end each.
 
     The first window has 15 steps, each other twice as many as the one before. They begin after 10 steps, or 15 % of
     burn-in if that is fewer, and end 50 steps, or 20 %, before it does, so that the step size settles. Stan has 75

@@ -77,7 +77,7 @@ def coloured(standard_MD: Tensor, inverse_mass_MD: Tensor | None) -> Tensor:
 
 
 def filled(length_M: Tensor, largest_M: Tensor, bound: int) -> tuple[Tensor, Tensor]:
-    """Return the step size, float64 (M,), and the least number of steps, int64 (M,), that cover trajectories of length τ.
+    """Return the size, float64 (M,), and the least number, int64 (M,), of steps that cover trajectories of length τ.
 
         L = ⌈τ/ε⌉ steps of size τ/L, or at most `bound` steps of size ε
 

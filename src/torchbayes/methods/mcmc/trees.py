@@ -43,11 +43,11 @@ class _Chosen(NamedTuple):
 
 
 class _Beginning(NamedTuple):
-    """The beginning of a nested subtree: the momentum there and one step before, and the sum of all momenta before it."""
+    """The beginning of a nested subtree."""
 
-    first_LD: Tensor
-    previous_LD: Tensor
-    before_LD: Tensor
+    first_LD: Tensor  # momentum there
+    previous_LD: Tensor  # momentum one step before
+    before_LD: Tensor  # sum of all momenta before it
 
 
 class _Rows:
@@ -190,7 +190,10 @@ class Trees:
             self._join(subtree, forwards_L, log_uniform_L, start_LD)
 
     def stop(self) -> Tensor:
-        """Finish the trajectories that still grow, keep the points drawn from them, and return which they are, bool (M,)."""
+        """Finish the trajectories that still grow, with the points drawn from them.
+
+        Return which these are, bool (M,).
+        """
         growing_M = torch.zeros_like(self.divergent_M).index_fill_(0, self.growing.chain_L, value=True)
         self._retain(torch.zeros_like(self.growing.chain_L, dtype=torch.bool))
         return growing_M
@@ -262,8 +265,8 @@ class Trees:
 
     def _retain(self, growing_L: Tensor) -> None:
         """Finish the other trajectories with the points drawn from them."""
-        trees, old, over = self.growing, self.chosen, _indices(~growing_L)
-        chains, (weights, value) = trees.chain_L[over], _select(trees.chosen, over)
+        trees, old, finished = self.growing, self.chosen, _indices(~growing_L)
+        chains, (weights, value) = trees.chain_L[finished], _select(trees.chosen, finished)
         self.chosen = _Chosen(
             old.weights_MD.index_copy(0, chains, weights),
             Value(*(o.index_copy(0, chains, n) for n, o in zip(value, old.value, strict=True))),
@@ -272,28 +275,18 @@ class Trees:
 
 
 class Half(NamedTuple):
-    """One of two subtrees that are joined.
+    """One of two subtrees that are joined."""
 
-    Attributes:
-        first_MD: momenta at the end where it begins.
-        last_MD: momenta at the other.
-        sum_MD: the sum of all momenta.
-    """
-
-    first_MD: Tensor
-    last_MD: Tensor
-    sum_MD: Tensor
+    first_MD: Tensor  # momenta at the end where it begins
+    last_MD: Tensor  # momenta at the other end
+    sum_MD: Tensor  # sum of all momenta, both ends included
 
 
 def joined_turn(pairs: Sequence[tuple[Half, Half]], *, inverse_mass_MD: Tensor) -> Tensor:
-    """Return which subtrees turn back when they are joined, or either half with the step of the other next to it.
+    """Return whether one of the pairs turns back when its halves are joined, bool (M,).
 
-    Args:
-        pairs: halves that are joined: the earlier one, and the one that begins where it ends.
-        inverse_mass_MD: M⁻¹, as of `velocity`.
-
-    Returns:
-        Bool (M,): whether one of the pairs does.
+    A pair is the earlier half, and the one that begins where it ends. Either half, with the step of the other next to
+    it, is checked too.
     """
     parts = [
         part
@@ -309,16 +302,6 @@ def joined_turn(pairs: Sequence[tuple[Half, Half]], *, inverse_mass_MD: Tensor) 
 
 
 def turns(first_MD: Tensor, last_MD: Tensor, sum_MD: Tensor, *, inverse_mass_MD: Tensor) -> Tensor:
-    """Return which subtrees turn back: v₋ᵀM⁻¹ρ ≤ 0 or v₊ᵀM⁻¹ρ ≤ 0, with ρ the sum less (v₋ + v₊)/2.
-
-    Args:
-        first_MD: momenta at one end.
-        last_MD: momenta at the other end.
-        sum_MD: the sum of all momenta, both ends included.
-        inverse_mass_MD: M⁻¹, as of `velocity`.
-
-    Returns:
-        Bool (M,).
-    """
+    """Return which subtrees turn back, bool (M,): v₋ᵀM⁻¹ρ ≤ 0 or v₊ᵀM⁻¹ρ ≤ 0, with ρ the sum less (v₋ + v₊)/2."""
     distance_MD = velocity(sum_MD - (first_MD + last_MD) / 2, inverse_mass_MD)
     return ((first_MD * distance_MD).sum(-1) <= 0) | ((last_MD * distance_MD).sum(-1) <= 0)
