@@ -113,10 +113,10 @@ def looked_at(
     unseen = (*now.unseen, seen)
     if not due(unseen, last=(now.step + 1) % now.steps_per_epoch == 0):
         return unseen
-    if (first := first_unsound(unseen)) is not None:
+    if (bad := first_unsound(unseen)) is not None:
         raise DivergedError(
-            f"the fit diverged at step {first.step} of {now.total_steps}: the loss of member {first.member} is "
-            f"{first.value:g} or its gradient is not finite, at learning rate {first.rate:g}. The batch holds values up to "
+            f"the fit diverged at step {bad.step} of {now.total_steps}: the loss of member {bad.member} is "
+            f"{bad.value:g} or its gradient is not finite, at learning rate {bad.rate:g}. The batch holds values up to "
             f"{largest(batch):.3g}: standardise inputs and targets if they are large, {advice}."
         )
     return ()
