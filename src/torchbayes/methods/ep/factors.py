@@ -123,9 +123,9 @@ def factors_of(model: Model, batch: Batch, *, support: LayerSupport, buffers: Bu
     noise_N = torch.ones_like(counts_N)
     if apart and isinstance(plain, Gaussian):
         noise_N = plain.noise(offset.double()).expand_as(offset).reshape(count)
-    counts = counts_N > 0
+    positive_N = counts_N > 0
     slopes, offset_NR, counts_N, targets, noise_N = (
-        part if bool(counts.all()) else part[counts] for part in (slopes, offset_NR, counts_N, targets, noise_N)
+        part if bool(positive_N.all()) else part[positive_N] for part in (slopes, offset_NR, counts_N, targets, noise_N)
     )
     return Factors(slopes, offset_NR, counts_N, plain, targets, classes, shape, noise_N)
 

@@ -147,7 +147,7 @@ def tune(
 
 
 def _by_evidence(posterior: LaplacePosterior, prior: Groups, noise: bool) -> LaplacePosterior:
-    """Return the posterior at the maximum of the evidence, which for the noise is that of the exact curvature if known."""
+    """Return the posterior at the maximum of the evidence, for the noise by the exact curvature if it is known."""
     if prior == "weight":
         _check_single(posterior)
     if noise and (posterior.exact is not None or prior == "weight"):  # first the noise, with one factor, then the prior

@@ -76,7 +76,7 @@ class Learning:
     mass: Mass
 
     def ending(self, posterior: Any, state: Any) -> Sampled:
-        """Return how chains are judged, with a problem if burn-in was too short for a mass and draws suffice to see it."""
+        """Return how chains are judged, with a problem if burn-in was too short for a mass and draws show it."""
         short = self.mass in LEARNED and self.burn_in < LEAST_BURN_IN and self.steps - self.burn_in >= MANY
         said = (
             f"a burn-in of {self.burn_in} steps is too short to learn the mass, which stayed 1 (set `burn_in` to "

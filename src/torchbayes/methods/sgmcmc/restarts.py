@@ -119,16 +119,16 @@ def gone_back(state: Any, **fresh: Any) -> tuple[Any, Tensor]:
     strayed = track.strayed_M.tolist() if ends or step % lag_of(track.sound_MD) == 0 else [False]
     if not any(strayed):
         return replace(state, track=track, step=step + 1), torch.zeros(len(track.times), dtype=torch.float64)
-    strayed_M, lost_MR = track.strayed_M, track.lost_MR.clone()
+    going_M, lost_MR = track.strayed_M, track.lost_MR.clone()
     for m, one in enumerate(strayed):
         if one and track.times[m] < MOST:
             lost_MR[m, track.times[m]] = step
-    state.weights_MD[strayed_M] = track.sound_MD[strayed_M]
+    state.weights_MD[going_M] = track.sound_MD[going_M]
     for name, first in {"momentum_MD": 0.0, "squares_MD": 0.0, **fresh}.items():
-        getattr(state, name)[strayed_M] = first
+        getattr(state, name)[going_M] = first
     times = tuple(min(count + one, MOST) for count, one in zip(track.times, strayed, strict=True))
     begun = tuple(step + 1 if one else at for one, at in zip(strayed, track.begun, strict=True))
-    track = replace(track, strayed_M=torch.zeros_like(strayed_M), lost_MR=lost_MR, times=times, begun=begun)
+    track = replace(track, strayed_M=torch.zeros_like(going_M), lost_MR=lost_MR, times=times, begun=begun)
     return replace(state, track=track, step=step + 1), torch.tensor(strayed).double()
 
 

@@ -139,7 +139,7 @@ class Stochastic:
 
     @property
     def searches(self) -> bool:
-        """Whether held-out rows choose the scale of an open prior: where steps are on minibatches and of no given size."""
+        """Whether held-out rows choose the scale of an open prior: on minibatches, if no step size is given."""
         return self.step_size is None and self.batch_size is not None
 
     @property
