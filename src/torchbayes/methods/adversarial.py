@@ -132,9 +132,8 @@ def _slopes(density: LogDensity, now: Descending, batch: Batch, *, places: list[
     model, by_member = density.model, []
     for m, seed in enumerate(now.seeds):
         leaves, tree = pytree.tree_flatten(rows_of(batch.inputs, m))
-        copies = {
-            name: buffer[m].clone() for name, buffer in now.buffers.items()
-        }  # copies, because this pass must not change the statistics
+        # copies, because this pass must not change the statistics of batch norm
+        copies = {name: buffer[m].clone() for name, buffer in now.buffers.items()}
         with differentiable():
             for at in places:
                 leaves[at] = leaves[at].detach().requires_grad_()

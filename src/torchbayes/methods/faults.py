@@ -64,10 +64,10 @@ def evaluated(
     It can be computed at `known_MD`. Without `gradient` the gradient has no columns, (M, 0). `batch` is one minibatch
     per row, or None where the density has all the data.
     """
-    look = density if batch is None else partial(density, batch=batch)
-    look = look if gradient else partial(_without_gradient, density)
+    evaluate = density if batch is None else partial(density, batch=batch)
+    evaluate = evaluate if gradient else partial(_without_gradient, density)
     try:
-        return look(weights_MD), Faults.none(weights_MD)
+        return evaluate(weights_MD), Faults.none(weights_MD)
     except Exception as error:
         if not is_fault(error, density):
             raise
@@ -76,7 +76,7 @@ def evaluated(
     gradient_MD = torch.zeros_like(weights_MD if gradient else weights_MD[:, :0])
     value, faults = Value(nothing_M, gradient_MD, nothing_M.clone()), Faults.none(weights_MD)
     fails = partial(is_fault, density=density)
-    _fill(value, faults, (look, fails), (weights_MD, known_MD), rows=range(len(weights_MD)))
+    _fill(value, faults, (evaluate, fails), (weights_MD, known_MD), rows=range(len(weights_MD)))
     return value, faults._replace(first=worded(raised))
 
 
@@ -94,7 +94,7 @@ def _fill(
     rows: range,
 ) -> None:
     """Write the density at some rows, of which at least one fails, and mark those that do."""
-    look, fails = target
+    evaluate, fails = target
     if len(rows) == 1:
         faults.raised_M[rows] = True
         return
@@ -102,13 +102,13 @@ def _fill(
         mixed_MD = weights[1].clone()
         mixed_MD[half] = weights[0][half]
         try:
-            found = look(mixed_MD)
+            value_there = evaluate(mixed_MD)
         except Exception as error:
             if not fails(error):
                 raise
             _fill(value, faults, target, weights, rows=half)
         else:
-            for whole, part in zip(value, found, strict=True):
+            for whole, part in zip(value, value_there, strict=True):
                 whole[half] = part[half].to(whole.dtype)
 
 

@@ -40,7 +40,7 @@ class Seen(NamedTuple):
     @classmethod
     def of(cls, step: int, rate: float, *, value_M: Tensor, gradient_MD: Tensor) -> Seen:
         """Return the numbers of a step, from one pass over the gradient."""
-        # a sum of squares is finite exactly when its terms are, short of overflow
+        # a sum of squares is finite exactly if its terms are, except for overflow
         return cls(step, rate, value_M, value_M + torch.linalg.vector_norm(gradient_MD, dim=-1))
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchbayes.linalg import Diagonal, LowRankPlusDiagonal
 
-# Smallest variance, so that densities exist; far below anything that moves a float32 weight.
+# smallest variance, so that densities exist; far below anything that moves a float32 weight
 VARIANCE_FLOOR = 1e-30
 
 

@@ -193,8 +193,8 @@ def check_shapes(value: Value, weights_MD: Tensor) -> None:
 
     Others would broadcast unnoticed.
     """
-    rows, seen = weights_MD.shape[:1], (value.log_density.shape, value.log_likelihood.shape)
-    if seen != (rows, rows) or value.gradient.shape != weights_MD.shape:
+    rows, shapes = weights_MD.shape[:1], (value.log_density.shape, value.log_likelihood.shape)
+    if shapes != (rows, rows) or value.gradient.shape != weights_MD.shape:
         raise ValueError(
             f"the density must return one log density for each row of weights, shape {tuple(rows)}, and a gradient of "
             f"their shape {tuple(weights_MD.shape)}; got {tuple(value.log_density.shape)} and "
@@ -245,13 +245,13 @@ def moved(state: Any, accepted_M: Tensor, weights_MD: Tensor, *, value: Value, *
 
     `value` is the density at the new weights; `more` are other fields that change.
     """
-    there = weights_MD, value.gradient, value.log_density, value.log_likelihood
-    here = state.weights_MD, state.gradient_MD, state.log_density_M, state.log_likelihood_M
+    proposed = weights_MD, value.gradient, value.log_density, value.log_likelihood
+    current = state.weights_MD, state.gradient_MD, state.log_density_M, state.log_likelihood_M
     accepted = int(accepted_M.sum())
     if 0 < accepted < len(accepted_M):
-        new = [choose(accepted_M, one, other) for one, other in zip(there, here, strict=True)]
+        new = [choose(accepted_M, new_rows, other) for new_rows, other in zip(proposed, current, strict=True)]
     else:  # nothing is copied: often all accept, and a single chain gives all or none
-        new = there if accepted else here
+        new = proposed if accepted else current
     names = ("weights_MD", "gradient_MD", "log_density_M", "log_likelihood_M")
     return replace(state, **dict(zip(names, new, strict=True)), step=state.step + 1, **more)
 

@@ -26,7 +26,7 @@ from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.schedules import USUAL_EPOCHS, PiecewiseLinear, Progress
 
-_CYCLES = 10  # by default
+_CYCLES = 10  # default number of cycles
 _HIGH, _LOW = 0.5, 0.05  # default rates, as shares of the optimiser's
 
 
@@ -87,7 +87,9 @@ class FGE(Cyclic, Descent):
         if self.cycle is None:
             return Bounds(1, _CYCLES)
         after = (1 - self.burn_in) * (self.epochs or USUAL_EPOCHS)
-        least = math.ceil(self.cycle / (1 - self.burn_in) - 1e-9)  # 2/(1 − 0.8) is a little more than 10
+        least = math.ceil(
+            self.cycle / (1 - self.burn_in) - 1e-9
+        )  # tolerance, because 2/(1 − 0.8) is a little more than 10 in floating point
         return Bounds(least, max(1, math.ceil(after / self.cycle)))
 
     def cycles(self, total_steps: int, steps_per_epoch: int) -> tuple[int, int, int]:

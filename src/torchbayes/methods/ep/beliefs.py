@@ -133,7 +133,9 @@ def asked(around: Cavity, seen: Tilted, power: float) -> tuple[Sites, Tensor]:
     half_N = 0.5 * (torch.linalg.slogdet(seen.covariance_NRR).logabsdet + (unit_NR * seen.mean_NR).sum(-1))
     constant_N = (around.mean_NR * (shift_NR - 0.5 * pulled_NR)).sum(-1)
     sites = Sites(site_NRR, shift_NR, (seen.log_norm_N - half_N) / power - constant_N)
-    finite_N = torch.stack([part.flatten(1).isfinite().all(1) if part.ndim > 1 else part.isfinite() for part in sites])
+    finite_N = torch.stack([
+        values.flatten(1).isfinite().all(1) if values.ndim > 1 else values.isfinite() for values in sites
+    ])
     return sites, finite_N.all(0) & (failed_N == 0) & around.proper_N
 
 

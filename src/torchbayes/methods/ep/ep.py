@@ -42,7 +42,7 @@ from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.problems import ProblemWarning
 
 _LEAST_POWER = 1e-6  # below it rounding matters, because sites are differences divided by it
-_MATRICES = 6  # of D by D numbers at a time
+_MATRICES = 6  # matrices of D by D numbers held at a time
 _WIDEST = 300.0  # spread of outputs beyond which integrals over several of them are rough
 _LEAST_SHARE, _LONGER = 1 / 64, 1.15  # share of the way that a site moves; growth of it after a good sweep
 
@@ -245,9 +245,8 @@ class EP(Kept, Defaults):
 
 def _say_wide(factors: Factors, prior: Belief) -> None:
     """Warn if outputs that go together spread so widely under the prior that integrals over them are rough."""
-    if factors.slopes_NRD.shape[1] == 1 or not len(
-        factors.counts_N
-    ):  # integrals over one number are exact at any spread
+    # integrals over one number are exact at any spread
+    if factors.slopes_NRD.shape[1] == 1 or not len(factors.counts_N):
         return
     spread = float((factors.slopes_NRD @ prior.root_DD).square().sum(-1).max().sqrt())
     if spread > _WIDEST:

@@ -117,7 +117,7 @@ def factors_of(model: Model, batch: Batch, *, support: LayerSupport, buffers: Bu
         counts = weights.double().view(*weights.shape, *[1] * (len(positions) - weights.ndim)).expand(positions)
     counts_N = counts.reshape(-1, 1).expand(-1, last).reshape(-1) if apart else counts.reshape(count, -1)[:, 0]
     targets = _of_factors(targets, apart=apart, classes=classes, count=count)
-    if order_NK is not None:  # its own inverse
+    if order_NK is not None:  # an exchange of two classes is its own inverse
         at = order_NK if targets.is_floating_point() else targets.unsqueeze(1)
         targets = targets.gather(1, at) if targets.is_floating_point() else order_NK.gather(1, at)[:, 0]
     noise_N = torch.ones_like(counts_N)

@@ -17,7 +17,7 @@ from torchbayes.model.priors.joint import Joint
 from torchbayes.model.priors.noise import LogInverseChi
 from torchbayes.model.priors.univariate import Normal
 
-_STEPS = 50  # of Newton's method, which needs about six
+_STEPS = 50  # most steps of Newton's method, which needs about six
 
 
 def as_log_scales(gammas: Tensor) -> tuple[Tensor, Tensor]:

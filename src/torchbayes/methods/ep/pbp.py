@@ -146,7 +146,7 @@ class PBP(Kept, Defaults):
             mean_MD = loc_D.expand(members, -1).clone()
         variance_MD = scale_D.square().expand(members, -1).clone()
         factor_M2 = variance_MD.new_full((members, 2 if _is_free(self, model) else 0), self.shape)
-        wider = self.shape / (self.shape - 1) if factor_M2.numel() else 1.0  # the mean of 1/λ
+        wider = self.shape / (self.shape - 1) if factor_M2.numel() else 1.0  # mean of 1/λ
         variance_MD *= wider
         sites_M4D = variance_MD.new_zeros(members, 4, len(loc_D))
         sites_M4D[:, 0] = 1 / wider
@@ -170,11 +170,11 @@ class PBP(Kept, Defaults):
             noise_MG2=state.noise_MG2.clone(),
             step=state.step + 1,
         )
-        seen_M3 = _learn(model, now, batch)
+        sums_M3 = _learn(model, now, batch)
         if now.step % now.steps_per_epoch == 0:
             now = replace(now, sites_M4D=now.sites_M4D.clone(), factor_M2=now.factor_M2.clone())
             _refresh(model, now)
-        return now, _info(model, now, seen_M3)
+        return now, _info(model, now, sums_M3)
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
         """Return the mixture of the members' normal distributions."""
@@ -252,15 +252,15 @@ def _learn(model: Model, now: State, batch: Batch) -> Tensor:
     rows, noise = Rows(*tensors), now.noise_MG2  # type: ignore[arg-type]
     if not noise.shape[1]:
         noise = torch.tensor(normal_noise(model).scales, dtype=torch.float64).square()
-    seen_M3 = propagate(network.layers, Beliefs(now.mean_MD, now.variance_MD), noise, rows=rows)
-    if not torch.isfinite(seen_M3).all():
-        member = int((~torch.isfinite(seen_M3).all(1)).nonzero()[0])
+    sums_M3 = propagate(network.layers, Beliefs(now.mean_MD, now.variance_MD), noise, rows=rows)
+    if not torch.isfinite(sums_M3).all():
+        member = int((~torch.isfinite(sums_M3).all(1)).nonzero()[0])
         raise DivergedError(
             f"log Z is not finite at step {now.step - 1} of {now.total_steps}, for member {member}. The batch holds "
             f"values up to {float(rows.inputs_MBI.abs().max()):.3g} in its inputs and "
             f"{float(rows.targets_MBK.abs().max()):.3g} in its targets: standardise them."
         )
-    return seen_M3
+    return sums_M3
 
 
 def _refresh(model: Model, now: State) -> None:

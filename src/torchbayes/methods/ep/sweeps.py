@@ -35,8 +35,8 @@ def at_once(before: Belief, factors: Factors, old: Sites, *, rule: Rule) -> Visi
         everywhere_N = torch.ones_like(factors.counts_N, dtype=torch.bool)
         now, sites, moved = together(before, factors.slopes_NRD, old, to=exact, good_N=everywhere_N, **options)
         return Visited(now, sites, 0 if moved else len(everywhere_N))
-    seen_NRE = factors.slopes_NRD @ before.root_DD
-    marginals = factors.slopes_NRD @ before.mean_D, seen_NRE @ seen_NRE.mT
+    roots_NRE = factors.slopes_NRD @ before.root_DD
+    marginals = factors.slopes_NRD @ before.mean_D, roots_NRE @ roots_NRE.mT
     to, good_N = _asked(*marginals, old, factors=factors, rule=rule)
     now, sites, moved = together(before, factors.slopes_NRD, old, to=to, good_N=good_N, **options)
     return Visited(now, sites, int((~good_N).sum()) if moved else len(good_N))

@@ -82,9 +82,9 @@ def tilted(log_prob: LogProb, mean_NR: Tensor, root_NRR: Tensor, *, power: float
     nodes = _FIRST[size]
     while len(open_n):
         grid_QR = _grid(nodes, size, like=mean_NR)
-        look = partial(_moments, value, window, grid_QR)
-        *found, apart_n = _in_parts(look, open_n, len(grid_QR))
-        for into, part in zip(total, found, strict=True):
+        moments = partial(_moments, value, window, grid_QR)
+        *results, apart_n = _in_parts(moments, open_n, len(grid_QR))
+        for into, part in zip(total, results, strict=True):
             into[open_n] = part
         nodes = 2 * nodes - 1
         open_n = open_n[~(apart_n <= _CLOSE[size])] if nodes**size <= _MOST_NODES else open_n[:0]
@@ -141,7 +141,7 @@ def _window(value: Callable[[Tensor, Tensor], Tensor], size: int, some_n: Tensor
         least_nR = torch.where(matters_Qn1, x_QnR, torch.inf).amin(0)
         most_nR = torch.where(matters_Qn1, x_QnR, -torch.inf).amax(0)
         known_nR = least_nR.isfinite() & most_nR.isfinite()
-        at_low, at_high = least_nR <= low_nR, most_nR >= high_nR  # it may go on beyond
+        at_low, at_high = least_nR <= low_nR, most_nR >= high_nR  # the window may go on beyond its ends
         step_nR = width_nR / (nodes - 1)
         new_low = torch.where(known_nR, least_nR - torch.where(at_low, width_nR, step_nR), low_nR)
         new_high = torch.where(known_nR, most_nR + torch.where(at_high, width_nR, step_nR), high_nR)

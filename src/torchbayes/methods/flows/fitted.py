@@ -146,8 +146,8 @@ class Fitted(OnMinibatches, Kept, Defaults, ABC):
         rest_MP = family.start(normals(seeds, Purpose.FLOW_START, 0, like=like))
         log_scale_MD = torch.full_like(weights_MD, self.initial_scale).log()
         parameters_MP = torch.cat([weights_MD, log_scale_MD, rest_MP], dim=1)
-        about = {"optimizer": self.optimizer, "epochs": epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS)}
-        descent = start(parameters_MP, buffers, seeds, **about, steps_per_epoch=steps_per_epoch)
+        options = {"optimizer": self.optimizer, "epochs": epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS)}
+        descent = start(parameters_MP, buffers, seeds, **options, steps_per_epoch=steps_per_epoch)
         return State(descent, weights_MD.shape[1])
 
     def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
@@ -184,9 +184,8 @@ def check_fitted(method: Any) -> None:
 def parts_of(state: State) -> tuple[Tensor, Tensor, Tensor]:
     """Return means, scales and the other parameters of a run."""
     mean_MD, log_scale_MD, rest_MP = _split(state.descent.weights_MD, state.size)
-    scale_MD = log_scale_MD.exp().clamp_min_(
-        torch.finfo(mean_MD.dtype).tiny
-    )  # a scale that has collapsed is reported elsewhere
+    # not 0 where a scale has collapsed, which is reported as a problem
+    scale_MD = log_scale_MD.exp().clamp_min_(torch.finfo(mean_MD.dtype).tiny)
     return mean_MD.clone(), scale_MD, rest_MP.clone()
 
 
@@ -206,17 +205,17 @@ def differentiate(
         leaf_MP = now.weights_MD.detach().requires_grad_()
         drawn = family.draw(*_split(leaf_MP, size), noise_MSE=noise_MSE)
         roots = (drawn.weights_MSD, *(drawn.normal or ()))
-        held = Draws(*(part.detach() for part in drawn[:2]), normal=_detached(drawn.normal))
+        detached = Draws(*(part.detach() for part in drawn[:2]), normal=_detached(drawn.normal))
         if drawing.estimator == "weights":
-            nll_M, slopes = _by_weights(density, now, batch, held=held)
+            nll_M, slopes = _by_weights(density, now, batch, held=detached)
         else:
-            nll_M, slopes = _by_layers(density, now, batch, held=held, estimator=drawing.estimator)
-        expected_M = _add_prior_(model.prior, held, slopes, scale / draws)
+            nll_M, slopes = _by_layers(density, now, batch, held=detached, estimator=drawing.estimator)
+        expected_M = _add_prior_(model.prior, detached, slopes, scale / draws)
         total = entropy_scale * drawn.free_MS.mean(1).sum()
         total = total + sum((root * slope).sum() for root, slope in zip(roots, slopes, strict=True))
         (gradient_MP,) = torch.autograd.grad(total, leaf_MP)
     now.gradient_MD.copy_(gradient_MP)
-    entropy_M = held.free_MS.mean(1)
+    entropy_M = detached.free_MS.mean(1)
     loss_M = nll_M + scale * expected_M + entropy_scale * entropy_M
     return Terms(loss_M, nll_M, -expected_M - entropy_M)
 
@@ -278,8 +277,8 @@ def _add_prior_(prior: BoundPrior, held: Draws, slopes: Slopes, scale: float) ->
 
 def _family_of(method: Fitted, density: LogDensity) -> Family:
     """Return the family over the weights of a density, made once because it is the same at every step."""
-    known = _FAMILIES.get(density)
-    if known is None or known[0] != method:
-        known = method, method.family(density.model)
-        _FAMILIES[density] = known
-    return known[1]
+    entry = _FAMILIES.get(density)
+    if entry is None or entry[0] != method:
+        entry = method, method.family(density.model)
+        _FAMILIES[density] = entry
+    return entry[1]

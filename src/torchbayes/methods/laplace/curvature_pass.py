@@ -107,9 +107,9 @@ class CurvatureSettings:
     def collector(self, model: Model, support: LayerSupport, *, with_exact: bool) -> Collector:
         """Return the collector that adds up the curvature, for a network whose layer support is known."""
         sums = WithExact(self.sums, DenseSums(self.chunk)) if with_exact else self.sums
-        numbers = (support.numbers[held] for held in sums.held)
+        numbers = (support.numbers[block] for block in sums.held)
         rows = max(1, self.chunk // max(*numbers, support.widest))
-        joint = self.joint_bias or self.sums.correlations == "all"  # the same matrix, and faster
+        joint = self.joint_bias or self.sums.correlations == "all"  # gives the same matrix, and is faster
         network = network_layers(model, support, joint_bias=joint)
         return Collector(network, sums, self.kind(support), self.samples, rows)
 

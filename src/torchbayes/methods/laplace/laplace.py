@@ -186,7 +186,7 @@ class Laplace(Kept, Defaults):
             ValueError: if the pass is not over, or a precision is not positive definite.
         """
         posterior = curvature_pass.finish(self.curvature_settings, density, state)
-        # before another prior is chosen, because this is the one of the training
+        # before another prior is chosen, because the gradient belongs to the prior of the training
         problems = off_mode(posterior, state.gradient_MD) if self.check_mode else []
         by_evidence: Any = self.prior
         if not isinstance(self.prior, str):

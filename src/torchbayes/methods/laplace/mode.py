@@ -26,19 +26,19 @@ def off_mode(posterior: LaplacePosterior, gradient_MD: Tensor) -> list[str]:
     scales = model.scales(1, 1)
     gradient_MD = scales.likelihood * posterior.noise_scale**-2 * gradient_MD
     model.prior.add_gradient_(gradient_MD, mean_MD, scales.prior)
-    covariance, rest_MD = posterior.gaussian.covariance, rest_diagonal(posterior.curvature)
-    if rest_MD.any():
-        whole = posterior.curvature.covariance(posterior.strength_D + rest_MD)
-        covariance = Scaled(posterior.reference_MD.rsqrt(), whole)
+    covariance, outside_MD = posterior.gaussian.covariance, rest_diagonal(posterior.curvature)
+    if outside_MD.any():
+        inner = posterior.curvature.covariance(posterior.strength_D + outside_MD)
+        covariance = Scaled(posterior.reference_MD.rsqrt(), inner)
     gain_M = 0.5 * (gradient_MD * covariance.matvec(gradient_MD)).sum(-1, dtype=torch.float64)
     determined_M = posterior.effective_parameters().clamp_min(0)  # below 0 only by rounding
     norm_M = torch.linalg.vector_norm(gradient_MD, dim=-1)
     members = (gain_M > (determined_M / 2).clamp_min(1.0)).nonzero()[:, 0].tolist()
     if not members:
         return []
-    m, more = members[0], f" (and {len(members) - 1} more)" if members[1:] else ""
+    m, others = members[0], f" (and {len(members) - 1} more)" if members[1:] else ""
     return [
-        f"member {m}{more} {AWAY}: the gradient of the log joint density has norm "
+        f"member {m}{others} {AWAY}: the gradient of the log joint density has norm "
         f"{float(norm_M[m]):.3g}, and a Newton step would raise it by {float(gain_M[m]):.3g} nats, where draws of "
         f"the posterior lie about {float(determined_M[m]) / 2:.3g} below a mode (train to convergence under this "
         f"likelihood and prior: longer, or at a larger learning rate)"

@@ -88,7 +88,7 @@ class EvidenceProblem:
                 return None
             elif groups[0] >= 0:
                 by_group[int(groups[0])].append(part.eigenvalues_ME.flatten())
-        return [torch.cat(each).clamp_min(0) for each in by_group]
+        return [torch.cat(values).clamp_min(0) for values in by_group]
 
 
 @explained()
@@ -151,11 +151,11 @@ def _by_evidence(posterior: LaplacePosterior, prior: Groups, noise: bool) -> Lap
     if prior == "weight":
         _check_single(posterior)
     if noise and (posterior.exact is not None or prior == "weight"):  # first the noise, with one factor, then the prior
-        anew = prior in {"layer", "weight"}  # all ratios of precisions are chosen, so start from equal ones
-        strength_D = torch.ones_like(posterior.strength_D) if anew else posterior.strength_D
+        from_equal = prior in {"layer", "weight"}  # all ratios of precisions are chosen, so start from equal ones
+        strength_D = torch.ones_like(posterior.strength_D) if from_equal else posterior.strength_D
         curvature = posterior.curvature if posterior.exact is None else posterior.exact
-        alike = replace(posterior, curvature=curvature, exact=None, strength_D=strength_D)
-        chosen = _by_evidence(alike, "model" if prior == "model" else "scalar", True)
+        scalar_problem = replace(posterior, curvature=curvature, exact=None, strength_D=strength_D)
+        chosen = _by_evidence(scalar_problem, "model" if prior == "model" else "scalar", True)
         posterior = posterior.with_noise(chosen.noise_scale / posterior.noise_scale).with_problems(chosen.problems)
         return posterior if prior == "model" else _by_evidence(posterior, prior, False)
     problem = evidence_problem(posterior, prior, noise=noise)
@@ -310,7 +310,7 @@ def _by_weight(posterior: LaplacePosterior, problem: EvidenceProblem) -> Laplace
 def _spread(group_D: Tensor, log_d_G: Tensor) -> Tensor:
     """Return the factor of each weight, (D,)."""
     factors = torch.cat([log_d_G.exp(), torch.ones(1, dtype=torch.float64)]).to(group_D.device)
-    return factors[group_D]  # −1 is the last
+    return factors[group_D]  # group −1 is the last
 
 
 def _changed(posterior: LaplacePosterior, group_D: Tensor, log_d_G: Tensor, log_beta: float) -> LaplacePosterior:
@@ -351,8 +351,8 @@ def _by_validation(posterior: LaplacePosterior, prior: Groups, noise: bool, data
     log_factors = minimize(negative, best, method="Nelder-Mead", bounds=bounds, options=options).x
     changed = (*([_END] if prior == "scalar" else []), *([_DOUBT] if noise else []))
     return at(log_factors).with_problems(
-        f"{what} by a factor {math.exp(log):.0e} on the precision, at which the search on held-out data ends, so that "
+        f"{text} by a factor {math.exp(log):.0e} on the precision, at which the search on held-out data ends, so that "
         f"they do not determine it (tune by the evidence, or on other rows)"
-        for what, log in zip(changed, log_factors, strict=True)
+        for text, log in zip(changed, log_factors, strict=True)
         if abs(log) > _WIDE - options["xatol"]
     )

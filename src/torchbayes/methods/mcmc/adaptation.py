@@ -32,7 +32,7 @@ from torch import Tensor
 LEARNED = ("diagonal", "layer", "dense")  # masses that are learned in burn-in
 LEAST_BURN_IN = 20  # steps to learn a mass; fewer hold no window
 _GAMMA, _DELAY, _DECAY = 0.2, 10.0, 0.75
-_SWING, _RANGE = math.log(10.0), math.log(1e6)  # of log ε around log ε̄, and around μ
+_SWING, _RANGE = math.log(10.0), math.log(1e6)  # largest distance of log ε from log ε̄, and from μ
 
 
 @dataclass(frozen=True)
@@ -140,9 +140,8 @@ class RunningCovariance:
         prior_MDD = torch.diag_embed(1e-3 * mean_M1.expand_as(self.mean_MD))
         factor_MDD, failed_M = torch.linalg.cholesky_ex(_shrunk(covariance_MDD, prior_MDD, self.count))
         factor_MDD = torch.where((failed_M != 0)[:, None, None], 0.0, factor_MDD).to(self.squares_MDD)
-        return (
-            factor_MDD.contiguous()
-        )  # the layout it has when read from a checkpoint; another would change the rounding
+        # contiguous, as when read from a checkpoint: another layout would change the rounding
+        return factor_MDD.contiguous()
 
 
 def _shrunk(found: Tensor, prior: Tensor, count: int) -> Tensor:

@@ -44,7 +44,7 @@ from torchbayes.randomness.seeds import Purpose
 # and 2π e^(−100/3) = 2e-14 is a rounding error.
 _MOST = 100
 
-_PLACE = ("weights_MD", "log_density_M", "log_likelihood_M", "level_M")  # what moves with a chain
+_PLACE = ("weights_MD", "log_density_M", "log_likelihood_M", "level_M")  # fields of a state that move with a chain
 
 
 @dataclass(frozen=True)
@@ -125,14 +125,14 @@ class _Ellipse:
     def of(cls, method: EllipticalSlice, density: Density, weights_MD: Tensor) -> _Ellipse:
         """Return the ellipse of a target, made once for each model.
 
-        ValueError if no scale is given and the prior has none.
+        Raises ValueError if no scale is given and the prior has none.
         """
         model: Any = getattr(density, "model", None)
-        known = {} if model is None else _ELLIPSES.setdefault(model, {})
+        ellipses = {} if model is None else _ELLIPSES.setdefault(model, {})
         key = method.scale, weights_MD.device
-        if key not in known:
-            known[key] = cls._made(method, density, weights_MD)
-        return known[key]
+        if key not in ellipses:
+            ellipses[key] = cls._made(method, density, weights_MD)
+        return ellipses[key]
 
     @classmethod
     def _made(cls, method: EllipticalSlice, density: Density, weights_MD: Tensor) -> _Ellipse:
@@ -207,13 +207,13 @@ def _at_once(
     if landed is None:
         return None
     found_M, level_M = landed.found_M, ellipse.factor * landed.log_likelihood_M
-    there = (landed.log_density_M, landed.log_likelihood_M, level_M)
-    held = {name: torch.where(found_M, t, getattr(state, name)) for name, t in zip(_PLACE[1:], there, strict=True)}
-    new = replace(state, weights_MD=landed.weights_MD, **held, step=state.step + 1)
+    landing = (landed.log_density_M, landed.log_likelihood_M, level_M)
+    moved = {name: torch.where(found_M, t, getattr(state, name)) for name, t in zip(_PLACE[1:], landing, strict=True)}
+    new = replace(state, weights_MD=landed.weights_MD, **moved, step=state.step + 1)
     moved_M, outside_M = found_M.double(), (landed.failures_M > 0).double()
-    seen = (moved_M, landed.angle_M.abs() * moved_M, landed.evaluations_M.double(), torch.zeros_like(moved_M))
+    statistics = (moved_M, landed.angle_M.abs() * moved_M, landed.evaluations_M.double(), torch.zeros_like(moved_M))
     faults = Faults.none(state.weights_MD)
-    return new, Info(new.log_density_M, new.log_likelihood_M, None, *seen, outside_M, faults)
+    return new, Info(new.log_density_M, new.log_likelihood_M, None, *statistics, outside_M, faults)
 
 
 def _in_turn(
@@ -229,9 +229,9 @@ def _in_turn(
         there_RD = ellipse.at(here_RD, second_MD[on], interval.angle_M[searching_R])
         value, raised = evaluated(density, there_RD, known_MD=here_RD, gradient=False)
         level_R = ellipse.level(there_RD, value.log_density, value.log_likelihood)
-        finite_R = torch.isfinite(level_R)  # an infinite density would hold a chain for ever
+        finite_R = torch.isfinite(level_R)  # because an infinite density would hold a chain for ever
         above_R = finite_R & (level_R > height_M[on])
-        found_R, inside_R = torch.stack((above_R, finite_R)).cpu()  # the only wait of an evaluation
+        found_R, inside_R = torch.stack((above_R, finite_R)).cpu()  # the only wait for the device in an evaluation
         if found_R.any():
             _move(new, on, above_R, (there_RD, value.log_density, value.log_likelihood, level_R))
         evaluations_M[searching_R] += 1
@@ -242,8 +242,8 @@ def _in_turn(
             break
         interval.shrink(searching_R, share_M)
     moved_M = torch.ones_like(evaluations_M).index_fill_(0, searching_R, 0.0)
-    seen = (moved_M, interval.angle_M.abs() * moved_M, evaluations_M, torch.zeros_like(moved_M), outside_M)
-    return new, Info(new.log_density_M, new.log_likelihood_M, None, *seen, faults)
+    statistics = (moved_M, interval.angle_M.abs() * moved_M, evaluations_M, torch.zeros_like(moved_M), outside_M)
+    return new, Info(new.log_density_M, new.log_likelihood_M, None, *statistics, faults)
 
 
 def _copied(state: State) -> State:
@@ -253,9 +253,9 @@ def _copied(state: State) -> State:
 
 def _move(new: State, on: Tensor, above_R: Tensor, found: Sequence[Tensor]) -> None:
     """Move those of some chains whose new point is above their height there, in place."""
-    for held, there in zip((getattr(new, name) for name in _PLACE), found, strict=True):
-        above = above_R.view(-1, *[1] * (held.ndim - 1))
-        held.index_copy_(0, on, torch.where(above, there.to(held), held[on]))
+    for values, new_values in zip((getattr(new, name) for name in _PLACE), found, strict=True):
+        above = above_R.view(-1, *[1] * (values.ndim - 1))
+        values.index_copy_(0, on, torch.where(above, new_values.to(values), values[on]))
 
 
 def _joined(faults: Faults, raised: Faults, rows: Tensor) -> Faults:

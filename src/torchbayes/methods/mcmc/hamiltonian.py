@@ -96,8 +96,8 @@ def learned(method: Adapting, density: Density, state: State, *, acceptance_M: T
 
     def searched(state: State) -> Tensor:
         value = Value(state.log_density_M, state.gradient_MD, state.log_likelihood_M)
-        where = {"inverse_mass_MD": state.inverse_mass_MD, "seeds": state.seeds, "step": state.step}
-        return first_step_size(density, state.weights_MD, value, **where).clamp(max=state.length or math.inf)
+        options = {"inverse_mass_MD": state.inverse_mass_MD, "seeds": state.seeds, "step": state.step}
+        return first_step_size(density, state.weights_MD, value, **options).clamp(max=state.length or math.inf)
 
     longest = 2 * state.length or math.inf
     return mass.learned(method, density, state, acceptance_M=acceptance_M, first=searched, longest=longest)
@@ -142,9 +142,9 @@ def first_step_size(
         )
         ratio_M = end.value.log_density - kinetic(end.momentum_MD, inverse_mass_MD) - before_M
         easy_M = (ratio_M > math.log(0.5)).cpu()  # NaN counts as rejected
-        wanted_M = torch.where(easy_M, 1.0, -1.0).double()
-        direction_M = torch.where(direction_M == 0, wanted_M, direction_M)
-        searching_M &= wanted_M == direction_M
+        sign_M = torch.where(easy_M, 1.0, -1.0).double()
+        direction_M = torch.where(direction_M == 0, sign_M, direction_M)
+        searching_M &= sign_M == direction_M
         if not searching_M.any():
             break
         step_size_M = torch.where(searching_M, step_size_M * 2.0**direction_M, step_size_M)

@@ -132,8 +132,8 @@ class HMC(Learning, Sampler):
         )
         # a step too long for a smooth density shows in the momentum, a boundary of the support does not
         wall_M = ~torch.isfinite(end.value.log_density) & (kinetic_end_M - kinetic_M < DIVERGENCE)
-        seen_M = torch.where(wall_M, self.target_acceptance, probability_M)
-        return learned(self, density, new, acceptance_M=seen_M), info
+        acceptance_M = torch.where(wall_M, self.target_acceptance, probability_M)
+        return learned(self, density, new, acceptance_M=acceptance_M), info
 
     def _steps(self, state: State) -> tuple[Tensor, Tensor]:
         """Return size and number of the steps of each chain's trajectory, on the CPU."""

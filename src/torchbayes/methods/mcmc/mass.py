@@ -78,11 +78,11 @@ class Learning:
     def ending(self, posterior: Any, state: Any) -> Sampled:
         """Return how chains are judged, with a problem if burn-in was too short for a mass and draws show it."""
         short = self.mass in LEARNED and self.burn_in < LEAST_BURN_IN and self.steps - self.burn_in >= MANY
-        said = (
+        problem = (
             f"a burn-in of {self.burn_in} steps is too short to learn the mass, which stayed 1 (set `burn_in` to "
             f"{LEAST_BURN_IN} or more, better 200, or mass='unit')"
         )
-        return Sampled(burn_in=self.burn_in, said=(said,) if short else ())
+        return Sampled(burn_in=self.burn_in, said=(problem,) if short else ())
 
 
 def first_mass(method: Adapting, density: Density, weights_MD: Tensor) -> Tensor:

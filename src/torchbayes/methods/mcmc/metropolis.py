@@ -133,7 +133,7 @@ class MALA(Learning, Sampler):
         slope_MD = whitened(state.gradient_MD, mass_MD)  # Rᵀ g, the gradient in coordinates in which C is I
         proposal_MD = state.weights_MD + step_M1 * displaced(noise_MD + step_M1 / 2 * slope_MD, mass_MD)
         value, faults = evaluated(density, proposal_MD, known_MD=state.weights_MD)
-        # R⁻¹ (w' + (ε²/2) C g' − w) / ε, minus the noise of the reverse move: no difference of weights
+        # minus the noise of the reverse move, R⁻¹ (w' + (ε²/2) C g' − w) / ε, computed without a difference of weights
         back_MD = noise_MD + step_M1 / 2 * (slope_MD + whitened(value.gradient, mass_MD))
         log_forward_M, log_back_M = (-0.5 * n.double().square().sum(-1) for n in (noise_MD, back_MD))
         log_ratio_M = (value.log_density - state.log_density_M) + (log_back_M - log_forward_M)

@@ -136,5 +136,5 @@ def _by_doublings(
             break
         trees.double(density, doubling)
     saturated_M = trees.stop()
-    seen = (trees.leapfrogs_M, trees.acceptance_M, trees.divergent_M, trees.outside_M, saturated_M)
-    return Grown(*trees.chosen, *seen), energy_M, trees.faults
+    statistics = (trees.leapfrogs_M, trees.acceptance_M, trees.divergent_M, trees.outside_M, saturated_M)
+    return Grown(*trees.chosen, *statistics), energy_M, trees.faults

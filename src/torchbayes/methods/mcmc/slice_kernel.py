@@ -93,5 +93,5 @@ def slice_along(density: LogDensity, ellipses: Ellipses) -> Landed | None:
     )
     log_prior_M = log_prior_M + target.model.prior.add_rest_(None, weights_MD, 0.0)
     log_density_M = target.scales.likelihood * log_likelihood_M + target.scales.prior * log_prior_M
-    seen = angles_M3[:, 2], evaluations_M, failures_M, found_M
-    return Landed(weights_MD, log_density_M, log_likelihood_M, *seen)
+    statistics = angles_M3[:, 2], evaluations_M, failures_M, found_M
+    return Landed(weights_MD, log_density_M, log_likelihood_M, *statistics)

@@ -70,12 +70,12 @@ def grow(density: LogDensity, growth: Growth) -> Grown | None:
     if target is None or not target.model.complete:
         return None
     target.model.check(growth.weights_MD, *target.rows, shared=True)
-    there = [t.clone(memory_format=torch.contiguous_format) for t in (growth.weights_MD, *growth.value)]
-    weights_MD, log_density_M, gradient_MD, log_likelihood_M = there
+    copies = [t.clone(memory_format=torch.contiguous_format) for t in (growth.weights_MD, *growth.value)]
+    weights_MD, log_density_M, gradient_MD, log_likelihood_M = copies
     constant_M = target.scales.prior * target.model.prior.add_rest_(None, weights_MD, 0.0)
     value = Value(log_density_M.sub_(constant_M), gradient_MD, log_likelihood_M)
-    seen = _move(target, growth, weights_MD, value)
-    return Grown(weights_MD, value._replace(log_density=log_density_M.add_(constant_M)), *seen)
+    statistics = _move(target, growth, weights_MD, value)
+    return Grown(weights_MD, value._replace(log_density=log_density_M.add_(constant_M)), *statistics)
 
 
 def _move(on: OnData, growth: Growth, weights_MD: Tensor, value: Value) -> tuple[Tensor, ...]:

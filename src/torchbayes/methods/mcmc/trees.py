@@ -56,8 +56,8 @@ class _Rows:
     def keep(self, growing_L: Tensor) -> None:
         """Drop the chains that have stopped, so that no step has to select the others."""
         rows = _indices(growing_L)
-        for name, part in vars(self).items():
-            setattr(self, name, _select(part, rows))
+        for name, values in vars(self).items():
+            setattr(self, name, _select(values, rows))
 
 
 def _indices(mask_L: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def _select(part: Any, rows: Tensor) -> Any:
 class _Growing(_Rows):
     """The trajectories that still grow, and the points drawn from them so far."""
 
-    chain_L: Tensor  # which chains they are
+    chain_L: Tensor  # number of the chain
     inverse_mass_LD: Tensor
     energy_L: Tensor
     step_size_L: Tensor
@@ -91,7 +91,7 @@ class _Growing(_Rows):
 class _Subtree(_Rows):
     """Subtrees that grow at one end of their trajectories."""
 
-    place_L: Tensor  # of its trajectory among those that grow
+    place_L: Tensor  # position of its trajectory among those that grow
     chain_L: Tensor
     inverse_mass_LD: Tensor
     energy_L: Tensor
@@ -102,7 +102,7 @@ class _Subtree(_Rows):
     log_weight_L: Tensor
     acceptance_L: Tensor
     chosen: _Chosen
-    beginnings: list[_Beginning]  # of the unfinished subtrees within it, from the largest
+    beginnings: list[_Beginning]  # beginnings of the unfinished subtrees within it, from the largest
 
     def leap(self, density: Density, number: int) -> tuple[Tensor, Faults]:
         """Take leapfrog step `number`; return H_0 − H, −∞ where it is not finite, and the exceptions raised."""
@@ -122,8 +122,8 @@ class _Subtree(_Rows):
         self.sum_LD = before_LD + phase.momentum_MD
         self.acceptance_L = self.acceptance_L + gain_L.clamp(max=0.0).exp()
         self.log_weight_L = torch.logaddexp(self.log_weight_L, gain_L)
-        here_L = self.log_uniforms_LU[:, number] < gain_L - self.log_weight_L
-        self.chosen = self.chosen.replaced(here_L, _Chosen(phase.weights_MD, phase.value))
+        taken_L = self.log_uniforms_LU[:, number] < gain_L - self.log_weight_L
+        self.chosen = self.chosen.replaced(taken_L, _Chosen(phase.weights_MD, phase.value))
         if number % 2 == 0:
             del self.beginnings[(number >> 1).bit_count() :]
             self.beginnings.append(_Beginning(phase.momentum_MD, previous_LD, before_LD))
@@ -131,10 +131,10 @@ class _Subtree(_Rows):
 
     def turned(self, number: int) -> Tensor:
         """Return whether a subtree that ends with step `number` turns back, bool (L,)."""
-        closed = (~number & (number + 1)).bit_length() - 1  # ones at the end of the number
+        closed = (~number & (number + 1)).bit_length() - 1  # number of binary ones at its end
         momentum_LD = self.end.momentum_LD
-        right = Half(momentum_LD, momentum_LD, momentum_LD)  # at first, this step alone
-        last_LD = self.beginnings[-1].first_LD  # of the step before
+        right = Half(momentum_LD, momentum_LD, momentum_LD)  # at first only this step
+        last_LD = self.beginnings[-1].first_LD  # momentum of the step before
         before_LD = self.beginnings[-1].before_LD + last_LD
         pairs = []
         for beginning in self.beginnings[len(self.beginnings) - closed :][::-1]:
@@ -153,7 +153,7 @@ class Trees:
         start = _Point(state.weights_MD, momentum_MD, state.gradient_MD)
         value = Value(state.log_density_M, state.gradient_MD, state.log_likelihood_M)
         nothing_M = torch.zeros_like(energy_M)
-        self.chosen = _Chosen(state.weights_MD, value)  # of the finished trajectories
+        self.chosen = _Chosen(state.weights_MD, value)  # points of the finished trajectories
         self.growing = _Growing(
             torch.arange(len(momentum_MD), device=momentum_MD.device),
             state.inverse_mass_MD,

@@ -12,10 +12,8 @@ from torchbayes.methods.schedules import PiecewiseLinear, Progress
 
 # defaults: snapshots, the averaging learning rate as a share of the optimiser's, the share of the run before averaging
 USUAL_SNAPSHOTS, USUAL_SHARE, USUAL_BURN_IN = 50, 0.5, 0.5
-_NARROW = (
-    0.1,
-    0.75,
-)  # share and burn-in for posteriors, as under little noise, in which weights that move as usual are worse
+# share and burn-in where weights that move as usual are worse, which may be so under little noise
+_NARROW = (0.1, 0.75)
 
 
 def check_averaging(settings: Averages) -> None:
@@ -36,9 +34,9 @@ def ways_to_average(settings: Averages) -> list[dict[str, float]]:
     """Return the open settings among which held-out rows choose: for a wide average and for a narrow one."""
     if settings.averaging_lr is not None:
         return []
-    kinds, free = ((USUAL_SHARE, USUAL_BURN_IN), _NARROW), settings.burn_in is None
+    kinds, burn_in_is_open = ((USUAL_SHARE, USUAL_BURN_IN), _NARROW), settings.burn_in is None
     return [
-        {"averaging_lr": share * settings.optimizer.lr, **({"burn_in": burn_in} if free else {})}
+        {"averaging_lr": share * settings.optimizer.lr, **({"burn_in": burn_in} if burn_in_is_open else {})}
         for share, burn_in in kinds
     ]
 
@@ -82,8 +80,8 @@ def averaging_start(trajectory: Trajectory, burn_in: float) -> int:
 def planned_snapshots(trajectory: Trajectory, burn_in: float, per_epoch: int | None) -> int:
     """Return how many snapshots the whole run will take, at most one per step."""
     steps = trajectory.total_steps - averaging_start(trajectory, burn_in)
-    wanted = USUAL_SNAPSHOTS if per_epoch is None else steps // trajectory.steps_per_epoch * per_epoch
-    return min(wanted, steps)
+    snapshots = USUAL_SNAPSHOTS if per_epoch is None else steps // trajectory.steps_per_epoch * per_epoch
+    return min(snapshots, steps)
 
 
 def is_snapshot(trajectory: Trajectory, burn_in: float, per_epoch: int | None) -> bool:

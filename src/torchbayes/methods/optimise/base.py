@@ -40,7 +40,7 @@ class Descent(OnMinibatches, Kept, Defaults, ABC):
     # share of the range of the inputs by which rows are moved; None for plain training
     adversarial: float | None = None
     by_draws = False  # whether draws of the result are judged together: see `torchbayes.health.descent`
-    why = ""  # draws may be worse than the end of the trajectory, as there; empty for the usual reason
+    why = ""  # reason why draws may be worse than the end of the trajectory; empty for the usual one
 
     epochs: int | None
     batch_size: int

@@ -113,16 +113,16 @@ def _member(drawn: Functions, m: int, batches: Sequence[Batch], num_data: int) -
         joined_D = model.layout.join({**views, **{PREFIX + n: t for n, t in learned.items()}})
         return scales.likelihood * torch.stack(fits).sum() + scales.prior * model.log_prior(joined_D)
 
-    free = [*learned.values()]
-    best = highest(lambda: log_joint() / num_data, free, fine=1e-6)
-    curvature = -_second(log_joint, free)
+    parameters = [*learned.values()]
+    best = highest(lambda: log_joint() / num_data, parameters, fine=1e-6)
+    curvature = -_second(log_joint, parameters)
     if best == -math.inf or not (curvature > 0).all():
         raise ValueError(
             f"{', '.join(f'`{n}`' for n in learned)} of the likelihood could not be estimated on the training data: "
             f"their likelihood has no maximum. Fix them, or give them with the collected weights, as in "
             f"`{{**net.state_dict(), '{PREFIX}{next(iter(learned))}': value}}`."
         )
-    return torch.cat([t.detach().flatten() for t in free]).to(weights_D), (1 / curvature).to(weights_D)
+    return torch.cat([t.detach().flatten() for t in parameters]).to(weights_D), (1 / curvature).to(weights_D)
 
 
 def _second(value: Callable[[], Tensor], free: Sequence[Tensor]) -> Tensor:

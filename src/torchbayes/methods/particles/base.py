@@ -171,8 +171,8 @@ class Particles(Scheduled, ABC):
         """Return all particles one optimiser step on, and the info of the step."""
         target, direction = self.force(density, state, batch)
         update, now = Coupled(self.optimizer, direction), state.trajectory
-        moved, seen = descend(target, now, batch, optimizer=update, lr=self.rate(now), donate=donate)
-        return after(state, moved, Info.of(seen, update.pairs))
+        moved, info = descend(target, now, batch, optimizer=update, lr=self.rate(now), donate=donate)
+        return after(state, moved, Info.of(info, update.pairs))
 
     def ending(self, posterior: Point, state: Any) -> Descended:
         """Return where the particles ended; they must not be one point."""

@@ -154,9 +154,11 @@ def _rows(density: LogDensity, batch: Batch, extra: int, *, seed: int) -> _Rows:
     shared = first.map(lambda t: t[ranks.rows(total)]) if ranks.data > 1 else first
     if not extra:
         return _Rows(shared, total)
-    more = rows_of(_between(first.inputs, extra, total, seed=seed), ranks.rows(extra))
-    joined = pytree.tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, Tensor) else a, shared.inputs, more)
-    return _Rows(shared._replace(inputs=joined), total, batch_size(more))
+    extra_inputs = rows_of(_between(first.inputs, extra, total, seed=seed), ranks.rows(extra))
+    joined = pytree.tree_map(
+        lambda a, b: torch.cat([a, b]) if isinstance(a, Tensor) else a, shared.inputs, extra_inputs
+    )
+    return _Rows(shared._replace(inputs=joined), total, batch_size(extra_inputs))
 
 
 def _between(inputs: Any, extra: int, total: int, *, seed: int) -> Any:

@@ -28,9 +28,7 @@ from torch import Tensor
 
 from torchbayes.checks import check_positive, given, plain
 
-_BLOCK = (
-    1 << 13
-)  # columns at a time, which caches hold, so that a pass over all of them costs no more than reading them
+_BLOCK = 1 << 13  # columns at a time, which fit in caches: a pass over all columns costs as much as reading them
 _FAR = 1e-4  # squared distance over squared norm below which differences are taken before they are multiplied
 _CLOSE = 0.01  # squared distance over squared norms below which float64 is needed
 
@@ -102,8 +100,8 @@ def gram(particles_MD: Tensor, *, centred: bool) -> Tensor:
 def _gram(particles_MD: Tensor, dtype: torch.dtype, *, centred: bool) -> Tensor:
     """Return inner products of particles from blocks in a dtype, summed in float64: see `gram`."""
     gram_MM = particles_MD.new_zeros(len(particles_MD), len(particles_MD), dtype=torch.float64)
-    for where in columns(particles_MD.shape[1]):
-        block = particles_MD[:, where].to(dtype)
+    for span in columns(particles_MD.shape[1]):
+        block = particles_MD[:, span].to(dtype)
         block = block - block[:1] if centred else block
         gram_MM += block @ block.T
     return gram_MM
@@ -167,11 +165,11 @@ def combine_(
     force_MM = force_MM.to(gradient_MD.dtype)
     mixing_MM = None if mixing_MM is None else mixing_MM.to(gradient_MD.dtype)
     ahead, behind = (gradient_MD.new_empty(len(gradient_MD), _BLOCK) for _ in range(2))
-    for where in columns(gradient_MD.shape[1]):
-        block, here = gradient_MD[:, where], particles_MD[:, where]
+    for span in columns(gradient_MD.shape[1]):
+        block, positions = gradient_MD[:, span], particles_MD[:, span]
         size = block.shape[1]
-        here = torch.sub(here, here[:1], out=behind[:, :size]) if centred else here
+        positions = torch.sub(positions, positions[:1], out=behind[:, :size]) if centred else positions
         if mixing_MM is None:
-            block.addmm_(force_MM, here)
+            block.addmm_(force_MM, positions)
         else:
-            block.copy_(torch.mm(mixing_MM, block, out=ahead[:, :size]).addmm_(force_MM, here))
+            block.copy_(torch.mm(mixing_MM, block, out=ahead[:, :size]).addmm_(force_MM, positions))

@@ -120,14 +120,14 @@ def gone_back(state: Any, **fresh: Any) -> tuple[Any, Tensor]:
     if not any(strayed):
         return replace(state, track=track, step=step + 1), torch.zeros(len(track.times), dtype=torch.float64)
     going_M, lost_MR = track.strayed_M, track.lost_MR.clone()
-    for m, one in enumerate(strayed):
-        if one and track.times[m] < MOST:
+    for m, has_strayed in enumerate(strayed):
+        if has_strayed and track.times[m] < MOST:
             lost_MR[m, track.times[m]] = step
     state.weights_MD[going_M] = track.sound_MD[going_M]
     for name, first in {"momentum_MD": 0.0, "squares_MD": 0.0, **fresh}.items():
         getattr(state, name)[going_M] = first
-    times = tuple(min(count + one, MOST) for count, one in zip(track.times, strayed, strict=True))
-    begun = tuple(step + 1 if one else at for one, at in zip(strayed, track.begun, strict=True))
+    times = tuple(min(count + has_strayed, MOST) for count, has_strayed in zip(track.times, strayed, strict=True))
+    begun = tuple(step + 1 if has_strayed else at for has_strayed, at in zip(strayed, track.begun, strict=True))
     track = replace(track, strayed_M=torch.zeros_like(going_M), lost_MR=lost_MR, times=times, begun=begun)
     return replace(state, track=track, step=step + 1), torch.tensor(strayed).double()
 
@@ -140,8 +140,8 @@ def mended(weights_MSD: Tensor, steps: Sequence[int], lost: Sequence[Sequence[in
     if not any(lost) or not len(steps):
         return weights_MSD
     at_S, mended_MSD = torch.tensor(steps), weights_MSD.clone()
-    for m, seen in enumerate(lost):
-        before_LS = torch.tensor(seen).view(-1, 1) - at_S
+    for m, lost_steps in enumerate(lost):
+        before_LS = torch.tensor(lost_steps).view(-1, 1) - at_S
         lost_S = ((before_LS >= 0) & (before_LS < 2 * APART)).any(0)
         sound = (~lost_S).nonzero()[:, 0]
         if lost_S.any() and len(sound):

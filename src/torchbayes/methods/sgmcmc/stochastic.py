@@ -70,7 +70,7 @@ class Stochastic:
             is flat or not known, for a number that only keeps steps finite.
     """
 
-    # a chain starts at fresh weights and has to find the posterior first, as a training run does
+    # long, because a chain starts at fresh weights and has to find the posterior first, as a training run does
     steps: int = 10000
     burn_in: int = 6000
     thin: int = 10

@@ -162,12 +162,12 @@ def batch_statistics(
     They have the names of the buffers. Only the batch norms run in training mode, and the buffers of the network are
     not changed. `weights` are named views of its random weights.
     """
-    copies, seen = {name: buffer.clone() for name, buffer in buffers.items()}, dict[str, Tensor]()
+    copies, statistics = {name: buffer.clone() for name, buffer in buffers.items()}, dict[str, Tensor]()
     inputs = network.arrange(inputs)
     network.ask(weights, inputs, copies)
-    with _noting(network, normed(network), seen):
+    with _noting(network, normed(network), statistics):
         network(weights, inputs, copies)
-    return seen
+    return statistics
 
 
 @contextmanager

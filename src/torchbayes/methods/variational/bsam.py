@@ -146,8 +146,8 @@ class BSAM(NaturalGradient, Kept, Defaults):
 
         Where one of the standard deviations `scale_MD` is 0 or wider than the method's own, the method's own stays.
         """
-        known_MD = narrowed(density, state.scale_MD, scale_MD)
-        return replace(state, scale_MD=known_MD.amax(-1, keepdim=True).repeat(1, known_MD.shape[-1]))
+        wanted_MD = narrowed(density, state.scale_MD, scale_MD)
+        return replace(state, scale_MD=wanted_MD.amax(-1, keepdim=True).repeat(1, wanted_MD.shape[-1]))
 
     def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
         now, lr = writable(state, donate=donate), self.lr * self.schedule.factor(state.done)

@@ -79,8 +79,8 @@ class ConcreteDropout(Scheduled, Descent):
         """Return the trajectory of each member's weights, followed by the logits of its rates."""
         learnable(density.model)
         logits_L = torch.tensor(rates(density.model.network), dtype=torch.float64).logit().to(weights_MD)
-        both = torch.cat([weights_MD, logits_L.expand(len(weights_MD), -1)], 1)
-        return super().begin(density, both, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
+        parameters_ME = torch.cat([weights_MD, logits_L.expand(len(weights_MD), -1)], 1)
+        return super().begin(density, parameters_ME, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
 
     def target(self, density: LogDensity, state: State) -> Rated:
         return Rated(density.model, density.num_data)
@@ -140,8 +140,8 @@ class Rated:
         for m, seed in enumerate(seeds):
             source = generator(Purpose.CONCRETE, seed, device=weights_ME.device)
             with differentiable():
-                both_E = weights_ME[m].detach().clone().requires_grad_()
-                weights_D, logits_L = both_E[: model.layout.size], both_E[model.layout.size :]
+                parameters_E = weights_ME[m].detach().clone().requires_grad_()
+                weights_D, logits_L = parameters_E[: model.layout.size], parameters_E[model.layout.size :]
                 member_buffers = {name: buffer[m] for name, buffer in buffers.items()}
                 inputs = model.network.arrange(rows_of(batch.inputs, m))
                 rows_m, views = Batch(inputs, rows_of(batch.targets, m)), model.split(weights_D.detach())[0]
@@ -152,7 +152,7 @@ class Rated:
                         fit = model.log_likelihood(weights_D, rows_m, member_buffers).sum(dtype=torch.float64)
                 prior, entropy = model.log_prior(_kept(model, layers, weights_D, logits_L)), _entropy(layers, logits_L)
                 loss = factor * (scales.likelihood * fit + scales.prior * prior + entropy)
-                out[m] = torch.autograd.grad(loss, both_E)[0]
+                out[m] = torch.autograd.grad(loss, parameters_E)[0]
             losses.append(loss.detach())
             fits.append(fit.detach() * (self.num_data / rows))
         return Value(torch.stack(losses), out, torch.stack(fits))
@@ -172,7 +172,11 @@ def _masking(model: Model, layers: Sequence[Layer], logits_L: Tensor, *, source:
     def hook_of(layer: Layer, logit: Tensor) -> Callable[..., Tensor]:
         def hook(module: Any, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
             x = args[0]
-            shape = (len(x), *[1] * (x.ndim - 1 - len(layer.shape)), *layer.shape)  # the same at all positions of a row
+            shape = (
+                len(x),
+                *[1] * (x.ndim - 1 - len(layer.shape)),
+                *layer.shape,
+            )  # the same mask at all positions of a row
             return x * (concrete_mask(logit, shape, source=source) / torch.sigmoid(-logit)).to(x.dtype)
 
         return hook
@@ -197,8 +201,8 @@ def _kept(model: Model, layers: Sequence[Layer], weights_D: Tensor, logits_L: Te
     for layer, logit in zip(layers, logits_L, strict=True):
         for name in (layer.weight, layer.bias):
             if name is not None:
-                where, ones = model.layout.slices[name], torch.ones_like(factor_D)
-                ones[where] = torch.sigmoid(-logit).rsqrt()
+                span, ones = model.layout.slices[name], torch.ones_like(factor_D)
+                ones[span] = torch.sigmoid(-logit).rsqrt()
                 factor_D = factor_D * ones
     return weights_D * factor_D
 

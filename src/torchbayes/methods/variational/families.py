@@ -159,9 +159,8 @@ class LowRankFamily:
         _, log_scale_MD, factor_MRD = self._parts(parameters_MP)
         scaled_MRD = (factor_MRD * torch.exp(-log_scale_MD).unsqueeze(1)).double()
         inner_MRR = scaled_MRD @ scaled_MRD.mT + torch.eye(self.rank, dtype=torch.float64, device=scaled_MRD.device)
-        root_MRR = torch.linalg.cholesky_ex(
-            inner_MRR
-        ).L  # does not wait for a GPU, and cannot fail, as the identity is part of the sum
+        # cholesky_ex does not wait for a GPU, and cannot fail here, because the identity is part of the sum
+        root_MRR = torch.linalg.cholesky_ex(inner_MRR).L
         return _scales_entropy(log_scale_MD) + root_MRR.diagonal(dim1=1, dim2=2).log().sum(-1)
 
     def pull(self, parameters_MP: Tensor, noise_MSE: Tensor, slopes: Slopes, *, out: Tensor) -> None:

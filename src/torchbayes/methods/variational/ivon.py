@@ -59,9 +59,9 @@ from torchbayes.model.network import Buffers
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.randomness.seeds import Purpose, mix
 
-_STEPS = 10_000  # of a run at least, by default
-_TURNS = 3.0  # times that h is forgotten over a run, by default
-_STALE = 0.5  # share of the initial h that is left
+_STEPS = 10_000  # default least length of a run
+_TURNS = 3.0  # default number of times that h is forgotten over a run
+_STALE = 0.5  # share of the initial h that may be left at the end
 _ADVICE = "lower the learning rate, or raise `hessian_init`, which makes the first draws narrower"
 
 
@@ -222,9 +222,9 @@ class IVON(NaturalGradient, Kept, Defaults):
 
     def ending(self, posterior: Gaussian, state: State) -> Descended:
         decay = self.decay(state.total_steps)
-        left = decay**state.step
+        remaining = decay**state.step
         stale = (
-            f"the variances are {left:.0%} what they began with, as a run of {state.step} steps is short for a "
+            f"the variances are {remaining:.0%} what they began with, as a run of {state.step} steps is short for a "
             f"`hessian_decay` of {decay:g} (lower it, or train longer)"
         )
         return Descended(
@@ -232,7 +232,7 @@ class IVON(NaturalGradient, Kept, Defaults):
             buffers=state.buffers,
             why="they are spread wider than the data bear (raise `hessian_init`, or train longer)",
             together=True,
-            said=[stale] if left > _STALE else [],
+            said=[stale] if remaining > _STALE else [],
             then=[as_the_prior],
         )
 
@@ -255,15 +255,15 @@ def _evaluate(method: IVON, density: LogDensity, state: State, *, batch: Batch) 
     """
     count, members = method.draws, len(state.seeds)
     seeds = [mix(Purpose.NETWORK_AT_DRAW, seed, state.step, s) for s in range(count) for seed in state.seeds]
-    each = state.buffers
+    buffers = state.buffers
     if count > 1:
         batch = batch.map(lambda t: t.repeat(count, *[1] * (t.ndim - 1)))
-        each = {name: t.repeat(count, *[1] * (t.ndim - 1)) for name, t in each.items()}
+        buffers = {name: t.repeat(count, *[1] * (t.ndim - 1)) for name, t in buffers.items()}
     weights, gradient = (t.view(count * members, -1) for t in (state.drawn_SMD, state.gradient_SMD))
-    nll = density.nll(weights, batch, buffers=each, seeds=seeds, out=gradient).log_density
+    nll = density.nll(weights, batch, buffers=buffers, seeds=seeds, out=gradient).log_density
     if count == 1:
         return nll
-    for name, buffer in each.items():
+    for name, buffer in buffers.items():
         by_draw = buffer.unflatten(0, (count, members))
         state.buffers[name].copy_(by_draw.mean(0) if by_draw.is_floating_point() else by_draw[0])
     return nll.view(count, members).mean(0)

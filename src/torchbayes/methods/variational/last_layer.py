@@ -92,13 +92,13 @@ class LastLayer:
 
     def spread(self, parts: Parts, features: Tensor) -> Tensor:
         """Return φᵀ S_k φ, (..., K), of features (..., I)."""
-        seen = F.pad(features, (0, 1), value=1.0) if self.bias else features
+        features_1 = F.pad(features, (0, 1), value=1.0) if self.bias else features
         if parts.rest is None:
-            return seen.square() @ (2 * parts.log_scale_KI).exp().mT
+            return features_1.square() @ (2 * parts.log_scale_KI).exp().mT
         if self.covariance == "dense":
-            return torch.einsum("...i,kij->...kj", seen, parts.rest).square().sum(-1)
-        turned = torch.einsum("...i,kri->...kr", seen, parts.rest * parts.log_scale_KI.exp().unsqueeze(1))
-        return seen.square() @ (2 * parts.log_scale_KI).exp().mT + turned.square().sum(-1)
+            return torch.einsum("...i,kij->...kj", features_1, parts.rest).square().sum(-1)
+        turned = torch.einsum("...i,kri->...kr", features_1, parts.rest * parts.log_scale_KI.exp().unsqueeze(1))
+        return features_1.square() @ (2 * parts.log_scale_KI).exp().mT + turned.square().sum(-1)
 
     def variance(self, parts: Parts) -> Tensor:
         """Return the variance of every weight, (K, I)."""
@@ -125,21 +125,21 @@ class LastLayer:
 
     def structure(self, parameters_MP: Tensor, size: int) -> Structure:
         """Return the covariance of all D (`size`) weights, 0 outside the layer."""
-        parts = [self.parts(each) for each in parameters_MP]
+        parts = [self.parts(part) for part in parameters_MP]
         others = torch.ones(size, dtype=torch.bool, device=self.grid_KI.device)
         others[self.grid_KI.flatten()] = False
         order_D = torch.cat([others.nonzero()[:, 0], self.grid_KI.flatten()])
         fixed = [Diagonal(parameters_MP.new_zeros(len(parts), int(others.sum())))] if others.any() else []
         if self.covariance == "diagonal":
-            blocks: list[Structure] = [Diagonal(torch.stack([self.variance(each).flatten() for each in parts]))]
+            blocks: list[Structure] = [Diagonal(torch.stack([self.variance(part).flatten() for part in parts]))]
             return Blocks(order_D, (*fixed, *blocks))
-        rest = torch.stack([each.rest for each in parts if each.rest is not None])
+        factors = torch.stack([part.rest for part in parts if part.rest is not None])
         if self.covariance == "dense":
-            blocks = [Dense(root_MII.clone()) for root_MII in rest.unbind(1)]
+            blocks = [Dense(root_MII.clone()) for root_MII in factors.unbind(1)]
         else:
-            scale_MKI = torch.stack([each.log_scale_KI.exp() for each in parts])
-            each_K = zip(scale_MKI.square().unbind(1), (rest * scale_MKI.unsqueeze(2)).unbind(1), strict=True)
-            blocks = [LowRankPlusDiagonal(variance_MI.clone(), factor.clone()) for variance_MI, factor in each_K]
+            scale_MKI = torch.stack([part.log_scale_KI.exp() for part in parts])
+            by_output = zip(scale_MKI.square().unbind(1), (factors * scale_MKI.unsqueeze(2)).unbind(1), strict=True)
+            blocks = [LowRankPlusDiagonal(variance_MI.clone(), factor.clone()) for variance_MI, factor in by_output]
         return Blocks(order_D, (*fixed, *blocks))
 
 
@@ -168,7 +168,7 @@ def last_layer(model: Model, covariance: Covariance, *, rank: int) -> LastLayer:
     weight_KI = positions[f"{prefix}weight"].T if axis == "columns" else positions[f"{prefix}weight"]
     grid_KI = torch.cat([weight_KI, *bias], dim=1)
     _check_prior(model, grid_KI)
-    means_KI, stds_KI = (each.to(grid_KI.device)[grid_KI] for each in (model.prior.locs(), model.prior.stds()))
+    means_KI, stds_KI = (moment.to(grid_KI.device)[grid_KI] for moment in (model.prior.locs(), model.prior.stds()))
     return LastLayer(name, grid_KI, means_KI, stds_KI, bool(bias), axis == "columns", covariance, rank)
 
 
@@ -182,8 +182,8 @@ def _last_linear(network: nn.Module) -> tuple[str, nn.Module, str]:
         if axis:
             return name, module, axis
         if isinstance(module, nn.Linear):
-            whole = module._parameters.get("weight") is not None
-            reason = "computes something else" if whole else "computes its weights from others"
+            has_weight = module._parameters.get("weight") is not None
+            reason = "computes something else" if has_weight else "computes its weights from others"
             raise ValueError(f"the last layer must give x Wᵀ + b, by weights of its own; `{name}` {reason}. {_ADVICE}.")
     raise ValueError(
         f"the network has no linear layer, so that none can be its last. {_ADVICE}, or end it in an nn.Linear."
@@ -208,8 +208,8 @@ def _axis(part: nn.Module) -> str | None:
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=source, device=weight.device).to(weight.dtype)
 
-    held = {name: drawn(*parameter.shape) for name, parameter in parameters.items()}
-    axes = (linear_by(part, Call(drawn(2, size), None, held)) for size in (weight.shape[1], weight.shape[0]))
+    values = {name: drawn(*parameter.shape) for name, parameter in parameters.items()}
+    axes = (linear_by(part, Call(drawn(2, size), None, values)) for size in (weight.shape[1], weight.shape[0]))
     return next((axis for axis in axes if axis is not None), None)
 
 
@@ -242,22 +242,22 @@ def outputs_of(
     """
     module = model.network.module.get_submodule(layer.name)
     model.network.ask(views, inputs, buffers)  # before the calls are watched, because it may run the network
-    with _watched(module) as seen:
+    with _watched(module) as calls:
         mean = model.network(views, inputs, buffers)
     prefix = f"{layer.name}." if layer.name else ""
     bias = views.get(f"{prefix}bias", getattr(module, "bias", None))
-    if len(seen) == 1:
-        features = widened(seen[0]).to(views[f"{prefix}weight"].dtype)
+    if len(calls) == 1:
+        features = widened(calls[0]).to(views[f"{prefix}weight"].dtype)
         if not check:
             return Outputs(mean, features)
         weight = views[f"{prefix}weight"].mT if layer.transposed else views[f"{prefix}weight"]
         made = F.linear(features, weight, None if bias is None else bias.to(features.dtype))
-        rounding = 1e3 * torch.finfo(seen[0].dtype).eps  # of a network that may compute in low precision
+        rounding = 1e3 * torch.finfo(calls[0].dtype).eps  # the network may compute in low precision
         if made.numel() == mean.numel() and _same(model, made.detach().view_as(mean), mean.detach(), rounding=rounding):
             return Outputs(mean, features)
     raise ValueError(
         f"the network must return what its last linear layer `{layer.name}` gives at its only call; it returns "
-        f"something else, or uses the layer {len(seen)} times. Let it return the outputs of that layer, logits in the "
+        f"something else, or uses the layer {len(calls)} times. Let it return the outputs of that layer, logits in the "
         f"place of probabilities, with classes that are masked at −∞, and define it last. Or use VI, IVON or Laplace, "
         f"which take any network."
     )
@@ -274,13 +274,13 @@ def _same(model: Model, made: Tensor, outputs: Tensor, *, rounding: float) -> bo
 @contextmanager
 def _watched(part: nn.Module) -> Iterator[list[Tensor]]:
     """Yield a list that receives the first input of a module at each call inside the `with`."""
-    seen: list[Tensor] = []
+    inputs: list[Tensor] = []
 
     def hook(module: nn.Module, given: Any, named: Any, made: Any) -> None:
-        seen.append(next(iter((*given, *named.values()))))
+        inputs.append(next(iter((*given, *named.values()))))
 
     handle = part.register_forward_hook(hook, with_kwargs=True)
     try:
-        yield seen
+        yield inputs
     finally:
         handle.remove()

@@ -92,9 +92,9 @@ def _by_weights(density: LogDensity, now: Trajectory, batch: Batch, drawing: Dra
     """
     members, draws, size = len(now.seeds), drawing.draws, density.model.layout.size
     shape = (2, members, draws, size)
-    both = now.gradient_MD.view(shape) if draws == 1 else now.weights_MD.new_empty(shape)
+    workspace = now.gradient_MD.view(shape) if draws == 1 else now.weights_MD.new_empty(shape)
     # both share memory, by which autograd counts changes: with `data`, writing the gradient does not change the weights
-    weights_MSD, gradient_MSD = both[0].data, both[1].data
+    weights_MSD, gradient_MSD = workspace[0].data, workspace[1].data
     noise = {"seeds": now.seeds, "stream": noise_stream(now), "antithetic": drawing.antithetic}
     sums_M2 = passes.scatter(now.weights_MD, target.penalty, weights_MSD, **noise)
     nll_M = ask(density, now, batch, weights_MSD=weights_MSD, out=gradient_MSD, alpha=drawing.alpha)

@@ -74,20 +74,20 @@ def differentiate(density: LogDensity, now: Trajectory, batch: Batch, *, drawing
     family, model, parameters_MP = drawing.family, density.model, now.weights_MD
     entropy_scale = -kl_weight * model.temperature / density.num_data
     scale = entropy_scale * model.scales(1, 1).prior
-    seen = (_by_weights if drawing.estimator == "weights" else _by_layers)(density, now, batch, drawing)
+    data = (_by_weights if drawing.estimator == "weights" else _by_layers)(density, now, batch, drawing)
     mean_MD, variance_MD = parameters_MP[:, : model.layout.size], family.variance(parameters_MP)
-    expected_M = torch.zeros_like(seen.nll_M)
+    expected_M = torch.zeros_like(data.nll_M)
     for segment in model.prior.segments:
         if is_closed(segment, normal=drawing.normal, correlated=family.correlated):
-            expected_M += add_expected_(segment, mean_MD, variance_MD, scale=scale, into=seen.slopes[1:3])
+            expected_M += add_expected_(segment, mean_MD, variance_MD, scale=scale, into=data.slopes[1:3])
         else:
-            log_prob_MS = segment.add_(seen.slopes.weights_MSD, seen.weights_MSD, scale / drawing.draws)
+            log_prob_MS = segment.add_(data.slopes.weights_MSD, data.weights_MSD, scale / drawing.draws)
             expected_M += log_prob_MS.mean(1)
-    slopes = seen.slopes._replace(entropy=entropy_scale)
-    family.pull(parameters_MP, seen.noise_MSE, slopes, out=now.gradient_MD)
+    slopes = data.slopes._replace(entropy=entropy_scale)
+    family.pull(parameters_MP, data.noise_MSE, slopes, out=now.gradient_MD)
     entropy_M = family.entropy(parameters_MP)
-    loss_M = seen.nll_M + scale * expected_M + entropy_scale * entropy_M
-    return Terms(loss_M, seen.nll_M, -expected_M - entropy_M)
+    loss_M = data.nll_M + scale * expected_M + entropy_scale * entropy_M
+    return Terms(loss_M, data.nll_M, -expected_M - entropy_M)
 
 
 def _by_weights(density: LogDensity, now: Trajectory, batch: Batch, drawing: Drawing) -> _Pass:
@@ -125,8 +125,8 @@ def ask(
     options: dict[str, Any] = {"buffers": buffers, "seeds": seeds, "out": out.view_as(stacked), "mixing": mixing}
     nll = density.nll(stacked, batch, **options).log_density
     for name, buffer in buffers.items() if draws > 1 else ():
-        each = buffer.unflatten(0, (-1, draws))
-        now.buffers[name].copy_(each.mean(1) if buffer.is_floating_point() else each[:, 0])
+        by_draw = buffer.unflatten(0, (-1, draws))
+        now.buffers[name].copy_(by_draw.mean(1) if buffer.is_floating_point() else by_draw[:, 0])
     return nll if alpha else nll.view(-1, draws).mean(1)
 
 
@@ -175,7 +175,7 @@ def ask_layers(density: LogDensity, now: Trajectory, batch: Batch, *, drawing: D
     ]
     if len(gradients) == 1:
         return gradients[0]
-    return Gradients(*(torch.stack(part).mean(0) for part in zip(*gradients, strict=True)))
+    return Gradients(*(torch.stack(values).mean(0) for values in zip(*gradients, strict=True)))
 
 
 def _noise(drawing: Drawing, now: Trajectory, size: int) -> Tensor:

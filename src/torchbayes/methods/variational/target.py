@@ -92,10 +92,10 @@ def _penalty(normal: list[Segment], factor: float, *, like: Tensor) -> Penalty:
     ]
     if len(runs) == 1 and runs[0][0] == slice(0, size) and all(t.numel() == 1 for t in runs[0][1:]):
         return Penalty(*(t.to(like).view(1) for t in runs[0][1:]))  # one number for all weights
-    both = [like.new_zeros(size), like.new_zeros(size)]
-    for where, *numbers in runs:
-        for into, number in zip(both, numbers, strict=True):
-            into[where] = number.to(like)
-    if all(bool((t == t[0]).all()) for t in both):
-        both = [t[:1].clone() for t in both]
-    return Penalty(*both)
+    penalty = [like.new_zeros(size), like.new_zeros(size)]
+    for span, *numbers in runs:
+        for into, number in zip(penalty, numbers, strict=True):
+            into[span] = number.to(like)
+    if all(bool((t == t[0]).all()) for t in penalty):
+        penalty = [t[:1].clone() for t in penalty]
+    return Penalty(*penalty)

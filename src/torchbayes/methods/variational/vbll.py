@@ -119,8 +119,8 @@ class VBLL(Scheduled, Descent):
         layer = self.layer(density.model)
         like = weights_MD.new_empty(len(weights_MD), sum(layer.sizes))
         noise_MP = normals(seeds, Purpose.LAST_LAYER_FACTOR, 0, like=like)
-        both = torch.cat([weights_MD, layer.start(self.initial_scale, noise_MP)], 1)
-        return super().begin(density, both, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
+        parameters_ME = torch.cat([weights_MD, layer.start(self.initial_scale, noise_MP)], 1)
+        return super().begin(density, parameters_ME, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
 
     def target(self, density: LogDensity, state: State) -> Bounded:
         """Return the bound; `nll` of a step is the mean of −E_q log p(y | f), or of its bound."""
@@ -162,13 +162,16 @@ class Bounded:
             member_buffers = {name: buffer[m] for name, buffer in buffers.items()}
             rows_m = Batch(model.network.arrange(rows_of(batch.inputs, m)), rows_of(batch.targets, m))
             with differentiable():
-                both_E = weights_ME[m].detach().clone().requires_grad_()
-                weights_D, parts = both_E[: model.layout.size], self.layer.parts(both_E[model.layout.size :])
+                parameters_E = weights_ME[m].detach().clone().requires_grad_()
+                weights_D, parts = (
+                    parameters_E[: model.layout.size],
+                    self.layer.parts(parameters_E[model.layout.size :]),
+                )
                 with model.network.training(), seeded(Purpose.LAST_LAYER_MASKS, seed, device=weights_ME.device):
                     fit = self._expected(weights_D, parts, rows_m, buffers=member_buffers).sum(dtype=torch.float64)
                 prior, entropy = self._divergence(weights_D, parts)
                 loss = factor * (scales.likelihood * fit + scales.prior * prior + entropy)
-                out[m] = torch.autograd.grad(loss, both_E)[0]
+                out[m] = torch.autograd.grad(loss, parameters_E)[0]
             losses.append(loss.detach())
             fits.append(fit.detach() * (self.num_data / rows))
         return Value(torch.stack(losses), out, torch.stack(fits))

@@ -61,7 +61,7 @@ from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.layers.radial import RadialPosterior
 from torchbayes.randomness.seeds import Purpose
 
-_SMALLEST = 1e-8  # of a scale that is relative to its weight
+_SMALLEST = 1e-8  # smallest scale that is relative to its weight
 _ALPHA_DRAWS = 10  # as in the papers; with fewer draws the logarithm of the mean is more biased
 
 
@@ -191,8 +191,8 @@ class VI(OnMinibatches, Kept, Defaults):
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
         parameters_MP = _begun(self, density, weights_MD, _scales(self, weights_MD), seeds=seeds)
-        about = {"optimizer": self.optimizer, "epochs": epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS)}
-        descent = start(parameters_MP, buffers, seeds, **about, steps_per_epoch=steps_per_epoch)
+        options = {"optimizer": self.optimizer, "epochs": epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS)}
+        descent = start(parameters_MP, buffers, seeds, **options, steps_per_epoch=steps_per_epoch)
         return State(descent, weights_MD.shape[1])
 
     def spread(self, density: LogDensity, state: State, scale_MD: Tensor) -> State:
@@ -219,13 +219,13 @@ class VI(OnMinibatches, Kept, Defaults):
         weight = weight_at(self.kl_weight, now)
         if mean_field.takes(drawing, density, now):
             terms, slope = mean_field.evaluate(density, now, batch, drawing=drawing, kl_weight=weight)
-            seen = Seen.of(now.step, lr, value_M=terms.loss_M, gradient_MD=slope.health_MX)
-            unseen = looked_at(now, batch, seen)
+            numbers = Seen.of(now.step, lr, value_M=terms.loss_M, gradient_MD=slope.health_MX)
+            unseen = looked_at(now, batch, numbers)
             mean_field.update(self.optimizer, now, slope, lr=lr)
         else:
             terms = differentiate(density, now, batch, drawing=drawing, kl_weight=weight)
-            seen = Seen.of(now.step, lr, value_M=terms.loss_M, gradient_MD=now.gradient_MD)
-            unseen = looked_at(now, batch, seen)
+            numbers = Seen.of(now.step, lr, value_M=terms.loss_M, gradient_MD=now.gradient_MD)
+            unseen = looked_at(now, batch, numbers)
             self.optimizer.update(now.weights_MD, now.gradient_MD, now.slots, lr=lr)
         info = Info(*terms, -density.num_data * terms.nll_M - terms.kl_M, lr, weight)
         return replace(state, descent=replace(now, step=now.step + 1, unseen=unseen)), info
