@@ -30,7 +30,7 @@ _State = TypeVar("_State")
 
 
 class Seen(NamedTuple):
-    """The numbers of a step that are not checked yet."""
+    """The numbers of a step, to be checked later."""
 
     step: int
     rate: float  # learning rate or step size

@@ -39,7 +39,7 @@ class Following:
 
 
 class Keeper(Protocol):
-    """What a run keeps of the path of a motion."""
+    """Decides what a run keeps of the path of a motion."""
 
     def begin(self, moving: Any) -> Any:
         """Return the state of a run before the first step of the motion, with nothing kept."""

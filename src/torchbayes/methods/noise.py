@@ -21,8 +21,8 @@ def normals(seeds: Sequence[int], purpose: Purpose, step: int, *, like: Tensor) 
 def uniforms(seeds: Sequence[int], purpose: Purpose, *integers: int, count: int | None = None) -> Tensor:
     """Return float64 numbers uniform on [0, 1), on the CPU: one per chain, (M,), or `count` of each, (M, count).
 
-    They are the hash of seed and `integers` itself, because seeding a generator for a few numbers takes longer than a
-    small leapfrog step.
+    They are the hash of seed and `integers`, because seeding a generator for a few numbers takes longer than a small
+    leapfrog step.
     """
     return uniforms_of(streams(purpose, seeds, *integers), count=count)
 

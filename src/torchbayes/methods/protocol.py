@@ -85,7 +85,7 @@ class Shelf(Protocol):
     """The draws of a run, in the order they were taken."""
 
     def weights_MSD(self) -> Tensor:
-        """Return them, (M, S, D); ValueError if there are none."""
+        """Return the draws, (M, S, D); ValueError if there are none."""
         ...
 
 
@@ -102,10 +102,7 @@ class Spreading(Protocol):
     """A method that takes its first standard deviations from a start (`Needs.spread`)."""
 
     def spread(self, density: Any, state: Any, scale_MD: Tensor) -> Any:
-        """Return the state before the first step with other standard deviations.
-
-        Its own stay where these are 0 or wider.
-        """
+        """Return the state before the first step with other standard deviations, where these are not 0 and narrower."""
         ...
 
 
@@ -174,7 +171,7 @@ class Method(Protocol[Result_co]):
         ...
 
     def ending(self, posterior: Any, state: Any) -> Ending:
-        """Return how a run with this posterior ended in this state.
+        """Return how a run ended, given its posterior and last state.
 
         Its result is judged by it (`torchbayes.health`).
         """

@@ -126,7 +126,7 @@ class Sampler(Kept, Defaults, ABC):
     def sound(self, weights_MSD: Tensor, state: Any) -> Tensor:
         """Return the draws without those that chains took while they diverged.
 
-        Here all, as such proposals are rejected.
+        By default all, as proposals are rejected.
         """
         return weights_MSD
 
@@ -189,10 +189,7 @@ def begin(density: Density, weights_MD: Tensor) -> Value:
 
 
 def check_shapes(value: Value, weights_MD: Tensor) -> None:
-    """Raise ValueError unless a density gives one number and one gradient for each row.
-
-    Others would broadcast unnoticed.
-    """
+    """Raise ValueError unless a density gives one number and one gradient for each row; others would broadcast."""
     rows, shapes = weights_MD.shape[:1], (value.log_density.shape, value.log_likelihood.shape)
     if shapes != (rows, rows) or value.gradient.shape != weights_MD.shape:
         raise ValueError(
@@ -205,7 +202,7 @@ def check_shapes(value: Value, weights_MD: Tensor) -> None:
 def refuse_batch_norm(density: Density) -> None:
     """Raise ValueError unless the density depends on the weights alone.
 
-    It does not if the network has batch norm that is not frozen, or has no running statistics.
+    It does not if the network has a batch norm that is not frozen, or one without running statistics.
     """
     model: Any = getattr(density, "model", None)
     if model is None:
@@ -228,7 +225,7 @@ def acceptance(log_ratio_M: Tensor) -> Tensor:
 def metropolis(log_ratio_M: Tensor, seeds: Any, step: int) -> tuple[Tensor, Tensor]:
     """Return which chains accept, bool (M,), and with what probability, float64 (M,).
 
-    The ratio is that of target times reverse proposal to target times proposal.
+    The ratio is target times reverse proposal over target times proposal.
     """
     probability_M = acceptance(log_ratio_M)
     return uniforms(seeds, Purpose.ACCEPT, step).to(probability_M.device) < probability_M, probability_M

@@ -45,7 +45,7 @@ class Joining(Scheduled, ABC):
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """How long to train the networks where none are given, and then what is between them."""
+        """The number of epochs for the networks, where none are given, and then for the vertices between them."""
         return (Epochs(self.needs.start, settings=("epochs",) if self.epochs is None else (), mode=True),)
 
     @abstractmethod

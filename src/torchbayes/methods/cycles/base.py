@@ -27,7 +27,7 @@ from torchbayes.posteriors.point import Point
 
 
 class Bounds(NamedTuple):
-    """What is known of the cycles of a run."""
+    """Bounds on the cycles of a run."""
 
     epochs: int  # least length of a run with one cycle
     cycles: int  # most cycles of a run
@@ -98,7 +98,10 @@ def kept(method: Cyclic, total_steps: int, steps_per_epoch: int) -> Sequence[int
 
 
 def check_cyclic(method: Cyclic) -> None:
-    """Check the shared settings: ValueError if one is out of range, TypeError if the optimiser is not one."""
+    """Check the shared settings.
+
+    Raises ValueError if one is out of range, and TypeError if the optimiser is of another kind.
+    """
     check_training(method, flat=True)
     check_counts(**given(draws=method.draws))
     check_adversarial(method.adversarial)

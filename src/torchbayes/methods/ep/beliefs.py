@@ -40,7 +40,7 @@ class Sites(NamedTuple):
         return cls(precision_NRR, torch.zeros_like(like_NR), like_NR.new_zeros(len(like_NR)))
 
     def at(self, where: slice) -> Sites:
-        """Return some of them."""
+        """Return the sites of a slice."""
         return Sites(*(part[where] for part in self))
 
     def towards(self, others: Sites, share: float, good_N: Tensor) -> Sites:
@@ -154,7 +154,7 @@ def together(
 ) -> tuple[Belief, Sites, bool]:
     """Return q and sites after all sites moved at once, and whether they moved.
 
-    Where q would not be a distribution they move half as far, and half of that again.
+    Where q would not be a distribution the step is halved, again and again.
     """
     for _ in range(_HALVINGS):
         new = old.towards(to, share, good_N)

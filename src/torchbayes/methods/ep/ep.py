@@ -90,7 +90,7 @@ class Info:
     evidence: bool  # whether log Z estimates the log evidence, as it does at temperature 1
 
     def means(self) -> dict[str, Tensor]:
-        """Return no means over a sweep."""
+        """Return nothing: no number of EP is averaged over a sweep."""
         return {}
 
     def now(self) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def _of_factors(targets: Any, *, apart: bool, classes: bool, count: int) -> Any:
 
 
 def _check_together(plain: Likelihood, size: int, *, classes: bool) -> None:
-    """Raise ValueError if a factor has more numbers than integrals are taken over."""
+    """Raise ValueError if a factor has too many numbers to integrate over."""
     if size <= MOST:
         return
     outputs = f"{size + 1} classes" if classes else f"{size} outputs together"

@@ -241,7 +241,7 @@ def _by_weights(density: LogDensity, now: Trajectory, batch: Batch, *, held: Dra
 def _by_layers(
     density: LogDensity, now: Trajectory, batch: Batch, *, held: Draws, estimator: Estimator
 ) -> tuple[Tensor, Slopes]:
-    """Return the same from layers that take the normal weights as distributions: slopes by means and variances."""
+    """Return the same from layers that take the normal weights as distributions, with slopes by means and variances."""
     assert held.normal is not None
     slopes = tuple(torch.zeros_like(held.weights_MSD) for _ in range(3))
     nlls, draws = [], held.weights_MSD.shape[1]

@@ -59,7 +59,7 @@ def check_choices(choices: Mapping[str, tuple[object, object]]) -> None:
 
 @dataclass(frozen=True)
 class CurvatureSettings:
-    """What is added up, by settings of `Laplace`, and three more."""
+    """What is added up: settings of `Laplace`, and three more."""
 
     structure: StructureName
     curvature: CurvatureName

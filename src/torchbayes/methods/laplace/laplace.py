@@ -137,7 +137,7 @@ class Laplace(Kept, Defaults):
     def choices(self) -> tuple[Choice, ...]:
         """How long to train where no mode is given, and the factor on the prior unless the evidence is to choose it.
 
-        The evidence needs a mode. Held-out rows do not, and it is known then that the weights are no mode.
+        The evidence needs a mode. Without it, weights that are no mode are expected, and not reported.
         """
         if self.noise or self.prior in {"layer", "weight"}:
             return (Epochs(seeker(), settings=(), mode=True),)

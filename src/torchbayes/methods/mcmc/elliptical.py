@@ -97,14 +97,14 @@ class EllipticalSlice(Sampler):
 
 @dataclass(frozen=True)
 class _Interval:
-    """Where the angles of a step are drawn from, and where they are, each float64 (M,), on the CPU."""
+    """The intervals from which a step draws its angles, and the angles, each float64 (M,), on the CPU."""
 
     low_M: Tensor  # φ₋
     high_M: Tensor  # φ₊
     angle_M: Tensor  # φ
 
     def shrink(self, rows_R: Tensor, share_M: Tensor) -> None:
-        """Cut the intervals of some chains at their angles, and move the angles to a share of these, in place."""
+        """Cut the intervals of some chains at their angles, and move the angles to a share of what remains, in place."""
         angle_R = self.angle_M[rows_R]
         self.low_M[rows_R] = torch.where(angle_R < 0, angle_R, self.low_M[rows_R])
         self.high_M[rows_R] = torch.where(angle_R < 0, self.high_M[rows_R], angle_R)

@@ -41,7 +41,7 @@ def start(
     """Return the state before the first iteration; a step size that is not given is found by halving and doubling.
 
     `length` is τ, or 0 where trajectories determine their own. Raises ValueError if the density is not finite at the
-    start, or if the mass cannot be had (`mass.first_mass`).
+    start, and where `mass.first_mass` does.
     """
     inverse_mass_MD = first_mass(method, density, weights_MD)
     weights_MD = weights_MD.detach().clone()
@@ -121,9 +121,9 @@ def first_step_size(
     seeds: Sequence[int],
     step: int = 0,
 ) -> Tensor:
-    """Return step sizes (M,) at which one leapfrog step is accepted about half the time, float64.
+    """Return step sizes, float64 (M,), at which one leapfrog step is accepted about half the time.
 
-    By Hoffman and Gelman (2014, algorithm 4), from the density `value` at the weights.
+    By algorithm 4 of Hoffman and Gelman (2014), from the density `value` at the weights.
     """
     momentum_MD = coloured(normals(seeds, Purpose.FIRST_STEP, step, like=weights_MD), inverse_mass_MD)
     before_M = value.log_density - kinetic(momentum_MD, inverse_mass_MD)

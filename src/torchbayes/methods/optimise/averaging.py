@@ -12,7 +12,7 @@ from torchbayes.methods.schedules import PiecewiseLinear, Progress
 
 # defaults: snapshots, the averaging learning rate as a share of the optimiser's, the share of the run before averaging
 USUAL_SNAPSHOTS, USUAL_SHARE, USUAL_BURN_IN = 50, 0.5, 0.5
-# share and burn-in where weights that move as usual are worse, which may be so under little noise
+# share and burn-in of a narrow average, for models in which a wide one is worse, as it may be under little noise
 _NARROW = (0.1, 0.75)
 
 

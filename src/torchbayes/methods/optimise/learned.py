@@ -65,10 +65,9 @@ def at_least(weights_MD: Tensor, least: Sequence[float] | None) -> Tensor:
 
 
 def estimated(model: Model, begin: tuple[Tensor, Buffers], source: Source) -> tuple[Tensor, Buffers]:
-    """Return weights (M, D) of trained networks, which are all the same, and buffers.
+    """Return weights (M, D) of trained networks, all the same, with the most probable learned parameters; and buffers.
 
-    Learned parameters get their most probable values, unless the likelihood says where they start or there is no
-    maximum.
+    The weights are unchanged where the likelihood says where its parameters start, or there is no maximum.
     """
     weights_MD, buffers = begin
     if not _open(model):

@@ -135,13 +135,17 @@ class Particles(Scheduled, ABC):
     annealing: Annealing | None
 
     def check_settings(self) -> None:
-        """Check the shared settings: ValueError if one is invalid, TypeError if optimiser or schedule is none."""
+        """Check the shared settings.
+
+        Raises ValueError if a number, the plan or the annealing is invalid, and TypeError if the optimiser or the
+        schedule is of another kind.
+        """
         check_training(self)
         check_choice(("linear", "hyperbolic", "cyclic"), **given(annealing=self.annealing))
 
     @property
     def needs(self) -> Needs:
-        """Minibatches, through a network in training mode; members that are together."""
+        """Minibatches, through a network in training mode; members that stay together."""
         return Needs(batch_size=self.batch_size, network="train", coupled=True)
 
     @abstractmethod

@@ -142,7 +142,7 @@ class BSAM(NaturalGradient, Kept, Defaults):
         )
 
     def spread(self, density: LogDensity, state: State, scale_MD: Tensor) -> State:
-        """Return the state before the first step at trained weights, with s at least what their spread asks for.
+        """Return the state before the first step at trained weights, with s no smaller than their spread asks for.
 
         Where one of the standard deviations `scale_MD` is 0 or wider than the method's own, the method's own stays.
         """
@@ -191,8 +191,8 @@ def _scale(method: BSAM, density: LogDensity, now: State, batch: Batch) -> None:
 def _piece(method: BSAM, density: LogDensity, now: State, *, piece: Piece, sums: tuple[Tensor, Tensor]) -> Tensor:
     """Return the mean loss of each member on a part of the minibatch at a draw; add both gradients to `sums`.
 
-    `sums` are those of the gradients at m + ε and of the sizes of the gradients at the draw, each times the share of
-    the part. The buffers of `now` become those of the pass at the draw.
+    `sums` are of the gradients at m + ε and of the sizes of those at the draw, each times the share of the part. The
+    buffers of `now` become those of the pass at the draw.
     """
     (slope_MD, size_MD), target = sums, target_of(density, now.mean_MD)
     seeds = [mix(Purpose.FLAT_MASKS, seed, now.step) for seed in piece.seeds]

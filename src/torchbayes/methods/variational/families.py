@@ -257,7 +257,7 @@ class RadialFamily:
         return log_scale_MD.sum(-1, dtype=torch.float64) + entropy(self.sizes)
 
     def pull(self, parameters_MP: Tensor, noise_MSE: Tensor, slopes: Slopes, *, out: Tensor) -> None:
-        """Write the gradient as for independent weights, with directions in the place of ε and variances σ²/n."""
+        """Write the gradient as for independent weights, with directions instead of ε and variances σ²/n."""
         scale_MD = parameters_MP.chunk(2, dim=1)[1].exp()
         by_mean_MD, by_log_scale_MD = out.chunk(2, dim=1)
         torch.sum(slopes.weights_MSD, dim=1, out=by_mean_MD).add_(slopes.mean_MD)

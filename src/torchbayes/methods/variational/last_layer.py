@@ -61,7 +61,7 @@ class LastLayer:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """The numbers of log scales and of parameters besides."""
+        """The numbers of log scales and of other parameters."""
         outputs, inputs = self.grid_KI.shape
         beside = {"diagonal": 0, "dense": inputs * (inputs - 1) // 2, "low_rank": self.rank * inputs}
         return outputs * inputs, outputs * beside[self.covariance]

@@ -86,10 +86,7 @@ _Seen = tuple[Tensor, Tensor, Descent, Tensor]
 
 
 def _by_weights(density: LogDensity, now: Trajectory, batch: Batch, drawing: Drawing, target: Target) -> _Seen:
-    """Return the loss, the sums of the divergence and the slopes at draws of the weights.
-
-    The last result is finite where the slopes are.
-    """
+    """Return the loss, the sums of the divergence, the slopes at draws of the weights, and a tensor finite where these are."""
     members, draws, size = len(now.seeds), drawing.draws, density.model.layout.size
     shape = (2, members, draws, size)
     workspace = now.gradient_MD.view(shape) if draws == 1 else now.weights_MD.new_empty(shape)
@@ -102,7 +99,7 @@ def _by_weights(density: LogDensity, now: Trajectory, batch: Batch, drawing: Dra
 
 
 def _by_layers(density: LogDensity, now: Trajectory, batch: Batch, drawing: Drawing, target: Target) -> _Seen:
-    """Return the same from layers that take their weights as distributions."""
+    """Return the same as `_by_weights` from layers that take their weights as distributions."""
     members, size = len(now.seeds), density.model.layout.size
     scale_MD = now.gradient_MD.view(2, members, size)[0]
     sums_M2 = passes.scatter(now.weights_MD, target.penalty, scale_MD.unsqueeze(1), seeds=now.seeds, stream=None)

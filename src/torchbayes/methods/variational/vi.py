@@ -175,7 +175,7 @@ class VI(OnMinibatches, Kept, Defaults):
         return Onward(method, "nothing" if self.structure == "radial" else "prior")
 
     def check(self, model: Model) -> None:
-        """Check a radial structure as others do; under a normal posterior the divergence from any prior is finite."""
+        """Check only a radial structure: under a normal posterior the divergence from any prior is finite."""
         if self.structure == "radial":
             super().check(model)
 

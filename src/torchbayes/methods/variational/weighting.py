@@ -59,7 +59,10 @@ class WarmUp:
 
 
 def check_weight(weight: float | Weighting | None) -> None:
-    """Raise unless `kl_weight` is a positive number (ValueError), has `at` (TypeError), or is None."""
+    """Raise ValueError if `kl_weight` is a number that is not positive, and TypeError if it is no weight.
+
+    None passes.
+    """
     if isinstance(weight, int | float):
         check_positive(kl_weight=weight)
     else:
