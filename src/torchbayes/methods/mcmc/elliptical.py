@@ -104,7 +104,7 @@ class _Interval:
     angle_M: Tensor  # φ
 
     def shrink(self, rows_R: Tensor, share_M: Tensor) -> None:
-        """Cut the intervals of some chains at their angles, and move the angles to a share of what remains, in place."""
+        """Cut the intervals of some chains at their angles, and draw new angles at shares of what remains, in place."""
         angle_R = self.angle_M[rows_R]
         self.low_M[rows_R] = torch.where(angle_R < 0, angle_R, self.low_M[rows_R])
         self.high_M[rows_R] = torch.where(angle_R < 0, self.high_M[rows_R], angle_R)
