@@ -84,8 +84,8 @@ def tilted(log_prob: LogProb, mean_NR: Tensor, root_NRR: Tensor, *, power: float
         grid_QR = _grid(nodes, size, like=mean_NR)
         moments = partial(_moments, value, window, grid_QR)
         *results, apart_n = _in_parts(moments, open_n, len(grid_QR))
-        for into, part in zip(total, results, strict=True):
-            into[open_n] = part
+        for into, values in zip(total, results, strict=True):
+            into[open_n] = values
         nodes = 2 * nodes - 1
         open_n = open_n[~(apart_n <= _CLOSE[size])] if nodes**size <= _MOST_NODES else open_n[:0]
     return total

@@ -206,11 +206,13 @@ def _at_once(
     landed = slice_along(density, ellipses)
     if landed is None:
         return None
-    found_M, level_M = landed.found_M, ellipse.factor * landed.log_likelihood_M
-    landing = (landed.log_density_M, landed.log_likelihood_M, level_M)
-    moved = {name: torch.where(found_M, t, getattr(state, name)) for name, t in zip(_PLACE[1:], landing, strict=True)}
+    accepted_M, level_M = landed.found_M, ellipse.factor * landed.log_likelihood_M
+    new_values = (landed.log_density_M, landed.log_likelihood_M, level_M)
+    moved = {
+        name: torch.where(accepted_M, t, getattr(state, name)) for name, t in zip(_PLACE[1:], new_values, strict=True)
+    }
     new = replace(state, weights_MD=landed.weights_MD, **moved, step=state.step + 1)
-    moved_M, outside_M = found_M.double(), (landed.failures_M > 0).double()
+    moved_M, outside_M = accepted_M.double(), (landed.failures_M > 0).double()
     statistics = (moved_M, landed.angle_M.abs() * moved_M, landed.evaluations_M.double(), torch.zeros_like(moved_M))
     faults = Faults.none(state.weights_MD)
     return new, Info(new.log_density_M, new.log_likelihood_M, None, *statistics, outside_M, faults)
@@ -224,20 +226,20 @@ def _in_turn(
     evaluations_M, outside_M = torch.zeros(2, len(state.seeds), dtype=torch.float64)
     searching_R = torch.arange(len(state.seeds))
     for share_M in _shares(state).unbind(1):
-        on = searching_R.to(state.weights_MD.device)
-        here_RD = state.weights_MD[on]
-        there_RD = ellipse.at(here_RD, second_MD[on], interval.angle_M[searching_R])
+        rows_R = searching_R.to(state.weights_MD.device)
+        here_RD = state.weights_MD[rows_R]
+        there_RD = ellipse.at(here_RD, second_MD[rows_R], interval.angle_M[searching_R])
         value, raised = evaluated(density, there_RD, known_MD=here_RD, gradient=False)
         level_R = ellipse.level(there_RD, value.log_density, value.log_likelihood)
         finite_R = torch.isfinite(level_R)  # because an infinite density would hold a chain for ever
-        above_R = finite_R & (level_R > height_M[on])
-        found_R, inside_R = torch.stack((above_R, finite_R)).cpu()  # the only wait for the device in an evaluation
-        if found_R.any():
-            _move(new, on, above_R, (there_RD, value.log_density, value.log_likelihood, level_R))
+        above_R = finite_R & (level_R > height_M[rows_R])
+        accepted_R, inside_R = torch.stack((above_R, finite_R)).cpu()  # the only wait for the device in an evaluation
+        if accepted_R.any():
+            _move(new, rows_R, above_R, (there_RD, value.log_density, value.log_likelihood, level_R))
         evaluations_M[searching_R] += 1
         outside_M[searching_R[~inside_R]] = 1.0
-        faults = _joined(faults, raised, on) if raised.first else faults
-        searching_R = searching_R[~found_R]
+        faults = _joined(faults, raised, rows_R) if raised.first else faults
+        searching_R = searching_R[~accepted_R]
         if not len(searching_R):
             break
         interval.shrink(searching_R, share_M)

@@ -72,10 +72,10 @@ def slice_along(density: LogDensity, ellipses: Ellipses) -> Landed | None:
     target.model.check(weights_MD, *target.rows, shared=True)
     log_likelihood_M, log_prior_M = torch.zeros(2, len(weights_MD), dtype=torch.float64).unbind()
     evaluations_M, failures_M = torch.zeros(2, len(weights_MD), dtype=torch.int64).unbind()
-    found_M = torch.zeros(len(weights_MD), dtype=torch.bool)
+    accepted_M = torch.zeros(len(weights_MD), dtype=torch.bool)
     doubles = (ellipses.location_D, ellipses.height_M, ellipses.shares_MU)
     inputs = [ellipses.second_MD.contiguous(), *(t.double().contiguous() for t in doubles)]
-    pointers = [t.data_ptr() for t in (*inputs, angles_M3, evaluations_M, failures_M, found_M)]
+    pointers = [t.data_ptr() for t in (*inputs, angles_M3, evaluations_M, failures_M, accepted_M)]
     settings = _Ellipses(*pointers[:4], ellipses.shares_MU.shape[1], ellipses.factor, *pointers[4:])
     call(
         kernel,
@@ -93,5 +93,5 @@ def slice_along(density: LogDensity, ellipses: Ellipses) -> Landed | None:
     )
     log_prior_M = log_prior_M + target.model.prior.add_rest_(None, weights_MD, 0.0)
     log_density_M = target.scales.likelihood * log_likelihood_M + target.scales.prior * log_prior_M
-    statistics = angles_M3[:, 2], evaluations_M, failures_M, found_M
+    statistics = angles_M3[:, 2], evaluations_M, failures_M, accepted_M
     return Landed(weights_MD, log_density_M, log_likelihood_M, *statistics)

@@ -154,7 +154,7 @@ class Collector(Generic[_Result]):
             )
         points = named("trained", trained)
         moments, last = self._moments[member], self._last[member]
-        earlier = [known.learned for known, count in zip(self._last, self.points, strict=True) if count]
+        earlier = [last_weights.learned for last_weights, count in zip(self._last, self.points, strict=True) if count]
         for number, (name, point) in enumerate(points):
             weights = weights_of(self.model, point, name)
             earlier.append(weights.learned)

@@ -94,9 +94,9 @@ class SAM:
         bad = (size_M <= self.rho).nonzero()[:, 0].tolist()
         if not bad:
             return []
-        what = "scaled weights" if self.adaptive else "weights"
+        kind = "scaled weights" if self.adaptive else "weights"
         return [
-            f"SAM took its gradients at a distance of rho = {self.rho:g}, which is more than the norm of the {what} of "
+            f"SAM took its gradients at a distance of rho = {self.rho:g}, which is more than the norm of the {kind} of "
             f"member {bad[0]} themselves, {float(size_M[bad[0]]):.3g}, so that they say nothing of the loss around "
             f"them (lower `rho`: 0.05 is usual, and ten times as much with `adaptive`)"
         ]

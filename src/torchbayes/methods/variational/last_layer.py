@@ -92,13 +92,13 @@ class LastLayer:
 
     def spread(self, parts: Parts, features: Tensor) -> Tensor:
         """Return φᵀ S_k φ, (..., K), of features (..., I)."""
-        features_1 = F.pad(features, (0, 1), value=1.0) if self.bias else features
+        inputs = F.pad(features, (0, 1), value=1.0) if self.bias else features
         if parts.rest is None:
-            return features_1.square() @ (2 * parts.log_scale_KI).exp().mT
+            return inputs.square() @ (2 * parts.log_scale_KI).exp().mT
         if self.covariance == "dense":
-            return torch.einsum("...i,kij->...kj", features_1, parts.rest).square().sum(-1)
-        turned = torch.einsum("...i,kri->...kr", features_1, parts.rest * parts.log_scale_KI.exp().unsqueeze(1))
-        return features_1.square() @ (2 * parts.log_scale_KI).exp().mT + turned.square().sum(-1)
+            return torch.einsum("...i,kij->...kj", inputs, parts.rest).square().sum(-1)
+        turned = torch.einsum("...i,kri->...kr", inputs, parts.rest * parts.log_scale_KI.exp().unsqueeze(1))
+        return inputs.square() @ (2 * parts.log_scale_KI).exp().mT + turned.square().sum(-1)
 
     def variance(self, parts: Parts) -> Tensor:
         """Return the variance of every weight, (K, I)."""

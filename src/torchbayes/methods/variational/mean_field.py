@@ -86,7 +86,7 @@ _Seen = tuple[Tensor, Tensor, Descent, Tensor]
 
 
 def _by_weights(density: LogDensity, now: Trajectory, batch: Batch, drawing: Drawing, target: Target) -> _Seen:
-    """Return the loss, the sums of the divergence and the slopes at draws of the weights, and a tensor for their health."""
+    """Return the loss, sums of the divergence, slopes at draws of the weights, and a tensor finite where these are."""
     members, draws, size = len(now.seeds), drawing.draws, density.model.layout.size
     shape = (2, members, draws, size)
     workspace = now.gradient_MD.view(shape) if draws == 1 else now.weights_MD.new_empty(shape)

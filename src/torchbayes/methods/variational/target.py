@@ -63,8 +63,8 @@ def target_of(density: LogDensity, like: Tensor) -> Target:
 
 def narrowed(density: LogDensity, precision_MD: Tensor, scale_MD: Tensor) -> Tensor:
     """Return precisions over λ, (M, D), raised to those of the standard deviations `scale_MD` where these are not 0."""
-    known_MD = 1 / (target_of(density, precision_MD).ess * scale_MD.to(precision_MD).square())
-    return torch.where(scale_MD > 0, torch.maximum(precision_MD, known_MD), precision_MD)
+    start_MD = 1 / (target_of(density, precision_MD).ess * scale_MD.to(precision_MD).square())
+    return torch.where(scale_MD > 0, torch.maximum(precision_MD, start_MD), precision_MD)
 
 
 def is_normal(segment: Segment) -> bool:

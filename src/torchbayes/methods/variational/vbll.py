@@ -201,7 +201,7 @@ _LAYERS: WeakKeyDictionary[LogDensity, tuple[VBLL, LastLayer]] = WeakKeyDictiona
 
 def _layer_of(method: VBLL, density: LogDensity) -> LastLayer:
     """Return the last layer of a density's model, found once because the search waits for a GPU."""
-    known = _LAYERS.get(density)
-    if known is None or known[0] != method:
-        known = _LAYERS[density] = method, method.layer(density.model)
-    return known[1]
+    entry = _LAYERS.get(density)
+    if entry is None or entry[0] != method:
+        entry = _LAYERS[density] = method, method.layer(density.model)
+    return entry[1]
