@@ -1,10 +1,12 @@
-r"""The weight β of the KL divergence in the objective of a step.
+"""The weight β of the KL divergence in the objective of a step.
 
-constant      β = 1 is Bayes; below 1 the posterior is colder
-halving       β_i = 2^{B−i} B / (2^B − 1) for the i-th of the B minibatches of an epoch; their mean is 1, and the
-first ones are governed by the prior, the last ones by the data (Blundell et al. 2015, section 3.4)
-warm-up       β grows from 0 to 1 over a share of the run, so that weights are not given up before the data have
-spoken (Sønderby et al. 2016)
+constant: β = 1 is Bayes; below 1 the posterior is colder.
+
+halving: β_i = 2^{B−i} B / (2^B − 1) for the i-th of the B minibatches of an epoch. Their mean is 1. The prior
+dominates the first ones, and the data the last ones (Blundell et al. 2015, section 3.4).
+
+warm-up: β grows from 0 to 1 over a share of the run, so that weights are not given up before the data have had an
+effect (Sønderby et al. 2016).
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ class Halving:
 
     def at(self, step: int, *, steps_per_epoch: int, total_steps: int) -> float:
         """Return β of a step."""
-        place = step % steps_per_epoch + 1
-        return steps_per_epoch * 0.5**place / (1 - 0.5**steps_per_epoch)
+        number = step % steps_per_epoch + 1
+        return steps_per_epoch * 0.5**number / (1 - 0.5**steps_per_epoch)
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class WarmUp:
     """β = min(1, t/(share · T)) after t of T steps.
 
     Attributes:
-        share: of the run after which β is 1.
+        share: share of the run after which β is 1.
     """
 
     share: float = 0.3
@@ -57,11 +59,9 @@ class WarmUp:
 
 
 def check_weight(weight: float | Weighting | None) -> None:
-    """Raise unless `kl_weight` is a positive number, says the weight of a step, or is open.
+    """Raise ValueError if `kl_weight` is a number that is not positive, and TypeError if it is no weight.
 
-    Raises:
-        ValueError: if it is a number that is not positive.
-        TypeError: if it is no number, and cannot say what the weight of a step is.
+    None passes.
     """
     if isinstance(weight, int | float):
         check_positive(kl_weight=weight)
