@@ -166,7 +166,10 @@ class Model:
         return placed
 
     def scales(self, num_data: int, rows: int) -> Scales:
-        """Return the factors of Σ log p(y|f) over B = `rows` rows and of log p(w) in the log joint density of N rows."""
+        """Return the factors of Σ log p(y|f) over B = `rows` rows and of log p(w) in the log joint density of N rows.
+
+        N is `num_data`.
+        """
         return Scales(
             num_data / rows / self.temperature, 1.0 if self.tempering == "likelihood" else 1 / self.temperature
         )

@@ -113,7 +113,7 @@ class Network:
         return self._origin.drawn()[0] if self._held_D is None else self.layout.split(self._held_D)
 
     def arrange(self, inputs: Any) -> Any:
-        """Return equal inputs in the memory layout that is fastest: channels last where the network convolves images."""
+        """Return equal inputs in the memory layout that is fastest: channels last where images are convolved."""
         return on_rows(_channels_last, inputs) if self.convolutional else inputs
 
     def weights(self) -> Tensor:

@@ -11,22 +11,15 @@ from torch.distributions import Distribution, Normal
 
 from torchbayes.checks import check_numbers
 
-_HALVES = 60  # more than a float64 has digits
+_HALVES = 60  # more than the binary digits of a float64
 
 
 def average_quantile(distribution: Distribution, levels: Sequence[float] | Tensor) -> Tensor:
-    """Return quantiles of an equal mixture of S univariate distributions.
+    """Return quantiles (Q, B, ...) of an equal mixture of S univariate distributions, of batch shape (S, B, ...).
 
-    Args:
-        distribution: of batch shape (S, B, ...).
-        levels: in (0, 1), (Q,); as plain numbers, they leave no inverse of an error function in an exported graph.
-
-    Returns:
-        Tensor (Q, B, ...), exact to rounding; of a discrete distribution the least value up to which the mixture has
-        that probability.
-
-    Raises:
-        NotImplementedError: if the distribution has no `cdf`.
+    They are exact to rounding. For a discrete distribution a quantile is the least value up to which the mixture has
+    that probability. Levels (Q,) in (0, 1) that are plain numbers leave no inverse error function in an exported graph.
+    A distribution without `cdf` raises NotImplementedError.
     """
     if type(distribution).cdf is Distribution.cdf:
         name = next(kind.__name__ for kind in type(distribution).__mro__ if not kind.__name__.startswith("_"))
@@ -64,17 +57,12 @@ def _bounds(distribution: Distribution, goal: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _ends(each: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the least and the largest of the draws' own quantiles, (Q, S, ...); twice the same one if there is one."""
+    """Return the least and the largest of the draws' own quantiles, (Q, S, ...); the same tensor twice if S is 1."""
     return (first := each[:, 0], first) if each.shape[1] == 1 else (each.amin(1), each.amax(1))
 
 
 def check_level(level: float) -> None:
-    """Check the level of a central interval.
-
-    Raises:
-        ValueError: if it does not lie between 0 and 1.
-        TypeError: if it is no number.
-    """
+    """Raise an error if the level of a central interval is no number between 0 and 1."""
     check_numbers(level=level)
     if not 0 < level < 1:
         raise ValueError(f"`level` must lie between 0 and 1; got {level:g}. 0.95 is usual.")
