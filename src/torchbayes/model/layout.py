@@ -112,7 +112,7 @@ class Layout:
         return tuple(name for name in self.shapes if matches(name, globs))
 
     def differences(self, other: Layout) -> list[str]:
-        """Describe how `other` differs from this layout: a clause for each name, or one if only the order differs."""
+        """Return how `other` differs from this layout: a clause for each name, or one if only the order differs."""
         clauses = [f"`{n}` is missing" for n in self.shapes if n not in other.shapes]
         clauses += [f"`{n}` is not expected" for n in other.shapes if n not in self.shapes]
         clauses += [
