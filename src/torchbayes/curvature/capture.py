@@ -50,8 +50,8 @@ class Captured:
         """
         edges = [call.outputs for each in self.calls.values() for call in each]
         for number, column in enumerate(root_RB):
-            held = keep or not last or number < len(root_RB) - 1
-            gradients = iter(torch.autograd.grad(self.outputs, edges, column, retain_graph=held, create_graph=keep))
+            retain = keep or not last or number < len(root_RB) - 1
+            gradients = iter(torch.autograd.grad(self.outputs, edges, column, retain_graph=retain, create_graph=keep))
             yield {m: [c._replace(outputs=widened(next(gradients))) for c in each] for m, each in self.calls.items()}
 
 
@@ -94,7 +94,7 @@ def watch(
     rows = batch_size(inputs)
 
     def see(name: str, given: Any, made: Any) -> None:
-        # the edge is taken now: later in-place operations on the tensor are not the layer's
+        # the edge is taken now, because later in-place operations on the tensor do not belong to the layer
         tensor = widened(given[0] if keep_inputs else given[0].detach())
         if len(tensor) != rows:
             raise ValueError(
@@ -106,7 +106,7 @@ def watch(
         tensors = {n: widened(t.detach()) for n, t in (*part.named_parameters(), *part.named_buffers())}
         calls.setdefault(name, []).append(Call(tensor, get_gradient_edge(made), tensors))
 
-    network.ask(views, inputs, buffers)  # before calls are captured
+    network.ask(views, inputs, buffers)  # it may run the network, so it comes before calls are captured
     # the other attention kernels have no second derivative
     attention = plain_attention() if keep_inputs else nullcontext()
     with differentiable(), attention, _watched(network, modules, see):
@@ -147,8 +147,8 @@ def probe(network: Network, views: Mapping[str, Tensor], inputs: Any, *, modules
         # second: together they reveal a row in the place of another
         chosen = (numbers >> bit) % 2 == side
         half = column * chosen.view(-1, *[1] * (column.ndim - 1))
-        found = torch.autograd.grad(outputs, edges, half, allow_unused=True, retain_graph=True)
-        for (name, _), gradient in zip(calls, found, strict=True):
+        edge_gradients = torch.autograd.grad(outputs, edges, half, allow_unused=True, retain_graph=True)
+        for (name, _), gradient in zip(calls, edge_gradients, strict=True):
             if gradient is None:
                 reasons[name] = "the outputs do not depend on every call"
             elif len(gradient) != rows or gradient[~chosen].any():

@@ -67,8 +67,8 @@ class Whole:
             leaves = {name: view.requires_grad_() for name, view in weights.items()}
             options = {"create_graph": keep, "materialize_grads": True}
             with differentiable():
-                found = torch.autograd.grad(run(leaves, row, cotangent), [*leaves.values()], cotangent, **options)
-            return self.layout.join(dict(zip(leaves, found, strict=True)))
+                gradients = torch.autograd.grad(run(leaves, row, cotangent), [*leaves.values()], cotangent, **options)
+            return self.layout.join(dict(zip(leaves, gradients, strict=True)))
 
         # derivatives of vectorised derivatives are wrong for some of torch's layers, such as layer norm
         keep = column.requires_grad or requires_grad(inputs)

@@ -210,7 +210,7 @@ def _squares(form: Form, part: Part) -> Tensor:
     """Return the diagonal of J Σ Jᵀ, (B, K)."""
     variance, rows, columns = _taken(form, part)
     jacobian = part.jacobian(rows, columns).flatten(2)
-    is_fresh = part.rows is None and not jacobian.requires_grad  # so it may be overwritten: fresh memory costs more
+    is_fresh = part.rows is None and not jacobian.requires_grad  # overwritten, as new memory costs more
     return (jacobian.square_() if is_fresh else jacobian.square()) @ variance.flatten()
 
 
@@ -306,7 +306,7 @@ def _times_root(root_DZ: Tensor, parts: Sequence[Part]) -> Tensor:
     """Return J R, (B, K, Z)."""
     only_part = parts[0] if len(parts) == 1 and parts[0].is_plain else None
     gradients = None if only_part is None else only_part.plain_gradients()
-    if only_part is not None and gradients is not None:  # a and R first: their product has no axis of outputs
+    if only_part is not None and gradients is not None:  # a R first, which has no axis of outputs
         pushed = torch.einsum("bgi,goiz->bgoz", only_part.plain_given(), root_DZ[only_part.where])
         return gradients.flatten(2) @ pushed.flatten(1, 2)
     where = torch.cat([part.where.flatten() for part in parts])

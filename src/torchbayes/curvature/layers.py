@@ -218,7 +218,7 @@ def linear_by(part: nn.Module, call: Call) -> str | None:
     try:
         with torch.no_grad():
             outputs = functional_call(part, dict(call.held), (call.inputs,))
-    except Exception:  # its inputs have another width, or a keyword
+    except Exception:  # its inputs may have another width, or go by keyword
         return None
     for axis, weight in (("rows", tensors[2]), ("columns", tensors[2].T)):
         if outputs.shape != (*call.inputs.shape[:-1], len(weight)) or call.inputs.shape[-1:] != weight.shape[1:]:

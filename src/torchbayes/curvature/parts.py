@@ -70,10 +70,10 @@ class Part:
 
     def units(self, which: Tensor) -> list[Tensor]:
         """Return gradients at some outputs of a last layer, (B, n) for each of the network's K outputs."""
-        (given,) = self.inputs
-        ones_K = torch.eye(self.where.shape[1], dtype=given.dtype, device=given.device)[:, which]
+        (inputs,) = self.inputs
+        ones_K = torch.eye(self.where.shape[1], dtype=inputs.dtype, device=inputs.device)[:, which]
         if self.centre_BK is None:
-            return [one.expand(len(given), -1) for one in ones_K]
+            return [one.expand(len(inputs), -1) for one in ones_K]
         return [one - self.centre_BK[:, which] for one in ones_K]
 
     def plain_given(self, basis_GII: Tensor | None = None) -> Tensor:

@@ -147,8 +147,8 @@ class LowRankSums:
         vectors_MRD, products_MRD = totals_M["vectors"].double(), totals_M["products"].double()
         core = products_MRD @ vectors_MRD.mT
         values, vectors = torch.linalg.eigh((core + core.mT) / 2)
-        kept = values > 1e-12 * values[..., -1:].clamp_min(1e-300)
-        inverse = torch.where(kept, values.clamp_min(1e-300).rsqrt(), 0.0)
+        is_positive = values > 1e-12 * values[..., -1:].clamp_min(1e-300)
+        inverse = torch.where(is_positive, values.clamp_min(1e-300).rsqrt(), 0.0)
         factor_MRD = (vectors * inverse.unsqueeze(-2)).mT @ products_MRD
         _, singular, rows = torch.linalg.svd(factor_MRD, full_matrices=False)
         directions_MRD = singular[..., : self.rank].unsqueeze(-1) * rows[..., : self.rank, :]

@@ -127,7 +127,7 @@ def _expected_root(plain: Likelihood, outputs: Tensor, targets: Any, parameters:
 
 
 def _is_log_prob(plain: Likelihood, outputs: Tensor, targets: Any, parameters: Parameters) -> Tensor:
-    """Return for which rows `log_prob` is the log probability of the distribution at the targets, (B,)."""
+    """Return for which rows `log_prob` is that of the likelihood's own distribution at the targets, (B,)."""
     distribution = plain.distribution(outputs, parameters)
     distribution_log_prob = Custom(lambda _: distribution).log_prob(outputs, targets)
     own_log_prob = plain.log_prob(outputs, targets, parameters)

@@ -248,10 +248,10 @@ class DenseSums(OnePass):
         if "units" in total:
             _add_units(total["units"], piece, self.chunk)
             return
-        given = piece.given()
+        inputs = piece.given()
         order = piece.network.order
         for column, calls in piece.columns():
-            jacobians = [jacobian_rows(layer, calls[layer.module], given.get(layer)) for layer in piece.network.layers]
+            jacobians = [jacobian_rows(layer, calls[layer.module], inputs.get(layer)) for layer in piece.network.layers]
             jacobians += [piece.rest(column)] if piece.network.whole else []
             for rows in torch.cat([part.flatten(1) for part in jacobians], dim=1).split(
                 max(1, self.chunk // len(order))
@@ -274,11 +274,11 @@ def _add_units(total_OJI: Tensor, piece: Piece, chunk: int) -> None:
     """Add Σ_n M_n ⊗ a_n a_nᵀ, M_n = Σ_r g_r g_rᵀ, of each output unit and later ones; H is symmetric."""
     (layer,) = piece.network.layers
     assert isinstance(layer, Affine)
-    (given,) = piece.given()[layer]
+    (unit_inputs,) = piece.given()[layer]
     columns = [layer.gradients(calls[layer.module][0].outputs).flatten(1) for _, calls in piece.columns()]
     gradients_BRO = torch.stack(columns, dim=1)
-    weights_BOO, size = gradients_BRO.mT @ gradients_BRO, given.shape[-1]
-    given_BI = given.flatten(1).expand(len(weights_BOO), size)
+    weights_BOO, size = gradients_BRO.mT @ gradients_BRO, unit_inputs.shape[-1]
+    given_BI = unit_inputs.flatten(1).expand(len(weights_BOO), size)
     rows = max(1, chunk // (len(total_OJI) * size))
     half = size // 2
     for weights, inputs in zip(weights_BOO.split(rows), given_BI.split(rows), strict=True):

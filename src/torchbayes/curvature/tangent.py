@@ -244,8 +244,8 @@ def _numbers(network: NetworkLayers, seen: Captured, over: list[Leaf]) -> tuple[
         factors = isinstance(layer, Affine)
         by_rows = factors and layer.module in network.shared and number in whole_layers
         each += 0 if by_rows or (factors and layer.module not in network.shared) else 2 * layer.index.numel()
-        for call in calls.pop(layer.module, ()):  # weights and biases of one module share it
-            each += call.outputs.numel() * (1 if by_rows else 4)  # as computed, stacked, rotated and squared
+        for call in calls.pop(layer.module, ()):  # popped, because weights and biases of one module share the calls
+            each += call.outputs.numel() * (1 if by_rows else 4)  # computed, stacked, rotated and squared
             once += call.inputs.numel()
             once += layer.inputs(call.inputs).numel() if isinstance(layer, Affine) and not by_rows else 0
     dense = [sum(cover.where.numel() for cover in leaf.coverage) for leaf in over if leaf.is_root]

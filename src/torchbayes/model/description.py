@@ -147,7 +147,7 @@ def _printed(tensor: Tensor) -> str:
         where = torch.linspace(0, max(len(flat) - 1, 0), min(_SAMPLED, len(flat)), dtype=torch.float64).long()
         values = " ".join(f"{value:.9g}" for value in flat[where].double().tolist()) if not flat.is_complex() else ""
         return f"{checksum(tensor)} {tensor.dtype} {values}"
-    except (RuntimeError, TypeError, NotImplementedError):  # a tensor of a class of its own, as quantised ones are
+    except (RuntimeError, TypeError, NotImplementedError):  # tensors of other classes, such as quantised ones
         return ""
 
 

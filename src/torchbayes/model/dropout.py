@@ -117,7 +117,7 @@ class Masked(TorchDispatchMode):
         if func is _BERNOULLI:
             return args[0].copy_(
                 self._mask(args[0].shape, args[1] if len(args) > 1 else 0.5)
-            )  # the default is left out
+            )  # a call leaves out the default, 0.5
         if func is _DROPOUT and (args[2] is None or args[2]):
             mask = self._mask(args[0].shape, 1 - args[1]).to(args[0].device).expand(args[0].shape)
             return args[0] * mask.to(args[0]) / (1 - args[1]), mask

@@ -59,7 +59,7 @@ class Held:
         """
         self._template, self._random, self._live = module, random, live
         self._own: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        self._seen: dict[bool, Seen] = {}  # in training or not
+        self._seen: dict[bool, Seen] = {}  # by whether it is in training mode
         self._shell = _Shell(module, self._own, live)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -112,12 +112,12 @@ class Held:
         for buffers that it changes and that are not in `state`.
         """
         module = self._shell.module
-        seen = self._seen.get(module.training)
-        args, kwargs = arguments(copied(inputs) if seen is None or seen.inputs else inputs)
+        effects = self._seen.get(module.training)
+        args, kwargs = arguments(copied(inputs) if effects is None or effects.inputs else inputs)
         if torch.compiler.is_compiling():
             return functional_call(module, dict(state), args, kwargs)
-        if seen is not None and seen.buffers:
-            state = {**{name: self._own[name].clone() for name in seen.buffers}, **state}
+        if effects is not None and effects.buffers:
+            state = {**{name: self._own[name].clone() for name in effects.buffers}, **state}
         with self._holding(state):
             return module(*args, **kwargs)
 
@@ -177,18 +177,18 @@ def functional_copy(module: nn.Module, instead: Mapping[int, Tensor]) -> nn.Modu
     if isinstance(module, torch.jit.ScriptModule):
         raise TypeError("a compiled `network` of torch.jit keeps its own weights. Pass the module that it was made of.")
     try:
-        made = unwrapped(module_copy(module, instead))
-    except Exception as error:  # whatever a __deepcopy__ raises
+        clone = unwrapped(module_copy(module, instead))
+    except Exception as error:  # a __deepcopy__ may raise anything
         raise TypeError(
             f"the `network` cannot be copied: {str(error).rstrip('.') or type(error).__name__}{_culprit(module)}. A "
             f"copy is run, as the given one is never written to. Make a tensor that depends on parameters in "
             f"`forward`, or by torch.nn.utils.parametrizations in the place of the old weight_norm; give another kind "
             f"of object a `__deepcopy__`, or keep it outside of the module."
         ) from error
-    for part in made.modules():
+    for part in clone.modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag):
             part.sparse = False
-    return made
+    return clone
 
 
 def _culprit(module: nn.Module) -> str:
@@ -198,7 +198,7 @@ def _culprit(module: nn.Module) -> str:
         for key, value in vars(part).items():
             try:
                 copy.deepcopy(value, dict(parts))
-            except Exception:  # whatever it raises
+            except Exception:  # it may raise anything
                 return f", which is `{f'{name}.{key}'.lstrip('.')}`"
     return ""
 

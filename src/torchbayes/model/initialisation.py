@@ -170,8 +170,8 @@ def _memory(module: nn.Module, device: torch.device) -> dict[int, Tensor]:
 
 def _marked(module: nn.Module, made: nn.Module) -> dict[str, tuple[Tensor, int]]:
     """Return the tensors without values in `module`, marked in the copy `made`, and their versions, by name."""
-    given = _tensors(module)
-    blank = {name: tensor for name, tensor in _tensors(made).items() if without_values(given[name])}
+    originals = _tensors(module)
+    blank = {name: tensor for name, tensor in _tensors(made).items() if without_values(originals[name])}
     return {name: (tensor.fill_(_UNSET), tensor._version) for name, tensor in blank.items()}
 
 
@@ -284,13 +284,13 @@ def _compared(name: str, given: Tensor, fresh: Tensor) -> _Sizes | None:
     """
     if given.ndim < 2 or given.numel() < _FEWEST:
         return None
-    (held, spread), (drawn, other) = _size(given), _size(fresh)
+    (held, held_error), (drawn, drawn_error) = _size(given), _size(fresh)
     if drawn == 0:
         return None
     sizes = _Sizes(name, held, drawn)
     if not _SMALLER <= held / drawn <= _LARGER:
         raise ValueError(f"members cannot be initialised: {sizes}. {_ADVICE}")
-    return sizes if abs(math.log(held / drawn)) > _ERRORS * math.hypot(spread, other) else None
+    return sizes if abs(math.log(held / drawn)) > _ERRORS * math.hypot(held_error, drawn_error) else None
 
 
 def _size(tensor: Tensor) -> tuple[float, float]:

@@ -55,7 +55,7 @@ class Network:
         held: runs the module with other weights.
     """
 
-    @torch.inference_mode(False)  # what is made in that mode cannot be differentiated later
+    @torch.inference_mode(False)  # tensors made in that mode cannot be differentiated later
     def __init__(self, module: Given, random: Random = "*", *, class_axis: int = -1) -> None:
         """Copy the module and lay out its random weights.
 
@@ -79,12 +79,12 @@ class Network:
         self.layout = Layout.of(chosen)
         self.shapes = Layout.of(only(self.layout.names, named))
         self.device = device_of(made, chosen, factory)
-        held = factory is None and not any(map(without_values, chosen.values()))
-        self._held_D = self.layout.join(chosen) if held else None  # of low precision where all of them are
+        has_values = factory is None and not any(map(without_values, chosen.values()))
+        self._held_D = self.layout.join(chosen) if has_values else None  # below float32 if all of them are
         template = functional_copy(made, places(named, self.layout, self.mask, held_D=self._held_D))
         self.constants = {n: p.detach() for n, p in template.named_parameters() if n not in chosen}
-        come = () if factory else loaded(made, self.layout)
-        self._origin = Origin(factory, template, self.layout, self.mask, device=self.device, loaded=come)
+        from_checkpoint = () if factory else loaded(made, self.layout)
+        self._origin = Origin(factory, template, self.layout, self.mask, device=self.device, loaded=from_checkpoint)
         live = _live_modules(template, self.layout)
         moving = [(n, b) for n, b in template.named_buffers() if b.layout == torch.strided]  # sparse ones stay
         self.buffers = {n: b.clone() for n, b in moving if n.rpartition(".")[0] in live}

@@ -62,10 +62,10 @@ def made_by(given: Given) -> nn.Module:
     if not callable(given):
         raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {seen(given)}.")
     with _seeded(None):  # a factory draws from the global generator, which is the user's
-        made = given()
-    if not isinstance(made, nn.Module):
-        raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {seen(made)} from it.")
-    return bare(made)
+        module = given()
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {seen(module)} from it.")
+    return bare(module)
 
 
 def _seeded(seed: int | None, device: torch.device | str = "cpu") -> AbstractContextManager[Any]:

@@ -137,7 +137,7 @@ def _compares_later(network: Network, inputs: Any, targets: Tensor) -> bool | No
         try:
             with torch.no_grad():
                 made: Any = functional_call(network.module, state, args, {**kwargs, "labels": changed})
-        except Exception:  # whatever a network raises that takes no labels
+        except Exception:  # a network that takes no labels may raise anything
             return None
         loss = made.get("loss") if isinstance(made, Mapping) else getattr(made, "loss", None)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not torch.isfinite(loss):

@@ -300,7 +300,7 @@ def _landmarks(posterior: Spread, rank: int) -> Tensor:
     centre_D, spread_MRD = means_MD.mean(0), factor_MRD.shape[1] ** 0.5 * factor_MRD
     away_MRD = (means_MD - centre_D).unsqueeze(1)
     rows_SD = torch.cat([away_MRD + spread_MRD, away_MRD - spread_MRD]).flatten(0, 1)
-    return centre_D + (1 - 1 / count) ** 0.5 * rows_SD  # so that the divisor S − 1 gives the covariance of the mixture
+    return centre_D + (1 - 1 / count) ** 0.5 * rows_SD  # the divisor S − 1 then gives the mixture's covariance
 
 
 def _axes(model: Model, origin_D: Tensor, basis_RD: Tensor, prior_scale: float | None) -> tuple[Tensor, Tensor, Tensor]:

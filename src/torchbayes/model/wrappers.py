@@ -32,7 +32,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
     """Return a module without wrappers; its own submodules are replaced in place. Errors are as of `bare`."""
     module = bare(module)
     for part in module.modules():
-        for name, child in [*part._modules.items()]:  # not `named_children`, which gives a shared one once
+        for name, child in [*part._modules.items()]:  # `named_children` would give a shared module once
             if child is not None and _INSIDE in child._modules:
                 part._modules[name] = unwrapped(child)
     return module

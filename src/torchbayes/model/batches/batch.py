@@ -60,7 +60,7 @@ class Batch(NamedTuple):
 
 def on_rows(function: Callable[[Tensor], Any], tree: Any) -> Any:
     """Return the tree with `function` applied to every tensor; shared parts and other leaves stay as they are."""
-    if isinstance(tree, Tensor):  # most trees; walking one costs more than a small kernel
+    if isinstance(tree, Tensor):  # most trees are one tensor, and walking a tree costs more than a small kernel
         return function(tree)
     return pytree.tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, tree)
 
@@ -282,8 +282,10 @@ def _joined(batches: Sequence[Batch], join: Callable[..., Tensor]) -> Batch:
 
 
 def _equal(one: Shared, other: Shared) -> bool:
-    mine, yours = tensors_of(one), tensors_of(other)
-    return one.value is other.value or (len(mine) == len(yours) and all(map(torch.equal, mine, yours)))
+    tensors, other_tensors = tensors_of(one), tensors_of(other)
+    return one.value is other.value or (
+        len(tensors) == len(other_tensors) and all(map(torch.equal, tensors, other_tensors))
+    )
 
 
 def _named(path: Any, what: str) -> str:

@@ -149,7 +149,7 @@ def same_rows(one: Batch, other: Batch) -> bool:
 
 _END = object()
 _READING = threading.RLock()  # numpy and Python have one generator for all threads
-_NUMPY: Any = np.random  # whose stubs lack these functions
+_NUMPY: Any = np.random  # its stubs lack these functions
 
 
 @contextmanager

@@ -58,12 +58,12 @@ class Bernoulli:
         check_shape(targets, outputs.shape)
         if self.soft:
             if not ((targets >= 0) & (targets <= 1)).all():
-                seen = f"{targets.min().item():g}..{targets.max().item():g}"
-                raise ValueError(f"soft binary targets must lie in [0, 1]; got values in {seen}.")
+                extent = f"{targets.min().item():g}..{targets.max().item():g}"
+                raise ValueError(f"soft binary targets must lie in [0, 1]; got values in {extent}.")
         elif not ((targets == 0) | (targets == 1)).all():
-            seen = f"{targets.min().item():g}..{targets.max().item():g}"
+            extent = f"{targets.min().item():g}..{targets.max().item():g}"
             raise ValueError(
-                f"binary targets must be 0 or 1; got values in {seen}. Probabilities are Bernoulli(soft=True)."
+                f"binary targets must be 0 or 1; got values in {extent}. Probabilities are Bernoulli(soft=True)."
             )
 
     def average_log_prob(self, outputs_SBK: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:

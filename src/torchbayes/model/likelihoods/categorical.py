@@ -208,10 +208,10 @@ def _check_labels(targets: Tensor, shape: Sequence[int], classes: int, *, ignore
     counted_labels = targets if ignored is None else targets[targets != ignored]
     low, high = (int(counted_labels.min()), int(counted_labels.max())) if counted_labels.numel() else (0, 0)
     if low < 0 or high >= classes:
-        seen = low if low < 0 else high
+        bad = low if low < 0 else high
         raise ValueError(
-            f"class labels must lie in 0..{classes - 1}, as the network has {classes} outputs; got {seen}. Relabel the "
-            f"targets or widen the last layer; to leave such places out, use Categorical(ignore_index={seen})."
+            f"class labels must lie in 0..{classes - 1}, as the network has {classes} outputs; got {bad}. Relabel the "
+            f"targets or widen the last layer; to leave such places out, use Categorical(ignore_index={bad})."
         )
 
 

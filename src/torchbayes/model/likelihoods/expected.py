@@ -52,8 +52,8 @@ def expected_log_prob(
 
     Means and marginal variances are (B, ..., K). `check_expected` accepts the likelihood.
     """
-    found = counted(likelihood, mean, targets)
-    plain, values = found.likelihood, found.targets
+    plain_targets = counted(likelihood, mean, targets)
+    plain, values = plain_targets.likelihood, plain_targets.targets
     if isinstance(plain, Gaussian):
         excess = (variance / plain.noise(mean, parameters).square()).flatten(1).sum(-1)
         values_per_place = plain.log_prob(mean, values, parameters) - 0.5 * excess
@@ -67,7 +67,7 @@ def expected_log_prob(
         else:
             scores = mean.gather(-1, values.unsqueeze(-1)).squeeze(-1)
         values_per_place = scores - expected_lse(mean, variance, bound=bound)
-    return _summed(values_per_place, found.weights)
+    return _summed(values_per_place, plain_targets.weights)
 
 
 def expected_lse(mean: Tensor, variance: Tensor, *, bound: Bound = "jensen") -> Tensor:
@@ -93,7 +93,7 @@ def _best(mean: Tensor, variance: Tensor) -> Tensor:
     With p = softmax(m + ½ (1 − 2a) v) a step solves (I + (diag p − p pᵀ) diag v) d = p − a, a diagonal plus rank one.
     """
     a, likely = torch.zeros_like(mean), mean.softmax(-1)
-    for begin in (likely, (0.5 * likely * variance).clamp_max(0.5)):  # the second where variances are large
+    for begin in (likely, (0.5 * likely * variance).clamp_max(0.5)):  # the second is for large variances
         a = _lower(a, begin, mean, variance)
     for _ in range(_STEPS):
         p = (mean + (0.5 - a) * variance).softmax(-1)

@@ -31,12 +31,12 @@ def average_quantile(distribution: Distribution, levels: Sequence[float] | Tenso
         low, high = _ends(distribution.loc + distribution.scale * normal)
     else:
         low, high = _bounds(distribution, goal)
-    single = low is high  # the quantile itself
+    single = low is high  # both are the quantile itself
     for _ in range(0 if single else _HALVES):
         middle = (low + high) / 2
         below = distribution.cdf(middle.unsqueeze(1)).mean(1) < goal
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    # at `high` the level is reached, by a jump at the whole number just below
+    # the mixture reaches the level at `high`, by a jump at the whole number just below
     return high.floor() if is_discrete(distribution) else (low + high) / 2
 
 
@@ -48,7 +48,7 @@ def _standard(levels: tuple[float, ...]) -> list[float]:
 
 def _bounds(distribution: Distribution, goal: Tensor) -> tuple[Tensor, Tensor]:
     """Return numbers between which the quantiles lie."""
-    try:  # the draws' own quantiles: the mixture's is between the smallest and the largest
+    try:  # the mixture's quantile lies between the smallest and the largest of the draws' own
         return _ends(distribution.icdf(goal.unsqueeze(1)))
     except NotImplementedError:  # Cantelli's inequality
         mean = distribution.mean.mean(0)

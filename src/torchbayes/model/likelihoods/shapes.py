@@ -45,7 +45,7 @@ def spread(targets: Tensor, weights_N: Tensor | None = None, *, columns: int = 1
     weights = torch.ones_like(values) if weights_N is None else weights_N.double().view(-1, 1, 1).expand_as(values)
     weights = torch.where(torch.isfinite(values), weights, 0.0)
     values = torch.where(torch.isfinite(values), values, 0.0)
-    largest = values.abs().max().clamp_min(torch.finfo(torch.float64).tiny)  # whose square may be infinite
+    largest = values.abs().max().clamp_min(torch.finfo(torch.float64).tiny)  # its square may be infinite
     values = values / largest
     total_K = weights.sum((0, 1)).clamp_min(torch.finfo(torch.float64).tiny)
     mean_K = (weights * values).sum((0, 1)) / total_K

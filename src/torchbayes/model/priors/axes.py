@@ -74,7 +74,7 @@ def _axes(part: nn.Module, key: str, shape: tuple[int, ...]) -> Axes:
     if isinstance(part, _TABLES) and key == "weight":  # whose inputs are one-hot
         return Axes(shape, 1, 0)
     if isinstance(part, _ConvTransposeNd) and key == "weight":
-        # positions of a filter that reach an output, on average over the outputs that any reaches
+        # mean number of filter positions that reach an output, over the outputs that any reaches
         reach = math.prod(max(k / s, 1.0) for k, s in zip(part.kernel_size, part.stride, strict=True))
         return Axes(shape, 1, 0, shape[2:], part.groups, shape[0] // part.groups * reach)
     if isinstance(part, _OUTPUTS_FIRST) and "weight" in key:

@@ -28,7 +28,7 @@ from torchbayes.model.priors.axes import Axes
 from torchbayes.model.priors.joint import Joint
 
 _NUMBERS = 1 << 23  # inputs that are multiplied at a time, in float64
-_LEAST = 1e-12  # variances relative to the trace of the covariance: smaller ones are lost in its eigenvalues
+_LEAST = 1e-12  # variances below this share of the covariance's trace are lost in its eigenvalues
 _SYMMETRIC = 1e-6  # how far from symmetric a covariance may be, relative to its largest entry
 
 
@@ -99,9 +99,9 @@ class Correlated:
         check_scale(scale=scale)
         axes = [torch.arange(length, dtype=torch.float64) for length in lengths]
         places = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
-        made = cls(float(scale) ** 2 * torch.exp(-torch.cdist(places, places) / float(lengthscale)))
-        object.__setattr__(made, "lengths", tuple(lengths))
-        return made
+        prior = cls(float(scale) ** 2 * torch.exp(-torch.cdist(places, places) / float(lengthscale)))
+        object.__setattr__(prior, "lengths", tuple(lengths))
+        return prior
 
     def resolve(self, axes: Axes) -> Joint:
         """Return the prior of a parameter with these axes; ValueError if the covariance or the filters do not fit."""

@@ -101,7 +101,7 @@ class NormalMixture:
         slopes = torch.full_like(weights, wide * math.exp(logs[0])) if gradient is not None else None
         for log, precision in zip(logs[1:], narrow, strict=True):
             part = (weights * math.sqrt(precision / 2)).square_().neg_().add_(log)
-            part.clamp_min_(logs[0] - _NOTHING).exp_()  # far out exp would be subnormal, which processors take long for
+            part.clamp_min_(logs[0] - _NOTHING).exp_()  # far out exp would be subnormal, which is slow
             shares.add_(part)
             if slopes is not None:
                 slopes.add_(part, alpha=wide + precision)

@@ -289,8 +289,8 @@ def with_multipliers(network: Given, rules: GroupPrior | Mapping[str, PriorLike 
         TypeError: if the network is none.
     """
     table = dict(rules) if isinstance(rules, Mapping) else {"*": rules}
-    made = made_by(network)
-    chosen = _chosen(made, table, whole=not isinstance(rules, Mapping))
+    module = made_by(network)
+    chosen = _chosen(module, table, whole=not isinstance(rules, Mapping))
     prior: dict[str, PriorLike] = {}
     for name, rule in chosen.items():
         prior |= {f"{name}.{own}": law for own, law in rule.laws().items()}
@@ -299,7 +299,7 @@ def with_multipliers(network: Given, rules: GroupPrior | Mapping[str, PriorLike 
         if not _is_group(law):
             prior[glob] = law  # type: ignore[assignment]
     make: Callable[[], nn.Module] = partial(_made, network, chosen)
-    return Scaled(_multiplied(copied(made), chosen) if isinstance(network, nn.Module) else make, prior)
+    return Scaled(_multiplied(copied(module), chosen) if isinstance(network, nn.Module) else make, prior)
 
 
 def _is_group(law: object) -> TypeGuard[GroupPrior]:
@@ -354,6 +354,6 @@ def _multiplied(made: nn.Module, chosen: Mapping[str, GroupPrior]) -> nn.Module:
 
 
 def _made(network: Callable[[], nn.Module], chosen: Mapping[str, GroupPrior]) -> nn.Module:
-    made = network()
-    check_kind(nn.Module, "an nn.Module", network=made)
-    return _multiplied(made, chosen)
+    module = network()
+    check_kind(nn.Module, "an nn.Module", network=module)
+    return _multiplied(module, chosen)

@@ -93,7 +93,7 @@ class LogInverseChi:
 
     def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
         """Return independent draws, float64 on the CPU: log scale + ½ (log(df/2) − log G) with G ~ Gamma(df/2, 1)."""
-        # G of few degrees of freedom would underflow: it is G′ U^{2/df} with G′ ~ Gamma(df/2 + 1, 1)
+        # for few degrees of freedom G itself would underflow; it is G′ U^{2/df} with G′ ~ Gamma(df/2 + 1, 1)
         gamma = Univariate(distributions.Gamma(self._half + 1, torch.ones_like(self._half)))
         log_gamma = gamma.sample(shape, generator).log() + uniforms(shape, generator).log() / self._half
         return self._centre + 0.5 * (self._half.log() - log_gamma)

@@ -106,10 +106,10 @@ def with_scales(network: Given, rules: PriorRules) -> Scaled:
         TypeError: if the network is none.
     """
     table = dict(rules) if isinstance(rules, Mapping) else {"*": rules}
-    made = made_by(network)
+    module = made_by(network)
     first = {
         name: next((glob for glob in table if matches(name, glob)), "")
-        for name, parameter in made.named_parameters()
+        for name, parameter in module.named_parameters()
         if parameter.requires_grad
     }
     scaled_rules = {name: rule for name, glob in first.items() if isinstance(rule := table.get(glob), Hierarchical)}
@@ -121,11 +121,11 @@ def with_scales(network: Given, rules: PriorRules) -> Scaled:
     prior: dict[str, PriorLike] = {}
     for name, rule in scaled_rules.items():
         prior["standard." + _key(name)], prior["log_scales." + _key(name)] = Normal(), rule.log_scales()
-    others = {glob for name, glob in first.items() if name not in scaled_rules}
+    other_globs = {glob for name, glob in first.items() if name not in scaled_rules}
     unused = table.keys() - set(first.values())
-    prior |= {NETWORK + glob: table[glob] for glob in table if glob in others | unused}
+    prior |= {NETWORK + glob: table[glob] for glob in table if glob in other_globs | unused}
     make: Callable[[], nn.Module] = partial(_made, network, scaled_rules)
-    return Scaled(ScaledNetwork(made, scaled_rules) if isinstance(network, nn.Module) else make, prior)
+    return Scaled(ScaledNetwork(module, scaled_rules) if isinstance(network, nn.Module) else make, prior)
 
 
 def _grids(network: nn.Module, rules: Mapping[str, Hierarchical]) -> dict[str, tuple[int, int, int, int]]:
@@ -138,9 +138,9 @@ def _grids(network: nn.Module, rules: Mapping[str, Hierarchical]) -> dict[str, t
 
 
 def _made(network: Given, rules: Mapping[str, Hierarchical]) -> nn.Module:
-    made = network()
-    check_kind(nn.Module, "an nn.Module", network=made)
-    return ScaledNetwork(made, rules)
+    module = network()
+    check_kind(nn.Module, "an nn.Module", network=module)
+    return ScaledNetwork(module, rules)
 
 
 def _key(name: str) -> str:

@@ -23,7 +23,7 @@ _JOINT = 1.5  # the series is used below it, the continued fraction above
 _TERMS = {torch.float64: (24, 60)}  # terms of both, to rounding; fewer for float32
 _FEWER = (13, 16)
 _EULER = 0.5772156649015329
-_CELLS, _END = 256, 12  # cells of the table for 1, and where it ends
+_CELLS, _END = 256, 12  # cells of the table per unit of z, and the z at its end
 _ASYMPTOTIC = 9
 
 

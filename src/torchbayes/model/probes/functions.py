@@ -22,10 +22,10 @@ from torchbayes.model.batches.batch import Batch, arguments, copied, rows_of, te
 from torchbayes.model.model import Model
 from torchbayes.model.network import Network, module_at, refuse_by_batch
 
-_FEW, _ALONE = 8, 2  # rows that are looked at, and those of them that go through a network by themselves
-_SUSPECT = 1e-4  # of the largest output: rounding may explain less
-_CERTAIN = 0.05  # rounding explains no more, whatever the precision
-_SAME = 1e-6  # the order of sums on a GPU may change as much
+_FEW, _ALONE = 8, 2  # rows that are tried, and those of them that go through a network by themselves
+_SUSPECT = 1e-4  # share of the largest output; rounding may explain smaller differences
+_CERTAIN = 0.05  # rounding explains no larger difference, whatever the precision
+_SAME = 1e-6  # the order of sums on a GPU may change outputs by this much
 _LOOKED: WeakKeyDictionary[Network, str] = WeakKeyDictionary()  # of networks looked at, the clause about randomness
 _TRIES = 16  # equal passes after which a network that drew numbers counts as a function
 
@@ -84,9 +84,9 @@ def faults_of(model: Model, batch: Batch, outputs: Tensor, *, drew: bool) -> Fau
     apart = _tried(lambda: run(rows_of(batch.inputs, alone)))
     suspect = apart is not None and _distance(apart, outputs[alone]) > _SUSPECT
     noise = _noise(run, batch.inputs, outputs, tries=_TRIES if drew else 1) if drew or suspect else 0.0
-    said = _LOOKED[model.network] = random_clause(model.network, batch.inputs, noise) if noise else ""
-    if said:
-        return Faults(random=said)
+    clause = _LOOKED[model.network] = random_clause(model.network, batch.inputs, noise) if noise else ""
+    if clause:
+        return Faults(random=clause)
     if model.coupled:
         return Faults()
     coupled = norm = ""
@@ -94,9 +94,9 @@ def faults_of(model: Model, batch: Batch, outputs: Tensor, *, drew: bool) -> Fau
         indices = torch.arange(alone.start, alone.start + batch.size).clamp(max=batch.size - 1).to(outputs.device)
         same = run(rows_of(batch.inputs, indices))[: len(apart)]  # as many rows as before, so that rounding is the same
         most = max(_distance(same, outputs[alone]), (change := _distance(apart, outputs[alone])) - _CERTAIN)
-        said = _COUPLED.format(max(change, most)) if most > _SAME * 10 else ""
+        clause = _COUPLED.format(max(change, most)) if most > _SAME * 10 else ""
         first = "".join(f"`{name}` is a batch norm without running statistics: " for name in model.network.by_batch[:1])
-        coupled, norm = ("", first + said) if first and said else (said, "")
+        coupled, norm = ("", first + clause) if first and clause else (clause, "")
     return Faults(coupled=coupled, norm=norm, likelihood=_of_likelihood(model, batch, outputs, alone))
 
 

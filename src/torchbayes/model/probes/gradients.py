@@ -75,7 +75,7 @@ def _differentiated(asked: _Asked, views: Mapping[str, Tensor]) -> tuple[Tensor 
             outputs = asked(leaves)
             if not outputs.requires_grad:
                 return outputs, dict.fromkeys(leaves)
-            # not their sum, whose gradient vanishes behind a softmax or a normalisation
+            # the gradient of a plain sum would vanish behind a softmax or a normalisation
             columns, rows = (_noise(outputs.shape[axis], outputs, asked.attempt, axis) for axis in (-1, 0))
             total = ((outputs @ columns).flatten(1).sum(1) if outputs.ndim > 2 else outputs @ columns) @ rows
             gradients = torch.autograd.grad(total, [*leaves.values()], allow_unused=True)

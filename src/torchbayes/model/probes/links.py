@@ -22,7 +22,7 @@ from torchbayes.model.likelihoods.weighted import unweighted
 # operations by their names in the graph
 _PROBABILITIES = {"SoftmaxBackward0": "softmax", "SigmoidBackward0": "sigmoid"}
 _POSITIVE = {"ExpBackward0": "exponential", "SoftplusBackward0": "softplus", "ReluBackward0": "ReLU"}
-_KEEPING = {  # that move or bound values, and are looked through
+_KEEPING = {  # operations that only move or bound values: the search goes on behind them
     *("AliasBackward0", "CloneBackward0", "ExpandBackward0", "PermuteBackward0", "ReshapeAliasBackward0"),
     *("SliceBackward0", "SelectBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2", "TBackward0"),
     *("ToCopyBackward0", "TransposeBackward0", "UnsafeViewBackward0", "UnsqueezeBackward0", "ViewBackward0"),

@@ -24,7 +24,7 @@ def informed_by(model: Model, source: Source) -> Model:
         return model
     targets = [batch.targets for batch in source.some(_ROWS)]
     if len({tuple(leaf.shape[1:] for leaf in pytree.tree_leaves(each)) for each in targets}) > 1:
-        return model  # texts padded batch by batch
+        return model  # such as texts padded batch by batch
     return having(model, likelihood=informed(model.likelihood, pytree.tree_map(lambda *t: torch.cat(t), *targets)))
 
 

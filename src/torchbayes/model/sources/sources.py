@@ -284,7 +284,7 @@ def as_source(model: Model, data: Any, batch_size: int) -> Source:
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         return Loader(model, DataLoader(data, batch_size=batch_size, shuffle=True))
     if isinstance(data, Iterable):
-        # an object with names, such as one batch of graphs, would yield these
+        # an object with keys, such as one batch of graphs, would yield its keys
         return Stream(model, [data] if hasattr(data, "keys") else data)
     raise TypeError(
         f"`data` must be a tuple (inputs, targets), a Dataset, a DataLoader or a list of batches; got {seen(data)}."

@@ -21,7 +21,7 @@ class Stream:
 
     def __init__(self, model: Model, batches: Iterable[Any]) -> None:
         """Count the rows in one pass; ValueError if there are none, TypeError if the iterable can be read only once."""
-        with reading():  # loaders draw a seed for their workers
+        with reading():  # the iterator of a loader draws a seed for its workers
             once = iter(batches) is batches
         if once:
             raise TypeError("the data can be iterated only once. Give a list of batches, a Dataset or a DataLoader.")
