@@ -213,9 +213,6 @@ class Collector:
         Args:
             totals_M: the sums over all passes.
             reference_MD: r, the unit.
-
-        Returns:
-            The curvature.
         """
         size = self.model.network.layout.size
         scale_MD = reference_MD.rsqrt()

@@ -177,9 +177,6 @@ def network_layers(model: Model, support: LayerSupport, *, joint_bias: bool = Tr
         model: the model.
         support: as `layer_support` found it.
         joint_bias: whether biases are an extra column of their weights, or layers of their own.
-
-    Returns:
-        The layers.
     """
     network, places = model.network, _places(model.network)
     layers: list[Layer] = []
@@ -203,9 +200,6 @@ def layer_support(model: Model, weights_D: Tensor, inputs: Any) -> LayerSupport:
         model: the model.
         weights_D: any weights; the answer does not depend on them, except by coincidence.
         inputs: some rows of data.
-
-    Returns:
-        The support.
 
     Raises:
         ValueError: if the network has batch norm without running statistics, or cannot take the inputs.

@@ -94,9 +94,6 @@ class Tangent:
             chunk: numbers that a piece of the rows may hold.
             support: of its layers, if it is known; found with these rows if None.
 
-        Returns:
-            The tangent.
-
         Raises:
             ValueError: if the covariance does not match this network's layers.
         """

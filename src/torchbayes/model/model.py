@@ -131,13 +131,10 @@ class Model:
         self._labels = Labels(self.network)
 
     def unpack(self, batch: Any) -> Batch:
-        """Turn what a loader yields into a `Batch` on the network's device, floating inputs in its dtype.
+        """Return what a loader yields as a `Batch` on the network's device, floating inputs in its dtype.
 
         Args:
             batch: a tuple (inputs, targets), a mapping with `labels` or `targets`, or what the model's hook takes.
-
-        Returns:
-            The batch.
 
         Raises:
             ValueError: if tensors differ in their number of rows, or labels are misaligned with their tokens.
@@ -228,17 +225,16 @@ class Model:
         return with_learned(self, self.network.weights().unsqueeze(0))[0]
 
     def check(self, batch: Batch | tuple[Any, Any]) -> Tensor:
-        """Check one batch against network and likelihood, and say in one sentence what does not fit.
+        """Return the outputs for one batch (B, ...), after checking that it fits network and likelihood.
+
+        The shape of later batches can be checked against these outputs.
 
         Args:
             batch: rows, as `unpack` takes or gives them.
 
-        Returns:
-            Outputs of the network for the rows, (B, ...): later batches can be checked against their shape.
-
         Raises:
             ValueError: if there are no rows, inputs are not finite, rows and targets differ in number, the network
-                cannot take the inputs, or the targets cannot come from its outputs.
+                cannot take the inputs, or the targets cannot come from its outputs. One sentence says which.
         """
         batch = batch if isinstance(batch, Batch) else self.unpack(batch)
         if batch.size == 0:

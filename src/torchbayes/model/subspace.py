@@ -107,9 +107,6 @@ class Subspace:
             seed: seed of the directions.
             prior_scale: s, as above.
 
-        Returns:
-            The subspace.
-
         Raises:
             ValueError: if there are more directions than weights.
         """

@@ -30,7 +30,7 @@ class Axes:
 
     @classmethod
     def dense(cls, shape: tuple[int, ...]) -> Self:
-        """Return those of a linear layer (O, I), a convolution without groups (O, I, k, …), or a bias (O,)."""
+        """Return the axes of a linear layer (O, I), a convolution without groups (O, I, k, …), or a bias (O,)."""
         return cls(shape, 0, 1, shape[2:], fan_in=math.prod(shape[1:])) if len(shape) > 1 else cls(shape)
 
     def check(self) -> None:

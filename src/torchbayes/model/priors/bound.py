@@ -92,9 +92,9 @@ class BoundPrior:
         """Resolve `rules` for every name of `layout`.
 
         The rules are one prior for all, or glob -> prior, first match wins; or a joint prior over all weights, or an
-        independent one over all but those of `own`. `own` are priors by name of the last parameters of the layout,
-        which go before the rules, except a joint prior over all weights. `axes` are those of the parameters in their
-        full shapes, even if only some elements are random; by default a parameter is that of a linear layer, (O, I).
+        independent one over all but those of `own`. These are priors of the last parameters of the layout, by name.
+        They go before the rules, but a joint prior over all weights replaces them. `axes` belong to the parameters in
+        their full shapes, even if only some elements are random; the default are those of a linear layer, (O, I).
 
         It raises ValueError if a parameter matches no glob or a glob no parameter, a Distribution is not univariate or
         not over all real numbers, or a joint prior is over another number of weights; TypeError if a prior has no log

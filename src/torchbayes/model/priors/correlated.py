@@ -84,9 +84,6 @@ class Correlated:
             lengthscale: in pixels.
             scale: standard deviation of each weight.
 
-        Returns:
-            The prior.
-
         Raises:
             ValueError: if a length is not a positive integer, or a scale not above 0.
             TypeError: if they are no numbers.

@@ -198,8 +198,8 @@ class LogHalfNormal:
 class Multiplied(nn.Module):
     """A linear or convolutional layer whose inputs (dense) or filters (convolution) have multipliers.
 
-    `rule` is the prior of the multipliers, which are parameters of this module. `bias` is that of `layer`, taken from
-    it because it is added after the multipliers.
+    `rule` is the prior of the multipliers, which are parameters of this module. `bias` is the layer's own, held here
+    because it is added after the multipliers.
     """
 
     bias: nn.Parameter | None
@@ -279,9 +279,6 @@ def with_multipliers(network: Given, rules: GroupPrior | Mapping[str, PriorLike 
         network: the network, which is copied, or a function that makes one.
         rules: one group prior for all linear and convolutional layers, with Normal() for other weights; or glob ->
             prior, where a group prior is for the `weight` of such a layer.
-
-    Returns:
-        Network and prior.
 
     Raises:
         ValueError: if no weight of such a layer has a group prior, a glob with one names anything else, or the layer's

@@ -98,9 +98,6 @@ def with_scales(network: Given, rules: PriorRules) -> Scaled:
         network: the network, or a function that makes one.
         rules: one prior for all weights, or glob -> prior; some are `Hierarchical`.
 
-    Returns:
-        Network and prior.
-
     Raises:
         ValueError: if no parameter has a `Hierarchical` prior.
         TypeError: if the network is none.
