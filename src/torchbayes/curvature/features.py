@@ -259,7 +259,7 @@ def apart(covariance_BKK: Tensor, centre_BK: Tensor) -> Tensor:
 
 
 def _of_last(leaf: Leaf, part: Part, diagonal: bool) -> Tensor:
-    """Return J Σ Jᵀ where J of output k is a in the block of its own weights: aᵀ Σ_kl a of every pair of outputs."""
+    """Return J Σ Jᵀ of a last layer, whose J of output k is a at its own weights: aᵀ Σ_kl a of every pair."""
     inputs, centre_BK = part.plain_given()[:, 0], part.centre_BK
     if centre_BK is not None and not bool(centre_BK.all()):  # rows may leave different outputs out of the mean
         return apart(of_strips(inputs, **leaf.strips)[0], centre_BK)

@@ -1,14 +1,14 @@
-r"""Dropout masks that belong to a drawn function: the same for every row of every batch (Gal and Ghahramani 2016).
+"""Dropout masks that belong to a drawn function: the same for every row of every batch (Gal and Ghahramani 2016).
 
-Under q a unit of layer l is kept with probability k_l, and the rows of the weights that act on a unit that is dropped
-are zero. A draw of the weights is thus one mask z of each dropout layer, shared by all rows, and inverted dropout
-multiplies its inputs by z / k. What PyTorch does in training mode, a mask for every row, gives each row the same
-distribution of outputs, but no function: two rows of a batch are then rows of two different networks.
+Under q a unit of layer l is kept with probability k_l; if it is dropped, the rows of the weights that act on it are
+zero. A draw of the weights is thus one mask z of each dropout layer, shared by all rows, and inverted dropout
+multiplies its inputs by z / k. PyTorch in training mode draws a mask for every row. Each row's outputs then have the
+same distribution, but belong to no one function: two rows of a batch are rows of two different networks.
 
 While `Masked` is active, each Bernoulli number that a network draws in training mode is a function of the seed of the
 draw, the place of the call among those of a forward pass, and the position in a row: channel, position of a sequence,
-pixel. A sequence of another length has the masks of its positions. It works below the modules, and so for nn.Dropout,
-Dropout1d to 3d, AlphaDropout, F.dropout, attention, nn.LSTM and StochasticDepth alike.
+pixel. A sequence of another length has the masks of its positions. It works below the modules, and so covers
+nn.Dropout, Dropout1d to 3d, AlphaDropout, F.dropout, attention, nn.LSTM and StochasticDepth.
 """
 
 from __future__ import annotations

@@ -67,7 +67,6 @@ class Held:
         return {name: value for name, value in self.__dict__.items() if name != "_shell"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore it."""
         self.__dict__.update(state)
         self._shell = _Shell(self._template, self._own, self._live)
 

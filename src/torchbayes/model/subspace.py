@@ -1,15 +1,14 @@
-r"""Subspaces of the weights: a network as a function of a few coordinates (Izmailov et al. 2019).
+"""Subspaces of the weights: a network as a function of a few coordinates (Izmailov et al. 2019).
 
-An affine subspace holds the weights o + z P, with an origin o and R directions, the rows of P. The coordinates u are
-those in which the model's normal prior N(m, S), conditioned on the subspace, is standard normal:
+An affine subspace holds the weights o + z P, with an origin o and R directions, the rows of P. In the coordinates u the
+model's normal prior N(m, S), conditioned on the subspace, is standard normal:
 
     A = P S⁻¹ Pᵀ = L Lᵀ,    w = o + (m' + u L⁻¹) P,    m' = (m − o) S⁻¹ Pᵀ A⁻¹,    u ~ N(0, I)
 
-so the prior stays that of the model, and all directions have a similar scale. With a prior scale s the prior is one of
-the coordinates z instead, whatever the model's is: z ~ N(0, s² I) and w = o + s u P, as in the paper. The directions
-then have the lengths of the rows of P, which are one standard deviation of a trajectory where they are its principal
-components. Learned parameters of the likelihood are not weights of the network: they remain separate coordinates,
-after u.
+So the prior stays that of the model, and all directions have a similar scale. With a prior scale s, whatever the
+model's prior, z ~ N(0, s² I) and w = o + s u P, as in the paper. The directions then have the lengths of the rows of P,
+which are one standard deviation of a trajectory if they are its principal components. Learned parameters of the
+likelihood are not weights of the network: they remain separate coordinates, after u.
 """
 
 from __future__ import annotations
@@ -123,9 +122,12 @@ class Subspace:
         """Return the subspace through the mean of a posterior, along its principal components.
 
         These are the components of its low-rank part if it has one, as SWAG does, whose low-rank part holds the last
-        deviations of a trajectory. Several such members have the components of (1/M) Σ_m (F_mᵀ F_m + (μ_m − μ)(μ_m −
-        μ)ᵀ), without the diagonals of their covariances. Any other posterior has those of its members, if it is a point
-        mass at each, or those of draws: for a sampler, of all draws that it made. A curve spans a plane.
+        deviations of a trajectory. Several such members have the components of
+
+            (1/M) Σ_m (F_mᵀ F_m + (μ_m − μ)(μ_m − μ)ᵀ)
+
+        without the diagonals of their covariances. Any other posterior has those of its members, if it is a point mass
+        at each, or those of draws: for a sampler, of all draws that it made. A curve spans a plane.
 
         Args:
             posterior: any posterior over all weights, such as that of a run.
@@ -287,7 +289,7 @@ def having_model(space: Subspace, model: Model) -> Subspace:
 
 
 def _landmarks(posterior: Spread, rank: int) -> Tensor:
-    """Return weights whose mean and principal components are those of a posterior, (S, D)."""
+    """Return weights (S, D) with the mean and the principal components of a posterior."""
     tensors = posterior.tensors()
     factor_MRD = tensors.get("covariance.factor_MRD")
     if factor_MRD is None:

@@ -36,7 +36,7 @@ from torchbayes.randomness.seeds import Purpose, generator, seeded
 
 
 def is_indexed(data: Any) -> bool:
-    """Return whether data are a loader over a data set whose rows have numbers, in batches that it makes itself."""
+    """Return whether data are a loader that makes its own batches, over a data set whose rows have numbers."""
     return (
         isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset) and data.batch_size is not None
     )

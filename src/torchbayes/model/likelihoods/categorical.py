@@ -262,8 +262,9 @@ def check_possible(likelihood: Likelihood, outputs: Tensor, targets: Any) -> Non
 def categorical_root(outputs_BK: Tensor) -> Tensor:
     """Return K − 1 columns, (K − 1, B, K), whose outer products sum to diag(p) − p pᵀ: its Cholesky factor.
 
-    With p = softmax(f) and tails q_j = Σ_{k > j} p_k, column j has √(p_j q_j / q_{j−1}) at j and −p_i √(p_j / (q_j
-    q_{j−1})) below (Tanabe and Sagae 1992).
+    With p = softmax(f) and tails q_j = Σ_{k > j} p_k, column j is (Tanabe and Sagae 1992)
+
+        √(p_j q_j / q_{j−1}) at j,    −p_i √(p_j / (q_j q_{j−1})) below
     """
     log_p = outputs_BK.log_softmax(-1)
     # tails in log space: one minus a sum of probabilities would lose all digits of a confident prediction

@@ -5,8 +5,8 @@
                                      E LSE(f) ≤ ½ Σ_k a_k² v_k + LSE_k(m_k + ½ (1 − 2 a_k) v_k)   Knowles and Minka
     Bernoulli     y m − E log(1 + e^f), the same with the two classes (f, 0)
 
-LSE is the log of a sum of exponentials. The second bound (Knowles and Minka 2011) holds for every a, is Jensen's at a =
-0, and is convex in a. Its minimum has a = softmax(m + ½ (1 − 2a) v), and is approached by steps that never raise the
+LSE is the log of a sum of exponentials. The second bound (Knowles and Minka 2011) holds for every a. It is Jensen's at
+a = 0, and convex in a. Its minimum has a = softmax(m + ½ (1 − 2a) v), and is approached by steps that never raise the
 bound. Jensen's bound takes the mean of e^f, since E e^f = e^{m + v/2} whatever the correlations of the outputs. Both
 are used by Harrison, Willes and Snoek (2024).
 """

@@ -1,4 +1,4 @@
-"""Shapes of targets against those of outputs, and what every likelihood checks."""
+"""Shapes of targets and outputs, and the checks that likelihoods share."""
 
 from __future__ import annotations
 

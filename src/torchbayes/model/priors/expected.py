@@ -50,8 +50,7 @@ def is_closed(segment: Segment, *, normal: bool = True, correlated: bool = False
 def add_expected_(segment: Segment, mean: Tensor, variance: Tensor, *, scale: float, into: Sequence[Tensor]) -> Tensor:
     """Return E log p(w) of one segment, float64 (M,), in nats, and add `scale` times its derivatives to a pair.
 
-    The pair `into` receives the derivatives by μ and by v. They, and mean and variance, are those of all weights, (M,
-    D).
+    The pair `into` receives the derivatives by μ and by v. These, mean and variance are those of all weights, (M, D).
     """
     prior, where = segment.prior, segment.where
     assert isinstance(prior, Expected), "the expectation has a closed form"

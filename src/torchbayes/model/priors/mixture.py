@@ -30,7 +30,7 @@ class NormalMixture:
     """w ~ Σ_j proportion_j N(0, scale_j²): a scale mixture of normals.
 
     With two components this is the prior of Bayes by backprop (Blundell et al. 2015). Fit it by `VI` with the scale of
-    the narrow one as `initial_scale`: from a wider start weights do not find the narrow one.
+    the narrow one as `initial_scale`: from a wider start, weights do not reach the narrow component.
 
     Attributes:
         scales: standard deviations, one per component.

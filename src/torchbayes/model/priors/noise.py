@@ -19,8 +19,8 @@ class LogInverseChi:
 
         log p(w) = −df (u + ½ e^{−2u}) + constant,    u = w − log scale
 
-    Given N residuals with the sum of squares S, the most probable scale under this prior is s² = (S + df scale²)/(N +
-    df), which is above zero even if a network interpolates its rows and S = 0 (Gelman et al. 2013, section 3.2).
+    Given N residuals with the sum of squares S, the most probable scale has s² = (S + df scale²)/(N + df). It is above
+    zero even if a network interpolates its rows and S = 0 (Gelman et al. 2013, section 3.2).
 
     Attributes:
         df: degrees of freedom: how many residuals the prior is worth.

@@ -117,18 +117,15 @@ class _LogScaledE1(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """Return the value."""
         return scaled_e1(x)[0].log()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Keep x."""
         del output
         ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        """Return the slope times the gradient."""
         (x,) = ctx.saved_tensors
         slope: Any = _Slope.apply(x)
         return gradients[0] * slope
@@ -141,7 +138,6 @@ class _Slope(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """Return the value."""
         return scaled_e1(x)[1]
 
     @staticmethod
@@ -152,7 +148,6 @@ class _Slope(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        """Return the derivative times the gradient."""
         (x,) = ctx.saved_tensors
         slope: Any = _Slope.apply(x)
         return gradients[0] * (1 - slope) * (1 / x + slope)

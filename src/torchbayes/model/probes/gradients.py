@@ -134,7 +134,7 @@ def _silenced(asked: _Asked, views: Mapping[str, Tensor], names: set[str]) -> se
 def _recomputes(error: BaseException) -> bool:
     """Return whether an error comes from activations that are computed again in a backward pass.
 
-    The traceback decides, because the text may be of any kind: the module of a factory holds no values by then.
+    The traceback tells, because the text may be of any kind: the module of a factory holds no values by then.
     """
     frames = traceback.walk_tb(error.__traceback__)
     return any(frame.f_code.co_filename == checkpoint.__file__ for frame, _ in frames) or "checkpoint" in str(error)
