@@ -75,7 +75,7 @@ def copied(module: nn.Module, instead: Mapping[int, Tensor] | None = None) -> nn
 
 
 def without_values(tensor: Tensor) -> bool:
-    """Return whether a tensor is on the meta device, where only subclasses of Tensor may have values."""
+    """Return whether a tensor has no values, on the meta device; subclasses of Tensor there may have some."""
     return tensor.is_meta and type(tensor) in {Tensor, nn.Parameter}
 
 

@@ -209,22 +209,22 @@ class Network:
         buffers = {n: b.clone() for n, b in (buffers or self.buffers).items()}
         layers: list[Any] = [self.module.get_submodule(n) for n in self.batch_norms]
         momenta = [layer.momentum for layer in layers]
-        views, rows = self.layout.split(weights) if isinstance(weights, Tensor) else weights, 0
+        views, num_rows = self.layout.split(weights) if isinstance(weights, Tensor) else weights, 0
         try:
             for layer in layers:
                 layer.training = True
             with torch.no_grad():
                 for inputs in batches:
                     size = batch_size(inputs)
-                    rows += size
+                    num_rows += size
                     for layer in layers:
-                        layer.momentum = size / rows
+                        layer.momentum = size / num_rows
                     self(views, self.arrange(inputs), buffers)
         finally:
             for layer, momentum in zip(layers, momenta, strict=True):
                 layer.momentum = momentum
             self.module.eval()
-        if not rows:
+        if not num_rows:
             raise ValueError("batch-norm statistics cannot be recalibrated without data; got no batch.")
         return buffers
 
