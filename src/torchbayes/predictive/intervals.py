@@ -13,8 +13,8 @@ from torchbayes.model.likelihoods.quantiles import check_level, is_discrete
 from torchbayes.predictive.classes import check_ordered
 from torchbayes.predictive.mixture import Mixture
 
-_SAMPLES = 2000  # for the quantiles of a row whose distribution function is not known
-_AT_ONCE = 2**24  # numbers that `Tensor.quantile` takes
+_SAMPLES = 2000  # for the quantiles of a row without a known distribution function
+_AT_ONCE = 2**24  # the most numbers that `Tensor.quantile` takes
 
 
 def central_interval(predictive: Mixture, outside: float = 0.05) -> tuple[Tensor, Tensor]:
@@ -47,28 +47,18 @@ def checked_interval(predictive: Mixture, level: float) -> tuple[Tensor, Tensor]
 
 
 def levels_reached(predictive: Mixture, targets: Tensor) -> Tensor:
-    """Return the level of the smallest central interval that holds each target.
+    """Return the level of the smallest central interval that holds each target (B, K'): in [0, 1], (B, K').
 
-    Args:
-        predictive: of numbers.
-        targets: (B, K').
-
-    Returns:
-        Levels in [0, 1], (B, K'), as `torchbayes.metrics.central_level` defines them.
+    `torchbayes.metrics.central_level` defines it.
     """
     return central_level(*probabilities_below(predictive, targets))
 
 
 def probabilities_below(predictive: Mixture, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the predicted probability of values below each target, and of values up to it.
+    """Return F(y−) and F(y), the predicted probability of values below each target (B, K') and up to it, (B, K') each.
 
-    Args:
-        predictive: of numbers.
-        targets: (B, K').
-
-    Returns:
-        F(y-) and F(y), (B, K') each, in [0, 1]. Where the distribution function is known, both are equal unless values
-        are whole numbers; else they are shares of samples.
+    Where the distribution function is known, both are equal unless values are whole numbers; else they are shares
+    of samples.
     """
     distribution = predictive.distribution
     try:
@@ -77,22 +67,20 @@ def probabilities_below(predictive: Mixture, targets: Tensor) -> tuple[Tensor, T
     except (NotImplementedError, ValueError):
         pieces, start, shares = samples_of(predictive), 0, []
         for samples in pieces:
-            own = targets[start : start + samples.shape[1]]
-            shares.append(torch.stack([(samples < own).to(own).mean(0), (samples <= own).to(own).mean(0)]))
+            observed = targets[start : start + samples.shape[1]]
+            shares.append(
+                torch.stack([(samples < observed).to(observed).mean(0), (samples <= observed).to(observed).mean(0)])
+            )
             start += samples.shape[1]
         below, up_to = torch.cat(shares, dim=1)
     return below.clamp(0, 1), up_to.clamp(0, 1)
 
 
 def samples_of(predictive: Mixture) -> Iterator[Tensor]:
-    """Yield as many samples of each draw, 2,000 in all or more, for some rows after the others, (C, b, K').
-
-    Args:
-        predictive: of numbers.
-    """
+    """Yield samples (C, b, K') of successive blocks of b rows: equally many of each draw, 2,000 in all or more."""
     count = -(-_SAMPLES // predictive.draws) * predictive.draws
-    for place, piece in enumerate(pieces_of(predictive, count, _AT_ONCE)):
-        yield piece.sample(count, seed=place)
+    for number, piece in enumerate(pieces_of(predictive, count, _AT_ONCE)):
+        yield piece.sample(count, seed=number)
 
 
 def pieces_of(predictive: Mixture, count: int, at_once: int) -> Iterator[Mixture]:
