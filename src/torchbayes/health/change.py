@@ -1,4 +1,4 @@
-"""How far networks differ as functions on training rows, so that a result whose draws are one function is found."""
+"""How far networks differ as functions on training rows, which reveals a result whose draws are one function."""
 
 from __future__ import annotations
 
@@ -10,20 +10,15 @@ from torch import Tensor
 from torchbayes.model.batches.batch import Batch
 from torchbayes.posteriors.point import Point
 
-SAME = 1e-3  # change of outputs, relative to how much they vary over the rows, at which networks are one function
+SAME = 1e-3  # below this change of outputs, relative to their variation over the rows, networks are one function
 
 
 def changes(before: Point, after: Point, batches: Sequence[Batch]) -> Tensor | None:
-    """Return how far outputs change from networks to others, against how much they vary over the rows.
+    """Return the root mean square change of outputs from M networks to M others, in standard deviations over rows.
 
-    Args:
-        before: M networks.
-        after: as many others.
-        batches: the rows, of which also come the batch-norm statistics of both.
-
-    Returns:
-        Root mean square change over standard deviation, float64 (M,): 0 where there is no change, infinite where only
-        the variation is 0. None where outputs of batches differ in size, such as those of texts padded batch by batch.
+    Float64 (M,): 0 where there is no change, infinite where only the variation is 0. Batch-norm statistics of both
+    come from the rows too. None where outputs of batches differ in size, such as those of texts padded batch by
+    batch.
     """
     both: list[Tensor] = []
     for networks in (before, after):

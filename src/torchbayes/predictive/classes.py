@@ -43,14 +43,7 @@ def over_classes(distribution: Distribution) -> distributions.Categorical | dist
 
 
 def class_probs(distribution: Distribution) -> Tensor:
-    """Return averaged probabilities over all classes, (B, ..., K): an axis of two for Bernoulli.
-
-    Args:
-        distribution: S distributions over classes.
-
-    Raises:
-        TypeError: if they are not over classes.
-    """
+    """Return averaged probabilities over all classes, (B, ..., K), of S distributions; two for Bernoulli."""
     kind = over_classes(distribution)
     probs = torch.as_tensor(kind.probs).mean(0)
     if not isinstance(kind, distributions.Bernoulli):

@@ -36,18 +36,7 @@ class Units:
 
 
 def columns(predictive: Mixture, units: Units) -> dict[str, np.ndarray]:
-    """Return predictions as columns.
-
-    Args:
-        predictive: at N inputs.
-        units: in what they are told.
-
-    Returns:
-        name -> (N,).
-
-    Raises:
-        TypeError: if it is neither of classes nor of numbers.
-    """
+    """Return predictions at N inputs as columns, name -> (N,); a TypeError unless they are classes or numbers."""
     kind = predictive.distribution
     if isinstance(kind, distributions.Categorical | distributions.Bernoulli):
         return _of_classes(predictive, units.classes)
@@ -128,7 +117,7 @@ def frame_of(
 
 
 def overview_of(predictive: Mixture) -> Overview:
-    """Return what a predictive says of itself: how many functions and rows, and its columns at the first rows."""
+    """Return what is displayed of a predictive: numbers of functions and rows, and columns of the first rows."""
     draws, rows = predictive.outputs_SBK.shape[:2]
     facts = {"draws": draws, "rows": rows, "likelihood": brief(predictive.likelihood)}
     if predictive.outputs_SBK.ndim > 2:

@@ -18,14 +18,9 @@ _AT_ONCE = 2**24  # the most numbers that `Tensor.quantile` takes
 
 
 def central_interval(predictive: Mixture, outside: float = 0.05) -> tuple[Tensor, Tensor]:
-    """Return the ends of the central interval of each number that is predicted.
+    """Return the ends of the central interval of each number, each (B, K'), with probability `outside` outside.
 
-    Args:
-        predictive: of numbers.
-        outside: probability that the interval leaves out, half of it on either side.
-
-    Returns:
-        The quantiles at `outside` / 2 and 1 - `outside` / 2, each (B, K').
+    They are the quantiles at `outside` / 2 and 1 − `outside` / 2.
     """
     levels = predictive.outputs_SBK.new_tensor([outside / 2, 1 - outside / 2])
     try:
@@ -84,13 +79,7 @@ def samples_of(predictive: Mixture) -> Iterator[Tensor]:
 
 
 def pieces_of(predictive: Mixture, count: int, at_once: int) -> Iterator[Mixture]:
-    """Yield the predictive of some rows after the others.
-
-    Args:
-        predictive: at B inputs.
-        count: numbers that are held for each output.
-        at_once: numbers that may be held.
-    """
+    """Yield the predictive of successive blocks of rows, with `count` numbers per output at most `at_once` each."""
     outputs_SBK, spread = predictive.outputs_SBK, predictive.function_variance
     step = max(at_once // (count * outputs_SBK[0, 0].numel()), 1)
     for start in range(0, outputs_SBK.shape[1], step):

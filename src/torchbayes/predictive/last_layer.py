@@ -44,22 +44,17 @@ class Passed(nn.Module):
 
 @readable
 class LinearisedModule(PredictiveModule):
-    """The closed form of a last layer, a mixture over its members: what `Linearised` predicts, in one forward pass."""
+    """The closed form of a last layer, a mixture over its members: what `Linearised` predicts, in one pass."""
 
     kind = "linearised module"
     parts = ("shared", "head", "covariance", "learned")
 
     @classmethod
     def of(cls, posterior: Gaussian, *, link: str, level: float | None) -> LinearisedModule:
-        """Return the module of a Gaussian posterior over a last layer.
+        """Return the module of a Gaussian posterior over a last layer, with `link` as for `Linearised`.
 
-        Args:
-            posterior: the Gaussian.
-            link: as of `Linearised`.
-            level: of the central intervals; none if None.
-
-        Raises:
-            ValueError: if the link is no closed form, or other weights than those of one linear layer are random.
+        It has no intervals if `level` is None. A ValueError if the link has no closed form, or other weights than
+        those of one linear layer are random.
         """
         model = posterior.model
         name, layer = _random_layer(model.network)
@@ -122,7 +117,7 @@ class LinearisedModule(PredictiveModule):
         return outputs
 
     def _covariance(self, rows_PI: Tensor, *, full: bool, centre_MPK: Tensor | None) -> Tensor:
-        """Return V of every place, (M, P, K, K), or its diagonal, of the outputs less their mean if one is given."""
+        """Return V of every place, (M, P, K, K), or its diagonal; of the outputs less their mean for a centre."""
         terms: dict[str, dict[str, Tensor]] = defaultdict(dict)
         for name, tensor in self.part("covariance").items():
             number, _, key = name.partition(".")
@@ -213,11 +208,7 @@ def _on_layer(form: Form, at: Tensor, grid_KI: Tensor) -> dict[str, Tensor]:
 
 
 def _random_layer(network: Network) -> tuple[str, nn.Linear]:
-    """Return the name of the linear layer whose weights alone are random, with a dot at its end, and the layer.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """Return the only linear layer with random weights, after its name and a dot; a ValueError if there is none."""
     names = network.layout.names
     name = names[0].removesuffix("weight")
     layers = {

@@ -212,18 +212,12 @@ def preferred(posterior: Posterior, draws: int | None = None, *, seed: int = 0) 
 
 
 def by_outputs(posterior: Any, *, seed: int = 0) -> Linearised | None:
-    """Return the linearised form of a posterior that predicts with it by default: of Laplace, and of a last layer.
+    """Return the linearised form of a Laplace posterior, and of one over a last layer; None for any other.
 
-    The Gaussian of a Laplace posterior belongs to the linearised network, and draws of weights leave the region where
-    the network is nearly linear. Outputs that are linear in all weights that vary are normal, in one pass through the
-    network: for normal noise and Probit the predictive is exact, else it averages values drawn from the outputs.
-
-    Args:
-        posterior: any.
-        seed: of the values.
-
-    Returns:
-        The linearised form; None for any other posterior.
+    These predict with it by default. The Gaussian of a Laplace posterior belongs to the linearised network, and
+    draws of weights leave the region where the network is nearly linear. Outputs that are linear in all weights
+    that vary are normal, and take one pass through the network. For normal noise and Probit the predictive is
+    exact; else it averages values drawn from the outputs with `seed`.
     """
     if getattr(posterior, "of_linearised", False):
         return Linearised(posterior)

@@ -44,16 +44,11 @@ def centre(outputs: Tensor) -> Tensor:
 
 
 def class_probit(mean: Tensor, apart: Tensor) -> Tensor:
-    """Return logits (f_k − f̄) / √(1 + π V_k / 8), V_k the variance of f_k less the mean of the other outputs.
+    """Return logits (f_k − f̄) / √(1 + π V_k / 8), (..., K), V_k the variance of f_k less the mean of the others.
 
-    The softmax ignores what all outputs share, and so do these. For two classes they are the probit of the difference.
-
-    Args:
-        mean: (..., K); a class whose probability underflows, as where it is masked, is left out of the means.
-        apart: Var[f_k − f̄], (..., K), f̄ the mean of the outputs under the weights of `centre`.
-
-    Returns:
-        Tensor (..., K).
+    The softmax ignores what all outputs share, and so do these. For two classes they are the probit of the
+    difference. `apart` is Var[f_k − f̄], (..., K), f̄ the mean under the weights of `centre`: a class whose
+    probability underflows, such as a masked one, does not count.
     """
     used = centre(mean) > 0
     classes = used.sum(-1, keepdim=True).to(mean.dtype)

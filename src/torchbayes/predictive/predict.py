@@ -53,7 +53,7 @@ class Sampled:
 
 
 def _predictive(functions: Functions, outputs_SBK: Tensor) -> Predictive:
-    """Return the predictive, each draw's learned likelihood parameters shaped to broadcast against its outputs."""
+    """Return the predictive, with learned likelihood parameters shaped to broadcast against the outputs."""
     extra = outputs_SBK.ndim - 2  # axes between draws and outputs: B, and positions of a sequence or an image
     parameters = {n: p.view(len(p), *[1] * extra, *p.shape[1:]) for n, p in functions.parameters.items()}
     return Predictive(outputs_SBK, functions.model.likelihood, parameters)

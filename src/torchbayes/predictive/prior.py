@@ -92,15 +92,13 @@ class PriorPredictive:
         )  # 0/0 where no output varies at both
 
     def class_correlation(self, labels: Any) -> Tensor:
-        """Return the mean correlation between inputs of each two classes.
+        """Return the mean correlation between inputs of each two classes, float64 (C, C), ordered as `labels.unique()`.
 
-        Pairs of an input with itself, and with inputs at which the functions do not vary, are left out.
+        Pairs of an input with itself, and with inputs at which the functions do not vary, are left out; NaN on the
+        diagonal for a class of one input.
 
         Args:
             labels: whole numbers (B,), the class of each input.
-
-        Returns:
-            Float64 tensor (C, C), in the order of `labels.unique()`; NaN on the diagonal for a class of one input.
 
         Raises:
             TypeError: if labels are not whole numbers.
@@ -209,7 +207,7 @@ def _passed(model: Model, inputs: Any, chunk_size: int) -> Iterator[Any]:
 
 
 def _symmetric(products: Tensor) -> Tensor:
-    """Return products of all pairs without the rounding in which (i, j) and (j, i) differ on some machines."""
+    """Return products of all pairs, made symmetric: rounding of (i, j) and (j, i) differs on some machines."""
     return 0.5 * (products + products.mT)
 
 

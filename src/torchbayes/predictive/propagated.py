@@ -58,11 +58,7 @@ def rectifier_network(model: Model) -> Architecture:
 
 
 def normal_noise(model: Model) -> GaussianLikelihood:
-    """Return the likelihood of one observation, if it is normal noise of a fixed or learned scale.
-
-    Raises:
-        ValueError: if it is another likelihood.
-    """
+    """Return the likelihood of one observation; a ValueError unless it is normal noise of fixed or learned scale."""
     likelihood = unweighted(model.likelihood)
     if not isinstance(likelihood, GaussianLikelihood) or not own(likelihood, "curvature_root"):
         raise ValueError(
@@ -73,11 +69,7 @@ def normal_noise(model: Model) -> GaussianLikelihood:
 
 
 def flattened(network: Architecture, inputs: Any, *, axis: int) -> Tensor:
-    """Return rows as vectors, float64: the axes after `axis` are joined.
-
-    Raises:
-        ValueError: if the network does not take them.
-    """
+    """Return rows as float64 vectors, joining axes after `axis`; a ValueError if the network does not take them."""
     if not isinstance(inputs, Tensor) or not network.takes(inputs.shape[axis + 1 :]):
         rows = f"shape {tuple(inputs.shape[axis + 1 :])}" if isinstance(inputs, Tensor) else seen(inputs)
         raise ValueError(f"the network takes rows of {network.rows}; got rows of {rows}. Give one tensor of rows.")

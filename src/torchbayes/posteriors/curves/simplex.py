@@ -158,11 +158,7 @@ class SimplexPosterior(Posterior):
         return cls(model, tensors["vertices_MPD"], settings["modes"])
 
     def _coordinates(self, coordinates: Any) -> Tensor:
-        """Return coordinates in float64, checked.
-
-        Raises:
-            ValueError: if they are negative, do not sum to 1, or belong to no simplex.
-        """
+        """Return coordinates in float64; a ValueError if negative, of another sum than 1, or of no simplex."""
         shares, count = as_numbers("coordinates", coordinates), self.vertices_MPD.shape[1]
         if shares.ndim not in {1, 2} or shares.shape[-1] != count:
             raise ValueError(

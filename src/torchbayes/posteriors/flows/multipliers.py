@@ -51,14 +51,7 @@ class Multiplied(NamedTuple):
 
 
 def multiplied(model: Model) -> tuple[Multiplied, ...]:
-    """Return the weights of the dense and convolutional layers of a model, in order.
-
-    Args:
-        model: the model. A layer counts whose `weight` is random as a whole.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """Return the weights of dense and convolutional layers that are random as a whole; a ValueError without any."""
     network = model.network
     modules, weights = dict(network.module.named_modules(remove_duplicate=False)), []
     for name, shape in network.layout.shapes.items():
