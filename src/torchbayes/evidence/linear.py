@@ -102,11 +102,7 @@ def _normal_prior(model: Model) -> tuple[Tensor, Tensor]:
 
 
 def _linear(network: Network, rows: Batch, loc_D: Tensor, scale_D: Tensor) -> tuple[Tensor, Tensor]:
-    """Return outputs at the prior's mean, (N, K), and their slopes, (N, K, D), of a network that is linear.
-
-    Raises:
-        ValueError: if it is not.
-    """
+    """Return outputs at the prior's mean, (N, K), and slopes, (N, K, D); a ValueError for a nonlinear network."""
     with torch.no_grad():
         centre_NK = network(loc_D, rows.inputs)
         slopes = []

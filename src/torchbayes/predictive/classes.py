@@ -1,4 +1,4 @@
-"""Distributions over classes: averaged probabilities, entropies, the decisions that cost least, and what they lack."""
+"""Distributions over classes: averaged probabilities, entropies, decisions of least loss, and errors of others."""
 
 from __future__ import annotations
 

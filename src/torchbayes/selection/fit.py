@@ -149,26 +149,23 @@ def fit(
     check_validation(method, validation, start)
     seed, directory = as_seed(seed), None if directory is None else full_path(directory)
     options["directory"], shown_to = directory, callbacks if (ranks or Ranks()).first else ()
-    choosing: dict[str, Any] = {"validation": validation, "directory": directory, "callbacks": shown_to}
+    search: dict[str, Any] = {"validation": validation, "directory": directory, "callbacks": shown_to}
     method = of_length(method, steps)
     model, space = informed(model, data, space=space, directory=directory)
-    original_start, entries = start, dict[str, Any]()
+    first_start, entries = start, dict[str, Any]()
     if method.needs.start is not None:
-        setting: dict[str, Any] = {"seed": seed, "space": space}
-        method, start, entries = _at_modes(
-            model, data, method, start=start, place=setting, asked=choosing, options=options
-        )
+        base: dict[str, Any] = {"seed": seed, "space": space}
+        method, start, entries = _at_modes(model, data, method, start=start, place=base, asked=search, options=options)
     shard = Shard(method.members, ranks or Ranks())
     check_shares(model, method, shard.ranks)
     check_size(model, method, members=shard.count, in_memory=directory is None)
     problems = start.problems if isinstance(start, Posterior) else ()
-    warn_of(
-        problems if original_start is not None else (), "`start`"
-    )  # a start that was sought has been warned of by its fit
+    # A start that was sought has been warned of by its own fit.
+    warn_of(problems if first_start is not None else (), "`start`")
     source, faults = rows_of(model, data, method)
     model, begin = begin_at(model, method, start, seed=seed, space=space, source=source)
     if method.needs.start is None and method.choices:
-        model, method, entries = choose(model, source, method, begin=begin, **choosing)
+        model, method, entries = choose(model, source, method, begin=begin, **search)
         begin = begin.with_learned(entries.get("chosen", {}).get("learned"))
     constants = {} if directory is None else describe_constants(model if space is None else space.whole, method)
     description = {**describe_run(model, source, method, seed=seed, space=space), **constants, **entries}

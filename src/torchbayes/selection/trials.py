@@ -59,7 +59,10 @@ class Search:
         return replace(self, method=method, begin=self.begin.with_learned(found.learned))
 
     def density(self, method: Method, model: Model | None = None) -> LogDensity:
-        """Return the target of rows that are not held out; of one kind there is one, which measures its plan once."""
+        """Return the target of rows that are not held out.
+
+        Methods of one kind share one, which measures its plan once.
+        """
         kind = method.needs.network, method.plan, id(model)
         if kind not in self._densities:
             self._densities[kind] = density_of(model or self.model, self.folds[0].rows, method)
