@@ -192,9 +192,8 @@ def _at_rows(posterior: Draws, inputs: Any, targets: Any, rows: slice) -> tuple[
     block = max(1, _BLOCK // (chains * size))
     name, values, likelihoods = "", [], []
     for start in range(0, draws, block):
-        predictive = predict(
-            _some_draws(posterior, slice(start, start + block)), some
-        )  # all draws, from each chain in turn
+        # All draws of the block are predicted, from each chain in turn.
+        predictive = predict(_some_draws(posterior, slice(start, start + block)), some)
         kind = predictive.distribution
         classes = isinstance(kind, distributions.Categorical | distributions.Bernoulli)
         name = "probabilities" if classes else "means"
@@ -203,8 +202,8 @@ def _at_rows(posterior: Draws, inputs: Any, targets: Any, rows: slice) -> tuple[
         if targets is not None:
             likelihood = predictive.likelihood
             likelihood.check(predictive.outputs_SBK[0], rows_of(targets, rows))
-            each_SB = likelihood.log_prob(predictive.outputs_SBK, rows_of(targets, rows), predictive.parameters)
-            likelihoods.append(each_SB.unflatten(0, (-1, chains)).transpose(0, 1))
+            log_prob_SB = likelihood.log_prob(predictive.outputs_SBK, rows_of(targets, rows), predictive.parameters)
+            likelihoods.append(log_prob_SB.unflatten(0, (-1, chains)).transpose(0, 1))
     return name, torch.cat(values, 1), torch.cat(likelihoods, 1) if likelihoods else None
 
 

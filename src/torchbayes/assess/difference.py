@@ -82,8 +82,8 @@ def difference(
         raise ValueError(
             f"{metric} needs the `terms` of every row, which an evaluation made by hand lacks. Use `evaluate`."
         )
-    both = (first.metrics, second.metrics)
-    return paired(metric, both, drawn, rows=len(first.log_prob), level=level)
+    metrics = (first.metrics, second.metrics)
+    return paired(metric, metrics, drawn, rows=len(first.log_prob), level=level)
 
 
 def paired(
@@ -117,11 +117,11 @@ def paired(
 def _check_rows(first: Evaluation, second: Evaluation) -> None:
     """Raise a ValueError unless two evaluations are of the same rows."""
     for name in ("targets", "weights", "label_weights"):
-        ours, theirs = (pytree.tree_leaves(getattr(each, name)) for each in (first, second))
-        if len(ours) != len(theirs) or not all(map(_equal, ours, theirs)):
+        left, right = (pytree.tree_leaves(getattr(each, name)) for each in (first, second))
+        if len(left) != len(right) or not all(map(_equal, left, right)):
             raise ValueError(
                 f"`first` and `second` must be evaluations of the same rows in the same order; their `{name}` differ: "
-                f"{_said(ours)} and {_said(theirs)}. Evaluate both on the same data."
+                f"{_said(left)} and {_said(right)}. Evaluate both on the same data."
             )
 
 

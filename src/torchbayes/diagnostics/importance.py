@@ -90,8 +90,8 @@ def _smoothed(ratios_SQ: Tensor, tail: int) -> tuple[Tensor, Tensor]:
     places_T = (torch.arange(tail, dtype=torch.float64, device=excess_TQ.device) + 0.5) / tail
     expected_TQ = cut_Q + scale_Q * torch.expm1(-shape_Q * torch.log1p(-places_T).unsqueeze(1)) / shape_Q
     smooth_TQ = torch.where(equal_Q, sorted_SQ[-tail:], expected_TQ.clamp(max=1.0).log())
-    found_SQ = ratios_SQ.scatter(0, order_SQ[-tail:], smooth_TQ)
-    return found_SQ, torch.where(equal_Q, -math.inf, shape_Q)
+    smoothed_SQ = ratios_SQ.scatter(0, order_SQ[-tail:], smooth_TQ)
+    return smoothed_SQ, torch.where(equal_Q, -math.inf, shape_Q)
 
 
 def generalised_pareto(excess_TQ: Tensor) -> tuple[Tensor, Tensor]:

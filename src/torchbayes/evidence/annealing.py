@@ -97,8 +97,8 @@ def reverse_annealing(
     """Bound the log evidence from above by annealing draws of the posterior back to the prior.
 
     With the same settings and seed it uses the temperatures of `annealed_importance_sampling`, in reverse order.
-    The error assumes that the draws are independent: thin them. Draws that miss a part of the posterior, and have
-    the rest of mass a, lower the bound by −log a at most.
+    The error assumes that the draws are independent: thin them. If they miss a part of the posterior of mass 1 − a,
+    the bound is lower by at most −log a.
 
     Args:
         model: a model with proper priors and temperature 1, or a `FunctionTarget`.

@@ -63,8 +63,8 @@ def log_mean(log_weights_P: Tensor) -> LogMean:
     # log(1 − share) for small shares. The largest may be nearly one, so the rest is summed without it.
     without_P = total + torch.log1p(-shares_P.clamp(max=0.5))
     largest = int(log_weights_P.argmax())
-    rest_P = torch.cat([log_weights_P[:largest], log_weights_P[largest + 1 :]])
-    without_P[largest] = rest_P.logsumexp(0)
+    others_P = torch.cat([log_weights_P[:largest], log_weights_P[largest + 1 :]])
+    without_P[largest] = others_P.logsumexp(0)
     variance = float(without_P.var(correction=0)) * (count - 1)
     error = math.sqrt(variance) if math.isfinite(variance) else math.inf
     return LogMean(total - math.log(count), error, 1 / float(shares_P.square().sum()))

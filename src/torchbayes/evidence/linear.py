@@ -114,10 +114,10 @@ def _linear(network: Network, rows: Batch, loc_D: Tensor, scale_D: Tensor) -> tu
         random = generator(Purpose.LINEARITY)
         for _ in range(_TRIALS):
             step_D = 3 * scale_D * torch.randn(len(scale_D), generator=random, dtype=torch.float64).to(scale_D)
-            found_NK = network(loc_D + step_D, rows.inputs)
+            outputs_NK = network(loc_D + step_D, rows.inputs)
             expected_NK = centre_NK + features_NKD @ step_D
-            size = float(found_NK.abs().max() + centre_NK.abs().max() + (features_NKD.abs() @ step_D.abs()).max())
-            gap = float((found_NK - expected_NK).abs().max())
+            size = float(outputs_NK.abs().max() + centre_NK.abs().max() + (features_NKD.abs() @ step_D.abs()).max())
+            gap = float((outputs_NK - expected_NK).abs().max())
             if not gap <= _TOLERANCE * max(size, 1e-300):
                 raise ValueError(
                     f"the network must be linear in its random weights; at random ones its outputs are {gap:.2g} off a "

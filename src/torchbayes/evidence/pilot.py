@@ -88,10 +88,10 @@ class Pilot:
     def ladder(self, beta_K: Tensor) -> Ladder:
         """Return how to move at given temperatures; between rungs, logarithms are interpolated along the path."""
         beta_R, length_R = self._columns()
-        at_K = np.interp(beta_K.numpy(), beta_R, length_R)
-        log_step_K = np.interp(at_K, length_R, np.log([rung.step_size for rung in self.rungs]))
-        after_K = np.searchsorted(length_R, at_K, side="left").clip(1, len(length_R) - 1)
-        share_K = (at_K - length_R[after_K - 1]) / (length_R[after_K] - length_R[after_K - 1])
+        position_K = np.interp(beta_K.numpy(), beta_R, length_R)
+        log_step_K = np.interp(position_K, length_R, np.log([rung.step_size for rung in self.rungs]))
+        after_K = np.searchsorted(length_R, position_K, side="left").clip(1, len(length_R) - 1)
+        share_K = (position_K - length_R[after_K - 1]) / (length_R[after_K] - length_R[after_K - 1])
         tunings = []
         for log_step, after, share in zip(log_step_K, after_K, share_K, strict=True):
             low_D, high_D = (self.rungs[r].variance_D.log() for r in (after - 1, after))
@@ -169,8 +169,10 @@ def _next(log_likelihood_P: Tensor, beta: float) -> tuple[float, float, Tensor]:
 def _resampled(place: Place, share_P: Tensor, from_: torch.Generator) -> Place:
     """Return particles drawn in proportion to their shares, with one uniform number (Kitagawa 1996)."""
     count = len(share_P)
-    at_P = (torch.arange(count, dtype=torch.float64) + torch.rand((), generator=from_, dtype=torch.float64)) / count
-    index_P = torch.searchsorted(share_P.cumsum(0), at_P).clamp(max=count - 1).to(place.weights_MD.device)
+    quantile_P = (
+        torch.arange(count, dtype=torch.float64) + torch.rand((), generator=from_, dtype=torch.float64)
+    ) / count
+    index_P = torch.searchsorted(share_P.cumsum(0), quantile_P).clamp(max=count - 1).to(place.weights_MD.device)
     return Place(place.weights_MD[index_P], Parts(*(part[index_P] for part in place.parts)))
 
 

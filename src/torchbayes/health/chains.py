@@ -60,9 +60,9 @@ def problems_of(weights_MSD: Tensor, history: History, *, burn_in: int) -> tuple
     The log has a line for every iteration of a sampler on all the data. For one on minibatches only the weights are
     judged.
     """
-    seen = history.columns(after=burn_in)
+    reported = history.columns(after=burn_in)
     # This sampler does not report a column that holds only NaN.
-    columns = {name: seen[name] for name in _COLUMNS if name in seen and not seen[name].isnan().all()}
+    columns = {name: reported[name] for name in _COLUMNS if name in reported and not reported[name].isnan().all()}
     exact = "acceptance" in columns
     return problems(weights_MSD, columns if exact else {}, fault=history.first("fault", after=burn_in))
 

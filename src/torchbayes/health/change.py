@@ -20,13 +20,13 @@ def changes(before: Point, after: Point, batches: Sequence[Batch]) -> Tensor | N
     come from the rows too. None where outputs of batches differ in size, such as those of texts padded batch by
     batch.
     """
-    both: list[Tensor] = []
+    outputs: list[Tensor] = []
     for networks in (before, after):
         drawn = networks.calibrated(lambda: (batch.inputs for batch in batches)).functions(networks.members)
-        each = [drawn(batch.inputs, chunk_size=batch.size).double().flatten(2) for batch in batches]
-        if len({outputs.shape[2] for outputs in each}) > 1:
+        blocks = [drawn(batch.inputs, chunk_size=batch.size).double().flatten(2) for batch in batches]
+        if len({outputs.shape[2] for outputs in blocks}) > 1:
             return None
-        both.append(torch.cat(each, 1))
-    moved_M = (both[1] - both[0]).square().sum((1, 2))
-    varied_M = (both[0] - both[0].mean(1, keepdim=True)).square().sum((1, 2))
+        outputs.append(torch.cat(blocks, 1))
+    moved_M = (outputs[1] - outputs[0]).square().sum((1, 2))
+    varied_M = (outputs[0] - outputs[0].mean(1, keepdim=True)).square().sum((1, 2))
     return (moved_M / varied_M).sqrt().where(moved_M != 0, 0.0)

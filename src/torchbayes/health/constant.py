@@ -47,11 +47,11 @@ def best_constant(model: Model, batches: Sequence[Batch], weights_D: Tensor) -> 
     constant: there are too few of them or too many outputs, output shapes differ, a target is equal in all rows, or
     the likelihood is unbounded.
     """
-    shape, *others = {tuple(outputs_of(model, batch, weights_D).shape[1:]) for batch in batches}
+    shape, *other_shapes = {tuple(outputs_of(model, batch, weights_D).shape[1:]) for batch in batches}
     size = sum(batch.size for batch in batches)
     parameters = model.likelihood.parameters()
     free = math.prod(shape) + sum(math.prod(p.shape) for p in parameters.values())
-    if others or size <= free + 1 or free > _CONSTANTS or _still(model, batches):
+    if other_shapes or size <= free + 1 or free > _CONSTANTS or _still(model, batches):
         return None
     constant = torch.zeros(shape, dtype=torch.float64, device=model.network.device).requires_grad_()
     learned = {n: p.start().to(constant).requires_grad_() for n, p in parameters.items()}

@@ -136,15 +136,15 @@ def worse_inside(posterior: SimplexPosterior, source: Source) -> list[str]:
     inputs for recalibration, if the network needs them.
     """
     batches, modes = source.some(_ROWS), posterior.modes
-    points_TP = _places(modes, posterior.vertices_MPD.shape[1] - modes)
-    points = posterior.calibrated(lambda: (batch.inputs for batch in batches)).at(points_TP)
-    modes_TP = points_TP[:, :modes]
+    coordinates_TP = _places(modes, posterior.vertices_MPD.shape[1] - modes)
+    points = posterior.calibrated(lambda: (batch.inputs for batch in batches)).at(coordinates_TP)
+    modes_TP = coordinates_TP[:, :modes]
     ends_TP = (modes_TP > 0).double() + (modes_TP.sum(1, keepdim=True) == 0) / modes  # a shared vertex belongs to all
     fall = _fall(points, batches, ends_TP=ends_TP, joined=range(modes))
     if fall is None:
         return []
     m, low, seen_TM = fall
-    coordinates = ", ".join(f"{float(share):.2g}" for share in points_TP[low])
+    coordinates = ", ".join(f"{float(share):.2g}" for share in coordinates_TP[low])
     return [
         f"the networks of complex {m} are worse than what they surround: the training rows are less likely at the "
         f"coordinates ({coordinates}) than at its modes ({float(seen_TM[low, m]):.4g} against "
@@ -156,8 +156,8 @@ def _places(modes: int, shared: int) -> Tensor:
     """Return coordinates of all vertices, and of points in every simplex, (T, K + R)."""
     middle_R = spread_evenly(max(_POSITIONS // modes, 3), torch.full((shared,), 0.5, dtype=torch.float64))
     inside_IR = torch.cat([torch.full((1, shared + 1), 1 / (shared + 1)).double(), barycentric(middle_R)])
-    each = [in_complex(inside_IR, torch.full((len(inside_IR),), k), modes) for k in range(modes)]
-    return torch.cat([torch.eye(modes + shared, dtype=torch.float64), *each])
+    coordinates = [in_complex(inside_IR, torch.full((len(inside_IR),), k), modes) for k in range(modes)]
+    return torch.cat([torch.eye(modes + shared, dtype=torch.float64), *coordinates])
 
 
 def _alike(networks_MPD: Tensor) -> list[tuple[int, int, int]]:
@@ -166,8 +166,8 @@ def _alike(networks_MPD: Tensor) -> list[tuple[int, int, int]]:
     size_MP = wide_MPD.norm(dim=-1)
     count = wide_MPD.shape[1]
     pairs = [(first, second) for first in range(count) for second in range(first + 1, count)]
-    near = {(i, j): (wide_MPD[:, i] - wide_MPD[:, j]).norm(dim=-1) <= _SAME * size_MP[:, i] for i, j in pairs}
-    return [(m, i, j) for m in range(len(wide_MPD)) for i, j in pairs if near[i, j][m]]
+    same = {(i, j): (wide_MPD[:, i] - wide_MPD[:, j]).norm(dim=-1) <= _SAME * size_MP[:, i] for i, j in pairs}
+    return [(m, i, j) for m in range(len(wide_MPD)) for i, j in pairs if same[i, j][m]]
 
 
 def _fall(points: Point, batches: Sequence[Batch], *, ends_TP: Tensor, joined: Sequence[int]) -> _Fall | None:

@@ -50,8 +50,8 @@ class Drawn(Ending):
 def _collapsed(posterior: Posterior, weights_SMD: Tensor) -> list[str]:
     """Return the problem of draws that are all equal."""
     stds_D = posterior.model.prior.stds().to(weights_SMD.device)
-    known_D = torch.where(torch.isfinite(stds_D), stds_D, 1.0)
-    spread_M = (weights_SMD.std(0).double() / known_D).square().mean(-1).sqrt()
+    scale_D = torch.where(torch.isfinite(stds_D), stds_D, 1.0)
+    spread_M = (weights_SMD.std(0).double() / scale_D).square().mean(-1).sqrt()
     bad = (spread_M < _STILL).nonzero()[:, 0].tolist()
     if not bad:
         return []

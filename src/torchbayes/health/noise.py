@@ -96,15 +96,15 @@ def _of_one(linear: Linearised, model: Model, weights_D: Tensor, own_NK: Tensor,
         reason = (
             "as the network interpolates its training rows (fix a noise scale near that, or train for fewer epochs)"
         )
-        worst = small
+        index = small
     elif scale_K[wide] > _WIDE * suggested_K[wide] or (ratio_K[above] > _ABOVE and cost_K[above] > _NATS):
-        worst = above if ratio_K[above] > _ABOVE and cost_K[above] > _NATS else wide
+        index = above if ratio_K[above] > _ABOVE and cost_K[above] > _NATS else wide
         reason = "so it is still on its way down (train for more epochs, or raise the learning rate)"
     else:
         return []
     return [
-        f"the learned noise scale of member 0 is {float(scale_K[worst]):.3g}, but its residuals would be about "
-        f"{float(suggested_K[worst]):.2g} on rows left out, {reason}"
+        f"the learned noise scale of member 0 is {float(scale_K[index]):.3g}, but its residuals would be about "
+        f"{float(suggested_K[index]):.2g} on rows left out, {reason}"
     ]
 
 
@@ -209,14 +209,14 @@ def _kernel(part: Part, variance_D: Tensor) -> Tensor:
     """Return J S Jᵀ of a layer, float64 (N K, N K): (g gᵀ) ∘ (a S aᵀ) where all units have the same variances."""
     variance_GOI = variance_D[part.layer.index]
     if part.is_plain and part.columns is not None and bool((variance_GOI == variance_GOI[:, :1]).all()):
-        given_GNI = part.plain_given().transpose(0, 1)
-        seen_GNN = (given_GNI * variance_GOI[:, 0].unsqueeze(1)) @ given_GNI.mT
+        inputs_GNI = part.plain_given().transpose(0, 1)
+        gram_GNN = (inputs_GNI * variance_GOI[:, 0].unsqueeze(1)) @ inputs_GNI.mT
         gradients = part.plain_gradients()
         assert gradients is not None
         units = gradients.flatten(0, 1).transpose(0, 1)  # (G, N K, O)
         outputs = gradients.shape[1]
-        apart = seen_GNN.repeat_interleave(outputs, 1).repeat_interleave(outputs, 2)
-        return ((units @ units.mT) * apart).sum(0).double()
+        by_output = gram_GNN.repeat_interleave(outputs, 1).repeat_interleave(outputs, 2)
+        return ((units @ units.mT) * by_output).sum(0).double()
     jacobian = part.jacobian().flatten(0, 1).flatten(1)
     return ((jacobian * variance_GOI.flatten()) @ jacobian.mT).double()
 

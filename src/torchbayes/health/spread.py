@@ -21,12 +21,12 @@ def unmoved(scale_MD: Tensor, initial: float) -> list[str]:
     """
     if scale_MD.shape[1] < _FEW:
         return []
-    near_M = ((scale_MD.log() - math.log(initial)).abs() < math.log(_FACTOR)).double().mean(1)
-    bad = (near_M > _SHARE).nonzero()[:, 0].tolist()
+    share_M = ((scale_MD.log() - math.log(initial)).abs() < math.log(_FACTOR)).double().mean(1)
+    bad = (share_M > _SHARE).nonzero()[:, 0].tolist()
     if not bad:
         return []
     return [
-        f"{float(near_M[bad[0]]):.0%} of the weights of member {bad[0]} still have about the standard deviation "
+        f"{float(share_M[bad[0]]):.0%} of the weights of member {bad[0]} still have about the standard deviation "
         f"{initial:g} that they began with, so that the spread is that of `initial_scale` and not of the data (train "
         f"longer, or raise the learning rate)"
     ]

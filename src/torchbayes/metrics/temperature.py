@@ -55,15 +55,15 @@ def fit_temperature(
         raise ValueError(f"`bounds` must be two finite temperatures, 0 < low < high; got {bounds}. Try (0.01, 100).")
     outputs_BK = outputs_BK.detach().double()
     if targets_B.is_floating_point():
-        said_B1 = torch.where(targets_B == 0, 0.0, targets_B.double() * outputs_BK).sum(1, keepdim=True)
+        target_B1 = torch.where(targets_B == 0, 0.0, targets_B.double() * outputs_BK).sum(1, keepdim=True)
     else:
-        said_B1 = outputs_BK.gather(1, targets_B[:, None])
-    if not said_B1.isfinite().all():
+        target_B1 = outputs_BK.gather(1, targets_B[:, None])
+    if not target_B1.isfinite().all():
         raise ValueError(
-            f"{int((~said_B1.isfinite()).sum())} of {len(said_B1)} targets have the output -inf, probability 0 at "
+            f"{int((~target_B1.isfinite()).sum())} of {len(target_B1)} targets have the output -inf, probability 0 at "
             f"every temperature. Leave out such rows."
         )
-    gaps_BK = outputs_BK - said_B1
+    gaps_BK = outputs_BK - target_B1
     weights_B = torch.ones_like(gaps_BK[:, 0]) if weights_B is None else check_weights(weights_B, gaps_BK[:, 0])
     weights_B = weights_B / weights_B.sum()
     low, high = 1 / bounds[1], 1 / bounds[0]

@@ -141,8 +141,8 @@ class LaplacePosterior(Posterior):
             share = self.model.scales(1, 1).prior
             return self.strength_D.numel() - share * precision_trace(like(joint, self.mean_MD).covariance, covariance)
         dropped_M = dropped(self.curvature, self.strength_D).shares_MD.sum(-1)
-        left_MD = covariance.diagonal().double() * (self.reference_MD * self.strength_D).double()
-        return self.strength_D.numel() - left_MD.sum(-1) + dropped_M
+        prior_share_MD = covariance.diagonal().double() * (self.reference_MD * self.strength_D).double()
+        return self.strength_D.numel() - prior_share_MD.sum(-1) + dropped_M
 
     def with_strength(self, strength_D: Tensor) -> LaplacePosterior:
         """Return the posterior under another prior precision, r ∘ d, at the same modes.

@@ -109,8 +109,8 @@ def _pairs(given: Tensor, *, by_logits: bool, binary: bool) -> Tensor:
     They come from logits where possible, because 1 − p and log p lose precision.
     """
     if binary:
-        both = torch.stack([-given, given] if by_logits else [1 - given, given], dim=-1)
-        return both.sigmoid() if by_logits else both
+        pairs = torch.stack([-given, given] if by_logits else [1 - given, given], dim=-1)
+        return pairs.sigmoid() if by_logits else pairs
     return given.softmax(-1) if by_logits else given / given.sum(-1, keepdim=True)
 
 

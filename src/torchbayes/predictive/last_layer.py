@@ -90,15 +90,15 @@ class LinearisedModule(PredictiveModule):
         A tuple becomes positional arguments of the network, a mapping keyword arguments. A ValueError if the
         network changes the outputs of its last layer, or uses it more than once.
         """
-        seen, head, link = self._seen(inputs), self.part("head"), self._settings["link"]
+        features, head, link = self._seen(inputs), self.part("head"), self._settings["link"]
         weight_MKI = head["weight_MKI"]
-        rows_PI = seen.reshape(-1, seen.shape[-1])
+        rows_PI = features.reshape(-1, features.shape[-1])
         rows_PI = F.pad(rows_PI, (0, weight_MKI.shape[-1] - rows_PI.shape[-1]), value=1.0)
         mean_MPK = rows_PI @ weight_MKI.mT + head.get("bias_K", 0.0)
         centre = centre_of(link)
         middle = None if centre is None else centre(mean_MPK)
         spread = self._covariance(rows_PI, full=link not in MARGINAL, centre_MPK=middle)
-        mean, spread = (t.unflatten(1, seen.shape[:-1]) if seen.ndim > 2 else t for t in (mean_MPK, spread))
+        mean, spread = (t.unflatten(1, features.shape[:-1]) if features.ndim > 2 else t for t in (mean_MPK, spread))
         return self.summed_up(mean, spread) if link == "gaussian" else self.summed_up(CLOSED[link](mean, spread))
 
     def _seen(self, inputs: Any) -> Tensor:
@@ -150,10 +150,10 @@ def _of_grid(rows_PI: Tensor, term: Mapping[str, Tensor], full: bool, centre_MPK
 
 def _of_root(rows_PI: Tensor, term: Mapping[str, Tensor], full: bool, centre_MPK: Tensor | None) -> Tensor:
     ((name, root_MKIZ),) = term.items()
-    seen = torch.einsum("pi,mkiz->mpkz", rows_PI, root_MKIZ)
+    projected = torch.einsum("pi,mkiz->mpkz", rows_PI, root_MKIZ)
     if centre_MPK is not None:
-        seen = seen - centre_MPK.unsqueeze(-2) @ seen
-    gram = seen @ seen.mT if full else seen.square().sum(-1)
+        projected = projected - centre_MPK.unsqueeze(-2) @ projected
+    gram = projected @ projected.mT if full else projected.square().sum(-1)
     return gram if name == "plus_MKIZ" else -gram
 
 

@@ -121,8 +121,8 @@ class Linearised:
         If `centre` gives weights of the mean of the outputs, variances are those of the outputs less this mean.
         """
         options: dict[str, Any] = {"diagonal": diagonal, "together": together, "centre": centre}
-        each = [tangent.functions(placed, leaves, **options) for tangent, leaves in self._tangents(placed)]
-        return Functions(torch.stack([mean for mean, _ in each]), torch.stack([spread for _, spread in each]))
+        gaussians = [tangent.functions(placed, leaves, **options) for tangent, leaves in self._tangents(placed)]
+        return Functions(torch.stack([mean for mean, _ in gaussians]), torch.stack([spread for _, spread in gaussians]))
 
     def joint(self, inputs: Any) -> Functions:
         """Return mean (M, B, ..., K) and the covariance of all outputs at all inputs, (M, B, ..., K, B, ..., K).
@@ -135,8 +135,8 @@ class Linearised:
         """
         with outside_inference():
             placed = checked(self.model, inputs)
-            each = [tangent.joint(placed, own) for tangent, own in self._tangents(placed)]
-        return Functions(torch.stack([mean for mean, _ in each]), torch.stack([matrix for _, matrix in each]))
+            gaussians = [tangent.joint(placed, leaves) for tangent, leaves in self._tangents(placed)]
+        return Functions(torch.stack([mean for mean, _ in gaussians]), torch.stack([matrix for _, matrix in gaussians]))
 
     def predictive(self, inputs: Any, *, chunk_size: int = 1024) -> Predictive:
         """Return the predictive at inputs, a mixture over the members.

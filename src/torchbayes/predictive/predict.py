@@ -92,15 +92,15 @@ def predict(
     if not isinstance(inputs, DataLoader):
         check_finite(placed := place_inputs(source.model, inputs))
         return _watched(source, placed, chunk_size)
-    parts: list[Predictive] = []
-    for each, _ in stream(source, inputs, chunk_size=chunk_size):
-        parts.append(each)
-        check_alike(parts[0].outputs_SBK[0], each.outputs_SBK[0], "outputs")
-    if not parts:
+    predictives: list[Predictive] = []
+    for predictive, _ in stream(source, inputs, chunk_size=chunk_size):
+        predictives.append(predictive)
+        check_alike(predictives[0].outputs_SBK[0], predictive.outputs_SBK[0], "outputs")
+    if not predictives:
         raise ValueError("the loader yields no rows; there is nothing to predict.")
-    joined = torch.cat([p.outputs_SBK for p in parts], dim=1)
-    spreads = [p.function_variance for p in parts if p.function_variance is not None]
-    return replace(parts[0], outputs_SBK=joined, function_variance=torch.cat(spreads, dim=1) if spreads else None)
+    joined = torch.cat([p.outputs_SBK for p in predictives], dim=1)
+    spreads = [p.function_variance for p in predictives if p.function_variance is not None]
+    return replace(predictives[0], outputs_SBK=joined, function_variance=torch.cat(spreads, dim=1) if spreads else None)
 
 
 @explained()

@@ -72,8 +72,8 @@ class PriorPredictive:
         standard_SBK = self._standard
         _, rows, outputs = standard_SBK.shape
         check_memory(8 * outputs * rows**2, "correlations of each output", standard_SBK.device, inputs=rows)
-        found_KBB = torch.einsum("sbk,sck->kbc", standard_SBK, standard_SBK)
-        return _symmetric(found_KBB).clamp(-1, 1)
+        products_KBB = torch.einsum("sbk,sck->kbc", standard_SBK, standard_SBK)
+        return _symmetric(products_KBB).clamp(-1, 1)
 
     @cached_property
     def correlation(self) -> Tensor:

@@ -90,22 +90,22 @@ def _of_first_runs(choice: Epochs, search: Search) -> tuple[int, dict[str, Any],
     method = seeker(epochs=most, optimizer=descent.optimizer, schedule=Constant(), plan=descent.plan)
     density = search.density(method)
     runs = [*_runs(method, search)]
-    epoch, seen, best = 0, dict[int, float](), list[Point]()
+    epoch, nll_by_epoch, best = 0, dict[int, float](), list[Point]()
     try:
-        while epoch < most and not _out_of_patience(seen, per_epoch):
+        while epoch < most and not _out_of_patience(nll_by_epoch, per_epoch):
             states = [_last(islice(run, per_epoch)) for run in runs]
             epoch += 1
-            if epoch >= max(seen, default=0) * _NEXT + 1 or epoch == most:
+            if epoch >= max(nll_by_epoch, default=0) * _NEXT + 1 or epoch == most:
                 points = [method.posterior(density, state) for state in states]
-                seen[epoch] = _nll(points, folds)
-                best = points if seen[epoch] == min(seen.values()) else best
-            search.told(epoch, most, seen[max(seen)])
+                nll_by_epoch[epoch] = _nll(points, folds)
+                best = points if nll_by_epoch[epoch] == min(nll_by_epoch.values()) else best
+            search.told(epoch, most, nll_by_epoch[max(nll_by_epoch)])
     except DivergedError:  # earlier results count; if the run itself diverges, it reports that
         pass
-    if not seen or not math.isfinite(least := min(seen.values())):
+    if not nll_by_epoch or not math.isfinite(least := min(nll_by_epoch.values())):
         return None
-    early = next(epoch for epoch, nll in seen.items() if nll <= least + _EQUAL)
-    record = {"first_run": epoch, "best_epoch": early, "nll": seen[early]}
+    early = next(epoch for epoch, nll in nll_by_epoch.items() if nll <= least + _EQUAL)
+    record = {"first_run": epoch, "best_epoch": early, "nll": nll_by_epoch[early]}
     few = density.model.layout.size * _ROWS <= folds[0].rows.num_data
     shortest = epochs_of(None, per_epoch) if few else _SHORTEST
     learned_P = _learned(best, folds)
@@ -148,6 +148,6 @@ def _learned(points: Sequence[Point], folds: Sequence[Fold]) -> Tensor | None:
 
     None if there are none, the likelihood says where they start, or there is no maximum.
     """
-    each = [most_probable(point, fold.held_out, fold.size) for point, fold in zip(points, folds, strict=True)]
-    maxima = [value_P for value_P in each if value_P is not None]
-    return torch.stack(maxima).mean(0) if len(maxima) == len(each) else None
+    maximisers = [most_probable(point, fold.held_out, fold.size) for point, fold in zip(points, folds, strict=True)]
+    maxima = [value_P for value_P in maximisers if value_P is not None]
+    return torch.stack(maxima).mean(0) if len(maxima) == len(maximisers) else None

@@ -31,10 +31,10 @@ def choose_strength(choice: Strength, search: Search, mode: Mapping[str, Any]) -
     search = replace(search, begin=search.begin.some(slice(1)))
     names = {name for settings in choice.beside for name in settings}
     chosen = {name: getattr(search.method, name) for name in names}
-    each = [chosen, *choice.beside]
-    methods: list[Any] = [replace(search.method, **choice.trial, **settings) for settings in each]  # type: ignore[type-var]
+    candidates = [chosen, *choice.beside]
+    methods: list[Any] = [replace(search.method, **choice.trial, **settings) for settings in candidates]  # type: ignore[type-var]
     report, best, tried = _report(methods, search), dict[str, Any](), list[dict[str, Any]]()
-    for settings, method in zip(each, methods, strict=True):
+    for settings, method in zip(candidates, methods, strict=True):
         nlls = _by_factor([_around(method, fold, search, mode, report) for fold in search.folds], search.folds)
         if not nlls:
             continue

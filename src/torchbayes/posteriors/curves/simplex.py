@@ -141,8 +141,8 @@ class SimplexPosterior(Posterior):
         first_MKR = torch.rand(shape, generator=generator(Purpose.SIMPLEX_DRAW, seed), dtype=torch.float64)
         turn_M = (first_MKR[:, 0, 0] * modes).long()
         number_SM = (torch.arange(rounds).unsqueeze(1) + turn_M) % modes
-        each_SMKR = spread_evenly(-(-rounds // modes), first_MKR[..., 1:]).repeat_interleave(modes, dim=0)[:rounds]
-        uniform_SMR = each_SMKR.take_along_dim(number_SM[..., None, None], dim=2).squeeze(2)
+        uniform_SMKR = spread_evenly(-(-rounds // modes), first_MKR[..., 1:]).repeat_interleave(modes, dim=0)[:rounds]
+        uniform_SMR = uniform_SMKR.take_along_dim(number_SM[..., None, None], dim=2).squeeze(2)
         shares_SMP = in_complex(barycentric(uniform_SMR), number_SM, modes).to(self.vertices_MPD)
         return torch.einsum("smp,mpd->smd", shares_SMP, self.vertices_MPD).flatten(0, 1)
 

@@ -26,19 +26,19 @@ def grams(apexes_MKD: Tensor, others_MRD: Tensor) -> Tensor:
     """Return E Eᵀ, float64 (M, K, R, R), of the simplexes of each of K apexes a with the same R other vertices v."""
     members, size = others_MRD.shape[:2]
     shape = (members, apexes_MKD.shape[1], size, size)
-    found_MKRR = torch.zeros(shape, dtype=torch.float64, device=others_MRD.device)
+    gram_MKRR = torch.zeros(shape, dtype=torch.float64, device=others_MRD.device)
     for _, edges_MKRB in _edges(apexes_MKD, others_MRD):
-        found_MKRR += edges_MKRB @ edges_MKRB.mT
-    return found_MKRR
+        gram_MKRR += edges_MKRB @ edges_MKRB.mT
+    return gram_MKRR
 
 
 def log_volumes(gram_MKRR: Tensor) -> Tensor:
     """Return log V, float64 (M, K): −∞ where vertices lie in a plane of fewer dimensions, NaN where not finite."""
     size = gram_MKRR.shape[-1]
     lower_MKRR, sound_MK = _factors(gram_MKRR)
-    found_MK = lower_MKRR.diagonal(dim1=-2, dim2=-1).log().sum(-1) - math.lgamma(size + 1)
-    found_MK = found_MK.where(sound_MK, -math.inf)
-    return found_MK.where(gram_MKRR.isfinite().all(-1).all(-1), math.nan)
+    log_volume_MK = lower_MKRR.diagonal(dim1=-2, dim2=-1).log().sum(-1) - math.lgamma(size + 1)
+    log_volume_MK = log_volume_MK.where(sound_MK, -math.inf)
+    return log_volume_MK.where(gram_MKRR.isfinite().all(-1).all(-1), math.nan)
 
 
 def inverses(gram_MKRR: Tensor) -> Tensor:
@@ -63,8 +63,8 @@ def add_slopes(into_MRD: Tensor, apexes_MKD: Tensor, others_MRD: Tensor, *, inve
 def _factors(gram_MKRR: Tensor) -> tuple[Tensor, Tensor]:
     """Return Cholesky factors, and whether the edges are linearly independent, (M, K)."""
     lower_MKRR, failed_MK = torch.linalg.cholesky_ex(gram_MKRR)
-    left_MKR = lower_MKRR.diagonal(dim1=-2, dim2=-1).square() / gram_MKRR.diagonal(dim1=-2, dim2=-1)
-    return lower_MKRR, (failed_MK == 0) & (left_MKR > _ROUNDING).all(-1)
+    share_MKR = lower_MKRR.diagonal(dim1=-2, dim2=-1).square() / gram_MKRR.diagonal(dim1=-2, dim2=-1)
+    return lower_MKRR, (failed_MK == 0) & (share_MKR > _ROUNDING).all(-1)
 
 
 def _edges(apexes_MKD: Tensor, others_MRD: Tensor) -> Iterator[tuple[slice, Tensor]]:

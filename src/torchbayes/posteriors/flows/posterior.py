@@ -103,8 +103,8 @@ class FlowPosterior(Posterior):
             points_MSD = centred_MSD / self.scale_MD.double().unsqueeze(1)
             base_MSD, log_det_MS = self.flow.inverse(self.flow_MP.double(), points_MSD)
             normal_MS = -0.5 * (base_MSD.square().sum(-1) + size * math.log(2 * math.pi))
-            each_MS = normal_MS - log_det_MS - self.scale_MD.double().log().sum(-1, keepdim=True)
-        return (torch.logsumexp(each_MS, 0) - math.log(self.members)).view(weights.shape[:-1])
+            log_prob_MS = normal_MS - log_det_MS - self.scale_MD.double().log().sum(-1, keepdim=True)
+        return (torch.logsumexp(log_prob_MS, 0) - math.log(self.members)).view(weights.shape[:-1])
 
     def tensors(self) -> dict[str, Tensor]:
         flow = {FLOW + name: part for name, part in self.flow.layout.split(self.flow_MP).items()}

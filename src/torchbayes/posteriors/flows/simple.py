@@ -123,11 +123,11 @@ class Radial:
         y, total = points_MSD, points_MSD.new_zeros(points_MSD.shape[:-1])
         for centre_MD, alpha_M1, beta_M1 in reversed([*self._maps(parameters_MP)]):
             apart_MSD = y - centre_MD.unsqueeze(1)
-            far_MS = torch.linalg.vector_norm(apart_MSD, dim=-1)
-            k_MS = alpha_M1 + beta_M1 - far_MS
-            root_MS = torch.sqrt(k_MS.square() + 4 * alpha_M1 * far_MS)
+            distance_MS = torch.linalg.vector_norm(apart_MSD, dim=-1)
+            k_MS = alpha_M1 + beta_M1 - distance_MS
+            root_MS = torch.sqrt(k_MS.square() + 4 * alpha_M1 * distance_MS)
             # a sum of numbers of one sign, because a difference would cancel
-            r_MS = torch.where(k_MS > 0, 2 * alpha_M1 * far_MS / (root_MS + k_MS.abs()), 0.5 * (root_MS - k_MS))
+            r_MS = torch.where(k_MS > 0, 2 * alpha_M1 * distance_MS / (root_MS + k_MS.abs()), 0.5 * (root_MS - k_MS))
             inner_MS = 1 / (alpha_M1 + r_MS)
             y = centre_MD.unsqueeze(1) + apart_MSD / (1 + beta_M1 * inner_MS).unsqueeze(-1)
             total = total + self._log_det(alpha_M1, beta_M1, inner_MS)

@@ -52,12 +52,12 @@ class DropoutPosterior(Posterior):
 
     def __post_init__(self) -> None:
         check_weights(self.model, "M", weights_MD=self.weights_MD)
-        own_L = torch.tensor(rates(self.model.network), dtype=torch.float64)
+        rates_L = torch.tensor(rates(self.model.network), dtype=torch.float64)
         if self.rates_ML is None:
-            object.__setattr__(self, "rates_ML", own_L.expand(self.members, -1).clone())
-        elif self.rates_ML.shape != (self.members, len(own_L)) or not _are_shares(self.rates_ML):
+            object.__setattr__(self, "rates_ML", rates_L.expand(self.members, -1).clone())
+        elif self.rates_ML.shape != (self.members, len(rates_L)) or not _are_shares(self.rates_ML):
             raise ValueError(
-                f"`rates_ML` must hold the rates, from 0 to 1, of the {len(own_L)} dropout layers of the network for "
+                f"`rates_ML` must hold the rates, from 0 to 1, of the {len(rates_L)} dropout layers of the network for "
                 f"each of {self.members} members; got shape {tuple(self.rates_ML.shape)}. Build the network that they "
                 f"were found for."
             )

@@ -78,9 +78,9 @@ class RadialPosterior(Posterior):
         radius = lengths(unit, sizes)
         below = torch.tensor(sizes, dtype=torch.float64, device=radius.device) - 1
         constant = sum(0.5 * math.log(2 / math.pi) - _log_area(n) for n in sizes)
-        each = (-0.5 * radius.square() - torch.xlogy(below, radius)).sum(-1) + constant
-        each = each - self.scale_MD.double().log().sum(-1)
-        return torch.logsumexp(each, dim=-1) - math.log(self.members)
+        log_prob = (-0.5 * radius.square() - torch.xlogy(below, radius)).sum(-1) + constant
+        log_prob = log_prob - self.scale_MD.double().log().sum(-1)
+        return torch.logsumexp(log_prob, dim=-1) - math.log(self.members)
 
     def tensors(self) -> dict[str, Tensor]:
         return {"mean_MD": self.mean_MD, "scale_MD": self.scale_MD}

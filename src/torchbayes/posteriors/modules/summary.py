@@ -27,16 +27,16 @@ def summary(own: Distribution, *, spread: Tensor | None = None, level: float | N
 
 def _of_classes(own: distributions.Categorical | distributions.Bernoulli) -> dict[str, Tensor]:
     probs = torch.as_tensor(own.probs)
-    each = probs
+    all_probs = probs
     if isinstance(own, distributions.Bernoulli):  # from logits, because 1 − p would lose small probabilities
         other = torch.as_tensor(-own.logits).sigmoid() if "logits" in vars(own) else 1 - probs
-        each = torch.stack([other, probs], dim=-1)
-    mean = each.mean(0)
+        all_probs = torch.stack([other, probs], dim=-1)
+    mean = all_probs.mean(0)
     return {
         "probs": probs.mean(0),
         "entropy": _entropy(mean),
-        "mutual_information": _divergence(each, mean),
-        "expected_entropy": _entropy(each).mean(0),
+        "mutual_information": _divergence(all_probs, mean),
+        "expected_entropy": _entropy(all_probs).mean(0),
     }
 
 
