@@ -105,9 +105,8 @@ def paired(
     if metric in _SHARES and bool(apart_R.any()):
         source, like = generator(Purpose.UNSEEN_ROWS, device=apart_R.device), apart_R.new_empty(len(apart_R), 4)
         half_R4 = torch.randn(like.shape, generator=source, dtype=like.dtype, device=like.device).square() / 2
-        either_R = (
-            half_R4[:, 0] - half_R4[:, 1]
-        )  # used with its negative too, so that exchanging the evaluations changes the sign
+        # Used with its negative too, so that exchanging the evaluations changes the sign.
+        either_R = half_R4[:, 0] - half_R4[:, 1]
         apart_2R = torch.stack([rows * apart_R + either_R, rows * apart_R - either_R])
         apart_R = (apart_2R / (rows + half_R4.sum(1))).flatten()
     value = metrics[0][metric] - metrics[1][metric]

@@ -71,7 +71,7 @@ def learned_nothing(constant: Constant | None, seen_SMB: Tensor, count: float) -
 
     A member is named if the mean of log (1/S) Σ_s p(y_i | w_s) − log p(y_i | constant), plus two of its standard
     errors over the rows, is below 0.005 nats, or below one nat in all, twice what a superfluous parameter gains.
-    Nobody is named for fewer than 100 rows, if some rows decide, or without a constant. `seen_SMB` is the log
+    Fewer than 100 rows name nobody, nor do a few rows that decide, whose error is large. `seen_SMB` is the log
     likelihood of each row under each draw of each member, `count` the number of targets.
     """
     if constant is None or len(constant.rows_B) < _FEWEST:

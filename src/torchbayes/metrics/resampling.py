@@ -28,7 +28,10 @@ def resampled_ece(confidence_B: Tensor, correct_B: Tensor, weights_RB: Tensor, *
 
 
 def resampled_ece_mass(confidence_B: Tensor, correct_B: Tensor, weights_RB: Tensor, *, bins: int = 20) -> Tensor:
-    """Return the calibration error in bins of equal mass of each resample, (R,), as `metrics.ece_mass`."""
+    """Return the calibration error in bins of equal mass of each resample, (R,).
+
+    It is that of `torchbayes.metrics.ece_mass`.
+    """
     order_B, last = _ties(confidence_B)
     gaps_B = (correct_B.double() - confidence_B.double())[order_B]
     sorted_RB = weights_RB[:, order_B]

@@ -169,10 +169,8 @@ class Locked:
             raise FileNotFoundError(
                 f"{self.directory} was removed or replaced while it was written to. What it held is gone; start anew."
             )
-        lost, self._handle = (
-            self._handle,
-            self._taken(),
-        )  # the directory is still there, and only the lock file was removed
+        # The directory is still there, and only the lock file was removed.
+        lost, self._handle = self._handle, self._taken()
         os.close(lost)
 
     def forget(self) -> None:

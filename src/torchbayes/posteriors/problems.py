@@ -61,9 +61,8 @@ def note(text: str) -> None:
 
 def is_finite(tensor: Tensor) -> bool:
     """Return whether every element is finite; `torch.isfinite` on the tensor would need twice its memory."""
-    return not tensor.numel() or bool(
-        torch.isfinite(torch.stack(tensor.aminmax())).all()
-    )  # both are NaN if an element is
+    # Minimum and maximum are NaN if an element is.
+    return not tensor.numel() or bool(torch.isfinite(torch.stack(tensor.aminmax())).all())
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:

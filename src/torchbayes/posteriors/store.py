@@ -189,9 +189,8 @@ class DrawFile:
         verified one is damaged.
         """
         with self.path.open("rb") as file:
-            complete = (
-                os.fstat(file.fileno()).st_size // self.draw_bytes
-            )  # of this open file, because another may replace it
+            # The size of this open file, because another may replace it.
+            complete = os.fstat(file.fileno()).st_size // self.draw_bytes
             count = complete if count is None else count
             if complete < count:
                 raise ValueError(f"{self.path} is damaged: it holds {complete} draws, not {count}. {_RESTORE}")

@@ -237,9 +237,8 @@ def _search(network: Network, target: _Target, first_P: Tensor, *, steps: int, s
             group["lr"] = 0.5 * _STEP * (1 + math.cos(math.pi * step / steps))
         with differentiable():
             square, cross = _moments(_functions(network, log_P, target, draws=target.draws, seed=(seed, step)), target)
-            size = (
-                size or float(square.detach().clamp_min(0)) + total
-            )  # from the step before, because its draws are independent
+            # After the first step, the size of the step before, whose draws are independent.
+            size = size or float(square.detach().clamp_min(0)) + total
             loss = (square - 2 * cross + total) / size  # bounded, so that Adam forgets a wild start
             (log_P.grad,) = torch.autograd.grad(loss, log_P)
         losses.append(float((square - 2 * cross).detach()) / total + 1)

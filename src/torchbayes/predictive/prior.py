@@ -87,9 +87,8 @@ class PriorPredictive:
         check_memory(16 * rows**2, "the correlations", standard_SBK.device, inputs=rows)
         moving_KB = standard_SBK[0].isfinite().double().T
         flat = standard_SBK.nan_to_num(0.0).transpose(0, 1).flatten(1)
-        return (_symmetric(flat @ flat.T) / (moving_KB.T @ moving_KB)).clamp(
-            -1, 1
-        )  # 0/0 where no output varies at both
+        # The quotient is 0/0 where no output varies at both inputs.
+        return (_symmetric(flat @ flat.T) / (moving_KB.T @ moving_KB)).clamp(-1, 1)
 
     def class_correlation(self, labels: Any) -> Tensor:
         """Return the mean correlation between inputs of each two classes, float64 (C, C), ordered as `labels.unique()`.

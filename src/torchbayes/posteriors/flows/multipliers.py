@@ -123,9 +123,8 @@ class Multipliers:
                 initial = flow.layout.split(flow.start(flow.layout.join(noise)))
                 parts |= {f"{name}.{side}.{key}": value for key, value in initial.items()}
             moves_n = flow.moves.to(like)
-            log_scale = (
-                math.log(scale) + 2 * math.log(1 / (1 + math.exp(-GATE))) * moves_n
-            )  # the scale behind both flows
+            # The scale behind both flows.
+            log_scale = math.log(scale) + 2 * math.log(1 / (1 + math.exp(-GATE))) * moves_n
             parts |= {
                 f"{name}.q.mean": torch.ones_like(like),
                 f"{name}.q.log_scale": torch.full_like(like, math.log(scale)),
