@@ -59,8 +59,7 @@ def rhat(draws_MSD: Tensor, *, method: RhatMethod = "rank", chunk_size: int | No
     Args:
         draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
         method: "rank", "split" or "classic".
-        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in a
-            block.
+        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in it.
 
     Raises:
         TypeError: If the draws are not a floating tensor.
@@ -91,8 +90,7 @@ def ess(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Tensor:
 
     Args:
         draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
-        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in a
-            block.
+        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in it.
 
     Raises:
         TypeError: If the draws are not a floating tensor.
@@ -109,8 +107,7 @@ def ess_bulk(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Tensor:
 
     Args:
         draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
-        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in a
-            block.
+        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in it.
 
     Raises:
         TypeError: If the draws are not a floating tensor.
@@ -129,8 +126,7 @@ def ess_tail(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Tensor:
 
     Args:
         draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
-        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in a
-            block.
+        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in it.
 
     Raises:
         TypeError: If the draws are not a floating tensor.
@@ -147,8 +143,7 @@ def mcse_mean(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Tensor:
 
     Args:
         draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
-        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in a
-            block.
+        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in it.
 
     Raises:
         TypeError: If the draws are not a floating tensor.
@@ -163,8 +158,7 @@ def summary(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Summary:
 
     Args:
         draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
-        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in a
-            block.
+        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in it.
 
     Raises:
         TypeError: If the draws are not a floating tensor.
@@ -187,8 +181,7 @@ def autocorrelation(
         draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
         max_lag: Largest lag in draws, 0 to S - 1.
         per_chain: Whether to compute them for each chain separately, $c_{mt} / c_{m0}$.
-        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in a
-            block.
+        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in it.
 
     Raises:
         TypeError: If the draws are not a floating tensor.

@@ -173,8 +173,8 @@ def _alike(networks_MPD: Tensor) -> list[tuple[int, int, int]]:
 def _fall(points: Point, batches: Sequence[Batch], *, ends_TP: Tensor, joined: Sequence[int]) -> _Fall | None:
     """Return where training rows are far less likely than at the joined networks; None where nowhere.
 
-    `points` are networks at T points of M members, `joined` the indices of the joined ones, and r = Σ_p ends_TP
-    ℓ_p.
+    `points` are networks at T points of M members, `joined` the indices of the joined ones, with
+    r = Σ_p ends_TP ℓ_p.
     """
     places = len(ends_TP)
     total_TM = log_likelihoods(points, batches)[0].sum(-1).unflatten(0, (places, -1))

@@ -237,10 +237,10 @@ def quantile_calibration(
 def central_level(below_B: Tensor, up_to_B: Tensor) -> Tensor:
     r"""Return the level of the smallest central interval that holds each target, in the shape and dtype of the targets.
 
-    It is $\max(0,\, 1 - 2 \min(F(y), 1 - F(y^-)))$. The central interval of level c runs from the quantile at (1 -
-    c) / 2 to that at (1 + c) / 2. The share of targets whose level is at most c is the coverage of those intervals,
-    for every c at once; ideally it is c. For continuous distributions the two arguments are equal; in discrete ones
-    intervals hold more than they say.
+    It is $\max(0,\, 1 - 2 \min(F(y), 1 - F(y^-)))$. The central interval of level c runs from the quantile at level
+    (1 - c) / 2 to that at (1 + c) / 2. The share of targets whose level is at most c is the coverage of those
+    intervals, for every c at once; ideally it is c. For continuous distributions the two arguments are equal; in
+    discrete ones intervals hold more than they say.
 
     Args:
         below_B: Predicted probability of values below the target, F(y-), any shape.

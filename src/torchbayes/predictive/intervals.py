@@ -25,11 +25,8 @@ def central_interval(predictive: Mixture, outside: float = 0.05) -> tuple[Tensor
     levels = predictive.outputs_SBK.new_tensor([outside / 2, 1 - outside / 2])
     try:
         low, high = predictive.quantile(levels)
-    except (
-        NotImplementedError,
-        TypeError,
-        ValueError,
-    ):  # of joint ones, or beyond bounds by rounding
+    except (NotImplementedError, TypeError, ValueError):
+        # There is no `cdf` for joint numbers, or a quantile is out of bounds by rounding.
         low, high = torch.cat([samples.quantile(levels, dim=0) for samples in samples_of(predictive)], dim=1)
     return low, high
 

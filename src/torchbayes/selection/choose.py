@@ -51,7 +51,7 @@ def choose(
     folds = folds_of(model, source, validation, seed=begin.seeds[0])
     if not folds:
         return model, method, entries
-    initial = begin.some(slice(1), method.needs.modes)  # a method refuses models and starts here, before any trial
+    initial = begin.some(slice(1), method.needs.modes)  # so a method refuses a model before any trial
     initial.state(method, density_of(model, source, method), source.steps_per_epoch)
     with search_bar(callbacks, method) as progress:
         chosen = _of_all(choices, Search(model, method, folds, begin, progress))

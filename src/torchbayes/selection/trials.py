@@ -23,7 +23,7 @@ from torchbayes.posteriors.posterior import Posterior, on_trial
 from torchbayes.predictive.predict import predict
 from torchbayes.selection.folds import Fold
 
-_DRAWS = 16  # at most
+_DRAWS = 16  # most draws of a posterior
 _ROWS = 500  # rows of each fold that are predicted, in whole batches
 
 
