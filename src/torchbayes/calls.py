@@ -1,4 +1,4 @@
-"""Errors of calls: which argument does not fit a function or a class, and which one was probably meant."""
+"""Messages for calls with wrong arguments: which one does not fit, and which one was probably meant."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# words of other libraries, and what it is called here: the first that a signature has
+# names in other libraries, and their names here, of which the first in a signature counts
 _ALSO = {
     "lr": ("step_size", "optimizer"),
     "learning_rate": ("lr", "step_size", "optimizer"),
@@ -57,10 +57,9 @@ _EXAMPLES = {"optimizer": "optimizer=tb.SGD(lr=0.05)"}
 
 
 def explained(*, positional: str = "") -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Return a decorator of functions whose arguments, where they do not fit, are explained.
+    """Return a decorator of functions that explains arguments which do not fit.
 
-    Args:
-        positional: what to write instead where too many arguments are given by position.
+    `positional` says what to write instead of too many arguments by position.
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:

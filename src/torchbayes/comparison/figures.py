@@ -129,10 +129,10 @@ def _glance(data: Data, named: Mapping[str, Outcome], reference: str | None) -> 
     said = "; ".join(f"{short}: {text}" for short, text in meanings.items() if short in measures)
     floor = " Line and grey band: another sample of the reference, of as many draws, by its halves."
     first = next(iter(named.values()))
-    shifted = f", {_corruptions(first)}" if first.corrupted else ""
-    shifted += f", and on foreign images ({listed(list(first.foreign))})" if first.foreign else ""
+    also = f", {_corruptions(first)}" if first.corrupted else ""
+    also += f", and on foreign images ({listed(list(first.foreign))})" if first.foreign else ""
     caption = (
-        f"{len(named)} methods on {_rows(data)}{shifted}. {said}. Dots: values; lines: {_INTERVAL} Full markers: the best "
+        f"{len(named)} methods on {_rows(data)}{also}. {said}. Dots: values; lines: {_INTERVAL} Full markers: the best "
         f"of a panel and every method not significantly different from it, by paired differences; hollow: worse."
         f"{floor if any(len(panel.floors) for panel in panels) else ''}"
     )
