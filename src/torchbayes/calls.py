@@ -111,13 +111,13 @@ def _explanation(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *,
     """Return what is wrong with the arguments of a call and what to do; empty if nothing is."""
     name, known = called.__name__, inspect.signature(called).parameters
     places = [n for n, p in known.items() if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD}]
-    unknown = [given for given in kwargs if given not in known]
+    unknown = [argument for argument in kwargs if argument not in known]
     if unknown:
         return f"`{name}` has no argument `{unknown[0]}`. {_meant(unknown[0], [*known])}"
     if len(args) > len(places):
         takes = f"{', '.join(places)} by position" if places else "no argument by position"
         return f"`{name}` takes {takes}; got {len(args)} arguments. {positional or 'Give the others by name.'}"
-    twice = [given for given in places[: len(args)] if given in kwargs]
+    twice = [argument for argument in places[: len(args)] if argument in kwargs]
     if twice:
         return f"`{name}` got `{twice[0]}` twice, by position and by name. Leave one of them out."
     needed = [n for n, p in known.items() if p.default is p.empty and p.kind not in {p.VAR_POSITIONAL, p.VAR_KEYWORD}]

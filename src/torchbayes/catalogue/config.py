@@ -174,10 +174,10 @@ def _describe_data(directory: Path, setup: Setup) -> None:
         write_whole(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
         return
     try:
-        known = json.loads(path.read_bytes())["checksum"]
+        checksum = json.loads(path.read_bytes())["checksum"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}). Restore it, or remove it if no data have changed.") from error
-    if known != data.checksum:
+    if checksum != data.checksum:
         raise ValueError(
             f"the training or test rows of {setup.problem.data} are not those that {directory} was fitted to: they or "
             f"their settings have changed since. Restore them, or fit again into another directory."

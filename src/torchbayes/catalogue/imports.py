@@ -68,9 +68,9 @@ def what_failed(error: BaseException) -> str:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
     # prefer the frames of the user's own code, which calls libraries, if there are any
     frames = [frame for frame in frames if not _in_library(frame.filename)] or frames
-    place = f", at line {frames[-1].lineno} of {frames[-1].filename}" if frames else ""
+    line = f", at line {frames[-1].lineno} of {frames[-1].filename}" if frames else ""
     message = " ".join(str(error).split()).rstrip(".")
-    return f"{type(error).__name__}{f', {message}' if message else ''}{place}."
+    return f"{type(error).__name__}{f', {message}' if message else ''}{line}."
 
 
 def _in_library(file: str) -> bool:

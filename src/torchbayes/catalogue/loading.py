@@ -35,8 +35,8 @@ def load(
     """
     path = None if name in room.names() else path_of(name, GROUP)
     if path is not None:
-        made = Entry(name, "", path).load()
-        return as_data(name, _called(made, path, json.dumps(settings or {})), split=split, train_size=train_size)
+        loader = Entry(name, "", path).load()
+        return as_data(name, _called(loader, path, json.dumps(settings or {})), split=split, train_size=train_size)
     if is_file(name):
         return read_data(Path(name), settings, split=split, train_size=train_size)
     if settings:

@@ -369,6 +369,6 @@ def method_named(name: str) -> Any:
 
 def method_names() -> dict[str, str]:
     """Return the names that `fit --method` takes, with one line each."""
-    own = {name: (kind.__doc__ or "").strip().splitlines()[0] for name, kind in classes().items()}
+    listed = {name: (kind.__doc__ or "").strip().splitlines()[0] for name, kind in classes().items()}
     others = {name: f"of an installed package: {point.value}" for name, point in registered(GROUP).items()}
-    return {**own, **{name: line for name, line in others.items() if name not in own}}
+    return {**listed, **{name: line for name, line in others.items() if name not in listed}}

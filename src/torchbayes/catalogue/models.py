@@ -54,9 +54,9 @@ GROUPS = {what: f"torchbayes.{what}s" for what in ENTRIES}
 
 def known(what: str) -> dict[str, str]:
     """Return all names of "network", "likelihood" or "prior" with one line each, also of installed packages."""
-    own = {name: entry.line for name, entry in ENTRIES[what].items()}
+    listed = {name: entry.line for name, entry in ENTRIES[what].items()}
     others = {name: f"of an installed package: {point.value}" for name, point in registered(GROUPS[what]).items()}
-    return {**others, **own}
+    return {**others, **listed}
 
 
 def check_known(what: str, name: str) -> str | None:
@@ -156,10 +156,10 @@ def data_for(name: str, data: Data) -> Data:
         return _prepared(LIKELIHOODS[name], data)
     except ValueError as refused:
         fitting = []
-        for other, entry in LIKELIHOODS.items():
+        for candidate, entry in LIKELIHOODS.items():
             with suppress(ValueError):
                 _prepared(entry, data)
-                fitting.append(other)
+                fitting.append(candidate)
         names = f"{', '.join(fitting[:-1])} or {fitting[-1]}" if len(fitting) > 1 else fitting[0]
         raise ValueError(
             f"`likelihood` of `{data.name}`, a {data.task}, must be {names}; got {name!r}: {refused}."

@@ -54,8 +54,8 @@ def with_dropout(setup: Setup, rate: float = 0.1) -> Setup:
     problem = setup.problem
     if "dropout" in problem.network_settings or not models.takes(problem.network, "dropout"):
         return setup
-    other = replace(problem, network_settings={**problem.network_settings, "dropout": rate})
-    return Setup(other, setup.data, other.model(setup.data))
+    changed = replace(problem, network_settings={**problem.network_settings, "dropout": rate})
+    return Setup(changed, setup.data, changed.model(setup.data))
 
 
 @dataclass(frozen=True)
@@ -136,15 +136,15 @@ class Problem:
         if self.device == "auto":
             return "cuda" if torch.cuda.is_available() else "cpu"
         here = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-        known = _DEVICE.fullmatch(self.device)
-        if known is None:
+        match = _DEVICE.fullmatch(self.device)
+        if match is None:
             raise ValueError(f"`device` must be auto, cpu, cuda, cuda:NUMBER or mps; got {seen(self.device)}.")
-        if int(known["number"] or 0) >= here[known["kind"] or "cuda"]:
+        if int(match["number"] or 0) >= here[match["kind"] or "cuda"]:
             raise ValueError(
                 f"`device` is {self.device!r}, which PyTorch {torch.__version__} does not find here. Use auto, or "
                 f"install a PyTorch that supports it."
             )
-        return known["kind"] or self.device
+        return match["kind"] or self.device
 
     def load(self) -> Data:
         """Load the data."""

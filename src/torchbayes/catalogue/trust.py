@@ -58,15 +58,15 @@ def _dotted(path: str) -> str:
 
 def _paths(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the import paths of a configuration, each after its entry."""
-    named = [(what, config.get(what)) for what in _NAMES]
+    named = [(entry_name, config.get(entry_name)) for entry_name in _NAMES]
     named += [("prior", name) for name in _names_of_priors(config.get("prior"))]
     yield from ((place, name) for place, name in named if isinstance(name, str) and is_path(name))
     yield from _classes(config, "")
-    for what in _METHODS:
-        entry = config.get(what)
-        entries = [*entry, *entry.values()] if isinstance(entry, Mapping) and what != "method" else entry
+    for entry_name in _METHODS:
+        entry = config.get(entry_name)
+        entries = [*entry, *entry.values()] if isinstance(entry, Mapping) and entry_name != "method" else entry
         for word in [entries] if isinstance(entries, str) else entries if isinstance(entries, list) else ():
-            yield from ((what, path) for path in named_in([word] if isinstance(word, str) else ()))
+            yield from ((entry_name, path) for path in named_in([word] if isinstance(word, str) else ()))
 
 
 def _names_of_priors(rules: Any) -> list[Any]:

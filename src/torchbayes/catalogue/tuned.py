@@ -56,15 +56,9 @@ def ensemble(usual: Usual, members: int = 5, kind: type = MAP, *, plan: str | No
 
 def averaging(usual: Usual, members: int = 1) -> dict[str, Any]:
     """Return the settings that SWA and SWAG share."""
-    budget = _budget(usual)
-    average = {"averaging_lr": budget.averaging_lr, "per_epoch": budget.per_epoch, "plan": usual.plan}
-    return {
-        "members": members,
-        "epochs": budget.epochs,
-        "batch_size": budget.batch_size,
-        "optimizer": budget.optimizer,
-        **average,
-    }
+    b = _budget(usual)
+    average = {"averaging_lr": b.averaging_lr, "per_epoch": b.per_epoch, "plan": usual.plan}
+    return {"members": members, "epochs": b.epochs, "batch_size": b.batch_size, "optimizer": b.optimizer, **average}
 
 
 def sampler(kind: type, usual: Usual, name: str, **settings: Any) -> Any:

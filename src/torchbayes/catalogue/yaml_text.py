@@ -47,9 +47,9 @@ def _count(node: yaml.Node | None, known: dict[int, int | None]) -> int:
     if node is None:
         return 0
     if id(node) in known:
-        if (found := known[id(node)]) is None:
+        if (count := known[id(node)]) is None:
             raise UnboundedError("it refers to itself")
-        return found
+        return count
     known[id(node)] = None
     parts: list[yaml.Node] = []
     if isinstance(node, yaml.SequenceNode):

@@ -54,13 +54,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns the exit code: 0, 1 after an unforeseen error, 2 after a user's error, 130 after Ctrl-C.
     """
-    given = [at_home(argument) for argument in (sys.argv[1:] if argv is None else argv) if argument != "--debug"]
-    if "" not in sys.path and ("--trust" in given or named_in(given)):
+    arguments = [at_home(argument) for argument in (sys.argv[1:] if argv is None else argv) if argument != "--debug"]
+    if "" not in sys.path and ("--trust" in arguments or named_in(arguments)):
         sys.path.append("")  # the user's modules are found in this folder, after all others
-    debug = debugging() or len(given) < len(sys.argv[1:] if argv is None else argv)
+    debug = debugging() or len(arguments) < len(sys.argv[1:] if argv is None else argv)
     try:
         with plain_warnings():
-            return _dispatch(given)
+            return _dispatch(arguments)
     except SystemExit as finished:  # --help and --print_config
         return finished.code if isinstance(finished.code, int) else int(bool(finished.code))
     except (KeyboardInterrupt, Interrupted) as stopped:
@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             traceback.print_exc()
         foreseen = is_foreseen(error)
-        print(f"torchbayes: {one_line(error) if foreseen else report(error, given)}", file=sys.stderr)
+        print(f"torchbayes: {one_line(error) if foreseen else report(error, arguments)}", file=sys.stderr)
         return 2 if foreseen else 1
 
 

@@ -75,20 +75,18 @@ def compare(argv: list[str]) -> None:
     from torchbayes.comparison.compare import configuration
     from torchbayes.comparison.tables import caption, table, tables
 
-    asked = settled([word for word in argv if word != "--print_config"])
+    wanted = settled([word for word in argv if word != "--print_config"])
     if "--print_config" in argv:
-        print(yaml.safe_dump(configuration(asked.comparison), sort_keys=False, allow_unicode=True), end="")
+        print(yaml.safe_dump(configuration(wanted.comparison), sort_keys=False, allow_unicode=True), end="")
         return
-    trusted = ["--trust"] if foreign_code(configuration(asked.comparison)) else []
-    with resumable(["torchbayes", "compare", "--directory", asked.directory, "--resume", *trusted]):
-        compared = run(
-            asked.comparison, asked.directory, resume=asked.resume, overwrite=asked.overwrite, say=say, track=track
+    trusted = ["--trust"] if foreign_code(configuration(wanted.comparison)) else []
+    with resumable(["torchbayes", "compare", "--directory", wanted.directory, "--resume", *trusted]):
+        found = run(
+            wanted.comparison, wanted.directory, resume=wanted.resume, overwrite=wanted.overwrite, say=say, track=track
         )
-    results, base = (compared.setup, compared.outcomes, compared.diagnosis), compared.base
-    print_table(
-        table(compared.outcomes, caption=caption(*results, base=base), base=base), narrow=tables(*results, base=base)
-    )
-    print(f"Report: {short_path(compared.report)}")
+    about, base = (found.setup, found.outcomes, found.diagnosis), found.base
+    print_table(table(found.outcomes, caption=caption(*about, base=base), base=base), narrow=tables(*about, base=base))
+    print(f"Report: {short_path(found.report)}")
 
 
 def settled(argv: list[str]) -> Asked:
@@ -172,7 +170,7 @@ def _table(file: Mapping[str, Any], what: str) -> dict[str, Any]:
     """Return the methods in a file by name, from a mapping or a list of names."""
     methods = file.get(what)
     if isinstance(methods, Mapping):
-        return {str(name): about for name, about in methods.items()}
+        return {str(name): settings for name, settings in methods.items()}
     if methods is None or (isinstance(methods, list) and all(isinstance(name, str) for name in methods)):
         return dict.fromkeys(methods or ())
     raise ValueError(f"`{what}` must be a mapping from names to settings, or a list of names; got {seen(methods)}.")
@@ -231,6 +229,6 @@ def _arguments(looked: Peek, every: Mapping[str, _Row]) -> list[str]:
     while "--config" in words:
         at = words.index("--config")
         words[at : at + 2] = []
-    file = {name: about for name, about in looked.file.items() if name not in {"methods", "starts"}}
+    file = {name: value for name, value in looked.file.items() if name not in {"methods", "starts"}}
     file |= {key: {**(file.get(key) or {}), **row.init_args} for key, row in every.items() if row.init_args}
     return [f"--config={yaml.safe_dump(file, allow_unicode=True)}", *words] if file else words

@@ -93,10 +93,10 @@ def _of_option(name: str, said: str) -> str:
     if wrong := _OTHER.search(said):
         return f"`--{name}` must be {wrong[1]}; got {_shown(wrong[2])}."
     union = re.search(r"Subtypes: \[(.*)\]$", said, re.MULTILINE)
-    given = _GIVEN.search(said)
-    if union is None or given is None:
+    shown_value = _GIVEN.search(said)
+    if union is None or shown_value is None:
         return f"`--{name}`: {said.partition(':')[2]}"
-    value = given[1]
+    value = shown_value[1]
     if nested := _NESTED.search(value):
         name, value = f"{name}.{nested[1]}", nested[2].strip("'")
     types = re.findall(r"<class '[\w.]+'>|typing\.Literal\[[^\]]*\]", union[1])

@@ -232,9 +232,9 @@ def _tell(setup: Setup, fitted: tb.LaplacePosterior, tuned: tb.LaplacePosterior,
             for name, each in {"the networks alone": alone, "as fitted": fitted, "tuned": tuned}.items()
         }
         evidences = [float(each.log_evidence().mean()) for each in (fitted, tuned)] if evidence else []
-    form = _form([*evidences, *(value for found in scores.values() for value in found.values())])
+    form = _form([*evidences, *(value for metrics in scores.values() for value in metrics.values())])
     lines = [["log evidence (nats)", None, *evidences]] if evidences else []
-    lines += [[f"test {name}", *(found.get(name) for found in scores.values())] for name in scores["tuned"]]
+    lines += [[f"test {name}", *(metrics.get(name) for metrics in scores.values())] for name in scores["tuned"]]
     print_table(Table(["", *scores], lines, formats=dict.fromkeys(scores, form)))
     before, first, after = (scores[name]["nll"] for name in ("the networks alone", "as fitted", "tuned"))
     if after > before + _WORSE:

@@ -77,10 +77,10 @@ def peek(argv: list[str]) -> Peek:
     settings = {**(given if isinstance(given, Mapping) else {}), **_settings("data", argv)}
     usual = defaults(data, settings, target)
     problem = problem if started.get("data") == data else usual.problem
-    for what in ("network", "likelihood"):
-        name = str(getattr(seen, what) or file.get(what) or getattr(problem, what))
-        if name != getattr(problem, what):  # settings belong to one name
-            problem = replace(problem, **{what: name, f"{what}_settings": {}})
+    for kind_of_model in ("network", "likelihood"):
+        name = str(getattr(seen, kind_of_model) or file.get(kind_of_model) or getattr(problem, kind_of_model))
+        if name != getattr(problem, kind_of_model):  # settings belong to one name
+            problem = replace(problem, **{kind_of_model: name, f"{kind_of_model}_settings": {}})
     given = file.get("likelihood_settings") or problem.likelihood_settings
     settings = {**(given if isinstance(given, Mapping) else {}), **_settings("likelihood", argv)}
     problem = replace(problem, likelihood_settings=settings)
@@ -218,9 +218,9 @@ def by_class(seen: Peek, method: Any) -> list[str]:
     """Return arguments that name a method by its class where the user named an import path or an entry point."""
     if path_of(seen.method, GROUP) is None:
         return seen.argv
-    given, path = f"--method={seen.method}", class_path(type(method))
+    option, path = f"--method={seen.method}", class_path(type(method))
     allow([path])
-    words = [f"--method={path}" if word == given else word for word in seen.argv]
+    words = [f"--method={path}" if word == option else word for word in seen.argv]
     return [path if pair == ("--method", seen.method) else pair[1] for pair in zip(["", *words], words, strict=False)]
 
 

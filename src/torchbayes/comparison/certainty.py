@@ -76,12 +76,12 @@ def certainties(
         values[name] |= more.values
     apart: dict[str, dict[str, Difference]] = {name: {} for name in evaluations}
     for metric, better in BETTER.items():
-        known = {name: own[metric] for name, own in values.items() if metric in own and metric in drawn[name]}
-        known = {name: value for name, value in known.items() if math.isfinite(value)}
-        if not known:
+        candidates = {name: own[metric] for name, own in values.items() if metric in own and metric in drawn[name]}
+        candidates = {name: value for name, value in candidates.items() if math.isfinite(value)}
+        if not candidates:
             continue
-        best = (min if better == "low" else max)(known, key=known.__getitem__)
-        for name in known:
+        best = (min if better == "low" else max)(candidates, key=candidates.__getitem__)
+        for name in candidates:
             both, rows = [values[each] for each in (name, best)], len(evaluations[name].log_prob)
             apart[name][metric] = paired(metric, both, [drawn[name], drawn[best]], rows=rows, level=LEVEL)
     return {

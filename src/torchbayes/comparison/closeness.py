@@ -27,14 +27,14 @@ def closeness(setup: Setup, outcomes: Mapping[str, Outcome], diagnosis: Diagnosi
     if name is None:
         return ""
     reference = outcomes[name]
-    whose = "the reference" if name == REFERENCE else label_of(name)
+    label = "the reference" if name == REFERENCE else label_of(name)
     if reference.clean.probs is None:
-        text = f" W1: 1-Wasserstein distance of predictive samples to those of {whose}, in {setup.data.target_unit}."
+        text = f" W1: 1-Wasserstein distance of predictive samples to those of {label}, in {setup.data.target_unit}."
     else:
-        text = f" Agreement (share of equal top classes) and TV (total variation) are those with {whose}."
+        text = f" Agreement (share of equal top classes) and TV (total variation) are those with {label}."
     if reference.fidelity.halves:
         text += (
-            f" In its own row stands the floor: how near another sample of {whose}, of as many draws, would come, by "
+            f" In its own row stands the floor: how near another sample of {label}, of as many draws, would come, by "
             f"its halves. {resolved(outcomes)}"
         )
     return f"{text} {worth(diagnosis)}" if diagnosis is not None else text
@@ -48,12 +48,12 @@ def resolved(outcomes: Mapping[str, Outcome]) -> str:
     floor = outcomes[name].fidelity.clean
     measure = next(metric for metric in floor if metric not in CLOSEST)
     within = [label_of(n) for n, o in outcomes.items() if n != name and o.fidelity.clean[measure] <= floor[measure]]
-    whose = "the reference" if name == REFERENCE else label_of(name)
+    label = "the reference" if name == REFERENCE else label_of(name)
     short = "TV" if measure == "total_variation" else "W1"
     if not within:
-        return f"By {short} every method is farther from {whose} than that ({floor[measure]:.2g})."
+        return f"By {short} every method is farther from {label} than that ({floor[measure]:.2g})."
     verb = "is" if len(within) == 1 else "are"
     return (
-        f"By {short} {listed(within)} {verb} no farther from {whose} than another sample of it would be "
+        f"By {short} {listed(within)} {verb} no farther from {label} than another sample of it would be "
         f"({floor[measure]:.2g})."
     )

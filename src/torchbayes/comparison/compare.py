@@ -96,8 +96,8 @@ def compare(
             base = constant_outcome(setup)
         numbers = _numbers(setup, outcomes, diagnosis) | ({} if base is None else {"constant": base.clean.metrics})
         write_whole(home / "results.json", (json.dumps(numbers, indent=1) + "\n").encode())
-        about = {"outcomes": outcomes, "base": base, "diagnosis": diagnosis, "settings": text}
-        page = report(home, setup, comparison, **about)
+        results = {"outcomes": outcomes, "base": base, "diagnosis": diagnosis, "settings": text}
+        page = report(home, setup, comparison, **results)
     return Compared(setup, outcomes, page, diagnosis, base)
 
 
@@ -138,8 +138,8 @@ def _make_room(home: Path, comparison: Comparison, *, overwrite: bool) -> None:
 
 
 def _numbers(setup: Setup, outcomes: dict[str, Outcome], diagnosis: Diagnosis | None) -> dict[str, Any]:
-    found: dict[str, Any] = {"data": setup.data.name, "methods": {name: o.numbers() for name, o in outcomes.items()}}
-    return found if diagnosis is None else {**found, "reference": diagnosis_numbers(diagnosis)}
+    numbers: dict[str, Any] = {"data": setup.data.name, "methods": {name: o.numbers() for name, o in outcomes.items()}}
+    return numbers if diagnosis is None else {**numbers, "reference": diagnosis_numbers(diagnosis)}
 
 
 def configuration(comparison: Comparison) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def floors(probs_MBK: Tensor) -> list[Numbers]:
     """Return how far another sample of M chains of equal length would be, one mapping for each of `halved`."""
     splits = halved(len(probs_MBK))
     apart = [fidelity(probs_MBK[one].mean(0), probs_MBK[other].mean(0)) for one, other in splits]
-    return [floor(found, (len(one), len(other))) for found, (one, other) in zip(apart, splits, strict=True)]
+    return [floor(distance, (len(one), len(other))) for distance, (one, other) in zip(apart, splits, strict=True)]
 
 
 def row_distances(
@@ -126,9 +126,9 @@ def row_distances(
     distances: dict[str, list[list[Tensor]]] = {name: [[] for _ in of_method] for name, of_method in pairs.items()}
     for part in inputs.split(_ROWS):
         for name, of_method in pairs.items():
-            for place, pair in enumerate(of_method):
+            for index, pair in enumerate(of_method):
                 first, second = (_samples(s, part, mix(Purpose.DISTANCE, seed, who)) for who, s in enumerate(pair))
-                distances[name][place].append(wasserstein1_rows(first, second) * scale)
+                distances[name][index].append(wasserstein1_rows(first, second) * scale)
     return {name: [{"wasserstein1": torch.cat(parts)} for parts in each] for name, each in distances.items()}
 
 
@@ -137,7 +137,8 @@ def averaged(
 ) -> dict[str, list[Numbers]]:
     """Return means over rows of what `row_distances` gives, and for the reference its floors."""
     means = {
-        name: [{metric: float(v.mean()) for metric, v in each.items()} for each in some] for name, some in rows.items()
+        name: [{metric: float(v.mean()) for metric, v in each.items()} for each in mappings]
+        for name, mappings in rows.items()
     }
     if means[reference]:
         *apart, same = means[reference]

@@ -147,12 +147,12 @@ def _glance(data: Data, named: Mapping[str, Outcome], reference: str | None) -> 
 
 def _extremes(values: Mapping[str, float], measure: str, better: figures.Better) -> str:
     """Return the best and the worst of some methods by a measure, in words."""
-    known = {name: value for name, value in values.items() if math.isfinite(value)}
-    if not known:
+    finite = {name: value for name, value in values.items() if math.isfinite(value)}
+    if not finite:
         return "no numbers"
-    low, high = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
+    low, high = min(finite, key=finite.__getitem__), max(finite, key=finite.__getitem__)
     best, worst = (low, high) if better == "low" else (high, low)
-    return f"best {best} ({told(known[best], measure)}), worst {worst} ({told(known[worst], measure)})"
+    return f"best {best} ({told(finite[best], measure)}), worst {worst} ({told(finite[worst], measure)})"
 
 
 def _rows(data: Data) -> str:

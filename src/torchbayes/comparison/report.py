@@ -121,9 +121,9 @@ def _chosen(home: Path, comparison: Comparison) -> str:
 
 def _allowed(settings: Any, start: str | None) -> str:
     """Return the budget of a method that is not a sampler, in words."""
-    own = vars(settings)
+    fields = vars(settings)
     if start is not None:
-        structure = f"{own['structure']} curvature " if "structure" in own else ""
+        structure = f"{fields['structure']} curvature " if "structure" in fields else ""
         return f"{structure}around the {label_of(start)}"
     members = "one member" if settings.members == 1 else f"{settings.members} members"
     return f"{members}, {_epochs(settings)}, batches of {settings.needs.batch_size}"

@@ -47,11 +47,11 @@ def closeness_terms(probs_NK: Tensor, reference_NK: Tensor) -> Terms:
 
 def over_corruptions(by_corruption: Sequence[Sequence[Terms]]) -> Terms:
     """Return row-by-row means over corruptions, by metric at severity, from their terms at severities 1, 2, ..."""
-    found = {}
+    means = {}
     for severity, each in enumerate(zip(*by_corruption, strict=True), 1):
         for metric in each[0]:
-            found[at_severity(metric, severity)] = torch.stack([terms[metric] for terms in each]).mean(0)
-    return found
+            means[at_severity(metric, severity)] = torch.stack([terms[metric] for terms in each]).mean(0)
+    return means
 
 
 def resampled_means(terms: Terms, *, seed: int) -> Terms:
@@ -75,9 +75,9 @@ def resampled_detection(inside_N: Tensor, outside: Mapping[str, Tensor], *, seed
     ]
     parts, start = [], 0
     for drawn_RN in drawn_rows(torch.ones(len(inside_N), dtype=torch.float64), RESAMPLES, seed):
-        some = slice(start, start := start + len(drawn_RN))
+        block = slice(start, start := start + len(drawn_RN))
         areas = [
-            resampled_auroc(inside_N.cpu(), scores_F, in_weights_RN=drawn_RN, out_weights_RF=weights_RF[some])
+            resampled_auroc(inside_N.cpu(), scores_F, in_weights_RN=drawn_RN, out_weights_RF=weights_RF[block])
             for scores_F, weights_RF in zip(foreign, weights, strict=True)
         ]
         parts.append(torch.stack(areas).mean(0))

@@ -79,7 +79,7 @@ class Outcome:
 
     def auroc(self) -> float | None:
         """Return the mean AUROC of the predictive entropy over the foreign sets, None where there are none."""
-        values = [found["auroc_entropy"] for found in self.detected().values() if "auroc_entropy" in found]
+        values = [numbers["auroc_entropy"] for numbers in self.detected().values() if "auroc_entropy" in numbers]
         return sum(values) / len(values) if values else None
 
     def numbers(self) -> dict[str, Any]:

@@ -76,16 +76,16 @@ class Comparison:
     def _starts(self) -> dict[str, Settings]:
         """Return the settings of the fits that methods start at and that are not compared."""
         starts = (entry_of(name, settings).start for name, settings in self.methods.items())
-        found = {}
+        starts_of = {}
         for name in dict.fromkeys(start for start in starts if start is not None and start not in self.methods):
             many = METHODS[name].first_of
             if name in self.starts:
-                found[name] = self.starts[name]
+                starts_of[name] = self.starts[name]
             elif many is not None and many in self.methods:
-                found[name] = replace(self.methods[many], members=1)
+                starts_of[name] = replace(self.methods[many], members=1)
             else:
-                found[name] = _usual(self.problem)[name]
-        return {name: settings for name, settings in found.items() if _is_set(settings)}
+                starts_of[name] = _usual(self.problem)[name]
+        return {name: settings for name, settings in starts_of.items() if _is_set(settings)}
 
     def settings(self, name: str) -> Settings:
         """Return the settings of a method that is compared or that others start at."""

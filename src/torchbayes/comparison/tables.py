@@ -113,12 +113,12 @@ def table(
 
 def certainty_table(outcomes: Mapping[str, Outcome], kind: Kind = "clean") -> Table | None:
     """Return intervals of metrics, and differences from the best method; None if there are none."""
-    known = [
+    columns = [
         c
         for c in COLUMNS
         if c.kind == kind and c.metric and all(c.metric in o.certainty.apart for o in outcomes.values())
     ]
-    if not known:
+    if not columns:
         return None
 
     def cells(outcome: Outcome, column: Column) -> list[Any]:
@@ -126,13 +126,13 @@ def certainty_table(outcomes: Mapping[str, Outcome], kind: Kind = "clean") -> Ta
         low, high = outcome.certainty.intervals[column.metric]
         return [f"{low:{form}} to {high:{form}}".replace("%", " %"), (difference.value, difference.error)]
 
-    rows = [[label_of(n), *(cell for c in known for cell in cells(o, c))] for n, o in outcomes.items()]
+    rows = [[label_of(n), *(cell for c in columns for cell in cells(o, c))] for n, o in outcomes.items()]
     return Table(
-        ["method", *(head for c in known for head in (c.head, f"{c.head} − best"))],
+        ["method", *(head for c in columns for head in (c.head, f"{c.head} − best"))],
         rows,
         f"{100 * LEVEL:g} % intervals over {RESAMPLES:,} resamples of the rows, and differences from the best on the "
         f"same rows with their standard errors. They say nothing of what another seed would give.",
-        formats={f"{c.head} − best": c.form for c in known},
+        formats={f"{c.head} − best": c.form for c in columns},
         title=f"How sure the scores are: {_TITLES[kind]}",
     )
 
@@ -164,13 +164,13 @@ def tables(
 
 def _with_intervals(shown: Table, outcomes: Mapping[str, Outcome]) -> Table:
     """Return a table with the interval of each metric in a column behind it, where one is known."""
-    known = {c.head: c for c in COLUMNS if any(c.metric in o.certainty.intervals for o in outcomes.values())}
-    behind = [head for head in shown.columns if head in known]
+    column_of = {c.head: c for c in COLUMNS if any(c.metric in o.certainty.intervals for o in outcomes.values())}
+    behind = [head for head in shown.columns if head in column_of]
     ends: dict[str, list[Any]] = {head: [] for head in behind}
     for head in behind:
         for outcome in outcomes.values():
-            low, high = outcome.certainty.intervals[known[head].metric]
-            form = known[head].form
+            low, high = outcome.certainty.intervals[column_of[head].metric]
+            form = column_of[head].form
             ends[head].append(f"{low:{form}} to {high:{form}}".replace("-", "−").replace("%", " %"))
     columns = [name for head in shown.columns for name in ([head, f"{head}: 95 %"] if head in behind else [head])]
     rows = []
@@ -237,8 +237,8 @@ def _warned(setup: Setup, outcomes: Mapping[str, Outcome], base: Outcome | None)
 
 def _alone(outcomes: Mapping[str, Outcome]) -> dict[str, list[float]]:
     """Return the test NLL of each member alone, for methods with several members evaluated in this way."""
-    found = {name: [member["nll"] for member in outcome.members] for name, outcome in outcomes.items()}
-    return {name: alone for name, alone in found.items() if len(alone) > 1}
+    nlls = {name: [member["nll"] for member in outcome.members] for name, outcome in outcomes.items()}
+    return {name: alone for name, alone in nlls.items() if len(alone) > 1}
 
 
 def foreign_table(outcomes: Mapping[str, Outcome]) -> Table | None:
@@ -281,12 +281,12 @@ def fidelity_table(outcomes: Mapping[str, Outcome]) -> Table | None:
         for n, o in outcomes.items()
         if o.fidelity.clean
     ]
-    whose = "the reference" if name == REFERENCE else label_of(name)
+    label = "the reference" if name == REFERENCE else label_of(name)
     return Table(
         ["method", *columns],
         rows,
-        f"Closeness to {whose} on the test set and under corruption. Agreement: the higher the closer; TV: the lower "
+        f"Closeness to {label} on the test set and under corruption. Agreement: the higher the closer; TV: the lower "
         f"the closer. The row of {label_of(name)} is the floor: another sample of it, of as many draws.",
         formats={head: form for head, (_, form) in columns.items()},
-        title=f"Closeness to {whose} by severity",
+        title=f"Closeness to {label} by severity",
     )

@@ -47,8 +47,8 @@ def as_tasks(tasks: Any) -> list[Task]:
     if isinstance(tasks, str | Mapping | Tensor | nn.Module | Dataset | DataLoader) or not isinstance(tasks, Iterable):
         raise TypeError(f"`tasks` must be a list of data, one entry for each task; got {seen(tasks)}.")
     named_tasks = []
-    for number, given in enumerate(tasks, 1):
-        task = Task(given.train, given.test, given.name) if isinstance(given, Data) else given
+    for number, entry in enumerate(tasks, 1):
+        task = Task(entry.train, entry.test, entry.name) if isinstance(entry, Data) else entry
         task = task if isinstance(task, Task) else Task(task)
         if isinstance(task.train, Tensor):
             raise TypeError(

@@ -223,8 +223,8 @@ def _inputs(raw: Raw) -> tuple[Tensor, Tensor, Standardise]:
     if raw.levels is not None:
         images, test_images = unit_images(train, raw.levels), unit_images(test, raw.levels)
         standardise = Standardise.fit(images, dims=(0, 2, 3))
-        for part in (images, test_images):  # in place: CIFAR-10 is 0.6 GB as float32
-            part.sub_(standardise.mean).div_(standardise.scale)
+        for values in (images, test_images):  # in place: CIFAR-10 is 0.6 GB as float32
+            values.sub_(standardise.mean).div_(standardise.scale)
         return images, test_images, standardise
     if np.issubdtype(train.dtype, np.integer):
         return torch.from_numpy(train), torch.from_numpy(test), Standardise.identity()
@@ -261,9 +261,9 @@ def of_classes(name: str, raw: Raw, classes: Sequence[str]) -> Raw:
     label_of = np.full(len(raw.classes), -1)
     label_of[[raw.classes.index(each) for each in classes]] = np.arange(len(classes))
     parts = [
-        (inputs[kept], labels[kept])
+        (inputs[mask], labels[mask])
         for inputs, labels in ((inputs, label_of[targets]) for inputs, targets in (raw.train, raw.test))
-        for kept in [labels >= 0]
+        for mask in [labels >= 0]
     ]
     return Raw(parts[0], parts[1], raw.source, tuple(classes), raw.levels)
 
@@ -277,9 +277,9 @@ def subset_of(name: str, rows: int, train_size: int, *, seed: int = 0) -> np.nda
     """Return a mask (rows,) of `train_size` training rows drawn without replacement."""
     if whole("train_size", train_size) > rows:
         raise ValueError(f"`train_size` of `{name}` must be between 1 and its {rows} rows; got {train_size}.")
-    kept = np.zeros(rows, dtype=bool)
-    kept[torch.randperm(rows, generator=generator(Purpose.SUBSET, seed))[:train_size].numpy()] = True
-    return kept
+    mask = np.zeros(rows, dtype=bool)
+    mask[torch.randperm(rows, generator=generator(Purpose.SUBSET, seed))[:train_size].numpy()] = True
+    return mask
 
 
 def _strip(data: Data) -> Callable[[], bytes] | None:

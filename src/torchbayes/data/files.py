@@ -85,9 +85,9 @@ def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
     """Return arrays of numbers of an npz archive, in the order of `names`."""
     with opened(path, "a whole npz archive of arrays") as file:
         archive = np.load(file, allow_pickle=False)
-        held = set(getattr(archive, "files", ()))  # a single array is no archive
-        arrays = [archive[name] for name in names if name in held]
-    if missing := [name for name in names if name not in held]:
+        present = set(getattr(archive, "files", ()))  # a single array is no archive
+        arrays = [archive[name] for name in names if name in present]
+    if missing := [name for name in names if name not in present]:
         raise ValueError(
             f"{path} must hold {', '.join(names)}; it has no {', '.join(missing)}. Fetch or write it again."
         )
@@ -144,8 +144,8 @@ def check_labels(path: Path, labels: np.ndarray, rows: int, *, classes: int) -> 
 
 def check_apart(name: str, train: np.ndarray, test: np.ndarray) -> None:
     """Raise ValueError if more than half of the test rows are among the training rows; a few may be."""
-    known = {hash(row.tobytes()) for row in train}  # 64 bits: no two rows collide by chance
-    if (shared := sum(hash(row.tobytes()) in known for row in test)) > len(test) / 2:
+    train_hashes = {hash(row.tobytes()) for row in train}  # 64 bits: no two rows collide by chance
+    if (shared := sum(hash(row.tobytes()) in train_hashes for row in test)) > len(test) / 2:
         raise ValueError(
             f"{shared} of the {len(test)} test rows of `{name}` are among its training rows. A file stands under "
             f"another's name: fetch them again."

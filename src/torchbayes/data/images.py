@@ -105,11 +105,11 @@ def _greys(read: list[np.ndarray], paths: list[Path]) -> Arrays:
 
 def _kmnist_test_npz(root: Path | None) -> Arrays | None:
     """Return KMNIST's test part from its numpy files, if the local folder has them, else None."""
-    paths = [local_file("kmnist", f"kmnist-test-{what}.npz", root) for what in ("imgs", "labels")]
+    paths = [local_file("kmnist", f"kmnist-test-{kind}.npz", root) for kind in ("imgs", "labels")]
     if paths[0] is None or paths[1] is None:
         return None
-    known = [paths[0], paths[1]]
-    return _greys([_bytes(path, "arr_0")[0] for path in known], known)
+    files = [paths[0], paths[1]]
+    return _greys([_bytes(path, "arr_0")[0] for path in files], files)
 
 
 def _bytes(path: Path, *names: str) -> list[np.ndarray]:
@@ -222,7 +222,7 @@ def load_digits(split: int) -> Raw:
     from sklearn.datasets import load_digits as embedded
     from sklearn.model_selection import train_test_split
 
-    images, labels = (np.asarray(part) for part in embedded(return_X_y=True))
+    images, labels = (np.asarray(column) for column in embedded(return_X_y=True))
     pixels = images.astype(np.uint8).reshape(-1, 1, 8, 8)
     train, test = train_test_split(np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=split)
     source = "Optical recognition of handwritten digits, UCI test part (Alpaydin and Kaynak 1998), from scikit-learn"

@@ -108,9 +108,9 @@ def _make(data: Data, name: str, root: Path | None, limit: int | None, seed: int
 
 def _left_out(data: Data) -> list[int]:
     """Return the labels of the classes that were not loaded."""
-    known = IMAGE_SETS[data.name].classes if data.name in IMAGE_SETS else ()
-    partial = set(data.classes) < set(known)
-    return [label for label, each in enumerate(known) if partial and each not in data.classes]
+    classes = IMAGE_SETS[data.name].classes if data.name in IMAGE_SETS else ()
+    partial = set(data.classes) < set(classes)
+    return [label for label, each in enumerate(classes) if partial and each not in data.classes]
 
 
 def conform(images: Tensor, channels: int, size: tuple[int, int]) -> Tensor:

@@ -53,7 +53,7 @@ class MultiHead(nn.Module):
             head: number of each row's head, int64 (B,).
         """
         features = self.body(inputs)
-        each = torch.stack([one(features) for one in self.heads], dim=1)
+        each = torch.stack([module(features) for module in self.heads], dim=1)
         where = head.view(-1, *[1] * (each.ndim - 1)).expand(-1, 1, *each.shape[2:])
         return each.gather(1, where).squeeze(1)
 

@@ -28,8 +28,8 @@ _WORDS: dict[str, Callable[[Any], str]] = {
 
 def settings_chosen(directory: Path) -> list[str]:
     """Return the settings that held-out rows chose for the run in a directory, each in words; empty if none."""
-    found = recorded(directory)
-    chosen = {} if found is None else found[1].get("chosen") or {}
+    record = recorded(directory)
+    chosen = {} if record is None else record[1].get("chosen") or {}
     settings = {**chosen.get("mode", {}), **chosen.get("settings", {})}
     settings |= {name: chosen[name] for name in ("prior_scale",) if name in chosen}
     return [say(settings[name]) for name, say in _WORDS.items() if name in settings]
@@ -40,8 +40,8 @@ def chosen_by_rows(directory: Path) -> str:
     settings = settings_chosen(directory)
     if not settings:
         return ""
-    found = recorded(directory)
-    held_out = [] if found is None else found[1]["chosen"]["held_out"]
+    record = recorded(directory)
+    held_out = [] if record is None else record[1]["chosen"]["held_out"]
     trials = f" in {len(held_out)} trial runs" if len(held_out) > 1 else ""
     return f"{sum(held_out):,} training rows, held out{trials}, chose {listed(settings)}. The fit itself had all rows."
 

@@ -33,7 +33,7 @@ def space_numbers(diagnosis: Diagnosis, space: str) -> dict[str, float]:
     sizes = diagnosis.spaces[space]
     moved = ~sizes.rhat.flatten().isnan()
     rhat, bulk, tail, mcse = (
-        part.flatten()[moved] for part in (sizes.rhat, sizes.ess_bulk, sizes.ess_tail, sizes.mcse)
+        values.flatten()[moved] for values in (sizes.rhat, sizes.ess_bulk, sizes.ess_tail, sizes.mcse)
     )
     per_gradient = diagnosis.per_gradient(space).flatten()[moved]
     return {
@@ -57,8 +57,8 @@ def numbers(diagnosis: Diagnosis) -> dict[str, Any]:
     """
     spaces = {space: space_numbers(diagnosis, space) for space in diagnosis.spaces}
     by_chain = {name: column.tolist() for name, column in _by_chain(diagnosis).items()}
-    whole = {"chains": diagnosis.chains, "draws": diagnosis.draws, "gradients": diagnosis.gradients}
-    return _plain({**whole, "spaces": spaces, "by_chain": by_chain})
+    totals = {"chains": diagnosis.chains, "draws": diagnosis.draws, "gradients": diagnosis.gradients}
+    return _plain({**totals, "spaces": spaces, "by_chain": by_chain})
 
 
 _COLUMNS = {
@@ -83,12 +83,12 @@ def space_table(diagnosis: Diagnosis, columns: Sequence[str] = tuple(_COLUMNS), 
 
     `columns` are chosen by their heads; those without information are left out.
     """
-    found = {space: space_numbers(diagnosis, space) for space in diagnosis.spaces}
-    entries = {head: [_entry(of_space[_COLUMNS[head][0]]) for of_space in found.values()] for head in columns}
+    spaces = {space: space_numbers(diagnosis, space) for space in diagnosis.spaces}
+    entries = {head: [_entry(of_space[_COLUMNS[head][0]]) for of_space in spaces.values()] for head in columns}
     idle = {head: all(e is None for e in of_head) for head, of_head in entries.items()}
-    idle["unmoved"] = not any(of_space["unmoved"] for of_space in found.values())
+    idle["unmoved"] = not any(of_space["unmoved"] for of_space in spaces.values())
     heads = [head for head in columns if not idle[head]]
-    rows = [[space, *(entries[head][row] for head in heads)] for row, space in enumerate(found)]
+    rows = [[space, *(entries[head][row] for head in heads)] for row, space in enumerate(spaces)]
     return Table(["space", *heads], rows, caption, formats={head: _COLUMNS[head][1] for head in heads})
 
 
@@ -123,45 +123,45 @@ def chain_table(diagnosis: Diagnosis) -> Table | None:
 
 def caption(diagnosis: Diagnosis) -> str:
     """Return sentences on how to read the table of spaces."""
-    said = f"{capital(_chains(diagnosis))}. "
+    text = f"{capital(_chains(diagnosis))}. "
     if diagnosis.chains == 1:
-        said += "R-hat compares the two halves of the one chain: a drift shows, another mode does not. "
+        text += "R-hat compares the two halves of the one chain: a drift shows, another mode does not. "
     else:
-        said += "R-hat (rank-normalised, split) compares the chains and their halves. "
-    said += "ESS: effective sample size, of all chains together. R-hat and bulk ESS are medians."
+        text += "R-hat (rank-normalised, split) compares the chains and their halves. "
+    text += "ESS: effective sample size, of all chains together. R-hat and bulk ESS are medians."
     if not math.isnan(diagnosis.gradients):
-        said += f" Gradients: {diagnosis.gradients:,.0f} passes over the data after burn-in, all chains."
-    return said
+        text += f" Gradients: {diagnosis.gradients:,.0f} passes over the data after burn-in, all chains."
+    return text
 
 
 def remarks(diagnosis: Diagnosis) -> list[str]:
     """Return an interpretation of the numbers, in sentences."""
     functions, weights = (space_numbers(diagnosis, space) for space in (diagnosis.functions, "weights"))
-    said = _log_remarks(diagnosis)
+    sentences = _log_remarks(diagnosis)
     for space, found in (("weights", weights), (diagnosis.functions, functions)):
         if found["unmoved"]:
-            said.append(f"{found['unmoved']:,} of {found['quantities']:,} {space} never move.")
+            sentences.append(f"{found['unmoved']:,} of {found['quantities']:,} {space} never move.")
     for bound in BOUNDS[::-1]:
         shares = [found[f"rhat_within_{bound}"] for found in (functions, weights)]
         if not math.isnan(sum(shares)):
             parts = (f"{_percent(s)} of {n}" for s, n in zip(shares, (diagnosis.functions, "weights"), strict=True))
-            said.append(f"R-hat is at most {bound} for {' and '.join(parts)}.")
+            sentences.append(f"R-hat is at most {bound} for {' and '.join(parts)}.")
     enough, least = ENOUGH * diagnosis.chains, functions["ess_bulk_least"]
     if math.isnan(least):
-        said.append(f"With {diagnosis.draws} draws of each chain effective sample sizes cannot be estimated yet.")
+        sentences.append(f"With {diagnosis.draws} draws of each chain effective sample sizes cannot be estimated yet.")
     elif least < enough:
-        said.append(
+        sentences.append(
             f"The smallest effective sample size of {diagnosis.functions} is {least:.0f}. R-hat and effective sample "
             f"sizes are reliable only if it is at least {enough}, {ENOUGH} for each chain."
         )
     if not math.isnan(functions["mcse_largest"]):
-        said.append(
+        sentences.append(
             f"Averaged over draws, {diagnosis.functions} have Monte Carlo standard errors of up to "
             f"{functions['mcse_largest']:.2g}, if the chains have converged."
         )
     if diagnosis.chains == 1:
-        said.append("One chain cannot show whether another would find another mode. Run several.")
-    return said
+        sentences.append("One chain cannot show whether another would find another mode. Run several.")
+    return sentences
 
 
 def _log_remarks(diagnosis: Diagnosis) -> list[str]:
@@ -177,19 +177,19 @@ def _log_remarks(diagnosis: Diagnosis) -> list[str]:
     if record.divergences_M is not None:
         parts.append(f"{_range(record.divergences_M, 'd')} divergences")
     parts.append(f"{_range(record.gradients_M, ',.0f')} gradients")
-    said = [f"Each chain: {', '.join(parts)}."]
+    sentences = [f"Each chain: {', '.join(parts)}."]
     if record.divergences_M is not None and record.divergences_M.sum() > 0:
-        said.append(
+        sentences.append(
             "After a divergence, an energy error above 1,000: take smaller steps, or raise `target_acceptance`."
         )
     if record.saturated_M is not None and record.saturated_M.sum() > 0:
-        said.append(
+        sentences.append(
             f"Of the trajectories of each chain, {_range(100 * record.saturated_M, '.1f')} % were cut short by "
             f"`max_doublings`, which makes it slow: raise it, or adapt the `mass`."
         )
     if record.ebfmi_M is not None and (record.ebfmi_M < LOW_EBFMI).any():
-        said.append(f"An E-BFMI below {LOW_EBFMI} says that energies are explored slowly.")
-    return said
+        sentences.append(f"An E-BFMI below {LOW_EBFMI} says that energies are explored slowly.")
+    return sentences
 
 
 def _range(column: Tensor, form: str) -> str:
@@ -298,8 +298,8 @@ def _by_chain(diagnosis: Diagnosis) -> dict[str, Tensor]:
 
 def _quantile(values: Tensor, share: float) -> float:
     """Return the order statistic at a share, because torch's own quantile refuses long tensors."""
-    known = values[~values.isnan()].sort().values
-    return float(known[round(share * (len(known) - 1))]) if len(known) else math.nan
+    finite = values[~values.isnan()].sort().values
+    return float(finite[round(share * (len(finite) - 1))]) if len(finite) else math.nan
 
 
 def _share(holds: Tensor) -> float:

@@ -80,13 +80,13 @@ def _entropy(label: str, entropy: Tensor, correct: Tensor, classes: int) -> Pict
     image = figures.entropy_histograms(
         {label: (right if len(right) else wrong, foreign if len(wrong) else {})}, classes, known=known
     )
-    said = f"{len(right):,} right and {len(wrong):,} wrong predictions, each group as shares of its own."
+    text = f"{len(right):,} right and {len(wrong):,} wrong predictions, each group as shares of its own."
     return Picture(
         "Doubt about right and wrong predictions",
         image,
-        f"{said} Drawn is the predictive entropy of {label}. Wrong predictions should be met with doubt: to the right, "
+        f"{text} Drawn is the predictive entropy of {label}. Wrong predictions should be met with doubt: to the right, "
         f"where right ones are rare.",
-        alt=f"Histograms of the predictive entropy of {label} on {said}",
+        alt=f"Histograms of the predictive entropy of {label} on {text}",
     )
 
 
@@ -131,7 +131,7 @@ def confusions_table(counts: Tensor, names: list[str]) -> Table | None:
     """Return the most frequent confusions of counts (K, K), true by predicted class; None if there are none."""
     wrong, size = counts.clone().fill_diagonal_(0), counts.sum(1)
     order = wrong.flatten().argsort(descending=True, stable=True)[:CONFUSIONS].tolist()
-    pairs = [divmod(place, len(names)) for place in order if wrong.flatten()[place] > 0]
+    pairs = [divmod(index, len(names)) for index in order if wrong.flatten()[index] > 0]
     if not pairs:
         return None
     rows = [[names[t], names[p], float(wrong[t, p]), float(wrong[t, p] / size[t])] for t, p in pairs]
@@ -167,7 +167,7 @@ def regression(label: str, data: Data, found: Numbers) -> Section:
     """Return the section on how good predicted numbers and their intervals are, in raw units."""
     units = data.target_standardise or Standardise.identity()
     observed, mean, low, high = (
-        units.inverse(part).flatten() for part in (found.targets, found.mean, found.low, found.high)
+        units.inverse(values).flatten() for values in (found.targets, found.mean, found.low, found.high)
     )
     scale = (found.scale * units.scale).flatten()
     drawn, remarks = {}, []
@@ -226,8 +226,8 @@ def coverage(found: Numbers) -> tuple[Tensor, Tensor]:
 
 
 def _coverage(label: str, found: Numbers) -> Picture:
-    whole = bool((found.targets == found.targets.round()).all())
-    counts = " Targets are whole numbers, of which intervals hold more than their level says." if whole else ""
+    are_counts = bool((found.targets == found.targets.round()).all())
+    counts = " Targets are whole numbers, of which intervals hold more than their level says." if are_counts else ""
     return Picture(
         "Coverage of central intervals",
         figures.coverage_curves({label: coverage(found)}, found.levels.numel()),

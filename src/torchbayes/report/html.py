@@ -58,13 +58,13 @@ def versions() -> dict[str, str]:
     Returns:
         name -> version of the packages that are installed.
     """
-    found = {"python": platform.python_version()}
+    by_package = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            by_package[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return by_package
 
 
 def write_report(

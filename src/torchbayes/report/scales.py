@@ -34,9 +34,9 @@ def told(value: float, measure: str) -> str:
 
 def far_apart(values: Iterable[float], ends: Iterable[float] = ()) -> bool:
     """Return whether values need a logarithmic axis, which they and the ends of their intervals must allow."""
-    known = [value for value in values if math.isfinite(value)]
-    lowest = min([*known, *(end for end in ends if math.isfinite(end))], default=0.0)
-    return lowest > 0 and max(known, default=0.0) > FAR * min(known, default=0.0)
+    finite = [value for value in values if math.isfinite(value)]
+    lowest = min([*finite, *(end for end in ends if math.isfinite(end))], default=0.0)
+    return lowest > 0 and max(finite, default=0.0) > FAR * min(finite, default=0.0)
 
 
 def log_scale(axes: Axes) -> None:

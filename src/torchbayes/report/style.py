@@ -210,10 +210,10 @@ def metric_label(metric: str, better: Literal["low", "high"] | None = None) -> s
 
     Unknown names stand for themselves; `better` gives their direction.
     """
-    label, known = _METRICS.get(metric.lower(), (metric, None))
+    label, usual = _METRICS.get(metric.lower(), (metric, None))
     if better is not None:
         check_choice(("low", "high"), better=better)
-    direction = better or known
+    direction = better or usual
     return label if direction is None else f"{label}, {direction}er is better"
 
 

@@ -157,11 +157,11 @@ class Table:
         values = [_value(entry) for entry in entries]
         ranked = len(texts) - self.beside
         pairs = zip(map(_main, texts[:ranked]), values[:ranked], strict=True)
-        known = {text: value for text, value in pairs if not math.isnan(value)}
+        value_of = {text: value for text, value in pairs if not math.isnan(value)}
         best: str | None = None
-        if name in self.better and len(known) > 1:
+        if name in self.better and len(value_of) > 1:
             choose = min if self.better[name] == "low" else max
-            best = choose(known, key=known.__getitem__)
+            best = choose(value_of, key=value_of.__getitem__)
         tied = self.ties.get(name, ())
         marked = [
             best is not None and row < ranked and (_main(t) == best or row in tied) for row, t in enumerate(texts)

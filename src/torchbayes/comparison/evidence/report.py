@@ -43,9 +43,9 @@ def tables(settings: Settings, found: Mapping[str, Mapping[str, Any]]) -> list[T
     whole, parts = table(settings, found), []
     for columns in (range(5), (0, *range(5, len(whole.columns)))):
         names = [whole.columns[i] for i in columns]
-        own = [{n: v for n, v in each.items() if n in names} for each in (whole.better, whole.formats)]
+        options = [{n: v for n, v in each.items() if n in names} for each in (whole.better, whole.formats)]
         rows = [[row[i] for i in columns] for row in whole.rows]
-        parts.append(Table(names, rows, whole.caption if parts else "", better=own[0], formats=own[1]))  # type: ignore[arg-type]
+        parts.append(Table(names, rows, whole.caption if parts else "", better=options[0], formats=options[1]))  # type: ignore[arg-type]
     return parts
 
 
@@ -86,7 +86,7 @@ def write(directory: Path, settings: Settings, found: Mapping[str, Mapping[str, 
     """Write `results.json`, `evidence.png` and `config.yaml`; return the path of the first."""
     write_config(directory, settings.config())
     measures = {"log evidence per row": "log_evidence_per_row", "test NLL": "test_nll"}
-    panels = {label: {name: float(one[key]) for name, one in found.items()} for label, key in measures.items()}
+    panels = {label: {name: float(numbers[key]) for name, numbers in found.items()} for label, key in measures.items()}
     drawn = figures.fidelity_dots(panels, better={"log evidence per row": "high", "test NLL": "low"})
     write_whole(directory / FIGURE, png(drawn))
     record = {"settings": json.loads(json.dumps(settings.config())), "networks": found}

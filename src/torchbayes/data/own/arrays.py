@@ -62,10 +62,8 @@ def _named(where: str, held: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     test = next((pair for pair in _TESTS if set(pair) <= held.keys()), None)
     half = next((pair for pair in _TESTS if test is None and set(pair) & held.keys()), None)
     if half is not None:
-        present, absent = half if half[0] in held else half[::-1]
-        raise ValueError(
-            f"{where} holds `{present}` and no `{absent}`; test rows need both. Add it, or remove `{present}`."
-        )
+        one, other = half if half[0] in held else half[::-1]
+        raise ValueError(f"{where} holds `{one}` and no `{other}`; test rows need both. Add it, or remove `{one}`.")
     return [(held[pair[0]], held[pair[1]]) for pair in (train, test) if pair is not None]
 
 
@@ -87,22 +85,22 @@ def read_arrays_of(shape: Sequence[int], dtype: np.dtype | None = None) -> Any:
     def read(path: Path) -> Rows:
         if path.suffix == ".npy":
             with opened(path, "a whole array") as file:
-                held = {"inputs": np.asarray(np.load(file, allow_pickle=False))}
+                arrays = {"inputs": np.asarray(np.load(file, allow_pickle=False))}
         elif path.suffix == ".npz":
-            held = _archive(path)
+            arrays = _archive(path)
         else:
             raise ValueError(
                 f"new rows here are arrays, in an .npy file or in an .npz file with `inputs`; got {path.name}. "
                 f"Write it with numpy.save."
             )
-        names = next((pair for pair in (*_TESTS, *_NAMES) if pair[0] in held), None)
+        names = next((pair for pair in (*_TESTS, *_NAMES) if pair[0] in arrays), None)
         if names is None:
-            raise ValueError(f"{path} must hold an array `inputs`; it holds {', '.join(held) or 'none'}.")
-        raw = held[names[0]]
+            raise ValueError(f"{path} must hold an array `inputs`; it holds {', '.join(arrays) or 'none'}.")
+        raw = arrays[names[0]]
         reordered, _ = laid_out(raw)
         inputs = numbers(path.name, reordered)
         check_alike(f"inputs of {path.name}", inputs, shape, was=dtype, now=raw.dtype)
-        targets = held.get(names[1])
+        targets = arrays.get(names[1])
         return Rows(inputs, None if targets is None else _column(targets))
 
     return read

@@ -54,10 +54,10 @@ class Column:
 
     def _write_category(self, held: np.ndarray, block: np.ndarray) -> list[str]:
         index_of = {value: i for i, value in enumerate(self.values or ())}
-        known = np.flatnonzero(~missing(held))
-        texts = texts_of(held[known])
+        present = np.flatnonzero(~missing(held))
+        texts = texts_of(held[present])
         indices = np.array([index_of.get(text, -1) for text in texts], dtype=np.int64)
-        block[known[indices >= 0], indices[indices >= 0]] = 1.0
+        block[present[indices >= 0], indices[indices >= 0]] = 1.0
         unknown = sorted(set(texts) - index_of.keys())
         if not unknown:
             return []
@@ -122,29 +122,27 @@ def fit_columns(
         if count := int(missing(values).sum()):
             absent[name] = count
     if not columns:
-        reasons_given = "; ".join(f"{name} ({why})" for name, why in reasons.items())
-        raise ValueError(
-            f"no column of {where} can be an input: {reasons_given or 'it has only the target'}. Add columns."
-        )
+        told = "; ".join(f"{name} ({why})" for name, why in reasons.items())
+        raise ValueError(f"no column of {where} can be an input: {told or 'it has only the target'}. Add columns.")
     return Columns(tuple(columns), where), (*_told(columns, reasons, absent), *outliers)
 
 
 def _column(name: str, values: np.ndarray, *, category: bool) -> Column | Dates | str:
     """Return how a column becomes numbers, or why it is left out."""
     absent = missing(values)
-    held = values[~absent]
-    if not len(held):
+    present = values[~absent]
+    if not len(present):
         return "empty"
-    texts = sorted(set(texts_of(held))) if held.dtype.kind == "O" or category else []
-    if not absent.any() and (len(texts) == 1 or (not texts and (held == held[0]).all())):
-        return f"the same in every row, {held[0]}"
-    if texts and not category and (dates := fit_dates(name, texts_of(held), flag=bool(absent.any()))) is not None:
+    texts = sorted(set(texts_of(present))) if present.dtype.kind == "O" or category else []
+    if not absent.any() and (len(texts) == 1 or (not texts and (present == present[0]).all())):
+        return f"the same in every row, {present[0]}"
+    if texts and not category and (dates := fit_dates(name, texts_of(present), flag=bool(absent.any()))) is not None:
         return dates
     if texts:
-        few = len(texts) <= min(MOST_VALUES, len(held) / 2) or category
+        few = len(texts) <= min(MOST_VALUES, len(present) / 2) or category
         like = ", which look like numbers with units or separators: write them plainly"
         return Column(name, tuple(texts)) if few else f"{len(texts):,} different texts{like * look_like_numbers(texts)}"
-    numbers = held.astype(np.float64)
+    numbers = present.astype(np.float64)
     if np.isinf(numbers).any():
         raise ValueError(f"the column {name!r} must be finite; it has infinite values. Remove those rows.")
     if abs(numbers).max() > _LARGEST:

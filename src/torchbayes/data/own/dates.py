@@ -60,8 +60,8 @@ def forms_of(texts: Sequence[str]) -> list[str]:
     if any((text.replace(".", "").replace("-", "").isdigit() and len(text) < 6) or text.isdigit() for text in texts):
         return []
     forms = list(_FORMS)
-    for some in (texts[:_SCREENED], texts):
-        forms = [form for form in forms if all(read_date(text, form) is not None for text in some)]
+    for sample in (texts[:_SCREENED], texts):
+        forms = [form for form in forms if all(read_date(text, form) is not None for text in sample)]
     return forms
 
 
@@ -90,9 +90,9 @@ class Dates:
     def told(self) -> str:
         """A phrase on how the column is used."""
         last = self.first.toordinal() + int(self.high)
-        also = f", read as {self.form} and not as {self.other}" if self.other else ""
+        instead_of = f", read as {self.form} and not as {self.other}" if self.other else ""
         return (
-            f"{self.name} ({self.first:%Y-%m-%d} to {datetime.fromordinal(last):%Y-%m-%d}{also}; as "
+            f"{self.name} ({self.first:%Y-%m-%d} to {datetime.fromordinal(last):%Y-%m-%d}{instead_of}; as "
             f"{', '.join(('elapsed days', *self.parts))})"
         )
 
@@ -104,15 +104,15 @@ class Dates:
         absent = missing(held) | np.array([value in MARKS for value in held.tolist()], dtype=bool)
         present = np.flatnonzero(~absent)
         texts = texts_of(held[present])
-        known = {text: read_date(text, self.form) for text in dict.fromkeys(texts)}
-        wrong = next((row for row, text in zip(present, texts, strict=True) if known[text] is None), None)
+        date_of = {text: read_date(text, self.form) for text in dict.fromkeys(texts)}
+        wrong = next((row for row, text in zip(present, texts, strict=True) if date_of[text] is None), None)
         if wrong is not None:
             example = f"{self.first:%Y-%m-%d}" if self.form == ISO else f"{self.first:{self.form}}"
             raise ValueError(
                 f"the column {self.name!r} must hold dates such as {example}, as in the training rows; row {wrong + 1} "
                 f"has {seen(held[wrong])}. Correct it or leave it empty."
             )
-        rows = {text: self._numbers(date) for text, date in known.items() if date is not None}
+        rows = {text: self._numbers(date) for text, date in date_of.items() if date is not None}
         block[absent, 0] = self.fill
         if texts:
             block[present, : self.width - self.flag] = np.array([rows[text] for text in texts])

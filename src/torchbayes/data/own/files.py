@@ -57,12 +57,12 @@ def read_data(
     ValueError if it holds no data or its form has no such setting.
     """
     full = _existing(path, ", which `data` names")
-    read, what = _reader(full)
-    known = [name for name in inspect.signature(read).parameters if name not in {"path", "split", "train_size"}]
+    read, kind = _reader(full)
+    names = [name for name in inspect.signature(read).parameters if name not in {"path", "split", "train_size"}]
     for name in settings or {}:
-        if name not in known:
-            has = f"Its settings are {', '.join(known)}." if known else "It has none."
-            raise ValueError(f"{full.name} is {what}, which has no setting {seen(name)}. {has}")
+        if name not in names:
+            has = f"Its settings are {', '.join(names)}." if names else "It has none."
+            raise ValueError(f"{full.name} is {kind}, which has no setting {seen(name)}. {has}")
     return _read(read, str(full), _stamp(full), json.dumps(dict(settings or {})), split, train_size)
 
 

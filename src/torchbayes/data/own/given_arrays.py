@@ -27,7 +27,7 @@ def in_pairs(name: str, found: Any) -> list[tuple[Any, Any]]:
     if isinstance(found, tuple | list) and len(found) == 4:
         return [(found[0], found[1]), (found[2], found[3])]
     if isinstance(found, tuple | list) and len(found) == 2:
-        return [(part[0], part[1]) for part in found] if all(map(_is_pair, found)) else [(found[0], found[1])]
+        return [(pair[0], pair[1]) for pair in found] if all(map(_is_pair, found)) else [(found[0], found[1])]
     raise TypeError(f"{name} must give {_FORM}; got {seen(found)}.{_advice(found)}")
 
 
@@ -57,7 +57,7 @@ def as_array(name: str, what: str, value: Any) -> np.ndarray:
     `name` says where it comes from and `what` whether it is inputs or targets, for messages. Raises TypeError for
     anything else, ValueError for several arrays or rows of several lengths.
     """
-    several = isinstance(value, tuple) and any(getattr(part, "ndim", 0) for part in value)
+    several = isinstance(value, tuple) and any(getattr(entry, "ndim", 0) for entry in value)
     if several or isinstance(value, Mapping):
         raise ValueError(f"{what} of {name} must be one array; got several. {_SEVERAL}")
     if isinstance(value, Dataset | DataLoader) or hasattr(value, "save_to_disk") or not hasattr(value, "__len__"):
@@ -164,10 +164,10 @@ def check_alike(what: str, inputs: np.ndarray, shape: Sequence[int], *, was: np.
 
 
 def _check_dates(name: str, **arrays: np.ndarray) -> None:
-    for what, values in arrays.items():
+    for kind, values in arrays.items():
         if values.dtype.kind in "mM":
             raise TypeError(
-                f"{what} of {name} must be numbers; got dates or times, dtype {values.dtype}. Count days from a first "
+                f"{kind} of {name} must be numbers; got dates or times, dtype {values.dtype}. Count days from a first "
                 f"one: (dates - dates.min()) / numpy.timedelta64(1, 'D'); times by the division alone."
             )
 

@@ -79,14 +79,14 @@ def read_saved_table(
     parts, notes = parts_of(path)
     target = _target(path, parts[0], target)
     every = parts[0].column_names
-    other = [name for name in every if name not in {*columns_of(parts[0], _PLAIN), *leave_out}]
-    if target in other:
+    lists = [name for name in every if name not in {*columns_of(parts[0], _PLAIN), *leave_out}]
+    if target in lists:
         labels_of(path, parts[0], target)  # raises, saying what is wrong
-    if other:
-        usable = set(every) - {*other, target, *leave_out}
+    if lists:
+        usable = set(every) - {*lists, target, *leave_out}
         leave = "Leave them out with --data_settings.leave_out, or write" if usable else "Write"
         raise ValueError(
-            f"columns {shortened(other)} of {path.name} are lists or the like, which no network here takes. {leave} a "
+            f"columns {shortened(lists)} of {path.name} are lists or the like, which no network here takes. {leave} a "
             f"function that gives arrays: --data my_module:load."
         )
     settings = Tabular(path.name, _source(path), target, leave_out, categorical, task, _read_rows)

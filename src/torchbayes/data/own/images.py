@@ -46,12 +46,12 @@ def read_folder(
     """
     names, of_parts = parts_in(path) or Parts((".",), ())
     files = [by_class(path / name) for name in names]
-    looks = Counter(of_file(file, look) for found in files for group in found.values() for file in group)
+    looks = Counter(of_file(file, look) for classes in files for group in classes.values() for file in group)
     shape, notes = shape_of(looks, size=size, grey=grey)
     parts = []
-    for found in files:
-        listed = [file for group in found.values() for file in group]
-        labels = np.repeat(list(found), [len(group) for group in found.values()])
+    for classes in files:
+        listed = [file for group in classes.values() for file in group]
+        labels = np.repeat(list(classes), [len(group) for group in classes.values()])
         parts.append(Rows(load(listed, shape)[0], labels))
 
     def read(new: Path) -> Rows:
@@ -75,10 +75,7 @@ def parts_in(folder: Path) -> Parts | None:
     inner = [each for each in folders_in(folder) if images_in(each)]
     named = [each for each in inner if kind_of(each.name)]
     flat = [each.name for each in named if any(map(is_image, each.iterdir()))]
-    parts, others = (
-        [each.name for each in named if each.name not in flat],
-        [e.name for e in inner if e not in named],
-    )
+    parts, others = ([each.name for each in named if each.name not in flat], [e.name for e in inner if e not in named])
     trains = any(kind_of(name) == "train" for name in parts)
     if (trains and flat) or (len(flat) > 1 and not others):
         raise ValueError(

@@ -66,9 +66,9 @@ def files_in(folder: Path) -> list[Path]:
 
 def folders_in(folder: Path) -> list[Path]:
     """Return the folders in a folder, sorted, without hidden ones and links to a place that the folder lies in."""
-    whole = folder.resolve()
+    resolved = folder.resolve()
     inner = [each for each in sorted(folder.iterdir()) if not each.name.startswith(".") and each.is_dir()]
-    return [each for each in inner if not each.is_symlink() or not whole.is_relative_to(each.resolve())]
+    return [each for each in inner if not each.is_symlink() or not resolved.is_relative_to(each.resolve())]
 
 
 def shape_of(

@@ -34,7 +34,7 @@ class Rows(NamedTuple):
 
     def pick(self, mask: np.ndarray) -> Rows:
         """Return the rows where a mask is true."""
-        names = None if self.names is None else [name for name, kept in zip(self.names, mask, strict=True) if kept]
+        names = None if self.names is None else [name for name, keep in zip(self.names, mask, strict=True) if keep]
         return Rows(self.inputs[mask], None if self.targets is None else self.targets[mask], names)
 
 
@@ -118,8 +118,8 @@ def assemble(form: Form, parts: Sequence[Rows], *, split: int, train_size: int |
     exact = data.standardise if images else Standardise.fit(torch.from_numpy(x))
     notes_of_data = (_of_rows(form, data, apart=apart), _of_targets(form, data, np.asarray(numbers[0])), *notes)
     checksum = 0
-    for held in ("\n".join(classes).encode(), *(np.ascontiguousarray(part).data for part in (x, y, x_test, y_test))):
-        checksum = zlib.crc32(held, checksum)
+    for content in ("\n".join(classes).encode(), *(np.ascontiguousarray(part).data for part in (x, y, x_test, y_test))):
+        checksum = zlib.crc32(content, checksum)
     of_test = (*encoded[1].notes, *repeated(data, data.test.inputs))
     notes_of_data += tuple(f"Of the test rows: {note[0].lower()}{note[1:]}" for note in of_test)
     return replace(data, notes=notes_of_data, reader=Reader(form.read, encode, exact), checksum=checksum)
@@ -145,8 +145,8 @@ def encode_targets(name: str, targets: np.ndarray, data: Data) -> Tensor:
             f"finite numbers. Correct or remove such rows."
         )
     values = torch.from_numpy(numbers.astype(np.float64)).reshape(-1, 1)
-    known = data.target_standardise
-    return (values if known is None else (values - known.mean.double()) / known.scale.double()).float()
+    scaling = data.target_standardise
+    return (values if scaling is None else (values - scaling.mean.double()) / scaling.scale.double()).float()
 
 
 def as_number(value: object) -> float:
@@ -159,8 +159,8 @@ def as_number(value: object) -> float:
 
 def shortened(names: Sequence[str], most: int = 12) -> str:
     """Join names with commas; beyond `most`, say how many more."""
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(str, names[:most])) + rest
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
 
 
 def _classes(form: Form, targets: list[np.ndarray]) -> tuple[tuple[str, ...], list[np.ndarray]]:
@@ -229,15 +229,15 @@ def _of_targets(form: Form, data: Data, numbers: np.ndarray) -> str:
         )
     counts = np.bincount(numbers, minlength=len(data.classes))
     shown = [f"{label} ({count:,})" for label, count in zip(data.classes, counts, strict=True)]
-    other = "" if form.most is None else " A number instead: --data_settings.task regression."
+    advice = "" if form.most is None else " A number instead: --data_settings.task regression."
     whole_numbers = all(label.lstrip("-").isdigit() for label in data.classes)
-    return f"Targets: {len(data.classes)} classes, {shortened(shown)}.{other if whole_numbers else ''}"
+    return f"Targets: {len(data.classes)} classes, {shortened(shown)}.{advice if whole_numbers else ''}"
 
 
 def repeated(data: Data, inputs: Tensor) -> tuple[str, ...]:
     """Return a sentence on rows whose inputs equal those of a training row; empty if there are none."""
-    known = {row.tobytes() for row in data.train.inputs.numpy()}
-    shared = sum(row.tobytes() in known for row in inputs.numpy())
+    training_rows = {row.tobytes() for row in data.train.inputs.numpy()}
+    shared = sum(row.tobytes() in training_rows for row in inputs.numpy())
     if not shared:
         return ()
     return (

@@ -258,11 +258,11 @@ def _without_marks(column: Any, *, commas: bool) -> Any:
 
     cells = zip(column, column.isna(), strict=True)
     texts = [None if gone or (text := str(cell).strip()) in _ABSENT else text for cell, gone in cells]
-    held = {i: text for i, text in enumerate(texts) if text is not None and text not in MARKS}
-    if len(held) == column.notna().sum():
+    present = {i: text for i, text in enumerate(texts) if text is not None and text not in MARKS}
+    if len(present) == column.notna().sum():
         return column
-    plain = pd.Series(held, dtype=object)
-    numbers: Any = pd.to_numeric(plain.str.replace(",", ".") if commas and held else plain, errors="coerce")
-    if held and numbers.notna().all():
+    plain = pd.Series(present, dtype=object)
+    numbers: Any = pd.to_numeric(plain.str.replace(",", ".") if commas and present else plain, errors="coerce")
+    if present and numbers.notna().all():
         return numbers.reindex(range(len(texts))).set_axis(column.index)
     return pd.Series(texts, index=column.index, dtype=object)

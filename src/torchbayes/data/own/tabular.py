@@ -45,9 +45,9 @@ class Tabular:
         if self.target is None:
             raise ValueError(f"say which column of {self.name} is to be predicted: --target {' or '.join(names[:20])}.")
         listed = {"target": [self.target], "leave_out": self.leave_out, "categorical": self.categorical}
-        for what, columns in listed.items():
+        for setting, columns in listed.items():
             if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
-                raise ValueError(f"`{what}` must be a list of names of columns, such as [id]; got {seen(columns)}.")
+                raise ValueError(f"`{setting}` must be a list of names of columns, such as [id]; got {seen(columns)}.")
             for name in columns:
                 check_name(f"column of {self.name}", name, names)
         if self.task not in {None, "classification", "regression"}:
@@ -102,13 +102,13 @@ def of_tables(about: Tabular, tables: Sequence[Table], *, split: int, train_size
     def fit(table: Table) -> tuple[Encoder, tuple[str, ...]]:
         return fit_columns(table, about.name, left=left, categorical=about.categorical)
 
-    known = [table[~missing(table.columns[target])] for table in tables]
-    if not all(map(len, known)):
+    complete_tables = [table[~missing(table.columns[target])] for table in tables]
+    if not all(map(len, complete_tables)):
         raise ValueError(f"no row of {about.name} has a value in the column {target!r}. Choose another --target.")
-    parts = [Rows(table, targets_of(target, table.columns[target])) for table in known]
+    parts = [Rows(table, targets_of(target, table.columns[target])) for table in complete_tables]
     form = Form(about.name, about.source, read, fit, MANY, about.task)
     data = assemble(form, parts, split=split, train_size=train_size)
-    dropped = sum(map(len, tables)) - sum(map(len, known))
+    dropped = sum(map(len, tables)) - sum(map(len, complete_tables))
     more = (f"Rows left out because they have no value in {target!r}: {dropped:,}.",) if dropped else ()
     more += tuple(dict.fromkeys(note for table in tables for note in table.notes))
     return replace(data, target_name=target, notes=(*data.notes, *more, *_odd_targets(target, data, parts)))
@@ -150,13 +150,13 @@ def tables_in(folder: Path) -> dict[str, Path]:
 
 def _counts_rows(parts: Sequence[np.ndarray | None]) -> bool:
     """Return whether a column counts the rows: from 0 or 1, or, if there are many rows, from any number but a year."""
-    known = [part for part in parts if part is not None and part.dtype.kind == "i"]
-    if len(known) < len(parts) or not all((np.diff(part) == 1).all() for part in known):
+    counted = [part for part in parts if part is not None and part.dtype.kind == "i"]
+    if len(counted) < len(parts) or not all((np.diff(part) == 1).all() for part in counted):
         return False
-    if all(len(part) > 2 and part[0] in {0, 1} for part in known):
+    if all(len(part) > 2 and part[0] in {0, 1} for part in counted):
         return True
-    years = all(part[0] >= _YEARS[0] and part[-1] <= _YEARS[1] for part in known)
-    return max(map(len, known)) >= _COUNTED and not years
+    years = all(part[0] >= _YEARS[0] and part[-1] <= _YEARS[1] for part in counted)
+    return max(map(len, counted)) >= _COUNTED and not years
 
 
 def targets_of(name: str, values: np.ndarray) -> np.ndarray:

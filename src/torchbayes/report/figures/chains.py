@@ -64,8 +64,8 @@ def rhat_histogram(spaces: Mapping[str, Any]) -> Figure:
     axes.set_xscale("function", functions=(_stretched, _unstretched))
     axes.set_yscale("log", nonpositive="clip")
     handles = {
-        _rhat_label(name, of_space): _histogram(axes, np.clip(of_space, 1.0, top), edges, place)
-        for place, (name, of_space) in enumerate(values.items())
+        _rhat_label(name, of_space): _histogram(axes, np.clip(of_space, 1.0, top), edges, index)
+        for index, (name, of_space) in enumerate(values.items())
         if of_space.size
     }
     for bound in BOUNDS:
@@ -183,12 +183,12 @@ def _rank_panel(axes: Axes, values_MS: np.ndarray, colours: list[str]) -> None:
     counts = rank_counts(values_MS, bins)[:CHAINS]
     even, height = draws / bins, 0.86 / max(counts.max(), 2 * draws / bins)
     edges = np.linspace(0, 1, bins + 1)
-    for place, (of_chain, colour) in enumerate(zip(counts, colours, strict=False)):
-        axes.stairs(height * of_chain - place, edges, baseline=-place, fill=True, color=colour, alpha=0.75)
-        axes.hlines(height * even - place, 0, 1, color=QUIET, linewidth=0.9, linestyle=(0, (3, 2)))
-        axes.hlines(-place, 0, 1, color=FAINT, linewidth=0.6)
+    for row, (of_chain, colour) in enumerate(zip(counts, colours, strict=False)):
+        axes.stairs(height * of_chain - row, edges, baseline=-row, fill=True, color=colour, alpha=0.75)
+        axes.hlines(height * even - row, 0, 1, color=QUIET, linewidth=0.9, linestyle=(0, (3, 2)))
+        axes.hlines(-row, 0, 1, color=FAINT, linewidth=0.6)
     axes.grid(visible=False)
-    axes.set_yticks([height * even - place for place in range(len(counts))], names[: len(counts)])
+    axes.set_yticks([height * even - row for row in range(len(counts))], names[: len(counts)])
     axes.tick_params(axis="y", length=0)
     axes.set(xlim=(0, 1), ylim=(-len(counts) + 0.9, 1.0), xlabel="rank among all draws")
     axes.set_ylabel("chain" if names[0] == "1" else "")

@@ -190,9 +190,9 @@ def fidelity_dots(
     for measure, values in panels.items():
         check_panels(**{f"panels[{measure!r}]": values})
         check_numbers(**{f"panels[{measure!r}][{name!r}]": value for name, value in values.items()})
-    for what, given in (("floors", floors), ("intervals", intervals)):
+    for option, given in (("floors", floors), ("intervals", intervals)):
         if unknown := sorted(set(given) - set(panels)):
-            raise ValueError(f"`panels` must hold the measures of `{what}`; got {what} of {', '.join(unknown)}.")
+            raise ValueError(f"`panels` must hold the measures of `{option}`; got {option} of {', '.join(unknown)}.")
     methods = list(dict.fromkeys(name for values in panels.values() for name in values))
     drawn, heights = looks(methods), {name: -index for index, name in enumerate(methods)}
     width = max(map(len, methods), default=0) * 0.075 + 2.6 * len(panels)

@@ -66,8 +66,8 @@ def measure_curves(
     handles: dict[str, Any] = {}
     repeats: set[int] = set()
     for axes, (measure, values) in zip(grid.flat, panels.items(), strict=False):
-        for name, given in values.items():
-            array = as_array(given, 2, f"{measure} of {name}")
+        for name, repeated in values.items():
+            array = as_array(repeated, 2, f"{measure} of {name}")
             if len(array) != len(places):
                 raise ValueError(f"{measure} of {name} must have {len(places)} `places`; got {len(array)}.")
             repeats.add(array.shape[1])

@@ -47,7 +47,7 @@ def referral_curves(methods: Mapping[str, tuple[Any, Any]]) -> Figure:
     handles: dict[str, Any] = {}
     lowest = 1.0
     for name, look in looks(methods).items():
-        kept, accuracy = (as_array(part, 1, f"curve of {name}", finite=True) for part in methods[name])
+        kept, accuracy = (as_array(values, 1, f"curve of {name}", finite=True) for values in methods[name])
         if len(kept) != len(accuracy):
             raise ValueError(f"`methods`: {name!r} has {len(kept)} shares kept and {len(accuracy)} accuracies.")
         # the left end is cut off, where the curve depends on a handful of inputs

@@ -50,8 +50,8 @@ def loss_surfaces(
     grids = {name: _checked(values, name, (len(y), len(x))) for name, values in surfaces.items()}
     marks = {} if marks is None else marks
     check_kind(Mapping, "a mapping from names to coordinates", marks=marks)
-    points = {name: as_array(place, 1, f"`marks`, {name}", finite=True) for name, place in marks.items()}
-    wrong = next((name for name, place in points.items() if place.shape != (2,)), None)
+    points = {name: as_array(coordinates, 1, f"`marks`, {name}", finite=True) for name, coordinates in marks.items()}
+    wrong = next((name for name, coordinates in points.items() if coordinates.shape != (2,)), None)
     if wrong is not None:
         raise ValueError(f"`marks`: {wrong!r} must be two coordinates; got shape {points[wrong].shape}.")
     line = None if curve is None else as_array(curve, 2, "curve", finite=True)

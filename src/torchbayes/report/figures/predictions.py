@@ -147,7 +147,7 @@ def _points_of(name: str, pair: Any) -> list[np.ndarray]:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise TypeError(f"`{name}` must be a pair (x, y); got {seen(pair)}.")
     names = name.split(", ") if ", " in name else (name, name)
-    points = [as_array(values, 1, own, finite=True) for own, values in zip(names, pair, strict=True)]
+    points = [as_array(values, 1, argument, finite=True) for argument, values in zip(names, pair, strict=True)]
     if len(points[0]) != len(points[1]):
         raise ValueError(f"`{'` and `'.join(names)}` must have one length; got {len(points[0])} and {len(points[1])}.")
     return points

@@ -45,7 +45,7 @@ def spectrum_density(
     grid = as_array(eigenvalues, 1, "eigenvalues", finite=True)
     if not (np.diff(grid) > 0).all():
         raise ValueError("`eigenvalues` must increase; got values that do not. Sort the grid.")
-    values = {name: _density(given, name, len(grid)) for name, given in densities.items()}
+    values = {name: _density(density, name, len(grid)) for name, density in densities.items()}
     drawn, highest = looks(values), max(float(each.max()) for each in values.values())
     figure = new_figure(5.2, 3.1)
     axes = figure.subplots()
@@ -92,8 +92,8 @@ def ray_profiles(profiles: Mapping[str, Any], radii: Any, *, label: str = "log p
     check_text(label=label)
     radii = as_array(radii, 1, "radii", finite=True)
     values = {}
-    for name, given in profiles.items():
-        values[name] = as_array(given, 2, f"`profiles`, {name}")
+    for name, profile in profiles.items():
+        values[name] = as_array(profile, 2, f"`profiles`, {name}")
         if values[name].shape[1] != len(radii) or not np.isfinite(values[name]).any():
             raise ValueError(
                 f"`profiles`: {name!r} must have {len(radii)} columns, like `radii`, and a finite value; got shape "

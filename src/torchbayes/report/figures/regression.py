@@ -222,7 +222,7 @@ def errors_by_scale(name: str, errors: Any, scale: Any, *, units: str = "units o
 def _grouped(errors: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return root mean squares of standard deviations and of errors, of groups of similar standard deviation."""
     groups = np.array_split(np.argsort(scale, kind="stable"), min(_BINS, len(scale) // _PER_BIN))
-    predicted, observed = ([np.sqrt(np.mean(part[rows] ** 2)) for rows in groups] for part in (scale, errors))
+    predicted, observed = ([np.sqrt(np.mean(column[rows] ** 2)) for rows in groups] for column in (scale, errors))
     return np.array(predicted), np.array(observed)
 
 

@@ -63,7 +63,7 @@ def severity_panels(
     check_kind((int, float, type(None)), "a number", level=level)
     if reference is not None and reference not in methods:
         raise ValueError(f"`reference` must be one of {', '.join(methods)}; got {reference!r}.")
-    steps = {name: _checked(name, given) for name, given in methods.items()}
+    steps = {name: _checked(name, triple) for name, triple in methods.items()}
     lengths = {len(values) for values, *_ in steps.values()}
     if len(lengths) != 1:
         raise ValueError(f"All methods must have the same number of severities; got {sorted(lengths)}.")
@@ -84,10 +84,10 @@ def severity_panels(
         _own(axes, severities, (values, low, high), drawn[name])
         panel_title(axes, name, drawn[name])
     _finish(figure, grid, severities, count=len(steps), metric=metric)
-    known = [bool(np.isfinite(low).any()) for _, low, _ in steps.values()]
-    band = ["band: 95 % interval over rows" if all(known) else "band: 95 % interval over rows, where it is known"]
+    banded = [bool(np.isfinite(low).any()) for _, low, _ in steps.values()]
+    band = ["band: 95 % interval over rows" if all(banded) else "band: 95 % interval over rows, where it is known"]
     figure.supylabel(metric_label(metric, better).replace(", ", "\n"), multialignment="center")
-    note_below(figure, "severity of corruption (0: not corrupted)", *(band if any(known) else []))
+    note_below(figure, "severity of corruption (0: not corrupted)", *(band if any(banded) else []))
     if handles:
         legend_above(figure, handles)
     return figure

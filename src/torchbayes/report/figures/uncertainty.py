@@ -111,10 +111,10 @@ def _reliability_panel(diagram: Axes, shares: Axes, bins: Bins, name: str, look:
         as_array(values, 1, f"{field} of {name}")
         for field, values in (("confidence", bins.confidence), ("accuracy", bins.accuracy), ("count", bins.count))
     )
-    kept = count > 0
-    if not kept.any():
+    filled = count > 0
+    if not filled.any():
         raise ValueError(f"The bins of {name!r} hold no point at all. Evaluate on at least one input.")
-    confidence, accuracy, count = confidence[kept], accuracy[kept], count[kept]
+    confidence, accuracy, count = confidence[filled], accuracy[filled], count[filled]
     share = count / count.sum()
     ece = float(np.sum(share * np.abs(accuracy - confidence)))
     panel_title(diagram, name, look, below=f"ECE {ece:.3f}")
@@ -141,9 +141,9 @@ def _reliability_panel(diagram: Axes, shares: Axes, bins: Bins, name: str, look:
 def _write_counts(shares: Axes, bins: Bins) -> None:
     """Write the number of points over the share of each bin."""
     confidence, count = as_array(bins.confidence, 1, "confidence"), as_array(bins.count, 1, "count")
-    for place, number in zip(confidence[count > 0], count[count > 0], strict=True):
+    for centre, number in zip(confidence[count > 0], count[count > 0], strict=True):
         text = f"{number:,.0f}" if number < 10_000 else f"{number / 1000:,.0f}k"
-        at = (place, number / count.sum())
+        at = (centre, number / count.sum())
         shares.annotate(text, at, (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=6)
 
 
