@@ -163,7 +163,7 @@ def check_each(check: Callable[..., None], *, length: int | None = None, least: 
     """Check settings that are tuples of numbers, as `plain_value` makes them of arrays.
 
     `check`, such as `check_positive`, is applied to each number. `length` is that of each tuple, any if None; `least`
-    the smallest.
+    is its minimum.
     """
     for name, value in values.items():
         if not isinstance(value, tuple | list) or len(value) < least or len(value) != (length or len(value)):

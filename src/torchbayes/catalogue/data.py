@@ -83,8 +83,8 @@ def _uci(name: str) -> Usual:
 def untuned(name: str, settings: Mapping[str, Any] | None = None, target: str | None = None) -> Usual:
     """Return usual settings for data for which nothing was chosen, such as the user's.
 
-    Methods have their own defaults, and held-out rows choose what these leave open, as from Python. The problem
-    depends on the data: images or not, classes or a regression.
+    Methods have their own defaults, and held-out rows choose what these leave open, as from Python. Network and
+    likelihood depend on the data: images or not, classes or a regression.
     """
     problem = Problem(name, "small_cnn", prior_scale=None, data_settings=dict(settings or {}), target=target)
     data = problem.load()

@@ -217,7 +217,7 @@ def tune(argv: list[str]) -> None:
     print(f"Posterior: {path}")
 
 
-_WORSE = 0.05  # an average is worse than the networks it is around by more than this test NLL (nats)
+_WORSE = 0.05  # nats of test NLL: a tuned average that is worse than its networks by more is reported
 
 
 def _tell(setup: Setup, fitted: tb.LaplacePosterior, tuned: tb.LaplacePosterior, *, evidence: bool) -> None:

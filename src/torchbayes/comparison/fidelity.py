@@ -137,8 +137,8 @@ def averaged(
 ) -> dict[str, list[Numbers]]:
     """Return means over rows of what `row_distances` gives, and for the reference its floors."""
     means = {
-        name: [{metric: float(v.mean()) for metric, v in each.items()} for each in mappings]
-        for name, mappings in rows.items()
+        name: [{metric: float(v.mean()) for metric, v in each.items()} for each in parts]
+        for name, parts in rows.items()
     }
     if means[reference]:
         *apart, same = means[reference]

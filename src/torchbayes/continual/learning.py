@@ -241,7 +241,7 @@ def _prior(before: Any) -> Any:
     """Return a posterior as the next prior. A weight without variance is refused: no data could ever move it."""
     prior = as_prior(before)
     size_D, std_D = prior.loc_D.abs(), prior.covariance.diagonal()[0].sqrt()
-    stuck_D = ~(std_D > torch.finfo(std_D.dtype).eps * (size_D + size_D.mean()))  # smaller ones are rounding
+    stuck_D = ~(std_D > torch.finfo(std_D.dtype).eps * (size_D + size_D.mean()))  # smaller spreads are rounding
     if bool(stuck_D.any()):
         raise ValueError(
             f"the posterior has no spread for {before.model.prior.names(stuck_D.cpu())}, so that as a prior it "

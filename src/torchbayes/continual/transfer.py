@@ -62,7 +62,7 @@ class Learned:
         return float((scores_TT[-1] - scores_TT.diagonal())[:-1].mean()) if len(scores_TT) > 1 else math.nan
 
     def forward_transfer(self, metric: str | None = None) -> float:
-        """Return how much earlier tasks improve one that is not learned yet, over no training; NaN if T = 1.
+        """Return how earlier tasks improve one not learned yet, beyond the untrained network; NaN if T = 1.
 
         It means nothing if a task has a head of its own, which is untrained until then.
 

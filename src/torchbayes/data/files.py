@@ -33,7 +33,7 @@ _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, "
 
 
 def check_unpacked(path: Path, needed: int) -> None:
-    """Raise ValueError if `needed` unpacked bytes exceed half the free memory, or 256 MiB and 100 times the file."""
+    """Raise ValueError if `needed` unpacked bytes exceed half the free memory, or max(256 MiB, 100 × the file)."""
     free, packed = free_memory() / _ROOM, path.stat().st_size
     if needed > free or needed > max(_PACKED, _DENSE * packed):
         raise ValueError(

@@ -136,7 +136,7 @@ def _with_r_squared(evaluation: Evaluation) -> dict[str, float]:
 
 
 def lead(fitted: Fitted) -> list[str]:
-    """Return paragraphs on what was fitted to what, how it predicts, and which of its problems are known."""
+    """Return paragraphs on what was fitted to what, how it predicts, and its known problems."""
     setup, posterior, problem = fitted.setup, fitted.posterior, fitted.setup.problem
     data = setup.data
     task = f"a classification into {data.num_classes} classes" if data.num_classes else f"a {data.task}"

@@ -23,7 +23,7 @@ from torchbayes.data.own.columns import Columns, fit_columns
 from torchbayes.data.own.rows import Encoder, Form, Reader, Rows, Task, assemble
 from torchbayes.data.own.table import Table, is_table, missing, read_table, texts_of
 
-_COUNTED = 20  # rows from which a column may count from any number: fewer may be chance
+_COUNTED = 20  # least rows of a column that counts from any number: with fewer it may be chance
 _YEARS = (1700, 2100)  # consecutive whole numbers in this range are times
 _DETERMINED = 0.9999  # correlation
 
