@@ -193,8 +193,8 @@ class LogDensity:
         """
         out = torch.empty_like(weights_MD) if out is None else out
         factor = -self.model.temperature / self.num_data  # both kinds of tempering divide the likelihood by T
-        asked = _Asked(weights_MD, batch, buffers, seeds, out)
-        value_M, log_likelihood_M = _scaled(self, factor, asked, prior=False, mixing=mixing)
+        request = _Asked(weights_MD, batch, buffers, seeds, out)
+        value_M, log_likelihood_M = _scaled(self, factor, request, prior=False, mixing=mixing)
         return Value(value_M, out, log_likelihood_M)
 
     def leapfrog(

@@ -34,10 +34,10 @@ def density_of(function: Callable[[Tensor], Any], start_MD: Tensor) -> Density:
         return function  # type: ignore[return-value]
     if second is None and _shape(of_all) == tuple(start_MD.shape[:1]):
         return FunctionDensity(function)
-    (chains, size), outcomes = start_MD.shape, (_said(of_first, error), _said(of_all, second))
+    (chains, size), saw = start_MD.shape, (_said(of_first, error), _said(of_all, second))
     raise SettingError(
         f"`density` must return one number, shape (), for a vector of shape ({size},), or shape ({chains},) for "
-        f"those of all chains, ({chains}, {size}); for the vector {outcomes[0]}, and for all chains {outcomes[1]}. Sum over the "
+        f"those of all chains, ({chains}, {size}); for the vector {saw[0]}, and for all chains {saw[1]}. Sum over the "
         f"last axis of the vector, and start where the density can be computed."
     ) from (error or second)
 

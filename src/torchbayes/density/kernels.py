@@ -148,9 +148,7 @@ def kernel_of(model: Model) -> DenseModel | UnavailableError:
     if model not in _KERNELS:
         try:
             _KERNELS[model] = dense_model(model)
-        except (
-            UnavailableError
-        ) as error:  # a copy without traceback, which would hold the tensors of the calls that led here
+        except UnavailableError as error:  # copied, because its traceback holds tensors of earlier calls
             _KERNELS[model] = UnavailableError(str(error))
     return _KERNELS[model]
 

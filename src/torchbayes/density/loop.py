@@ -108,9 +108,9 @@ class Loop(Backend):
                 parts = []
                 for start in range(0, rows, chunk_size):
                     where = slice(start, start + chunk_size)
-                    part = inputs if rows <= chunk_size else rows_of(inputs, where)
-                    with taking(part):
-                        parts.append(run(own_views, part, buffers=buffers))
+                    chunk = inputs if rows <= chunk_size else rows_of(inputs, where)
+                    with taking(chunk):
+                        parts.append(run(own_views, chunk, buffers=buffers))
                     if s == start == 0:
                         needed = draws * rows * parts[0].nbytes // max(len(parts[0]), 1)
                         check_memory(needed, "outputs of the drawn functions", parts[0].device, draws=draws)

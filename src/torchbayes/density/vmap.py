@@ -57,12 +57,12 @@ def stack(model: Model, shared: bool, mixing: Mixing | None = None) -> Stack:
     def run(weights_MD: dict[str, Tensor], batch: Batch, buffers: Buffers) -> Tensor:
         axis = None if shared else 0
         axes = row_axes(batch.inputs, axis), row_axes(batch.targets, axis)
-        found = vmap(one, in_dims=(0, *axes, 0))(weights_MD, batch.inputs, batch.targets, buffers)
+        values_M = vmap(one, in_dims=(0, *axes, 0))(weights_MD, batch.inputs, batch.targets, buffers)
         if mixing is None:
-            return found
+            return values_M
         counts = apart(model.likelihood, batch.targets)[2]
         counts = counts if counts is None or shared else counts[:: mixing.draws]
-        return mixed(found.unflatten(0, (-1, mixing.draws)), mixing, counts_MB=counts)
+        return mixed(values_M.unflatten(0, (-1, mixing.draws)), mixing, counts_MB=counts)
 
     return run
 

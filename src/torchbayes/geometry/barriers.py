@@ -238,8 +238,8 @@ def interior(
     buffers, losses = [buffers_at(vertices, v) for v in range(count)], []
     for share_V in torch.cat([torch.eye(count, dtype=torch.float64), inside_PV]):
         weights_D = share_V.to(vertices.weights_MD) @ vertices.weights_MD
-        there = network_at(model, weights_D, buffers[int(share_V.argmax())], fitted=fitted)
-        losses.append(judged(there, source, chunk_size))
+        network = network_at(model, weights_D, buffers[int(share_V.argmax())], fitted=fitted)
+        losses.append(judged(network, source, chunk_size))
     nll, error = (
         torch.tensor([getattr(one, part) for one in losses], dtype=torch.float64) for part in ("nll", "error")
     )

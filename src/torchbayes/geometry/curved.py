@@ -65,8 +65,8 @@ def curved_directions(
     check_memory(steps * place.weights_D.nbytes, "the vectors of the iteration", place.weights_D.device, steps=steps)
     start_D = torch.randn(size, generator=generator(Purpose.CURVED, seed), dtype=torch.float64)
     pairs = leading(Products(place, matrix, chunk_size), start_D.to(place.weights_D), steps, count=rank)
-    is_real = pairs.values_R.abs() > _rounding(pairs, place.weights_D)
-    pairs = Leading(*(part[is_real.to(part.device)] for part in pairs))
+    is_nonzero = pairs.values_R.abs() > _rounding(pairs, place.weights_D)
+    pairs = Leading(*(part[is_nonzero.to(part.device)] for part in pairs))
     loose = pairs.residuals_R > _ENOUGH * pairs.values_R.abs()
     if loose.any():
         note(

@@ -90,7 +90,7 @@ def _iterated(product: Callable[[Tensor], Tensor], start_PD: Tensor, steps: int)
     for step in range(steps):
         for place, probe in enumerate(alive):
             basis_PKD[probe, step] = vectors_PD[place]
-        new_PD, left = product(vectors_PD), []
+        new_PD, remaining = product(vectors_PD), []
         for place, probe in enumerate(alive):
             projections = _orthogonalise_(new_PD[place], basis_PKD[probe, : step + 1])
             diagonal_PK[probe, step] = float(projections[step])
@@ -100,11 +100,11 @@ def _iterated(product: Callable[[Tensor], Tensor], start_PD: Tensor, steps: int)
             if beta <= floor * largest:
                 taken[probe] = step + 1
             else:
-                left.append(place)
-        if not left or step + 1 == steps:
+                remaining.append(place)
+        if not remaining or step + 1 == steps:
             break
-        vectors_PD = new_PD[left]
-        alive = [alive[place] for place in left]
+        vectors_PD = new_PD[remaining]
+        alive = [alive[place] for place in remaining]
         vectors_PD /= beside_PK[alive, step].to(vectors_PD).unsqueeze(1)
     return _Run(diagonal_PK, beside_PK, taken, basis_PKD)
 

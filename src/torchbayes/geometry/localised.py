@@ -91,21 +91,21 @@ def rise_on_batches(place: Place, chunk_size: int, *, chains: int, seed: int) ->
     density = _density(place, chunk_size)
     centre_MD = place.weights_D.expand(chains, -1)
     check_memory(4 * centre_MD[0].nbytes * chains, "the chains", centre_MD.device, chains=chains)
-    whole = density.nll(centre_MD[:1], buffers=place.stacked(1))
-    slope_D, size = whole.gradient[0].clone(), place.rows.size
+    at_centre = density.nll(centre_MD[:1], buffers=place.stacked(1))
+    slope_D, size = at_centre.gradient[0].clone(), place.rows.size
     seeds = [mix(Purpose.COEFFICIENT_ROWS, seed, chain) for chain in range(chains)]
     batches = _endless(place, seeds)
 
     def rise(weights_MD: Tensor) -> tuple[Tensor, Tensor]:
-        batch, number = next(batches), len(weights_MD)
+        batch, members = next(batches), len(weights_MD)
         twice = batch.map(lambda t: t.repeat(2, *[1] * (t.ndim - 1)))
-        value = density.nll(torch.cat([weights_MD, centre_MD]), twice, buffers=place.stacked(2 * number))
-        off_MD = (value.gradient[number:] - slope_D).mul_(size)  # deviation of these rows from all rows at w*
+        value = density.nll(torch.cat([weights_MD, centre_MD]), twice, buffers=place.stacked(2 * members))
+        off_MD = (value.gradient[members:] - slope_D).mul_(size)  # deviation of these rows from all rows at w*
         known_M = (off_MD * (weights_MD - place.weights_D)).sum(-1, dtype=torch.float64)
-        rise_M = value.log_likelihood[number:] - value.log_likelihood[:number] - known_M
-        return rise_M, value.gradient[:number].mul_(size).sub_(off_MD)
+        rise_M = value.log_likelihood[members:] - value.log_likelihood[:members] - known_M
+        return rise_M, value.gradient[:members].mul_(size).sub_(off_MD)
 
-    return rise, -float(whole.log_likelihood[0])
+    return rise, -float(at_centre.log_likelihood[0])
 
 
 def _density(place: Place, chunk_size: int) -> LogDensity:

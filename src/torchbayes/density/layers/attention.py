@@ -21,8 +21,7 @@ _SIGNATURE = inspect.signature(F.multi_head_attention_forward)
 def taken_apart(
     mode: TorchFunctionMode, func: Callable[..., Any], args: tuple[Any, ...], *, kwargs: Mapping[str, Any]
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Return the outputs of self-attention with one weight for q, k and v, and its weights of positions where asked
-    for.
+    """Return the outputs, and where asked for the weights of positions, of self-attention with one projection weight.
 
     Each part goes through `mode` as if the network had called it. Returns None for any other call.
     """

@@ -356,8 +356,8 @@ class _Layers(TorchFunctionMode):
 
     def _signs(self, like: Tensor, axis: int, number: int) -> Tensor:
         """Return ±1 for each example and channel, the same at all its positions."""
-        whole = self._place.whole(like)
-        shape = [size if at in {0, axis % like.ndim} else 1 for at, size in enumerate(whole)]
+        full_shape = self._place.whole(like)
+        shape = [size if at in {0, axis % like.ndim} else 1 for at, size in enumerate(full_shape)]
         return self._random.signs(self._calls, shape, like, outputs=bool(number))[self._place.own]
 
 

@@ -78,9 +78,7 @@ class _Watch(TorchFunctionMode):
 
 
 class _Sizes(TorchDispatchMode):
-    """While active, sets `depend` if the size of a tensor depends on the numbers in others, as that of `x[mask]`
-    does.
-    """
+    """While active, sets `depend` if the size of a tensor depends on numbers in others, as that of `x[mask]` does."""
 
     depend = False
 
@@ -139,10 +137,10 @@ def has_layers(density: LogDensity, batch: Batch) -> bool:
 
 def how(density: LogDensity, rows: Batch, estimator: Estimator) -> dict[str, How]:
     """Return the estimator of each parameter, from some rows, (B, ...)."""
-    taken = uses(density.model.network, rows.inputs)
+    used = uses(density.model.network, rows.inputs)
     auto: dict[bool, How] = {True: "local", False: "flipout"}
     return {
-        name: (auto[taken[name].single] if estimator == "auto" else estimator) if name in taken else "drawn"
+        name: (auto[used[name].single] if estimator == "auto" else estimator) if name in used else "drawn"
         for name in density.model.layout.names
     }
 

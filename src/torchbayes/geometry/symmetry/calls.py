@@ -24,9 +24,7 @@ class Call:
     out: Any  # what it returned
     ties: Ties
     axes_of: Callable[[Tensor], Axes]  # tensor -> its axes
-    used: Callable[
-        [Tensor, int], None
-    ]  # called with (activations, axis) where activations are summed over an axis with weights
+    used: Callable[[Tensor, int], None]  # called with activations and an axis that they are summed over with weights
     pointwise: bool  # whether PyTorch says that it works element by element
 
     def tensor(self, *names: str) -> Tensor:

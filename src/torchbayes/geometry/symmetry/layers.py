@@ -64,21 +64,21 @@ def convolution(call: Call) -> list[Axes]:
     channels = axes[1]
     if transposed:
         ties.join(channels, own[0])
-        made = own[1] if groups == 1 else _per_group(call, channels, own[1], groups)
+        outputs = own[1] if groups == 1 else _per_group(call, channels, own[1], groups)
     elif groups > 1 and weight.shape[1] == 1:  # each channel by itself
         ties.join(own[0], tuple(s._replace(inner=s.inner * (weight.shape[0] // groups)) if s.group is not None else
                                 fixed(s.count * (weight.shape[0] // groups))[0] for s in channels))  # fmt: skip
-        made = own[0]
+        outputs = own[0]
     elif groups > 1:  # the same order in each group of channels
         ties.join(channels, own[1] * groups)
-        made = _pieces(call, own[0], groups)
+        outputs = _pieces(call, own[0], groups)
     else:
         ties.join(channels, own[1])
-        made = own[0]
+        outputs = own[0]
     call.used(inputs, 1)
     if isinstance(call.values.get("bias"), Tensor):
-        made = ties.join(made, call.axes("bias")[0])
-    return [[axes[0], ties.resolved(made), *shaped(call.results[0].shape[2:])]]
+        outputs = ties.join(outputs, call.axes("bias")[0])
+    return [[axes[0], ties.resolved(outputs), *shaped(call.results[0].shape[2:])]]
 
 
 def _per_group(call: Call, channels: Axis, outputs: Axis, groups: int) -> Axis:

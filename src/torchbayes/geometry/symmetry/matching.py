@@ -29,9 +29,7 @@ class Matched:
     """Permutations that bring a network close to a reference."""
 
     permutations: list[Tensor]  # of each group; unit i of the result is unit permutations[g][i]
-    objective: list[float] = field(
-        default_factory=list
-    )  # Σ ⟨A, P(B)⟩ over all groups, at first and after each step; empty for activations
+    objective: list[float] = field(default_factory=list)  # Σ ⟨A, P(B)⟩ before and after each step; not for activations
     sweeps: int = 0  # over all groups
 
 

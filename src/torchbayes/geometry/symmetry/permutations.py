@@ -295,7 +295,7 @@ def _first_rows(model: Model, data: Any) -> Any:
 
 def _made_up(network: Network, state: Mapping[str, Tensor]) -> Tensor:
     """Return random inputs that a network takes; a ValueError if no shape that is tried fits."""
-    first = next((part for part in network.module.modules() if [*part.parameters(recurse=False)]), None)
+    first = next((layer for layer in network.module.modules() if [*layer.parameters(recurse=False)]), None)
     source = generator(Purpose.TRACED)
     for shape in _shapes(first):
         inputs = torch.randn(_MADE_UP, *shape, generator=source, dtype=torch.float32)
