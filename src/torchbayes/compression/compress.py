@@ -73,14 +73,10 @@ def compress(
     check_flags(rounded=rounded)
     plain = _with_groups(posterior)
     original, thresholds, pruned = filled(plain.network, {}), _thresholds(plain, threshold), 0
-    for name, moments in plain.groups.items():
+    for name, z in plain.groups.items():
         weight = plain.network.get_parameter(f"{name}.weight")
-        axis = (
-            1
-            if weight.shape[1] == len(moments.noise) and isinstance(plain.network.get_submodule(name), nn.Linear)
-            else 0
-        )
-        gone = (moments.noise >= thresholds[name]).nonzero()[:, 0]
+        axis = 1 if weight.shape[1] == len(z.noise) and isinstance(plain.network.get_submodule(name), nn.Linear) else 0
+        gone = (z.noise >= thresholds[name]).nonzero()[:, 0]
         with torch.no_grad():
             weight.index_fill_(axis, gone, 0.0)
         pruned += len(gone)

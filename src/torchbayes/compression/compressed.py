@@ -72,7 +72,7 @@ class Compressed:
 
     @property
     def rate(self) -> float:
-        """Weights before over weights that were not pruned."""
+        """Number of weights before, over number of weights that were not pruned."""
         return self.num_weights / max(1, self.num_kept)
 
     @property
@@ -129,12 +129,9 @@ class Compressed:
         content |= {f"learned.{name}": t for name, t in learned.items()}
         masks, places = self.surgery.masks()
         content |= {f"positions.{number}": packed(mask.long(), 1) for number, mask in enumerate(masks)}
-        header = {name: getattr(self, name) for name in _NUMBERS} | {
-            "stayed": list(self.stayed),
-            "places": places,
-        }
-        header |= {"thresholds": dict(self.thresholds), "sizes": [len(mask) for mask in masks]}
-        return write_tensors(path, content, {"kind": _KIND, "weights": entries, **header})
+        meta = {name: getattr(self, name) for name in _NUMBERS} | {"stayed": list(self.stayed), "places": places}
+        meta |= {"thresholds": dict(self.thresholds), "sizes": [len(mask) for mask in masks]}
+        return write_tensors(path, content, {"kind": _KIND, "weights": entries, **meta})
 
 
 def load(path: str | Path, model: Model) -> Compressed:

@@ -28,7 +28,6 @@ class PickedLinear(nn.Linear):
     index: Tensor
 
     def __init__(self, layer: nn.Linear, index: Tensor) -> None:
-        """Take some inputs of a layer."""
         like = layer.weight
         super().__init__(
             len(index), layer.out_features, bias=layer.bias is not None, device=like.device, dtype=like.dtype

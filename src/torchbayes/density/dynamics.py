@@ -170,7 +170,7 @@ class FunctionDensity:
 
         Raises:
             SettingError: if autograd cannot trace the density back to the weights.
-            TypeError: if the function returns no floating tensor.
+            TypeError: if the function does not return a floating tensor.
         """
         del batch
         with differentiable():

@@ -117,7 +117,6 @@ class Ranks:
         return cls(*shares, *(mesh.get_local_rank(name) for name in ("data", "chains")), *groups, opened=opened)
 
     def __enter__(self) -> Self:
-        """Return the grid."""
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -144,7 +144,6 @@ class Run:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Release the directory."""
         self._open.close()
 
     def _begin(self, directory: Path) -> None:

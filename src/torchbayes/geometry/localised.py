@@ -55,7 +55,7 @@ class Localised:
         return Localised(self._rise, self.weights_D, localisation=self.localisation, inverse_temperature=beta)
 
     def leapfrog(self, weights_MD: Tensor, momentum_MD: Tensor, **options: Any) -> Phase:
-        """Return where leapfrog steps lead; options as of `dynamics.leapfrog`."""
+        """Return the end of leapfrog steps; options are those of `dynamics.leapfrog`."""
         return leapfrog(self, weights_MD, momentum_MD, **options)
 
 

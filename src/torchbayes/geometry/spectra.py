@@ -75,13 +75,13 @@ class Spectrum:
     matrix: Matrix
 
     def trace_of(self, function: Callable[[Tensor], Tensor]) -> Estimate:
-        r"""Return tr f(A) ≈ D · mean_p Σ_i ω_pi f(θ_pi).
+        """Return tr f(A) ≈ D · mean_p Σ_i ω_pi f(θ_pi).
 
         Args:
             function: f, of a float64 tensor, elementwise.
 
         Raises:
-            TypeError: if it is no function.
+            TypeError: if it is not a function.
         """
         check_function("a function of a tensor", function=function)
         each_P = self.size * (self.weights_PK * function(self.values_PK)).sum(1)

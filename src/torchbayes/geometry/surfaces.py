@@ -40,15 +40,13 @@ _STACK = 2**28  # bytes of weights that are evaluated together
 
 @dataclass(frozen=True)
 class Plane:
-    r"""w(a, b) = o + a û + b v̂: a plane in weight space.
-
-    Made by `Plane.through` and `Plane.random`.
+    """w(a, b) = o + a û + b v̂: a plane in weight space, made by `Plane.through` or `Plane.random`.
 
     Attributes:
         model: the model.
         origin_D: o.
         axes_2D: û and v̂.
-        marks_K2: coordinates of the networks it was laid through.
+        marks_K2: coordinates of the networks that it goes through.
         buffers: of the network at the origin.
     """
 
@@ -60,7 +58,7 @@ class Plane:
 
     @classmethod
     def through(cls, model: Model, networks: Networks) -> Plane:
-        r"""Return the plane through three networks, such as the ends and the bend of a curve.
+        """Return the plane through three networks, such as the ends and the bend of a curve.
 
             û = (w₂ − w₁)/|w₂ − w₁|,    v̂ ∝ (w₃ − w₁) − ⟨w₃ − w₁, û⟩ û,    |v̂| = 1,    o = w₁
 
@@ -75,7 +73,7 @@ class Plane:
 
         Raises:
             ValueError: if there are not three networks, or they lie on a line.
-            TypeError: if they are no networks.
+            TypeError: if they are not networks.
         """
         check_kind(Model, "a Model", model=model)
         point = members_of(model, networks, "networks")

@@ -108,7 +108,7 @@ class Blocks(Stored, Grouped):
         return self.joined([block.precision_diagonal() for block in self.blocks])
 
     def form(self, scale_MD: Tensor | None = None) -> Form | None:
-        """Return None: each of the groups has a form of its own."""
+        """Return None, because each group has a form of its own."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ class Scaled(Stored):
         return self.structure.precision_diagonal() / self.scale_MD**2
 
     def form(self, scale_MD: Tensor | None = None) -> Form | None:
-        """Return None: S has a form of its own."""
+        """Return None, because S has a form of its own."""
 
     def dense(self) -> Tensor:
         """Return Σ as matrices (M, D, D): for tests and small D."""
@@ -231,7 +231,7 @@ class BlockCurvature(Stored, Grouped):
         return BlockCurvature(self.order_D, tuple(block.positive() for block in self.blocks))
 
     def undetermined(self, precision_D: Tensor) -> Tensor:
-        """Return which weights lie in directions in which H + diag(d) is 0 to rounding, bool (M, D)."""
+        """Return which weights lie in directions in which H + diag(d) is 0 up to rounding, bool (M, D)."""
         each = zip(self.blocks, self.split(precision_D), strict=True)
         return self.joined([block.undetermined(own_D) for block, own_D in each])
 

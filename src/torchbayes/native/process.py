@@ -32,7 +32,7 @@ class WhileAny:
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Be inside while the `with` lasts."""
+        """Make the change while the `with` lasts; the last thread to leave undoes it."""
         with self._lock:
             if not self._inside:
                 self._undo = self._change()

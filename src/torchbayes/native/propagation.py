@@ -162,7 +162,7 @@ def _counted(shape: float, count: float) -> float:
 
 
 def _propagate(layers: Sequence[Layer], beliefs: Beliefs, noise: Tensor, rows: Rows, *, m: int) -> Tensor:
-    """Do what the kernel does for one member, (3,), in place."""
+    """Do what `propagate` does, with tensor operations, for one member; the result is (3,)."""
     known, sums = noise.ndim == 1, torch.zeros(3, dtype=torch.float64)
     own_noise = noise if known else noise[m]
     for r, (inputs_I, targets_K) in enumerate(zip(rows.inputs_MBI[m], rows.targets_MBK[m], strict=True)):
@@ -214,7 +214,7 @@ def _update_noise(noise_G2: Tensor, residuals: list[float], variances: list[floa
 
 
 def _refresh(beliefs: Beliefs, sites_4D: Tensor, factor_2: Tensor, m: int, *, loc_D: Tensor, scale_D: Tensor) -> None:
-    """Do what the kernel does for one member."""
+    """Do what `refresh` does for one member."""
     mean_D, variance_D = (part[m] for part in beliefs)
     gamma, numbers = factor_2.tolist(), torch.stack([mean_D, variance_D, loc_D, scale_D, *sites_4D], 1).tolist()
     for d, (mean, variance, loc, scale, precision, shift, shape, rate) in enumerate(numbers):

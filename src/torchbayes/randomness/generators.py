@@ -107,7 +107,6 @@ class _OfThread:
     """Replaces the default generator of the CPU in `torch.random`: inside a block it is the block's."""
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the generator."""
         return getattr(torch.default_generator if _OWN.drawn is None else _OWN.drawn.source, name)
 
 
