@@ -68,15 +68,13 @@ class Loop(Backend):
                 each = zip(*(leaf.unbind() for leaf in leaves.values()), strict=True)
                 rows = batch if shared else batch.map(lambda t, m=first: t[m])
                 rows = rows._replace(inputs=model.network.arrange(rows.inputs))
-                log_probs = []
+                values = []
                 for m, views in enumerate(each, start=first):
-                    own_buffers = {n: b[m] for n, b in buffers.items()} if buffers else None
+                    own = {n: b[m] for n, b in buffers.items()} if buffers else None
                     with drawing(model.network, seeds[m]) if seeds else nullcontext():
-                        log_probs.append(
-                            log_prob(model, dict(zip(leaves, views, strict=True)), rows, buffers=own_buffers)
-                        )
+                        values.append(log_prob(model, dict(zip(leaves, views, strict=True)), rows, buffers=own))
                 counts_B = apart(model.likelihood, rows.targets)[2]
-                total = mixed(torch.stack(log_probs).unsqueeze(0), mixing, counts_MB=counts_B).squeeze(0)
+                total = mixed(torch.stack(values).unsqueeze(0), mixing, counts_MB=counts_B).squeeze(0)
                 into.write(model.layout, where, total=total * (scales.likelihood * draws), leaves=leaves)
                 totals.append(total.detach())
             return torch.stack(totals)

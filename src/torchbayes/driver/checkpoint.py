@@ -141,13 +141,11 @@ def load_checkpoint(
     check_same_run(path, description, about)
     # All tensors go to the device of the weights, also those that a fresh state does not hold yet.
     device = max(flatten(like)[0].values(), key=Tensor.numel).device
-    restored = {
-        name: aligned(tensor[members] if tensor.ndim else tensor).to(device) for name, tensor in tensors.items()
-    }
+    own = {name: aligned(tensor[members] if tensor.ndim else tensor).to(device) for name, tensor in tensors.items()}
     numbers = {name: entry[members] if isinstance(entry, list) else entry for name, entry in header["numbers"].items()}
     try:
-        state = restore(like, restored, numbers)
-        if more := sorted((restored.keys() | numbers) - {name for part in flatten(state) for name in part}):
+        state = restore(like, own, numbers)
+        if more := sorted((own.keys() | numbers) - {name for part in flatten(state) for name in part}):
             raise ValueError(f"`{more[0]}` has no place")
     except ValueError as error:
         raise ValueError(

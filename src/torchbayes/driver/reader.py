@@ -92,7 +92,5 @@ def rows_of(model: Model, data: Any, method: Method) -> tuple[Source, tuple[str,
 def density_of(model: Model, source: Source, method: Method, *, ranks: Ranks | None = None) -> LogDensity:
     """Return the density of the rows, as a method runs it."""
     needs = method.needs
-    full_data = {} if needs.chunk_size is None else {"data": source.rows(), "chunk_size": needs.chunk_size}
-    return LogDensity(
-        model, source.num_data, plan=method.plan, training=needs.network == "train", ranks=ranks, **full_data
-    )
+    rows = {} if needs.chunk_size is None else {"data": source.rows(), "chunk_size": needs.chunk_size}
+    return LogDensity(model, source.num_data, plan=method.plan, training=needs.network == "train", ranks=ranks, **rows)

@@ -240,8 +240,6 @@ def interior(
         weights_D = share_V.to(vertices.weights_MD) @ vertices.weights_MD
         network = network_at(model, weights_D, buffers[int(share_V.argmax())], fitted=fitted)
         losses.append(judged(network, source, chunk_size))
-    nll, error = (
-        torch.tensor([getattr(one, part) for one in losses], dtype=torch.float64) for part in ("nll", "error")
-    )
+    nll, error = (torch.tensor([getattr(each, k) for each in losses], dtype=torch.float64) for k in ("nll", "error"))
     kind = losses[0].kind
     return Interior(inside_PV, nll[count:], nll[:count], error[count:] if kind else None, kind)

@@ -334,10 +334,8 @@ def _step_problem(parts: Sequence[Tensor]) -> Iterator[str]:
 def _problems(value: float, error: float, *, apart: float, effective: float, acceptance: float) -> tuple[str, ...]:
     problems = []
     if value < 0:
-        qualifier = "" if not value > -2 * error else ", though within two standard errors of 0"
-        problems.append(
-            f"it is negative ({value:.3g}){qualifier}: `weights` are not a minimum of the loss (train longer)"
-        )
+        hedge = "" if not value > -2 * error else ", though within two standard errors of 0"
+        problems.append(f"it is negative ({value:.3g}){hedge}: `weights` are not a minimum of the loss (train longer)")
     if apart > _DISAGREE:
         problems.append(f"its chains do not agree (R-hat {apart:.3f}; use more steps, or a larger `localisation`)")
     if effective < _FEWEST:

@@ -99,9 +99,5 @@ def _of_posterior(model: Model, posterior: Posterior, what: str, seed: int) -> P
 def at(point: Point, weights_MD: Tensor, buffers: Sequence[dict[str, Tensor]]) -> Point:
     """Return a posterior like `point` at other weights and with other buffers, one mapping for each member."""
     buffers_M = {name: torch.stack([own[name] for own in buffers]) for name in buffers[0]} or None
-    settings = {
-        "statistics_known": point.statistics_known,
-        "calibration": point.calibration,
-        "problems": point.problems,
-    }
-    return Point(point.model, weights_MD, buffers_M=buffers_M, **settings)
+    same = {"statistics_known": point.statistics_known, "calibration": point.calibration, "problems": point.problems}
+    return Point(point.model, weights_MD, buffers_M=buffers_M, **same)

@@ -199,12 +199,10 @@ def _outputs(place: Place, rows: Batch) -> Graph:
     views, learned = model.split(place.weights_D)
     leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
     outputs = network(leaves, network.arrange(rows.inputs), place.buffers or None)
-    detached = outputs.detach()
-    columns = root("ggn", model.likelihood, detached, targets=rows.targets, parameters=learned)
-    diagonals = parameter_information(model.likelihood, detached, rows.targets, parameters=learned) if learned else {}
-    information = [
-        diagonals[name.removeprefix(PREFIX)].to(detached) for name in model.layout.names if name.startswith(PREFIX)
-    ]
+    fixed = outputs.detach()
+    columns = root("ggn", model.likelihood, fixed, targets=rows.targets, parameters=learned)
+    known = parameter_information(model.likelihood, fixed, rows.targets, parameters=learned) if learned else {}
+    information = [known[name.removeprefix(PREFIX)].to(fixed) for name in model.layout.names if name.startswith(PREFIX)]
     dummy, tensors = torch.zeros_like(outputs, requires_grad=True), list(leaves.values())
     pulled: Sequence[Tensor] = [torch.zeros_like(leaf) for leaf in tensors]
     if outputs.requires_grad:

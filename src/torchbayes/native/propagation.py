@@ -218,29 +218,21 @@ def _refresh(beliefs: Beliefs, sites_4D: Tensor, factor_2: Tensor, m: int, *, lo
     mean_D, variance_D = (part[m] for part in beliefs)
     gamma, numbers = factor_2.tolist(), torch.stack([mean_D, variance_D, loc_D, scale_D, *sites_4D], 1).tolist()
     for d, (mean, variance, loc, scale, precision, shift, shape, rate) in enumerate(numbers):
-        precision_of_belief = scale * scale / variance
-        cavity_precision, cavity_shift = (
-            precision_of_belief - precision,
-            precision_of_belief * ((mean - loc) / scale) - shift,
-        )
-        cavity_gamma = gamma[0] - shape, gamma[1] - rate
-        if not (cavity_precision > _INFORMED and cavity_gamma[0] > 1 and cavity_gamma[1] > 0):
+        posterior = scale * scale / variance
+        left, pull = posterior - precision, posterior * ((mean - loc) / scale) - shift
+        cavity = gamma[0] - shape, gamma[1] - rate
+        if not (left > _INFORMED and cavity[0] > 1 and cavity[1] > 0):
             continue
-        v, u = 1 / cavity_precision, cavity_shift / cavity_precision
+        v, u = 1 / left, pull / left
         try:
-            updated = tilted(*cavity_gamma, residual=u, variance=v)
+            updated = tilted(*cavity, residual=u, variance=v)
         except (ArithmeticError, ValueError):
             continue
-        total = v + cavity_gamma[1] / (cavity_gamma[0] - 1)
-        new_mean, new_variance = u - v * u / total, v - v * v / total
-        new = (
-            1 / new_variance - cavity_precision,
-            new_mean / new_variance - cavity_shift,
-            updated[0] - cavity_gamma[0],
-            updated[1] - cavity_gamma[1],
-        )
+        total = v + cavity[1] / (cavity[0] - 1)
+        new_mean, spread = u - v * u / total, v - v * v / total
+        new = (1 / spread - left, new_mean / spread - pull, updated[0] - cavity[0], updated[1] - cavity[1])
         sites_4D[:, d] = torch.tensor(new, dtype=torch.float64)
-        mean_D[d], variance_D[d] = loc + scale * new_mean, scale * scale * new_variance
+        mean_D[d], variance_D[d] = loc + scale * new_mean, scale * scale * spread
         gamma = list(updated)
     factor_2.copy_(torch.tensor(gamma, dtype=torch.float64))
 

@@ -168,19 +168,14 @@ def _mixed(
         for m in range(len(parameters[0])):
             member_rows = batch.map(lambda t, m=m: t[m])
             member_rows = member_rows._replace(inputs=model.network.arrange(member_rows.inputs))
-            own_buffers = {name: buffer[m] for name, buffer in buffers.items()}
+            held = {name: buffer[m] for name, buffer in buffers.items()}
             into_SD = gradients.new_empty(len(passes), *gradients.shape[::2])
             leaves, views, rows = [], [], []
             for about, own in zip(passes, into_SD, strict=True):
                 leaves.append(tuple(leaves_of(model.layout, part_MD[m]) for part_MD in parameters))
                 views.append([model.layout.split(part_D) for part_D in own])
-                options: dict[str, Any] = {
-                    "kept": own_buffers,
-                    "about": about,
-                    "random": about.random[m],
-                    "into": views[-1],
-                }
-                rows.append(_log_prob(density, member_rows, leaves[-1], **options, single=True))
+                how: dict[str, Any] = {"kept": held, "about": about, "random": about.random[m], "into": views[-1]}
+                rows.append(_log_prob(density, member_rows, leaves[-1], **how, single=True))
             counts_B = apart(model.likelihood, member_rows.targets)[2]
             total = mixed(torch.stack(rows).unsqueeze(0), mixing, counts_MB=counts_B).squeeze(0)
             _write(

@@ -134,9 +134,7 @@ def weight_norm(call: Call) -> list[Axes]:
 
 
 def attention(call: Call) -> list[Axes]:
-    """Return the axes of the mean values; heads are joined, queries with keys, and places of keys with values'
-    places.
-    """
+    """Return the axes of the mean values; heads are joined, queries with keys, and places of keys and values."""
     query, key, value = (call.axes(name) for name in ("query", "key", "value"))
     ties = call.ties
     heads = [ties.join(ties.join(q, k), v) for q, k, v in zip(query[:-2], key[:-2], value[:-2], strict=True)]

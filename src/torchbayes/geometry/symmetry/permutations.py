@@ -263,8 +263,8 @@ def _frozen(network: Network, axes: Mapping[str, tuple[Axis, ...]]) -> dict[int,
     """Return the groups with weights that are not random, each with a message."""
     moving = {*network.layout.names, *network.buffers} - network.mask.indices.keys()
     messages: dict[int, str] = {}
-    for name, axes_of_tensor in axes.items():
-        for axis in axes_of_tensor if name not in moving else ():
+    for name, tensor_axes in axes.items():
+        for axis in tensor_axes if name not in moving else ():
             for segment in axis:
                 if segment.group is not None:
                     messages.setdefault(segment.group, f"`{name}` is not random, so its units stay in order")
@@ -275,17 +275,15 @@ def _groups(axes: Mapping[str, tuple[Axis, ...]], frozen: Mapping[int, str]) -> 
     """Return the groups that can move, by their numbers among the ties."""
     places: dict[int, list[Place]] = {}
     counts: dict[int, int] = {}
-    for name, axes_of_tensor in axes.items():
-        for dim, axis in enumerate(axes_of_tensor):
+    for name, tensor_axes in axes.items():
+        for dim, axis in enumerate(tensor_axes):
             start = 0
             for segment in axis:
                 if segment.group is not None and segment.group not in frozen:
                     counts[segment.group] = segment.units
                     places.setdefault(segment.group, []).append(Place(name, dim, start, segment.inner))
                 start += segment.size
-    return {
-        number: PermutationGroup(counts[number], tuple(axes_of_tensor)) for number, axes_of_tensor in places.items()
-    }
+    return {number: PermutationGroup(counts[number], tuple(listed)) for number, listed in places.items()}
 
 
 def _first_rows(model: Model, data: Any) -> Any:
