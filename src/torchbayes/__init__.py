@@ -66,11 +66,7 @@ _ROOMS = ("compression", "data", "experiments", "geometry", "metrics", "networks
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Return a room, imported when it is first used: not every program needs `torchbayes.data` and the like.
-
-    Raises:
-        AttributeError: if there is no such name.
-    """
+    """Return a package, imported when first used, because not every program needs `torchbayes.data` and the like."""
     if name in _ROOMS:
         return import_module(f"torchbayes.{name}")
     raise AttributeError(f"module 'torchbayes' has no attribute {name!r}")

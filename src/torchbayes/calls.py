@@ -1,4 +1,4 @@
-"""Errors of calls: which argument does not fit a function or a class, and which one was probably meant."""
+"""Messages for calls with wrong arguments: which one does not fit, and which one was probably meant."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-# words of other libraries, and what it is called here: the first that a signature has
+# names in other libraries, and their names here, of which the first in a signature counts
 _ALSO = {
     "lr": ("step_size", "optimizer"),
     "learning_rate": ("lr", "step_size", "optimizer"),
@@ -57,10 +57,9 @@ _EXAMPLES = {"optimizer": "optimizer=tb.SGD(lr=0.05)"}
 
 
 def explained(*, positional: str = "") -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Return a decorator of functions whose arguments, where they do not fit, are explained.
+    """Return a decorator of functions that explains arguments which do not fit.
 
-    Args:
-        positional: what to write instead where too many arguments are given by position.
+    `positional` says what to write instead of too many arguments by position.
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -112,13 +111,13 @@ def _explanation(called: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *,
     """Return what is wrong with the arguments of a call and what to do; empty if nothing is."""
     name, known = called.__name__, inspect.signature(called).parameters
     places = [n for n, p in known.items() if p.kind in {p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD}]
-    unknown = [given for given in kwargs if given not in known]
+    unknown = [argument for argument in kwargs if argument not in known]
     if unknown:
         return f"`{name}` has no argument `{unknown[0]}`. {_meant(unknown[0], [*known])}"
     if len(args) > len(places):
         takes = f"{', '.join(places)} by position" if places else "no argument by position"
         return f"`{name}` takes {takes}; got {len(args)} arguments. {positional or 'Give the others by name.'}"
-    twice = [given for given in places[: len(args)] if given in kwargs]
+    twice = [argument for argument in places[: len(args)] if argument in kwargs]
     if twice:
         return f"`{name}` got `{twice[0]}` twice, by position and by name. Leave one of them out."
     needed = [n for n, p in known.items() if p.default is p.empty and p.kind not in {p.VAR_POSITIONAL, p.VAR_KEYWORD}]

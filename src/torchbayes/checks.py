@@ -1,8 +1,9 @@
 """Checks of arguments, with uniform messages: what is wrong, the value seen, what to do.
 
-Every package may use them. A whole number is any integer but a bool; 2.0 is not one, which reveals counts computed with
-`/`. A number is any real one but a bool. Numbers of numpy and tensors without axes count as numbers, and arrays and
-tensors with one axis as tuples of numbers; `plain` turns those among settings into Python's own, as files hold them.
+Every package may use them. A whole number is any integer but a bool; 2.0 is not one, which reveals counts computed
+with `/`. A number is any real one but a bool. Numbers of numpy and tensors without axes count as numbers, and arrays
+and tensors with one axis as tuples of numbers; `plain` turns those among settings into Python's own, as files hold
+them.
 """
 
 from __future__ import annotations
@@ -27,32 +28,24 @@ _GROUP = Path("/sys/fs/cgroup")
 class SettingError(ValueError):
     """A request that cannot be met, whatever the weights.
 
-    Samplers take any other ValueError of a density to be caused by the weights, and reject the proposal.
+    Samplers attribute any other ValueError of a density to the weights, and reject the proposal.
     """
 
 
 def plain(settings: Any) -> None:
-    """Turn the fields of a frozen dataclass into Python's own numbers, as `plain_value` does, in place.
-
-    Args:
-        settings: the object, in its `__post_init__`.
-    """
+    """Turn the fields of a frozen dataclass into Python's own numbers, in place, in its `__post_init__`."""
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
-        own = tuple(plain_value(value)) if isinstance(value, list | tuple) else plain_value(value)
-        if own is not value:
-            object.__setattr__(settings, field.name, own)
+        plain_field = tuple(plain_value(value)) if isinstance(value, list | tuple) else plain_value(value)
+        if plain_field is not value:
+            object.__setattr__(settings, field.name, plain_field)
 
 
 def plain_value(value: Any) -> Any:
-    """Return a setting in Python's own numbers.
+    """Return a setting in Python's own numbers, in mappings, lists and tuples too.
 
-    Args:
-        value: a number of numpy or a tensor without axes becomes a number, an array or a tensor with one axis a tuple,
-            in mappings, lists and tuples too. Anything else is returned as it is.
-
-    Returns:
-        The setting.
+    A number of numpy or a tensor without axes becomes a number, an array or a tensor with one axis a tuple. Anything
+    else is returned as it is.
     """
     if isinstance(value, Mapping):
         return {plain_value(name): plain_value(entry) for name, entry in value.items()}
@@ -71,19 +64,7 @@ def given(**values: Any) -> dict[str, Any]:
 
 
 def whole(name: str, value: Any, *, least: int = 1) -> int:
-    """Return a whole number as Python's.
-
-    Args:
-        name: name of the argument.
-        value: what was given.
-        least: smallest value allowed.
-
-    Returns:
-        The number.
-
-    Raises:
-        ValueError: if it is not a whole number of at least `least`, or one that 64 bits do not hold.
-    """
+    """Return a whole number as Python's. ValueError if it is not one of at least `least` that 64 bits hold."""
     if not is_whole(value) or not least <= operator.index(value) < 2**63:
         bound = "below 2**63" if is_whole(value) and operator.index(value) > least else f"of at least {least}"
         raise ValueError(f"`{name}` must be a whole number {bound}; got {seen(value)}.")
@@ -91,22 +72,13 @@ def whole(name: str, value: Any, *, least: int = 1) -> int:
 
 
 def check_counts(*, least: int = 1, **counts: Any) -> None:
-    """Check settings that count something.
-
-    Raises:
-        ValueError: if one is not a whole number of at least `least`.
-    """
+    """Check settings that are whole numbers of at least `least`."""
     for name, value in counts.items():
         whole(name, value, least=least)
 
 
 def as_file(path: str | Path) -> Path:
-    """Return the path of an existing file.
-
-    Raises:
-        IsADirectoryError: if it is a folder.
-        FileNotFoundError: if there is none.
-    """
+    """Return the path of an existing file. Raises IsADirectoryError for a folder, FileNotFoundError for none."""
     path = Path(path)
     if path.is_dir():
         raise IsADirectoryError(f"`{path}` is a folder where a file should be. Name a file in it, or move it away.")
@@ -116,22 +88,14 @@ def as_file(path: str | Path) -> Path:
 
 
 def as_seed(seed: Any) -> int:
-    """Return a seed as Python's integer.
-
-    Raises:
-        ValueError: if it is not a whole number from 0 to 2⁶⁴ − 1.
-    """
+    """Return a seed, a whole number from 0 to 2⁶⁴ − 1, as Python's integer."""
     if not is_whole(seed) or not 0 <= operator.index(seed) < 2**64:
         raise ValueError(f"`seed` must be a whole number from 0 to 2**64 - 1; got {seen(seed)}.")
     return operator.index(seed)
 
 
 def as_numbers(name: str, value: Any) -> Tensor:
-    """Return a number, or a tensor, array or list of such, as a float64 tensor.
-
-    Raises:
-        TypeError: if it holds anything but numbers.
-    """
+    """Return a number, or a tensor, array or list of such, as a float64 tensor."""
     try:
         return torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -139,89 +103,57 @@ def as_numbers(name: str, value: Any) -> Tensor:
 
 
 def check_numbers(**values: Any) -> None:
-    """Check settings that are any finite number.
-
-    Raises:
-        ValueError: if one is not a number, NaN or infinite.
-    """
+    """Check settings that are any finite number."""
     for name, value in values.items():
         if not _is_number(value) or not math.isfinite(value):
             raise ValueError(f"`{name}` must be a finite number; got {seen(value)}.")
 
 
 def check_positive(**values: Any) -> None:
-    """Check settings that must be positive.
-
-    Raises:
-        ValueError: if one is not a number above 0, or infinite.
-    """
+    """Check settings that are positive and finite."""
     for name, value in values.items():
         if not _is_number(value) or not 0 < value < math.inf:
             raise ValueError(f"`{name}` must be {_finite(value)}above 0; got {seen(value)}.")
 
 
 def check_scale(**values: Any) -> None:
-    """Check settings whose square and its inverse must be numbers too, such as standard deviations.
-
-    Raises:
-        ValueError: if one does not lie in [1e-150, 1e150].
-    """
+    """Check settings whose square and its inverse must be finite too, such as scales: in [1e-150, 1e150]."""
     check_positive(**values)
     for name, value in values.items():
-        if not 1e-150 <= float(value) <= 1e150:  # beyond the range of single precision
+        if not 1e-150 <= float(value) <= 1e150:  # wider than the range of single precision
             raise ValueError(f"`{name}` must lie in [1e-150, 1e150], lest its square be 0 or infinite; got {value!r}.")
 
 
 def check_not_negative(**values: Any) -> None:
-    """Check settings that must not be negative.
-
-    Raises:
-        ValueError: if one is not a number of at least 0, or infinite.
-    """
+    """Check settings that are finite and at least 0."""
     for name, value in values.items():
         if not _is_number(value) or not 0 <= value < math.inf:
             raise ValueError(f"`{name}` must be {_finite(value)}at least 0; got {seen(value)}.")
 
 
 def check_share(**shares: Any) -> None:
-    """Check settings that are a share of something.
-
-    Raises:
-        ValueError: if one does not lie in [0, 1).
-    """
+    """Check settings that are a share, in [0, 1)."""
     for name, value in shares.items():
         if not _is_number(value) or not 0 <= value < 1:
             raise ValueError(f"`{name}` must lie in [0, 1), as a share; got {seen(value)}.")
 
 
 def check_flags(**flags: Any) -> None:
-    """Check settings that are True or False.
-
-    Raises:
-        ValueError: if one is neither.
-    """
+    """Check settings that are True or False."""
     for name, value in flags.items():
         if not isinstance(value, bool | np.bool_):
             raise ValueError(f"`{name}` must be True or False; got {seen(value)}.")
 
 
 def check_choice(words: Sequence[str], **values: Any) -> None:
-    """Check settings that are one of a few words.
-
-    Raises:
-        ValueError: if one is not.
-    """
+    """Check settings that are one of a few words."""
     for name, value in values.items():
         if not isinstance(value, str) or value not in words:
             raise ValueError(f"`{name}` must be one of {', '.join(words)}; got {seen(value)}.")
 
 
 def check_text(**values: Any) -> None:
-    """Check settings that are strings.
-
-    Raises:
-        TypeError: if one is not.
-    """
+    """Check settings that are strings; TypeError if not."""
     for name, value in values.items():
         if not isinstance(value, str):
             raise TypeError(f"`{name}` must be text; got {seen(value)}.")
@@ -230,14 +162,8 @@ def check_text(**values: Any) -> None:
 def check_each(check: Callable[..., None], *, length: int | None = None, least: int = 1, **values: Any) -> None:
     """Check settings that are tuples of numbers, as `plain_value` makes them of arrays.
 
-    Args:
-        check: of one number, such as `check_positive`.
-        length: of each tuple; any if None.
-        least: smallest length.
-        values: the tuples by name.
-
-    Raises:
-        ValueError: if one is not a tuple of that length, or one of its numbers is refused.
+    `check`, such as `check_positive`, is applied to each number. `length` is that of each tuple, any if None; `least`
+    is its minimum.
     """
     for name, value in values.items():
         if not isinstance(value, tuple | list) or len(value) < least or len(value) != (length or len(value)):
@@ -250,13 +176,7 @@ def check_each(check: Callable[..., None], *, length: int | None = None, least: 
 def check_object(attributes: Sequence[str], example: str, **values: Any) -> None:
     """Check settings that are objects with certain attributes, where a class or its name is easily written instead.
 
-    Args:
-        attributes: the attributes they need.
-        example: a correct one, such as "Adam()".
-        values: the objects by name.
-
-    Raises:
-        TypeError: if one is a class, or lacks an attribute.
+    `example` is a correct one, such as "Adam()". Raises TypeError.
     """
     for name, value in values.items():
         fits = all(hasattr(value, attribute) for attribute in attributes)
@@ -267,43 +187,21 @@ def check_object(attributes: Sequence[str], example: str, **values: Any) -> None
 
 
 def check_kind(kinds: type | tuple[type, ...], what: str, **values: Any) -> None:
-    """Check arguments that are objects of certain classes.
-
-    Args:
-        kinds: the classes.
-        what: the expected kind, with an article.
-        values: the objects by name.
-
-    Raises:
-        TypeError: if one is of another class.
-    """
+    """Check arguments that are objects of certain classes; `what` names the kind, with an article. Raises TypeError."""
     for name, value in values.items():
         if not isinstance(value, kinds):
             raise TypeError(f"`{name}` must be {what}; got {seen(value)}.")
 
 
 def check_function(what: str, **values: Any) -> None:
-    """Check arguments that are functions.
-
-    Args:
-        what: the expected kind, with an article.
-        values: the functions by name.
-
-    Raises:
-        TypeError: if one cannot be called.
-    """
+    """Check arguments that are functions; `what` names the kind, with an article. Raises TypeError."""
     for name, value in values.items():
         if not callable(value):
             raise TypeError(f"`{name}` must be {what}; got {seen(value)}.")
 
 
 def check_tensor(*axes: str, **values: Any) -> None:
-    """Check arguments that are tensors with these axes, one letter or number each; any axes if none are given.
-
-    Raises:
-        TypeError: if one is not a tensor.
-        ValueError: if one has other axes.
-    """
+    """Check arguments that are tensors with these axes, one letter or number each; any axes if none are given."""
     for name, value in values.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"`{name}` must be a tensor; got {seen(value)}. Use torch.as_tensor.")
@@ -313,16 +211,10 @@ def check_tensor(*axes: str, **values: Any) -> None:
 
 
 def check_memory(needed: int, holding: str, device: torch.device | str = "cpu", **counts: int) -> None:
-    """Check that an allocation fits in memory, before making it.
+    """Raise ValueError if an allocation of `needed` bytes does not fit in memory, before making it.
 
-    Args:
-        needed: bytes it takes, at least.
-        holding: what takes them, in words.
-        device: device of the allocation.
-        counts: the argument that determines its size, by name.
-
-    Raises:
-        ValueError: if less memory is free; the message says how much, and how many would fit.
+    `holding` says in words what takes them; `counts` is the argument that determines its size. The message says how
+    much memory is free, and how many would fit.
     """
     free = free_memory(device)
     if needed <= free:
@@ -350,7 +242,7 @@ def free_memory(device: torch.device | str = "cpu") -> float:
 def _free_in_container() -> float:
     """Return the free bytes within a container's control group: its limit, less what cannot be reclaimed.
 
-    Pages of files can be reclaimed, whether used recently or not, as MemAvailable of the whole machine counts them too.
+    Pages of files can be reclaimed, whether used recently or not; MemAvailable of the whole machine counts them too.
     """
     try:
         limit, used = (int((_GROUP / name).read_text("utf-8")) for name in ("memory.max", "memory.current"))

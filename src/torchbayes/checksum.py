@@ -1,4 +1,4 @@
-"""The checksum of a tensor, by which files are told from damaged ones and constants from others."""
+"""The checksum of a tensor, which reveals damaged files and changed constants."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 def checksum(tensor: Tensor) -> str:
     """Return the CRC-32 of a tensor's dtype, shape and bytes in memory, in hexadecimal; it must be on a CPU."""
-    # not `reshape`: an axis of length 1 may have any stride, which a view by bytes does not take
+    # not `reshape`, because an axis of length 1 may have any stride, which a view by bytes does not take
     content = tensor.contiguous().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy()
     return crc(content.data if content.size else b"", f"{tensor.dtype} {list(tensor.shape)}".encode())
 

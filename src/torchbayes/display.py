@@ -1,4 +1,4 @@
-"""What an object says of itself: one line at a prompt, a small table in a notebook."""
+"""Displays of objects: one line at a prompt, a small table in a notebook."""
 
 from __future__ import annotations
 
@@ -17,34 +17,21 @@ _STYLE = "text-align:left;padding:2px 12px 2px 0"
 
 @dataclass(frozen=True)
 class Overview:
-    """The content of a display, as plain values.
+    """The content of a display, as plain values."""
 
-    Attributes:
-        title: name of the object's class, and what it is of where that is short.
-        facts: name -> value, in the order in which they are read.
-        header: names of the columns of a table; empty for none.
-        rows: rows of the table, in the order of the header.
-        of: number of rows that there are, where `rows` holds only the first of them.
-        picture: draws a PNG, where a notebook asks for it.
-        problems: known problems, one clause each.
-    """
-
-    title: str
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    header: Sequence[str] = ()
+    title: str  # class of the object, and a short detail
+    facts: Mapping[str, Any] = field(default_factory=dict)  # in the order of reading
+    header: Sequence[str] = ()  # names of the columns of a table
     rows: Sequence[Sequence[Any]] = ()
-    of: int = 0
-    picture: Callable[[], bytes] | None = None
-    problems: Sequence[str] = ()
+    of: int = 0  # number of rows, if `rows` holds only the first of them
+    picture: Callable[[], bytes] | None = None  # draws a PNG for a notebook
+    problems: Sequence[str] = ()  # known problems, one clause each
 
 
 def shown(overview: Callable[[Any], Overview]) -> Callable[[_Kind], _Kind]:
-    """Return a class decorator: objects say what they are, rather than print the tensors that they hold.
+    """Return a class decorator that displays an overview of an object instead of the tensors that it holds.
 
-    A dataclass that inherits from such a class must be told not to write a `__repr__` of its own.
-
-    Args:
-        overview: of an object.
+    A dataclass that inherits from such a class must not write a `__repr__` of its own.
     """
 
     def decorate(kind: _Kind) -> _Kind:
@@ -56,7 +43,7 @@ def shown(overview: Callable[[Any], Overview]) -> Callable[[_Kind], _Kind]:
 
 
 def as_line(overview: Overview) -> str:
-    """Return a overview as one line: `Title(fact, fact, 2 problems)`."""
+    """Return an overview as one line: `Title(fact, fact, 2 problems)`."""
     facts = [f"{name}={as_text(value)}" for name, value in overview.facts.items()]
     count = len(overview.problems)
     problems = [f"{count} problem{'s' if count > 1 else ''}: see `.problems`"] if count else []
@@ -64,7 +51,7 @@ def as_line(overview: Overview) -> str:
 
 
 def as_html(overview: Overview) -> str:
-    """Return a overview as a fragment of HTML without scripts or styles of the page."""
+    """Return an overview as a fragment of HTML without scripts or styles of the page."""
     parts = [f"<strong>{escape(overview.title)}</strong>"]
     if overview.facts:
         parts.append(_table([(name, as_text(value)) for name, value in overview.facts.items()]))
@@ -85,7 +72,7 @@ def as_html(overview: Overview) -> str:
 def brief(part: Any) -> str:
     """Return an object in one line; of a dataclass only the settings that differ from their defaults."""
     text = repr(part)
-    if is_dataclass(part) and hasattr(type(part).__repr__, "__wrapped__"):  # written by `dataclass`, which names all
+    if is_dataclass(part) and hasattr(type(part).__repr__, "__wrapped__"):  # a `__repr__` by `dataclass` names all
         settings = [(f.name, getattr(part, f.name)) for f in fields(part) if f.repr and not _is_default(part, f)]
         text = f"{type(part).__name__}({', '.join(f'{name}={value!r}' for name, value in settings)})"
     return shortened(text)
@@ -103,7 +90,7 @@ def _is_default(part: Any, setting: Field[Any]) -> bool:
 
 
 def as_text(value: Any) -> str:
-    """Return a value as it is read: numbers with four digits and whole ones with separators."""
+    """Return a value as text: floats with four digits, whole numbers with separators."""
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, int) and not isinstance(value, bool):

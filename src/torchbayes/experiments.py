@@ -1,18 +1,13 @@
-"""Claims from papers, put to the test: what the distribution `torchbayes-experiments` has, where it is installed.
+"""Claims from papers, put to the test: the contents of the distribution `torchbayes-experiments`, if installed.
 
-`names`, `get`, `reproduce`, `Experiment`, `Findings`, `Verdict` and the rest are those of `torchbayes_experiments`.
+`names`, `get`, `reproduce`, `Experiment`, `Findings`, `Verdict` and others are those of `torchbayes_experiments`.
 """
 
 from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Return what the distribution has by that name.
-
-    Raises:
-        ModuleNotFoundError: if it is not installed.
-        AttributeError: if it has no such name.
-    """
+    """Return a name of the distribution. Raises ModuleNotFoundError if that is not installed."""
     if name.startswith("__"):
         raise AttributeError(f"module 'torchbayes.experiments' has no attribute {name!r}")
     try:

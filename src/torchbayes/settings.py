@@ -1,8 +1,8 @@
 """What settings may be, declared once: by the annotation of a field, and by its name.
 
-A whole number counts something, so it is at least 1; any other number is finite and above 0; a word is one
-of its Literal. Where a name means something else, it does so in the whole package, and stands in a table here. A meaning that a single
-class has stands at its field: `scale: float | None = field(default=None, metadata=NOT_NEGATIVE)`. Defaults are valid.
+A whole number counts something, so it is at least 1. Any other number is finite and above 0. A word is one of its
+Literal. A name that means something else does so in the whole package, and stands in a table here. A rule of a single
+class stands at its field: `scale: float | None = field(default=None, metadata=NOT_NEGATIVE)`. Defaults are valid.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-r"""Is a posterior with a density, such as a Gaussian, close to the posterior it stands for? By importance weights.
+"""Is a posterior with a density, such as a Gaussian, close to the posterior it stands for? By importance weights.
 
     r_s = log p(D | w_s) + log p(w_s) − log q(w_s),    w_s ~ q
 
-over all rows, with the temperature of the model. k̂, the shape of the tail of e^{r_s} (`torchbayes.diagnostics.psis`),
-is what Yao, Vehtari, Simpson and Gelman (2018, "Yes, but did it work?") judge a variational posterior by. It costs a
-forward pass of all rows for each of S draws: at S = 400 as much as some hundred epochs of training.
+over all rows, with the temperature of the model. k̂, the shape of the tail of e^{r_s}
+(`torchbayes.diagnostics.psis`), judges a variational posterior (Yao, Vehtari, Simpson and Gelman 2018, "Yes, but
+did it work?"). It costs a forward pass of all rows for each of S draws: at S = 400 as much as some hundred epochs
+of training.
 
-It asks whether q is the posterior over weights, not whether its predictions are good. The more weights there are, the
-further is every q from the posterior in this sense: with some dozens and more, k̂ > 0.7 is what good ones have too.
+It asks whether q is the posterior over weights, not whether its predictions are good. The more weights there are,
+the further every q is from the posterior in this sense: from some dozens on, k̂ > 0.7 even for good ones.
 """
 
 from __future__ import annotations
@@ -37,7 +38,6 @@ _BLOCK = 2**22  # numbers held at once, of weights of drawn networks or of their
 
 
 def _overview(approximation: Approximation) -> Overview:
-    """Return what is shown of it."""
     names = ("k", "verdict", "draws", "ess", "rows", "weights")
     return Overview("Approximation", {name: getattr(approximation, name) for name in names})
 
@@ -50,7 +50,7 @@ class Approximation:
     Attributes:
         k: k̂ of the importance weights; ∞ where there are too few draws for a tail.
         draws: S, draws from q.
-        rows: rows of the data, which must be all that the posterior was fitted to.
+        rows: rows of the data; they must be all to which the posterior was fitted.
         weights: D.
         ess: effective number of draws under the smoothed weights, 1/Σ w_s².
         log_ratios_S: r, float64 (S,), in nats.
@@ -65,44 +65,37 @@ class Approximation:
 
     @property
     def verdict(self) -> str:
-        """What k̂ says, in one word or a few: "good", "usable" or "not to be trusted"."""
+        """What k̂ says: "good", "usable" or "not to be trusted"."""
         return "good" if self.k < _GOOD else "usable" if self.k < _USABLE else "not to be trusted"
 
     @property
     def words(self) -> str:
-        """What was found, and what it means, as sentences."""
-        over = f"{self.draws:,} draws and {self.rows:,} rows"
-        said = f"k-hat is {self.k:.2f} over {over}: as a posterior over weights it is "
+        """The result and its meaning, as sentences."""
+        basis = f"{self.draws:,} draws and {self.rows:,} rows"
+        summary = f"k-hat is {self.k:.2f} over {basis}: as a posterior over weights it is "
         if self.k < _GOOD:
-            return f"{said}good, below {_GOOD}. Averages over its draws are close to those over the posterior."
+            return f"{summary}good, below {_GOOD}. Averages over its draws are close to those over the posterior."
         if self.k < _USABLE:
             return (
-                f"{said}usable, below {_USABLE}: averages over its draws are best corrected by importance weights, "
+                f"{summary}usable, below {_USABLE}: averages over its draws are best corrected by importance weights, "
                 f"`torchbayes.diagnostics.psis(found.log_ratios_S)`."
             )
-        many = (
+        remedy = (
             f" With {self.weights:,} weights that is to be expected of every approximation, and does not say that "
             f"predictions are bad: judge these by rows that were held out, `evaluate`."
             if self.weights >= _LARGE
             else " With as few weights, sample the posterior instead, with HMC or NUTS."
         )
-        return f"{said}not to be trusted, above {_USABLE}: no number of draws corrects it.{many}"
+        return f"{summary}not to be trusted, above {_USABLE}: no number of draws corrects it.{remedy}"
 
 
 def of_density(
     posterior: Approximating, inputs: Any, targets: Any, *, draws: int = DRAWS, chunk_size: int | None = None
 ) -> Approximation:
-    """Return how close a posterior with a density is to the posterior of its model.
+    """Return how close a posterior with a density q is to the posterior of its model.
 
-    Args:
-        posterior: one with a density q.
-        inputs: of all rows that it was fitted to.
-        targets: of these.
-        draws: S, raised to a multiple of the members.
-        chunk_size: rows that go through the networks at once; None chooses.
-
-    Raises:
-        ValueError: if there are no rows or targets, or p or q has no density.
+    `inputs` and `targets` are of all rows to which it was fitted. S is raised to a multiple of the members. A
+    ValueError if there are no rows or targets, or p or q has no density.
     """
     model = posterior.model
     _check_densities(posterior)
@@ -141,17 +134,13 @@ def _log_likelihood(functions: Any, inputs: Any, targets: Any, *, chunk_size: in
         outputs_SBK, some = functions(rows_of(inputs, where)), rows_of(targets, where)
         likelihood.check(outputs_SBK[0], some)
         for s, outputs in enumerate(outputs_SBK):
-            own = {name: part[s] for name, part in functions.parameters.items()}
-            total_S[s] += float(likelihood.log_prob(outputs, some, own).sum(dtype=torch.float64))
+            parameters = {name: values[s] for name, values in functions.parameters.items()}
+            total_S[s] += float(likelihood.log_prob(outputs, some, parameters).sum(dtype=torch.float64))
     return total_S
 
 
 def _check_densities(posterior: Posterior) -> None:
-    """Check that a posterior, and that of its model, have densities.
-
-    Raises:
-        ValueError: if they have none.
-    """
+    """Raise a ValueError unless a posterior, and that of its model, have densities."""
     if any(isinstance(segment.prior, LogUniform) for segment in posterior.model.prior.segments):
         raise ValueError(
             "under priors.LogUniform() the posterior is improper, so that nothing can be close to it. Judge "

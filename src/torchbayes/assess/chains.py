@@ -1,4 +1,4 @@
-"""The diagnosis of the chains of `sample`: by their parameters, and by what their steps reported."""
+"""The diagnosis of the chains of `sample`, from their parameters and from what their steps reported."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ from torchbayes.posteriors.problems import warn_of
 
 
 def of_chains(chains: Chains) -> Diagnosis:
-    """Return the diagnosis of the chains of `sample`.
-
-    Raises:
-        ValueError: if there are too few draws, or draws are not finite.
-    """
+    """Return the diagnosis of the chains of `sample`; a ValueError if draws are too few or not finite."""
     count, draws, _ = chains.weights_MSD.shape
     check_enough(draws)
     warn_of(chains.problems, "these chains")
@@ -33,18 +29,14 @@ def of_chains(chains: Chains) -> Diagnosis:
         if len(steps_R) >= LEAST:
             spaces["log density"] = judged(record.log_density_MR)
     rhat_P = spaces["parameters"].rhat
-    if place := largest(rhat_P):
-        name = f"{chains.quantities()[place[0]]} (R-hat {float(rhat_P[place]):.2f})"
-        traces.append(draw_trace(name, values_MSP[:, :, place[0]]))
+    if worst := largest(rhat_P):
+        name = f"{chains.quantities()[worst[0]]} (R-hat {float(rhat_P[worst]):.2f})"
+        traces.append(draw_trace(name, values_MSP[:, :, worst[0]]))
     return Diagnosis(count, draws, spaces, tuple(traces), record)
 
 
 def check_alone(**others: Any) -> None:
-    """Check that nothing is given that only the posterior of a network needs.
-
-    Raises:
-        TypeError: if something is.
-    """
+    """Raise a TypeError if an argument is given that only the posterior of a network needs."""
     for name, value in given(**others).items():
         raise TypeError(
             f"`{name}` is for the draws of a network; got {seen(value)} for chains of `sample`, which need no more. "
@@ -53,10 +45,6 @@ def check_alone(**others: Any) -> None:
 
 
 def check_enough(draws: int) -> None:
-    """Check the number of draws of each chain.
-
-    Raises:
-        ValueError: if R-hat needs more.
-    """
+    """Raise a ValueError if each chain has too few draws for R-hat."""
     if draws < LEAST:
         raise ValueError(f"R-hat needs at least {LEAST} draws of each chain; there are {draws}. Sample longer.")

@@ -18,7 +18,7 @@ NONE = "no row counts: all are ignored, or have weight 0."
 
 
 def is_binary(predictive: Predictive) -> bool:
-    """Return whether there is one probability per place, that of a 1."""
+    """Return whether there is one probability per place: that of a 1."""
     return isinstance(predictive.distribution, distributions.Bernoulli)
 
 

@@ -1,4 +1,4 @@
-"""The simplest prediction, the same for every row, from the training targets alone: what a method must beat."""
+"""The simplest prediction, the same for every row, from the training targets alone: a method must beat it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,8 @@ def constant(model: Any, train: Any, test: Any, *, target_scale: float = 1.0) ->
     """Return the scores of the constant predictor: shares of the classes, or a normal of the targets' mean and sd.
 
     Counts under a Poisson likelihood are predicted by a Poisson distribution of their mean rate. A class without
-    training rows counts as one row.
-
-    Args:
-        model: what the targets are judged by elsewhere.
-        train: training targets.
-        test: test targets.
-        target_scale: as of `evaluate`.
-
-    Returns:
-        The evaluation; None where targets are neither one class nor one number, or several, for each row.
+    training rows counts as one row. None where targets are neither one class nor one or several numbers for each
+    row.
     """
     if not isinstance(train, Tensor) or not isinstance(test, Tensor) or train.ndim > 2 or not len(test):
         return None
@@ -50,12 +42,7 @@ def constant(model: Any, train: Any, test: Any, *, target_scale: float = 1.0) ->
 
 
 def worse(metrics: Mapping[str, float], same: Mapping[str, float] | None) -> str:
-    """Return a warning where the targets are no more likely than under the constant predictor, else nothing.
-
-    Args:
-        metrics: of a method, with `nll`.
-        same: those of the constant predictor on the same rows; None or empty where there is none.
-    """
+    """Return a warning if targets are no more likely than under the constant predictor (`same`), else ""."""
     if not same or metrics["nll"] < same["nll"]:
         return ""
     return "Warning: the targets are no more likely than under a constant prediction. Do not use this fit."
@@ -64,8 +51,7 @@ def worse(metrics: Mapping[str, float], same: Mapping[str, float] | None) -> str
 def r_squared(evaluation: Evaluation) -> float | None:
     """Return R² = 1 − Σ (y − m)² / Σ (y − ȳ)² of predicted means m, ȳ the mean of these targets; None for others.
 
-    Args:
-        evaluation: of numbers; rows count by their weights.
+    Rows count by their weights.
     """
     mean, targets = evaluation.mean, evaluation.targets
     if "rmse" not in evaluation.metrics or mean is None or not isinstance(targets, Tensor):
@@ -73,5 +59,5 @@ def r_squared(evaluation: Evaluation) -> float | None:
     mean_NK, targets_NK = (t.double().reshape(len(mean), -1) for t in (mean, targets))
     weights_N1 = torch.ones(len(mean), 1) if evaluation.weights is None else evaluation.weights.double()[:, None]
     centre_K = (weights_N1 * targets_NK).sum(0) / weights_N1.sum()
-    left, total = (float((weights_N1 * (targets_NK - m).square()).sum()) for m in (mean_NK, centre_K))
-    return None if total == 0 else 1 - left / total
+    residual, total = (float((weights_N1 * (targets_NK - m).square()).sum()) for m in (mean_NK, centre_K))
+    return None if total == 0 else 1 - residual / total

@@ -1,10 +1,10 @@
-r"""diagnose: have the chains of a sampler converged, in weight space, in function space, and judging by its log?
+"""diagnose: have the chains of a sampler converged, in weight space, in function space, and judging by the log?
 
 A posterior with a density, such as a Gaussian, is judged in `torchbayes.assess.approximation` instead.
 
-R̂ and effective sample sizes in weight space are those of every weight, (D,). In function space they are those of the
-predictions at given inputs: class probabilities, or means, (B, K), and where targets are given the log likelihood of
-every row, (B,). Izmailov et al. (2021, "What are Bayesian neural network posteriors really like?") show why both are
+R̂ and effective sample sizes in weight space are those of every weight, (D,). In function space they are those of
+the predictions at given inputs, class probabilities or means, (B, K), and with targets the log likelihood of every
+row, (B,). Izmailov et al. (2021, "What are Bayesian neural network posteriors really like?") show why both are
 needed: chains that differ in their weights may agree in their functions, and only these predict.
 """
 
@@ -81,29 +81,30 @@ def diagnose(
 ) -> Diagnosis | Approximation:
     """Judge the chains of a sampler, finished or not; or how close a posterior with a density is to the true one.
 
-    Memory is bounded by the results and `chunk_size`: draws on disk are read in blocks, and functions are computed at a
-    few rows at a time.
+    Memory is bounded by the results and `chunk_size`: draws on disk are read in blocks, and functions are computed
+    at a few rows at a time.
 
     Args:
-        posterior: draws in the order they were taken, at least 4 of each chain. The chains of `sample` are judged by
-            their parameters and by what their steps reported, and take no other argument. A Gaussian, Laplace, radial
-            or flow posterior, as of variational inference, is judged by its importance weights, which takes as many
-            forward passes of all rows as there are draws.
-        inputs: where functions are compared, or for a posterior with a density all rows that it was fitted to, as
+        posterior: draws in the order in which they were taken, at least 4 of each chain. The chains of `sample` are
+            judged by their parameters and by what their steps reported, and take no other argument. A Gaussian,
+            Laplace, radial or flow posterior, as of variational inference, is judged by its importance weights,
+            which takes as many forward passes of all rows as there are draws.
+        inputs: where functions are compared, or for a posterior with a density all rows to which it was fitted, as
             `predict` takes them: tensor (B, ...), or a tuple or mapping of such.
-        targets: targets of these inputs, for the log likelihoods: tensor (B, ...), or a tuple or mapping of such where
-            the likelihood takes one.
+        targets: targets of these inputs, for the log likelihoods: tensor (B, ...), or a tuple or mapping of such
+            where the likelihood takes one.
         log: the run directory, or the records of its `log.jsonl`.
-        burn_in: iterations whose records are left out; None takes it from the run directory, or 0 for plain records.
-        chunk_size: rows at which the functions of all draws are held at once; None chooses.
+        burn_in: iterations whose records are left out; None takes it from the run directory, or 0 for plain
+            records.
+        chunk_size: rows at which the functions of all draws are held at once; chosen automatically if None.
         draws: S, draws from a posterior with a density; 400 if None. Not for chains.
 
     Returns:
         The diagnosis; for a posterior with a density an `Approximation`.
 
     Raises:
-        TypeError: if the posterior has neither chains nor a density, or inputs, targets or a log are given for those
-            of `sample`.
+        TypeError: if the posterior has neither chains nor a density, or inputs, targets or a log are given for the
+            chains of `sample`.
         ValueError: if there are too few draws, draws are not finite, or inputs, targets and log do not fit.
     """
     if isinstance(posterior, Chains):
@@ -125,11 +126,7 @@ def diagnose(
 
 
 def _check_unused(whose: str, posterior: Posterior, **settings: Any) -> None:
-    """Check that arguments are not given.
-
-    Raises:
-        ValueError: if one is.
-    """
+    """Raise a ValueError if an argument is given."""
     for name, value in given(**settings).items():
         raise ValueError(f"`{name}` is for {whose}; got {value!r} for {type(posterior).__name__}. Leave it out.")
 
@@ -160,29 +157,28 @@ def _functions(
 ) -> tuple[dict[str, Summary], str, Tensor | None]:
     """Return the diagnostics of functions, the name of their space, and the log likelihood of all rows (M, S).
 
-    Raises:
-        ValueError: if there are no rows, or not as many targets as inputs.
+    A ValueError if there are no rows, or not as many targets as inputs.
     """
     inputs = posterior.model.place(inputs)
     targets = None if targets is None else posterior.model.place(targets, "targets")
     rows = batch_size(inputs)
     if rows == 0 or (targets is not None and batch_size(targets) != rows):
-        given = "" if targets is None else f" and {batch_size(targets)} targets"
-        raise ValueError(f"`inputs` must have at least one row, and a target for each; got {rows} rows{given}.")
+        counted = "" if targets is None else f" and {batch_size(targets)} targets"
+        raise ValueError(f"`inputs` must have at least one row, and a target for each; got {rows} rows{counted}.")
     first = _at_rows(_some_draws(posterior, slice(0, 1)), inputs, targets, slice(0, 1))
     name, numbers = first[0], first[1].numel() * posterior.weights_MSD.shape[1]
     step = chunk_size or max(1, _BLOCK // numbers)
-    found: list[Summary] = []
+    summaries: list[Summary] = []
     likelihoods: list[Summary] = []
     total_MS = None
     for start in range(0, rows, step):
         _, values, log_prob_MSB = _at_rows(posterior, inputs, targets, slice(start, start + step))
-        found.append(judged(values))
+        summaries.append(judged(values))
         if log_prob_MSB is not None:
             likelihoods.append(judged(log_prob_MSB))
             part_MS = log_prob_MSB.double().sum(-1).cpu()
             total_MS = part_MS if total_MS is None else total_MS + part_MS
-    spaces = {name: _joined(found)}
+    spaces = {name: _joined(summaries)}
     return spaces | ({"log likelihoods": _joined(likelihoods)} if likelihoods else {}), name, total_MS
 
 
@@ -196,7 +192,8 @@ def _at_rows(posterior: Draws, inputs: Any, targets: Any, rows: slice) -> tuple[
     block = max(1, _BLOCK // (chains * size))
     name, values, likelihoods = "", [], []
     for start in range(0, draws, block):
-        predictive = predict(_some_draws(posterior, slice(start, start + block)), some)  # all draws, in turn by chain
+        # All draws of the block are predicted, from each chain in turn.
+        predictive = predict(_some_draws(posterior, slice(start, start + block)), some)
         kind = predictive.distribution
         classes = isinstance(kind, distributions.Categorical | distributions.Bernoulli)
         name = "probabilities" if classes else "means"
@@ -205,8 +202,8 @@ def _at_rows(posterior: Draws, inputs: Any, targets: Any, rows: slice) -> tuple[
         if targets is not None:
             likelihood = predictive.likelihood
             likelihood.check(predictive.outputs_SBK[0], rows_of(targets, rows))
-            each_SB = likelihood.log_prob(predictive.outputs_SBK, rows_of(targets, rows), predictive.parameters)
-            likelihoods.append(each_SB.unflatten(0, (-1, chains)).transpose(0, 1))
+            log_prob_SB = likelihood.log_prob(predictive.outputs_SBK, rows_of(targets, rows), predictive.parameters)
+            likelihoods.append(log_prob_SB.unflatten(0, (-1, chains)).transpose(0, 1))
     return name, torch.cat(values, 1), torch.cat(likelihoods, 1) if likelihoods else None
 
 
@@ -222,28 +219,28 @@ def _joined(parts: Sequence[Summary]) -> Summary:
 
 
 def _worst_weight(posterior: Draws, found: Summary) -> Trace | None:
-    place = largest(found.rhat)
-    if place is None:
+    worst = largest(found.rhat)
+    if worst is None:
         return None
-    name = f"weight {weight_name(posterior.model.layout, place[0])} (R-hat {float(found.rhat[place]):.2f})"
-    return draw_trace(name, posterior.weights_MSD[:, :, place[0]])
+    name = f"weight {weight_name(posterior.model.layout, worst[0])} (R-hat {float(found.rhat[worst]):.2f})"
+    return draw_trace(name, posterior.weights_MSD[:, :, worst[0]])
 
 
 def _worst_function(posterior: Draws, inputs: Any, found: Summary, kind: str) -> Trace | None:
-    # not the largest R-hat: that often belongs to a probability near zero, which does not matter
-    place = largest(found.mcse) or largest(found.rhat)
-    if place is None:
+    # The largest R-hat often belongs to a probability near zero, which does not matter.
+    worst = largest(found.mcse) or largest(found.rhat)
+    if worst is None:
         return None
-    row, *rest = place
+    row, *indices = worst
     values = _at_rows(posterior, inputs, None, slice(row, row + 1))[1][:, :, 0]
-    what, which = ("probability", "class") if kind == "probabilities" else ("mean", "output")
-    output = f" of {which} {', '.join(map(str, rest))}" if rest else ""
-    name = f"{what}{output} at input {row} (R-hat {float(found.rhat[place]):.2f})"
-    return draw_trace(name, values[(..., *rest)])
+    quantity, axis = ("probability", "class") if kind == "probabilities" else ("mean", "output")
+    output = f" of {axis} {', '.join(map(str, indices))}" if indices else ""
+    name = f"{quantity}{output} at input {row} (R-hat {float(found.rhat[worst]):.2f})"
+    return draw_trace(name, values[(..., *indices)])
 
 
 def _level(record: Record | None, total_MS: Tensor | None, rows: int) -> Trace | None:
-    """Return the log density along the chains, or the log likelihood in its place."""
+    """Return the log density along the chains, or else the log likelihood."""
     if record is not None and (record.exact or total_MS is None):
         name = "log density" if record.exact else "log density, mean of an epoch's estimates"
         return Trace(name, record.log_density_MR, "iteration", record.step_R)
@@ -254,39 +251,37 @@ def _level(record: Record | None, total_MS: Tensor | None, rows: int) -> Trace |
 
 
 def _record(log: Log, burn_in: int | None, chains: int) -> Record | None:
-    """Return the numbers of a log, or None before its first record after burn-in.
+    """Return the numbers of a log; None before its first record after burn-in.
 
-    Raises:
-        FileNotFoundError: if there is no such directory.
-        TypeError: if it is neither a directory nor records.
-        ValueError: if the log is not of these chains.
+    A FileNotFoundError if there is no such directory, a TypeError if it is neither a directory nor records, a
+    ValueError if the log is not of these chains.
     """
     if isinstance(log, str | PathLike) and not full_path(log).is_dir():
         raise FileNotFoundError(f"`log` must be the directory of a run; there is no directory {log}.")
-    about = _about(full_path(log)) if isinstance(log, str | PathLike) else {}
+    config = _about(full_path(log)) if isinstance(log, str | PathLike) else {}
     records = read_log(full_path(log)) if isinstance(log, str | PathLike) else log
-    if not isinstance(records, Sequence) or not all(isinstance(found, Mapping) for found in records):
+    if not isinstance(records, Sequence) or not all(isinstance(entry, Mapping) for entry in records):
         raise TypeError(f"`log` must be the directory of a run, or the records of its log; got {seen(log)}.")
     if burn_in is None:
-        burn_in = int(about.get("method", {}).get("burn_in", 0))
-    for found in records:
-        if len(found.get("log_density", ())) != chains:
-            raise ValueError(f"the log is not one of {chains} chains of a sampler; a record of it: {dict(found)}.")
-    kept = [found for found in records if found["step"] > burn_in]
-    if not kept:
+        burn_in = int(config.get("method", {}).get("burn_in", 0))
+    for entry in records:
+        if len(entry.get("log_density", ())) != chains:
+            raise ValueError(f"the log is not one of {chains} chains of a sampler; a record of it: {dict(entry)}.")
+    after = [entry for entry in records if entry["step"] > burn_in]
+    if not after:
         return None
-    exact = "gradients" in kept[0]
-    columns = {name: _column(kept, name) for name in _FIELDS if name in kept[0]}
-    before = [found for found in records if found["step"] <= burn_in]
+    exact = "gradients" in after[0]
+    columns = {name: _column(after, name) for name in _FIELDS if name in after[0]}
+    before = [entry for entry in records if entry["step"] <= burn_in]
     if exact:
         after_M = columns["gradients"].sum(-1)
         before_M = _column(before, "gradients").sum(-1) if before else torch.zeros_like(after_M)
     else:
         ones_M = torch.ones(chains, dtype=torch.float64)
-        per_epoch = about.get("steps_per_epoch") or max(found["step"] / found["epoch"] for found in records)
-        after_M = ones_M * (kept[-1]["step"] - burn_in) / per_epoch
+        per_epoch = config.get("steps_per_epoch") or max(entry["step"] / entry["epoch"] for entry in records)
+        after_M = ones_M * (after[-1]["step"] - burn_in) / per_epoch
         before_M = ones_M * burn_in / per_epoch
-    steps_R = torch.tensor([found["step"] for found in kept])
+    steps_R = torch.tensor([entry["step"] for entry in after])
     return record_of(columns, steps_R, exact=exact, gradients=(after_M, before_M), burn_in=burn_in)
 
 
@@ -296,5 +291,5 @@ def _about(directory: Path) -> dict[str, Any]:
 
 
 def _column(records: Sequence[Mapping[str, Any]], name: str) -> Tensor:
-    """Return one number from every record, float64 (M, R)."""
+    """Return one number of every record, float64 (M, R)."""
     return torch.tensor([found[name] for found in records], dtype=torch.float64).T

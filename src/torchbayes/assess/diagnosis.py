@@ -1,4 +1,4 @@
-"""What a diagnosis of chains holds: spaces, traces, and numbers of the log."""
+"""The contents of a diagnosis of chains: spaces, traces, and numbers of the log."""
 
 from __future__ import annotations
 
@@ -17,54 +17,33 @@ from torchbayes.health.chains import momentum_ebfmi
 
 @dataclass(frozen=True)
 class Trace:
-    """One quantity along the chains.
-
-    Attributes:
-        name: what it is.
-        values_MS: its values, draw after draw or record after record, float64 on the CPU.
-        over: what the second axis counts: "draw" or "iteration".
-        at_S: index of each draw or iteration.
-    """
+    """One quantity along the chains."""
 
     name: str
-    values_MS: Tensor
-    over: str
-    at_S: Tensor
+    values_MS: Tensor  # draw after draw or record after record, float64 on the CPU
+    over: str  # what the second axis counts: "draw" or "iteration"
+    at_S: Tensor  # index of each draw or iteration
 
 
 @dataclass(frozen=True)
 class Record:
-    """What a sampler logged after burn-in, per chain; None for what it does not log. All on the CPU.
+    """What a sampler logged after burn-in, per chain; None for what it does not log. All on the CPU."""
 
-    Attributes:
-        log_density_MR: log density at each of R records, in nats; for minibatches the mean of an epoch's estimates.
-        step_R: the iteration after which each record was written.
-        exact: whether a record is one iteration on all the data.
-        ebfmi_M: E-BFMI; None for samplers without momentum, for which it is meaningless.
-        acceptance_M: mean probability of acceptance.
-        divergences_M: number of divergent iterations.
-        step_size_M: mean step size.
-        gradients_M: gradients after burn-in, in passes over the data: one of a minibatch counts as its share of a pass.
-        burn_in_gradients_M: gradients in burn-in, likewise.
-        burn_in: iterations of burn-in.
-        saturated_M: share of the iterations of NUTS whose trajectory was cut short by `max_doublings`.
-    """
-
+    # log density at each of R records, in nats; for minibatches the mean of an epoch's estimates
     log_density_MR: Tensor
-    step_R: Tensor
-    exact: bool
-    ebfmi_M: Tensor | None
-    acceptance_M: Tensor | None
-    divergences_M: Tensor | None
-    step_size_M: Tensor | None
-    gradients_M: Tensor
-    burn_in_gradients_M: Tensor
-    burn_in: int
-    saturated_M: Tensor | None = None
+    step_R: Tensor  # the iteration after which each record was written
+    exact: bool  # whether a record is one iteration on all the data
+    ebfmi_M: Tensor | None  # E-BFMI; None for samplers without momentum, for which it is meaningless
+    acceptance_M: Tensor | None  # mean probability of acceptance
+    divergences_M: Tensor | None  # number of divergent iterations
+    step_size_M: Tensor | None  # mean
+    gradients_M: Tensor  # after burn-in, in passes over the data: one of a minibatch counts as its share of a pass
+    burn_in_gradients_M: Tensor  # the same in burn-in
+    burn_in: int  # iterations of burn-in
+    saturated_M: Tensor | None = None  # share of the iterations of NUTS whose trajectory `max_doublings` cut short
 
 
 def _overview(diagnosis: Diagnosis) -> Overview:
-    """Return what is shown of it."""
     facts = {"chains": diagnosis.chains, "draws": diagnosis.draws, "verdict": diagnosis.verdict}
     header = ("space", "quantities", "largest R-hat", "R-hat ≤ 1.01", "least bulk ESS")
     rows = [_row(name, space) for name, space in diagnosis.spaces.items()]
@@ -80,10 +59,10 @@ class Diagnosis:
         chains: M. A single chain is judged by its halves, which reveals a drift, but not a missed mode.
         draws: S, draws per chain.
         spaces: name -> mean, spread, Monte Carlo error, effective sizes and R̂ of all quantities of a space, on the
-            CPU: "weights", (D,); "probabilities" or "means", (B, K); with targets "log likelihoods", (B,); with the log
-            of a sampler on all the data "log density", (), of every iteration after burn-in. Those of `sample` have
-            "weights", without constraints, and "parameters", (P,), the same on their own scales. NaN where nothing
-            moves; effective sizes and Monte Carlo errors are NaN too where there are fewer than 10 draws of each chain.
+            CPU: "weights", (D,); "probabilities" or "means", (B, K); with targets "log likelihoods", (B,); with the
+            log of a sampler on all the data "log density", (), of every iteration after burn-in. Those of `sample`
+            have "weights", without constraints, and "parameters", (P,), the same on their own scales. NaN where
+            nothing moves; effective sizes and Monte Carlo errors are NaN also if a chain has fewer than 10 draws.
         traces: the log density, or else the log likelihood of the rows; the weight with the largest R̂; and the
             prediction with the largest Monte Carlo error.
         record: numbers from the log; None without a log, or before its first line after burn-in.
@@ -104,8 +83,8 @@ class Diagnosis:
     def verdict(self) -> str:
         """What R-hat and effective sizes of the functions say: "converged", "nearly converged", or "not converged".
 
-        Converged: all R-hats are at most 1.01 and all bulk effective sizes at least 100 for each chain (Vehtari et al.
-        2021). Nearly: 95 % of the R-hats are at most 1.05. Functions that never move count as not converged.
+        Converged: all R-hats are at most 1.01 and all bulk effective sizes at least 100 for each chain (Vehtari et
+        al. 2021). Nearly: 95 % of the R-hats are at most 1.05. Functions that never move count as not converged.
         """
         space = self.spaces[self.functions]
         rhat = torch.where(space.rhat.isnan(), math.inf, space.rhat)
@@ -119,13 +98,9 @@ class Diagnosis:
         return float(self.record.gradients_M.sum()) if self.record and self.record.gradients_M.sum() > 0 else math.nan
 
     def per_gradient(self, space: str) -> Tensor:
-        """Return effective samples per gradient after burn-in, by which samplers are compared.
+        """Return bulk effective samples per gradient after burn-in, in the shape of the space.
 
-        Args:
-            space: a name of `spaces`.
-
-        Returns:
-            Bulk effective sizes over `gradients`, in the shape of the space.
+        Samplers are compared by it.
         """
         return self.spaces[space].ess_bulk / self.gradients
 
@@ -144,14 +119,9 @@ def _or_nan(numbers: Tensor, extreme: Callable[[Tensor], Tensor]) -> float:
 def record_of(
     columns: Mapping[str, Tensor], step_R: Tensor, *, exact: bool, gradients: tuple[Tensor, Tensor], burn_in: int
 ) -> Record:
-    """Return the numbers of a log.
+    """Return the numbers of a log from its columns after burn-in, each float64 (M, R).
 
-    Args:
-        columns: what was reported after burn-in, by name, each float64 (M, R).
-        step_R: the iteration after which each was reported.
-        exact: whether these are iterations on all the data.
-        gradients: of each chain, (M,), after burn-in and in it.
-        burn_in: iterations of burn-in.
+    `gradients` are those of each chain, (M,), after burn-in and in it.
     """
     return Record(
         columns["log_density"],
@@ -177,5 +147,5 @@ def largest(numbers: Tensor) -> tuple[int, ...] | None:
     """Return the index of the largest number, or None if all are NaN."""
     if numbers.isnan().all():
         return None
-    place = torch.where(numbers.isnan(), -math.inf, numbers).argmax()
-    return tuple(int(index) for index in torch.unravel_index(place, numbers.shape))
+    position = torch.where(numbers.isnan(), -math.inf, numbers).argmax()
+    return tuple(int(index) for index in torch.unravel_index(position, numbers.shape))

@@ -1,4 +1,4 @@
-"""difference: by how much two model averages differ on the same rows, and how sure that is."""
+"""difference: how much two model averages differ on the same rows, and how sure that is."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def difference(
     resamples: int = 1000,
     seed: int = 0,
 ) -> Difference:
-    """Return the difference of a metric of two evaluations on the same rows, with its standard error and an interval.
+    """Return the difference of a metric of two evaluations on the same rows, with standard error and interval.
 
-    Both are resampled with the same rows, as `Evaluation.intervals` does: what is hard for both cancels, so that
-    differences far smaller than the intervals of each can be told from chance. For a mean over rows, such as nll, the
-    standard error is that of the mean of paired differences. It says how much depends on which rows were tested, and
-    nothing of what another seed of the training would give.
+    Both are resampled with the same rows, as `Evaluation.intervals` does. What is hard for both cancels, so
+    differences far smaller than the intervals of each can be told from chance. For a mean over rows, such as nll,
+    the standard error is that of the mean of paired differences. It says how much depends on the choice of test
+    rows, and nothing about what another seed of the training would give.
 
     Args:
         first: evaluation of one model average.
@@ -67,14 +67,14 @@ def difference(
 
     Raises:
         TypeError: if `first` or `second` is no evaluation.
-        ValueError: if their targets or weights differ, one lacks the metric or its terms, they are of one row,
-            or a number is out of range.
+        ValueError: if their targets or weights differ, one lacks the metric or its terms, they are of one row, or a
+            number is out of range.
     """
     check_kind(Evaluation, "an evaluation, as `evaluate` gives it", first=first, second=second)
     check_text(metric=metric)
-    known = [name for name in first.metrics if name in second.metrics]
-    if metric not in known:
-        raise ValueError(f"`metric` must be one that both have, {', '.join(known)}; got {metric!r}.")
+    shared = [name for name in first.metrics if name in second.metrics]
+    if metric not in shared:
+        raise ValueError(f"`metric` must be one that both have, {', '.join(shared)}; got {metric!r}.")
     _check_rows(first, second)
     check_counts(least=2, resamples=resamples)
     drawn = [resampled(each, resamples, seed) for each in (first, second)]
@@ -82,8 +82,8 @@ def difference(
         raise ValueError(
             f"{metric} needs the `terms` of every row, which an evaluation made by hand lacks. Use `evaluate`."
         )
-    both = (first.metrics, second.metrics)
-    return paired(metric, both, drawn, rows=len(first.log_prob), level=level)
+    metrics = (first.metrics, second.metrics)
+    return paired(metric, metrics, drawn, rows=len(first.log_prob), level=level)
 
 
 def paired(
@@ -94,24 +94,19 @@ def paired(
     rows: int,
     level: float = 0.95,
 ) -> Difference:
-    """Return the difference of a metric of two evaluations from what both have on the same resamples.
+    """Return the difference of a metric of two evaluations from the metrics of both on the same resamples.
 
-    A resample holds no row of a kind that was not seen: where one is right on a few rows more and wrong on none that
-    the other has right, it would be ahead in all of them. To what both have right and wrong, and only one of them, half
-    a row each is added, as Jeffreys' prior does (Agresti and Min 2005).
-
-    Args:
-        metric: its name.
-        metrics: the metrics of first and second.
-        drawn: those of their resamples, as `resampled` gives them with the same seed.
-        rows: N.
-        level: probability of the interval.
+    A resample holds no kind of row that was not seen. If one evaluation is right on a few rows more and the other
+    never alone, the first would be ahead in all resamples. So half a row is added to each of the four kinds, both,
+    one, the other or none right, as Jeffreys' prior does (Agresti and Min 2005). `drawn` are the metrics of
+    resamples, from `resampled` with one seed.
     """
     apart_R = drawn[0][metric] - drawn[1][metric]
     if metric in _SHARES and bool(apart_R.any()):
         source, like = generator(Purpose.UNSEEN_ROWS, device=apart_R.device), apart_R.new_empty(len(apart_R), 4)
         half_R4 = torch.randn(like.shape, generator=source, dtype=like.dtype, device=like.device).square() / 2
-        either_R = half_R4[:, 0] - half_R4[:, 1]  # and its negative, so that exchange changes the sign
+        # Used with its negative too, so that exchanging the evaluations changes the sign.
+        either_R = half_R4[:, 0] - half_R4[:, 1]
         apart_2R = torch.stack([rows * apart_R + either_R, rows * apart_R - either_R])
         apart_R = (apart_2R / (rows + half_R4.sum(1))).flatten()
     value = metrics[0][metric] - metrics[1][metric]
@@ -119,17 +114,13 @@ def paired(
 
 
 def _check_rows(first: Evaluation, second: Evaluation) -> None:
-    """Check that two evaluations are of the same rows.
-
-    Raises:
-        ValueError: if they are not.
-    """
+    """Raise a ValueError unless two evaluations are of the same rows."""
     for name in ("targets", "weights", "label_weights"):
-        ours, theirs = (pytree.tree_leaves(getattr(each, name)) for each in (first, second))
-        if len(ours) != len(theirs) or not all(map(_equal, ours, theirs)):
+        left, right = (pytree.tree_leaves(getattr(each, name)) for each in (first, second))
+        if len(left) != len(right) or not all(map(_equal, left, right)):
             raise ValueError(
                 f"`first` and `second` must be evaluations of the same rows in the same order; their `{name}` differ: "
-                f"{_said(ours)} and {_said(theirs)}. Evaluate both on the same data."
+                f"{_said(left)} and {_said(right)}. Evaluate both on the same data."
             )
 
 
@@ -140,5 +131,5 @@ def _equal(ours: Any, theirs: Any) -> bool:
 
 
 def _said(leaves: list[Any]) -> str:
-    """Return what tells targets apart at first sight."""
+    """Return a short description that tells targets apart."""
     return ", ".join(f"shape {tuple(leaf.shape)}" for leaf in leaves if isinstance(leaf, Tensor)) or "none"

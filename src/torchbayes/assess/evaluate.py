@@ -39,26 +39,19 @@ _ROWS = 1024
 
 @dataclass
 class _Columns:
-    """Per-row results, gathered batch by batch.
+    """Per-row results, gathered batch by batch."""
 
-    Attributes:
-        parts: name -> what each batch gave.
-        padding: the label that makes targets of any length as long.
-        is_density: whether the log probabilities are densities, whose value depends on the units of the targets.
-        rows: how many rows there were, with those that are left out.
-    """
-
-    parts: dict[str, list[Any]] = field(default_factory=dict)
-    padding: int | None = None
-    is_density: bool = True
-    rows: int = 0
+    parts: dict[str, list[Any]] = field(default_factory=dict)  # name -> results of each batch
+    padding: int | None = None  # label that pads targets to equal length
+    is_density: bool = True  # whether log probabilities are densities, whose value depends on the units of the targets
+    rows: int = 0  # number of rows, including those that are left out
 
     def add(self, kept: Tensor | None = None, **columns: Any) -> None:
         for name, column in columns.items():
-            own = pytree.tree_map(lambda t: (t if kept is None else t[kept]).cpu(), column)
-            self.parts.setdefault(name, []).append(own)
+            values = pytree.tree_map(lambda t: (t if kept is None else t[kept]).cpu(), column)
+            self.parts.setdefault(name, []).append(values)
             if name != "targets" or self.padding is None:
-                check_alike(self.parts[name][0], own, name)
+                check_alike(self.parts[name][0], values, name)
 
     def joined(self) -> dict[str, Any]:
         if self.padding is not None:
@@ -82,22 +75,23 @@ def evaluate(
 
     Args:
         posterior: a posterior, functions drawn from one, a `Linearised` one, or a `Predictive` already made.
-        data: (inputs, targets), a Dataset, a DataLoader or an iterable of batches; the targets alone for a Predictive,
-            aligned with the outputs: those of a causal language model moved as `Predictive.log_prob` says.
+        data: (inputs, targets), a Dataset, a DataLoader or an iterable of batches; the targets alone for a
+            Predictive, aligned with the outputs: those of a causal language model moved as `Predictive.log_prob`
+            says.
         draws: S, a multiple of the members; the posterior's default if None, and for a Laplace posterior the closed
             form of `Linearised`.
         seed: seed of the draws.
         target_scale: units of the targets per unit that the model sees: the standard deviation, if a regression was
-            fitted on standardised targets. RMSE is multiplied by it and log densities are per original unit.
+            fitted on standardised targets. RMSE is multiplied by it, and log densities are per original unit.
         chunk_size: rows that go through a network at once.
 
     Returns:
-        The evaluation; memory grows with N · K, not with S · N · K. Targets of batches of different lengths are padded
-        with the label that the likelihood ignores.
+        The evaluation; memory grows with N · K, not with S · N · K. Targets of batches of different lengths are
+        padded with the label that the likelihood ignores.
 
     Raises:
-        ValueError: if there are no rows, targets do not fit the likelihood, or rows differ in shape from batch to batch
-            and the likelihood ignores no label.
+        ValueError: if there are no rows, targets do not fit the likelihood, or rows differ in shape from batch to
+            batch and the likelihood ignores no label.
     """
     check_positive(target_scale=target_scale)
     columns = _Columns()
@@ -109,45 +103,45 @@ def evaluate(
     if not len(rows["log_prob"]):
         raise ValueError(NONE)
     weights = _unequal(rows["weights"])
-    found = {"nll": float(metrics.nll(rows["log_prob"], weights_B=weights))}
+    scores_by_name = {"nll": float(metrics.nll(rows["log_prob"], weights_B=weights))}
     terms = {"nll": -rows["log_prob"].double()}
     if "mean" in rows and columns.is_density:
-        found["nll"] += (log_scale := math.log(target_scale) * rows["mean"][0].numel())
+        scores_by_name["nll"] += (log_scale := math.log(target_scale) * rows["mean"][0].numel())
         terms["nll"] += log_scale
-    more: dict[str, Tensor | None] = {}
-    # for all batches or none: what is not a label in one of them is not one in the others
+    labels: dict[str, Tensor | None] = {}
+    # Labels of all batches or none: what is not a label in one batch is not one in the others.
     if "labels" in rows and len(rows["labels"]) == len(rows["probs"]):
-        found |= _class_metrics(rows)
-        more = {"labels": rows["labels"], "label_weights": _unequal(rows["label_weights"])}
-        more["label_rows"] = torch.searchsorted(rows["row"], rows["label_row"])
+        scores_by_name |= _class_metrics(rows)
+        labels = {"labels": rows["labels"], "label_weights": _unequal(rows["label_weights"])}
+        labels["label_rows"] = torch.searchsorted(rows["row"], rows["label_row"])
     if "numbers" in rows and len(rows["numbers"]) == len(rows["mean"]) and rows["mean"].isfinite().all():
         numbers = number_terms(rows, target_scale)
-        found |= number_metrics(numbers, weights=weights)
+        scores_by_name |= number_metrics(numbers, weights=weights)
         terms |= numbers
-        more["pit"] = rows.get("pit")
+        labels["pit"] = rows.get("pit")
     scores = Scores(*(rows[n] for n in Scores.__annotations__)) if "entropy" in rows else None
     parts = (rows.get("probs"), scores, rows.get("mean"), rows.get("scale"), weights)
-    return Evaluation(found, rows["log_prob"], rows["targets"], *parts, **more, terms=terms)
+    return Evaluation(scores_by_name, rows["log_prob"], rows["targets"], *parts, **labels, terms=terms)
 
 
 def _add_rows(columns: _Columns, predictive: Predictive, targets: Any) -> None:
-    """Add the results of a batch: of the rows, and places of rows, that count."""
+    """Add the results of a batch: of the rows, and the places of rows, that count."""
     judged = scored(predictive.likelihood, predictive.outputs_SBK[0], targets)
     judged.likelihood.check(predictive.outputs_SBK[0], judged.targets)
     log_prob = predictive.log_prob(targets)
     weights = torch.ones_like(log_prob) if judged.row_weights is None else judged.row_weights.to(log_prob)
-    kept = weights > 0
+    counting = weights > 0
     columns.padding = getattr(judged.likelihood, "ignore_index", None)
-    columns.rows += len(kept)
-    row = torch.arange(columns.rows - len(kept), columns.rows, device=kept.device)
-    columns.add(kept, targets=judged.targets, log_prob=log_prob, weights=weights, row=row)
+    columns.rows += len(counting)
+    row = torch.arange(columns.rows - len(counting), columns.rows, device=counting.device)
+    columns.add(counting, targets=judged.targets, log_prob=log_prob, weights=weights, row=row)
     kind = predictive.distribution
     if isinstance(kind, distributions.Categorical | distributions.Bernoulli):
         _add_scores(columns, predictive, judged, row)
     elif not kind.event_shape:
         columns.is_density = not is_discrete(kind)
-        with suppress(NotImplementedError):  # of a distribution without a mean, or of which nothing can be drawn
-            columns.add(kept, **scored_columns(predictive, judged.targets))
+        with suppress(NotImplementedError):  # the distribution has no mean or cannot be sampled
+            columns.add(counting, **scored_columns(predictive, judged.targets))
 
 
 @explained()
@@ -184,20 +178,21 @@ def detection(inside: Scores, outside: Scores) -> dict[str, float]:
         outside: scores on other data.
 
     Returns:
-        `auroc_SCORE`, `aupr_SCORE` (outside is positive, "AUPR-Out") and `fpr95_SCORE` (inside is positive: the share
-        of the outside accepted where 95 % of the inside are, as in Liang et al. 2018) for the scores entropy,
-        mutual_information and confidence (negated); mutual information of a single function is constant and left out.
+        `auroc_SCORE`, `aupr_SCORE` (outside is positive, "AUPR-Out") and `fpr95_SCORE` (inside is positive: the
+        share of the outside accepted where 95 % of the inside are, as in Liang et al. 2018) for the scores entropy,
+        mutual_information and confidence (negated). Mutual information of a single function is constant and left
+        out.
     """
     check_kind(Scores, "scores, as `uncertainty` gives them", inside=inside, outside=outside)
-    found = {}
+    scores = {}
     for name in Scores.__annotations__:
         sign = -1.0 if name == "confidence" else 1.0
         a, b = sign * getattr(inside, name), sign * getattr(outside, name)
         if a.max() == a.min() == b.max() == b.min():
             continue
         for metric in (metrics.auroc, metrics.aupr, metrics.fpr95):
-            found[f"{metric.__name__}_{name}"] = float(metric(a, b))
-    return found
+            scores[f"{metric.__name__}_{name}"] = float(metric(a, b))
+    return scores
 
 
 def fidelity(probs_NK: Tensor, reference_NK: Tensor) -> dict[str, float]:
@@ -223,7 +218,7 @@ def fidelity(probs_NK: Tensor, reference_NK: Tensor) -> dict[str, float]:
 class TemperatureScaling:
     """Post-hoc calibration of a model average: p ∝ p̄^{1/T} (Guo et al. 2017), averaged first, then scaled.
 
-    Averaging first is the order that keeps an ensemble calibrated (Rahaman and Thiery 2021).
+    This order keeps an ensemble calibrated (Rahaman and Thiery 2021).
 
     Attributes:
         temperature: T; above 1 makes predictions less confident.
@@ -256,20 +251,20 @@ class TemperatureScaling:
         judged = scored(predictive.likelihood, predictive.outputs_SBK[0], targets)
         judged.likelihood.check(predictive.outputs_SBK[0], judged.targets)
         probs, weights = places(predictive, judged)
-        kept = weights > 0
-        found = labels(judged.targets, probs, kept, binary=is_binary(predictive))
-        if found is None:
+        counting = weights > 0
+        classes = labels(judged.targets, probs, counting, binary=is_binary(predictive))
+        if classes is None:
             raise TypeError(f"`targets` must be class labels, or soft ones; got {seen(targets)}. Use a Categorical.")
-        if not kept.any():
+        if not counting.any():
             raise ValueError(NONE)
-        probs, found = probs[kept], found[kept]
-        sought = found > 0 if found.is_floating_point() else functional.one_hot(found, probs.shape[-1]).bool()
-        # a target of probability 0 may be an underflow, and any other class of probability 0 stays one
-        logits = torch.where(sought, probs.clamp_min(torch.finfo(probs.dtype).tiny), probs).log()
-        return cls(fit_temperature(logits, found, weights_B=weights[kept]))
+        probs, classes = probs[counting], classes[counting]
+        of_target = classes > 0 if classes.is_floating_point() else functional.one_hot(classes, probs.shape[-1]).bool()
+        # A target of probability 0 may be an underflow. Any other class of probability 0 keeps it.
+        logits = torch.where(of_target, probs.clamp_min(torch.finfo(probs.dtype).tiny), probs).log()
+        return cls(fit_temperature(logits, classes, weights_B=weights[counting]))
 
     def __call__(self, predictive: Predictive) -> Predictive:
-        """Return the calibrated predictive: one averaged distribution per input, S = 1, judged by the same targets."""
+        """Return the calibrated predictive: one averaged distribution per input, S = 1, for the same targets."""
         logits = class_probs(predictive.distribution).log()
         if is_binary(predictive):
             least = torch.finfo(logits.dtype).tiny
@@ -280,7 +275,7 @@ class TemperatureScaling:
 
 
 def _averaged(likelihood: Likelihood, predictive: Predictive) -> Likelihood:
-    """Return the likelihood of logits that takes the same targets as that of a classification."""
+    """Return a likelihood of logits that takes the same targets as the classification's."""
     if isinstance(likelihood, Weighted):
         return Weighted(_averaged(likelihood.base, predictive))
     if is_binary(predictive):
@@ -303,17 +298,9 @@ def _predictives(
 
 
 def batches(model: Model, data: Any) -> Iterable[Any]:
-    """Return batches of the user's data: every row of a data set once, in its order.
+    """Return batches of (inputs, targets), a mapping, a Dataset, a DataLoader or an iterable of batches.
 
-    Args:
-        model: its hook reads tuples and mappings.
-        data: (inputs, targets), a mapping, a Dataset, a DataLoader or an iterable of batches.
-
-    Returns:
-        An iterable of batches.
-
-    Raises:
-        TypeError: if the data are none of these.
+    Every row of a data set comes once, in its order. A TypeError if the data are none of these.
     """
     if isinstance(data, TensorDataset):
         data = data.tensors
@@ -336,13 +323,15 @@ def _add_scores(
 ) -> None:
     """Add class probabilities and uncertainties of every place; with targets, only of places that count."""
     probs, weights = places(predictive, judged)
-    kept = weights > 0
+    counting = weights > 0
     if judged and row is not None:
-        found = labels(judged.targets, probs, kept, binary=is_binary(predictive))
+        classes = labels(judged.targets, probs, counting, binary=is_binary(predictive))
         label_row = row.repeat_interleave(len(probs) // len(row))
-        columns.add(kept, label_weights=weights, label_row=label_row, **({} if found is None else {"labels": found}))
+        columns.add(
+            counting, label_weights=weights, label_row=label_row, **({} if classes is None else {"labels": classes})
+        )
     columns.add(
-        kept,
+        counting,
         probs=probs,
         confidence=probs.amax(-1),
         entropy=predictive.entropy.flatten(),
@@ -351,15 +340,15 @@ def _add_scores(
 
 
 def _unequal(weights: Tensor) -> Tensor | None:
-    """Return weights, or None where each counts once."""
+    """Return weights; None if each counts once."""
     return None if (weights == 1).all() else weights
 
 
 def _class_metrics(rows: dict[str, Any]) -> dict[str, float]:
     probs, labels, weights = rows["probs"], rows["labels"], _unequal(rows["label_weights"])
     scores = (metrics.accuracy, metrics.brier, metrics.ece, metrics.ece_mass)
-    found = {score.__name__: float(score(probs, labels, weights_B=weights)) for score in scores}
+    values = {score.__name__: float(score(probs, labels, weights_B=weights)) for score in scores}
     means = ("entropy", "mutual_information")
-    found |= {name: float(metrics.weighted_mean(rows[name], weights)) for name in means}
+    values |= {name: float(metrics.weighted_mean(rows[name], weights)) for name in means}
     loss = 1 - hits(probs, labels)
-    return found | {"aurc": float(metrics.risk_coverage(loss, -rows["confidence"].double(), weights_B=weights).aurc)}
+    return values | {"aurc": float(metrics.risk_coverage(loss, -rows["confidence"].double(), weights_B=weights).aurc)}

@@ -1,4 +1,4 @@
-"""What an evaluation holds: metrics, and the numbers of each row that they were computed from."""
+"""The contents of an evaluation: metrics, and the numbers of each row from which they were computed."""
 
 from __future__ import annotations
 
@@ -16,26 +16,19 @@ from torchbayes.metrics.scoring import hits, squared_distance
 from torchbayes.model.likelihoods.quantiles import check_level
 from torchbayes.randomness.seeds import Purpose, seeded
 
-_AT_ONCE = 2**22  # weights of rows held at once
+_AT_ONCE = 2**22  # weights of rows that are held at once
 
 
 @dataclass(frozen=True)
 class Scores:
-    """How uncertain a classifier is at N inputs; detection negates `confidence`, so that larger means further out.
+    """The uncertainty of a classifier at N inputs; detection negates `confidence`, so that larger is further out."""
 
-    Attributes:
-        entropy: total predictive entropy (N,), in nats.
-        mutual_information: disagreement of the draws (N,), in nats.
-        confidence: largest averaged probability (N,).
-    """
-
-    entropy: Tensor
-    mutual_information: Tensor
-    confidence: Tensor
+    entropy: Tensor  # total predictive entropy (N,), in nats
+    mutual_information: Tensor  # disagreement of the draws (N,), in nats
+    confidence: Tensor  # largest averaged probability (N,)
 
 
 def _overview(evaluation: Evaluation) -> Overview:
-    """Return what is shown of it."""
     facts = {"rows": len(evaluation.log_prob), **evaluation.metrics}
     return Overview("Evaluation", facts)
 
@@ -45,19 +38,19 @@ def _overview(evaluation: Evaluation) -> Overview:
 class Evaluation:
     """Metrics of a predictive on data with targets, and what they were computed from.
 
-    Rows and places that a likelihood ignores, and rows of weight 0, are left out of everything. Where rows have weights
-    (`Weighted`), every metric is a weighted mean, as for data with repeated rows. The exception is ece_mass, whose bins
-    then split rows to have equal mass. The weight of a soft label is shared among the classes. Class weights and label
-    smoothing affect only the fit.
+    Rows and places that a likelihood ignores, and rows of weight 0, are left out of everything. Where rows have
+    weights (`Weighted`), every metric is a weighted mean, as for data with repeated rows. The exception is
+    ece_mass, whose bins then split rows to have equal mass. The weight of a soft label is shared among the classes.
+    Class weights and label smoothing affect only the fit.
 
     Attributes:
         metrics: name -> value. Classification: accuracy, nll, brier, ece (15 equal-width bins), ece_mass (20
             equal-mass bins), entropy, mutual_information, aurc (area under the curve of the error rate against the
-            share of rows kept, the most confident first). Numbers, real or counts: nll (of the mixture), nll_gaussian
-            (of the Gaussian with its first two moments), rmse, mae, coverage (of the central 95 % interval, which holds
-            more where counts are small). Real numbers also: crps (continuous ranked probability score of the mixture,
-            in the units of the targets). Others, distributions without a mean, and targets that are no labels or
-            numbers of that shape: nll.
+            share of rows kept, the most confident first). Numbers, real or counts: nll (of the mixture),
+            nll_gaussian (of the Gaussian with its first two moments), rmse, mae, coverage (of the central 95 %
+            interval, which holds more where counts are small). Real numbers also: crps (continuous ranked
+            probability score of the mixture, in the units of the targets). Others, distributions without a mean,
+            and targets that are not labels or numbers of that shape: nll.
         log_prob: log probability of each target under the average (N,), in nats.
         targets: (N, ...), or a tree of such.
         probs: averaged class probabilities (N, K), or None.
@@ -67,11 +60,11 @@ class Evaluation:
         weights: how often each row counts (N,); None where each counts once.
         labels: class of each row of `probs` (N,), or soft labels (N, K); None where targets are neither.
         label_weights: how often each row of `probs` counts (N,); None where each counts once.
-        label_rows: which row each row of `probs` belongs to, from 0 (N,): rows of several tokens, pixels or labels have
-            several; None without labels.
-        pit: probability integral transform of real targets, F(y), (N, K'): uniform between 0 and 1 if the predictive
-            distribution is right. None for others.
-        terms: metric -> what each row contributes, (N,), float64, of nll and of the metrics of numbers: their weighted
+        label_rows: index of the row to which each row of `probs` belongs (N,): rows of several tokens, pixels or
+            labels have several; None without labels.
+        pit: probability integral transform of real targets, F(y), (N, K'): uniform between 0 and 1 if the
+            predictive distribution is right. None for others.
+        terms: metric -> each row's contribution, (N,), float64, for nll and the metrics of numbers: their weighted
             mean is the metric, for rmse its square.
     """
 
@@ -92,11 +85,12 @@ class Evaluation:
     def intervals(self, level: float = 0.95, resamples: int = 1000, seed: int = 0) -> dict[str, tuple[float, float]]:
         r"""Return an interval for every metric: what other test rows of the same kind could have given.
 
-        By the Bayesian bootstrap over rows (Rubin 1981): in each resample row n counts
-        $g_n \sim \mathrm{Gamma}(w_n, 1)$ times, where w is its weight, and every metric is computed again; the ends are
-        quantiles over resamples. A row of weight 2 is two rows. All places of a row, such as tokens, count together.
-        The fit and its draws stay as they are, so these intervals say nothing of what another training run would give.
-        Resampling adds to calibration errors, which are biased upwards, and shows no spread where all rows agree.
+        By the Bayesian bootstrap over rows (Rubin 1981): in each resample row n counts $g_n \sim
+        \mathrm{Gamma}(w_n, 1)$ times, where w is its weight, and every metric is computed again; the ends are
+        quantiles over resamples. A row of weight 2 is two rows. All places of a row, such as tokens, count
+        together. The fit and its draws stay fixed, so these intervals say nothing about what another training run
+        would give. Resampling adds to calibration errors, which are biased upwards, and shows no spread where all
+        rows agree.
 
         Args:
             level: probability of the interval, in (0, 1).
@@ -109,23 +103,15 @@ class Evaluation:
         Raises:
             ValueError: if an argument is out of range, or there is one row, which says nothing of others.
         """
-        found = resampled(self, resamples, seed)
-        return {name: interval_of(values_R, level) for name, values_R in found.items()}
+        values = resampled(self, resamples, seed)
+        return {name: interval_of(values_R, level) for name, values_R in values.items()}
 
 
 def resampled(evaluation: Evaluation, resamples: int, seed: int) -> dict[str, Tensor]:
-    """Return every metric on resamples of the rows, as `Evaluation.intervals` makes them.
+    """Return every metric on R resamples of the rows, name -> (R,), float64, as `Evaluation.intervals` makes them.
 
-    Args:
-        evaluation: its rows.
-        resamples: R.
-        seed: seed of the resamples; with as many rows of the same weights, the same rows are drawn for equal seeds.
-
-    Returns:
-        name -> (R,), float64.
-
-    Raises:
-        ValueError: if an argument is out of range, or there is one row.
+    With as many rows of the same weights, equal seeds draw the same rows. A ValueError if an argument is out of
+    range, or there is one row.
     """
     check_counts(resamples=resamples)
     if len(evaluation.log_prob) < 2:
@@ -133,10 +119,10 @@ def resampled(evaluation: Evaluation, resamples: int, seed: int) -> dict[str, Te
     places = None if evaluation.labels is None else _Places.of(evaluation)
     parts: dict[str, list[Tensor]] = {}
     for drawn_RN in drawn_rows(_counts(evaluation.weights, len(evaluation.log_prob)), resamples, seed):
-        found = {name: resampled_mean(terms_N, drawn_RN) for name, terms_N in evaluation.terms.items()}
-        found |= {name: found[name].sqrt() for name in found.keys() & {"rmse"}}
-        found |= {} if places is None else places.resampled(drawn_RN)
-        for name, values_R in found.items():
+        metrics = {name: resampled_mean(terms_N, drawn_RN) for name, terms_N in evaluation.terms.items()}
+        metrics |= {name: metrics[name].sqrt() for name in metrics.keys() & {"rmse"}}
+        metrics |= {} if places is None else places.resampled(drawn_RN)
+        for name, values_R in metrics.items():
             parts.setdefault(name, []).append(values_R)
     return {name: torch.cat(parts[name]) for name in evaluation.metrics if name in parts}
 
@@ -144,10 +130,7 @@ def resampled(evaluation: Evaluation, resamples: int, seed: int) -> dict[str, Te
 def drawn_rows(counts_N: Tensor, resamples: int, seed: int) -> Iterator[Tensor]:
     """Yield how often each row counts in each resample, (R, N), as many resamples at a time as memory allows.
 
-    Args:
-        counts_N: how often each row counts in the data, float64.
-        resamples: how many in all.
-        seed: seed of the resamples; the same rows are drawn for equal seeds and counts.
+    `counts_N` is how often each row counts in the data, float64; equal seeds and counts draw the same rows.
     """
     step = max(1, _AT_ONCE // len(counts_N))
     with seeded(Purpose.RESAMPLES, as_seed(seed)):
@@ -156,39 +139,23 @@ def drawn_rows(counts_N: Tensor, resamples: int, seed: int) -> Iterator[Tensor]:
 
 
 def interval_of(values_R: Tensor, level: float) -> tuple[float, float]:
-    """Return the central interval of values.
-
-    Args:
-        values_R: the values.
-        level: share of them that it holds, in (0, 1).
-
-    Raises:
-        ValueError: if `level` is out of range.
-    """
+    """Return the central interval that holds the share `level` of values; a ValueError if it is out of range."""
     check_level(level)
     ends = values_R.new_tensor([(1 - level) / 2, (1 + level) / 2])
-    # no interpolation, which has no value between infinite ones
+    # No interpolation, which has no value between infinite ones.
     low, high = values_R.quantile(ends, interpolation="nearest").tolist()
     return low, high
 
 
 @dataclass(frozen=True)
 class _Places:
-    """What the metrics of a classification are computed from, place by place.
+    """The numbers from which the metrics of a classification are computed, place by place."""
 
-    Attributes:
-        row_P: which row each place belongs to.
-        share_P: weight of each place over that of its row.
-        confidence_P: largest probability.
-        correct_P: whether its class is the target, or a share.
-        means: name of a metric -> values (P,) of which it is the weighted mean.
-    """
-
-    row_P: Tensor
-    share_P: Tensor
-    confidence_P: Tensor
-    correct_P: Tensor
-    means: Mapping[str, Tensor]
+    row_P: Tensor  # index of the row of each place
+    share_P: Tensor  # weight of each place over that of its row
+    confidence_P: Tensor  # largest probability
+    correct_P: Tensor  # whether its class is the target, or a share
+    means: Mapping[str, Tensor]  # name of a metric -> values (P,) of which it is the weighted mean
 
     @classmethod
     def of(cls, found: Evaluation) -> _Places:
@@ -212,15 +179,15 @@ class _Places:
         parts: dict[str, list[Tensor]] = {}
         for part_RN in drawn_RN.split(max(1, _AT_ONCE // len(self.row_P))):
             weights_RP = part_RN[:, self.row_P] * self.share_P
-            found = {name: resampled_mean(values_P, weights_RP) for name, values_P in self.means.items()}
-            found["ece"] = resampled_ece(self.confidence_P, self.correct_P, weights_RP)
-            found["ece_mass"] = resampled_ece_mass(self.confidence_P, self.correct_P, weights_RP)
-            found["aurc"] = resampled_aurc(1 - self.correct_P, -self.confidence_P, weights_RP)
-            for name, values_R in found.items():
+            metrics = {name: resampled_mean(values_P, weights_RP) for name, values_P in self.means.items()}
+            metrics["ece"] = resampled_ece(self.confidence_P, self.correct_P, weights_RP)
+            metrics["ece_mass"] = resampled_ece_mass(self.confidence_P, self.correct_P, weights_RP)
+            metrics["aurc"] = resampled_aurc(1 - self.correct_P, -self.confidence_P, weights_RP)
+            for name, values_R in metrics.items():
                 parts.setdefault(name, []).append(values_R)
         return {name: torch.cat(values) for name, values in parts.items()}
 
 
 def _counts(weights: Tensor | None, count: int) -> Tensor:
-    """Return weights in float64, 1 where there are none."""
+    """Return weights in float64; 1 where there are none."""
     return torch.ones(count, dtype=torch.float64) if weights is None else weights.double()

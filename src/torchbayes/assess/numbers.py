@@ -1,4 +1,4 @@
-"""Predictions of numbers, real or counts: mean, spread, and the interval that they should lie in."""
+"""Predictions of numbers, real or counts: mean, spread, and the interval in which they should lie."""
 
 from __future__ import annotations
 
@@ -16,17 +16,9 @@ from torchbayes.predictive.intervals import central_interval, probabilities_belo
 
 
 def number_columns(predictive: Predictive, targets: Any) -> dict[str, Tensor]:
-    """Return what numbers are judged by, row by row.
+    """Return mean and scale (B, K'), and where targets are numbers of that shape these with the bounds low and high.
 
-    Args:
-        predictive: of univariate distributions.
-        targets: of its rows.
-
-    Returns:
-        mean and scale (B, K'); where targets are numbers of that shape these, and the bounds low and high.
-
-    Raises:
-        NotImplementedError: if the distribution has no mean or variance, or nothing can be drawn from it.
+    A NotImplementedError if the distribution has no mean or variance, or cannot be sampled.
     """
     mean, scale = predictive.mean, predictive.variance.sqrt()
     if not isinstance(targets, Tensor) or targets.numel() != mean.numel():
@@ -37,35 +29,21 @@ def number_columns(predictive: Predictive, targets: Any) -> dict[str, Tensor]:
 
 
 def scored_columns(predictive: Predictive, targets: Any) -> dict[str, Tensor]:
-    """Return the columns of `number_columns`, and of real targets their scores and probability integral transforms.
-
-    Args:
-        predictive: of univariate distributions.
-        targets: of its rows.
-
-    Returns:
-        As `number_columns`; where targets are real numbers also crps and pit (B, K').
-
-    Raises:
-        NotImplementedError: as `number_columns`.
-    """
-    found = number_columns(predictive, targets)
-    if "numbers" not in found or is_discrete(predictive.distribution):
-        return found
-    scores = {"crps": crps(predictive, found["numbers"]), "pit": probabilities_below(predictive, found["numbers"])[1]}
-    return found | scores
+    """Return the columns of `number_columns`, and for real targets crps and pit (B, K'); errors as there."""
+    columns = number_columns(predictive, targets)
+    if "numbers" not in columns or is_discrete(predictive.distribution):
+        return columns
+    scores = {
+        "crps": crps(predictive, columns["numbers"]),
+        "pit": probabilities_below(predictive, columns["numbers"])[1],
+    }
+    return columns | scores
 
 
 def number_terms(rows: Mapping[str, Tensor], target_scale: float) -> dict[str, Tensor]:
-    """Return what each row contributes to the metrics of numbers.
+    """Return each row's contribution, (N,), to nll_gaussian, rmse (squared errors), mae, coverage, and crps if any.
 
-    Args:
-        rows: as `scored_columns` gives them.
-        target_scale: units of the raw targets per unit that the model sees.
-
-    Returns:
-        nll_gaussian, rmse (the mean squared error of the row), mae, coverage, and where there are scores crps; (N,)
-        each.
+    `rows` are from `scored_columns`; `target_scale` is units of the raw targets per unit that the model sees.
     """
     mean, numbers = rows["mean"], rows["numbers"]
     gaussian = distributions.Normal(mean, rows["scale"]).log_prob(numbers).reshape(len(mean), -1).sum(-1)
@@ -80,14 +58,6 @@ def number_terms(rows: Mapping[str, Tensor], target_scale: float) -> dict[str, T
 
 
 def number_metrics(terms: Mapping[str, Tensor], *, weights: Tensor | None) -> dict[str, float]:
-    """Return the metrics of numbers.
-
-    Args:
-        terms: as `number_terms` gives them.
-        weights: how often each row counts; once if None.
-
-    Returns:
-        The weighted mean of each, and the root of that of the squared errors.
-    """
-    found = {name: float(metrics.weighted_mean(values, weights)) for name, values in terms.items()}
-    return found | {"rmse": math.sqrt(found["rmse"])}
+    """Return the metrics of numbers: weighted means of the terms, and the root of that of the squared errors."""
+    means = {name: float(metrics.weighted_mean(values, weights)) for name, values in terms.items()}
+    return means | {"rmse": math.sqrt(means["rmse"])}

@@ -1,1 +1,1 @@
-"""What runs are made of, by name: data, networks, likelihoods, priors, methods, and settings that are usual."""
+"""The parts of runs by name: data, networks, likelihoods, priors, methods, and their usual settings."""

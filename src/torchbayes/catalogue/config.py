@@ -1,7 +1,7 @@
 """How a run of named data, network, likelihood, prior and method is written, and read back.
 
-A fit leaves `config.yaml` in its directory, from which `load_run` rebuilds model and posterior, and which the command
-line takes with `--config`. What is usual for a data set is in `torchbayes.catalogue.data`.
+A fit leaves `config.yaml` in its directory. `load_run` rebuilds model and posterior from it, and the command line
+takes it with `--config`. Usual settings for a data set are in `torchbayes.catalogue.data`.
 """
 
 from __future__ import annotations
@@ -32,19 +32,12 @@ from torchbayes.posteriors.locks import FileWarning, Locked
 from torchbayes.selection import fit
 
 CONFIG = "config.yaml"
-DATA = "data.json"  # what the rows of a user were, whose files may change
+DATA = "data.json"  # identifies the rows of a user, whose files may change
 _SEAL = "# checksum of the settings above: "
 
 
 def describe(settings: Any) -> Any:
-    """Return settings as YAML holds them: a dataclass is `class_path` and `init_args`, as jsonargparse reads it.
-
-    Args:
-        settings: a dataclass, or what one may hold.
-
-    Returns:
-        Mappings, lists, numbers and texts.
-    """
+    """Return settings as YAML holds them: a dataclass is `class_path` and `init_args`, as jsonargparse reads it."""
     if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
         return {"class_path": class_path(type(settings)), "init_args": entries(settings)}
     if isinstance(settings, Mapping):
@@ -61,47 +54,22 @@ def class_path(kind: type) -> str:
 
 
 def entries(settings: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass as YAML holds them.
-
-    Args:
-        settings: a dataclass.
-
-    Returns:
-        name -> value.
-    """
+    """Return the fields of a dataclass by name, as YAML holds them."""
     return {f.name: describe(getattr(settings, f.name)) for f in dataclasses.fields(settings)}
 
 
 def problem_in(config: Mapping[str, Any], source: Path, *, trust: bool = False, named: Iterable[str] = ()) -> Problem:
-    """Return the problem that is among the entries of a configuration.
+    """Return the problem among the entries of a configuration, read from `source`.
 
-    Args:
-        config: name -> value.
-        source: the file, for messages.
-        trust: allow whatever code it names by import path.
-        named: import paths that are allowed in any case.
-
-    Returns:
-        The problem.
-
-    Raises:
-        PermissionError: if it would run code that is not allowed.
+    Raises PermissionError for code by import path, unless `trust` is set or `named` lists the path.
     """
-    found = {f.name: config[f.name] for f in dataclasses.fields(Problem) if f.name in config}
-    check_trusted(source, found, trust=trust, named=named)
-    return Problem(**found)
+    options = {f.name: config[f.name] for f in dataclasses.fields(Problem) if f.name in config}
+    check_trusted(source, options, trust=trust, named=named)
+    return Problem(**options)
 
 
 def write_config(directory: Path, config: Mapping[str, Any]) -> str:
-    """Write the resolved configuration of a run.
-
-    Args:
-        directory: made if needed.
-        config: what `entries` and `describe` give.
-
-    Returns:
-        The text of `config.yaml`.
-    """
+    """Write the resolved configuration of a run (values as from `entries` and `describe`), and return its text."""
     import yaml
 
     directory.mkdir(parents=True, exist_ok=True)
@@ -111,35 +79,15 @@ def write_config(directory: Path, config: Mapping[str, Any]) -> str:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read a configuration.
-
-    Args:
-        path: a YAML file.
-
-    Returns:
-        Its entries.
-
-    Raises:
-        ValueError: if it is not a YAML mapping.
-    """
-    found = read_yaml(path)
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} must hold names and values; got {type(found).__name__}.")
-    return found
+    """Return the entries of a YAML file, which must be a mapping."""
+    content = read_yaml(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must hold names and values; got {type(content).__name__}.")
+    return content
 
 
 def read_run(directory: Path) -> dict[str, Any]:
-    """Read the configuration of a run, which must be the one that was written.
-
-    Args:
-        directory: of the run.
-
-    Returns:
-        Its entries.
-
-    Raises:
-        ValueError: if it is not a YAML mapping, or was changed since.
-    """
+    """Return the configuration of a run. Raises ValueError if it was changed since it was written."""
     path = directory / CONFIG
     config = read_config(path)
     seals = [line for line in path.read_text("utf-8").splitlines() if line.startswith(_SEAL)]
@@ -166,7 +114,7 @@ def _is_method(entry: Any) -> bool:
 
 
 def _crc(config: Mapping[str, Any]) -> str:
-    """Return the checksum of settings, whatever the layout of the file in which they stand."""
+    """Return the checksum of settings, independent of the layout of their file."""
     return f"{zlib.crc32(json.dumps(config, sort_keys=True, default=str).encode()):08x}"
 
 
@@ -183,45 +131,27 @@ def fit_run(
 ) -> Posterior:
     """Fit into a run directory that `load_run` can read.
 
-    Args:
-        setup: data and model.
-        method: how to infer.
-        directory: of the run.
-        start: where to begin: the weights that another run found, by its directory, or a posterior.
-        seed: of the fit.
-        resume: continue the run in `directory`, or take its posterior if it is finished; a sampler with more steps
-            goes on.
-        callbacks: as `fit` takes them.
-        ranks: processes that share the fit.
-
-    Returns:
-        The posterior.
-
-    Raises:
-        FileNotFoundError: if the run to start at has no posterior.
-        ValueError: if the directory holds a run that is not to be resumed, or one of other settings, or if the start
-            is no point posterior.
+    `start` is the directory of another run, or a posterior, whose weights the fit begins at. `resume` continues the
+    run in `directory`, or takes its posterior if it is finished; a sampler with more steps goes on. Raises
+    FileNotFoundError if the run to start at has no posterior; ValueError if the directory holds a run that is not to
+    be resumed, or one of other settings, or if the start is no point posterior.
     """
     seed = as_seed(seed)
-    began = _posterior_at(start, setup.problem)
+    start_posterior = _posterior_at(start, setup.problem)
     if ranks is None or ranks.first:
-        place = str(start) if isinstance(start, Path) else None
-        about = {"method": describe(method), "start": place, "seed": seed}
-        config = {**entries(setup.problem), **about}
+        start_path = str(start) if isinstance(start, Path) else None
+        method_entries = {"method": describe(method), "start": start_path, "seed": seed}
+        config = {**entries(setup.problem), **method_entries}
         with Locked(directory):
             _describe_run(directory, config, resume=resume, any_length=method.needs.chain)
             _describe_data(directory, setup)
     options: dict[str, Any] = {"resume": resume, "seed": seed, "callbacks": callbacks, "ranks": ranks}
     with setup.problem.threading():
-        return fit(setup.model, tuple(setup.data.train), method, start=began, directory=directory, **options)  # type: ignore[arg-type]
+        return fit(setup.model, tuple(setup.data.train), method, start=start_posterior, directory=directory, **options)  # type: ignore[arg-type]
 
 
 def _posterior_at(start: Path | Posterior | None, problem: Problem) -> Posterior | None:
-    """Return the posterior to start at; a run may be of the user's own code where the problem is.
-
-    Raises:
-        ValueError: if a run has none that is a single set of weights for each member.
-    """
+    """Return the posterior to start at; a run may use the user's own code that the problem uses."""
     if not isinstance(start, Path):
         return start
     began = load_run(start, named=foreign_code(entries(problem)))[1]
@@ -234,28 +164,20 @@ def _posterior_at(start: Path | Posterior | None, problem: Problem) -> Posterior
 
 
 def _describe_data(directory: Path, setup: Setup) -> None:
-    """Write what the rows of a user are, or check that they are still those of the run that is there.
-
-    Args:
-        directory: of the run.
-        setup: data and model.
-
-    Raises:
-        ValueError: if the rows have changed.
-    """
+    """Write the checksum of a user's rows, or check that they are still those of the run that is there."""
     data = setup.data
     if data.checksum is None:
         return
     path = directory / DATA
     if not path.is_file():
-        about = {"source": data.source, "checksum": data.checksum, "notes": list(data.notes)}
-        write_whole(path, (json.dumps(about, indent=1, ensure_ascii=False) + "\n").encode())
+        content = {"source": data.source, "checksum": data.checksum, "notes": list(data.notes)}
+        write_whole(path, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
         return
     try:
-        known = json.loads(path.read_bytes())["checksum"]
+        checksum = json.loads(path.read_bytes())["checksum"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ValueError(f"{path} is damaged ({error}). Restore it, or remove it if no data have changed.") from error
-    if known != data.checksum:
+    if checksum != data.checksum:
         raise ValueError(
             f"the training or test rows of {setup.problem.data} are not those that {directory} was fitted to: they or "
             f"their settings have changed since. Restore them, or fit again into another directory."
@@ -265,42 +187,26 @@ def _describe_data(directory: Path, setup: Setup) -> None:
 def _describe_run(directory: Path, config: dict[str, Any], *, resume: bool, any_length: bool) -> None:
     """Write the configuration of a run, or check that it is that of the run that is there.
 
-    Args:
-        directory: of the run.
-        config: of the run that is asked for.
-        resume: whether the run that is there is to go on.
-        any_length: whether the length of the method may differ: a chain is the same chain however long it gets.
-
-    Raises:
-        ValueError: if the directory holds a run that is not to be resumed, or one of other settings.
+    `any_length` lets the length of the method differ, because a chain is the same chain however long it gets.
     """
     path = directory / CONFIG
-    # a setting that is younger than the run had its default there
-    found = {**entries(Problem()), **read_run(directory)} if path.exists() else config
+    # a setting that is younger than the run had its default value
+    earlier = {**entries(Problem()), **read_run(directory)} if path.exists() else config
     if path.exists() and not resume:
         raise ValueError(f"{directory} already holds a run. Add --resume, or choose another --directory.")
     for name, value in config.items():
-        there, here = (_without_length(e) if any_length else e for e in (found.get(name), value))
+        there, here = (_without_length(e) if any_length else e for e in (earlier.get(name), value))
         if there != here:
             raise ValueError(
-                f"{directory} holds a run of another {name} ({found.get(name)}; now {value}). "
+                f"{directory} holds a run of another {name} ({earlier.get(name)}; now {value}). "
                 f"Choose another --directory, or leave the option out."
             )
-    if found != config or not path.exists():
+    if earlier != config or not path.exists():
         write_config(directory, config)
 
 
 def keep_changed(posterior: Posterior, run: Path, directory: Path) -> Path:
-    """Save a posterior made from that of a run, such as a tuned one, so that `load_run` can read it.
-
-    Args:
-        posterior: what was made.
-        run: directory of the run.
-        directory: where the posterior goes; one that is there is replaced.
-
-    Returns:
-        The path of the posterior.
-    """
+    """Save a posterior made from that of a run, such as a tuned one, so that `load_run` reads it; return its path."""
     with Locked(directory):
         write_config(directory, read_run(run))
         if (run / DATA).is_file():
@@ -316,21 +222,13 @@ def _without_length(entry: Any) -> Any:
 def load_run(
     directory: Path, *, unfinished: bool = False, trust: bool = False, named: Iterable[str] = ()
 ) -> tuple[Setup, Posterior]:
-    """Load what `fit_run` left.
+    """Load data and model, and the posterior, that `fit_run` left.
 
-    Args:
-        directory: of the run.
-        unfinished: take the draws that a sampler has left so far, whether its run is over, goes on or was killed.
-        trust: run the code that its configuration names by import path; only for runs of people whom you trust.
-        named: import paths that are allowed in any case.
-
-    Returns:
-        Data and model, and the posterior.
-
-    Raises:
-        FileNotFoundError: if there is no finished run, or no draws of one.
-        PermissionError: if it would run code that is not allowed.
-        ValueError: if the directory holds something else, or its configuration was changed.
+    `unfinished` takes the draws that a sampler has left so far, whether its run is over, goes on or was killed.
+    `trust` runs the code that the configuration names by import path; only for runs of people whom you trust. `named`
+    lists import paths that are allowed in any case. Raises FileNotFoundError for no finished run, or no draws of one;
+    PermissionError if it would run code that is not allowed; ValueError if the directory holds something else, or its
+    configuration was changed.
     """
     config = read_run(directory)
     if "method" not in config:

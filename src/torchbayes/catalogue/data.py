@@ -1,8 +1,9 @@
-"""Data sets by name, one entry each, with what is usual for them, and for those that users bring along.
+"""Data sets by name, one entry each, with their usual settings, and those for data that users bring along.
 
 The samplers are among the `methods` of a comparison on the digits, on two moons and on `toy_sine`, where HMC takes
-minutes at most. On other images gradients of all the data take too long; on the UCI sets, some of which have hardly any
-noise, steps are so short that chains converge slowly. The samplers have settings there too, and run when asked for.
+minutes at most. On other images gradients of all the data take too long. On the UCI sets, some of which have hardly
+any noise, steps are so short that chains converge slowly. The samplers have settings there too, and run when they are
+named.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _usual = partial(Usual, entries=METHODS)
 
 
 def _digits(name: str) -> Usual:
-    # at a prior of scale 1 HMC needs three times as many gradients
+    # with a prior of scale 1 HMC needs three times as many gradients
     problem = Problem(name, "mlp", {"hidden": [50]}, prior_scale=0.5, threads=1)
     budget = Budget(60, 64, SGD(0.3), 0.1, per_epoch=2, steps=1600, burn_in=960, thin=80)
     return _usual("digits", problem, budget, 1437, OPTIMISED + VARIATIONAL_USUAL + SAMPLED, _DIGITS)
@@ -56,7 +57,7 @@ def _mnist(name: str) -> Usual:
 def _as_long(
     epochs: int, batch_size: int, num_data: int, optimizer: SGD | Adam, averaging_lr: float, per_epoch: int = 1
 ) -> Budget:
-    """Return a budget in which chains take as many steps as the optimisers; not tried."""
+    """Return an untested budget in which chains take as many steps as the optimisers."""
     steps = max(epochs * num_data // batch_size // 100, 1) * 100
     length = {"steps": steps, "burn_in": steps * 3 // 5, "thin": steps // 20}
     return Budget(epochs, batch_size, optimizer, averaging_lr, per_epoch, **length)
@@ -80,25 +81,18 @@ def _uci(name: str) -> Usual:
 
 
 def untuned(name: str, settings: Mapping[str, Any] | None = None, target: str | None = None) -> Usual:
-    """Return what is usual for data for which nothing was chosen, such as the user's.
+    """Return usual settings for data for which nothing was chosen, such as the user's.
 
-    Methods have their own defaults, and held-out rows choose what these leave open, as from Python.
-
-    Args:
-        name: as `load` takes it.
-        settings: of data of the user.
-        target: column of a table that is to be predicted.
-
-    Returns:
-        The problem, by what the data are: images or not, classes or a regression.
+    Methods have their own defaults, and held-out rows choose what these leave open, as from Python. Network and
+    likelihood depend on the data: images or not, classes or a regression.
     """
     problem = Problem(name, "small_cnn", prior_scale=None, data_settings=dict(settings or {}), target=target)
-    found = problem.load()
-    if not found.is_image:
+    data = problem.load()
+    if not data.is_image:
         problem = replace(problem, network="mlp", threads=1)
-    if found.task == "regression":
+    if data.task == "regression":
         problem = replace(problem, likelihood="gaussian")
-    return _usual("own", problem, None, len(found.train.inputs), OPTIMISED)
+    return _usual("own", problem, None, len(data.train.inputs), OPTIMISED)
 
 
 _USUAL: dict[str, Callable[[str], Usual] | None] = {
@@ -117,18 +111,10 @@ DATA: dict[str, DataEntry] = {
 
 
 def defaults(name: str, settings: Mapping[str, Any] | None = None, target: str | None = None) -> Usual:
-    """Return what is usual for a data set.
+    """Return problem, budget and methods that are usual for a data set.
 
-    Args:
-        name: as `load` takes it.
-        settings: of data of the user.
-        target: column of a table that is to be predicted.
-
-    Returns:
-        Problem, budget and methods.
-
-    Raises:
-        ValueError: if there is no such data set, or no network here can take it.
+    `settings` and the `target` column are those of a user's data. Raises ValueError if there is no such data set, or
+    no network here can take it.
     """
     if name not in DATA:
         if path_of(name, GROUP) is not None or is_file(name):

@@ -1,4 +1,4 @@
-"""What an entry of the catalogue says of one method or data set; those of other things are in `named.py`."""
+"""Catalogue entries of methods and data sets; entries of other things are in `named.py`."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ class MethodEntry(Entry):
 
     Attributes:
         label: in tables and figures.
-        usual: settings that are usual for a data set, as a comparison takes them.
+        usual: its settings for a data set in a comparison.
         look: colour and marker; None for a colour that no other method of a figure has.
         also: other names by which figures know it.
-        plain: settings that make it what it is where nothing was chosen for the data, such as five members.
-        alone: settings of a fit by itself, where these are others than `usual`.
+        plain: settings that define it where nothing was chosen for the data, such as five members.
+        alone: settings of a fit by itself, if they differ from `usual`.
         start: the entry at whose posterior it starts; None if it starts afresh.
-        first_of: the entry whose fit serves it, as the first of that one's members.
+        first_of: the entry whose first member is this method's fit.
         predicts: "drawn", by functions drawn from a continuous posterior; "own", by all members or draws it has;
             "linearised", in closed form.
         by_member: whether a comparison evaluates each member alone too.
         is_reference: whether the others are compared with it.
-        parts: what a network must have for it, beside weights; "rectifiers": layers that are linear, and ReLUs, alone.
-        cost: what it costs, as one sentence.
-        length: how long a run with some settings is, in words; None where that is a number of epochs or of steps.
-        small: settings that a run of five epochs or a dozen steps needs, by which the laws of all methods are tested.
+        parts: what a network must have for it, beside weights; "rectifiers": only linear layers and ReLUs.
+        cost: its cost, in one sentence.
+        length: length of a run with some settings, in words; None if it is a number of epochs or of steps.
+        small: settings that a run of five epochs or a dozen steps needs; tests of all methods use them.
     """
 
     label: str
@@ -87,7 +87,7 @@ class DataEntry(Entry):
     """One data set.
 
     Attributes:
-        usual: problem and budget that are usual for it; None where no network here can take it.
+        usual: its usual problem and budget; None if no network here can take it.
     """
 
     usual: Callable[[str], Usual] | None = None

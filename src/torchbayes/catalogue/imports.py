@@ -1,4 +1,4 @@
-"""What users bring along: objects by import path, `my_module:build`, and by the entry points of installed packages.
+"""Objects that users bring along: by import path, `my_module:build`, and by entry points of installed packages.
 
 An import path is `MODULE:ATTRIBUTE`, both with dots where needed. An installed package registers names of its own with
 entry points, one group for each kind of thing: `torchbayes.methods`, `torchbayes.data`, `torchbayes.networks`,
@@ -28,36 +28,25 @@ def is_path(name: str) -> bool:
 
 
 def load_path(path: str) -> Any:
-    """Return the object that an import path names.
+    """Return the object that an import path `MODULE:ATTRIBUTE` names.
 
-    Args:
-        path: `MODULE:ATTRIBUTE`.
-
-    Returns:
-        The object.
-
-    Raises:
-        ValueError: if the path is malformed, there is no such module or attribute, or the module fails when imported.
+    Raises ValueError if the path is malformed, names no module or attribute, or the module fails when imported.
     """
     module, _, attribute = path.partition(":")
     if not all(part.isidentifier() for part in [*module.split("."), *attribute.split(".")]):
         raise ValueError(f"an import path is MODULE:ATTRIBUTE, such as my_module:build; got {seen(path)}.")
-    found: Any = _module(module, path)
+    target: Any = _module(module, path)
     for name in attribute.split("."):
-        if not hasattr(found, name):
-            owner = getattr(found, "__name__", module)
-            public = [known for known in dir(found) if not known.startswith("_")]
+        if not hasattr(target, name):
+            owner = getattr(target, "__name__", module)
+            public = [known for known in dir(target) if not known.startswith("_")]
             raise ValueError(f"{owner} has no {name!r}, which {path} names. {suggested(name, public)}")
-        found = getattr(found, name)
-    return found
+        target = getattr(target, name)
+    return target
 
 
 def _module(name: str, path: str) -> Any:
-    """Return a module.
-
-    Raises:
-        ValueError: if there is none of that name, or it fails when it is imported.
-    """
+    """Import a module."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -69,62 +58,44 @@ def _module(name: str, path: str) -> Any:
             f"there is no module {error.name}, which {path} names. Run the command in the folder that holds "
             f"{error.name.partition('.')[0]}.py, or add that folder to PYTHONPATH."
         ) from error
-    except (Exception, SystemExit) as error:  # whatever the code of the module does
+    except (Exception, SystemExit) as error:  # the code of the module may raise anything
         raise ValueError(f"importing {name} fails: {what_failed(error)} Correct the module.") from error
 
 
 def what_failed(error: BaseException) -> str:
-    """Return an exception of a user's own code in one sentence: its type, its words, and the line that raised it."""
-    # of a call that does not fit, the last line is the one below that calls
+    """Return an exception of a user's own code in one sentence: its type, its message, and the line that raised it."""
+    # this file's own frame is last if the arguments of a call do not fit
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
-    # what fails in a library is called by the user's own code, where there is some
+    # prefer the frames of the user's own code, which calls libraries, if there are any
     frames = [frame for frame in frames if not _in_library(frame.filename)] or frames
-    place = f", at line {frames[-1].lineno} of {frames[-1].filename}" if frames else ""
-    said = " ".join(str(error).split()).rstrip(".")
-    return f"{type(error).__name__}{f', {said}' if said else ''}{place}."
+    line = f", at line {frames[-1].lineno} of {frames[-1].filename}" if frames else ""
+    message = " ".join(str(error).split()).rstrip(".")
+    return f"{type(error).__name__}{f', {message}' if message else ''}{line}."
 
 
 def _in_library(file: str) -> bool:
     """Return whether a file belongs to this package, to another that is installed, or to Python."""
-    rooms = (Path(__file__).parents[1], *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")))
-    return file.startswith("<") or any(Path(file).is_relative_to(room) for room in rooms)
+    folders = (Path(__file__).parents[1], *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")))
+    return file.startswith("<") or any(Path(file).is_relative_to(room) for room in folders)
 
 
 def call(made: Any, path: str, /, *arguments: Any, **settings: Any) -> Any:
-    """Call what an import path names.
+    """Call what an import path names, with the library's arguments and the user's settings.
 
-    Args:
-        made: the object there.
-        path: for messages.
-        *arguments: what the library gives.
-        **settings: what the user says.
-
-    Returns:
-        What it returns.
-
-    Raises:
-        TypeError: if it cannot be called.
-        ValueError: if the call fails.
+    Raises TypeError if it cannot be called, ValueError if the call fails; the message has the path.
     """
     if not callable(made) or isinstance(made, nn.Module):
         raise TypeError(f"{path} must be a function or a class; got {seen(made)}.")
     try:
         return made(*arguments, **settings)
-    except (Exception, SystemExit) as error:  # whatever the user's code does
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         given = ", ".join([*map(seen, arguments), *(f"{name}={seen(value)}" for name, value in settings.items())])
         raise ValueError(f"{path}, called with ({given}), fails: {what_failed(error)} Correct it.") from error
 
 
 @cache
 def registered(group: str) -> dict[str, EntryPoint]:
-    """Return the entry points of a group by name.
-
-    Args:
-        group: such as `torchbayes.methods`.
-
-    Returns:
-        name -> entry point.
-    """
+    """Return the entry points of a group, such as `torchbayes.methods`, by name."""
     return {point.name: point for point in entry_points(group=group)}
 
 
@@ -137,7 +108,7 @@ def path_of(name: str, group: str) -> str | None:
 
 
 def suggested(name: str, known: Iterable[str]) -> str:
-    """Return one sentence with the known names that are close to a wrong one, or all, or the advice to look it up."""
+    """Return a sentence with the known names close to a wrong one, or all names, or the advice to check."""
     names = list(known)
     close = get_close_matches(name, names, n=3, cutoff=0.5)
     if close:

@@ -19,7 +19,7 @@ GROUP = "torchbayes.data"
 
 
 def data_names() -> dict[str, str]:
-    """Return the names of all data sets with one line each, those of installed packages included."""
+    """Return the names of all data sets with one line each, including those of installed packages."""
     others = {name: f"of an installed package: {point.value}" for name, point in registered(GROUP).items()}
     return {**others, **room.names()}
 
@@ -29,23 +29,14 @@ def load(
 ) -> Data:
     """Load a data set by its name in the catalogue, an entry point, an import path, or a file or folder.
 
-    Args:
-        name: the name; or `my_module:load`, a function that takes the settings and gives what `own.as_data` takes; or
-            a file or folder, as `own.read_data` takes it.
-        settings: of data of the user; the sets of the catalogue have none.
-        split: which split.
-        train_size: training rows to keep; all if None.
-
-    Returns:
-        The data set.
-
-    Raises:
-        ValueError: if there is no such set or split, or a set of the catalogue is given settings.
+    An import path names a function that takes the settings and returns what `own.as_data` takes; `own.read_data` reads
+    a file or folder. The sets of the catalogue have no settings. Raises ValueError if there is no such set or split,
+    or a set of the catalogue is given settings.
     """
     path = None if name in room.names() else path_of(name, GROUP)
     if path is not None:
-        made = Entry(name, "", path).load()
-        return as_data(name, _called(made, path, json.dumps(settings or {})), split=split, train_size=train_size)
+        loader = Entry(name, "", path).load()
+        return as_data(name, _called(loader, path, json.dumps(settings or {})), split=split, train_size=train_size)
     if is_file(name):
         return read_data(Path(name), settings, split=split, train_size=train_size)
     if settings:
@@ -62,10 +53,10 @@ def is_file(name: str) -> bool:
 
 
 def settled(name: str) -> str:
-    """Return the name of a data set as a run keeps it: that of a file or folder in full, so that it is found again."""
+    """Return the name of a data set as a run keeps it: a file or folder by its full path, so that it is found again."""
     return str(full_path(name)) if is_file(name) else name
 
 
-@lru_cache(maxsize=1)  # the defaults of a command depend on the data, which the run then needs again
+@lru_cache(maxsize=1)  # a command reads the data twice: for its defaults, and for the run
 def _called(made: Any, path: str, settings: str) -> Any:
     return call(made, path, **json.loads(settings))

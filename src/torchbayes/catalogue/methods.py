@@ -1,7 +1,7 @@
-"""Methods by name, one entry each: what a comparison, the command line, reports and pages know of them.
+"""Methods by name, one entry each, for comparisons, the command line, reports and pages.
 
 A method of the library is added here: its import, its name in `__all__`, by which `torchbayes` has it, and its entry.
-One of a user comes by import path or entry point (`method_named`).
+A user's method comes by import path or entry point (`method_named`).
 """
 
 from __future__ import annotations
@@ -289,11 +289,11 @@ METHODS: dict[str, MethodEntry] = {
 
 def classes() -> dict[str, type]:
     """Return the classes of all methods of the library by their own name, optimisers first."""
-    found: dict[str, type] = {}
+    by_name: dict[str, type] = {}
     for name in ("single", "swa", "swag", *METHODS):
         kind = METHODS[name].load()
-        found.setdefault(kind.__name__, kind)
-    return found
+        by_name.setdefault(kind.__name__, kind)
+    return by_name
 
 
 def small(kind: type) -> dict[str, Any]:
@@ -302,39 +302,33 @@ def small(kind: type) -> dict[str, Any]:
 
 
 def parts_of(kind: type) -> str:
-    """Return what a network must have for a method's class, as of its entry: "any" or some part."""
+    """Return what a network must have for a method's class, as in its entry: "any" or some part."""
     return next((entry.parts for entry in METHODS.values() if entry.load() is kind), "any")
 
 
 def label_of(name: str) -> str:
-    """Return how a method is called in tables and figures."""
+    """Return the label of a method in tables and figures."""
     return METHODS[name].label if name in METHODS else name
 
 
 def entry_of(name: str, settings: Settings) -> MethodEntry:
-    """Return the entry that says how a method is fitted and how it predicts.
+    """Return the entry that tells how a method is fitted and how it predicts.
 
-    Args:
-        name: in a comparison; that of an entry, or any other.
-        settings: of the method.
-
-    Returns:
-        The entry of that name, else the one for the class of the settings, else a new one.
+    It is the entry of this name, else the one for the class of the settings, else a new one.
     """
-    found = _entry_for(name, settings)
-    if found.start is not None and settings.needs.modes > 1:  # no entry has as many; `fit` finds them
-        return dataclasses.replace(found, start=None)
-    return found
+    entry = _entry_for(name, settings)
+    if entry.start is not None and settings.needs.modes > 1:  # no entry has several modes; `fit` finds them
+        return dataclasses.replace(entry, start=None)
+    return entry
 
 
 def _entry_for(name: str, settings: Settings) -> MethodEntry:
-    """Return the entry of that name, else the one for the class of the settings, else a new one."""
     if name in METHODS:
         return METHODS[name]
-    same = [entry for entry in METHODS.values() if entry.load() is type(settings)]
-    if same:
-        # of MAP and SWAG there is an entry for one member and one for several
-        return next((e for e in same if bool(e.first_of) == (settings.members == 1)), same[0])
+    entries = [entry for entry in METHODS.values() if entry.load() is type(settings)]
+    if entries:
+        # MAP and SWAG have one entry for a single member and one for several
+        return next((e for e in entries if bool(e.first_of) == (settings.members == 1)), entries[0])
     start = "single" if settings.needs.start is not None else None
     kind = type(settings)
     return MethodEntry(
@@ -343,15 +337,7 @@ def _entry_for(name: str, settings: Settings) -> MethodEntry:
 
 
 def check_method(what: str, value: Any) -> None:
-    """Check that something is a method: frozen settings of one way to infer.
-
-    Args:
-        what: where it was given.
-        value: what was given.
-
-    Raises:
-        TypeError: if it is a class, or lacks what methods have.
-    """
+    """Check that a value, given as `what`, is a method: frozen settings of one way to infer."""
     if isinstance(value, type):
         raise TypeError(f"{what} must be settings, not a class; got {seen(value)}. Write {value.__name__}().")
     lacks = [name for name in ("init", "step", "members", "needs") if not hasattr(value, name)]
@@ -362,33 +348,27 @@ def check_method(what: str, value: Any) -> None:
 
 
 def method_named(name: str) -> Any:
-    """Return the class of a method, or settings, by what a user wrote.
+    """Return the class of a method, or settings, by what a user wrote; None if there is no such name.
 
-    Args:
-        name: of a class of the library or of an entry point, or an import path.
-
-    Returns:
-        A class, or an object of one where the path names that; None if there is no such name.
-
-    Raises:
-        TypeError: if the path names something else.
+    `name` is that of a class of the library or of an entry point, or an import path, which may name settings. Raises
+    TypeError if the path names something else.
     """
     if name in classes():
         return classes()[name]
     path = path_of(name, GROUP)
     if path is None:
         return None
-    found = load_path(path)
-    if isinstance(found, type):
-        if dataclasses.is_dataclass(found) and hasattr(found, "init") and hasattr(found, "step"):
-            return found
-        raise TypeError(f"{path} must be a method, a dataclass with init and step; got {seen(found)}.")
-    check_method(path, found)
-    return found
+    target = load_path(path)
+    if isinstance(target, type):
+        if dataclasses.is_dataclass(target) and hasattr(target, "init") and hasattr(target, "step"):
+            return target
+        raise TypeError(f"{path} must be a method, a dataclass with init and step; got {seen(target)}.")
+    check_method(path, target)
+    return target
 
 
 def method_names() -> dict[str, str]:
     """Return the names that `fit --method` takes, with one line each."""
-    own = {name: (kind.__doc__ or "").strip().splitlines()[0] for name, kind in classes().items()}
+    listed = {name: (kind.__doc__ or "").strip().splitlines()[0] for name, kind in classes().items()}
     others = {name: f"of an installed package: {point.value}" for name, point in registered(GROUP).items()}
-    return {**own, **{name: line for name, line in others.items() if name not in own}}
+    return {**listed, **{name: line for name, line in others.items() if name not in listed}}

@@ -36,7 +36,7 @@ _LIKELIHOODS, _PRIORS = "torchbayes.model.likelihoods", "torchbayes.model.priors
 
 
 def _listed(room: ModuleType) -> dict[str, Any]:
-    """Return the classes of a room that have an entry here, by their own names."""
+    """Return the classes of a package that have an entry here, by their own names."""
     return {kind: vars(room)[kind].listed for kind in room.__all__ if hasattr(vars(room)[kind], "listed")}
 
 
@@ -53,31 +53,16 @@ GROUPS = {what: f"torchbayes.{what}s" for what in ENTRIES}
 
 
 def known(what: str) -> dict[str, str]:
-    """Return the names of a kind of thing with one line each, those of installed packages included.
-
-    Args:
-        what: "network", "likelihood" or "prior".
-
-    Returns:
-        name -> line.
-    """
-    own = {name: entry.line for name, entry in ENTRIES[what].items()}
+    """Return all names of "network", "likelihood" or "prior" with one line each, also of installed packages."""
+    listed = {name: entry.line for name, entry in ENTRIES[what].items()}
     others = {name: f"of an installed package: {point.value}" for name, point in registered(GROUPS[what]).items()}
-    return {**others, **own}
+    return {**others, **listed}
 
 
 def check_known(what: str, name: str) -> str | None:
-    """Check that there is something of a name, without importing it.
+    """Check that a name exists, without importing it.
 
-    Args:
-        what: a key of `GROUPS`.
-        name: of the catalogue or of an entry point, or an import path.
-
-    Returns:
-        The import path of a name that is not one of the catalogue; None for those that are.
-
-    Raises:
-        ValueError: if there is nothing of that name.
+    Returns the import path of a name that is not one of the catalogue; None for those that are.
     """
     if name in ENTRIES[what]:
         return None
@@ -90,12 +75,7 @@ def check_known(what: str, name: str) -> str | None:
 def check_rules(rules: Any) -> None:
     """Check a prior, or one for each glob, without importing it.
 
-    Args:
-        rules: a name, or glob -> a name or a mapping with `name` and settings.
-
-    Raises:
-        TypeError: if it is something else.
-        ValueError: if there is nothing of a name.
+    `rules` is a name, or glob -> a name or a mapping with `name` and settings.
     """
     for glob, rule in _by_glob(rules).items():
         if not isinstance(rule.get("name"), str):
@@ -104,11 +84,7 @@ def check_rules(rules: Any) -> None:
 
 
 def _by_glob(rules: Any) -> dict[str, dict[str, Any]]:
-    """Return a prior as glob -> name and settings.
-
-    Raises:
-        TypeError: if a rule is neither a name nor a mapping.
-    """
+    """Return a prior as glob -> name and settings."""
     if isinstance(rules, str):
         return {"*": {"name": rules}}
     check_kind(Mapping, "a name, or a mapping from globs to names", prior=rules)
@@ -123,27 +99,17 @@ def _by_glob(rules: Any) -> dict[str, dict[str, Any]]:
 def build_network(
     name: str, input_shape: tuple[int, ...], num_outputs: int, *, settings: Mapping[str, Any]
 ) -> nn.Module:
-    """Return a freshly initialised network.
+    """Return a freshly initialised module (B, *input_shape) -> (B, K).
 
-    Args:
-        name: of the catalogue or of an entry point, or the import path of a function
-            `build(input_shape, num_outputs, **settings)`.
-        input_shape: of one input, without the axis of rows.
-        num_outputs: K.
-        settings: its settings.
-
-    Returns:
-        A module (B, *input_shape) -> (B, K).
-
-    Raises:
-        TypeError: if the function returns something else.
+    `name` is of the catalogue or of an entry point, or the import path of a function `build(input_shape, num_outputs,
+    **settings)`; K is `num_outputs`.
     """
     if name in NETWORKS or (path := path_of(name, GROUPS["network"])) is None:
         return build(name, input_shape, num_outputs, **settings)
-    made = call(Entry(name, "", path).load(), path, input_shape, num_outputs, **settings)
-    if not isinstance(made, nn.Module):
-        raise TypeError(f"{path} must return a network, a torch.nn.Module; got {seen(made)}.")
-    return made
+    network = call(Entry(name, "", path).load(), path, input_shape, num_outputs, **settings)
+    if not isinstance(network, nn.Module):
+        raise TypeError(f"{path} must return a network, a torch.nn.Module; got {seen(network)}.")
+    return network
 
 
 def takes(name: str, setting: str) -> bool:
@@ -154,16 +120,8 @@ def takes(name: str, setting: str) -> bool:
 def build_likelihood(name: str, settings: Mapping[str, Any]) -> Likelihood:
     """Return a likelihood.
 
-    Args:
-        name: of the catalogue or of an entry point, or the import path of a class or function that makes one, or of
-            a function of `outputs` that returns a torch Distribution.
-        settings: its settings.
-
-    Returns:
-        The likelihood.
-
-    Raises:
-        TypeError: if the function returns something else.
+    `name` is of the catalogue or of an entry point, or the import path of a class or function that makes one, or of a
+    function of `outputs` that returns a torch Distribution.
     """
     path = check_known("likelihood", name)
     if path is None:
@@ -172,13 +130,13 @@ def build_likelihood(name: str, settings: Mapping[str, Any]) -> Likelihood:
     maker = Entry(name, "", path).load()
     if inspect.isfunction(maker) and not settings and [*inspect.signature(maker).parameters] == ["outputs"]:
         return Custom(maker)
-    made = call(maker, path, **settings)
-    if isinstance(made, type) or not isinstance(made, Likelihood):
+    likelihood = call(maker, path, **settings)
+    if isinstance(likelihood, type) or not isinstance(likelihood, Likelihood):
         raise TypeError(
             f"{path} must return a likelihood, an object with the methods parameters, distribution, log_prob and "
-            f"check, or have one argument, `outputs`, and return a torch Distribution; got {seen(made)}."
+            f"check, or have one argument, `outputs`, and return a torch Distribution; got {seen(likelihood)}."
         )
-    return made
+    return likelihood
 
 
 def likelihood_outputs(name: str, data: Data) -> int:
@@ -188,17 +146,9 @@ def likelihood_outputs(name: str, data: Data) -> int:
 
 
 def data_for(name: str, data: Data) -> Data:
-    """Return data with their targets in the form that a likelihood takes.
+    """Return data with their targets in the form that a likelihood takes; a likelihood of the user takes any.
 
-    Args:
-        name: of the likelihood.
-        data: any; a likelihood of the user takes them as they are.
-
-    Returns:
-        The data.
-
-    Raises:
-        ValueError: if the likelihood is not for such data; it says which are.
+    Raises ValueError if the likelihood is not for such data, with those that are.
     """
     if name not in LIKELIHOODS:
         return data
@@ -206,10 +156,10 @@ def data_for(name: str, data: Data) -> Data:
         return _prepared(LIKELIHOODS[name], data)
     except ValueError as refused:
         fitting = []
-        for other, entry in LIKELIHOODS.items():
+        for candidate, entry in LIKELIHOODS.items():
             with suppress(ValueError):
                 _prepared(entry, data)
-                fitting.append(other)
+                fitting.append(candidate)
         names = f"{', '.join(fitting[:-1])} or {fitting[-1]}" if len(fitting) > 1 else fitting[0]
         raise ValueError(
             f"`likelihood` of `{data.name}`, a {data.task}, must be {names}; got {name!r}: {refused}."
@@ -217,11 +167,7 @@ def data_for(name: str, data: Data) -> Data:
 
 
 def _prepared(entry: LikelihoodEntry, data: Data) -> Data:
-    """Return data with their targets in the form that a likelihood takes.
-
-    Raises:
-        ValueError: if it is not for such data.
-    """
+    """Return data with their targets in the form that a likelihood of the catalogue takes."""
     if entry.task not in {data.task, None}:
         form = ", whose targets are in floating point (or --data_settings.task regression, of a table)"
         form = form if entry.task == "regression" else ""
@@ -230,19 +176,11 @@ def _prepared(entry: LikelihoodEntry, data: Data) -> Data:
 
 
 def build_prior(rules: Any, settings: Mapping[str, Any], scale: float | None) -> Any:
-    """Return a prior, or one for each glob.
+    """Return a prior, or one for each glob, as `Model` takes it; None for a prior whose scale is open.
 
-    Args:
-        rules: a name or import path; or glob -> such a name, or a mapping with the `name` and settings.
-        settings: of a single name.
-        scale: of every prior that has a `scale` and whose settings do not say another; None is 1, and leaves that of a
-            single normal prior open.
-
-    Returns:
-        What `Model` takes; None for a prior that is open.
-
-    Raises:
-        ValueError: if settings stand beside a mapping of globs.
+    `rules` is a name or import path; or glob -> such a name, or a mapping with the `name` and settings. `settings` are
+    of a single name. `scale` is that of every prior that has a `scale` and whose settings give no other; None is 1,
+    and leaves that of a single normal prior open.
     """
     check_rules(rules)
     if scale is None:
@@ -262,22 +200,18 @@ def build_prior(rules: Any, settings: Mapping[str, Any], scale: float | None) ->
 def _prior(name: str, settings: Mapping[str, Any], scale: float) -> Any:
     path = check_known("prior", name)
     entry = PRIORS[name] if path is None else PriorEntry(name, "", path)
-    taken = _parameters(entry.load())
-    own = {"scale": scale, **settings} if "scale" in taken else dict(settings)
+    parameters = _parameters(entry.load())
+    arguments = {"scale": scale, **settings} if "scale" in parameters else dict(settings)
     if path is None:
-        return _made("prior", entry, own)
-    made = call(entry.load(), path, **own)
-    if isinstance(made, type) or not (hasattr(made, "log_prob") or hasattr(made, "resolve")):
-        raise TypeError(f"{path} must return a prior, an object with log_prob or resolve; got {seen(made)}.")
-    return made
+        return _made("prior", entry, arguments)
+    prior = call(entry.load(), path, **arguments)
+    if isinstance(prior, type) or not (hasattr(prior, "log_prob") or hasattr(prior, "resolve")):
+        raise TypeError(f"{path} must return a prior, an object with log_prob or resolve; got {seen(prior)}.")
+    return prior
 
 
 def _made(what: str, entry: Entry, settings: Mapping[str, Any]) -> Any:
-    """Return an object of a class of this library.
-
-    Raises:
-        ValueError: if it has no such setting.
-    """
+    """Return an object of a class of this library. Raises ValueError if it has no such setting."""
     kind = entry.load()
     fields = [field.name for field in dataclasses.fields(kind)]
     for name in settings:
@@ -289,5 +223,5 @@ def _made(what: str, entry: Entry, settings: Mapping[str, Any]) -> Any:
 def _parameters(made: Any) -> set[str]:
     try:
         return set(inspect.signature(made).parameters)
-    except (TypeError, ValueError):  # of what is not written in Python, or cannot be called
+    except (TypeError, ValueError):  # not written in Python, or not callable
         return set()

@@ -1,7 +1,6 @@
-"""What the catalogue says of anything that has a name in it, and of networks, likelihoods and priors in particular.
+"""Catalogue entries of anything that has a name, and of networks, likelihoods and priors in particular.
 
-An entry is data: names, sentences, an import path, and small functions of settings. What it is of is imported when it
-is used.
+An entry is data: names, sentences, an import path, and small functions of settings. Its object is imported when used.
 """
 
 from __future__ import annotations
@@ -16,10 +15,10 @@ from torchbayes.data import Data
 
 @dataclass(frozen=True)
 class Entry:
-    """What every entry says.
+    """What every entry has.
 
     Attributes:
-        name: by which it is asked for.
+        name: of the object.
         line: one line about it.
         path: import path of its class or function, `MODULE:ATTRIBUTE`.
     """
@@ -51,11 +50,11 @@ class LikelihoodEntry(Entry):
     """One likelihood.
 
     Attributes:
-        task: of the data that it is for; None for any.
+        task: task of its data; None for any.
         outputs: the number of network outputs that it needs.
-        settings: of its class, where these are others than the defaults of the class.
-        prepare: gives data with their targets in the form that it takes, and raises a ValueError where they have none;
-            None where it takes any data of the task as they are.
+        settings: settings that differ from the defaults of its class.
+        prepare: returns data with targets in the form that it takes, and raises ValueError if they have none; None if
+            it takes any data of the task as they are.
     """
 
     task: Literal["classification", "regression"] | None

@@ -26,18 +26,12 @@ from torchbayes.checks import (
 from torchbayes.data import Data
 from torchbayes.model import Batch, Model
 
-# of a kind that has but one device, its number is left out: "cpu:0" is "cpu", and runs as that does
+# the number of a kind with only one device is dropped: "cpu:0" is "cpu"
 _DEVICE = re.compile(r"(?P<kind>cpu|mps)(:0)?|cuda(:(?P<number>0|[1-9][0-9]{0,3}))?")
 
 
 class Setup(NamedTuple):
-    """A problem with its data loaded and its model built.
-
-    Attributes:
-        problem: the names it was made from.
-        data: the data set.
-        model: the model.
-    """
+    """A problem with its data loaded and its model built."""
 
     problem: Problem
     data: Data
@@ -45,11 +39,7 @@ class Setup(NamedTuple):
 
     @property
     def target_scale(self) -> float:
-        """Units of the raw targets per unit that the model sees.
-
-        Raises:
-            ValueError: if each column of the targets has units of its own.
-        """
+        """Units of the raw targets per unit that the model sees; ValueError if each column has its own."""
         targets = self.data.target_standardise
         if targets is not None and targets.scale.numel() > 1:
             raise ValueError(
@@ -60,20 +50,12 @@ class Setup(NamedTuple):
 
 
 def with_dropout(setup: Setup, rate: float = 0.1) -> Setup:
-    """Return a problem with dropout in its network, where that has a setting for it and none is given.
-
-    Args:
-        setup: the problem.
-        rate: of the dropout.
-
-    Returns:
-        The problem with another model; the same problem where its network is not one that can have dropout.
-    """
+    """Return a problem with dropout in its network, if that has the setting and it is not given; else itself."""
     problem = setup.problem
     if "dropout" in problem.network_settings or not models.takes(problem.network, "dropout"):
         return setup
-    other = replace(problem, network_settings={**problem.network_settings, "dropout": rate})
-    return Setup(other, setup.data, other.model(setup.data))
+    changed = replace(problem, network_settings={**problem.network_settings, "dropout": rate})
+    return Setup(changed, setup.data, changed.model(setup.data))
 
 
 @dataclass(frozen=True)
@@ -86,11 +68,11 @@ class Problem:
         network: name of the network, or import path of a function that builds it from (input_shape, num_outputs) and
             the settings.
         network_settings: settings of the network, such as `hidden: [50]`.
-        likelihood: name, or import path of a class or function that makes one: categorical; bernoulli (two classes, one
-            output); gaussian (noise learned); heteroscedastic (noise given by the network); student_t; poisson
+        likelihood: name, or import path of a class or function that makes one: categorical; bernoulli (two classes,
+            one output); gaussian (noise learned); heteroscedastic (noise given by the network); student_t; poisson
             (counts).
-        prior_scale: scale of the prior of every weight, normal where `prior` does not say another; null is 1, which
-            methods that choose the scale of a normal prior by held-out rows may change.
+        prior_scale: scale of the prior of every weight, normal unless `prior` names another; null is 1, which methods
+            that choose the scale of a normal prior by held-out rows may change.
         temperature: T of the tempered posterior; 1 is Bayes.
         split: which split of the data set.
         train_size: number of training rows to keep; all if null.
@@ -101,7 +83,7 @@ class Problem:
         likelihood_settings: settings of the likelihood, such as `df: 3`.
         prior: name of the prior, or import path of a class or function that makes one; or a mapping from globs of
             parameters to names, or to mappings with `name` and settings, of which the first that matches counts.
-        prior_settings: settings of a single prior; `prior_scale` is the scale if they do not say another.
+        prior_settings: settings of a single prior; `prior_scale` is the scale unless they give one.
         outputs: number of outputs of the network; as many as the likelihood needs if null.
         target: column of a table that is to be predicted.
     """
@@ -140,11 +122,7 @@ class Problem:
 
     @contextmanager
     def threading(self) -> Iterator[None]:
-        """Run with this problem's number of CPU threads.
-
-        Yields:
-            Nothing; the number is put back afterwards.
-        """
+        """Run with this problem's number of CPU threads, and restore the former number afterwards."""
         before = torch.get_num_threads()
         torch.set_num_threads(self.threads or before)
         try:
@@ -154,59 +132,40 @@ class Problem:
 
     @property
     def place(self) -> str:
-        """The device, with "auto" resolved.
-
-        Raises:
-            ValueError: if PyTorch cannot use it here.
-        """
+        """The device, with "auto" resolved. Raises ValueError if PyTorch cannot use it here."""
         if self.device == "auto":
             return "cuda" if torch.cuda.is_available() else "cpu"
         here = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}
-        known = _DEVICE.fullmatch(self.device)
-        if known is None:
+        match = _DEVICE.fullmatch(self.device)
+        if match is None:
             raise ValueError(f"`device` must be auto, cpu, cuda, cuda:NUMBER or mps; got {seen(self.device)}.")
-        if int(known["number"] or 0) >= here[known["kind"] or "cuda"]:
+        if int(match["number"] or 0) >= here[match["kind"] or "cuda"]:
             raise ValueError(
                 f"`device` is {self.device!r}, which PyTorch {torch.__version__} does not find here. Use auto, or "
                 f"install a PyTorch that supports it."
             )
-        return known["kind"] or self.device
+        return match["kind"] or self.device
 
     def load(self) -> Data:
-        """Load the data.
-
-        Returns:
-            The data set.
-        """
+        """Load the data."""
         settings = {**self.data_settings, **given(target=self.target)}
         return load(self.data, settings, split=self.split, train_size=self.train_size)
 
     def setup(self) -> Setup:
         """Load the data and build the model.
 
-        Returns:
-            Both, with this problem.
-
-        Raises:
-            ValueError: if a name is unknown, likelihood and data do not go together, or the network has more outputs
-                than there are classes.
+        Raises ValueError if a name is unknown, likelihood and data do not go together, or the network has more outputs
+        than there are classes.
         """
-        found = self.load()
-        prepared = models.data_for(self.likelihood, found)
+        data = self.load()
+        prepared = models.data_for(self.likelihood, data)
         model = self.model(prepared)
         if is_path(self.network) and prepared.classes and self.outputs is None:
             _check_outputs(self.network, model, prepared)
         return Setup(self, prepared, model)
 
     def model(self, data: Data) -> Model:
-        """Return the model for loaded data.
-
-        Args:
-            data: the data set.
-
-        Returns:
-            The model.
-        """
+        """Return the model for loaded data."""
         outputs = self.outputs or models.likelihood_outputs(self.likelihood, data)
         return Model(
             lambda: models.build_network(self.network, data.input_shape, outputs, settings=self.network_settings).to(
@@ -219,11 +178,7 @@ class Problem:
 
 
 def _check_outputs(name: str, model: Model, data: Data) -> None:
-    """Check that a network of the user gives an output for each class: labels alone do not tell of further ones.
-
-    Raises:
-        ValueError: if it gives more.
-    """
+    """Check that a network of the user has an output for each class; labels alone would not reveal further ones."""
     outputs = model.check(Batch(*(rows[:2].to(model.network.device) for rows in data.train)))
     if outputs.shape[-1] > len(data.classes):
         raise ValueError(

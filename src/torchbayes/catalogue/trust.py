@@ -1,4 +1,4 @@
-"""Whose code runs: an import path that stands in a file runs only where the user has said so.
+"""Whose code runs: an import path in a file is used only if the user has allowed it.
 
 A configuration may come from somebody else, and an import path in it is code that is called with settings of that
 file's choice. Three things allow it: the user names the path on the command line; an installed package has registered
@@ -16,32 +16,24 @@ from torchbayes.catalogue.imports import is_path, registered
 
 _GROUPS = tuple(f"torchbayes.{kind}" for kind in ("methods", "data", "networks", "likelihoods", "priors"))
 _WORD = r"[^\W\d]\w*"
-# `my_module:build`, and the path of a class as configurations hold it: names of files have no capital after the point
+# `my_module:build`, and the path of a class in configurations; names of files have no capital after the point
 _WRITTEN = re.compile(rf"(?<![\w./\\:])(?:{_WORD}\.)*{_WORD}(?::{_WORD}(?:\.{_WORD})*|\.[A-Z]\w*)(?![\w./\\:])")
 _NAMES = ("data", "network", "likelihood")
 _METHODS = ("method", "methods", "starts")
 
 
 def named_in(words: Iterable[str]) -> set[str]:
-    """Return the import paths that the words of a command line name, as `MODULE:ATTRIBUTE` or `MODULE.CLASS`."""
+    """Return the import paths in the words of a command line, as `MODULE:ATTRIBUTE` or `MODULE.CLASS`."""
     return {path for word in words for path in _WRITTEN.findall(word) if not path.startswith("torchbayes.")}
 
 
 def registered_paths() -> set[str]:
-    """Return the dotted paths that entry points of installed packages stand for."""
+    """Return the dotted paths of the entry points of installed packages."""
     return {f"{point.module}.{point.attr}" for group in _GROUPS for point in registered(group).values()}
 
 
 def foreign_code(config: Mapping[str, Any], named: Iterable[str] = ()) -> dict[str, str]:
-    """Return the import paths in a configuration that nobody has allowed.
-
-    Args:
-        config: name -> value, as a file holds them.
-        named: import paths that the user has named.
-
-    Returns:
-        Import path -> the entry in which it stands.
-    """
+    """Return the import paths in a configuration that nobody has allowed, each with its entry."""
     allowed = {_dotted(path) for path in named}
     paths = {path: place for place, path in _paths(config) if _dotted(path) not in allowed}
     return {path: place for path, place in paths.items() if _dotted(path) not in registered_paths()} if paths else {}
@@ -50,17 +42,7 @@ def foreign_code(config: Mapping[str, Any], named: Iterable[str] = ()) -> dict[s
 def check_trusted(
     source: Path | str, config: Mapping[str, Any], *, trust: bool = False, named: Iterable[str] = ()
 ) -> None:
-    """Check that what a file would run is allowed.
-
-    Args:
-        source: the file.
-        config: what it holds.
-        trust: whether the user trusts it as a whole.
-        named: import paths that the user has named.
-
-    Raises:
-        PermissionError: if it would run anything else; the message says what, and how to allow it.
-    """
+    """Raise PermissionError if a file would run code that is not allowed; the message tells how to allow it."""
     foreign = {} if trust else foreign_code(config, named)
     if foreign:
         listed = ", ".join(f"{path} (`{place}`)" for path, place in list(foreign.items())[:5])
@@ -75,16 +57,16 @@ def _dotted(path: str) -> str:
 
 
 def _paths(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the import paths of a configuration, each with the entry in which it stands."""
-    named = [(what, config.get(what)) for what in _NAMES]
+    """Yield the import paths of a configuration, each after its entry."""
+    named = [(entry_name, config.get(entry_name)) for entry_name in _NAMES]
     named += [("prior", name) for name in _names_of_priors(config.get("prior"))]
     yield from ((place, name) for place, name in named if isinstance(name, str) and is_path(name))
     yield from _classes(config, "")
-    for what in _METHODS:
-        entry = config.get(what)
-        entries = [*entry, *entry.values()] if isinstance(entry, Mapping) and what != "method" else entry
+    for entry_name in _METHODS:
+        entry = config.get(entry_name)
+        entries = [*entry, *entry.values()] if isinstance(entry, Mapping) and entry_name != "method" else entry
         for word in [entries] if isinstance(entries, str) else entries if isinstance(entries, list) else ():
-            yield from ((what, path) for path in named_in([word] if isinstance(word, str) else ()))
+            yield from ((entry_name, path) for path in named_in([word] if isinstance(word, str) else ()))
 
 
 def _names_of_priors(rules: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Settings that methods have in a comparison, from what is usual for a data set."""
+"""Settings of methods in a comparison, from the usual settings of a data set."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from torchbayes.methods.variational.ivon import IVON
 from torchbayes.methods.variational.vbll import VBLL
 from torchbayes.methods.variational.vi import VI
 
-# step sizes of samplers on minibatches: chosen by the NLL on a fifth of the training rows of the digits; on images
-# carried over from there, at the same learning rate on the mean loss, and not tried
+# step sizes of samplers on minibatches, chosen by the NLL on a fifth of the training rows of the digits; for images
+# derived from them, at the same learning rate on the mean loss, and not tested
 _STEP_SIZES = {
     "sgld": {"digits": 3e-4, "two_moons": 1e-3, "toy": 1e-5, "uci": 1e-5},
     "sghmc": {"digits": 1e-4, "two_moons": 1e-4, "toy": 1e-6, "uci": 1e-6},
@@ -31,7 +31,7 @@ _ON_THE_MEAN_LOSS = {"sgld": 0.14, "sghmc": 0.04, "csghmc": 0.14}
 # 0.005 nats of the best: 0.093 there
 _PRECISIONS: dict[str, float] = {"digits": 300.0}
 HMC_SETTINGS: dict[str, dict[str, Any]] = {
-    # step size by acceptance, length by R-hat of predictions at test inputs
+    # step size chosen by acceptance, length by R-hat of predictions at test inputs
     "digits": {
         "steps": 250, "burn_in": 50, "step_size": 0.01, "trajectory": 0.8, "jitter": 0.2, "accept_in_burn_in": True
     },
@@ -49,7 +49,7 @@ def _budget(usual: Usual) -> Budget:
 
 
 def ensemble(usual: Usual, members: int = 5, kind: type = MAP, *, plan: str | None = None) -> Any:
-    """Return a method of members that are trained, with the budget of a data set."""
+    """Return a method with trained members, with the budget of a data set."""
     budget = _budget(usual)
     return kind(members, budget.epochs, budget.batch_size, budget.optimizer, plan=plan or usual.plan)
 
@@ -57,8 +57,8 @@ def ensemble(usual: Usual, members: int = 5, kind: type = MAP, *, plan: str | No
 def averaging(usual: Usual, members: int = 1) -> dict[str, Any]:
     """Return the settings that SWA and SWAG share."""
     b = _budget(usual)
-    own = {"averaging_lr": b.averaging_lr, "per_epoch": b.per_epoch, "plan": usual.plan}
-    return {"members": members, "epochs": b.epochs, "batch_size": b.batch_size, "optimizer": b.optimizer, **own}
+    average = {"averaging_lr": b.averaging_lr, "per_epoch": b.per_epoch, "plan": usual.plan}
+    return {"members": members, "epochs": b.epochs, "batch_size": b.batch_size, "optimizer": b.optimizer, **average}
 
 
 def sampler(kind: type, usual: Usual, name: str, **settings: Any) -> Any:
@@ -71,31 +71,21 @@ def sampler(kind: type, usual: Usual, name: str, **settings: Any) -> Any:
 
 
 def in_cycles(usual: Usual) -> SGHMC:
-    """Return SGHMC in four cycles."""
+    """Return SGHMC in four cycles, together with as many draws as one chain gives after burn-in."""
     b = _budget(usual)
-    # four cycles, together as many draws as one chain gives after burn-in
     cycles = Cycles(b.steps // 4, exploration=b.burn_in / b.steps, draws=(b.steps - b.burn_in) // b.thin // 4)
     return sampler(SGHMC, usual, "csghmc", burn_in=0, schedule=cycles)
 
 
 def plain_settings(kind: type, usual: Usual, settings: Mapping[str, Any] | None = None) -> Any:
-    """Return the settings of a method that nobody has tuned for the data: its own defaults, on usual rows.
-
-    Args:
-        kind: the class.
-        usual: what is usual for the data set.
-        settings: others than the defaults.
-
-    Returns:
-        The settings.
-    """
+    """Return a method's own defaults on usual rows, with `settings` instead of some, for data it was not tuned for."""
     names = {field.name for field in dataclasses.fields(kind)}
-    own = {"plan": usual.plan} | ({} if usual.budget is None else {"batch_size": usual.budget.batch_size})
-    return kind(**{**{name: value for name, value in own.items() if name in names}, **(settings or {})})
+    usual_values = {"plan": usual.plan} | ({} if usual.budget is None else {"batch_size": usual.budget.batch_size})
+    return kind(**{**{name: value for name, value in usual_values.items() if name in names}, **(settings or {})})
 
 
 def laplace(usual: Usual) -> Laplace:
-    """Return Laplace around trained networks, as wide as held-out rows have it where they were asked."""
+    """Return Laplace around trained networks, with the prior precision that held-out rows chose, if any."""
     return Laplace(prior=_PRECISIONS.get(usual.family, "scalar"))
 
 
@@ -106,7 +96,7 @@ def online_laplace(usual: Usual) -> OnlineLaplace:
 
 
 def ivon(usual: Usual, members: int = 1) -> IVON:
-    """Return IVON with the budget of a data set; a member takes as long as an ensemble of five, as scales take long."""
+    """Return IVON with five times the epochs of a data set's budget, because its scales take long."""
     b = _budget(usual)
     return IVON(members, 5 * b.epochs, b.batch_size, plan=usual.plan)
 
@@ -118,7 +108,7 @@ def bsam(usual: Usual, members: int = 1) -> BSAM:
 
 
 def mean_field(usual: Usual, members: int = 1) -> VI:
-    """Return variational inference with independent weights, as Bayes has it, for as long as an ensemble takes."""
+    """Return variational inference with independent weights and a KL weight of 1, for as long as an ensemble takes."""
     b = _budget(usual)
     return VI(members=members, epochs=5 * b.epochs, batch_size=b.batch_size, kl_weight=1.0, plan=usual.plan)
 
@@ -126,8 +116,8 @@ def mean_field(usual: Usual, members: int = 1) -> VI:
 def bounded(usual: Usual, kind: type) -> Any:
     """Return a method that fits a distribution by its bound on the evidence, with the budget of a data set."""
     b = _budget(usual)
-    about = {"epochs": b.epochs, "batch_size": b.batch_size, "optimizer": b.optimizer, "plan": usual.plan}
-    return kind(kl_weight=1.0, **about)
+    settings = {"epochs": b.epochs, "batch_size": b.batch_size, "optimizer": b.optimizer, "plan": usual.plan}
+    return kind(kl_weight=1.0, **settings)
 
 
 def mc_dropout(usual: Usual) -> MCDropout:
@@ -143,6 +133,6 @@ def concrete_dropout(usual: Usual) -> ConcreteDropout:
 
 
 def vbll(usual: Usual) -> VBLL:
-    """Return a variational last layer, as Bayes has it, with the budget of a data set."""
+    """Return a variational last layer with a KL weight of 1, with the budget of a data set."""
     b = _budget(usual)
     return VBLL(epochs=b.epochs, batch_size=b.batch_size, optimizer=b.optimizer, kl_weight=1.0)

@@ -1,4 +1,4 @@
-"""What is usual for a data set: the problem, the budget that its methods share, and settings that follow from both."""
+"""What is usual for a data set: the problem, the budget that its methods share, and the settings that follow."""
 
 from __future__ import annotations
 
@@ -17,29 +17,17 @@ from torchbayes.native.build import available
 
 @dataclass(frozen=True)
 class Budget:
-    """What every method may spend on a data set, so that they are compared at equal cost.
+    """What every method may spend on a data set, so that they are compared at equal cost."""
 
-    Attributes:
-        epochs: of every optimiser.
-        batch_size: rows per step.
-        optimizer: update rule and learning rate of every optimiser.
-        averaging_lr: learning rate while SWA and SWAG average.
-        per_epoch: how often they collect weights in an epoch.
-        chains: of every sampler on minibatches.
-        steps: length of each of its chains.
-        burn_in: steps of these before weights are kept.
-        thin: steps from one weight kept to the next.
-    """
-
-    epochs: int
+    epochs: int  # of every optimiser
     batch_size: int
-    optimizer: Optimizer
-    averaging_lr: float
-    per_epoch: int = 1
-    chains: int = 4
-    steps: int = 5000
-    burn_in: int = 3000
-    thin: int = 100
+    optimizer: Optimizer  # of every optimiser
+    averaging_lr: float  # while SWA and SWAG average
+    per_epoch: int = 1  # how often they collect weights in an epoch
+    chains: int = 4  # of every sampler on minibatches
+    steps: int = 5000  # of each of its chains
+    burn_in: int = 3000  # steps before weights are kept
+    thin: int = 100  # steps from one kept weight to the next
 
 
 class Tuned(Protocol):
@@ -54,23 +42,16 @@ class Tuned(Protocol):
 class Usual:
     """What is usual for one data set; `usual["swag"]` are the settings of an entry of the catalogue there.
 
-    Attributes:
-        family: data sets that share settings, such as "uci": what settings in a method's entry are listed by.
-        problem: network, likelihood and prior.
-        budget: what every method may spend; None where nothing was chosen for the data: each method then has its own
-            defaults, as from Python, and held-out rows choose what these leave open.
-        num_data: training rows.
-        methods: names of the methods that a comparison compares by default.
-        note: how the settings were chosen.
-        entries: the methods that have settings here, by name.
+    `family` names data sets that share settings, such as "uci". Without a `budget` each method has its own defaults,
+    as from Python, and held-out rows choose what these leave open.
     """
 
     family: str
     problem: Problem
     budget: Budget | None
-    num_data: int
-    methods: tuple[str, ...]
-    note: str = ""
+    num_data: int  # training rows
+    methods: tuple[str, ...]  # compared by default
+    note: str = ""  # how the settings were chosen
     entries: Mapping[str, Tuned] = field(default_factory=dict, repr=False)
 
     @property
@@ -80,20 +61,13 @@ class Usual:
 
     @property
     def method(self) -> str:
-        """The class that a fit without a method has: on tables what predicts best by itself (docs/choosing.md)."""
+        """Class of a fit without a method: on tables, the one that predicts best by itself (docs/choosing.md)."""
         problem = self.problem
-        evident = problem.prior == OPEN and problem.temperature == 1  # the evidence of another model is not known
+        evident = problem.prior == OPEN and problem.temperature == 1  # the evidence of other models is not known
         return "OnlineLaplace" if self.budget is None and problem.network == "mlp" and evident else "SWAG"
 
     def __getitem__(self, name: str) -> Any:
-        """Return the settings of a method.
-
-        Args:
-            name: of its entry.
-
-        Returns:
-            The settings.
-        """
+        """Return the settings of a method by the name of its entry."""
         check_name("method", name, self.entries)
         return self.entries[name].settings(self)
 
@@ -103,14 +77,10 @@ class Usual:
 
 
 def usual_plan(problem: Problem) -> BackendName:
-    """Return a plan, not measured: another plan rounds differently, and a run must give the same numbers again.
+    """Return a plan by rule, not by timing, because plans round differently and a run must be reproducible.
 
-    Args:
-        problem: what is run.
-
-    Returns:
-        "native" where the library has a kernel for network and likelihood; else "vmap" for fully connected networks,
-        "loop" for others, and for those with dropout, whose members need random numbers of their own.
+    "native" if the library has a kernel for network and likelihood; else "vmap" for fully connected networks, "loop"
+    for others, and for those with dropout, whose members need random numbers of their own.
     """
     entry = NETWORKS.get(problem.network)
     if entry is None or problem.network_settings.get("dropout"):

@@ -1,4 +1,4 @@
-"""Entries of families: variational methods, backpropagation of moments, particles, networks of one run, flat losses."""
+"""Entries of variational methods, backpropagation of moments, particles, ensembles of one run, and flat losses."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ VARIATIONAL = (
         "several networks that repel each other while they train",
         "torchbayes.methods.particles.repulsive:RepulsiveEnsemble",
         label="repulsive ensemble",
-        usual=partial(ensemble, kind=RepulsiveEnsemble, plan="loop"),  # in the space of functions no kernel runs
+        usual=partial(ensemble, kind=RepulsiveEnsemble, plan="loop"),  # no kernel runs in the space of functions
         look=Look("#8b1a4a", ">"),
         cost="One training run and one forward pass for each member; they cannot be split over processes.",
     ),

@@ -1,7 +1,8 @@
-"""YAML that was written by somebody else: read within bounds.
+"""YAML by other people, read within bounds.
 
-A few lines of YAML with aliases of aliases stand for more values than any memory holds, and a few thousand brackets for
-a tree deeper than Python can walk. A configuration has some hundred values; what goes far beyond is refused unread.
+A few lines of YAML with aliases of aliases stand for more values than any memory holds, and a few thousand brackets
+for a tree deeper than Python can walk. A configuration has some hundred values; a text far beyond that is refused
+unread.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torchbayes.checks import as_file
 
 LONGEST = 2**20  # letters
 DEEPEST = 40  # levels
-LARGEST = 100_000  # values, those of aliases counted wherever they stand
+LARGEST = 100_000  # values, counting those of each alias
 
 
 class UnboundedError(yaml.YAMLError):
@@ -25,16 +26,12 @@ class UnboundedError(yaml.YAMLError):
 def check_yaml(text: str) -> None:
     """Check that a text stands for a tree of bounded size, without building it.
 
-    Args:
-        text: YAML.
-
-    Raises:
-        UnboundedError: if it is too long, too deep, or too large once its aliases are written out, or refers to itself.
+    Raises UnboundedError if it is too long, too deep, too large once its aliases are written out, or refers to itself.
     """
     if len(text) > LONGEST:
         raise UnboundedError(f"it has {len(text):,} letters, more than {LONGEST:,}")
     depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):  # one after the other: nothing is built
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):  # events are read one by one, and nothing is built
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -46,17 +43,13 @@ def check_yaml(text: str) -> None:
 
 
 def _count(node: yaml.Node | None, known: dict[int, int | None]) -> int:
-    """Return the number of values below a node, each alias counted as what it refers to.
-
-    Raises:
-        UnboundedError: if the node refers to itself.
-    """
+    """Return the number of values below a node, counting each alias as what it refers to."""
     if node is None:
         return 0
     if id(node) in known:
-        if (found := known[id(node)]) is None:
+        if (count := known[id(node)]) is None:
             raise UnboundedError("it refers to itself")
-        return found
+        return count
     known[id(node)] = None
     parts: list[yaml.Node] = []
     if isinstance(node, yaml.SequenceNode):
@@ -69,19 +62,7 @@ def _count(node: yaml.Node | None, known: dict[int, int | None]) -> int:
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML file.
-
-    Args:
-        path: the file.
-
-    Returns:
-        What it holds.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        IsADirectoryError: if it is a folder.
-        ValueError: if it is no text, not YAML, or stands for more than a configuration can be.
-    """
+    """Read a YAML file within the bounds of `check_yaml`."""
     as_file(path)
     try:
         if path.stat().st_size > 4 * LONGEST:

@@ -1,6 +1,6 @@
 """The command line: `torchbayes compare | fit | tune | evaluate | report | predict | evidence | diagnose | ...`.
 
-Options come from the dataclasses they fill, by jsonargparse: `--ensemble.optimizer.lr 0.01`, or the same names in a
+jsonargparse derives options from the dataclasses they fill: `--ensemble.optimizer.lr 0.01`, or the same names in a
 YAML file given with `--config`. Results go to standard output, progress and errors to standard error.
 """
 

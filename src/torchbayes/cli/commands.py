@@ -50,34 +50,30 @@ from torchbayes.posteriors.locks import folder_in
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
+    """Run one command, with the arguments of the process if `argv` is None.
 
-    Args:
-        argv: arguments without the program's name; those of the process if None.
-
-    Returns:
-        Exit code: 0, 1 after an error that nobody foresaw, 2 after one of the user, 130 after Ctrl-C.
+    Returns the exit code: 0, 1 after an unforeseen error, 2 after a user's error, 130 after Ctrl-C.
     """
-    given = [at_home(argument) for argument in (sys.argv[1:] if argv is None else argv) if argument != "--debug"]
-    if "" not in sys.path and ("--trust" in given or named_in(given)):
-        sys.path.append("")  # modules of the user are found in this folder, after all others
-    debug = debugging() or len(given) < len(sys.argv[1:] if argv is None else argv)
+    arguments = [at_home(argument) for argument in (sys.argv[1:] if argv is None else argv) if argument != "--debug"]
+    if "" not in sys.path and ("--trust" in arguments or named_in(arguments)):
+        sys.path.append("")  # the user's modules are found in this folder, after all others
+    debug = debugging() or len(arguments) < len(sys.argv[1:] if argv is None else argv)
     try:
         with plain_warnings():
-            return _dispatch(given)
+            return _dispatch(arguments)
     except SystemExit as finished:  # --help and --print_config
         return finished.code if isinstance(finished.code, int) else int(bool(finished.code))
     except (KeyboardInterrupt, Interrupted) as stopped:
         print(f"\nStopped. {stopped}".rstrip(), file=sys.stderr)
         return 130
-    except BrokenPipeError:  # whoever read our output has gone
+    except BrokenPipeError:  # the reader of the output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
         if debug:
             traceback.print_exc()
         foreseen = is_foreseen(error)
-        print(f"torchbayes: {one_line(error) if foreseen else report(error, given)}", file=sys.stderr)
+        print(f"torchbayes: {one_line(error) if foreseen else report(error, arguments)}", file=sys.stderr)
         return 2 if foreseen else 1
 
 
@@ -108,14 +104,7 @@ def _usage() -> str:
 
 
 def fit(argv: list[str]) -> None:
-    """Fit one method and save the posterior in a run directory.
-
-    Args:
-        argv: options.
-
-    Raises:
-        ValueError: if no chain of a sampler ever moved, once its draws are saved.
-    """
+    """Fit one method and save the posterior in a run directory."""
     from torchbayes.catalogue.config import describe, entries, fit_run
 
     seen = peek(argv)
@@ -132,18 +121,18 @@ def fit(argv: list[str]) -> None:
     chosen = parse(parser, by_class(seen, default))
     directory, problem = Path(chosen["directory"]), problem_of(chosen)
     method = of_length(chosen["method"], chosen["steps"])
-    how = {name: chosen[name] for name in ("seed", "resume")}
+    options = {name: chosen[name] for name in ("seed", "resume")}
     start = None if chosen["start"] is None else Path(chosen["start"])
     trusted = ["--trust"] if foreign_code({**entries(problem), "method": describe(method)}) else []
-    apart = 1 if method.needs.coupled else method.members  # how many shares of members there can be
+    shares = 1 if method.needs.coupled else method.members  # most shares of members
     with (
         resumable(["torchbayes", "fit", "--directory", str(directory), "--resume", *trusted]),
-        join(chosen["ranks"], members=apart, device=problem.place) as ranks,
+        join(chosen["ranks"], members=shares, device=problem.place) as ranks,
     ):
-        setup = problem.setup()  # once each process has its device
+        setup = problem.setup()  # after each process has its device
         if ranks.first:
             say_notes(setup.data)
-        posterior = fit_run(setup, method, directory, start=start, **how, ranks=ranks)
+        posterior = fit_run(setup, method, directory, start=start, **options, ranks=ranks)
         if ranks.first:
             print(f"Posterior: {directory / 'posterior.safetensors'}")
         if posterior.still:
@@ -157,11 +146,7 @@ def fit(argv: list[str]) -> None:
 def diagnose(argv: list[str]) -> None:
     """Say whether the chains of a sampler have converged, or how close a Gaussian is to the posterior; write a report.
 
-    Args:
-        argv: options.
-
-    Raises:
-        ValueError: if no run is named, or there is nothing to compare functions at.
+    A sampler that still runs, or was killed, is judged by its draws so far.
     """
     from torchbayes.catalogue.config import CONFIG, load_run, read_config
     from torchbayes.comparison.reference import ROWS, spread
@@ -205,34 +190,27 @@ def diagnose(argv: list[str]) -> None:
 
 
 def _approximation(setup: Any, posterior: Any, *, run: Path, chosen: Mapping[str, Any]) -> None:
-    """Say how close a posterior with a density is, and write its report."""
+    """Print how close a posterior with a density is, and write its report."""
     from torchbayes.catalogue.config import CONFIG, read_config
     from torchbayes.report import diagnosis as page
 
     with setup.problem.threading():
-        found = tb.diagnose(posterior, setup.data.train.inputs, setup.data.train.targets, draws=chosen["draws"])
+        approximation = tb.diagnose(posterior, setup.data.train.inputs, setup.data.train.targets, draws=chosen["draws"])
     settings = read_config(run / CONFIG)
     kind = settings["method"]["class_path"].rpartition(".")[2]
     report = page.write_approximation(
         Path(chosen["directory"] or folder_in(run, "diagnosis")),
-        found,
+        approximation,
         title=f"{kind} on {setup.data.name}: is it close to the posterior?",
         lead=f"{setup.data.source}. Network: {setup.problem.network}.",
         settings=settings,
     )
-    numbers = json.dumps(page.approximation_numbers(found), indent=1)
-    print(numbers if chosen["json"] else f"{found.words}\nReport: {short_path(report)}")
+    numbers = json.dumps(page.approximation_numbers(approximation), indent=1)
+    print(numbers if chosen["json"] else f"{approximation.words}\nReport: {short_path(report)}")
 
 
 def reproduce(argv: list[str]) -> None:
-    """Put a claim from a paper to the test, and write a page with figure, numbers and verdict.
-
-    Args:
-        argv: options.
-
-    Raises:
-        ValueError: if no experiment is named.
-    """
+    """Put a claim from a paper to the test, and write a page with figure, numbers and verdict."""
     from torchbayes import experiments
 
     parser = new_parser("reproduce", _first_line(reproduce), reads=False)
@@ -261,11 +239,7 @@ def reproduce(argv: list[str]) -> None:
 def list_(argv: list[str]) -> None:
     """List methods, data sets, networks, likelihoods, priors, corruptions, foreign sets and experiments, one line each.
 
-    Args:
-        argv: options.
-
-    Raises:
-        ValueError: if there is no such kind of thing.
+    With the name of a kind, only that kind is listed.
     """
     kinds: dict[str, Callable[[], dict[str, str]]] = {
         "methods": method_names,
@@ -288,7 +262,7 @@ def list_(argv: list[str]) -> None:
             print(f"{name}:")
         try:
             print_names(kinds[name]())
-        except ModuleNotFoundError as missing:  # the experiments, a distribution of their own
+        except ModuleNotFoundError as missing:  # the experiments are a distribution of their own
             print(f"  {missing}")
 
 

@@ -1,8 +1,8 @@
 """The command that compares methods.
 
-Which methods are compared is said by `--methods`, each a name of the catalogue, `NAME=METHOD`, or an import path; or by
-a mapping in a configuration file, `methods: {swag: , wide swag: {class_path: SWAG, init_args: {averaging_lr: 0.2}}}`.
-Each has options of its own, `--wide_swag.rank 30`; what is not said is usual for the data set.
+`--methods` names the methods to compare, each a name of the catalogue, `NAME=METHOD`, or an import path; or a mapping
+in a configuration file does: `methods: {swag: , wide swag: {class_path: SWAG, init_args: {averaging_lr: 0.2}}}`. Each
+has options of its own, `--wide_swag.rank 30`; others keep the usual values for the data set.
 """
 
 from __future__ import annotations
@@ -57,19 +57,12 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class _Row:
-    """One method as it is asked for.
-
-    Attributes:
-        name: in the comparison.
-        settings: those that hold where nothing else is said.
-        init_args: what a file says.
-        first_of: key of the settings that it shares but for the members; None if its settings are its own.
-    """
+    """One method as it is asked for."""
 
     name: str
-    settings: Settings
-    init_args: Mapping[str, Any] = field(default_factory=dict)
-    first_of: str | None = None
+    settings: Settings  # the defaults of its options
+    init_args: Mapping[str, Any] = field(default_factory=dict)  # from a file
+    first_of: str | None = None  # key of the settings that it shares, apart from the members
 
     @property
     def key(self) -> str:
@@ -77,23 +70,19 @@ class _Row:
 
 
 def compare(argv: list[str]) -> None:
-    """Fit several methods and a reference by HMC; print one table, write a report with pictures.
-
-    Args:
-        argv: options.
-    """
+    """Fit several methods and a reference by HMC; print one table, write a report with pictures."""
     from torchbayes.comparison.compare import compare as run
     from torchbayes.comparison.compare import configuration
     from torchbayes.comparison.tables import caption, table, tables
 
-    asked = settled([word for word in argv if word != "--print_config"])
+    wanted = settled([word for word in argv if word != "--print_config"])
     if "--print_config" in argv:
-        print(yaml.safe_dump(configuration(asked.comparison), sort_keys=False, allow_unicode=True), end="")
+        print(yaml.safe_dump(configuration(wanted.comparison), sort_keys=False, allow_unicode=True), end="")
         return
-    trusted = ["--trust"] if foreign_code(configuration(asked.comparison)) else []
-    with resumable(["torchbayes", "compare", "--directory", asked.directory, "--resume", *trusted]):
+    trusted = ["--trust"] if foreign_code(configuration(wanted.comparison)) else []
+    with resumable(["torchbayes", "compare", "--directory", wanted.directory, "--resume", *trusted]):
         found = run(
-            asked.comparison, asked.directory, resume=asked.resume, overwrite=asked.overwrite, say=say, track=track
+            wanted.comparison, wanted.directory, resume=wanted.resume, overwrite=wanted.overwrite, say=say, track=track
         )
     about, base = (found.setup, found.outcomes, found.diagnosis), found.base
     print_table(table(found.outcomes, caption=caption(*about, base=base), base=base), narrow=tables(*about, base=base))
@@ -101,52 +90,45 @@ def compare(argv: list[str]) -> None:
 
 
 def settled(argv: list[str]) -> Asked:
-    """Return what the arguments ask for, everything that is usual filled in.
-
-    Args:
-        argv: options.
-
-    Returns:
-        The comparison, and where it goes.
-    """
+    """Return what the arguments ask for, with usual values filled in."""
     looked = peek(argv)
     known = {**_table(looked.file, "starts"), **_table(looked.file, "methods")}
     rows = [_row(word, known, looked.usual) for word in _words(looked)]
     starts = [_row(name, known, looked.usual) for name in _starts(rows)]
-    told = [_row(name, known, looked.usual) for name in known]  # which others may be the first members of
-    many = [row.first_of for row in [*rows, *starts, *told] if row.first_of]
+    named = [_row(name, known, looked.usual) for name in known]  # other methods may be their first members
+    many = [row.first_of for row in [*rows, *starts, *named] if row.first_of]
     shown = [_Row(name, looked.usual[name]) for name in dict.fromkeys([*_SHOWN, *many])]
-    every = {row.key: row for row in [*shown, *told, *starts, *rows]}
+    every = {row.key: row for row in [*shown, *named, *starts, *rows]}
     used = {row.key: row for row in [*rows, *starts]}
     _say_unused(argv, every, {*used, *(row.first_of for row in used.values() if row.first_of)})
     parser = _parser(looked, rows, every)
     arguments = _arguments(looked, every)
     chosen = parse(parser, arguments)
     shared = {row.key: row.first_of for row in every.values() if row.first_of is not None}
-    if shared:  # what the first member shares with the others is known only now
+    if shared:  # the settings shared with a first member are known only now
         for key, many in shared.items():
             single = replace(chosen[many], members=1)
             parser.set_defaults({f"{key}.{f.name}": getattr(single, f.name) for f in fields(single)})
         chosen = parse(parser, arguments)
-    rest = {f.name: chosen[f.name] for f in fields(Comparison) if f.name not in {"problem", "methods", "starts"}}
+    options = {f.name: chosen[f.name] for f in fields(Comparison) if f.name not in {"problem", "methods", "starts"}}
     comparison = Comparison(
         problem_of(chosen),
         {row.name: chosen[row.key] for row in rows},
         starts={row.name: chosen[row.key] for row in starts},
-        **{**rest, "corruptions": tuple(chosen["corruptions"])},
+        **{**options, "corruptions": tuple(chosen["corruptions"])},
     )
     return Asked(comparison, *(chosen[name] for name in ("directory", "resume", "overwrite")))
 
 
 def _say_unused(argv: Sequence[str], every: Mapping[str, _Row], used: Set[str]) -> None:
-    """Say which methods are given settings and not compared."""
+    """Say which methods have settings and are not compared."""
     keys = {word.removeprefix("--").partition(".")[0] for word in argv if word.startswith("--") and "." in word}
     for key in sorted(keys & every.keys() - used):
         say(f"The settings of {every[key].name} have no effect: it is not compared. Add it to --methods.")
 
 
 def _parser(looked: Peek, rows: Sequence[_Row], every: Mapping[str, _Row]) -> Parser:
-    """Return the parser: problem, the settings of every method, and the rest of a comparison."""
+    """Return the parser: problem, the settings of every method, and the other fields of a comparison."""
     parser = new_parser("compare", (compare.__doc__ or "").strip().splitlines()[0], config=True)
     add_problem(parser, looked.usual)
     parser.add_class_arguments(Comparison, None, skip={"problem", "starts", *_LISTS})
@@ -162,14 +144,14 @@ def _parser(looked: Peek, rows: Sequence[_Row], every: Mapping[str, _Row]) -> Pa
 
 
 def _short(looked: Peek) -> str:
-    """Return the name of a data set as that of a directory has it."""
+    """Return the name of a data set for that of a directory."""
     if is_file(looked.data):
         return Path(looked.data).name.partition(".")[0]
     return looked.usual.family if is_path(looked.data) else looked.data
 
 
 def _words(looked: Peek) -> list[str]:
-    """Return the methods that are asked for: by the arguments, else by the file, else those that are usual."""
+    """Return the methods that are asked for: by the arguments, else by the file, else the usual ones."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--methods", nargs="*")
     words = parser.parse_known_args(looked.argv)[0].methods
@@ -185,85 +167,68 @@ def _starts(rows: Sequence[_Row]) -> list[str]:
 
 
 def _table(file: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return the methods in a file by name.
-
-    Raises:
-        ValueError: if they are neither a mapping nor a list of names.
-    """
-    found = file.get(what)
-    if isinstance(found, Mapping):
-        return {str(name): about for name, about in found.items()}
-    if found is None or (isinstance(found, list) and all(isinstance(name, str) for name in found)):
-        return dict.fromkeys(found or ())
-    raise ValueError(f"`{what}` must be a mapping from names to settings, or a list of names; got {seen(found)}.")
+    """Return the methods in a file by name, from a mapping or a list of names."""
+    methods = file.get(what)
+    if isinstance(methods, Mapping):
+        return {str(name): settings for name, settings in methods.items()}
+    if methods is None or (isinstance(methods, list) and all(isinstance(name, str) for name in methods)):
+        return dict.fromkeys(methods or ())
+    raise ValueError(f"`{what}` must be a mapping from names to settings, or a list of names; got {seen(methods)}.")
 
 
 def _row(word: str, known: Mapping[str, Any], usual: Usual) -> _Row:
-    """Return one method by what was written for it.
-
-    Raises:
-        ValueError: if there is no such method.
-    """
+    """Return one method by what was written for it. Raises ValueError if there is no such method."""
     name, equals, method = word.partition("=")
-    about: Any = method if equals else known.get(word)
-    if isinstance(about, Mapping) and "first_of" in about:
-        about = None
+    value: Any = method if equals else known.get(word)
+    if isinstance(value, Mapping) and "first_of" in value:
+        value = None
     init_args: Mapping[str, Any] = {}
-    if isinstance(about, Mapping):
-        apart = "class_path" in about or "init_args" in about
-        init_args = (about.get("init_args") or {}) if apart else about
-        about = about.get("class_path") if apart else None
-    if (about is not None and not isinstance(about, str)) or not isinstance(init_args, Mapping):
+    if isinstance(value, Mapping):
+        has_class = "class_path" in value or "init_args" in value
+        init_args = (value.get("init_args") or {}) if has_class else value
+        value = value.get("class_path") if has_class else None
+    if (value is not None and not isinstance(value, str)) or not isinstance(init_args, Mapping):
         raise ValueError(
             f"the method {name!r} must be a name, or a mapping with class_path and init_args; got {seen(known[word])}."
         )
-    if is_path(name) and about is None:  # named by its attribute
-        about, name = name, name.rpartition(":")[2].rpartition(".")[2]
+    if is_path(name) and value is None:  # its attribute becomes its name
+        value, name = name, name.rpartition(":")[2].rpartition(".")[2]
     check_name_of("methods", name)
     if name in METHODS:
         entry = METHODS[name]
-        if about is not None and about.removeprefix("torchbayes.") not in {name, entry.load().__name__}:
+        if value is not None and value.removeprefix("torchbayes.") not in {name, entry.load().__name__}:
             raise ValueError(
-                f"{name!r} is {entry.label} in the catalogue. Choose another name for {about}: my_{name}={about}."
+                f"{name!r} is {entry.label} in the catalogue. Choose another name for {value}: my_{name}={value}."
             )
         return _Row(name, usual[name], init_args, None if init_args else entry.first_of)
-    return _Row(name, _usual(about or name, usual, bare=about is None), init_args)
+    return _Row(name, _usual(value or name, usual, bare=value is None), init_args)
 
 
 def _usual(method: str, usual: Usual, *, bare: bool) -> Settings:
     """Return the usual settings of a method that has a name of its own in the comparison.
 
-    Args:
-        method: name of an entry, a class or an entry point, or an import path.
-        usual: what is usual for the data set.
-        bare: whether it is its own name, which is then that of an entry or entry point, so that what is compared under
-            it has the same settings in every comparison.
-
-    Returns:
-        The settings.
-
-    Raises:
-        ValueError: if there is no such method.
+    `method` names an entry, a class or an entry point, or is an import path. `bare` means that it is its own name,
+    which must then be that of an entry or entry point, so that a name has the same settings in every comparison.
     """
-    own = method.removeprefix("torchbayes.")
-    if own in METHODS and not bare:
-        return usual[own]
-    if own in classes() and not bare:
-        return usual[next(name for name, entry in METHODS.items() if entry.load() is classes()[own])]
+    plain_name = method.removeprefix("torchbayes.")
+    if plain_name in METHODS and not bare:
+        return usual[plain_name]
+    if plain_name in classes() and not bare:
+        return usual[next(name for name, entry in METHODS.items() if entry.load() is classes()[plain_name])]
     dotted = "." in method and not bare
     if path_of(method, GROUP) is not None or dotted:
         return usual_method(method, usual)
-    close = [name for name, entry in METHODS.items() if entry.load().__name__ == own]
+    close = [name for name, entry in METHODS.items() if entry.load().__name__ == plain_name]
     advice = f"Did you mean {' or '.join(close)}?" if close else suggest(method, METHODS)
     raise ValueError(f"there is no method called {seen(method)}. {advice}")
 
 
 def _arguments(looked: Peek, every: Mapping[str, _Row]) -> list[str]:
-    """Return the arguments with one configuration in the place of the files: the settings of each method by its key."""
+    """Return the arguments with one configuration instead of the files, with the settings of each method by key."""
     words = [word for word in looked.argv if not word.startswith("--config=")]
     while "--config" in words:
         at = words.index("--config")
         words[at : at + 2] = []
-    file = {name: about for name, about in looked.file.items() if name not in {"methods", "starts"}}
+    file = {name: value for name, value in looked.file.items() if name not in {"methods", "starts"}}
     file |= {key: {**(file.get(key) or {}), **row.init_args} for key, row in every.items() if row.init_args}
     return [f"--config={yaml.safe_dump(file, allow_unicode=True)}", *words] if file else words

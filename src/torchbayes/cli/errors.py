@@ -1,4 +1,4 @@
-"""Errors in one line, and the report of those that nobody foresaw."""
+"""Errors in one line, and the report of unforeseen ones."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEBUG = "TORCHBAYES_DEBUG"
 LONGEST = 500  # letters of a line
 _KINDS = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "dict": "a mapping"}
 _KINDS |= {"tuple": "a list of numbers", "list": "a list", "NoneType": "null"}
-# how jsonargparse says what is wrong, on lines of their own
+# patterns of jsonargparse's messages, which have their own lines
 _KEY = re.compile(r'^( *)(?:- )?Parser key "([^"]+)":', re.MULTILINE)
 _OWN = re.compile(r"^ *(?:- )?(`[\w.]+` must .*; got .*\.)$", re.MULTILINE)
 _EXPECTED = re.compile(r"Expected an? (<class '[\w.]+'>|typing\.Literal\[[^\]]*\])\. Got value: ?(.*)")
@@ -35,24 +35,19 @@ _NESTED = re.compile(r"NestedArg\(key='([\w.]+)', val=(.*)\)$")
 
 
 def one_line(error: BaseException, options: Iterable[str] = ()) -> str:
-    """Return an error as one readable line.
+    """Return an error, of this library or of jsonargparse, as one readable line.
 
-    Args:
-        error: of this library, or of jsonargparse, whose messages about a choice of classes run over many lines.
-        options: the options there are, for those that are not.
-
-    Returns:
-        The line.
+    jsonargparse's messages about a choice of classes run over many lines. `options` are the existing ones, for advice.
     """
     if _is_memory(error):
         return "there is not enough memory. Use fewer members or draws, or a smaller network, batch or chunk size."
     if _is_zero_byte(error):
         return "the name of a file or folder holds a zero byte, which no name can. Correct it."
     text = str(error)
-    if isinstance(error, OSError) and error.strerror:  # without its number, which is for programs
+    if isinstance(error, OSError) and error.strerror:  # without the error number, which is for programs
         text = f"{error.filename}: {error.strerror}." if error.filename else error.strerror
-    said = "\n".join([text, *getattr(error, "__notes__", ())])
-    if unknown := re.search(r"unrecognized arguments: (--[\w.-]+)", said):
+    message = "\n".join([text, *getattr(error, "__notes__", ())])
+    if unknown := re.search(r"unrecognized arguments: (--[\w.-]+)", message):
         options = list(options)
         name = unknown[1].removeprefix("--")
         inner = [option for option in options if option.partition(".")[2].startswith(name)]
@@ -60,37 +55,37 @@ def one_line(error: BaseException, options: Iterable[str] = ()) -> str:
         close = inner[:3] or difflib.get_close_matches(unknown[1], options, n=3, cutoff=0.5)
         advice = f"Did you mean {' or '.join(close)}?" if close else "See --help."
         return f"there is no option {unknown[1]}. {advice}"
-    if unknown := re.match(r"Option '([\w.-]+)' is not accepted", said):
+    if unknown := re.match(r"Option '([\w.-]+)' is not accepted", message):
         close = difflib.get_close_matches(f"--{unknown[1]}", list(options), n=3, cutoff=0.5)
         advice = f"Did you mean {' or '.join(option.strip('-') for option in close)}?" if close else "See --help."
         return f"there is no option {unknown[1]!r}, which the configuration sets. {advice}"
-    if unknown := re.match(r"Group '([\w.-]+)' does not accept option '([\w.-]+)'", said):
+    if unknown := re.match(r"Group '([\w.-]+)' does not accept option '([\w.-]+)'", message):
         settings = [o.removeprefix(f"--{unknown[1]}.") for o in options if o.startswith(f"--{unknown[1]}.")]
         return f"`--{unknown[1]}` has no setting {unknown[2]!r}. {suggest(unknown[2], settings)}"
-    if denied := re.search(r"Importing '([\w.]+)' is not allowed", said):
+    if denied := re.search(r"Importing '([\w.]+)' is not allowed", message):
         return f"{denied[1]} is code that nobody has allowed to run. Name it on the command line, or add --trust."
-    if missing := re.search(r"arguments are required: (.*)", said):
+    if missing := re.search(r"arguments are required: (.*)", message):
         return f"`--{missing[1].replace(', ', '` and `--')}` must be given."
-    if own := _OWN.search(said):  # a sentence of ours among what jsonargparse says of every class of a union
-        return own[1]
-    keys = _path(said)
-    line = _of_option(".".join(keys), said[said.index(f'"{keys[-1]}"') :]) if keys else said
+    if sentence := _OWN.search(message):  # a sentence of this library in the message on a union
+        return sentence[1]
+    keys = _path(message)
+    line = _of_option(".".join(keys), message[message.index(f'"{keys[-1]}"') :]) if keys else message
     line = " ".join(line.split()) or f"{type(error).__name__} without a word."
     return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"
 
 
 def _path(said: str) -> list[str]:
-    """Return the keys of the option that is wrong: each further in than the one before."""
+    """Return the keys of the option that is wrong, from the outermost to the innermost."""
     keys, depth = [], -1
-    for found in _KEY.finditer(said):
-        if len(found[1]) <= depth:
+    for match in _KEY.finditer(said):
+        if len(match[1]) <= depth:
             break
-        keys, depth = [*keys, found[2]], len(found[1])
+        keys, depth = [*keys, match[2]], len(match[1])
     return keys
 
 
 def _of_option(name: str, said: str) -> str:
-    """Return what is wrong with an option, by what jsonargparse says behind its innermost key."""
+    """Return what is wrong with an option, from jsonargparse's message after its innermost key."""
     if option := re.search(r"'([\w.]+)':\s+Option '(\w+)' is not accepted", said):
         return f"`--{name}` is {option[1].rpartition('.')[2]}, which has no setting {option[2]!r}."
     if wrong := _EXPECTED.search(said):
@@ -98,10 +93,10 @@ def _of_option(name: str, said: str) -> str:
     if wrong := _OTHER.search(said):
         return f"`--{name}` must be {wrong[1]}; got {_shown(wrong[2])}."
     union = re.search(r"Subtypes: \[(.*)\]$", said, re.MULTILINE)
-    given = _GIVEN.search(said)
-    if union is None or given is None:
+    shown_value = _GIVEN.search(said)
+    if union is None or shown_value is None:
         return f"`--{name}`: {said.partition(':')[2]}"
-    value = given[1]
+    value = shown_value[1]
     if nested := _NESTED.search(value):
         name, value = f"{name}.{nested[1]}", nested[2].strip("'")
     types = re.findall(r"<class '[\w.]+'>|typing\.Literal\[[^\]]*\]", union[1])
@@ -128,15 +123,7 @@ def _shown(value: str) -> str:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Return the known names that are close to a wrong one, or all.
-
-    Args:
-        name: the wrong one.
-        known: the right ones.
-
-    Returns:
-        One sentence.
-    """
+    """Return a sentence with the known names that are close to a wrong one, or all."""
     names = {right.lower(): right for right in known}
     close = [names[right] for right in difflib.get_close_matches(name.lower(), list(names), n=3, cutoff=0.5)]
     return f"Did you mean {' or '.join(close)}?" if close else f"Choose from: {', '.join(names.values())}."
@@ -148,11 +135,11 @@ def debugging() -> bool:
 
 
 def is_foreseen(error: BaseException) -> bool:
-    """Return whether an error is said by this library, or by the system about files or memory: a sentence is enough.
+    """Return whether an error comes from this library, or from the system about files or memory: a sentence is enough.
 
-    An error of the same class from the depths of another library is one that should have been refused before. Operators
-    in C, such as those of torch, leave no frame of their own: of an error of theirs the last frame is the line of this
-    library that used them, and what tells it from an error of this library is that the line raised nothing.
+    An error of the same class from the depths of another library is one that should have been refused before.
+    Operators in C, such as those of torch, leave no frame of their own. The last frame of their error is therefore the
+    line of this library that used them; it differs from this library's own errors by not being a `raise`.
     """
     if isinstance(error, OSError | argparse.ArgumentError) or _is_memory(error) or _is_zero_byte(error):
         return True
@@ -165,7 +152,7 @@ def is_foreseen(error: BaseException) -> bool:
 
 
 def _is_memory(error: BaseException) -> bool:
-    """Return whether memory has run out; on a CPU torch says so by a RuntimeError."""
+    """Return whether memory has run out; on a CPU torch raises a RuntimeError."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     if isinstance(error, OSError):
@@ -187,17 +174,9 @@ def _raises(frame: TracebackType) -> bool:
 
 
 def report(error: BaseException, argv: Sequence[str]) -> str:
-    """Write the report of an error that nobody foresaw.
-
-    Args:
-        error: the error.
-        argv: what the command was given.
-
-    Returns:
-        One line that names the error and where the report is, or why there is none.
-    """
-    said = " ".join(str(error).split())
-    line = f"an error that was not foreseen, {type(error).__name__}: {said.rstrip('.') or 'no word'}."
+    """Write the report of an unforeseen error; return one line that names the error and where the report is."""
+    message = " ".join(str(error).split())
+    line = f"an error that was not foreseen, {type(error).__name__}: {message.rstrip('.') or 'no word'}."
     text = "\n".join([
         f"torchbayes {torchbayes.__version__}, Python {sys.version.split()[0]}, {sys.platform}",
         f"arguments: {list(argv)}",

@@ -19,14 +19,7 @@ from torchbayes.predictive.linearised import preferred
 
 
 def evaluate(argv: list[str]) -> None:
-    """Evaluate a saved posterior on its test set, on rows of yours or on foreign images; or published predictions.
-
-    Args:
-        argv: options.
-
-    Raises:
-        ValueError: if it is not clear what to evaluate.
-    """
+    """Evaluate a saved posterior on its test set, on rows of yours or on foreign images; or published predictions."""
     parser = new_parser("evaluate", (evaluate.__doc__ or "").strip().splitlines()[0])
     parser.add_argument("run", nargs="?", default=None, help="directory of a fit")
     parser.add_argument(
@@ -44,23 +37,23 @@ def evaluate(argv: list[str]) -> None:
     chosen = parse(parser, argv)
     if (chosen["run"] is None) == (chosen["predictions"] is None):
         raise ValueError("say what to evaluate: the directory of a fit, or --predictions FILE.npz (one of them).")
-    found, beside = (_published(Path(chosen["predictions"])), {}) if chosen["run"] is None else _saved(chosen)
+    metrics, baseline = (_published(Path(chosen["predictions"])), {}) if chosen["run"] is None else _saved(chosen)
     if chosen["json"]:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(metrics, indent=1))
         return
     from torchbayes.assess.constant import worse
     from torchbayes.report import Table
 
-    form = _form([*found.values(), *beside.values()])
-    rows = [[name, value, *([beside.get(name)] if beside else [])] for name, value in found.items()]
-    same = "Constant: a prediction that is the same for every row, from the training targets alone." if beside else ""
-    heads = ["metric", "value", *(["constant"] if beside else [])]
-    said = " ".join(filter(None, [same, worse(found, beside)]))
-    print_table(Table(heads, rows, said, formats=dict.fromkeys(heads[1:], form)))
+    form = _form([*metrics.values(), *baseline.values()])
+    rows = [[name, value, *([baseline.get(name)] if baseline else [])] for name, value in metrics.items()]
+    same = "Constant: a prediction that is the same for every row, from the training targets alone." if baseline else ""
+    heads = ["metric", "value", *(["constant"] if baseline else [])]
+    caption = " ".join(filter(None, [same, worse(metrics, baseline)]))
+    print_table(Table(heads, rows, caption, formats=dict.fromkeys(heads[1:], form)))
 
 
 def _form(values: Iterable[float]) -> str:
-    """Return a format of numbers side by side: four places, unless these hide small ones or make large ones long."""
+    """Return a number format for a table: four places, unless these hide small numbers or make large ones long."""
     sizes = [abs(value) for value in values if value != 0 and math.isfinite(value)]
     return ".4f" if not sizes or (min(sizes) > 1e-3 and max(sizes) < 1e5) else ".4g"
 
@@ -94,11 +87,7 @@ def _published(path: Path) -> dict[str, float]:
 
 
 def _saved(chosen: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return metrics on the test set or on rows of the user, with those of the constant predictor; or of detection.
-
-    Raises:
-        ValueError: if foreign images are asked for, and the run is no classifier.
-    """
+    """Return metrics on the test set or on rows of the user, with those of the constant predictor; or of detection."""
     from torchbayes.assess.constant import constant
     from torchbayes.catalogue.config import load_run
     from torchbayes.catalogue.loading import is_file
@@ -110,30 +99,26 @@ def _saved(chosen: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
         rows, name = _labelled(setup, Path(name)), None
     with setup.problem.threading():
         functions = preferred(posterior, chosen["draws"], seed=chosen["seed"])
-        own = tb.evaluate(functions, rows, target_scale=setup.target_scale)
+        evaluation = tb.evaluate(functions, rows, target_scale=setup.target_scale)
     if name is None or name == data.name:
         train = setup.data.train.targets
-        same = constant(setup.model, train, rows[1], target_scale=setup.target_scale)
-        return _known(own.metrics), {} if same is None else dict(same.metrics)
+        baseline = constant(setup.model, train, rows[1], target_scale=setup.target_scale)
+        return _known(evaluation.metrics), {} if baseline is None else dict(baseline.metrics)
     from torchbayes.data import out_of_distribution
 
     foreign = out_of_distribution(data, name, seed=chosen["seed"])[name]
-    if own.scores is None:
+    if evaluation.scores is None:
         raise ValueError(f"foreign sets are for classifiers; {chosen['run']} is a {data.task}.")
-    return tb.detection(own.scores, tb.uncertainty(functions, foreign.to(setup.model.network.device))), {}
+    return tb.detection(evaluation.scores, tb.uncertainty(functions, foreign.to(setup.model.network.device))), {}
 
 
 def _known(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return metrics without the mutual information of a single function or closed form: 0, as nothing disagrees."""
+    """Return metrics without the mutual information of a single function or closed form, which is 0."""
     return {name: value for name, value in metrics.items() if name != "mutual_information" or value > 1e-12}
 
 
 def _labelled(setup: Setup, path: Path) -> tuple[Any, ...]:
-    """Return the inputs and targets of a file of the user.
-
-    Raises:
-        ValueError: if it has no targets.
-    """
+    """Return the inputs and targets of a file of the user. Raises ValueError if it has no targets."""
     from torchbayes.data.own import read_new, repeated
 
     new = read_new(setup.data, path)
@@ -149,14 +134,7 @@ def _labelled(setup: Setup, path: Path) -> tuple[Any, ...]:
 
 
 def predict(argv: list[str]) -> None:
-    """Predict new inputs with a saved posterior: a CSV file, and a picture.
-
-    Args:
-        argv: options.
-
-    Raises:
-        ValueError: if no run or no inputs are named.
-    """
+    """Predict new inputs with a saved posterior: a CSV file, and a picture."""
     from torchbayes.catalogue.config import load_run
     from torchbayes.data.own import read_new
     from torchbayes.predictive.columns import Units
@@ -178,36 +156,29 @@ def predict(argv: list[str]) -> None:
     output = run / "predictions.csv" if chosen["output"] is None else Path(chosen["output"])
     if output.suffix.lower() != ".csv" or output.is_dir():
         raise ValueError(f"`--output` must be the name of a CSV file, such as predictions.csv; got {str(output)!r}.")
-    taken = [file for file in (output, output.with_suffix(".png")) if file.exists()]
-    if chosen["output"] is not None and taken and not chosen["overwrite"]:
-        raise ValueError(f"{taken[0]} is there already. Add --overwrite, or choose another --output.")
+    existing = [file for file in (output, output.with_suffix(".png")) if file.exists()]
+    if chosen["output"] is not None and existing and not chosen["overwrite"]:
+        raise ValueError(f"{existing[0]} is there already. Add --overwrite, or choose another --output.")
     setup, posterior = load_run(run, trust=chosen["trust"])
     new = read_new(setup.data, path)
     units = Units(setup.data.classes, setup.data.target_standardise, chosen["level"])
     with setup.problem.threading():
         functions = preferred(posterior, chosen["draws"], seed=chosen["seed"])
-        found = columns_of(functions, new.inputs, units)
-        known = columns_of(functions, setup.data.test.inputs[:_SHOWN], units)
-    write_columns(output, found, names=new.names)
-    named = {"target_name": setup.data.target_label, "units": setup.data.target_unit}
-    picture = savefig(new_rows(found, known, level=chosen["level"], **named), output.with_suffix(".png"))
+        columns = columns_of(functions, new.inputs, units)
+        test_columns = columns_of(functions, setup.data.test.inputs[:_SHOWN], units)
+    write_columns(output, columns, names=new.names)
+    target = {"target_name": setup.data.target_label, "units": setup.data.target_unit}
+    picture = savefig(new_rows(columns, test_columns, level=chosen["level"], **target), output.with_suffix(".png"))
     for note in new.notes:
         say(note)
     print(f"Predictions: {output}\nPicture: {picture}")
 
 
-_SHOWN = 2000  # test rows beside which the new ones are shown
+_SHOWN = 2000  # most test rows shown beside the new ones
 
 
 def tune(argv: list[str]) -> None:
-    """Choose the prior precision of a Laplace run by the evidence, and save the tuned posterior.
-
-    Args:
-        argv: options.
-
-    Raises:
-        ValueError: if no run is named, or it is not one of Laplace.
-    """
+    """Choose the prior precision of a Laplace run by the evidence, and save the tuned posterior."""
     from torchbayes.catalogue.config import keep_changed, load_run
     from torchbayes.posteriors.files import CONFIG as RUN
     from torchbayes.posteriors.files import POSTERIOR
@@ -246,11 +217,11 @@ def tune(argv: list[str]) -> None:
     print(f"Posterior: {path}")
 
 
-_WORSE = 0.05  # nats of test NLL, by which an average is worse than what it is around
+_WORSE = 0.05  # nats of test NLL: a tuned average that is worse than its networks by more is reported
 
 
 def _tell(setup: Setup, fitted: tb.LaplacePosterior, tuned: tb.LaplacePosterior, *, evidence: bool) -> None:
-    """Print what tuning has changed, and say if the average is worse than the networks it is around."""
+    """Print what tuning has changed, and whether the average is worse than the networks it is around."""
     from torchbayes.report import Table
 
     alone = tb.Point(fitted.model, fitted.mean_MD, buffers_M=fitted.buffers_M)
@@ -260,17 +231,17 @@ def _tell(setup: Setup, fitted: tb.LaplacePosterior, tuned: tb.LaplacePosterior,
             name: _known(tb.evaluate(preferred(each), rows, target_scale=setup.target_scale).metrics)
             for name, each in {"the networks alone": alone, "as fitted": fitted, "tuned": tuned}.items()
         }
-        raised = [float(each.log_evidence().mean()) for each in (fitted, tuned)] if evidence else []
-    form = _form([*raised, *(value for found in scores.values() for value in found.values())])
-    lines = [["log evidence (nats)", None, *raised]] if raised else []
-    lines += [[f"test {name}", *(found.get(name) for found in scores.values())] for name in scores["tuned"]]
+        evidences = [float(each.log_evidence().mean()) for each in (fitted, tuned)] if evidence else []
+    form = _form([*evidences, *(value for metrics in scores.values() for value in metrics.values())])
+    lines = [["log evidence (nats)", None, *evidences]] if evidences else []
+    lines += [[f"test {name}", *(metrics.get(name) for metrics in scores.values())] for name in scores["tuned"]]
     print_table(Table(["", *scores], lines, formats=dict.fromkeys(scores, form)))
     before, first, after = (scores[name]["nll"] for name in ("the networks alone", "as fitted", "tuned"))
     if after > before + _WORSE:
         held_out = ", or tune on held-out rows (--on FILE --overwrite)" if evidence else ""
-        rather = f"an ensemble of networks (--method MAP --method.members 5){held_out}"
+        alternative = f"an ensemble of networks (--method MAP --method.members 5){held_out}"
         say(
             f"Tuned, the average has a test NLL of {after:.3g}, and the networks alone have {before:.3g}: it is too "
             f"cautious, as Laplace is where rows are few beside weights. Prefer "
-            f"{rather if first > before + _WORSE else f'the posterior as fitted, which has {first:.3g}'}."
+            f"{alternative if first > before + _WORSE else f'the posterior as fitted, which has {first:.3g}'}."
         )

@@ -34,37 +34,21 @@ _LOAD = jsonargparse.get_loader("yaml")
 
 @dataclass(frozen=True)
 class Peek:
-    """The options that decide the defaults of the others, read before the parser is built.
+    """The options that decide the defaults of the others, read before the parser is built."""
 
-    Attributes:
-        argv: the arguments, with the configuration of a run that is resumed in front.
-        file: the entries of the configuration files; of those in several the last one's.
-        data: name of the data set.
-        usual: what is usual for it, for the network and the likelihood that are asked for.
-        method: what was asked for as `--method`, or its class in the file.
-    """
-
-    argv: list[str]
-    file: dict[str, Any]
+    argv: list[str]  # with the configuration of a resumed run in front
+    file: dict[str, Any]  # entries of the configuration files; the last file wins
     data: str
-    usual: Usual
-    method: str
+    usual: Usual  # for the data, network and likelihood that are asked for
+    method: str  # value of `--method`, or its class in the file
 
 
 def peek(argv: list[str]) -> Peek:
     """Read the options that decide the defaults of the others, from the arguments or the configuration file.
 
-    A fit that starts at another one is of that one's problem, unless something else is said.
-
-    Args:
-        argv: arguments of a command.
-
-    Returns:
-        What was found.
-
-    Raises:
-        PermissionError: if a file names code by an import path that nobody has allowed.
-        ValueError: if a run is to be resumed, and neither it nor data to begin one are there.
+    A fit that starts at another one has that one's problem, unless options say otherwise. Raises PermissionError if a
+    file names code by an import path that nobody has allowed, ValueError if there is neither a run to resume nor data
+    to begin one.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for name in ("--data", "--directory", "--likelihood", "--method", "--network", "--prior", "--start", "--target"):
@@ -80,7 +64,7 @@ def peek(argv: list[str]) -> Peek:
         path = Path(seen.directory) / CONFIG
         if path.is_file():
             argv, seen.config, resumed = ["--config", str(path), *argv], [str(path)], True
-        elif seen.data is None and seen.start is None:  # else a typing error would begin a run of the default data
+        elif seen.data is None and seen.start is None:  # otherwise a typing error would begin a run of the default data
             raise ValueError(f"there is no run in {seen.directory} to resume. Correct --directory, or name --data.")
     file = _trusted(seen.config, resumed=resumed, trust=seen.trust, named=named)
     method = file.get("method")
@@ -93,57 +77,51 @@ def peek(argv: list[str]) -> Peek:
     settings = {**(given if isinstance(given, Mapping) else {}), **_settings("data", argv)}
     usual = defaults(data, settings, target)
     problem = problem if started.get("data") == data else usual.problem
-    for what in ("network", "likelihood"):
-        name = str(getattr(seen, what) or file.get(what) or getattr(problem, what))
-        if name != getattr(problem, what):  # settings are those of one of them
-            problem = replace(problem, **{what: name, f"{what}_settings": {}})
+    for kind_of_model in ("network", "likelihood"):
+        name = str(getattr(seen, kind_of_model) or file.get(kind_of_model) or getattr(problem, kind_of_model))
+        if name != getattr(problem, kind_of_model):  # settings belong to one name
+            problem = replace(problem, **{kind_of_model: name, f"{kind_of_model}_settings": {}})
     given = file.get("likelihood_settings") or problem.likelihood_settings
     settings = {**(given if isinstance(given, Mapping) else {}), **_settings("likelihood", argv)}
     problem = replace(problem, likelihood_settings=settings)
     allow(named)
     usual = usual.of(problem)
-    # of another prior or temperature the command line says more than is known here
-    plain = all(not (getattr(seen, name) or name in file) for name in ("prior", "temperature"))
-    return Peek(argv, file, data, usual, str(seen.method or kind or (usual.method if plain else "SWAG")))
+    # the usual method is only known for the usual prior and temperature
+    unchanged = all(not (getattr(seen, name) or name in file) for name in ("prior", "temperature"))
+    return Peek(argv, file, data, usual, str(seen.method or kind or (usual.method if unchanged else "SWAG")))
 
 
 def _trusted(configs: Sequence[str], *, resumed: bool, trust: bool, named: set[str]) -> dict[str, Any]:
-    """Return what configuration files say; the import paths that they may name are added to `named`."""
+    """Return the entries of configuration files; the import paths that they may name are added to `named`."""
     file: dict[str, Any] = {}
-    for name in map(Path, configs):  # as the parser takes them: the last word counts
-        found = read_run(name.parent) if resumed else read_config(name)
-        check_trusted(name, found, trust=trust, named=named)
-        named |= foreign_code(found).keys()
-        file |= found
+    for name in map(Path, configs):  # in the order of the parser: the last value wins
+        entries_of_file = read_run(name.parent) if resumed else read_config(name)
+        check_trusted(name, entries_of_file, trust=trust, named=named)
+        named |= foreign_code(entries_of_file).keys()
+        file |= entries_of_file
     return file
 
 
 def _settings(what: str, argv: list[str]) -> dict[str, Any]:
     """Return the settings of data or of a likelihood among the arguments, as the parser will read them."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     option = f"--{what}_settings"
     for word, following in zip(argv, [*argv[1:], ""], strict=False):
         name, equals, value = word.partition("=")
         if name == option or name.startswith(f"{option}."):
-            read = _bounded(value if equals else following)
+            parsed = _bounded(value if equals else following)
             key = name.partition(".")[2]
-            found |= {key: read} if key else dict(read) if isinstance(read, Mapping) else {}
-    return found
+            settings |= {key: parsed} if key else dict(parsed) if isinstance(parsed, Mapping) else {}
+    return settings
 
 
 def new_parser(name: str, description: str, *, config: bool = False, reads: bool = True) -> Parser:
-    """Return an empty parser.
+    """Return an empty parser, which raises `argparse.ArgumentError`.
 
-    Args:
-        name: of the command.
-        description: one line.
-        config: whether options can come from a YAML file.
-        reads: whether it reads runs or files of settings, which may be somebody else's.
-
-    Returns:
-        The parser; it raises `argparse.ArgumentError`.
+    `config` adds `--config` for a YAML file of options. `reads` adds `--trust`, for commands that read runs or files
+    of settings, which may be somebody else's.
     """
-    # a choice among dataclasses (SGD or Adam) is then made by name, and never guessed from the fields
+    # choices among dataclasses (SGD or Adam) are made by name, never guessed from the fields
     choices = [*classes().values(), *get_args(AnyOptimizer), *get_args(Schedule), *get_args(StepSchedule)]
     jsonargparse.set_parsing_settings(subclasses_enabled=choices, instantiate_subclass_spec_in_any=False)
     jsonargparse.set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=["torchbayes"])
@@ -163,30 +141,19 @@ def allow(paths: Iterable[str]) -> None:
 
 
 def _bounded(text: str) -> Any:
-    """Return what the text of an option or a file holds, which must not stand for more than it can hold."""
+    """Return the value of a YAML text of an option or a file, within the bounds of `check_yaml`."""
     check_yaml(text)
     return _LOAD(text)
 
 
 def at_home(word: str) -> str:
-    """Return an argument with the home folder in the place of ~, which shells leave behind an equals sign."""
+    """Return an argument with the home folder instead of ~, which shells keep after an equals sign."""
     option, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
     return option + equals + (os.path.expanduser(value) if value == "~" or value.startswith("~/") else value)
 
 
 def parse(parser: Parser, argv: list[str]) -> dict[str, Any]:
-    """Return the options, dataclasses made.
-
-    Args:
-        parser: of the command.
-        argv: its arguments.
-
-    Returns:
-        name -> value.
-
-    Raises:
-        ValueError: if an option is unknown or its value does not fit.
-    """
+    """Return the options by name, with dataclasses made. Raises ValueError if one is unknown or does not fit."""
     try:
         chosen = parser.instantiate(parser.parse_args(argv)).as_dict()
     except (argparse.ArgumentError, ValueError, TypeError) as error:
@@ -196,115 +163,69 @@ def parse(parser: Parser, argv: list[str]) -> dict[str, Any]:
 
 def _options(parser: Parser) -> list[str]:
     """Return the options of a command, with the settings of a method that is chosen by its class."""
-    found = [text for action in parser._actions for text in action.option_strings]
+    options = [text for action in parser._actions for text in action.option_strings]
     method = parser.get_defaults().get("method")
     kind = None if method is None else method_named(str(method["class_path"]).rpartition(".")[2])
-    return found + ([f"--method.{f.name}" for f in fields(kind)] if isinstance(kind, type) else [])
+    return options + ([f"--method.{f.name}" for f in fields(kind)] if isinstance(kind, type) else [])
 
 
 def add_problem(parser: Parser, usual: Usual) -> None:
-    """Add the fields of `Problem` with the defaults of a data set.
-
-    Args:
-        parser: where.
-        usual: the defaults.
-    """
+    """Add the fields of `Problem` with the defaults of a data set."""
     parser.add_class_arguments(Problem, None, help="Data and model")
     parser.set_defaults({f.name: getattr(usual.problem, f.name) for f in fields(Problem)})
 
 
 def add_method(parser: Parser, name: str, method: Any, *, text: str) -> None:
-    """Add the settings of one method as `--NAME.SETTING`.
-
-    Args:
-        parser: where.
-        name: prefix of the options.
-        method: a method that holds the defaults.
-        text: heading in the help.
-    """
+    """Add the settings of one method, with its values as defaults, as `--NAME.SETTING`; `text` heads them."""
     parser.add_class_arguments(type(method), name, help=text)
     parser.set_defaults({f"{name}.{f.name}": getattr(method, f.name) for f in fields(method)})
 
 
 def add_directory(parser: Parser, default: str | None) -> None:
-    """Add where a run goes, and whether it is continued.
-
-    Args:
-        parser: where.
-        default: directory; None makes the option required.
-    """
+    """Add `--directory`, required if `default` is None, and `--resume`."""
     parser.add_argument("--directory", type=str, required=default is None, default=default, help="where it goes")
     parser.add_argument("--resume", action="store_true", help="continue the run in the directory, with its settings")
 
 
 def add_draws(parser: Parser) -> None:
-    """Add how many functions are drawn from a posterior, and by which seed.
-
-    Args:
-        parser: where.
-    """
-    about = "functions to draw, a multiple of the members; without it Laplace is linearised, in closed form"
-    parser.add_argument("--draws", type=int | None, default=None, help=about)
+    """Add the number and the seed of functions drawn from a posterior."""
+    text = "functions to draw, a multiple of the members; without it Laplace is linearised, in closed form"
+    parser.add_argument("--draws", type=int | None, default=None, help=text)
     parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
 
 
 def usual_method(name: str, usual: Usual) -> Any:
     """Return the settings of a method for a data set: one member, or as many chains as a sampler has by itself.
 
-    Args:
-        name: of a class or entry point, or an import path; one that is not known gives SWAG, and the parser says what
-            is wrong.
-        usual: what is usual for the data set.
-
-    Returns:
-        The settings.
+    `name` is that of a class or entry point, or an import path. An unknown one gives SWAG, and the parser reports it.
     """
-    found = method_named(name.removeprefix("torchbayes."))
+    target = method_named(name.removeprefix("torchbayes."))
     module, dot, attribute = name.rpartition(".")
-    if found is None and dot and module != "torchbayes":  # the path of a class, as configurations hold it
-        found = method_named(f"{module}:{attribute}")
-    if found is None:
+    if target is None and dot and module != "torchbayes":  # the path of a class, as in configurations
+        target = method_named(f"{module}:{attribute}")
+    if target is None:
         return usual["swag"]
-    if not isinstance(found, type):
-        return found
-    entries = [entry for entry in METHODS.values() if entry.load() is found]
+    if not isinstance(target, type):
+        return target
+    entries = [entry for entry in METHODS.values() if entry.load() is target]
     if not entries:
-        return plain_settings(found, usual)
+        return plain_settings(target, usual)
     entry = entries[0]
     return usual[entry.name] if entry.alone is None else entry.alone(usual)
 
 
 def by_class(seen: Peek, method: Any) -> list[str]:
-    """Return arguments that name a method by its class, where they name it by an import path or an entry point.
-
-    Args:
-        seen: the arguments, and the method in them.
-        method: settings of the method that is named.
-
-    Returns:
-        Arguments that the parser takes.
-    """
+    """Return arguments that name a method by its class where the user named an import path or an entry point."""
     if path_of(seen.method, GROUP) is None:
         return seen.argv
-    given, path = f"--method={seen.method}", class_path(type(method))
+    option, path = f"--method={seen.method}", class_path(type(method))
     allow([path])
-    words = [f"--method={path}" if word == given else word for word in seen.argv]
+    words = [f"--method={path}" if word == option else word for word in seen.argv]
     return [path if pair == ("--method", seen.method) else pair[1] for pair in zip(["", *words], words, strict=False)]
 
 
 def of_length(method: Any, steps: int | None) -> Any:
-    """Return the method with the length that was asked for.
-
-    Args:
-        method: any.
-        steps: length of a sampler's chains; None leaves it.
-
-    Returns:
-        The method.
-
-    Raises:
-        ValueError: if it is no sampler.
-    """
+    """Return the method with chains of `steps` steps, unless None. Raises ValueError if it is no sampler."""
     if steps is None:
         return method
     if not method.needs.chain:
@@ -313,30 +234,14 @@ def of_length(method: Any, steps: int | None) -> Any:
 
 
 def problem_of(chosen: Mapping[str, Any]) -> Problem:
-    """Return the problem that the options describe.
-
-    Args:
-        chosen: name -> value.
-
-    Returns:
-        The problem.
-    """
+    """Return the problem that the options describe."""
     return Problem(**{f.name: chosen[f.name] for f in fields(Problem)})
 
 
 def join(text: str | None, *, members: int, device: str) -> Ranks:
     """Return the processes that torchrun started, as a grid; this process alone without it.
 
-    Args:
-        text: "data", "chains", or both numbers, as "2x4"; None leaves it to the number of members.
-        members: M.
-        device: "cpu" or "cuda".
-
-    Returns:
-        The grid.
-
-    Raises:
-        ValueError: if the text is none of these, or does not fit the number of processes.
+    `text` is "data", "chains", or both numbers, as "2x4"; None leaves it to the number of members.
     """
     shares = {None: (None, None), "data": (None, 1), "chains": (1, None)}
     if text not in shares:

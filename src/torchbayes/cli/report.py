@@ -11,14 +11,7 @@ from torchbayes.posteriors.locks import folder_in
 
 
 def report_run(argv: list[str]) -> None:
-    """Write a page about a fit: what was fitted, how good it is on its test rows, how the training went.
-
-    Args:
-        argv: options.
-
-    Raises:
-        ValueError: if no run is named, or the page would replace another one.
-    """
+    """Write a page about a fit: what was fitted, how good it is on its test rows, how the training went."""
     from torchbayes.catalogue.config import CONFIG, load_run
     from torchbayes.report.fit import evaluated, metric_table, write_fit
 

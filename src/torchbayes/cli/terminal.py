@@ -1,4 +1,4 @@
-"""What the command line says: progress, tables, errors in one line, how to go on after Ctrl-C."""
+"""Output of the command line: progress, tables, errors in one line, and how to go on after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -24,78 +24,48 @@ class Interrupted(Exception):
 
 @contextmanager
 def resumable(command: Sequence[str]) -> Iterator[None]:
-    """Say how to go on when Ctrl-C is pressed inside, or the process is asked to end, as torchrun does.
-
-    Args:
-        command: the words of what continues the work.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        Interrupted: on Ctrl-C or SIGTERM.
-    """
-    own = threading.current_thread() is threading.main_thread()  # others may not set handlers
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if own else None
+    """Turn Ctrl-C or SIGTERM (as torchrun sends it) into `Interrupted`, with the command that continues the work."""
+    in_main_thread = threading.current_thread() is threading.main_thread()  # other threads may not set handlers
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if in_main_thread else None
     try:
         yield
     except KeyboardInterrupt:
         raise Interrupted(f"Continue with: {shlex.join(command)}") from None
     finally:
-        if own:
+        if in_main_thread:
             signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
 def plain_warnings() -> Iterator[None]:
-    """Say warnings of this library as one line, without the place in its code that gives them.
-
-    Yields:
-        Nothing.
-    """
-    usual = warnings.formatwarning
+    """Print warnings of this library as one line, without the place in its code."""
+    default_format = warnings.formatwarning
 
     def said(message: Any, category: type[Warning], *where: Any) -> str:
         if category.__module__.startswith("torchbayes."):
             return f"torchbayes: warning: {one_line(message)}\n"
-        return usual(message, category, *where)
+        return default_format(message, category, *where)
 
     warnings.formatwarning = said
     try:
         yield
     finally:
-        warnings.formatwarning = usual
+        warnings.formatwarning = default_format
 
 
 def say(text: str) -> None:
-    """Write a line of progress to standard error at once.
-
-    Args:
-        text: the line.
-    """
+    """Write a line of progress to standard error at once."""
     print(text, file=sys.stderr, flush=True)
 
 
 def say_notes(data: Data) -> None:
-    """Say what was made of data of the user, one sentence a line.
-
-    Args:
-        data: the data set.
-    """
+    """Print the notes of a user's data, one sentence a line."""
     for note in data.notes:
         say(f"  {note}")
 
 
 def track(items: list[Any], what: str) -> Iterable[Any]:
-    """Pass items through under a progress bar, or after one plain line where there is no terminal.
-
-    Args:
-        items: what is worked through.
-        what: what they are.
-
-    Returns:
-        The items.
-    """
+    """Pass items through under a progress bar, or after one plain line if there is no terminal."""
     from rich.console import Console
     from rich.progress import track as bar
 
@@ -106,11 +76,9 @@ def track(items: list[Any], what: str) -> Iterable[Any]:
 
 
 def print_table(table: Table, *, narrow: Sequence[Table] = ()) -> None:
-    """Print a table to standard output, as wide as it needs to be where that is not a terminal.
+    """Print a table to standard output, as wide as it needs to be if that is not a terminal.
 
-    Args:
-        table: what to print.
-        narrow: its parts, printed instead on a terminal that is too narrow for it.
+    `narrow` holds its parts, printed instead on a terminal that is too narrow for it.
     """
     from rich.console import Console
 
@@ -125,11 +93,7 @@ def print_table(table: Table, *, narrow: Sequence[Table] = ()) -> None:
 
 
 def print_names(lines: Mapping[str, str]) -> None:
-    """Print names with one line each.
-
-    Args:
-        lines: name -> line.
-    """
+    """Print names with one line each."""
     width = max((len(name) for name in lines), default=0)
     for name, line in lines.items():
         print(f"  {name:<{width}}  {line}")

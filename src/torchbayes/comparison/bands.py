@@ -1,6 +1,6 @@
-"""Six posteriors of one small network: what each believes where there are data, and where there are none.
+"""Six posteriors of one small network: what each predicts where there are data, and where there are none.
 
-`python -m torchbayes.comparison.bands DIRECTORY` fits them, in about 20 s, and leaves `bands.png`. Data, network,
+`python -m torchbayes.comparison.bands DIRECTORY` fits them, in about 20 s, and writes `bands.png`. Data, network,
 likelihood and prior are the same for all; members and chains start at the same draws of the prior.
 """
 
@@ -46,26 +46,18 @@ NOTES = {
 
 @dataclass(frozen=True)
 class Budget:
-    """How long the methods run.
+    """How long the methods run."""
 
-    Attributes:
-        descent: steps of training, each on all the data.
-        steps: of each chain of HMC.
-        members: networks of the ensemble, and of MultiSWAG.
-        draws: functions of SWAG, and of MultiSWAG.
-    """
-
-    descent: int = 2000
-    steps: int = 500
-    members: int = 10
-    draws: int = 200
+    descent: int = 2000  # steps of training, each on all the data
+    steps: int = 500  # of each chain of HMC
+    members: int = 10  # of the ensemble, and of MultiSWAG
+    draws: int = 200  # functions of SWAG, and of MultiSWAG
 
 
 def observations() -> tuple[Tensor, Tensor]:
-    """Return y = sin(2x) + 0.3x + 0.2 e, e ~ N(0, 1), at 20 inputs in [-2, -0.7] and 20 in [0.6, 2].
+    """Return inputs and targets (40, 1): y = sin(2x) + 0.3x + 0.2 e, e ~ N(0, 1), x in [-2, -0.7] and [0.6, 2].
 
-    Returns:
-        Inputs (40, 1), targets (40, 1).
+    Each interval has 20 inputs.
     """
     source = torch.Generator().manual_seed(0)
     left, right = torch.rand(2, 20, 1, generator=source)
@@ -75,19 +67,10 @@ def observations() -> tuple[Tensor, Tensor]:
 
 
 def posteriors(model: Model, data: tuple[Tensor, Tensor], budget: Budget) -> dict[str, Posterior]:
-    """Return the posterior of each method, in the order of the panels.
-
-    Args:
-        model: the model.
-        data: inputs and targets.
-        budget: how long the methods run.
-
-    Returns:
-        name -> posterior.
-    """
+    """Return the posterior of each method, in the order of the panels."""
     starts, rows, adam = model.prior.sample(budget.members), len(data[0]), Adam(0.03)
     descent = MAP(epochs=budget.descent, optimizer=adam, batch_size=rows)
-    half = budget.descent // 2  # epochs of two steps each: SWAG measures the noise of minibatches
+    half = budget.descent // 2  # epochs of two steps each, because SWAG measures the noise of minibatches
     swag = SWAG(epochs=half, optimizer=adam, batch_size=rows // 2, averaging_lr=0.01)
     hmc = HMC(chains=4, steps=budget.steps, burn_in=budget.steps // 3, trajectory=0.5)
     laplace = Laplace(structure="dense", prior="model")
@@ -103,30 +86,23 @@ def posteriors(model: Model, data: tuple[Tensor, Tensor], budget: Budget) -> dic
 
 
 def picture(budget: Budget | None = None) -> Figure:
-    """Fit the six methods and draw their bands.
-
-    Args:
-        budget: how long the methods run; `Budget()` if None.
-
-    Returns:
-        The figure: two rows of three panels.
-    """
+    """Fit the six methods and draw their bands: two rows of three panels."""
     budget = budget or Budget()
     inputs, targets = data = observations()
     network = mlp(1, 1, hidden=(10, 10), activation="tanh")
     model = Model(network, Gaussian(NOISE), FanInNormal(gain=3.0))
     x = torch.linspace(-3, 3, 241)
     draws = {"SWAG": budget.draws, "MultiSWAG": budget.draws}
-    found = {
+    bands = {
         name: figures.Band.of(x, predict(posterior, x[:, None], draws=draws.get(name)))
         for name, posterior in posteriors(model, data, budget).items()
     }
-    return figures.predictive_band(found, inputs[:, 0], targets[:, 0], notes=NOTES)
+    return figures.predictive_band(bands, inputs[:, 0], targets[:, 0], notes=NOTES)
 
 
 def main(argv: Sequence[str]) -> None:
     """Write `bands.png` into the folder that the one argument names."""
-    torch.set_num_threads(1)  # tensors as small as these gain nothing from threads
+    torch.set_num_threads(1)  # tensors this small gain nothing from threads
     print(f"Picture: {savefig(picture(), Path(*argv) / 'bands.png')}")
 
 

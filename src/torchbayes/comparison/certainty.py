@@ -1,4 +1,4 @@
-"""How sure the scores of a comparison are: intervals, and differences from the best method."""
+"""Uncertainty of the scores of a comparison: intervals, and differences from the best method."""
 
 from __future__ import annotations
 
@@ -31,34 +31,26 @@ LEVEL = 0.95
 
 
 class Further(NamedTuple):
-    """Scores of a method beside those of its evaluation on the test set.
+    """Scores of a method beyond those of its evaluation on the test set."""
 
-    Attributes:
-        values: metric -> value.
-        drawn: metric -> what resamples of the rows give, (R,).
-    """
-
-    values: Mapping[str, float]
-    drawn: Mapping[str, Tensor]
+    values: Mapping[str, float]  # by metric
+    drawn: Mapping[str, Tensor]  # metric -> its values in resamples of the rows, (R,)
 
 
 @dataclass(frozen=True)
 class Certainty:
-    """How sure the scores of one method are.
+    """Uncertainty of the scores of one method.
 
-    Attributes:
-        intervals: metric -> interval of what other rows could have given; `nll_severity_3` is the mean NLL over
-            corruptions at severity 3.
-        apart: metric -> its difference from the best method on the same rows, zero for the best itself.
+    `nll_severity_3` is the mean NLL over corruptions at severity 3.
     """
 
-    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    apart: Mapping[str, Difference] = field(default_factory=dict)
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # of what other rows could have given
+    apart: Mapping[str, Difference] = field(default_factory=dict)  # from the best on the same rows
 
     def is_best(self, metric: str) -> bool:
         """Return whether the method is the best by a metric, or not significantly different from it."""
-        found = self.apart.get(metric)
-        return found is not None and found.low <= 0 <= found.high
+        difference = self.apart.get(metric)
+        return difference is not None and difference.low <= 0 <= difference.high
 
     def numbers(self) -> dict[str, Any]:
         """Return every number, JSON-serialisable."""
@@ -71,31 +63,25 @@ class Certainty:
 def certainties(
     evaluations: Mapping[str, Evaluation], *, seed: int = 0, further: Mapping[str, Further] | None = None
 ) -> dict[str, Certainty]:
-    """Return how sure the scores of methods are, by resamples of the rows that all share.
+    """Return the uncertainty of each method's scores, by resamples of the rows that all evaluations share.
 
-    Args:
-        evaluations: method -> its evaluation, all on the same rows.
-        seed: seed of the resamples.
-        further: method -> its scores on other data, of as many resamples.
-
-    Returns:
-        method -> certainty, without numbers where there is only one row.
+    `further` holds scores on other data, of as many resamples. There are no numbers for a single row.
     """
     if any(len(each.log_prob) < 2 for each in evaluations.values()):
         return {name: Certainty() for name in evaluations}
     drawn: dict[str, dict[str, Tensor]] = {n: resampled(e, RESAMPLES, seed) for n, e in evaluations.items()}
     values: dict[str, dict[str, float]] = {name: dict(each.metrics) for name, each in evaluations.items()}
-    for name, other in (further or {}).items():
-        drawn[name] |= other.drawn
-        values[name] |= other.values
+    for name, more in (further or {}).items():
+        drawn[name] |= more.drawn
+        values[name] |= more.values
     apart: dict[str, dict[str, Difference]] = {name: {} for name in evaluations}
     for metric, better in BETTER.items():
-        known = {name: own[metric] for name, own in values.items() if metric in own and metric in drawn[name]}
-        known = {name: value for name, value in known.items() if math.isfinite(value)}
-        if not known:
+        candidates = {name: own[metric] for name, own in values.items() if metric in own and metric in drawn[name]}
+        candidates = {name: value for name, value in candidates.items() if math.isfinite(value)}
+        if not candidates:
             continue
-        best = (min if better == "low" else max)(known, key=known.__getitem__)
-        for name in known:
+        best = (min if better == "low" else max)(candidates, key=candidates.__getitem__)
+        for name in candidates:
             both, rows = [values[each] for each in (name, best)], len(evaluations[name].log_prob)
             apart[name][metric] = paired(metric, both, [drawn[name], drawn[best]], rows=rows, level=LEVEL)
     return {

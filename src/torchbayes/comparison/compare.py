@@ -1,8 +1,8 @@
 """Compare methods with each other and with a reference on one data set: fits, scores, one table, a report.
 
 The single network is the first member of an ensemble with the same settings, and SWAG the first member of MultiSWAG,
-exactly as if each had been fitted alone with the same seed. The reference is Hamiltonian Monte Carlo by default, fitted
-here or read from a directory.
+exactly as if each had been fitted alone with the same seed. The reference is Hamiltonian Monte Carlo by default,
+fitted here or read from a directory.
 """
 
 from __future__ import annotations
@@ -36,21 +36,13 @@ from torchbayes.report.diagnosis import numbers as diagnosis_numbers
 
 @dataclass(frozen=True)
 class Compared:
-    """The result of a comparison.
-
-    Attributes:
-        setup: data and model.
-        outcomes: method -> its outcome.
-        report: path of `report.html`; PNGs, `results.json` and `config.yaml` are in the same directory.
-        diagnosis: of the reference's chains; None without a reference, or if it has no chains.
-        base: the constant predictor on the test set; None where the targets have none.
-    """
+    """The result of a comparison."""
 
     setup: Setup
     outcomes: dict[str, Outcome]
-    report: Path
-    diagnosis: Diagnosis | None = None
-    base: Outcome | None = None
+    report: Path  # page; pictures, `results.json` and `config.yaml` lie beside it
+    diagnosis: Diagnosis | None = None  # of the reference's chains; None without chains
+    base: Outcome | None = None  # constant predictor on the test set, where there is one
 
 
 def compare(
@@ -66,25 +58,25 @@ def compare(
     """Fit, evaluate and report.
 
     Args:
-        comparison: what is compared on what.
-        directory: where everything is written; the fits into `fits/`.
-        resume: continue: finished fits are reused, interrupted ones resumed, and the evaluation is repeated.
-        overwrite: remove the fits of an earlier comparison in `directory` first.
-        callbacks: as `fit` takes them.
-        say: called with what is fitted next.
-        track: shows the progress of the evaluation.
+        comparison: What is compared on what.
+        directory: Where everything is written; the fits into `fits/`.
+        resume: Continue: finished fits are reused, interrupted ones resumed, and the evaluation is repeated.
+        overwrite: Remove the fits of an earlier comparison in `directory` first.
+        callbacks: As in `fit`.
+        say: Called with a line about each fit that begins.
+        track: Shows the progress of the evaluation.
 
     Returns:
         The outcomes and the report.
 
     Raises:
-        BlockingIOError: if another process is writing to `directory`.
-        FileNotFoundError: if the directory of the reference holds no finished fit.
-        ValueError: if `directory` holds a comparison and neither `resume` nor `overwrite` is set, if the reference is
-            of another posterior or would be overwritten, or if corruptions are named and the data are not images.
+        BlockingIOError: Another process is writing to `directory`.
+        FileNotFoundError: The directory of the reference holds no finished fit.
+        ValueError: `directory` holds a comparison and neither `resume` nor `overwrite` is set, the reference is of
+            another posterior or would be overwritten, or corruptions are named and the data are not images.
     """
     home = full_path(directory)
-    given = load_reference(comparison) if comparison.directory_of_reference is not None else None
+    reference = load_reference(comparison) if comparison.directory_of_reference is not None else None
     setup = comparison.problem.setup()
     for note in setup.data.notes:
         say(note)
@@ -96,25 +88,21 @@ def compare(
         posteriors = _fit(setup, comparison, folder_in(home, "fits"), resume=resume, callbacks=callbacks, say=say)
         name = comparison.compared_with
         where = home / "fits" / str(name)
-        if given is not None:
-            posteriors, where = {**posteriors, REFERENCE: given}, full_path(comparison.directory_of_reference or "")
+        if reference is not None:
+            posteriors, where = {**posteriors, REFERENCE: reference}, full_path(comparison.directory_of_reference or "")
         with setup.problem.threading():
             outcomes = score(setup, posteriors, comparison, track=track)
             diagnosis = None if name is None else quality(setup, posteriors[name], where)
             base = constant_outcome(setup)
         numbers = _numbers(setup, outcomes, diagnosis) | ({} if base is None else {"constant": base.clean.metrics})
         write_whole(home / "results.json", (json.dumps(numbers, indent=1) + "\n").encode())
-        about = {"outcomes": outcomes, "base": base, "diagnosis": diagnosis, "settings": text}
-        page = report(home, setup, comparison, **about)
+        results = {"outcomes": outcomes, "base": base, "diagnosis": diagnosis, "settings": text}
+        page = report(home, setup, comparison, **results)
     return Compared(setup, outcomes, page, diagnosis, base)
 
 
 def _of_images(comparison: Comparison, data: Data) -> Comparison:
-    """Return a comparison for the data: without the default corruptions if these are not images.
-
-    Raises:
-        ValueError: if other corruptions are asked for.
-    """
+    """Return the comparison without the default corruptions if the data are not images."""
     if data.is_image or not comparison.corruptions:
         return comparison
     if comparison.corruptions != CORRUPTIONS:
@@ -126,12 +114,7 @@ def _of_images(comparison: Comparison, data: Data) -> Comparison:
 
 
 def _make_room(home: Path, comparison: Comparison, *, overwrite: bool) -> None:
-    """Remove the fits of an earlier comparison, if `overwrite` is set.
-
-    Raises:
-        BlockingIOError: if another process is writing to one of them.
-        ValueError: if there are fits and it is not set, or the reference is one of them.
-    """
+    """Remove the fits of an earlier comparison if `overwrite` is set, else raise ValueError if there are fits."""
     if not (home / CONFIG).exists():
         return
     if not overwrite:
@@ -146,34 +129,27 @@ def _make_room(home: Path, comparison: Comparison, *, overwrite: bool) -> None:
     if aside.exists():  # left by a removal that was killed
         shutil.rmtree(aside)
     with ExitStack() as stack:
-        for one in sorted(fits.glob("*/")):
-            stack.enter_context(Locked(one))
+        for run in sorted(fits.glob("*/")):
+            stack.enter_context(Locked(run))
         if fits.exists():
             fits.rename(aside)
-    if aside.exists():  # removed once the lock files are closed: NFS keeps files that are open, and their folders
+    if aside.exists():  # removed after the lock files are closed, because NFS keeps open files and their folders
         shutil.rmtree(aside)
 
 
 def _numbers(setup: Setup, outcomes: dict[str, Outcome], diagnosis: Diagnosis | None) -> dict[str, Any]:
-    found: dict[str, Any] = {"data": setup.data.name, "methods": {name: o.numbers() for name, o in outcomes.items()}}
-    return found if diagnosis is None else {**found, "reference": diagnosis_numbers(diagnosis)}
+    numbers: dict[str, Any] = {"data": setup.data.name, "methods": {name: o.numbers() for name, o in outcomes.items()}}
+    return numbers if diagnosis is None else {**numbers, "reference": diagnosis_numbers(diagnosis)}
 
 
 def configuration(comparison: Comparison) -> dict[str, Any]:
-    """Return a comparison as its `config.yaml` holds it and the command line reads it.
-
-    Args:
-        comparison: what is compared.
-
-    Returns:
-        name -> value.
-    """
-    found = {**entries(comparison.problem), **entries(comparison)}
-    del found["problem"], found["starts"]
-    found["methods"] = {name: _described(comparison, name) for name in comparison.methods}
+    """Return a comparison as its `config.yaml` holds it and the command line reads it."""
+    options = {**entries(comparison.problem), **entries(comparison)}
+    del options["problem"], options["starts"]
+    options["methods"] = {name: _described(comparison, name) for name in comparison.methods}
     served = {name: _described(comparison, name) for name in comparison.starts}
     starts = {name: settings for name, settings in served.items() if "first_of" not in settings}
-    return {**found, "starts": starts} if starts else found
+    return {**options, "starts": starts} if starts else options
 
 
 def _described(comparison: Comparison, name: str) -> Any:
@@ -201,9 +177,9 @@ def _fit(
             begin = entry.start
             start = None if begin is None else of(begin)
             say(f"fitting: {label_of(name)}, {_length(settings, entry)} on {setup.data.name}")
-            own = with_dropout(setup) if comparison.entry(name).parts == "dropout" else setup
+            suited = with_dropout(setup) if comparison.entry(name).parts == "dropout" else setup
             fitted[name] = fit_run(
-                own,
+                suited,
                 settings,
                 folder_in(home, name),
                 start=start,

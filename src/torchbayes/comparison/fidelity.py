@@ -1,11 +1,12 @@
-r"""Fidelity of every method to the reference of a comparison, and what its own Monte Carlo error can resolve.
+"""Fidelity of every method to the reference of a comparison, and the smallest distance that the reference resolves.
 
 Classes: agreement and total variation of the averaged probabilities. Regressions: the 1-Wasserstein distance between
-samples of the predictive distributions at each test row, equally many for every method. The reference is
-compared with itself by halves, so that both sides have equally many draws: one half of its chains against the other,
-for every way to halve the circle of them. Two samples of the reference's whole size would be nearer to each other, by
-what `metrics.fidelity.floor` says: that is the floor. A method no farther from the reference cannot be distinguished
-from another run of the reference, and no distance below it means anything. Short or few chains raise it.
+samples of the predictive distributions at each test row, equally many for every method. The reference is compared with
+itself by halves, so that both sides have equally many draws: one half of its chains against the other, for every way
+to halve the circle of them. Two samples of the reference's whole size would be nearer to each other;
+`metrics.fidelity.floor` says by how much. That distance is the floor. A method no farther from the reference cannot be
+distinguished from another run of the reference, and no smaller distance means anything. Short or few chains raise the
+floor.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.predict import Source, predict
 from torchbayes.randomness.seeds import Purpose, mix
 
-SAMPLES = 2000  # of each predictive distribution
+SAMPLES = 2000  # samples of each predictive distribution
 _ROWS = 1024
 
 Numbers = dict[str, float]
@@ -35,11 +36,10 @@ Numbers = dict[str, float]
 class Fidelity:
     """How close the predictions of one method are to those of the reference; empty where there is no reference.
 
-    Attributes:
-        clean: on the test set: agreement and total_variation, or wasserstein1 in the target's own units.
-        corrupted: corruption -> agreement and total_variation at severities 1 to 5.
-        halves: for the reference, the floor by each way to halve its chains; the rest is then their mean.
-        terms: for other methods, what each row of the test set contributes to `clean`, (N,) each, float64.
+    `clean` is on the test set: agreement and total_variation, or wasserstein1 in the target's own units. `corrupted`
+    has agreement and total_variation by corruption, at severities 1 to 5. For the reference, `halves` has the floor by
+    each way to halve its chains, and the other fields their mean. For other methods, `terms` has what each row of the
+    test set contributes to `clean`, float64 (N,) each.
     """
 
     clean: Numbers = field(default_factory=dict)
@@ -61,36 +61,21 @@ class Fidelity:
 
     def numbers(self) -> dict[str, Any]:
         """Return every number, JSON-serialisable."""
-        found: dict[str, Any] = dict(self.clean)
+        numbers: dict[str, Any] = dict(self.clean)
         if self.halves:
-            found["halves"] = self.halves
+            numbers["halves"] = self.halves
         if self.corrupted:
-            found["severity"] = {s: {m: self.at(s, m) for m in self.clean} for s in range(1, 6)}
-        return found
+            numbers["severity"] = {s: {m: self.at(s, m) for m in self.clean} for s in range(1, 6)}
+        return numbers
 
 
 def mean(found: Sequence[Numbers]) -> Numbers:
-    """Return the mean of each number.
-
-    Args:
-        found: the same names in each.
-
-    Returns:
-        name -> mean; empty if there are none.
-    """
+    """Return the mean of each number over mappings with the same names; empty if there are none."""
     return {name: sum(numbers[name] for numbers in found) / len(found) for name in (found[0] if found else ())}
 
 
 def chain_probs(predictive: Predictive, chains: int) -> Tensor:
-    """Return the class probabilities averaged over the draws of each chain.
-
-    Args:
-        predictive: of S draws, draw s from chain s mod M.
-        chains: M.
-
-    Returns:
-        Float64 tensor (M, B, K).
-    """
+    """Return class probabilities averaged over the draws of each chain, float64 (M, B, K); draw s is of chain s % M."""
     probs: Any = predictive.distribution.probs  # type: ignore[attr-defined]
     probs_SBK = probs.double()
     if is_binary(predictive):
@@ -99,25 +84,12 @@ def chain_probs(predictive: Predictive, chains: int) -> Tensor:
 
 
 def chain_probs_of(functions: Functions, inputs: Tensor, chains: int) -> Tensor:
-    """Return `chain_probs` at any number of inputs, with bounded memory.
-
-    Args:
-        functions: S functions, function s from chain s mod M.
-        inputs: (B, ...).
-        chains: M.
-
-    Returns:
-        Float64 tensor (M, B, K).
-    """
+    """Return `chain_probs` at any number of inputs, with bounded memory."""
     return torch.cat([chain_probs(predict(functions, part), chains) for part in inputs.split(_ROWS)], dim=1)
 
 
 def halved(chains: int) -> list[tuple[list[int], list[int]]]:
-    """Return the ways to halve a circle of chains, the smaller half first; none for a single chain.
-
-    Args:
-        chains: M.
-    """
+    """Return the ways to halve a circle of M chains, the smaller half first; none for a single chain."""
     half, everyone = chains // 2, range(chains)
     starts = range((chains if chains % 2 else half) if half else 0)
     halves = [sorted((start + m) % chains for m in range(half)) for start in starts]
@@ -125,17 +97,10 @@ def halved(chains: int) -> list[tuple[list[int], list[int]]]:
 
 
 def floors(probs_MBK: Tensor) -> list[Numbers]:
-    """Return how far another sample of the chains would be, by each way to halve them.
-
-    Args:
-        probs_MBK: class probabilities of M chains of equal length.
-
-    Returns:
-        One mapping for each of `halved`, as `evaluate.fidelity` gives it.
-    """
+    """Return how far another sample of M chains of equal length would be, one mapping for each of `halved`."""
     splits = halved(len(probs_MBK))
     apart = [fidelity(probs_MBK[one].mean(0), probs_MBK[other].mean(0)) for one, other in splits]
-    return [floor(found, (len(one), len(other))) for found, (one, other) in zip(apart, splits, strict=True)]
+    return [floor(distance, (len(one), len(other))) for distance, (one, other) in zip(apart, splits, strict=True)]
 
 
 def row_distances(
@@ -149,58 +114,46 @@ def row_distances(
 ) -> dict[str, list[dict[str, Tensor]]]:
     """Return how far the predictive distributions of a regression are from the reference's, row by row.
 
-    Args:
-        functions: method -> functions drawn from it, or its linearised posterior.
-        reference: the method that the others are compared with.
-        inputs: test rows (B, ...).
-        chains: M of the reference; its function s is from chain s mod M.
-        scale: units of the raw targets per unit that the model sees.
-        seed: seed of the samples; method and reference never share one.
-
-    Returns:
-        method -> one mapping with wasserstein1, in the target's own units, for each row (B,); for the reference one
-        for each of `halved`, and a last one of itself by other samples; none if there is a single chain.
+    Each method has one mapping with wasserstein1 (B,), in the target's own units; `scale` is these per unit that the
+    model sees. The reference has one mapping for each of `halved`, and a last one against other samples of itself;
+    none if there is a single chain. Function s of the reference is of chain s mod M. A method and the reference never
+    share the seed of their samples.
     """
     pairs: dict[str, list[tuple[Functions | Source, Functions | Source]]]
     pairs = {name: [(some, functions[reference])] for name, some in functions.items() if name != reference}
-    own = functions[reference]
-    pairs[reference] = _splits(own, chains) if isinstance(own, Functions) else []
-    found: dict[str, list[list[Tensor]]] = {name: [[] for _ in of_method] for name, of_method in pairs.items()}
+    reference_functions = functions[reference]
+    pairs[reference] = _splits(reference_functions, chains) if isinstance(reference_functions, Functions) else []
+    distances: dict[str, list[list[Tensor]]] = {name: [[] for _ in of_method] for name, of_method in pairs.items()}
     for part in inputs.split(_ROWS):
         for name, of_method in pairs.items():
-            for place, pair in enumerate(of_method):
+            for index, pair in enumerate(of_method):
                 first, second = (_samples(s, part, mix(Purpose.DISTANCE, seed, who)) for who, s in enumerate(pair))
-                found[name][place].append(wasserstein1_rows(first, second) * scale)
-    return {name: [{"wasserstein1": torch.cat(parts)} for parts in each] for name, each in found.items()}
+                distances[name][index].append(wasserstein1_rows(first, second) * scale)
+    return {name: [{"wasserstein1": torch.cat(parts)} for parts in each] for name, each in distances.items()}
 
 
 def averaged(
     rows: Mapping[str, Sequence[Mapping[str, Tensor]]], reference: str, chains: int
 ) -> dict[str, list[Numbers]]:
-    """Return means over rows of what `row_distances` gives, of the reference its floors.
-
-    Args:
-        rows: as `row_distances` returns them.
-        reference: the method that the others are compared with.
-        chains: M of the reference.
-    """
-    found = {
-        name: [{metric: float(v.mean()) for metric, v in each.items()} for each in some] for name, some in rows.items()
+    """Return means over rows of what `row_distances` gives, and for the reference its floors."""
+    means = {
+        name: [{metric: float(v.mean()) for metric, v in each.items()} for each in parts]
+        for name, parts in rows.items()
     }
-    if found[reference]:
-        *apart, same = found[reference]
+    if means[reference]:
+        *apart, same = means[reference]
         sizes = [(len(one), len(other)) for one, other in halved(chains)]
-        found[reference] = [floor(each, size, same=same) for each, size in zip(apart, sizes, strict=True)]
-    return found
+        means[reference] = [floor(each, size, same=same) for each, size in zip(apart, sizes, strict=True)]
+    return means
 
 
 def _splits(functions: Functions, chains: int) -> list[tuple[Functions | Source, Functions | Source]]:
-    """Return the functions of both halves of the chains, in every way, and all of them twice."""
+    """Return the functions of both halves of the chains, in every way, and last all of them twice."""
     chain_S, splits = torch.arange(functions.draws) % chains, halved(chains)
     parts = [tuple(functions.some(torch.isin(chain_S, torch.tensor(half))) for half in split) for split in splits]
     return [*parts, (functions, functions)] if parts else []  # type: ignore[list-item]
 
 
 def _samples(functions: Functions | Source, inputs: Tensor, seed: int) -> Tensor:
-    """Return samples of the targets (SAMPLES, B), on the model's scale; from the draws in turn, equally often."""
+    """Return samples of the targets (SAMPLES, B) on the model's scale, equally many from each draw."""
     return predict(functions, inputs).sample(SAMPLES, seed=seed).flatten(1).cpu()

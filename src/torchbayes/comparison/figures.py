@@ -52,16 +52,7 @@ _QUESTIONS = (
 
 
 def pictures(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) -> dict[str, Picture]:
-    """Draw everything that applies, what shows all methods at one glance first.
-
-    Args:
-        setup: data and model.
-        comparison: what was compared.
-        outcomes: method -> its outcome.
-
-    Returns:
-        file name without ending -> picture.
-    """
+    """Draw everything that applies, file name without ending -> picture; the glance at all methods is first."""
     data, named = setup.data, {label_of(name): outcome for name, outcome in outcomes.items()}
     functions = {label: outcome.functions for label, outcome in named.items()}
     reference = None if comparison.compared_with is None else label_of(comparison.compared_with)
@@ -91,15 +82,9 @@ def pictures(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcom
 def glance(
     named: Mapping[str, Outcome], reference: str | None = None, *, unit: str = "units of the target"
 ) -> list[figures.Dots]:
-    """Return what tells methods apart, one question each, with intervals.
+    """Return the questions that tell methods apart and have numbers, with intervals, for labelled outcomes.
 
-    Args:
-        named: label -> outcome.
-        reference: label of the reference, whose own closeness is the floor.
-        unit: of the target.
-
-    Returns:
-        The questions that have numbers.
+    The reference's own closeness is the floor. `unit` is of the target.
     """
     panels = []
     for question in _QUESTIONS:
@@ -143,31 +128,31 @@ def _glance(data: Data, named: Mapping[str, Outcome], reference: str | None) -> 
     measures = " ".join(panel.measure for panel in panels)
     said = "; ".join(f"{short}: {text}" for short, text in meanings.items() if short in measures)
     floor = " Line and grey band: another sample of the reference, of as many draws, by its halves."
-    some = next(iter(named.values()))
-    also = f", {_corruptions(some)}" if some.corrupted else ""
-    also += f", and on foreign images ({listed(list(some.foreign))})" if some.foreign else ""
+    first = next(iter(named.values()))
+    also = f", {_corruptions(first)}" if first.corrupted else ""
+    also += f", and on foreign images ({listed(list(first.foreign))})" if first.foreign else ""
     caption = (
         f"{len(named)} methods on {_rows(data)}{also}. {said}. Dots: values; lines: {_INTERVAL} Full markers: the best "
         f"of a panel and every method not significantly different from it, by paired differences; hollow: worse."
         f"{floor if any(len(panel.floors) for panel in panels) else ''}"
     )
-    found = [
+    extremes = [
         f"{panel.title}, {panel.measure}: {_extremes(panel.numbers, panel.measure, panel.better)}" for panel in panels
     ]
     return Picture(
         "All methods at one glance", figures.ranked_dots(panels, floor="floor of the reference"), caption,
-        alt=f"Dots with intervals for each method. {'. '.join(found)}.",
+        alt=f"Dots with intervals for each method. {'. '.join(extremes)}.",
     )  # fmt: skip
 
 
 def _extremes(values: Mapping[str, float], measure: str, better: figures.Better) -> str:
     """Return the best and the worst of some methods by a measure, in words."""
-    known = {name: value for name, value in values.items() if math.isfinite(value)}
-    if not known:
+    finite = {name: value for name, value in values.items() if math.isfinite(value)}
+    if not finite:
         return "no numbers"
-    low, high = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
+    low, high = min(finite, key=finite.__getitem__), max(finite, key=finite.__getitem__)
     best, worst = (low, high) if better == "low" else (high, low)
-    return f"best {best} ({told(known[best], measure)}), worst {worst} ({told(known[worst], measure)})"
+    return f"best {best} ({told(finite[best], measure)}), worst {worst} ({told(finite[worst], measure)})"
 
 
 def _rows(data: Data) -> str:
@@ -175,7 +160,7 @@ def _rows(data: Data) -> str:
 
 
 def _corruptions(some: Outcome) -> str:
-    """Return which corrupted images there are, in words that follow the test rows."""
+    """Return a phrase on the corrupted images, to follow the test rows."""
     rows, total = len(next(iter(some.corrupted.values()))[0].log_prob), len(some.clean.log_prob)
     return f"{'each' if rows == total else f'the first {rows:,}'} of them under {len(some.corrupted)} corruptions"
 
@@ -201,19 +186,19 @@ def _severities(data: Data, named: Mapping[str, Outcome], reference: str | None)
             "right, below it is more cautious than it need be.",
         ),
     }
-    found = {}
+    drawn = {}
     for metric, (file, label, title, text) in texts.items():
         steps = {name: _steps(metric, _means(o.severity(metric)), o) for name, o in named.items()}
         figure = figures.severity_panels(
             steps, label, reference=reference, level=0.0 if metric == "overconfidence" else None
         )
-        found[f"severity_{file}"] = Picture(
+        drawn[f"severity_{file}"] = Picture(
             title,
             figure,
             f"{label[0].upper()}{label[1:]}. {_panels(data, named, reference)} {text} Bands: {_INTERVAL}",
             alt=f"{label} by severity, one panel for each method. {_at_worst(steps, label)}",
         )
-    return found
+    return drawn
 
 
 def _at_worst(steps: Mapping[str, Steps], label: str) -> str:
@@ -275,18 +260,18 @@ def _fidelity(data: Data, named: Mapping[str, Outcome], reference: str) -> dict[
 def _fidelity_severities(
     data: Data, named: Mapping[str, Outcome], reference: str, *, known: Mapping[str, tuple[str, figures.Better]]
 ) -> dict[str, Picture]:
-    """Return closeness by severity: metric of `known` -> its label and direction."""
-    found = {}
+    """Return closeness by severity for each metric of `known`, which holds its label and direction."""
+    drawn = {}
     for metric, (words, direction) in known.items():
         steps = {name: _steps(metric, _means(o.fidelity.severity(metric)), o) for name, o in named.items()}
-        found[f"fidelity_severity_{metric}"] = Picture(
+        drawn[f"fidelity_severity_{metric}"] = Picture(
             f"{words[0].upper()}{words[1:]} under corruption",
             figures.severity_panels(steps, words, better=direction, reference=reference),
             f"{_panels(data, named, reference)} At severity 0 all test rows count. What is drawn of {reference} is the "
             f"floor: another sample of it, of as many draws. Bands: {_INTERVAL}",
             alt=f"{words} by severity, one panel for each method. {_at_worst(steps, words)}",
         )
-    return found
+    return drawn
 
 
 def _reliability(data: Data, named: Mapping[str, Outcome]) -> Picture:
@@ -303,9 +288,9 @@ def _reliability(data: Data, named: Mapping[str, Outcome]) -> Picture:
 def _reliability_corrupted(data: Data, named: Mapping[str, Outcome]) -> Picture:
     bins = {}
     for label, outcome in named.items():
-        found = [steps[-1] for steps in outcome.corrupted.values()]
-        probs = torch.cat([e.probs for e in found if e.probs is not None])
-        bins[label] = metrics.reliability(probs, torch.cat([e.targets for e in found]))
+        worst = [steps[-1] for steps in outcome.corrupted.values()]
+        probs = torch.cat([e.probs for e in worst if e.probs is not None])
+        bins[label] = metrics.reliability(probs, torch.cat([e.targets for e in worst]))
     return Picture(
         f"Reliability at severity {_WORST}",
         figures.reliability_diagram(bins),
@@ -327,7 +312,7 @@ def _calibrated(bins: Mapping[str, metrics.Reliability]) -> str:
 
 
 def _entropy(data: Data, named: Mapping[str, Outcome]) -> Picture:
-    found = {
+    entropies = {
         label: (o.clean.scores.entropy, {name: s.entropy for name, s in o.foreign.items()})
         for label, o in named.items()
         if o.clean.scores is not None
@@ -338,7 +323,7 @@ def _entropy(data: Data, named: Mapping[str, Outcome]) -> Picture:
     ranked = ", ".join(f"{label} {area:.3f}" for label, area in sorted(areas.items(), key=lambda pair: -pair[1]))
     return Picture(
         "Predictive entropy in and out of distribution",
-        figures.entropy_histograms(found, data.num_classes, known=f"{data.name} test set"),
+        figures.entropy_histograms(entropies, data.num_classes, known=f"{data.name} test set"),
         f"Histograms of the entropy of the model average on {_rows(data)} and on foreign images: {sizes}. These should "
         f"be met with doubt, to the right, while the test set stays to the left.",
         alt=f"Histograms of predictive entropy, one panel for each method. AUROC, mean over foreign sets: {ranked}.",

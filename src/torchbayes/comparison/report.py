@@ -1,4 +1,4 @@
-"""The report of a comparison: what was found and how, in words, and one HTML page."""
+"""The report of a comparison: findings and procedure in words, and one HTML page."""
 
 from __future__ import annotations
 
@@ -38,22 +38,11 @@ def findings(
     diagnosis: Diagnosis | None = None,
     unit: str = "units of the target",
 ) -> str:
-    """Return what was found, in words: the best by each question, what not to use, what the reference is worth.
-
-    Args:
-        comparison: what was compared.
-        outcomes: method -> its outcome.
-        base: the constant predictor.
-        diagnosis: of the reference; None if there is none.
-        unit: of the target.
-
-    Returns:
-        Paragraphs, separated by empty lines.
-    """
+    """Return paragraphs: the best method by each question, methods not to use, the quality of the reference."""
     reference = None if comparison.compared_with is None else label_of(comparison.compared_with)
     worse = {label_of(name): o for name, o in outcomes.items() if is_worse(o, base)}
     doubted = {label_of(name): o.problems for name, o in outcomes.items() if o.problems}
-    said = []
+    lines = []
     for panel in glance({label_of(name): outcome for name, outcome in outcomes.items()}, reference, unit=unit):
         ranked = [name for name in panel.ranked() if name not in worse and name not in doubted]
         if len(panel.values) < 2 or not ranked:
@@ -62,18 +51,18 @@ def findings(
         tied = [name for name in others if name in panel.best] if best in panel.best else []
         near = f"; {listed(tied)} {'is' if len(tied) == 1 else 'are'} not significantly different" if tied else ""
         number = told(panel.numbers[best], panel.measure)
-        said.append(f"{panel.title.capitalize()}: best {panel.measure} by {best}, {number}{near}.")
-    if not said and len(outcomes) > 1:
-        said.append("No method is the best here: each is worse than the constant predictor or should not be trusted.")
-    said += [part for part in (resolved(outcomes), worth(diagnosis) if diagnosis is not None else "") if part]
+        lines.append(f"{panel.title.capitalize()}: best {panel.measure} by {best}, {number}{near}.")
+    if not lines and len(outcomes) > 1:
+        lines.append("No method is the best here: each is worse than the constant predictor or should not be trusted.")
+    lines += [part for part in (resolved(outcomes), worth(diagnosis) if diagnosis is not None else "") if part]
     if len(outcomes) > 1:
-        said.append("This is one seed; small differences may change their sign with another.")
-    paragraphs = [" ".join(said)]
+        lines.append("This is one seed; small differences may change their sign with another.")
+    paragraphs = [" ".join(lines)]
     if worse and base is not None:
-        what = "the shares of the classes" if base.clean.probs is not None else "the mean and standard deviation"
+        baseline = "the shares of the classes" if base.clean.probs is not None else "the mean and standard deviation"
         paragraphs.append(
             f"Warning: {listed(list(worse))} {'is' if len(worse) == 1 else 'are'} worse than a constant prediction by "
-            f"{what} of the training targets, whose NLL is {base.clean.metrics['nll']:.3f}. Do not use "
+            f"{baseline} of the training targets, whose NLL is {base.clean.metrics['nll']:.3f}. Do not use "
             f"{'it' if len(worse) == 1 else 'them'}."
         )
     paragraphs += [
@@ -83,18 +72,9 @@ def findings(
 
 
 def procedure(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
-    """Return what was fitted to what, and how, in words.
-
-    Args:
-        setup: data and model.
-        comparison: what was compared.
-        outcomes: method -> its outcome.
-
-    Returns:
-        Paragraphs, separated by empty lines.
-    """
+    """Return paragraphs on what was fitted to what, and how."""
     problem, data = comparison.problem, setup.data
-    done = (
+    text = (
         f"{data.source}: {len(data.train.inputs):,} training and {len(data.test.inputs):,} test rows. "
         f"Network: {problem.network}, {setup.model.layout.size:,} weights, each with the prior "
         f"{prior_of(problem)}.\n\n{_budget(comparison, outcomes)}"
@@ -102,7 +82,7 @@ def procedure(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outco
     best = defaults(problem.data, problem.data_settings, problem.target)
     chosen = {**comparison.methods, **comparison.starts}
     usual = best.problem == problem and all(name in METHODS and best[name] == own for name, own in chosen.items())
-    return f"{done}\n\n{best.note}" if usual and best.note else done
+    return f"{text}\n\n{best.note}" if usual and best.note else text
 
 
 def _budget(comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
@@ -125,32 +105,32 @@ def _budget(comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
             budgets.setdefault("the predictive is that of the linearised network", []).append(label)
         if entry.predicts == "drawn":
             drawn.append(label)
-    said = [f"{listed(labels)}: {allowed}." for allowed, labels in budgets.items()]
-    said += [f"{'; '.join(served)}."] if served else []
+    sentences = [f"{listed(labels)}: {allowed}." for allowed, labels in budgets.items()]
+    sentences += [f"{'; '.join(served)}."] if served else []
     verb = "averages" if len(drawn) == 1 else "average"
-    said += [f"{listed(drawn)} {verb} {comparison.draws} drawn functions."] if drawn else []
-    return " ".join(capital(sentence) for sentence in said + chains)
+    sentences += [f"{listed(drawn)} {verb} {comparison.draws} drawn functions."] if drawn else []
+    return " ".join(capital(sentence) for sentence in sentences + chains)
 
 
 def _chosen(home: Path, comparison: Comparison) -> str:
     """Return what held-out rows chose for each fit, as a paragraph; empty if they chose nothing."""
     fits = {name: settings_chosen(home / "fits" / name) for name in comparison.methods}
-    said = [f"{label_of(name)}: {listed(settings)}." for name, settings in fits.items() if settings]
-    return f"\n\nHeld-out rows chose settings. {' '.join(map(capital, said))}" if said else ""
+    sentences = [f"{label_of(name)}: {listed(settings)}." for name, settings in fits.items() if settings]
+    return f"\n\nHeld-out rows chose settings. {' '.join(map(capital, sentences))}" if sentences else ""
 
 
 def _allowed(settings: Any, start: str | None) -> str:
     """Return the budget of a method that is not a sampler, in words."""
-    own = vars(settings)
+    fields = vars(settings)
     if start is not None:
-        structure = f"{own['structure']} curvature " if "structure" in own else ""
+        structure = f"{fields['structure']} curvature " if "structure" in fields else ""
         return f"{structure}around the {label_of(start)}"
     members = "one member" if settings.members == 1 else f"{settings.members} members"
     return f"{members}, {_epochs(settings)}, batches of {settings.needs.batch_size}"
 
 
 def _epochs(settings: Any) -> str:
-    """Return the length of a fit in words, before its `start`."""
+    """Return the length of a fit in words, apart from that of the fit it starts from."""
     if is_open(settings) or settings.needs.start is not None:
         return "as many epochs as held-out rows chose"
     epochs = vars(settings).get("epochs")
@@ -167,20 +147,7 @@ def report(
     settings: str,
     base: Outcome | None = None,
 ) -> Path:
-    """Write the pictures and the page.
-
-    Args:
-        home: directory.
-        setup: data and model.
-        comparison: what was compared.
-        outcomes: method -> its outcome.
-        diagnosis: of the reference; None if there is none.
-        settings: the resolved configuration, YAML.
-        base: the constant predictor; None if there is none.
-
-    Returns:
-        Path of `report.html`.
-    """
+    """Write the pictures and `report.html`, whose path is returned; `settings` is the resolved configuration, YAML."""
     drawn = pictures(setup, comparison, outcomes)
     judged: list[Table] = []
     if diagnosis is not None:
@@ -203,5 +170,5 @@ def report(
 
 
 def _names(outcomes: Mapping[str, Outcome]) -> str:
-    """Return the methods, or how many there are where a heading could not hold them."""
+    """Return the names of up to four methods, or the number of more, for a heading."""
     return listed([label_of(name) for name in outcomes]) if len(outcomes) < 5 else f"{len(outcomes)} methods compared"

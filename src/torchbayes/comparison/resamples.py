@@ -1,7 +1,7 @@
 """What other rows could have given: resamples of the scores on shifted data, and of closeness to the reference.
 
-As the intervals of an evaluation, by the Bayesian bootstrap over rows (Rubin 1981). A row counts equally in all of its
-corruptions, which are not independent, and in all methods, so that differences between methods are paired.
+By the Bayesian bootstrap over rows (Rubin 1981), like the intervals of an evaluation. A row has the same weight in all
+of its corruptions, which are not independent, and in all methods, so that differences between methods are paired.
 """
 
 from __future__ import annotations
@@ -28,15 +28,7 @@ def at_severity(metric: str, severity: int) -> str:
 
 
 def row_terms(found: Evaluation, rows: int) -> Terms:
-    """Return what rows of a classification contribute: nll, accuracy and overconfidence, confidence less accuracy.
-
-    Args:
-        found: an evaluation.
-        rows: how many rows from the first on.
-
-    Returns:
-        metric -> (N,) each, float64.
-    """
+    """Return nll, accuracy and overconfidence (confidence − accuracy) of the first rows of classes, float64 (N,)."""
     assert found.probs is not None
     probs_NK = found.probs[:rows].double()
     right_N = hits(found.probs, found.targets)[:rows].double()
@@ -54,31 +46,16 @@ def closeness_terms(probs_NK: Tensor, reference_NK: Tensor) -> Terms:
 
 
 def over_corruptions(by_corruption: Sequence[Sequence[Terms]]) -> Terms:
-    """Return means over corruptions, row by row.
-
-    Args:
-        by_corruption: the terms of each corruption at severities 1, 2, ...; of the same rows throughout.
-
-    Returns:
-        metric at severity -> (N,).
-    """
-    found = {}
+    """Return row-by-row means over corruptions, by metric at severity, from their terms at severities 1, 2, ..."""
+    means = {}
     for severity, each in enumerate(zip(*by_corruption, strict=True), 1):
         for metric in each[0]:
-            found[at_severity(metric, severity)] = torch.stack([terms[metric] for terms in each]).mean(0)
-    return found
+            means[at_severity(metric, severity)] = torch.stack([terms[metric] for terms in each]).mean(0)
+    return means
 
 
 def resampled_means(terms: Terms, *, seed: int) -> Terms:
-    """Return the mean of each metric in each resample.
-
-    Args:
-        terms: metric -> (N,), of the same rows.
-        seed: seed of the resamples.
-
-    Returns:
-        metric -> (R,); none for a single row, which says nothing of others.
-    """
+    """Return the mean of each metric in each resample, (R,); none for a single row, which says nothing of others."""
     rows = min((len(values_N) for values_N in terms.values()), default=0)
     if rows < 2:
         return {}
@@ -90,26 +67,17 @@ def resampled_means(terms: Terms, *, seed: int) -> Terms:
 
 
 def resampled_detection(inside_N: Tensor, outside: Mapping[str, Tensor], *, seed: int) -> Tensor:
-    """Return the mean AUROC over foreign sets in each resample of the rows of both sides.
-
-    Args:
-        inside_N: entropies of the test set.
-        outside: foreign set -> its entropies.
-        seed: seed of the resamples.
-
-    Returns:
-        (R,), float64.
-    """
+    """Return the mean AUROC over foreign sets in each resample of the rows of both sides, (R,), from entropies."""
     foreign = [scores_F.cpu() for scores_F in outside.values()]
     weights = [
-        torch.cat(list(drawn_rows(scores_F.new_ones(len(scores_F), dtype=torch.float64), RESAMPLES, own)))
-        for own, scores_F in enumerate(foreign, mix(Purpose.FOREIGN_RESAMPLES, seed) % 2**32)
+        torch.cat(list(drawn_rows(scores_F.new_ones(len(scores_F), dtype=torch.float64), RESAMPLES, set_seed)))
+        for set_seed, scores_F in enumerate(foreign, mix(Purpose.FOREIGN_RESAMPLES, seed) % 2**32)
     ]
-    parts, done = [], 0
+    parts, start = [], 0
     for drawn_RN in drawn_rows(torch.ones(len(inside_N), dtype=torch.float64), RESAMPLES, seed):
-        some = slice(done, done := done + len(drawn_RN))
+        block = slice(start, start := start + len(drawn_RN))
         areas = [
-            resampled_auroc(inside_N.cpu(), scores_F, in_weights_RN=drawn_RN, out_weights_RF=weights_RF[some])
+            resampled_auroc(inside_N.cpu(), scores_F, in_weights_RN=drawn_RN, out_weights_RF=weights_RF[block])
             for scores_F, weights_RF in zip(foreign, weights, strict=True)
         ]
         parts.append(torch.stack(areas).mean(0))

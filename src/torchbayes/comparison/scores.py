@@ -46,30 +46,21 @@ Track = Callable[[list[Any], str], Iterable[Any]]
 class Outcome:
     """The results of one method.
 
-    Attributes:
-        functions: functions drawn from its posterior and used throughout; a Laplace posterior is linearised instead.
-        clean: on the test set.
-        members: metrics of each member's own point on the test set, for an ensemble.
-        unshifted: metrics on the rows to be corrupted, before corruption; overconfidence, which is mean confidence less
-            accuracy, too.
-        corrupted: corruption -> evaluation at severities 1 to 5.
-        foreign: foreign set -> how uncertain the method is there.
-        fidelity: how close it is to the reference; of the reference itself how close another sample of it would be.
-        is_reference: whether the others are compared with it.
-        certainty: how sure the scores are.
-        problems: why its posterior should not be trusted.
+    `functions` are drawn from its posterior and used throughout; a Laplace posterior is linearised instead.
+    `unshifted` has metrics on the rows to be corrupted, before corruption, with overconfidence: mean confidence −
+    accuracy.
     """
 
     functions: Functions | Source
-    clean: Evaluation
-    members: list[dict[str, float]] = field(default_factory=list)
+    clean: Evaluation  # on the test set
+    members: list[dict[str, float]] = field(default_factory=list)  # of an ensemble: scores of each one's own point
     unshifted: dict[str, float] = field(default_factory=dict)
-    corrupted: dict[str, list[Evaluation]] = field(default_factory=dict)
+    corrupted: dict[str, list[Evaluation]] = field(default_factory=dict)  # at severities 1 to 5
     foreign: dict[str, Scores] = field(default_factory=dict)
-    fidelity: Fidelity = field(default_factory=Fidelity)
-    is_reference: bool = False
+    fidelity: Fidelity = field(default_factory=Fidelity)  # of the reference: how close another sample is
+    is_reference: bool = False  # whether the others are compared with it
     certainty: Certainty = field(default_factory=Certainty)
-    problems: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()  # why its posterior should not be trusted
 
     def severity(self, metric: str) -> list[list[float]]:
         """Return a metric at severity 0 (not corrupted) to 5, one row each, one column per corruption."""
@@ -88,65 +79,47 @@ class Outcome:
 
     def auroc(self) -> float | None:
         """Return the mean AUROC of the predictive entropy over the foreign sets, None where there are none."""
-        values = [found["auroc_entropy"] for found in self.detected().values() if "auroc_entropy" in found]
+        values = [numbers["auroc_entropy"] for numbers in self.detected().values() if "auroc_entropy" in numbers]
         return sum(values) / len(values) if values else None
 
     def numbers(self) -> dict[str, Any]:
         """Return every number, JSON-serialisable."""
-        found: dict[str, Any] = {"clean": self.clean.metrics, **self.certainty.numbers()}
+        numbers: dict[str, Any] = {"clean": self.clean.metrics, **self.certainty.numbers()}
         if self.problems:
-            found["problems"] = list(self.problems)
+            numbers["problems"] = list(self.problems)
         if isinstance(self.functions, Functions):
-            found["draws"] = self.functions.draws
+            numbers["draws"] = self.functions.draws
         if self.members:
-            found["members"] = self.members
+            numbers["members"] = self.members
         if self.corrupted:
-            found["severity"] = {s: {m: self.at(s, m) for m in self.unshifted} for s in (0, *SEVERITIES)}
-            found["corrupted"] = {
+            numbers["severity"] = {s: {m: self.at(s, m) for m in self.unshifted} for s in (0, *SEVERITIES)}
+            numbers["corrupted"] = {
                 name: {s: e.metrics for s, e in zip(SEVERITIES, evaluations, strict=True)}
                 for name, evaluations in self.corrupted.items()
             }
         if self.foreign:
-            found["out_of_distribution"] = self.detected()
-            found["auroc"] = self.auroc()
+            numbers["out_of_distribution"] = self.detected()
+            numbers["auroc"] = self.auroc()
         if self.fidelity.clean:
-            found["fidelity"] = self.fidelity.numbers()
-        return found
+            numbers["fidelity"] = self.fidelity.numbers()
+        return numbers
 
 
 def member(posterior: Any, index: int) -> Any:
-    """Return the posterior of one member of a point or Gaussian posterior.
-
-    Args:
-        posterior: a mixture of M members.
-        index: index of the member.
-
-    Returns:
-        A posterior of one member, of the same kind.
-    """
+    """Return the posterior of one member of a point or Gaussian posterior, of the same kind."""
     where = slice(index, index + 1)
-    parts = {name: tensor[where] for name, tensor in posterior.tensors().items()}
-    one = type(posterior).restore(posterior.model, parts, posterior.settings())
+    tensors = {name: tensor[where] for name, tensor in posterior.tensors().items()}
+    single = type(posterior).restore(posterior.model, tensors, posterior.settings())
     buffers = {n: b[where] for n, b in posterior.buffers_M.items()} if posterior.buffers_M else None
     return dataclasses.replace(
-        one, buffers_M=buffers, statistics_known=posterior.statistics_known, calibration=posterior.calibration
+        single, buffers_M=buffers, statistics_known=posterior.statistics_known, calibration=posterior.calibration
     )
 
 
 def score(
     setup: Setup, posteriors: Mapping[str, Posterior], comparison: Comparison, *, track: Track
 ) -> dict[str, Outcome]:
-    """Evaluate every method: clean, corrupted, on foreign images, and against the reference.
-
-    Args:
-        setup: data and model.
-        posteriors: method -> its posterior.
-        comparison: what to evaluate on.
-        track: shows progress.
-
-    Returns:
-        method -> outcome.
-    """
+    """Evaluate every method: clean, corrupted, on foreign images, and against the reference."""
     data = setup.data
     scale = setup.target_scale
     outcomes = {}
@@ -159,8 +132,8 @@ def score(
         if entry and entry.by_member:
             alone = (member(posterior, m) for m in range(posterior.members))
             members = [evaluate(one, tuple(data.test), target_scale=scale).metrics for one in alone]
-        about = {"is_reference": name == comparison.compared_with, "problems": posterior.problems}
-        outcomes[name] = Outcome(functions, clean, members, **about)
+        flags = {"is_reference": name == comparison.compared_with, "problems": posterior.problems}
+        outcomes[name] = Outcome(functions, clean, members, **flags)
     reference = comparison.compared_with
     chains = posteriors[reference].members if reference is not None else 0
     by_chain: dict[str, list[Tensor]] = {}
@@ -168,21 +141,17 @@ def score(
         by_chain = _shift(setup, outcomes, comparison, track=track, chains=chains)
     if reference is not None:
         _compare(setup, outcomes, comparison, chains=chains, by_chain=by_chain)
-    other = None if reference is None else outcomes[reference]
-    further = {name: _further(outcome, other, comparison) for name, outcome in outcomes.items()}
+    reference_outcome = None if reference is None else outcomes[reference]
+    further = {name: _further(outcome, reference_outcome, comparison) for name, outcome in outcomes.items()}
     sure = certainties({n: o.clean for n, o in outcomes.items()}, seed=comparison.seed, further=further)
     return {name: dataclasses.replace(outcome, certainty=sure[name]) for name, outcome in outcomes.items()}
 
 
 def constant_outcome(setup: Setup) -> Outcome | None:
-    """Return the scores of the constant predictor on the test set, without functions; None where there is none.
-
-    Args:
-        setup: data and model.
-    """
+    """Return the scores of the constant predictor on the test set, without functions; None where there is none."""
     train, test = setup.data.train.targets, setup.data.test.targets
-    found = constant(setup.model, train, test, target_scale=setup.target_scale)
-    return None if found is None else Outcome(None, found)  # type: ignore[arg-type]  # nothing is drawn from it
+    evaluation = constant(setup.model, train, test, target_scale=setup.target_scale)
+    return None if evaluation is None else Outcome(None, evaluation)  # type: ignore[arg-type]  # nothing is drawn from it
 
 
 def _further(outcome: Outcome, reference: Outcome | None, comparison: Comparison) -> Further:
@@ -226,8 +195,7 @@ def _shift(
 ) -> dict[str, list[Tensor]]:
     """Fill in the results on corrupted and foreign images.
 
-    Returns:
-        corruption -> class probabilities of each chain of the reference, (M, B, K), at each severity.
+    Returns, by corruption, the class probabilities of each chain of the reference, (M, B, K), at each severity.
     """
     data, rows, model = setup.data, comparison.rows, setup.model
     by_chain: dict[str, list[Tensor]] = {}
@@ -256,7 +224,7 @@ def _compare(
     chains: int,
     by_chain: Mapping[str, Sequence[Tensor]],
 ) -> None:
-    """Fill in how close every method is to the reference, and another sample of the reference would be."""
+    """Fill in how close every method is to the reference, and how close another sample of the reference would be."""
     reference, inputs = comparison.compared_with, setup.data.test.inputs
     assert reference is not None
     other = outcomes[reference]
@@ -270,8 +238,8 @@ def _compare(
     else:
         probs = {name: _needed(outcome.clean.probs) for name, outcome in outcomes.items()}
         found = {name: [fidelity(p, probs[reference])] for name, p in probs.items() if name != reference}
-        own = other.functions
-        found[reference] = floors(chain_probs_of(own, inputs, chains)) if isinstance(own, Functions) else []
+        draws = other.functions
+        found[reference] = floors(chain_probs_of(draws, inputs, chains)) if isinstance(draws, Functions) else []
         for name, outcome in outcomes.items():
             if name != reference:
                 outcome.fidelity.terms.update(closeness_terms(probs[name], probs[reference]))

@@ -18,7 +18,7 @@ from torchbayes.methods.choices import is_open
 
 REFERENCE = "reference"
 """The name of a reference read from a directory, which is also the label of its row."""
-_NAME = re.compile(r"\w[\w .+-]{0,79}(?<![ .])")  # names of folders that every file system allows
+_NAME = re.compile(r"\w[\w .+-]{0,79}(?<![ .])")  # folder names that every file system allows
 
 
 @dataclass(frozen=True)
@@ -26,20 +26,21 @@ class Comparison:
     """What is compared on what; everything that decides the numbers.
 
     A name of the catalogue, such as "swag", stands for settings of that entry's class. Any other name is free, so that
-    a method can be compared several times with other settings: `{"swag": SWAG(), "wide swag": SWAG(averaging_lr=0.2)}`.
+    a method can be compared several times with other settings: `{"swag": SWAG(), "wide swag":
+    SWAG(averaging_lr=0.2)}`.
 
     Attributes:
         problem: data, network, likelihood and prior.
         methods: name -> settings of the method, in the order of the table; the usual ones for the data if empty.
-        corruptions: names of the image corruptions, each at severities 1 to 5; all by default where there are images.
+        corruptions: names of the image corruptions, each at severities 1 to 5; all by default for images.
         rows: test images that are corrupted, and images of each foreign set.
         draws: functions drawn from SWAG and from MultiSWAG, a multiple of the members; samplers use all their draws.
         reference: directory of a fit, such as a long HMC run, or name of a method, that all methods are compared with;
-            `hmc` by default where it is among the methods.
+            `hmc` by default if it is among the methods.
         seed: seed of fits, draws and corruptions.
         starts: name -> settings of fits that methods start from and that are not compared themselves; by default the
             first member of a compared ensemble, else the usual settings for the data. Only a fit of a set length is
-            one: where held-out rows choose it, each method finds its own start, for which they choose more.
+            shared: if held-out rows choose its length, each method fits its own start, for which they choose more.
     """
 
     problem: Problem
@@ -52,17 +53,13 @@ class Comparison:
     starts: Mapping[str, Settings] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check everything that can be checked before hours of fitting.
-
-        Raises:
-            ValueError: if a name is unknown or a number does not fit.
-        """
+        """Check everything that can be checked before hours of fitting."""
         plain(self)
-        for what, table in (("methods", self.methods), ("starts", self.starts)):
-            check_kind(Mapping, "a mapping from names to settings", **{what: table})
+        for option, table in (("methods", self.methods), ("starts", self.starts)):
+            check_kind(Mapping, "a mapping from names to settings", **{option: table})
             for name, settings in table.items():
-                check_name_of(what, name)
-                _check_settings(what, name, settings)
+                check_name_of(option, name)
+                _check_settings(option, name, settings)
         if not self.methods:
             usual = _usual(self.problem)
             object.__setattr__(self, "methods", {name: usual[name] for name in usual.methods})
@@ -79,48 +76,44 @@ class Comparison:
     def _starts(self) -> dict[str, Settings]:
         """Return the settings of the fits that methods start at and that are not compared."""
         starts = (entry_of(name, settings).start for name, settings in self.methods.items())
-        found = {}
+        starts_of = {}
         for name in dict.fromkeys(start for start in starts if start is not None and start not in self.methods):
             many = METHODS[name].first_of
             if name in self.starts:
-                found[name] = self.starts[name]
+                starts_of[name] = self.starts[name]
             elif many is not None and many in self.methods:
-                found[name] = replace(self.methods[many], members=1)
+                starts_of[name] = replace(self.methods[many], members=1)
             else:
-                found[name] = _usual(self.problem)[name]
-        return {name: settings for name, settings in found.items() if _is_set(settings)}
+                starts_of[name] = _usual(self.problem)[name]
+        return {name: settings for name, settings in starts_of.items() if _is_set(settings)}
 
     def settings(self, name: str) -> Settings:
         """Return the settings of a method that is compared or that others start at."""
         return self.methods[name] if name in self.methods else self.starts[name]
 
     def entry(self, name: str) -> MethodEntry:
-        """Return the entry that says how a method is fitted and how it predicts."""
+        """Return the entry that tells how a method is fitted and how it predicts."""
         entry = entry_of(name, self.settings(name))
         start = {**self.starts, **self.methods}.get(str(entry.start))
         return entry if start is not None and _is_set(start) else replace(entry, start=None)
 
     @property
     def compared_with(self) -> str | None:
-        """The name of the reference's outcome; None if there is no reference."""
+        """Name of the reference's outcome; None without a reference."""
         if self.reference is not None:
             return self.reference if self.reference in self.methods else REFERENCE
         return next((name for name in self.methods if name in METHODS and METHODS[name].is_reference), None)
 
     @property
     def directory_of_reference(self) -> str | None:
-        """The directory of a reference that is not fitted here."""
+        """Directory of a reference that is not fitted here."""
         return self.reference if self.compared_with == REFERENCE else None
 
     def fit_of(self, name: str) -> tuple[str, Settings]:
-        """Return the fit that a method uses.
+        """Return the method that names the fit a method uses, and its settings.
 
-        Args:
-            name: name of the method.
-
-        Returns:
-            The method that the fit is named by, and its settings: a single network is the first member of an ensemble
-            with the same settings where there is one, else a fit of its own; SWAG likewise.
+        A single network is the first member of an ensemble with the same settings if there is one, else a fit of its
+        own; SWAG likewise.
         """
         first_of, settings = self.entry(name).first_of, self.settings(name)
         for other, many in self.methods.items():
@@ -130,7 +123,7 @@ class Comparison:
 
 
 def _is_set(settings: Settings) -> bool:
-    """Return whether held-out rows are not to choose how long a fit is."""
+    """Return whether the length of a fit is fixed, and not chosen by held-out rows."""
     return not is_open(settings)
 
 
@@ -139,15 +132,7 @@ def _usual(problem: Problem) -> Any:
 
 
 def check_name_of(what: str, name: Any) -> None:
-    """Check the name of a method in a comparison.
-
-    Args:
-        what: "methods" or "starts".
-        name: what was given.
-
-    Raises:
-        ValueError: if it cannot be a name, as no folder could have it, or an option has it already.
-    """
+    """Raise ValueError for a name in "methods" or "starts" that cannot be a folder, or is an option."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f"a name in `{what}` must be letters, digits, spaces and . _ + -; got {seen(name)}.")
     taken = {f.name for kind in (Comparison, Problem) for f in fields(kind)}
@@ -165,11 +150,7 @@ def check_name_of(what: str, name: Any) -> None:
 
 
 def _check_settings(what: str, name: str, settings: Any) -> None:
-    """Check the settings of a method.
-
-    Raises:
-        TypeError: if they are not settings, or of another class than that of the entry with this name.
-    """
+    """Check that the settings of a method are of the class of the entry with its name."""
     check_method(f"`{what}` of {name!r}", settings)
     kind = METHODS[name].load() if name in METHODS else type(settings)
     if type(settings) is not kind:
@@ -185,11 +166,7 @@ def key_of(name: str) -> str:
 
 
 def _check_apart(names: list[str]) -> None:
-    """Check that names give different folders and options everywhere.
-
-    Raises:
-        ValueError: if two differ only by case or punctuation.
-    """
+    """Check that names are different folders and options everywhere, so not by case or punctuation alone."""
     seen_: dict[str, str] = {}
     for name in names:
         other = seen_.setdefault(key_of(name).casefold(), name)
@@ -198,11 +175,7 @@ def _check_apart(names: list[str]) -> None:
 
 
 def _check_draws(draws: int, name: str, members: int) -> None:
-    """Check that all members have equally many draws.
-
-    Raises:
-        ValueError: if `draws` is not a multiple of the members.
-    """
+    """Check that all members have equally many draws."""
     if draws < 1 or draws % members:
         low, high = draws // members * members, (draws // members + 1) * members
         label = METHODS[name].label if name in METHODS else name

@@ -28,7 +28,7 @@ class Column(NamedTuple):
     form: str
     better: Literal["low", "high"] | None
     kind: Kind = "clean"
-    metric: str = ""  # the best value is marked, and those not significantly different from it
+    metric: str = ""  # its best value is marked, and those not significantly different
 
 
 def _clean(metric: str) -> Any:
@@ -52,7 +52,7 @@ COLUMNS = (
     Column("Brier", _clean("brier"), ".3f", BETTER["brier"], metric="brier"),
     Column("ECE", _clean("ece"), ".3f", BETTER["ece"], metric="ece"),
     Column("in 95 % interval", _clean("coverage"), ".1%", None),
-    # no best value is marked: that of the reference itself means something else
+    # no best value is marked, because the reference's own value is the floor
     Column("agreement ↑", _close("agreement"), ".1%", None, "fidelity"),
     Column("TV ↓", _close("total_variation"), ".3f", None, "fidelity"),
     Column("W1 ↓", _close("wasserstein1"), ".3f", None, "fidelity"),
@@ -75,13 +75,7 @@ def is_worse(outcome: Outcome, base: Outcome | None) -> bool:
 
 
 def called(name: str, outcome: Outcome, base: Outcome | None) -> str:
-    """Return how a table calls a method: with a mark where it is worse than the constant or should not be trusted.
-
-    Args:
-        name: of the method.
-        outcome: its outcome.
-        base: the constant predictor.
-    """
+    """Return a method's label, marked ✗ if it is worse than the constant predictor, ! if it should not be trusted."""
     marks = "✗" * is_worse(outcome, base) + "!" * bool(outcome.problems)
     return f"{label_of(name)} {marks}".rstrip()
 
@@ -89,16 +83,9 @@ def called(name: str, outcome: Outcome, base: Outcome | None) -> str:
 def table(
     outcomes: Mapping[str, Outcome], *, kinds: Sequence[str] = KINDS, caption: str = "", base: Outcome | None = None
 ) -> Table:
-    """Return the table of methods and metrics, and of the constant predictor below them.
+    """Return the table of methods and metrics that have numbers, with the constant predictor below them.
 
-    Args:
-        outcomes: method -> its outcome.
-        kinds: which columns: on the test set, against the reference, on shifted data.
-        caption: what it shows.
-        base: the constant predictor; without a row if None.
-
-    Returns:
-        The table, with the columns that have numbers.
+    `kinds` of columns: on the test set, against the reference, on shifted data.
     """
     columns = [
         column
@@ -125,48 +112,33 @@ def table(
 
 
 def certainty_table(outcomes: Mapping[str, Outcome], kind: Kind = "clean") -> Table | None:
-    """Return the intervals of metrics, and the differences from the best method.
-
-    Args:
-        outcomes: method -> its outcome.
-        kind: which metrics: on the test set, or on shifted data.
-
-    Returns:
-        The table, None if nothing is known of the rows.
-    """
-    known = [
+    """Return intervals of metrics, and differences from the best method; None if there are none."""
+    columns = [
         c
         for c in COLUMNS
         if c.kind == kind and c.metric and all(c.metric in o.certainty.apart for o in outcomes.values())
     ]
-    if not known:
+    if not columns:
         return None
 
     def cells(outcome: Outcome, column: Column) -> list[Any]:
-        found, form = outcome.certainty.apart[column.metric], column.form
+        difference, form = outcome.certainty.apart[column.metric], column.form
         low, high = outcome.certainty.intervals[column.metric]
-        return [f"{low:{form}} to {high:{form}}".replace("%", " %"), (found.value, found.error)]
+        return [f"{low:{form}} to {high:{form}}".replace("%", " %"), (difference.value, difference.error)]
 
-    rows = [[label_of(n), *(cell for c in known for cell in cells(o, c))] for n, o in outcomes.items()]
+    rows = [[label_of(n), *(cell for c in columns for cell in cells(o, c))] for n, o in outcomes.items()]
     return Table(
-        ["method", *(head for c in known for head in (c.head, f"{c.head} − best"))],
+        ["method", *(head for c in columns for head in (c.head, f"{c.head} − best"))],
         rows,
         f"{100 * LEVEL:g} % intervals over {RESAMPLES:,} resamples of the rows, and differences from the best on the "
         f"same rows with their standard errors. They say nothing of what another seed would give.",
-        formats={f"{c.head} − best": c.form for c in known},
+        formats={f"{c.head} − best": c.form for c in columns},
         title=f"How sure the scores are: {_TITLES[kind]}",
     )
 
 
 def certainty_tables(outcomes: Mapping[str, Outcome]) -> list[Table | None]:
-    """Return `certainty_table` of the test set, and of shifted data.
-
-    Args:
-        outcomes: method -> its outcome.
-
-    Returns:
-        Two tables, or None in the place of one without numbers.
-    """
+    """Return `certainty_table` of the test set, and of shifted data."""
     return [certainty_table(outcomes, kind) for kind in ("clean", "shifted")]
 
 
@@ -178,17 +150,9 @@ def tables(
     base: Outcome | None = None,
     intervals: bool = False,
 ) -> list[Table]:
-    """Return the table in parts that fit a page: on the test set, and on shifted data where there are any.
+    """Return the table in one or two parts that fit a page: test set, and shifted data. The last has the caption.
 
-    Args:
-        setup: data and model.
-        outcomes: method -> its outcome.
-        diagnosis: diagnosis of the reference.
-        base: the constant predictor.
-        intervals: whether the metrics of the test set have their intervals beside them.
-
-    Returns:
-        One or two tables, the caption under the last.
+    `intervals` puts those of the metrics on the test set beside them.
     """
     test = table(outcomes, kinds=["clean", "fidelity"], base=base)
     test = replace(_with_intervals(test, outcomes) if intervals else test, title="Scores on the test set")
@@ -200,13 +164,13 @@ def tables(
 
 def _with_intervals(shown: Table, outcomes: Mapping[str, Outcome]) -> Table:
     """Return a table with the interval of each metric in a column behind it, where one is known."""
-    known = {c.head: c for c in COLUMNS if any(c.metric in o.certainty.intervals for o in outcomes.values())}
-    behind = [head for head in shown.columns if head in known]
+    column_of = {c.head: c for c in COLUMNS if any(c.metric in o.certainty.intervals for o in outcomes.values())}
+    behind = [head for head in shown.columns if head in column_of]
     ends: dict[str, list[Any]] = {head: [] for head in behind}
     for head in behind:
         for outcome in outcomes.values():
-            low, high = outcome.certainty.intervals[known[head].metric]
-            form = known[head].form
+            low, high = outcome.certainty.intervals[column_of[head].metric]
+            form = column_of[head].form
             ends[head].append(f"{low:{form}} to {high:{form}}".replace("-", "−").replace("%", " %"))
     columns = [name for head in shown.columns for name in ([head, f"{head}: 95 %"] if head in behind else [head])]
     rows = []
@@ -227,17 +191,7 @@ def caption(
     *,
     base: Outcome | None = None,
 ) -> str:
-    """Return how to read the table.
-
-    Args:
-        setup: data and model.
-        outcomes: method -> its outcome.
-        diagnosis: diagnosis of the reference.
-        base: the constant predictor.
-
-    Returns:
-        Sentences.
-    """
+    """Return sentences on how to read the table."""
     data = setup.data
     notes = _marked(outcomes) + _warned(setup, outcomes, base) + closeness(setup, outcomes, diagnosis)
     if data.task == "regression":
@@ -247,22 +201,22 @@ def caption(
             f"% interval: the share of targets inside the central interval of the average, which should be 95 %."
             f"{notes}"
         )
-    some = next(iter(outcomes.values()))
-    said = f"{len(data.test.inputs):,} test rows. NLL: nats per row. ECE: 15 bins of equal width."
-    if some.corrupted:
-        said += f" At 3, at 5: mean over {len(some.corrupted)} corruptions at that severity."
-    if some.foreign:
-        sets = ", ".join(some.foreign)
-        said += f" AUROC: how well the entropy separates foreign images from test images, mean over {sets}."
+    first = next(iter(outcomes.values()))
+    text = f"{len(data.test.inputs):,} test rows. NLL: nats per row. ECE: 15 bins of equal width."
+    if first.corrupted:
+        text += f" At 3, at 5: mean over {len(first.corrupted)} corruptions at that severity."
+    if first.foreign:
+        sets = ", ".join(first.foreign)
+        text += f" AUROC: how well the entropy separates foreign images from test images, mean over {sets}."
     for name, alone in _alone(outcomes).items():
         who = f"{len(alone)} ensemble members" if name == "ensemble" else f"{len(alone)} members of {label_of(name)}"
         mean = sum(alone) / len(alone)
-        said += f" NLL of the {who} alone: mean {mean:.3f}, {min(alone):.3f} to {max(alone):.3f}."
-    return said + notes
+        text += f" NLL of the {who} alone: mean {mean:.3f}, {min(alone):.3f} to {max(alone):.3f}."
+    return text + notes
 
 
 def _marked(outcomes: Mapping[str, Outcome]) -> str:
-    """Return what the marks on the test set say."""
+    """Return a sentence on the marks for the best."""
     if len(outcomes) < 2 or not all(outcome.certainty.apart for outcome in outcomes.values()):
         return ""
     shifted = any(outcome.corrupted or outcome.foreign for outcome in outcomes.values())
@@ -271,38 +225,31 @@ def _marked(outcomes: Mapping[str, Outcome]) -> str:
 
 
 def _warned(setup: Setup, outcomes: Mapping[str, Outcome], base: Outcome | None) -> str:
-    """Return what the row of the constant predictor and the signs behind names say."""
-    said = ""
+    """Return sentences on the row of the constant predictor and the signs behind names."""
+    text = ""
     if base is not None:
-        what = "the share of each class" if base.clean.probs is not None else "the mean and standard deviation"
-        said += f" Constant: {what} of the {len(setup.data.train.inputs):,} training targets, for every row."
+        statistic = "the share of each class" if base.clean.probs is not None else "the mean and standard deviation"
+        text += f" Constant: {statistic} of the {len(setup.data.train.inputs):,} training targets, for every row."
     if any(is_worse(outcome, base) for outcome in outcomes.values()):
-        said += " ✗: worse than the constant by NLL."
-    return said + (" !: should not be trusted, see the warnings." * any(o.problems for o in outcomes.values()))
+        text += " ✗: worse than the constant by NLL."
+    return text + (" !: should not be trusted, see the warnings." * any(o.problems for o in outcomes.values()))
 
 
 def _alone(outcomes: Mapping[str, Outcome]) -> dict[str, list[float]]:
     """Return the test NLL of each member alone, for methods with several members evaluated in this way."""
-    found = {name: [member["nll"] for member in outcome.members] for name, outcome in outcomes.items()}
-    return {name: alone for name, alone in found.items() if len(alone) > 1}
+    nlls = {name: [member["nll"] for member in outcome.members] for name, outcome in outcomes.items()}
+    return {name: alone for name, alone in nlls.items() if len(alone) > 1}
 
 
 def foreign_table(outcomes: Mapping[str, Outcome]) -> Table | None:
-    """Return AUROC, AUPR and FPR95 of each foreign set by predictive entropy, or None without such sets.
-
-    Args:
-        outcomes: method -> its outcome.
-
-    Returns:
-        The table.
-    """
-    found = {name: outcome.detected() for name, outcome in outcomes.items()}
-    sets = list(next(iter(found.values())))
+    """Return AUROC, AUPR and FPR95 of each foreign set by predictive entropy; None without such sets."""
+    detected = {name: outcome.detected() for name, outcome in outcomes.items()}
+    sets = list(next(iter(detected.values())))
     if not sets:
         return None
     heads: dict[str, Literal["low", "high"]] = {"AUROC": "high", "AUPR": "high", "FPR95": "low"}
     rows = [
-        [label_of(name), other, *(found[name][other].get(f"{head.lower()}_entropy") for head in heads)]
+        [label_of(name), other, *(detected[name][other].get(f"{head.lower()}_entropy") for head in heads)]
         for other in sets
         for name in outcomes
     ]
@@ -316,14 +263,7 @@ def foreign_table(outcomes: Mapping[str, Outcome]) -> Table | None:
 
 
 def fidelity_table(outcomes: Mapping[str, Outcome]) -> Table | None:
-    """Return agreement and total variation with the reference on corrupted images, or None where there are none.
-
-    Args:
-        outcomes: method -> its outcome.
-
-    Returns:
-        The table.
-    """
+    """Return agreement and total variation with the reference on corrupted images; None where there are none."""
     name = reference_of(outcomes)
     if name is None or not any(outcome.fidelity.corrupted for outcome in outcomes.values()):
         return None
@@ -341,12 +281,12 @@ def fidelity_table(outcomes: Mapping[str, Outcome]) -> Table | None:
         for n, o in outcomes.items()
         if o.fidelity.clean
     ]
-    whose = "the reference" if name == REFERENCE else label_of(name)
+    label = "the reference" if name == REFERENCE else label_of(name)
     return Table(
         ["method", *columns],
         rows,
-        f"Closeness to {whose} on the test set and under corruption. Agreement: the higher the closer; TV: the lower "
+        f"Closeness to {label} on the test set and under corruption. Agreement: the higher the closer; TV: the lower "
         f"the closer. The row of {label_of(name)} is the floor: another sample of it, of as many draws.",
         formats={head: form for head, (_, form) in columns.items()},
-        title=f"Closeness to {whose} by severity",
+        title=f"Closeness to {label} by severity",
     )

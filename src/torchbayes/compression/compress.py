@@ -1,4 +1,4 @@
-"""Two ways to a smaller network: units whose multipliers are noise, and single weights that are."""
+"""Two ways to a smaller network: pruning units whose multipliers are noise, and pruning single weights."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from torchbayes.posteriors.problems import ProblemWarning
 
 
 def unit_noise(posterior: Posterior) -> dict[str, Tensor]:
-    """Return how superfluous the units of each layer with multipliers are: what `compress` prunes by.
+    """Return the noise of the units of each layer with multipliers, by which `compress` prunes.
 
-    Of a `GroupNormalJeffreys` prior it is log α = log Var z/(E z)², of a `GroupHorseshoe` minus the logarithm of the
-    mode of z.
+    Under a `GroupNormalJeffreys` prior it is log α = log Var z/(E z)², under a `GroupHorseshoe` minus the logarithm
+    of the mode of z.
 
     Args:
         posterior: a Gaussian one, of one member, of a network from `priors.with_multipliers`.
@@ -47,22 +47,20 @@ def compress(
     threshold: float | Mapping[str, float] | None = None,
     rounded: bool = True,
 ) -> Compressed:
-    r"""Return the network without the units whose multipliers are noise, its weights in as few bits as they need.
+    """Return the network without the units whose multipliers are noise, its weights in as few bits as they need.
 
-    Units of a layer are pruned whose noise (`unit_noise`) is at least a threshold, which lies in the widest gap of its
-    histogram. Weights are their posterior means, E z E W. Units without effect are then taken out, layer
-    by layer, and linear layers take those inputs alone that count (`units`): the outputs of the smaller network are
-    those of the one in full size with zeros for the weights that were pruned, to rounding. This is checked, and what
-    would change them stays. Its weights are rounded so that it costs at most 1/24 nat each (`rounding`).
-
+    Units of a layer are pruned if their noise (`unit_noise`) is at least a threshold, which lies in the widest gap of
+    its histogram. Weights are their posterior means, E z E W. Units without effect are then taken out, layer by
+    layer, and linear layers take only those inputs that count (`units`). The outputs of the smaller network are, up
+    to rounding, those of the full-size one with zeros for the pruned weights. This is checked, and what would change
+    them stays. Its weights are rounded so that it costs at most 1/24 nat each (`rounding`).
     Source: Louizos, Ullrich and Welling (2017), "Bayesian compression for deep learning".
 
     Args:
         posterior: a Gaussian one, of one member, such as `VI` gives, of a network from `priors.with_multipliers`.
-        data: as for `fit`: a few rows are looked at, by which units are followed and outputs compared.
-        threshold: noise from which on units are pruned, of all layers or by layer; what its histogram says
-            if None, between −2 and 3 under `GroupNormalJeffreys`, and 1.5 to 4 above the smallest under
-            `GroupHorseshoe`.
+        data: as for `fit`; a few rows are used to follow units and to compare outputs.
+        threshold: noise from which on units are pruned, of all layers or by layer. If None the histogram decides,
+            between −2 and 3 under `GroupNormalJeffreys`, and 1.5 to 4 above the smallest under `GroupHorseshoe`.
         rounded: whether weights are rounded.
 
     Returns:
@@ -70,15 +68,15 @@ def compress(
 
     Raises:
         TypeError: if an argument is of another kind.
-        ValueError: if no layer has multipliers, there are several members, or a threshold is that of no layer.
+        ValueError: if no layer has multipliers, there are several members, or a threshold names an unknown layer.
     """
     check_flags(rounded=rounded)
     plain = _with_groups(posterior)
     original, thresholds, pruned = filled(plain.network, {}), _thresholds(plain, threshold), 0
-    for name, of in plain.groups.items():
+    for name, z in plain.groups.items():
         weight = plain.network.get_parameter(f"{name}.weight")
-        axis = 1 if weight.shape[1] == len(of.noise) and isinstance(plain.network.get_submodule(name), nn.Linear) else 0
-        gone = (of.noise >= thresholds[name]).nonzero()[:, 0]
+        axis = 1 if weight.shape[1] == len(z.noise) and isinstance(plain.network.get_submodule(name), nn.Linear) else 0
+        gone = (z.noise >= thresholds[name]).nonzero()[:, 0]
         with torch.no_grad():
             weight.index_fill_(axis, gone, 0.0)
         pruned += len(gone)
@@ -102,22 +100,22 @@ def prune(
     surgeon: bool = False,
     rounded: bool = True,
 ) -> Compressed:
-    r"""Return the network without the weights that are least certain to be other than zero.
+    """Return the network without the weights that are least certain to differ from zero.
 
     Weights of matrices and filters are ranked over all layers by |E w| / √Var w, as Bayes by backprop, sparse
-    variational dropout and the optimal brain surgeon rank them (`pruning`); those of a point, which has no variance, by
-    |w|. Biases and the parameters of norms stay. Units that are left without effect are taken out, as by `compress`.
-
+    variational dropout and the optimal brain surgeon rank them (`pruning`); those of a point, which has no variance,
+    by |w|. Biases and the parameters of norms stay. Units that are left without effect are taken out, as by
+    `compress`.
     Source: Blundell et al. (2015), section 5.1; Hassibi and Stork (1993); Graves (2011).
 
     Args:
         posterior: a Gaussian one or a point, of one member.
-        data: as for `fit`: a few rows are looked at.
+        data: as for `fit`; a few rows are used.
         keep: share of the weights that stays, or
-        least: the signal to noise |E w| / √Var w of a weight that stays: e^{−3/2} is the threshold log α = 3 of sparse
-            variational dropout.
-        surgeon: whether the weights that stay become what the posterior expects them to be where the others are zero.
-            It takes solves with the covariance; nothing follows where weights are independent.
+        least: the signal to noise |E w| / √Var w of a weight that stays: e^{−3/2} is the threshold log α = 3 of
+            sparse variational dropout.
+        surgeon: whether the weights that stay become their posterior expectation given that the others are zero.
+            It takes solves with the covariance, and changes nothing where weights are independent.
         rounded: whether weights are rounded, where their variances are known.
 
     Returns:
@@ -125,8 +123,8 @@ def prune(
 
     Raises:
         TypeError: if an argument is of another kind.
-        ValueError: if there are several members, neither or both of share and threshold are given, or they are no such
-            numbers, or the network has multipliers.
+        ValueError: if there are several members, neither or both of share and threshold are given, one is out of
+            range, or the network has multipliers.
     """
     check_flags(rounded=rounded, surgeon=surgeon)
     check_share(**given(keep=keep))
@@ -154,11 +152,7 @@ def prune(
 
 
 def _with_groups(posterior: Posterior) -> Plain:
-    """Return the plain network of a posterior of one with multipliers.
-
-    Raises:
-        ValueError: if it has none.
-    """
+    """Return the plain network of a posterior; a ValueError if it is a point or has no multipliers."""
     plain = plain_of(posterior)
     if not plain.groups:
         raise ValueError(
@@ -171,21 +165,17 @@ def _with_groups(posterior: Posterior) -> Plain:
 
 
 def _thresholds(plain: Plain, threshold: float | Mapping[str, float] | None) -> dict[str, float]:
-    """Return the threshold of each layer.
-
-    Raises:
-        ValueError: if one is of no layer.
-    """
-    found = {name: gap(of.noise, of.window) for name, of in plain.groups.items()}
+    """Return the threshold of each layer; a ValueError if one is of no layer."""
+    gaps = {name: gap(of.noise, of.window) for name, of in plain.groups.items()}
     if isinstance(threshold, Mapping):
-        if unknown := [name for name in threshold if name not in found]:
+        if unknown := [name for name in threshold if name not in gaps]:
             raise ValueError(
-                f"`threshold` names `{unknown[0]}`, which is no layer with multipliers; they are {', '.join(found)}."
+                f"`threshold` names `{unknown[0]}`, which is no layer with multipliers; they are {', '.join(gaps)}."
             )
         check_numbers(**{f"threshold[{name!r}]": value for name, value in threshold.items()})
-        return {**found, **{name: float(value) for name, value in threshold.items()}}
+        return {**gaps, **{name: float(value) for name, value in threshold.items()}}
     check_numbers(**given(threshold=threshold))
-    return found if threshold is None else dict.fromkeys(found, float(threshold))
+    return gaps if threshold is None else dict.fromkeys(gaps, float(threshold))
 
 
 def _made(
@@ -197,17 +187,17 @@ def _made(
     thresholds: Mapping[str, float],
     rounded: bool,
 ) -> Compressed:
-    """Return the compressed network of a plain one with zeros for what is pruned."""
+    """Return the compressed network of a plain one with zeros for pruned weights."""
     num_weights = sum(plain.network.get_parameter(name).numel() for name in plain.random)
     small = smaller(plain.network, model, data, random=plain.random, original=original)
-    left = dict(small.network.named_parameters())
-    num_kept = sum(int((left[name] != 0).sum()) for name in plain.random)
+    parameters = dict(small.network.named_parameters())
+    num_kept = sum(int((parameters[name] != 0).sum()) for name in plain.random)
     roundings: dict[str, Rounding] = {}
     if rounded:
         for name, variance in small.surgery.tensors(plain.variance).items():
-            if rounding := Rounding.of(left[name].detach(), variance):
+            if rounding := Rounding.of(parameters[name].detach(), variance):
                 roundings[name] = rounding
-                left[name].data.copy_(rounding.apply(left[name].detach()))
+                parameters[name].data.copy_(rounding.apply(parameters[name].detach()))
     posterior = point_of(small.network, model, plain.learned, names=plain.random)
     counts = {"num_weights": num_weights, "num_kept": num_kept, "difference": small.difference}
     counts["change"] = small.change

@@ -1,4 +1,4 @@
-"""A compressed network: smaller, with weights of few bits, and a file that is as small as it says."""
+"""A compressed network: smaller, with weights of few bits, and a file of the size that it states."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Compressed:
         surgery: what of the network was kept.
         roundings: parameter -> its fixed-point numbers; others are kept as they are.
         num_weights: weights of the network before.
-        num_kept: weights that were not pruned, of which rounding may make some zero.
+        num_kept: weights that were not pruned; rounding may make some of them zero.
         thresholds: layer -> noise from which on its units were pruned.
         stayed: why hidden units without effect may still be there, a sentence each.
-        difference: the largest between outputs of the smaller network and of that in full size with zeros for the
-            weights that were pruned, relative to the largest output, before rounding; on up to 256 rows.
-        change: likewise, between the smaller network and the posterior's means: what pruning itself does.
+        difference: the largest difference between outputs of the smaller network and of the full-size one with
+            zeros for the pruned weights, relative to the largest output, before rounding; on up to 256 rows.
+        change: likewise, between the smaller network and the posterior's means: the effect of pruning itself.
     """
 
     posterior: Point
@@ -61,7 +61,7 @@ class Compressed:
 
     @property
     def layers(self) -> dict[str, tuple[int, int]]:
-        """Inputs and outputs that are left, of each linear or convolutional layer."""
+        """Numbers of inputs and outputs that are left, of each linear or convolutional layer."""
         named = self.posterior.model.network.shapes.shapes
         return {name.rpartition(".")[0]: (s[1], s[0]) for name, s in named.items() if len(s) > 1}
 
@@ -72,12 +72,12 @@ class Compressed:
 
     @property
     def rate(self) -> float:
-        """Weights before over weights that were not pruned."""
+        """Number of weights before, over number of weights that were not pruned."""
         return self.num_weights / max(1, self.num_kept)
 
     @property
     def size(self) -> int:
-        """Bits of all weights, with what says where zeros are inside of tensors."""
+        """Bits of all weights, including masks that mark zeros inside tensors."""
         return sum(min(self._sizes(name, tensor)) for name, tensor in self._tensors().items())
 
     @property
@@ -96,7 +96,7 @@ class Compressed:
         return self.posterior.model.split(self.posterior.weights_MD[0])[0]
 
     def _sizes(self, name: str, tensor: Tensor) -> tuple[int, int]:
-        """Return the bits of a tensor as all of its numbers, and as those not zero with a mask."""
+        """Return the bits of a tensor with all of its numbers, and with its nonzero numbers and a mask."""
         bits = self.roundings[name].bits if name in self.roundings else 8 * tensor.element_size()
         return bits * tensor.numel(), tensor.numel() + bits * int((tensor != 0).sum())
 
@@ -114,24 +114,24 @@ class Compressed:
             rounding, (dense, sparse) = self.roundings.get(name), self._sizes(name, tensor)
             dtype = str(tensor.dtype).removeprefix("torch.")
             entries[name] = {"shape": list(tensor.shape), "dtype": dtype, "sparse": sparse < dense}
-            kept = tensor
+            values = tensor
             if sparse < dense:
                 content[f"mask.{name}"] = packed((tensor != 0).long(), 1)
-                kept = tensor[tensor != 0]
+                values = tensor[tensor != 0]
             if rounding is None:
-                content[f"values.{name}"] = kept
+                content[f"values.{name}"] = values
             else:
-                entries[name] |= {"exponent": rounding.exponent, "bits": rounding.bits, "count": kept.numel()}
-                content[f"values.{name}"] = packed(rounding.whole(kept), rounding.bits)
+                entries[name] |= {"exponent": rounding.exponent, "bits": rounding.bits, "count": values.numel()}
+                content[f"values.{name}"] = packed(rounding.whole(values), rounding.bits)
         model = self.posterior.model
         content |= {f"buffer.{name}": buffer[0] for name, buffer in (self.posterior.buffers_M or {}).items()}
         learned = model.split(self.posterior.weights_MD[0])[1]
         content |= {f"learned.{name}": t for name, t in learned.items()}
         masks, places = self.surgery.masks()
         content |= {f"positions.{number}": packed(mask.long(), 1) for number, mask in enumerate(masks)}
-        about = {name: getattr(self, name) for name in _NUMBERS} | {"stayed": list(self.stayed), "places": places}
-        about |= {"thresholds": dict(self.thresholds), "sizes": [len(mask) for mask in masks]}
-        return write_tensors(path, content, {"kind": _KIND, "weights": entries, **about})
+        meta = {name: getattr(self, name) for name in _NUMBERS} | {"stayed": list(self.stayed), "places": places}
+        meta |= {"thresholds": dict(self.thresholds), "sizes": [len(mask) for mask in masks]}
+        return write_tensors(path, content, {"kind": _KIND, "weights": entries, **meta})
 
 
 def load(path: str | Path, model: Model) -> Compressed:
@@ -139,14 +139,14 @@ def load(path: str | Path, model: Model) -> Compressed:
 
     Args:
         path: the file.
-        model: of the network before it was compressed, with multipliers or without; its weights are not used.
+        model: of the network before it was compressed, with or without multipliers; its weights are not used.
 
     Returns:
         The compressed network, on the model's device.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file is damaged, holds no compressed network, or that of another architecture.
+        ValueError: if the file is damaged, holds no compressed network, or one of another architecture.
         TypeError: if `model` is not a model.
     """
     check_kind(Model, "a Model", model=model)
@@ -163,8 +163,8 @@ def load(path: str | Path, model: Model) -> Compressed:
         surgery = Surgery.of(masks, header["places"])
         network = surgery.apply(multipliers_removed(model.network.module, model.network.initial))
         weights, roundings = _weights(header["weights"], parts)
-        own = dict(network.named_parameters())
-        if {n: t.shape for n, t in weights.items()} != {n: own[n].shape for n in weights}:
+        parameters = dict(network.named_parameters())
+        if {n: t.shape for n, t in weights.items()} != {n: parameters[n].shape for n in weights}:
             raise ValueError("its layers have other sizes")
     except (AttributeError, KeyError, IndexError, RuntimeError, ValueError) as error:
         raise ValueError(
@@ -172,33 +172,29 @@ def load(path: str | Path, model: Model) -> Compressed:
         ) from error
     state = {**weights, **parts.get("buffer", {})}
     posterior = point_of(filled(network, state), model, parts.get("learned", {}), names=tuple(weights))
-    about = {name: header.get(name, math.nan) for name in _NUMBERS} | {"thresholds": header["thresholds"]}
-    return Compressed(posterior, surgery, roundings, **about, stayed=tuple(header["stayed"]))
+    entries = {name: header.get(name, math.nan) for name in _NUMBERS} | {"thresholds": header["thresholds"]}
+    return Compressed(posterior, surgery, roundings, **entries, stayed=tuple(header["stayed"]))
 
 
 def point_of(network: nn.Module, model: Model, learned: Mapping[str, Tensor], *, names: tuple[str, ...]) -> Point:
-    """Return a network as a point, of a model with the likelihood of another.
+    """Return a network, with these random parameters, as a point of a model with the likelihood of `model`.
 
-    Args:
-        network: the network.
-        model: with the likelihood.
-        learned: parameters of the likelihood.
-        names: of the network's random parameters.
+    `learned` are parameters of the likelihood.
     """
     device = model.network.device
-    own = Network(network.to(device), names, class_axis=model.network.class_axis)
-    made = having(model, network=own, prior=Flat())
-    tensors = {**own.initial, **{PREFIX + n: t.to(device) for n, t in learned.items()}}
-    buffers_M = {name: buffer[None].clone() for name, buffer in own.buffers.items()}
-    weights_D = made.layout.join(tensors)
-    return Point(made, weights_D[None], buffers_M=buffers_M or None, statistics_known=True)
+    small = Network(network.to(device), names, class_axis=model.network.class_axis)
+    small_model = having(model, network=small, prior=Flat())
+    tensors = {**small.initial, **{PREFIX + n: t.to(device) for n, t in learned.items()}}
+    buffers_M = {name: buffer[None].clone() for name, buffer in small.buffers.items()}
+    weights_D = small_model.layout.join(tensors)
+    return Point(small_model, weights_D[None], buffers_M=buffers_M or None, statistics_known=True)
 
 
 def _weights(
     entries: Mapping[str, Any], parts: Mapping[str, Mapping[str, Tensor]]
 ) -> tuple[dict[str, Tensor], dict[str, Rounding]]:
     """Return the weights of a file, and how they are rounded."""
-    found, roundings = {}, {}
+    weights, roundings = {}, {}
     for name, entry in entries.items():
         values, shape = parts["values"][name], entry["shape"]
         if "bits" in entry:
@@ -208,5 +204,5 @@ def _weights(
         if entry["sparse"]:
             mask = unpacked(parts["mask"][name], 1, math.prod(shape)) == 1
             values = values.new_zeros(math.prod(shape)).masked_scatter(mask, values)
-        found[name] = values.view(shape)
-    return found, roundings
+        weights[name] = values.view(shape)
+    return weights, roundings

@@ -1,10 +1,10 @@
-r"""Units that are constants, and what takes over what they give to the layers behind them.
+"""Units that are constants, and how the layers behind them make up for them.
 
-A unit none of whose own weights counts is a constant only if nothing on its way to the next layer mixes it with others:
-a norm, a gate or a softmax over units makes it a function of the inputs again. Whether it does is seen by running the
-network with noise in the place of its inputs and of all units that have weights. A constant c that a layer takes with
-weights w goes into the layer's bias, b ← b + w c. Where that is not possible, since the layer has no bias or sees zeros
-beyond a border, one constant c₀ stays and stands for all: w₀ ← w₀ + w c/c₀.
+A unit with zeros for all of its own weights is a constant only if nothing on its way to the next layer mixes it with
+others: a norm, a gate or a softmax over units makes it a function of the inputs again. To test this, the network runs
+with noise in place of its inputs and of all units that have weights. A constant c that a layer takes with weights w
+goes into the layer's bias, b ← b + w c. If that is not possible, because the layer has no bias or sees zeros beyond a
+border, one constant c₀ stays and represents all: w₀ ← w₀ + w c/c₀.
 """
 
 from __future__ import annotations
@@ -22,23 +22,16 @@ from torchbayes.geometry.symmetry.permutations import Place
 from torchbayes.model.batches.batch import arguments, copied
 from torchbayes.randomness.seeds import Purpose, generator
 
-ROUNDING = 1000  # units of the last place: sums of fewer terms are taken in another order
+ROUNDING = 1000  # units of the last place, because sums of fewer terms are taken in another order
 
 
 class Taken(NamedTuple):
-    """Constants as a layer takes them.
-
-    Attributes:
-        layer: the layer.
-        positions: of the units along its inputs, (units, inner).
-        values: of each, likewise.
-        steady: which units are constants there, bool (units,).
-    """
+    """Constants as a layer takes them."""
 
     layer: Any
-    positions: Tensor
-    values: Tensor
-    steady: Tensor
+    positions: Tensor  # of the units along its inputs, (units, inner)
+    values: Tensor  # likewise
+    steady: Tensor  # which units are constants there, bool (units,)
 
     @property
     def needs_carrier(self) -> bool:
@@ -46,79 +39,75 @@ class Taken(NamedTuple):
         return self.layer.bias is None or _padded(self.layer)
 
     def give_up(self, units: Tensor, carrier: int | None) -> None:
-        """Let the bias, or one of the constants, stand for some units, whose weights become zero."""
+        """Let the bias, or one of the constants, represent some units, whose weights become zero."""
         weight = self.layer.weight
         gone, values = self.positions[units].flatten(), self.values[units].flatten()
         if not self.needs_carrier:
             self.layer.bias += weight.index_select(1, gone).unsqueeze(-1).flatten(2).sum(2) @ values
         elif carrier is not None:
             shares = (self.values[units] / self.values[carrier]).view(-1, *[1] * (weight.ndim - 2))
-            given = (weight.index_select(1, gone) * shares).unflatten(1, (-1, self.positions.shape[1])).sum(1)
-            weight.index_add_(1, self.positions[carrier], given)
+            added = (weight.index_select(1, gone) * shares).unflatten(1, (-1, self.positions.shape[1])).sum(1)
+            weight.index_add_(1, self.positions[carrier], added)
         weight.index_fill_(1, gone, 0.0)
 
 
 @torch.no_grad()
 def fold(network: nn.Module, taking: Sequence[Place], units: Tensor, *, inputs: Any) -> None:
-    """Let biases or one of them stand for units that are constants, in place; others keep their weights.
+    """Let biases, or one constant, represent those of `units`, bool (size,), that are constants; others stay.
 
-    Args:
-        network: the network.
-        taking: where layers take the units.
-        units: those without weights of their own, bool (size,).
-        inputs: rows.
+    `taking` are the places where layers take the units. The network is changed in place.
     """
     numbers = units.nonzero()[:, 0]
     taken = _constants(network, taking, numbers, inputs)
     if taken is None:
         return
-    gone, carrier = torch.stack([each.steady for each in taken]).all(0), None
-    if sizes := [each.values.abs() for each in taken if each.needs_carrier]:
+    gone, carrier = torch.stack([layer.steady for layer in taken]).all(0), None
+    if sizes := [layer.values.abs() for layer in taken if layer.needs_carrier]:
         least = torch.stack([size.amin(1) for size in sizes]).amin(0).where(gone, 0.0)
         if least.any():
             carrier = int(least.argmax())
             gone[carrier] = False
         else:
             gone &= torch.stack([size.amax(1) == 0 for size in sizes]).all(0)
-    for each in taken if gone.any() else ():
-        each.give_up(gone, carrier)
+    for layer in taken if gone.any() else ():
+        layer.give_up(gone, carrier)
 
 
 def _constants(network: nn.Module, taking: Sequence[Place], numbers: Tensor, inputs: Any) -> list[Taken] | None:
-    """Return units as layers take them; None where a layer is not seen, or the network does not run on noise."""
+    """Return units as layers take them; None if a layer is not seen, or the network does not run on noise."""
     owners = [place.name.rpartition(".")[0] for place in taking]
     try:
         runs = [_inputs_of(network, set(owners), rows, noise) for rows, noise in ((inputs, False), (inputs, True))]
     except (RuntimeError, ValueError, TypeError, IndexError):
         return None
-    found = []
+    constants = []
     for place, owner in zip(taking, owners, strict=True):
         layer: Any = network.get_submodule(owner)
         index = place.start + numbers[:, None] * place.inner + torch.arange(place.inner)
         index, axis = index.to(layer.weight.device), _axis(layer)
-        each = [x.movedim(axis, 0)[index].flatten(2) for run in runs for x in run[owner]]
-        if not each:
+        activations = [x.movedim(axis, 0)[index].flatten(2) for run in runs for x in run[owner]]
+        if not activations:
             return None
-        seen = torch.cat(each, dim=2)
-        spread, size = seen.amax(2) - seen.amin(2), seen.abs().amax(2)
-        steady = (spread <= ROUNDING * torch.finfo(seen.dtype).eps * size).all(1)
-        found.append(Taken(layer, index, seen[..., 0], steady))
-    return found
+        values = torch.cat(activations, dim=2)
+        spread, size = values.amax(2) - values.amin(2), values.abs().amax(2)
+        steady = (spread <= ROUNDING * torch.finfo(values.dtype).eps * size).all(1)
+        constants.append(Taken(layer, index, values[..., 0], steady))
+    return constants
 
 
 def outputs_of(network: nn.Module, inputs: Any) -> list[Tensor]:
-    """Return the tensors that a network gives for inputs, which are not changed."""
+    """Return the tensors that a network returns for inputs, which are not changed."""
     args, kwargs = arguments(copied(inputs))
     with torch.no_grad():
         return [leaf for leaf in pytree.tree_leaves(network(*args, **kwargs)) if isinstance(leaf, Tensor)]
 
 
 def _inputs_of(network: nn.Module, layers: Set[str], inputs: Any, noise: bool) -> dict[str, list[Tensor]]:
-    """Return what each of some layers is given at each of its calls; with noise in the place of what is no constant."""
-    seen: dict[str, list[Tensor]] = {name: [] for name in layers}
+    """Return the inputs of some layers at each call; with noise in place of network inputs and units with weights."""
+    inputs_seen: dict[str, list[Tensor]] = {name: [] for name in layers}
 
     def note(name: str, _: nn.Module, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        seen[name].append(args[0] if args else named["input"])
+        inputs_seen[name].append(args[0] if args else named["input"])
 
     hooks = [
         network.get_submodule(name).register_forward_pre_hook(partial(note, name), with_kwargs=True) for name in layers
@@ -136,21 +125,21 @@ def _inputs_of(network: nn.Module, layers: Set[str], inputs: Any, noise: bool) -
     finally:
         for hook in hooks:
             hook.remove()
-    return seen
+    return inputs_seen
 
 
 def _random() -> Callable[[Tensor], Tensor]:
-    """Return what makes noise like a tensor: of both signs and all sizes, so that no threshold hides it."""
+    """Return a function that makes noise like a tensor: of both signs and all sizes, so that no threshold hides it."""
     source = generator(Purpose.UNIT_NOISE)
     return lambda like: torch.empty(like.shape, dtype=torch.float64).cauchy_(generator=source).to(like)
 
 
 def _disturbed(random: Callable[[Tensor], Tensor], layer: Any, args: Any, output: Tensor) -> Tensor:
-    """Return noise in the place of the outputs of a layer; those without weights stay."""
+    """Return noise in place of the outputs of a layer; outputs without weights stay."""
     del args
-    made = (layer.weight.detach() != 0).flatten(1).any(1)
+    has_weights = (layer.weight.detach() != 0).flatten(1).any(1)
     axis = _axis(layer) % output.ndim
-    return torch.where(made.view(-1, *[1] * (output.ndim - 1 - axis)), random(output), output)
+    return torch.where(has_weights.view(-1, *[1] * (output.ndim - 1 - axis)), random(output), output)
 
 
 def _axis(layer: Any) -> int:
@@ -161,5 +150,5 @@ def _axis(layer: Any) -> int:
 def _padded(layer: Any) -> bool:
     """Return whether a layer sees zeros beyond the border of its inputs."""
     padding = getattr(layer, "padding", 0)
-    some = padding == "same" if isinstance(padding, str) else bool(torch.tensor(padding).any())
-    return some and layer.padding_mode == "zeros"
+    is_padded = padding == "same" if isinstance(padding, str) else bool(torch.tensor(padding).any())
+    return is_padded and layer.padding_mode == "zeros"

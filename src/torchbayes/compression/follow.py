@@ -1,4 +1,4 @@
-r"""What the weights that stay become where others are set to zero: the conditional mean of a Gaussian.
+"""New values of the weights that stay when others are set to zero: the conditional mean of a Gaussian.
 
     E(w_R | w_P = 0) = μ_R − Σ_RP Σ_PP⁻¹ μ_P,    or with Λ = Σ⁻¹    Λ_RR (E(w_R | w_P = 0) − μ_R) = Λ_RP μ_P
 
@@ -22,15 +22,9 @@ _ITERATIONS, _TOLERANCE = 300, 1e-6
 
 @torch.no_grad()
 def follow(posterior: Posterior, plain: Plain, gone: Mapping[str, Tensor]) -> None:
-    """Move the weights of a network in place to where the posterior expects them, given that some are zero.
+    """Move the weights of a network at the means, in place, to their expectation given that those in `gone` are zero.
 
-    Args:
-        posterior: a Gaussian one, of one member.
-        plain: its network, at the means.
-        gone: parameter -> which of its elements are zero.
-
-    Raises:
-        ValueError: if the posterior has no covariance.
+    `gone` maps parameters to masks of elements. Raises a ValueError if the posterior has no covariance.
     """
     gaussian = getattr(posterior, "gaussian", None)
     if gaussian is None:
@@ -60,33 +54,29 @@ def follow(posterior: Posterior, plain: Plain, gone: Mapping[str, Tensor]) -> No
 
 
 def _solved(product: Callable[[Tensor], Tensor], target_D: Tensor, where_D: Tensor, scale_D: Tensor) -> Tensor:
-    """Return x, zero outside of a set, with (A x) = b inside of it, by preconditioned conjugate gradients.
+    """Return x, zero outside of a set, with (A x) = b inside it, by preconditioned conjugate gradients.
 
-    Args:
-        product: A of a vector.
-        target_D: b.
-        where_D: the set.
-        scale_D: about the diagonal of A.
+    `product` is A of a vector, `target_D` is b, `where_D` is the set, and `scale_D` approximates the diagonal of A.
     """
-    found_D = torch.zeros_like(target_D)
-    rest_D = torch.where(where_D, target_D, 0.0)
-    least = _TOLERANCE * float(rest_D.norm())
-    ahead_D = rest_D / scale_D
-    direction_D, square = ahead_D, rest_D @ ahead_D
+    solution_D = torch.zeros_like(target_D)
+    residual_D = torch.where(where_D, target_D, 0.0)
+    tolerance = _TOLERANCE * float(residual_D.norm())
+    preconditioned_D = residual_D / scale_D
+    direction_D, square = preconditioned_D, residual_D @ preconditioned_D
     for _ in range(_ITERATIONS):
-        if float(rest_D.norm()) <= least:
-            return found_D
+        if float(residual_D.norm()) <= tolerance:
+            return solution_D
         image_D = torch.where(where_D, product(direction_D), 0.0)
         step = square / (direction_D @ image_D)
-        found_D, rest_D = found_D + step * direction_D, rest_D - step * image_D
-        ahead_D = rest_D / scale_D
-        square, before = rest_D @ ahead_D, square
-        direction_D = ahead_D + (square / before) * direction_D
-    share = float(rest_D.norm()) / (least / _TOLERANCE)
+        solution_D, residual_D = solution_D + step * direction_D, residual_D - step * image_D
+        preconditioned_D = residual_D / scale_D
+        square, before = residual_D @ preconditioned_D, square
+        direction_D = preconditioned_D + (square / before) * direction_D
+    share = float(residual_D.norm()) / (tolerance / _TOLERANCE)
     if share > 0.01:
         warnings.warn(
             f"the solve behind `surgeon` left {share:.1%} of its right-hand side after {_ITERATIONS} iterations: the "
             f"weights that stay follow in part.",
             stacklevel=4,
         )
-    return found_D
+    return solution_D

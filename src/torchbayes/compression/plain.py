@@ -14,25 +14,17 @@ from torchbayes.model.model import PREFIX
 from torchbayes.model.priors.multiplied import LAYER, Moments, Multiplied, replaced
 from torchbayes.posteriors.posterior import Posterior
 
-_MATRIX = 2  # axes of what is pruned: biases and the parameters of norms stay
+_MATRIX = 2  # least number of axes of parameters that are pruned, so biases and parameters of norms stay
 
 
 class Plain(NamedTuple):
-    """A network without multipliers, at the means of a posterior.
-
-    Attributes:
-        network: the module.
-        variance: of each random parameter, in its shape; none of a point.
-        random: names of the random parameters.
-        learned: parameters of the likelihood that are learned.
-        groups: layer -> what is known of its multipliers; of a network with multipliers.
-    """
+    """A network without multipliers, at the means of a posterior."""
 
     network: nn.Module
-    variance: dict[str, Tensor]
-    random: tuple[str, ...]
-    learned: dict[str, Tensor]
-    groups: dict[str, Moments]
+    variance: dict[str, Tensor]  # of each random parameter, in its shape; empty for a point
+    random: tuple[str, ...]  # names of the random parameters
+    learned: dict[str, Tensor]  # learned parameters of the likelihood
+    groups: dict[str, Moments]  # layer -> moments of its multipliers, for a network with multipliers
 
     @property
     def matrices(self) -> tuple[str, ...]:
@@ -41,48 +33,39 @@ class Plain(NamedTuple):
 
 
 def plain_of(posterior: Posterior) -> Plain:
-    """Return the network of a posterior at its means, weights of layers with multipliers multiplied out.
+    """Return the network of a posterior at its means, with multipliers multiplied into the weights.
 
-    Of independent z and W the weights z W have the mean E z E W and the variance Var z (E W)² + (E z)² Var W + Var z
-    Var W.
-
-    Args:
-        posterior: a Gaussian or a point, of one member.
-
-    Returns:
-        The plain network.
-
-    Raises:
-        TypeError: if it is of another kind.
-        ValueError: if it has several members, or only some elements of a parameter are random.
+    For independent z and W the weights z W have the mean E z E W and the variance Var z (E W)² + (E z)² Var W + Var z
+    Var W. Raises a TypeError unless it is a Gaussian or a point; a ValueError if it has several members, or only some
+    elements of a parameter are random.
     """
     check_kind(Posterior, "a posterior", posterior=posterior)
     mean_D, variance_D = _moments(posterior)
     model = posterior.model
     if model.network.mask.indices:
-        some = next(iter(model.network.mask.indices))
-        raise ValueError(f"`{some}` is random in part, and networks are compressed whole. Give `random` globs.")
+        name_in_part = next(iter(model.network.mask.indices))
+        raise ValueError(f"`{name_in_part}` is random in part, and networks are compressed whole. Give `random` globs.")
     views, learned = model.split(mean_D)
     made = filled(model.network.module, {**views, **_statistics(posterior, views)})
     spread = {} if variance_D is None else model.layout.split(variance_D)
     variance = {name: v.clone() for name, v in spread.items() if not name.startswith(PREFIX)}
     groups: dict[str, Moments] = {}
-    own = set[str]()
+    multipliers = set[str]()
     for name, layer in [(n, m) for n, m in made.named_modules() if isinstance(m, Multiplied)]:
-        own |= {f"{name}.{part}" for part in layer.rule.laws()}
+        multipliers |= {f"{name}.{part}" for part in layer.rule.laws()}
         groups[name] = _multiplied_out(made, name, layer, variance)
-    random = tuple(_plainly(name, groups) for name in views if name not in own)
+    random = tuple(_plainly(name, groups) for name in views if name not in multipliers)
     return Plain(made, variance, random, {n: t.clone() for n, t in learned.items()}, groups)
 
 
 def _plainly(name: str, groups: Mapping[str, Moments]) -> str:
-    """Return the name of a parameter once multipliers are gone."""
-    layer, _, own = name.rpartition(f".{LAYER}")
-    return f"{layer}.{own}" if layer in groups else name
+    """Return the name of a parameter in the network without multipliers."""
+    layer, _, parameter = name.rpartition(f".{LAYER}")
+    return f"{layer}.{parameter}" if layer in groups else name
 
 
 def multipliers_removed(module: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-    """Return the plain network of the same sizes as one that may have multipliers, which it leaves out."""
+    """Return the plain network of the same sizes as one that may have multipliers, which are dropped."""
     made = filled(module, weights)
     for layer in [layer for layer in made.modules() if isinstance(layer, Multiplied)]:
         made = replaced(made, layer, layer.plain(layer.layer.weight.detach()))
@@ -90,10 +73,9 @@ def multipliers_removed(module: nn.Module, weights: Mapping[str, Tensor]) -> nn.
 
 
 def _statistics(posterior: Posterior, views: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return the buffers of the network at the means: those of batch norms belong to the weights.
+    """Return the buffers of the network at the means, because statistics of batch norms depend on the weights.
 
-    Raises:
-        ValueError: if they have to be found, and there are no training inputs.
+    Raises a ValueError if they must be computed, and there are no training inputs.
     """
     network = posterior.model.network
     buffers = {name: buffer[0] for name, buffer in (posterior.buffers_M or {}).items()} or network.buffers
@@ -108,7 +90,7 @@ def _statistics(posterior: Posterior, views: Mapping[str, Tensor]) -> Mapping[st
 
 
 def filled(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
-    """Return a copy of a module that holds other parameters and buffers, in its evaluation mode."""
+    """Return a copy of a module with other parameters and buffers, in evaluation mode."""
     made = copied(module)
     for name, tensor in tensors.items():
         put(made, name, tensor.detach().clone())
@@ -116,23 +98,18 @@ def filled(module: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
 
 
 def put(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Put a tensor in the place of a parameter or buffer of a module, of whatever shape, wherever it is shared."""
-    owner, _, own = name.rpartition(".")
-    old: Tensor = getattr(module.get_submodule(owner), own)
+    """Replace a parameter or buffer of a module by a tensor of any shape, wherever it is shared."""
+    owner, _, attribute = name.rpartition(".")
+    old: Tensor = getattr(module.get_submodule(owner), attribute)
     new = nn.Parameter(tensor) if isinstance(old, nn.Parameter) else tensor
-    for part in module.modules():
-        held: dict[str, Any] = part._parameters if isinstance(old, nn.Parameter) else part._buffers
-        for key in [key for key, value in held.items() if value is old]:
-            held[key] = new
+    for submodule in module.modules():
+        tensors: dict[str, Any] = submodule._parameters if isinstance(old, nn.Parameter) else submodule._buffers
+        for key in [key for key, value in tensors.items() if value is old]:
+            tensors[key] = new
 
 
 def _moments(posterior: Posterior) -> tuple[Tensor, Tensor | None]:
-    """Return means and variances, (D,), of a posterior; no variances of a point.
-
-    Raises:
-        TypeError: if it is neither.
-        ValueError: if it has several members.
-    """
+    """Return means and variances, (D,), of a Gaussian or a point, of one member; no variances of a point."""
     if posterior.members != 1:
         raise ValueError(
             f"`posterior` must have one member: one network is compressed; got {posterior.members}. Fit with members=1."
@@ -149,20 +126,16 @@ def _moments(posterior: Posterior) -> tuple[Tensor, Tensor | None]:
 
 
 def _multiplied_out(made: nn.Module, name: str, layer: Multiplied, variance: dict[str, Tensor]) -> Moments:
-    """Replace a layer by one without multipliers, and its variances by those of the products.
-
-    Returns:
-        The moments of the multipliers.
-    """
-    own = layer.rule.laws()
-    mean = {part: getattr(layer, part).detach() for part in own}
-    spread = {part: variance.pop(f"{name}.{part}", torch.zeros_like(mean[part])) for part in own}
-    of = layer.rule.moments(mean, spread)
-    z, v = layer.along(of.mean), layer.along(of.variance)
+    """Replace a layer by one without multipliers, and its variances by those of the products; return z's moments."""
+    laws = layer.rule.laws()
+    mean = {part: getattr(layer, part).detach() for part in laws}
+    spread = {part: variance.pop(f"{name}.{part}", torch.zeros_like(mean[part])) for part in laws}
+    moments = layer.rule.moments(mean, spread)
+    z, v = layer.along(moments.mean), layer.along(moments.variance)
     weight = layer.layer.weight.detach()
     inner = variance.pop(f"{name}.{LAYER}weight", None)
     if inner is not None:
         product = v * weight.square() + z.square() * inner + v * inner
         variance[f"{name}.weight"] = product
     replaced(made, layer, layer.plain(z * weight))
-    return of
+    return moments

@@ -1,12 +1,12 @@
-r"""How many bits a weight needs, from how well the data determine it; and weights as whole numbers of that many bits.
+"""How many bits a weight needs, from how well the data determine it; and weights as whole numbers of that many bits.
 
-With the posterior variance v_i of the weights of a tensor, a rounding error that is uniform on ±Δ/2 costs about
-½ Σ_i Δ²/(12 v_i) nats of log density. With Δ² at most the harmonic mean of the v_i, that is 1/24 nat a weight or less:
+With the posterior variance v_i of the weights of a tensor, a rounding error that is uniform on ±Δ/2 costs about ½ Σ_i
+Δ²/(12 v_i) nats of log density. With Δ² at most the harmonic mean of the v_i, that is 1/24 nat a weight or less:
 
     Δ = 2^−t,  t = ⌈½ log₂ mean(1/v)⌉,     k_i = round(w_i / Δ),     bits = 1 + ⌈log₂(1 + max |k|)⌉
 
-one for the sign. Louizos, Ullrich and Welling (2017) count the bits of a floating-point number instead, with the
-variance in the place of the standard deviation, and so with more bits where it is below 1.
+with one bit for the sign. Louizos, Ullrich and Welling (2017) instead count the bits of a floating-point number, with
+the variance in place of the standard deviation, and so with more bits where it is below 1.
 """
 
 from __future__ import annotations
@@ -23,23 +23,16 @@ _MOST = 24  # bits; beyond them float32 is as good
 
 @dataclass(frozen=True)
 class Rounding:
-    """Fixed-point numbers of one tensor.
+    """Fixed-point numbers of one tensor."""
 
-    Attributes:
-        exponent: t, of the step Δ = 2^−t.
-        bits: of each number, with its sign.
-    """
-
-    exponent: int
-    bits: int
+    exponent: int  # t, of the step Δ = 2^−t
+    bits: int  # of each number, with its sign
 
     @classmethod
     def of(cls, tensor: Tensor, variance: Tensor) -> Rounding | None:
-        """Return the rounding of a tensor; None where it would save nothing, or variances do not say how.
+        """Return the rounding of a tensor; None if it would save nothing, or a variance is 0.
 
-        Args:
-            tensor: its values.
-            variance: of each; those of weights that are 0 do not count.
+        Variances of weights that are 0 do not count.
         """
         used = tensor != 0
         if not bool(used.any()):
@@ -64,9 +57,7 @@ class Rounding:
 def packed(numbers: Tensor, bits: int) -> Tensor:
     """Return whole numbers of so many bits, with sign, one after the other, uint8.
 
-    Args:
-        numbers: int64, of absolute value below 2^{bits − 1}.
-        bits: of each.
+    Numbers are int64, of absolute value below 2^{bits − 1}.
     """
     shifted = (numbers.flatten().cpu() + (1 << (bits - 1)) - (1 if bits == 1 else 0)).numpy()
     each = (shifted[:, None] >> np.arange(bits)) & 1
@@ -74,11 +65,7 @@ def packed(numbers: Tensor, bits: int) -> Tensor:
 
 
 def unpacked(content: Tensor, bits: int, count: int) -> Tensor:
-    """Return the numbers of which `packed` made bytes, int64 (count,).
-
-    Raises:
-        ValueError: if there are too few bytes.
-    """
+    """Return the numbers that `packed` made into bytes, int64 (count,); a ValueError for another number of bytes."""
     if len(content) != -(-count * bits // 8):
         raise ValueError(f"{count} numbers of {bits} bits take {-(-count * bits // 8)} bytes; got {len(content)}")
     each = np.unpackbits(content.numpy(), count=count * bits).reshape(count, bits).astype(np.int64)

@@ -1,7 +1,7 @@
 """Coresets: rows of each task that are set aside, and seen again before predicting (Nguyen et al. 2018).
 
-A coreset of task t is not part of what the posterior q_t is fitted on; the posterior that predicts is that of the union
-of all coresets under the prior q_t, and is not carried on, or coresets would count twice.
+A coreset of task t is not part of what the posterior q_t is fitted on. The posterior that predicts is that of the
+union of all coresets under the prior q_t. It is not carried on, because coresets would then count twice.
 """
 
 from __future__ import annotations
@@ -26,13 +26,7 @@ class Coreset(Protocol):
         ...
 
     def choose(self, num_data: int, inputs: Callable[[], Tensor], *, seed: int) -> Tensor:
-        """Return numbers of rows, int64 (size,).
-
-        Args:
-            num_data: N.
-            inputs: gives the inputs of all rows as vectors, (N, F).
-            seed: of this task.
-        """
+        """Return numbers of rows, int64 (size,), of `num_data`; `inputs` gives those of all rows as vectors (N, F)."""
         ...
 
 
@@ -76,23 +70,19 @@ class KCentre:
         check_settings(self)
 
     def choose(self, num_data: int, inputs: Callable[[], Tensor], *, seed: int) -> Tensor:
-        """Return numbers of rows, int64 (size,).
-
-        Raises:
-            ValueError: if there is no row of the number `first`.
-        """
+        """Return numbers of rows, int64 (size,). Raises ValueError if there is no row `first`."""
         del seed
         if self.first >= num_data:
             raise ValueError(f"`first` must be one of the {num_data} rows of a task; got {self.first}.")
         inputs_NF = inputs()
-        inputs_NF = inputs_NF - inputs_NF.mean(0)  # so that squares of distances do not cancel
+        inputs_NF = inputs_NF - inputs_NF.mean(0)  # centred, so that squares of distances do not cancel
         norms_N = inputs_NF.square().sum(1)
         squares_N = torch.full_like(norms_N, torch.inf)
         chosen = [self.first]
         while True:
             from_last_N = norms_N - 2 * (inputs_NF @ inputs_NF[chosen[-1]]) + norms_N[chosen[-1]]
             squares_N = torch.minimum(squares_N, from_last_N.clamp_min_(0.0))
-            squares_N[chosen[-1]] = -1.0  # a row equal to another may be chosen, but none twice
+            squares_N[chosen[-1]] = -1.0  # a row equal to another may be chosen, but no row twice
             if len(chosen) == self.size:
                 return torch.tensor(chosen)
             chosen.append(int((squares_N == squares_N.max()).nonzero()[0]))

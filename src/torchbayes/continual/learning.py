@@ -1,10 +1,10 @@
-r"""sequence: learn tasks one after the other, the posterior of each being the prior of the next (Nguyen et al. 2018).
+"""sequence: learn tasks one after the other, the posterior of each being the prior of the next (Nguyen et al. 2018).
 
-    q_t ≈ p(D_t | w) q_{t−1}(w) / Z_t,    q_0 = p(w)
+    q_t ≈ p(D_t | w) q_{t−1}(w) / Z_t, q_0 = p(w)
 
 With exact posteriors this is Bayes' rule, and the end is the posterior of all data. With `VI()` it is variational
-continual learning; with `Laplace("diagonal")` the online form of elastic weight consolidation (Kirkpatrick et al. 2017;
-Huszár 2018), a quadratic penalty at the last mode with the sum of all curvatures; with Kronecker factors that of
+continual learning; with `Laplace("diagonal")` the online form of elastic weight consolidation (Kirkpatrick et al.
+2017; Huszár 2018), a quadratic penalty at the last mode with the sum of all curvatures; with Kronecker factors that of
 Ritter, Botev and Barber (2018). The sum of two Kronecker products is none: see `KroneckerCurvature.plus`. `MAP` has no
 distribution to carry on: it only starts where the last task ended, which is plain fine-tuning.
 """
@@ -57,25 +57,26 @@ def sequence(
 ) -> Learned:
     """Learn tasks one after the other; only what the method carries goes from one to the next, no data.
 
-    The first task is learned as by `fit`. From the second on the prior is the last posterior, where the method has a
-    Gaussian one of one member, and the fit begins at its means; `VI` begins at its standard deviations too, where these
-    are narrower than its own. What else chooses a prior does so on the first task alone: Laplace's `prior` and `noise`,
-    a `kl_weight` that is left open.
+    The first task is learned as by `fit`. From the second on the prior is the last posterior, if the method has a
+    Gaussian one of one member, and the fit begins at its means; `VI` also begins at its standard deviations, where
+    these are narrower than its own. Other choices of a prior apply to the first task alone: Laplace's `prior` and
+    `noise`, and a `kl_weight` that is left open.
+
     Parameters that a task does not use, such as the heads of others (`networks.MultiHead`), stay as they were, and
     begin afresh with the first task that uses them.
 
     Args:
         model: network, likelihood and the prior before the first task.
         tasks: `Task`s, data sets of `data.load`, or training data as `fit` takes them, in this order.
-        method: how to infer: one whose posterior is Gaussian (`VI`, `IVON`, `BSAM`, `SWAG`, `Laplace`, `EP`, `PBP`), or
-            `MAP` and `SWA`, which only start where the last task ended.
-        coreset: rows of each task to set aside, such as `coresets.Random(200)`. The posterior after each task is fitted
-            once more on those of all tasks so far, to predict, and is not carried on.
-        seeker: what runs before: on every task for a method that starts at modes (its own if None), on the first
-            task for others (none if None), as VCL begins at a most likely network.
+        method: how to infer: one whose posterior is Gaussian (`VI`, `IVON`, `BSAM`, `SWAG`, `Laplace`, `EP`, `PBP`),
+            or `MAP` and `SWA`, which only start where the last task ended.
+        coreset: rows of each task to set aside, such as `coresets.Random(200)`. To predict, the posterior after each
+            task is fitted once more on the coresets of all tasks so far; this one is not carried on.
+        seeker: method that runs before: on every task for a method that starts at modes (its own if None), on the
+            first task for others (none if None), as VCL begins at a most likely network.
         directory: where each fit has its run directory, with `sequence.json`, the scores so far; nothing is written if
             None.
-        resume: continue the sequence in `directory`, which then equals one that was not interrupted. Tasks may have
+        resume: continue the sequence in `directory`; the result equals one that was not interrupted. Tasks may have
             been added.
         seed: of all fits; that of the first task is this one.
 
@@ -97,8 +98,8 @@ def sequence(
     sources = sources_of(model, tasks)
     if coreset is not None:
         _check_coreset(coreset, model, tasks, sources)
-    about = {"method": method, "seeker": seeker, "coreset": coreset, "seed": seed}
-    with Record(directory, about, [source.num_data for source in sources], resume=resume) as record:
+    settings = {"method": method, "seeker": seeker, "coreset": coreset, "seed": seed}
+    with Record(directory, settings, [source.num_data for source in sources], resume=resume) as record:
         fits = Fits(method, seeker, None if directory is None else full_path(directory), resume, seed)
         return _learn(model, tasks, sources, fits=fits, coreset=coreset, record=record)
 
@@ -114,20 +115,20 @@ def _learn(
     for t, (task, source) in enumerate(zip(tasks, sources, strict=True)):
         used_D, train = used_by(model, source), task.train
         if coreset is not None:
-            rest, chosen = _split(coreset, source, seed=fits.seed_of(2 * t))
+            others, chosen = _split(coreset, source, seed=fits.seed_of(2 * t))
             cores.append(picked(task.train, chosen))
-            train = picked(task.train, rest)
+            train = picked(task.train, others)
         before = posteriors[-1] if posteriors else None
-        found = fits.one(model, train, before, number=2 * t, used_D=used_D, new_D=used_D & ~seen_D)
-        predictor = found
+        posterior = fits.one(model, train, before, number=2 * t, used_D=used_D, new_D=used_D & ~seen_D)
+        predictor = posterior
         seen_D |= used_D
-        posteriors.append(found)
+        posteriors.append(posterior)
         if cores:
             all_D = torch.ones_like(seen_D)
-            predictor = fits.one(model, joined(cores), found, number=2 * t + 1, used_D=all_D, new_D=~all_D)
+            predictor = fits.one(model, joined(cores), posterior, number=2 * t + 1, used_D=all_D, new_D=~all_D)
         predictors.append(predictor)
         if t == 0:
-            record.score_untrained(lambda s, m=found.model: _untrained(m, tasks[s], fits.seed))
+            record.score_untrained(lambda s, m=posterior.model: _untrained(m, tasks[s], fits.seed))
         record.score(t, lambda s, p=predictor: evaluate(p, tasks[s].judged_on).metrics)
     names = [task.name for task in tasks]
     untrained = {name: row[0] for name, row in matrices(record.untrained, len(tasks)).items()}
@@ -136,15 +137,7 @@ def _learn(
 
 @dataclass(frozen=True)
 class Fits:
-    """The fits of a sequence: fit 2t is that of task t, fit 2t + 1 that of the coresets after it.
-
-    Attributes:
-        method: as of `sequence`, like the others.
-        seeker: what runs before.
-        directory: of the sequence.
-        resume: whether to continue.
-        seed: of the sequence.
-    """
+    """The fits of a sequence: fit 2t is that of task t, fit 2t + 1 that of the coresets after it."""
 
     method: Continued
     seeker: Continued | None
@@ -159,13 +152,8 @@ class Fits:
     def one(self, model: Model, data: Any, before: Any, *, number: int, used_D: Tensor, new_D: Tensor) -> Posterior:
         """Return the posterior of one fit.
 
-        Args:
-            model: that of the sequence.
-            data: training data.
-            before: the posterior before it; None for the first task.
-            number: of the fit.
-            used_D: weights that the task uses.
-            new_D: those that no task before has used.
+        `before` is the posterior before it, None for the first task. `used_D` are the weights that the task uses,
+        `new_D` those that no task before has used.
         """
         method, start, point = self.method, None, None
         if before is not None:
@@ -179,8 +167,8 @@ class Fits:
                 start = Gaussian(model, point.weights_MD, Diagonal(variance_MD), buffers_M=point.buffers_M)
         if seeker := self._seeker(method, first=number == 0):
             start = fit(model, data, seeker, start=point, **self._options(number, "mode"))
-        found = fit(model, data, method, start=start, **self._options(number, "fit"))
-        return restored(found, used_D, before=point)
+        posterior = fit(model, data, method, start=start, **self._options(number, "fit"))
+        return restored(posterior, used_D, before=point)
 
     def _seeker(self, method: Continued, *, first: bool) -> Continued | None:
         if method.needs.start is not None:
@@ -196,12 +184,7 @@ class Fits:
 
 
 def check_carries(method: Continued, seeker: Continued | None) -> None:
-    """Check that posteriors of a method can be carried from task to task, and what runs before it.
-
-    Raises:
-        ValueError: if they cannot.
-        TypeError: if what runs before does not find networks.
-    """
+    """Check that posteriors of a method can be carried from task to task, and that `seeker` finds networks."""
     name = type(method).__name__
     if method.onward.carries == "nothing":
         raise ValueError(
@@ -223,11 +206,7 @@ def check_carries(method: Continued, seeker: Continued | None) -> None:
 
 
 def _check_coreset(coreset: Coreset, model: Model, tasks: Sequence[Task], sources: Sequence[Source]) -> None:
-    """Check that rows can be set aside.
-
-    Raises:
-        ValueError: if a task has too few, or its rows cannot be told apart.
-    """
+    """Check that rows of every task can be set aside."""
     for task, source in zip(tasks, sources, strict=True):
         if model.shared or not can_be_picked(task.train):
             raise ValueError(
@@ -242,7 +221,7 @@ def _check_coreset(coreset: Coreset, model: Model, tasks: Sequence[Task], source
 
 
 def _split(coreset: Coreset, source: Source, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Return the numbers of the rows that are left, and of those set aside."""
+    """Return the numbers of the rows that remain, and of those set aside."""
     chosen = coreset.choose(source.num_data, lambda: numbers_of(source), seed=seed)
     left = torch.ones(source.num_data, dtype=torch.bool)
     left[chosen] = False
@@ -250,7 +229,7 @@ def _split(coreset: Coreset, source: Source, *, seed: int) -> tuple[Tensor, Tens
 
 
 def _point(before: Any, new_D: Tensor, seed: int) -> Point:
-    """Return where a fit begins: at the last means, and afresh where no task has been."""
+    """Return where a fit begins: at the last means, and afresh for weights that no task has used."""
     weights_MD = before.gaussian.mean_MD if hasattr(type(before), "gaussian") else before.weights_MD
     if bool(new_D.any()):
         fresh_1D, _ = before.model.starting_weights([seed])
@@ -259,14 +238,10 @@ def _point(before: Any, new_D: Tensor, seed: int) -> Point:
 
 
 def _prior(before: Any) -> Any:
-    """Return a posterior as the next prior.
-
-    Raises:
-        ValueError: if a weight does not vary under it, so that no data could ever move it again.
-    """
+    """Return a posterior as the next prior. A weight without variance is refused: no data could ever move it."""
     prior = as_prior(before)
     size_D, std_D = prior.loc_D.abs(), prior.covariance.diagonal()[0].sqrt()
-    stuck_D = ~(std_D > torch.finfo(std_D.dtype).eps * (size_D + size_D.mean()))  # or they differ by rounding
+    stuck_D = ~(std_D > torch.finfo(std_D.dtype).eps * (size_D + size_D.mean()))  # smaller spreads are rounding
     if bool(stuck_D.any()):
         raise ValueError(
             f"the posterior has no spread for {before.model.prior.names(stuck_D.cpu())}, so that as a prior it "

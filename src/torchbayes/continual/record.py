@@ -1,4 +1,4 @@
-"""What a sequence has written: its settings, and the scores so far, in `sequence.json`."""
+"""The record of a sequence in `sequence.json`: its settings, and the scores so far."""
 
 from __future__ import annotations
 
@@ -25,17 +25,7 @@ class Record:
     def __init__(
         self, directory: str | PathLike[str] | None, about: Mapping[str, Any], sizes: Sequence[int], *, resume: bool
     ) -> None:
-        """Describe the sequence; nothing is opened yet.
-
-        Args:
-            directory: where it is; None for nowhere.
-            about: its settings by name.
-            sizes: rows of each task.
-            resume: whether to continue one that is found there.
-
-        Raises:
-            ValueError: if there is no directory to resume from.
-        """
+        """Describe the sequence; nothing is opened yet. `sizes` are the rows of each task."""
         if resume and directory is None:
             raise ValueError("`resume=True` needs the `directory` of the sequence to continue.")
         self.directory = None if directory is None else full_path(directory)
@@ -48,12 +38,8 @@ class Record:
     def __enter__(self) -> Self:
         """Lock the directory, and read what is there.
 
-        Returns:
-            The record.
-
-        Raises:
-            ValueError: if it holds another sequence, or one that is not to be resumed, or is damaged.
-            OSError: if another process writes there, or it cannot be written to.
+        Raises ValueError if it holds another sequence, one that is not to be resumed, or a damaged one; OSError if
+        another process writes there, or it cannot be written to.
         """
         if self.directory is None:
             return self
@@ -64,7 +50,6 @@ class Record:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Release the directory."""
         self._open.close()
 
     def _read(self, path: Path) -> None:
@@ -75,25 +60,25 @@ class Record:
             raise ValueError(
                 f"{path.parent} already holds a sequence. Pass resume=True to continue it, or choose another directory."
             )
-        found = read_described(path, restore="Restore it, or remove it and resume: scores are then taken anew.")
-        sizes = found["sizes"]  # tasks may have been added
-        check_same_run(path, found, {**self.about, "sizes": self.sizes[: len(sizes)]})
+        described = read_described(path, restore="Restore it, or remove it and resume: scores are then taken anew.")
+        sizes = described["sizes"]  # tasks may have been added
+        check_same_run(path, described, {**self.about, "sizes": self.sizes[: len(sizes)]})
         for into, name in ((self.cells, "scores"), (self.untrained, "untrained")):
-            into |= {(t, s): cell for t, s, cell in found[name] if max(t, s) < len(self.sizes)}
+            into |= {(t, s): cell for t, s, cell in described[name] if max(t, s) < len(self.sizes)}
         self._write()
 
     def _write(self) -> None:
         if self.directory is not None:
             scores, untrained = ([[*at, dict(cell)] for at, cell in of.items()] for of in (self.cells, self.untrained))
-            about = {**self.about, "sizes": self.sizes, "scores": scores, "untrained": untrained}
-            write_described(self.directory / NAME, about)
+            content = {**self.about, "sizes": self.sizes, "scores": scores, "untrained": untrained}
+            write_described(self.directory / NAME, content)
 
     def score_untrained(self, score: Callable[[int], Metrics]) -> None:
-        """Take the scores of the untrained network on every task, those that are not known yet."""
+        """Take the scores of the untrained network on every task, unless they are known."""
         self._fill(self.untrained, 0, range(len(self.sizes)), score)
 
     def score(self, task: int, score: Callable[[int], Metrics]) -> None:
-        """Take the scores after a task on those so far and the next one, those that are not known yet."""
+        """Take the scores after a task on those so far and the next one, unless they are known."""
         self._fill(self.cells, task, range(min(task + 2, len(self.sizes))), score)
 
     def _fill(
@@ -101,6 +86,6 @@ class Record:
     ) -> None:
         for column in columns:
             if (row, column) not in into:
-                found = score(column)
-                into[row, column] = {name: float(value) for name, value in found.items() if math.isfinite(value)}
+                metrics = score(column)
+                into[row, column] = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
         self._write()

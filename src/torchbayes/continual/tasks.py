@@ -1,4 +1,4 @@
-"""A task of a sequence: rows to learn from, and rows to be judged on."""
+"""A task of a sequence: rows to learn from, and rows for its scores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchbayes.data.base import Data
 from torchbayes.model.model import Model
 from torchbayes.model.sources.sources import Source, as_source
 
-ROWS = 1024  # read at once where the data are not batched already
+ROWS = 1024  # read at once if the data are not in batches
 
 
 @dataclass(frozen=True)
@@ -43,40 +43,30 @@ class Task:
 
 
 def as_tasks(tasks: Any) -> list[Task]:
-    """Return tasks with names.
-
-    Args:
-        tasks: `Task`s, data sets as `data.load` gives them, or training data as `fit` takes them.
-
-    Raises:
-        TypeError: if they are no list of these.
-        ValueError: if there is none.
-    """
+    """Return tasks with names, from `Task`s, data sets of `data.load`, or training data as `fit` takes them."""
     if isinstance(tasks, str | Mapping | Tensor | nn.Module | Dataset | DataLoader) or not isinstance(tasks, Iterable):
         raise TypeError(f"`tasks` must be a list of data, one entry for each task; got {seen(tasks)}.")
-    found = []
-    for number, given in enumerate(tasks, 1):
-        task = Task(given.train, given.test, given.name) if isinstance(given, Data) else given
+    named_tasks = []
+    for number, entry in enumerate(tasks, 1):
+        task = Task(entry.train, entry.test, entry.name) if isinstance(entry, Data) else entry
         task = task if isinstance(task, Task) else Task(task)
         if isinstance(task.train, Tensor):
             raise TypeError(
                 f"task {number} is a tensor, where data such as (inputs, targets) must be. `tasks` is a list of data; "
                 f"give [(inputs, targets)] for one task."
             )
-        found.append(Task(task.train, task.test, task.name or f"task {number}"))
-    if not found:
+        named_tasks.append(Task(task.train, task.test, task.name or f"task {number}"))
+    if not named_tasks:
         raise ValueError("`tasks` must be at least one task; got none.")
-    return found
+    return named_tasks
 
 
 def sources_of(model: Model, tasks: Iterable[Task]) -> list[Source]:
-    """Return the training rows of every task, all checked against the model, as well as those that scores are of.
+    """Return the training rows of every task, after checking them and the test rows against the model.
 
-    Raises:
-        ValueError: if rows of a task do not fit the model; the message says which task.
-        TypeError: likewise.
+    The message of an error names the task.
     """
-    found = []
+    training = []
     for task in tasks:
         parts = [task.train] if task.test is None or task.test is task.train else [task.train, task.test]
         try:
@@ -86,12 +76,12 @@ def sources_of(model: Model, tasks: Iterable[Task]) -> list[Source]:
         except (TypeError, ValueError) as error:
             error.add_note(f"This is of {task.name}, of which nothing has been learned yet.")
             raise
-        found.append(each[0])
-    return found
+        training.append(each[0])
+    return training
 
 
 def picked(data: Any, rows: Tensor) -> Any:
-    """Return some rows of training data, by their numbers (n,)."""
+    """Return the training data of some row numbers (n,)."""
     if isinstance(data, TensorDataset):
         data = data.tensors
     if isinstance(data, Mapping) or (isinstance(data, tuple) and not isinstance(data, Dataset)):
@@ -102,7 +92,7 @@ def picked(data: Any, rows: Tensor) -> Any:
 
 
 def joined(parts: list[Any]) -> Any:
-    """Return several parts of training data, as `picked` gives them, as one."""
+    """Return parts of training data, as from `picked`, as one."""
     if len(parts) == 1:
         return parts[0]
     first = parts[0]
@@ -114,11 +104,7 @@ def joined(parts: list[Any]) -> Any:
 
 
 def numbers_of(source: Source) -> Tensor:
-    """Return the real inputs of all rows as vectors, (N, F).
-
-    Raises:
-        ValueError: if no input is real.
-    """
+    """Return the real inputs of all rows as vectors, (N, F). Raises ValueError if no input is real."""
     batches = []
     for inputs in source.inputs():
         leaves = [t.flatten(1) if t.ndim > 1 else t.unsqueeze(1) for t in tree_leaves(inputs) if t.is_floating_point()]

@@ -26,9 +26,9 @@ class Learned:
     Attributes:
         posteriors: the posterior after each task, which is the prior of the next one.
         predictors: what predicts after each task: the same, or with coresets the posterior that has seen these too.
-        names: of the tasks.
-        scores: metric, as `evaluate` names it -> R, float64 (T, T): row t after task t, column s on task s. NaN where
-            it is not taken: more than one task ahead.
+        names: names of the tasks.
+        scores: metric, as `evaluate` names it -> R, float64 (T, T): row t after task t, column s on task s. NaN more
+            than one task ahead, where no score is taken.
         untrained: metric -> b, float64 (T,), of the network at its first weights.
     """
 
@@ -62,9 +62,9 @@ class Learned:
         return float((scores_TT[-1] - scores_TT.diagonal())[:-1].mean()) if len(scores_TT) > 1 else math.nan
 
     def forward_transfer(self, metric: str | None = None) -> float:
-        """Return what earlier tasks do for one that is not learned yet, over the network untrained; NaN if T = 1.
+        """Return how earlier tasks improve one not learned yet, beyond the untrained network; NaN if T = 1.
 
-        It says nothing where a task has a head of its own, which is untrained until then.
+        It means nothing if a task has a head of its own, which is untrained until then.
 
         Args:
             metric: as for `average`.
@@ -85,9 +85,9 @@ class Learned:
 def matrices(cells: Mapping[tuple[int, int], Mapping[str, float]], count: int) -> dict[str, Tensor]:
     """Return the metrics that every cell has, each as a matrix (T, T), NaN where there is no cell."""
     common: Any = set.intersection(*(set(cell) for cell in cells.values()))
-    found = {}
+    matrix_of = {}
     for name in (n for n in next(iter(cells.values())) if n in common):
-        found[name] = torch.full((count, count), math.nan, dtype=torch.float64)
+        matrix_of[name] = torch.full((count, count), math.nan, dtype=torch.float64)
         for (row, column), cell in cells.items():
-            found[name][row, column] = cell[name]
-    return found
+            matrix_of[name][row, column] = cell[name]
+    return matrix_of

@@ -1,7 +1,7 @@
-"""Parameters that a task does not use, such as the heads of other tasks: it leaves their distribution as it was.
+"""Parameters that a task does not use, such as the heads of other tasks, keep their distribution.
 
-Under a prior of independent weights that is so exactly; an optimiser that rescales small gradients, such as Adam, would
-move them all the same.
+Under a prior of independent weights the task would leave them exactly; but an optimiser that rescales small gradients,
+such as Adam, would move them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _STEP = 0.1
 def used_by(model: Model, source: Source) -> Tensor:
     """Return which weights belong to parameters on which the outputs for a task depend, bool (D,).
 
-    Told by the gradients for its first rows, at the weights of the network and at others, in case some are zero.
+    The gradients for its first rows decide, at the weights of the network and at others, in case some are zero.
     """
     inputs = source.some(_ROWS)[0].inputs
     given_D = model.network.weights()
@@ -40,27 +40,25 @@ def used_by(model: Model, source: Source) -> Tensor:
 
 def _gradients(model: Model, weights_D: Tensor, inputs: Any) -> dict[str, Tensor] | None:
     """Return the gradient of a sum over the outputs by each parameter; None if the network has none."""
-    held = {name: t.clone().requires_grad_() for name, t in model.network.layout.split(weights_D).items()}
+    parameters = {name: t.clone().requires_grad_() for name, t in model.network.layout.split(weights_D).items()}
     buffers = {name: buffer.clone() for name, buffer in model.network.buffers.items()}
     try:
         with differentiable():
-            outputs = model.network(held, inputs, buffers)
-            # each output with another factor: outputs that are normalised have a constant sum
+            outputs = model.network(parameters, inputs, buffers)
+            # each output has another factor, because normalised outputs have a constant sum
             factors = torch.arange(1, outputs.numel() + 1, device=outputs.device).cos().view_as(outputs)
-            found = torch.autograd.grad((outputs * factors).sum(), [*held.values()], allow_unused=True)
+            gradients = torch.autograd.grad((outputs * factors).sum(), [*parameters.values()], allow_unused=True)
     except RuntimeError:
         return None
-    pairs = zip(held.items(), found, strict=True)
+    pairs = zip(parameters.items(), gradients, strict=True)
     return {name: torch.zeros_like(own) if gradient is None else gradient for (name, own), gradient in pairs}
 
 
 def restored(posterior: Any, used_D: Tensor, *, before: Any) -> Any:
     """Return the posterior of a task with the parameters that it does not use as they were.
 
-    Args:
-        posterior: a point posterior or a Gaussian; one whose weights are correlated stays as it is.
-        used_D: as `used_by` gives it.
-        before: the point posterior before the task, None if it is the first.
+    It is a point posterior, or a Gaussian, which stays as it is if its weights are correlated. `before` is the point
+    posterior before the task.
     """
     used_D = used_D.to(posterior.model.network.device)
     if bool(used_D.all()):
@@ -70,10 +68,10 @@ def restored(posterior: Any, used_D: Tensor, *, before: Any) -> Any:
     if not hasattr(posterior, "covariance") or not is_diagonal(posterior.covariance):
         return posterior
     prior = posterior.model.prior
-    found_MD = posterior.covariance.diagonal()
+    fitted_MD = posterior.covariance.diagonal()
     wide_D = prior.stds() ** 2 if prior.joint is None else prior.joint.covariance.diagonal()[0]
-    loc_D, wide_D = prior.locs().to(found_MD), wide_D.to(found_MD)
-    kept_D = used_D | ~wide_D.isfinite()  # a prior without a variance
-    variance_MD = torch.where(kept_D, found_MD, wide_D)
-    mean_MD = torch.where(kept_D, posterior.mean_MD, loc_D)
+    loc_D, wide_D = prior.locs().to(fitted_MD), wide_D.to(fitted_MD)
+    unchanged_D = used_D | ~wide_D.isfinite()  # also for a prior without a variance
+    variance_MD = torch.where(unchanged_D, fitted_MD, wide_D)
+    mean_MD = torch.where(unchanged_D, posterior.mean_MD, loc_D)
     return replace(posterior, mean_MD=mean_MD, covariance=Diagonal(variance_MD))

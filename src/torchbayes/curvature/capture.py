@@ -1,8 +1,8 @@
 """One forward pass that keeps the inputs of every layer, and gradients at its outputs, one column at a time.
 
 No Jacobian of the network is formed: for a column r of the outputs' curvature, one backward pass gives each layer the
-gradient g at its outputs, which with its inputs a is all that the layer's curvature needs. Networks are run here,
-not by a backend of the density: none exposes the inputs of a layer, or keeps the graph of its outputs.
+gradient g at its outputs. With its inputs a this is all that the layer's curvature needs. Networks are run here, not by
+a backend of the density, because no backend exposes the inputs of a layer, or keeps the graph of its outputs.
 """
 
 from __future__ import annotations
@@ -30,17 +30,11 @@ Calls = dict[str, list[Call]]
 
 @dataclass(frozen=True)
 class Captured:
-    """A forward pass of one member.
+    """A forward pass of one member."""
 
-    Attributes:
-        outputs: (B, ...), with the graph.
-        calls: module -> its calls, whose `outputs` are graph edges.
-        leaves: the random weights that took part, by name.
-    """
-
-    outputs: Tensor
-    calls: Calls
-    leaves: dict[str, Tensor]
+    outputs: Tensor  # (B, ...), with the graph
+    calls: Calls  # module -> its calls, whose `outputs` are graph edges
+    leaves: dict[str, Tensor]  # the random weights that took part, by name
 
     def is_last(self, module: str) -> bool:
         """Return whether the outputs of the module's only call are those of the network."""
@@ -49,20 +43,15 @@ class Captured:
         return call.outputs.node is edge.node and call.outputs.output_nr == edge.output_nr
 
     def columns(self, root_RB: Tensor | Sequence[Tensor], *, keep: bool = False, last: bool = True) -> Iterator[Calls]:
-        """Yield, for each column (B, ...), the calls with gradients in the place of edges.
+        """Yield, for each column (B, ...), the calls with gradients of Σ_b Σ_k r_bk f_bk in the place of edges.
 
-        Args:
-            root_RB: columns; Σ_b Σ_k r_bk f_bk is differentiated.
-            keep: keep the graph after the last column, and that of the gradients themselves.
-            last: whether no columns come after these, so that the graph may go.
-
-        Yields:
-            The calls.
+        The graph is freed after the last column, unless more columns come (not `last`), or it is kept with the graph of
+        the gradients themselves (`keep`).
         """
         edges = [call.outputs for each in self.calls.values() for call in each]
         for number, column in enumerate(root_RB):
-            held = keep or not last or number < len(root_RB) - 1
-            gradients = iter(torch.autograd.grad(self.outputs, edges, column, retain_graph=held, create_graph=keep))
+            retain = keep or not last or number < len(root_RB) - 1
+            gradients = iter(torch.autograd.grad(self.outputs, edges, column, retain_graph=retain, create_graph=keep))
             yield {m: [c._replace(outputs=widened(next(gradients))) for c in each] for m, each in self.calls.items()}
 
 
@@ -98,37 +87,26 @@ def watch(
 ) -> Captured:
     """Run a network forward and capture the inputs of the layers.
 
-    Args:
-        network: the network.
-        views: its random weights by name.
-        inputs: (B, ...), or a tuple or mapping of such.
-        modules: whose calls are kept.
-        buffers: the network's buffers; its own if None.
-        keep_inputs: keep the graph behind the layers' inputs too, for derivatives in the inputs.
-
-    Returns:
-        The captured pass.
-
-    Raises:
-        ValueError: if the network cannot take the inputs.
+    `keep_inputs` keeps the graph behind the layers' inputs too, for derivatives in the inputs. Inputs that the network
+    cannot take are a ValueError.
     """
     calls: Calls = {}
     rows = batch_size(inputs)
 
     def see(name: str, given: Any, made: Any) -> None:
-        # the edge is taken now: later in-place operations on the tensor are not the layer's
-        first = widened(given[0] if keep_inputs else given[0].detach())
-        if len(first) != rows:
+        # the edge is taken now, because later in-place operations on the tensor do not belong to the layer
+        tensor = widened(given[0] if keep_inputs else given[0].detach())
+        if len(tensor) != rows:
             raise ValueError(
-                f"`{name}` was given {len(first)} of a batch of {rows} rows, but all of the rows that the network was "
+                f"`{name}` was given {len(tensor)} of a batch of {rows} rows, but all of the rows that the network was "
                 f"first looked at with. Shuffle the data, or give larger batches, so that the first one shows how the "
                 f"network takes rows apart."
             )
         part = network.module.get_submodule(name)
-        held = {n: widened(t.detach()) for n, t in (*part.named_parameters(), *part.named_buffers())}
-        calls.setdefault(name, []).append(Call(first, get_gradient_edge(made), held))
+        tensors = {n: widened(t.detach()) for n, t in (*part.named_parameters(), *part.named_buffers())}
+        calls.setdefault(name, []).append(Call(tensor, get_gradient_edge(made), tensors))
 
-    network.ask(views, inputs, buffers)  # before calls are captured
+    network.ask(views, inputs, buffers)  # it may run the network, so it comes before calls are captured
     # the other attention kernels have no second derivative
     attention = plain_attention() if keep_inputs else nullcontext()
     with differentiable(), attention, _watched(network, modules, see):
@@ -139,27 +117,20 @@ def watch(
 
 
 def probe(network: Network, views: Mapping[str, Tensor], inputs: Any, *, modules: Sequence[str]) -> dict[str, str]:
-    """Return which modules' calls cannot be used, and why: not one tensor in and out, or rows that are not separate.
+    """Return the modules whose calls cannot be used, and why: not one tensor in and out, or rows that are not separate.
 
-    Args:
-        network: the network.
-        views: its random weights by name.
-        inputs: at least two rows.
-        modules: the modules.
-
-    Returns:
-        module -> reason, for those that cannot.
+    The inputs have at least two rows.
     """
-    said: dict[str, str] = {}
-    seen: list[tuple[str, GradientEdge]] = []
+    reasons: dict[str, str] = {}
+    calls: list[tuple[str, GradientEdge]] = []
 
     def see(name: str, given: Any, made: Any) -> None:
         if len(given) != 1 or not isinstance(given[0], Tensor) or not isinstance(made, Tensor):
-            said[name] = "it does not turn one tensor into one tensor"
+            reasons[name] = "it does not turn one tensor into one tensor"
         elif is_functorch_wrapped_tensor(made):
-            said[name] = "it is called inside a transform of torch.func"
+            reasons[name] = "it is called inside a transform of torch.func"
         elif made.requires_grad:
-            seen.append((name, get_gradient_edge(made)))
+            calls.append((name, get_gradient_edge(made)))
 
     network.ask(views, inputs)
     with differentiable(), _watched(network, modules, see):
@@ -168,22 +139,22 @@ def probe(network: Network, views: Mapping[str, Tensor], inputs: Any, *, modules
     rows = len(outputs)
     source = generator(Purpose.CALLS, device=outputs.device)
     column = torch.randn(outputs.shape, generator=source, dtype=outputs.dtype, device=outputs.device)
-    edges = [edge for _, edge in seen]
+    edges = [edge for _, edge in calls]
     numbers = torch.arange(rows, device=outputs.device)
     bits = range((rows - 1).bit_length() if edges else 0)
     for bit, side in product(bits, (0, 1)):
-        # any two rows differ in a bit of their indices, so one of these columns has one of them and not the other, and
-        # another one that and not this: each reveals a row in another's place
-        apart = (numbers >> bit) % 2 == side
-        part = column * apart.view(-1, *[1] * (column.ndim - 1))
-        found = torch.autograd.grad(outputs, edges, part, allow_unused=True, retain_graph=True)
-        for (name, _), gradient in zip(seen, found, strict=True):
+        # any two rows differ in a bit of their indices, so one column has only the first of them, and another only the
+        # second: together they reveal a row in the place of another
+        chosen = (numbers >> bit) % 2 == side
+        half = column * chosen.view(-1, *[1] * (column.ndim - 1))
+        edge_gradients = torch.autograd.grad(outputs, edges, half, allow_unused=True, retain_graph=True)
+        for (name, _), gradient in zip(calls, edge_gradients, strict=True):
             if gradient is None:
-                said[name] = "the outputs do not depend on every call"
-            elif len(gradient) != rows or gradient[~apart].any():
-                said[name] = "its first axis is not that of the rows"
-    called = {name for name, _ in seen} | said.keys()
-    return said | {name: "its forward is not called" for name in modules if name not in called}
+                reasons[name] = "the outputs do not depend on every call"
+            elif len(gradient) != rows or gradient[~chosen].any():
+                reasons[name] = "its first axis is not that of the rows"
+    called = {name for name, _ in calls} | reasons.keys()
+    return reasons | {name: "its forward is not called" for name in modules if name not in called}
 
 
 def requires_grad(inputs: Any) -> bool:

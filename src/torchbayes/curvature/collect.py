@@ -1,6 +1,6 @@
 """The pass over the data: batches of all members, in pieces that fit the memory, on all ranks.
 
-Members are taken one by one whatever the plan of the density, since each piece needs the graph of its forward pass
+Members are taken one by one whatever the plan of the density, because each piece needs the graph of its forward pass
 (capture.py), and the sums of one structure may take more memory than the weights of all members.
 """
 
@@ -32,15 +32,10 @@ ROWS = "rows that count"
 
 
 class Units(NamedTuple):
-    """The prior's precision as the unit of curvature.
+    """The prior's precision as the unit of curvature."""
 
-    Attributes:
-        reference_MD: r, the precision of the tempered prior at the weights; 1 where it is flat or correlated.
-        strength_D: 1, and 0 where it is flat or correlated.
-    """
-
-    reference_MD: Tensor
-    strength_D: Tensor
+    reference_MD: Tensor  # r, the precision of the tempered prior at the weights; 1 where it is flat or correlated
+    strength_D: Tensor  # 1, and 0 where it is flat or correlated
 
     @property
     def scale_MD(self) -> Tensor:
@@ -50,13 +45,6 @@ class Units(NamedTuple):
 
 def units(model: Model, weights_MD: Tensor) -> Units:
     """Return the units of a model's prior at some weights.
-
-    Args:
-        model: the model.
-        weights_MD: the weights.
-
-    Returns:
-        The units.
 
     Raises:
         ValueError: if a prior that is not flat has no precision there, or correlates weights beside others that are not
@@ -141,34 +129,36 @@ class Collector:
             totals_M: the sums.
             members: the members.
             batch: one batch per member, (M, B, ...).
-            gradient_MD: receives the gradient of Σ log p(y|f) in the weights; None if it is not wanted.
+            gradient_MD: receives the gradient of Σ log p(y|f) in the weights, unless it is None.
             ranks: processes that split the rows.
             place: number of the pass, and of the batch within it.
 
         Returns:
             Σ log p(y|f) of the batch, float64 (M,).
         """
-        own, found = ranks.rows(batch_size(batch.inputs, 1)), []
+        rank_rows, log_likelihoods = ranks.rows(batch_size(batch.inputs, 1)), []
         scale_MD = units(self.model, members.weights_MD).scale_MD
         for m in range(len(members.weights_MD)):
             total, into_D = {n: t[m] for n, t in totals_M.items()}, None if gradient_MD is None else gradient_MD[m]
-            rows = batch.map(lambda t, m=m: t[m, own])
+            rows = batch.map(lambda t, m=m: t[m, rank_rows])
             if ranks.data == 1:
-                found.append(
+                log_likelihoods.append(
                     self._add(total, members, rows, member=m, scale_D=scale_MD[m], gradient_D=into_D, place=place)
                 )
                 continue
-            # what is kept between passes must be added only once
+            # ranks sum only the change, because the state kept between passes must be added only once
             share = {n: t.clone() for n, t in total.items()}
             part_D = None if into_D is None else torch.zeros_like(into_D)
-            found.append(self._add(share, members, rows, member=m, scale_D=scale_MD[m], gradient_D=part_D, place=place))
+            log_likelihoods.append(
+                self._add(share, members, rows, member=m, scale_D=scale_MD[m], gradient_D=part_D, place=place)
+            )
             change = [share[n] - total[n] for n in total]
-            ranks.sum_(found[-1], *change, *([] if part_D is None else [part_D]))
+            ranks.sum_(log_likelihoods[-1], *change, *([] if part_D is None else [part_D]))
             for name, delta in zip(total, change, strict=True):
                 total[name] += delta
             if into_D is not None and part_D is not None:
                 into_D += part_D
-        return torch.stack(found)
+        return torch.stack(log_likelihoods)
 
     def _add(
         self,
@@ -181,11 +171,7 @@ class Collector:
         gradient_D: Tensor | None,
         place: tuple[int, int],
     ) -> Tensor:
-        """Add rows of one member.
-
-        Returns:
-            Their log likelihood.
-        """
+        """Add rows of one member, and return their log likelihood."""
         weights_D = members.weights_MD[member]
         views, parameters = self.model.split(weights_D)
         log_likelihood = torch.zeros((), dtype=torch.float64, device=weights_D.device)
@@ -218,25 +204,22 @@ class Collector:
         scale_MD = units(self.model, members.weights_MD).scale_MD
         size = self.model.network.layout.size
         for m in range(len(members.weights_MD)):
-            own = {n: t[m] for n, t in totals_M.items()}
-            self.sums.turn_(own, self.network, scale_MD[m, :size], number=number)
+            total = {n: t[m] for n, t in totals_M.items()}
+            self.sums.turn_(total, self.network, scale_MD[m, :size], number=number)
 
     def curvature(self, totals_M: Mapping[str, Tensor], reference_MD: Tensor) -> Curvature:
-        """Return H in units of the prior, over all weights of the model.
+        """Return H in units of the prior, over all weights of the model; learned likelihood parameters are independent.
 
         Args:
             totals_M: the sums over all passes.
             reference_MD: r, the unit.
-
-        Returns:
-            The curvature; learned likelihood parameters are independent of the network's weights.
         """
         size = self.model.network.layout.size
         scale_MD = reference_MD.rsqrt()
-        found = self.sums.curvature(self.network, dict(totals_M), scale_MD[:, :size])
+        curvature = self.sums.curvature(self.network, dict(totals_M), scale_MD[:, :size])
         if NOISE not in totals_M:
-            return found
-        return with_independent(found, totals_M[NOISE] * scale_MD[:, size:] ** 2)
+            return curvature
+        return with_independent(curvature, totals_M[NOISE] * scale_MD[:, size:] ** 2)
 
     def exact(self, totals_M: Mapping[str, Tensor], reference_MD: Tensor) -> DenseCurvature | None:
         """Return the exact H that was added up alongside a structured one, or None."""
@@ -244,11 +227,7 @@ class Collector:
 
 
 def _pieces(rows: Batch, size: int) -> Iterator[Batch]:
-    """Yield rows in pieces of about the same size, at most `size`.
-
-    Yields:
-        Rows.
-    """
+    """Yield rows in pieces of about the same size, at most `size`."""
     count = -(-rows.size // size)
     bounds = [rows.size * number // count for number in range(count + 1)]
     for start, stop in pairwise(bounds):

@@ -1,4 +1,4 @@
-"""Which layers hold a model's random weights, and how the curvature of each is computed: found by probing, once.
+"""The layers that hold a model's random weights, and how the curvature of each is computed: found by probing, once.
 
 A layer's own form is used only where it is valid: its module must turn one tensor into one tensor whose first axis is
 the rows, and the resulting gradient must equal that of autograd. Weights for which this fails (tied ones, those of
@@ -35,48 +35,40 @@ CaptureScope = Literal["everywhere", "in turn", "few"]
 
 _PROBE_ROWS = 4
 SPREAD_ROWS = 16
-_WIDTHS = 10  # a forward pass may hold so many tensors as large as the largest output of a module
+_WIDTHS = 10  # a forward pass may hold this many tensors of the size of the largest output of a module
 
 
 @dataclass(frozen=True, eq=False)
 class Whole:
-    """Weights without a layer form of their own: vector-Jacobian products of the whole network, one per row.
+    """Weights without a layer form of their own: vector-Jacobian products of the whole network, one per row."""
 
-    Attributes:
-        index: positions of the weights in the flat vector, int64 (n,).
-        network: the network.
-        layout: the weights by name.
-        reason: why no layer holds them.
-        stacked: whether rows go together, by `vmap`, or one after the other.
-    """
-
-    index: Tensor
+    index: Tensor  # positions of the weights in the flat vector, int64 (n,)
     network: Network
     layout: Layout
-    reason: str
-    stacked: bool = True
+    reason: str  # why no layer holds them
+    stacked: bool = True  # whether rows go together, by `vmap`, or one after the other
 
     module = ""
     description = "rows of the whole network"
 
     def jacobian(self, views: Mapping[str, Tensor], inputs: Any, column: Tensor, *, buffers: Buffers | None) -> Tensor:
         """Return the Jacobian of one column (B, ...) for each row, (B, n)."""
-        own = {name: views[name].detach() for name in self.layout.names}
-        rest = {n: v.detach() for n, v in views.items() if n not in own}
+        weights = {name: views[name].detach() for name in self.layout.names}
+        constants = {n: v.detach() for n, v in views.items() if n not in weights}
 
         def run(named: dict[str, Tensor], row: Any, cotangent: Tensor) -> Tensor:
             alone = on_rows(lambda t: t.unsqueeze(0), row)
-            return self.network({**rest, **named}, alone, buffers or None).view_as(cotangent)
+            return self.network({**constants, **named}, alone, buffers or None).view_as(cotangent)
 
         def one(row: Any, cotangent: Tensor) -> Tensor:
-            return self.layout.join(vjp(lambda named: run(named, row, cotangent), own)[1](cotangent)[0])
+            return self.layout.join(vjp(lambda named: run(named, row, cotangent), weights)[1](cotangent)[0])
 
         def plain(row: Any, cotangent: Tensor) -> Tensor:
-            leaves = {name: view.requires_grad_() for name, view in own.items()}
+            leaves = {name: view.requires_grad_() for name, view in weights.items()}
             options = {"create_graph": keep, "materialize_grads": True}
             with differentiable():
-                found = torch.autograd.grad(run(leaves, row, cotangent), [*leaves.values()], cotangent, **options)
-            return self.layout.join(dict(zip(leaves, found, strict=True)))
+                gradients = torch.autograd.grad(run(leaves, row, cotangent), [*leaves.values()], cotangent, **options)
+            return self.layout.join(dict(zip(leaves, gradients, strict=True)))
 
         # derivatives of vectorised derivatives are wrong for some of torch's layers, such as layer norm
         keep = column.requires_grad or requires_grad(inputs)
@@ -92,7 +84,7 @@ class NetworkLayers:
 
     Attributes:
         model: the model.
-        layers: in the order of the flat vector; together they hold every random weight of the network once.
+        layers: in the order of the flat vector; together with `whole` they hold every random weight once.
         whole: weights that belong to no layer, or None.
         shared: modules that use their weights at several places for one row.
     """
@@ -104,14 +96,14 @@ class NetworkLayers:
 
     @property
     def single(self) -> Affine | None:
-        """The only layer, if there is just one, affine and used at one place."""
+        """The only layer, if it is affine and used at one place."""
         only = self.layers[0] if len(self.parts) == 1 and self.layers else None
-        one = isinstance(only, Affine) and len(only.index) == 1 and only.module not in self.shared
-        return only if one else None  # type: ignore[return-value]
+        is_single = isinstance(only, Affine) and len(only.index) == 1 and only.module not in self.shared
+        return only if is_single else None  # type: ignore[return-value]
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """All layers, the rest of the weights last."""
+        """All layers, and last the weights that belong to none."""
         return (*self.layers, self.whole) if self.whole else self.layers
 
     @property
@@ -146,7 +138,7 @@ class NetworkLayers:
 
 @dataclass(frozen=True)
 class LayerSupport:
-    """Which layers of a network can be treated by their own forms, in a form that files can hold.
+    """The layers of a network that can be treated by their own forms, in a form that files can hold.
 
     Attributes:
         lost: parameter -> why no layer holds it.
@@ -154,7 +146,7 @@ class LayerSupport:
         stacked: whether rows of the whole network go together under `vmap`.
         numbers: numbers that a row takes while the curvature is summed, roughly, by `CaptureScope`.
         widest: numbers that a row takes in the forward pass, perhaps mostly in modules without random weights.
-        linear: modules of no class of torch that are linear layers -> which axis of their weights is that of the
+        linear: modules that are linear layers but of no class of torch -> the axis of their weights that has the
             outputs, "rows" or "columns".
         outputs: numbers that the network gives for a row.
     """
@@ -174,8 +166,8 @@ class LayerSupport:
     @classmethod
     def parse(cls, text: str) -> LayerSupport:
         """Return the support from its `text`."""
-        found = json.loads(text)
-        return cls(**{**found, "shared": tuple(found["shared"])})
+        values = json.loads(text)
+        return cls(**{**values, "shared": tuple(values["shared"])})
 
 
 def network_layers(model: Model, support: LayerSupport, *, joint_bias: bool = True) -> NetworkLayers:
@@ -185,17 +177,14 @@ def network_layers(model: Model, support: LayerSupport, *, joint_bias: bool = Tr
         model: the model.
         support: as `layer_support` found it.
         joint_bias: whether biases are an extra column of their weights, or layers of their own.
-
-    Returns:
-        The layers.
     """
     network, places = model.network, _places(model.network)
     layers: list[Layer] = []
-    for module, own in _owners(network)[0].items():
-        kept = {key: places[name] for key, name in own.items() if name not in support.lost}
-        if kept:
+    for module, parameters in _owners(network)[0].items():
+        index_by_key = {key: places[name] for key, name in parameters.items() if name not in support.lost}
+        if index_by_key:
             part, linear = network.module.get_submodule(module), support.linear.get(module)
-            layers += layers_of(module, part, kept, joint=joint_bias, linear=linear)
+            layers += layers_of(module, part, index_by_key, joint=joint_bias, linear=linear)
     whole = None
     if support.lost:
         layout = Layout({n: s for n, s in network.layout.shapes.items() if n in support.lost})
@@ -212,9 +201,6 @@ def layer_support(model: Model, weights_D: Tensor, inputs: Any) -> LayerSupport:
         weights_D: any weights; the answer does not depend on them, except by coincidence.
         inputs: some rows of data.
 
-    Returns:
-        The support.
-
     Raises:
         ValueError: if the network has batch norm without running statistics, or cannot take the inputs.
     """
@@ -222,25 +208,25 @@ def layer_support(model: Model, weights_D: Tensor, inputs: Any) -> LayerSupport:
     refuse_coupled(model)
     views, _ = model.split(weights_D)
     rows = network.arrange(_few(inputs))
-    with torch.no_grad(), taking(inputs):  # so that an error speaks of all rows, not of these few
+    with torch.no_grad(), taking(inputs):  # an error then names the shape of all rows, not of these few
         network(views, rows)
     owners, lost = _owners(network)
-    said: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for order in _spread(inputs):
-        said |= probe(network, views, network.arrange(order), modules=list(owners))
+        reasons |= probe(network, views, network.arrange(order), modules=list(owners))
     while True:  # until every layer's gradient equals autograd's
-        lost |= {name: said[module] for module in said for name in owners[module].values()}
+        lost |= {name: reasons[module] for module in reasons for name in owners[module].values()}
         linear = _linear(network_layers(model, LayerSupport(lost, (), True, {})), views, rows)
-        found = network_layers(model, LayerSupport(lost, (), True, {}, linear=linear))
-        wrong = _wrong(found, views, rows)
+        layers = network_layers(model, LayerSupport(lost, (), True, {}, linear=linear))
+        wrong = _wrong(layers, views, rows)
         if not wrong:
             break
-        said |= dict.fromkeys(wrong, "its weights are used outside its forward")
+        reasons |= dict.fromkeys(wrong, "its weights are used outside its forward")
     with _outputs(network.module) as sizes:
-        seen = found.watch(views, rows, None)
-    shared = tuple(module for module, each in seen.calls.items() if _several(network, module, each))
-    stacked = found.whole is None or _can_stack(found.whole, views, rows)
-    numbers, outputs = _numbers(found, seen, shared), seen.outputs[0].numel()
+        captured = layers.watch(views, rows, None)
+    shared = tuple(module for module, each in captured.calls.items() if _several(network, module, each))
+    stacked = layers.whole is None or _can_stack(layers.whole, views, rows)
+    numbers, outputs = _numbers(layers, captured, shared), captured.outputs[0].numel()
     return LayerSupport(lost, shared, stacked, numbers, _WIDTHS * max(sizes), linear, outputs)
 
 
@@ -267,7 +253,7 @@ def _spread(inputs: Any) -> list[Any]:
 
 
 def _owners(network: Network) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
-    """Return module -> its random parameters (name in it -> name in the layout), and tied ones -> why they are lost."""
+    """Return module -> its random parameters (name in it -> name in the layout), and lost parameters -> why."""
     held: dict[str, list[tuple[str, str]]] = {}
     names = {id(p): n for n, p in network.module.named_parameters()}
     for module, part in network.module.named_modules():
@@ -289,12 +275,12 @@ def _owners(network: Network) -> tuple[dict[str, dict[str, str]], dict[str, str]
 
 
 def _linear(found: NetworkLayers, views: Mapping[str, Tensor], inputs: Any) -> dict[str, str]:
-    """Return the modules without a form of their own that turn out to be linear layers, as `linear_by` says."""
-    others = {layer.module: layer.part for layer in found.layers if isinstance(layer, Other)}
-    if not others:
+    """Return the modules without a form of their own that prove to be linear layers, as `linear_by` says."""
+    parts = {layer.module: layer.part for layer in found.layers if isinstance(layer, Other)}
+    if not parts:
         return {}
-    calls = watch(found.model.network, views, inputs, modules=[*others]).calls
-    by = {module: linear_by(part, calls[module][0]) for module, part in others.items()}
+    calls = watch(found.model.network, views, inputs, modules=[*parts]).calls
+    by = {module: linear_by(part, calls[module][0]) for module, part in parts.items()}
     return {module: axis for module, axis in by.items() if axis}
 
 
@@ -302,22 +288,26 @@ def _wrong(found: NetworkLayers, views: Mapping[str, Tensor], inputs: Any) -> li
     """Return the modules whose layers do not give autograd's gradient of a random combination of the outputs."""
     if not found.layers:
         return []
-    seen = found.watch(views, inputs, None)
-    source = generator(Purpose.LAYERS, device=seen.outputs.device)
-    column = torch.randn(seen.outputs.shape, generator=source, dtype=seen.outputs.dtype, device=seen.outputs.device)
-    truth = torch.autograd.grad(seen.outputs, list(seen.leaves.values()), column, retain_graph=True, allow_unused=True)
-    exact = [torch.zeros_like(v) if t is None else t for t, v in zip(truth, seen.leaves.values(), strict=True)]
+    captured = found.watch(views, inputs, None)
+    source = generator(Purpose.LAYERS, device=captured.outputs.device)
+    column = torch.randn(
+        captured.outputs.shape, generator=source, dtype=captured.outputs.dtype, device=captured.outputs.device
+    )
+    truth = torch.autograd.grad(
+        captured.outputs, list(captured.leaves.values()), column, retain_graph=True, allow_unused=True
+    )
+    exact = [torch.zeros_like(v) if t is None else t for t, v in zip(truth, captured.leaves.values(), strict=True)]
     exact_D = torch.cat([t.flatten() for t in exact])
-    (calls,) = seen.columns(column.unsqueeze(0))
+    (calls,) = captured.columns(column.unsqueeze(0))
     wrong = []
     for layer in found.layers:
         expected = exact_D[layer.index.flatten()]
         tolerance = 1e3 * torch.finfo(expected.dtype).eps * float(exact_D.abs().max())
         try:
-            own = layer.rows(calls[layer.module]).sum(0).flatten()
+            total = layer.rows(calls[layer.module]).sum(0).flatten()
         except Exception:  # it cannot be vectorised, or takes its input by a keyword alone
-            own = torch.full_like(expected, torch.nan)
-        if not torch.allclose(own, expected, rtol=1e-2 if own.dtype == torch.float32 else 1e-6, atol=tolerance):
+            total = torch.full_like(expected, torch.nan)
+        if not torch.allclose(total, expected, rtol=1e-2 if total.dtype == torch.float32 else 1e-6, atol=tolerance):
             wrong.append(layer.module)
     return wrong
 
@@ -350,21 +340,21 @@ def _numbers(found: NetworkLayers, seen: Captured, shared: Sequence[str]) -> dic
     """Return how many numbers one row takes, by scope."""
     calls = next(seen.columns([torch.ones_like(seen.outputs)])) if found.layers else {}
     columns = min(COLUMNS_AT_ONCE, seen.outputs[0].numel())
-    given, places, jacobian, few = 0, [0], 1, 0
+    total_inputs, places, jacobian, few = 0, [0], 1, 0
     for layer in found.layers:
         factors = isinstance(layer, Affine) and layer.module in shared  # computed for a few rows at a time
         for call in calls[layer.module]:
-            own, made = call.inputs[0].numel(), call.outputs[0].numel()
+            num_inputs, num_outputs = call.inputs[0].numel(), call.outputs[0].numel()
             places.append((layer.inputs(call.inputs)[0] if isinstance(layer, Affine) else call.inputs[0]).numel())
-            given += own
-            few += own + columns * made if factors else 2 * (own + places[-1] + made)
+            total_inputs += num_inputs
+            few += num_inputs + columns * num_outputs if factors else 2 * (num_inputs + places[-1] + num_outputs)
         if layer.module in shared:
             jacobian = max(jacobian, layer.index.numel())
             few += 0 if factors else layer.index.numel()
     whole = found.whole.index.numel() if found.whole else 0
     return {
-        "everywhere": 2 * (sum(places) + given) + jacobian + whole,
-        "in turn": 3 * max(places) + 4 * given + whole,
+        "everywhere": 2 * (sum(places) + total_inputs) + jacobian + whole,
+        "in turn": 3 * max(places) + 4 * total_inputs + whole,
         "few": few + whole,
     }
 

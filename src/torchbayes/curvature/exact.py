@@ -1,9 +1,11 @@
 """The exact curvature alongside a structured one: its eigenvalues tell how many directions the data determine.
 
-The eigenvalues of a structure that leaves correlations out are the diagonal of H in some basis, as many as there are
+The eigenvalues of a structure without all correlations are the diagonal of H in some basis, as many as there are
 weights. H itself has at most as many nonzero ones as there are target values, and they are more uneven: by Schur and
 Horn, Σ log(1 + λ) and γ = Σ λ/(1 + λ) are never smaller for the structure. As γ approaches the number of targets n, the
-factor n/(n − γ) on the noise that the evidence would choose diverges, so it is chosen by the eigenvalues of H itself.
+factor n/(n − γ) on the noise that the evidence would choose diverges. So the noise is chosen by the eigenvalues of H
+itself.
+
 With D weights γ ≤ D whatever the structure, so that for D ≤ n/3 the scale of the noise is too large by 22 % at most, in
 fact by 2 % for Kronecker factors and 4 to 9 % for a diagonal (tables of 600 to 3,000 rows, n/D from 4 to 9). There the
 matrix is not computed: it took ten times as long as the diagonal, and 4 MB.
@@ -23,28 +25,18 @@ from torchbayes.linalg import Curvature, DenseCurvature
 from torchbayes.linalg.curvature import Correlations
 
 _MARK = "beside."
-_FEW = 1024  # weights up to which a dense matrix is cheap; for more there is none
-PARAMETERS_PER_TARGET = 1 / 3  # where there are more, counting too many moves the noise by more than 22 %
+_FEW = 1024  # a dense matrix of up to this many weights is cheap; there is none of more
+PARAMETERS_PER_TARGET = 1 / 3  # above it, counting too many parameters moves the noise by more than 22 %
 
 
 def is_needed(weights: int, targets: float) -> bool:
-    """Return whether a structure may count so many parameters that the noise needs the exact curvature.
-
-    Args:
-        weights: D.
-        targets: n.
-    """
+    """Return whether D weights for n targets may count as so many parameters that the noise needs the exact H."""
     return PARAMETERS_PER_TARGET * targets < weights <= _FEW
 
 
 @dataclass(frozen=True)
 class WithExact:
-    """Sums of a structure, and of the dense matrix in the first pass.
-
-    Attributes:
-        sums: sums of the structure.
-        dense: sums of the matrix.
-    """
+    """Sums of a structure, and of the dense matrix in the first pass."""
 
     sums: Sums
     dense: DenseSums
@@ -71,7 +63,8 @@ class WithExact:
         """Add rows in place."""
         self.sums.add_(_own(total), piece, number)
         if number == 0:
-            self.dense.add_(_matrix(total), replace(piece))  # with its own forward pass: columns can be read only once
+            # a copy runs its own forward pass, because columns can be read only once
+            self.dense.add_(_matrix(total), replace(piece))
 
     def turn_(self, total: Sum, network: NetworkLayers, scale_D: Tensor, *, number: int) -> None:
         """Finish a pass of the structure."""

@@ -1,9 +1,9 @@
-r"""J Σ Jᵀ for the Jacobian J of a network's outputs and any covariance structure Σ, from the inputs of its layers.
+"""J Σ Jᵀ for the Jacobian J of a network's outputs and any covariance structure Σ, from the inputs of its layers.
 
-For an affine layer without weight sharing J is g aᵀ for each row and output. A diagonal Σ then gives
-Σ_o g_ko (Σ_i v_oi a_i²) g_lo, a Kronecker-factored one the same in its eigenbases: two matrix products for all rows,
-and nothing of the size of J. Layers with shared weights need J itself, for a few rows at a time; other layers, and a Σ
-over several, for as many rows as the chunk allows.
+For an affine layer without weight sharing J is g aᵀ for each row and output. A diagonal Σ then gives Σ_o g_ko (Σ_i v_oi
+a_i²) g_lo, and a Kronecker-factored one the same in its eigenbases: two matrix products for all rows, without a tensor
+of the size of J. Layers with shared weights need J itself, for a few rows at a time; other layers, and a Σ over several
+layers, for as many rows as the chunk allows.
 """
 
 from __future__ import annotations
@@ -24,17 +24,11 @@ from torchbayes.linalg.structure import PlacedForm
 
 
 class Coverage(NamedTuple):
-    """The weights of one part that a structure covers.
+    """The weights of one part that a structure covers."""
 
-    Attributes:
-        part: index of the part.
-        where: their positions in the structure, shape of the layer's index; flat where the structure covers only some.
-        mask: which weights of the layer are covered; None for all.
-    """
-
-    part: int
-    where: Tensor
-    mask: Tensor | None
+    part: int  # index of the part
+    where: Tensor  # positions in the structure, shape of the layer's index; flat if it covers only some weights
+    mask: Tensor | None  # which weights of the layer are covered; None for all
 
     def of(self, parts: Sequence[Part]) -> Part:
         """Return the part as the structure sees it."""
@@ -47,7 +41,7 @@ class Coverage(NamedTuple):
         return Part(None, self.where, [], [], whole.jacobian()[..., self.mask])
 
     def units(self, whole: Part) -> Tensor | None:
-        """Return the output units of a linear layer all of whose weights are covered, if no others are."""
+        """Return the output units whose weights are covered, if a linear layer is covered in whole units, else None."""
         layer, mask = whole.layer, self.mask
         if not isinstance(layer, Affine) or isinstance(layer.part, nn.Conv1d | nn.Conv2d) or mask is None:
             return None
@@ -65,11 +59,9 @@ def _of_units(whole: Part, units: Tensor) -> list[list[Tensor]]:
 
 @dataclass(frozen=True, eq=False)
 class Leaf:
-    """An elementary covariance, not composed of others, of weights that are independent of the rest.
+    """An elementary covariance, not composed of others, of weights that are independent of all others.
 
-    Attributes:
-        form: Σ of one member, as a sum of products.
-        coverage: the weights it covers.
+    `form` is Σ of one member, as a sum of products.
     """
 
     form: Form
@@ -82,17 +74,17 @@ class Leaf:
 
     @cached_property
     def strips(self) -> dict[str, Tensor]:
-        """Σ of a layer given by its root, as `linalg.strips.of_strips` takes it."""
+        """Σ of a layer given by its root, in the form that `linalg.strips.of_strips` takes."""
         return strips(self._root_KIZ.unsqueeze(0))
 
     @cached_property
     def own_KII(self) -> Tensor:
-        """The blocks of such a Σ that are each within the weights of one output unit."""
+        """The blocks of such a Σ within the weights of one output unit each."""
         return self._root_KIZ @ self._root_KIZ.mT
 
     @cached_property
     def apart_KII(self) -> Tensor:
-        """Such blocks of what the outputs differ by from their mean."""
+        """Such blocks for the differences between the outputs and their mean."""
         root_KIZ = self._root_KIZ - self._root_KIZ.mean(0)
         return root_KIZ @ root_KIZ.mT
 
@@ -105,14 +97,10 @@ class Leaf:
 def leaves(covariance: Sequence[PlacedForm], places: Sequence[Tensor]) -> list[Leaf]:
     """Return the independent groups of Σ of one member, with the weights of the parts that they cover.
 
-    Args:
-        covariance: Σ, as `linalg.structure.forms` gives it.
-        places: positions of the weights of every part in Σ, shape of the layer's index.
-
-    Returns:
-        Those groups that have a variance; all if none has.
+    `covariance` is as `linalg.structure.forms` gives it, and `places` are the positions of the weights of every part in
+    Σ, in the shape of the layer's index. Groups without variance are left out, unless none has any.
     """
-    found, size = [], sum(len(where) for where, _ in covariance)
+    groups, size = [], sum(len(where) for where, _ in covariance)
     moving = [each for each in covariance if not _is_still(each.form)]
     for where, form in moving or covariance:
         local = where.new_full((size,), -1)
@@ -125,8 +113,8 @@ def leaves(covariance: Sequence[PlacedForm], places: Sequence[Tensor]) -> list[L
             elif mask.any():
                 coverage.append(Coverage(number, place[mask], mask))
         if coverage:
-            found.append(Leaf(form, coverage))
-    return found
+            groups.append(Leaf(form, coverage))
+    return groups
 
 
 def _is_still(form: Form) -> bool:
@@ -135,32 +123,22 @@ def _is_still(form: Form) -> bool:
 
 
 def covariance(over: Sequence[Leaf], parts: Sequence[Part], *, diagonal: bool) -> Tensor:
-    """Return J Σ Jᵀ of every row.
-
-    Args:
-        over: Σ.
-        parts: J.
-        diagonal: return only the diagonal.
-
-    Returns:
-        Tensor (B, K, K), or (B, K).
-    """
-    apart = [(leaf, part, units) for leaf in over for part, units in _own_outputs(leaf, parts)]
-    total, first = None, {id(leaf) for leaf, _, _ in apart}
-    for leaf, part, units in apart:  # blocks on the diagonal, beside which all is zero
+    """Return J Σ Jᵀ of every row, (B, K, K), or its diagonal (B, K), from Σ (`over`) and J (`parts`)."""
+    blocks = [(leaf, part, units) for leaf in over for part, units in _own_outputs(leaf, parts)]
+    total, block_leaves = None, {id(leaf) for leaf, _, _ in blocks}
+    for leaf, part, units in blocks:  # blocks on the diagonal of an otherwise zero matrix
         block, outputs = _of_parts(leaf.form, [part], diagonal), parts[leaf.coverage[0].part].where.shape[1]
         if total is None:
             total = block.new_zeros(len(block), *[outputs] * (block.ndim - 1))
         total[(..., units) if diagonal else (..., units.unsqueeze(1), units)] += block
-    rest = [_of_leaf(leaf, parts, diagonal) for leaf in over if id(leaf) not in first]
-    return sum_of([*rest, *([] if total is None else [total])])
+    others = [_of_leaf(leaf, parts, diagonal) for leaf in over if id(leaf) not in block_leaves]
+    return sum_of([*others, *([] if total is None else [total])])
 
 
 def _own_outputs(leaf: Leaf, parts: Sequence[Part]) -> Iterator[tuple[Part, Tensor]]:
-    """Yield the only part of a leaf and its outputs, where it is over some units of a layer whose outputs those are.
+    """Yield the Jacobian of some outputs alone, and which they are, if a leaf covers just their units.
 
-    Yields:
-        The Jacobian of these outputs alone, and which they are.
+    The layer's outputs must be those of the network.
     """
     (cover, *others), whole = leaf.coverage, parts[leaf.coverage[0].part]
     if others or whole.columns is not None or whole.centre_BK is not None or not whole.is_plain:
@@ -171,32 +149,29 @@ def _own_outputs(leaf: Leaf, parts: Sequence[Part]) -> Iterator[tuple[Part, Tens
 
 
 def _of_leaf(leaf: Leaf, parts: Sequence[Part], diagonal: bool) -> Tensor:
-    own = [cover.of(parts) for cover in leaf.coverage]
-    if leaf.is_root and len(own) == 1 and own[0].is_plain and own[0].columns is None:
-        return _of_last(leaf, own[0], diagonal)
-    return _of_parts(leaf.form, own, diagonal)
+    leaf_parts = [cover.of(parts) for cover in leaf.coverage]
+    if leaf.is_root and len(leaf_parts) == 1 and leaf_parts[0].is_plain and leaf_parts[0].columns is None:
+        return _of_last(leaf, leaf_parts[0], diagonal)
+    return _of_parts(leaf.form, leaf_parts, diagonal)
 
 
 def _of_parts(form: Form, own: Sequence[Part], diagonal: bool) -> Tensor:
-    found = [sign * _gram(each, diagonal) for sign, each in products(form, own)]
+    terms = [sign * _gram(each, diagonal) for sign, each in products(form, own)]
     if form.variance is not None:
-        found.append(sum_of([_of_part(form, part, diagonal) for part in own]))
-    return sum_of(found)
+        terms.append(sum_of([_of_part(form, part, diagonal) for part in own]))
+    return sum_of(terms)
 
 
 def cross_covariance(over: Sequence[Leaf], both: tuple[Sequence[Part], Sequence[Part]], *, limit: int) -> Tensor:
-    """Return J Σ J'ᵀ between two sets of rows, (B K, B' K).
+    """Return J Σ J'ᵀ between two sets of rows, (B K, B' K), in pieces of J Σ^½ of at most `limit` numbers.
 
-    Args:
-        over: Σ.
-        both: J and J', of the same layers.
-        limit: numbers that a piece of J Σ^½ may hold.
+    `both` are J and J', of the same layers.
     """
-    found = []
+    terms = []
     for leaf in over:
-        mine = tuple([cover.of(parts) for cover in leaf.coverage] for parts in both)
-        found.append(_between(leaf.form, mine, limit))  # type: ignore[arg-type]
-    return sum_of(found)
+        covered = tuple([cover.of(parts) for cover in leaf.coverage] for parts in both)
+        terms.append(_between(leaf.form, covered, limit))  # type: ignore[arg-type]
+    return sum_of(terms)
 
 
 def _between(form: Form, both: tuple[Sequence[Part], Sequence[Part]], limit: int) -> Tensor:
@@ -216,8 +191,8 @@ def _gram(features_BKn: Tensor, diagonal: bool) -> Tensor:
 
 def _of_part(form: Form, part: Part, diagonal: bool) -> Tensor:
     if not part.is_plain:
-        found = _squares if diagonal else _products
-        return torch.cat([found(form, piece) for piece in part.pieces()])
+        gram = _squares if diagonal else _products
+        return torch.cat([gram(form, piece) for piece in part.pieces()])
     variance, basis, columns = _taken(form, part)
     spread_BGO = torch.einsum("bgi,goi->bgo", part.plain_given(columns).square(), variance)
     gradients = part.plain_gradients(basis)
@@ -235,8 +210,8 @@ def _squares(form: Form, part: Part) -> Tensor:
     """Return the diagonal of J Σ Jᵀ, (B, K)."""
     variance, rows, columns = _taken(form, part)
     jacobian = part.jacobian(rows, columns).flatten(2)
-    mine = part.rows is None and not jacobian.requires_grad  # so it may be overwritten: fresh memory costs more
-    return (jacobian.square_() if mine else jacobian.square()) @ variance.flatten()
+    is_fresh = part.rows is None and not jacobian.requires_grad  # overwritten, as new memory costs more
+    return (jacobian.square_() if is_fresh else jacobian.square()) @ variance.flatten()
 
 
 def _products(form: Form, part: Part) -> Tensor:
@@ -245,7 +220,7 @@ def _products(form: Form, part: Part) -> Tensor:
 
 
 def _taken(form: Form, part: Part) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return variances in the shape of the layer's index, and U and V of the bases they are in."""
+    """Return variances in the shape of the layer's index, and the bases U and V that they refer to."""
     assert form.variance is not None
     variance = form.variance[0]
     if variance.ndim == 1:
@@ -264,18 +239,13 @@ def _of_outputs(spread_BO: Tensor, basis_OO: Tensor | None, diagonal: bool) -> T
 def apart_of(spread_BO: Tensor, basis_OO: Tensor | None, centre_BK: Tensor) -> Tensor:
     """Return Var[f_k − Σ_l c_l f_l] of outputs with the covariance U diag(r) Uᵀ, without a matrix for every row.
 
-    Args:
-        spread_BO: r, (..., O).
-        basis_OO: U, (..., O, O); None for the identity.
-        centre_BK: c, (..., K).
-
-    Returns:
-        Tensor (..., K): Σ_o r_o (u_ko − Σ_l c_l u_lo)², multiplied out where c may differ from row to row.
+    This is Σ_o r_o (u_ko − Σ_l c_l u_lo)², (..., K), multiplied out where c may differ from row to row. r are (..., O),
+    U is (..., O, O) or None for the identity, c are (..., K).
     """
     if basis_OO is not None and not torch.compiler.is_compiling() and bool(centre_BK.all()):
         return spread_BO @ (basis_OO - basis_OO.mean(-2, keepdim=True)).square().mT
-    middle_BO = centre_BK if basis_OO is None else centre_BK @ basis_OO
-    both_BO, total = middle_BO * spread_BO, (middle_BO.square() * spread_BO).sum(-1, keepdim=True)
+    mean_BO = centre_BK if basis_OO is None else centre_BK @ basis_OO
+    both_BO, total = mean_BO * spread_BO, (mean_BO.square() * spread_BO).sum(-1, keepdim=True)
     if basis_OO is None:
         return (spread_BO - 2 * both_BO + total).clamp_min(0)
     return (spread_BO @ basis_OO.square().mT - 2 * (both_BO @ basis_OO.mT) + total).clamp_min(0)
@@ -289,26 +259,20 @@ def apart(covariance_BKK: Tensor, centre_BK: Tensor) -> Tensor:
 
 
 def _of_last(leaf: Leaf, part: Part, diagonal: bool) -> Tensor:
-    """Return J Σ Jᵀ where J of output k is a in the block of its own weights: aᵀ Σ_kl a of every pair of outputs."""
-    seen, centre_BK = part.plain_given()[:, 0], part.centre_BK
-    if centre_BK is not None and not bool(centre_BK.all()):  # outputs that are left out differ from row to row
-        return apart(of_strips(seen, **leaf.strips)[0], centre_BK)
+    """Return J Σ Jᵀ of a last layer, whose J of output k is a at its own weights: aᵀ Σ_kl a of every pair."""
+    inputs, centre_BK = part.plain_given()[:, 0], part.centre_BK
+    if centre_BK is not None and not bool(centre_BK.all()):  # rows may leave different outputs out of the mean
+        return apart(of_strips(inputs, **leaf.strips)[0], centre_BK)
     if diagonal:
         blocks_KII = leaf.own_KII if centre_BK is None else leaf.apart_KII
-        return torch.stack([((seen @ own_II) * seen).sum(-1) for own_II in blocks_KII], dim=-1).clamp_min(0)
-    return of_strips(seen, **leaf.strips)[0]
+        return torch.stack([((inputs @ own_II) * inputs).sum(-1) for own_II in blocks_KII], dim=-1).clamp_min(0)
+    return of_strips(inputs, **leaf.strips)[0]
 
 
 def features(form: Form, parts: Sequence[Part], *, units: int) -> Iterator[tuple[int, Tensor]]:
-    """Yield signs ± and pieces F (B, K, n) with Σ ± F Fᵀ = J Σ Jᵀ.
+    """Yield signs ± and pieces F (B, K, n) with Σ ± F Fᵀ = J Σ Jᵀ, Σ of one member.
 
-    Args:
-        form: Σ, of one member.
-        parts: J.
-        units: output units of a plain part per piece.
-
-    Yields:
-        Sign and piece.
+    `units` are the output units in a piece of a plain part.
     """
     if form.variance is not None:
         for part in parts:
@@ -317,11 +281,7 @@ def features(form: Form, parts: Sequence[Part], *, units: int) -> Iterator[tuple
 
 
 def products(form: Form, parts: Sequence[Part]) -> Iterator[tuple[int, Tensor]]:
-    """Yield what `features` does, without the variances of Σ.
-
-    Yields:
-        Sign and piece.
-    """
+    """Yield the signs and pieces of `features`, without those of the variances of Σ."""
     if form.root_MDZ is not None:
         yield 1, _times_root(form.root_MDZ[0], parts)
     if form.directions_MRD is not None:
@@ -330,29 +290,25 @@ def products(form: Form, parts: Sequence[Part]) -> Iterator[tuple[int, Tensor]]:
 
 
 def _whitened(form: Form, part: Part, units: int | None) -> Iterator[Tensor]:
-    """Yield J Σ^½ of one part, a few output units at a time where it is plain.
-
-    Yields:
-        Pieces (B, K, n).
-    """
+    """Yield J Σ^½ of one part, (B, K, n), a few output units at a time if it is plain."""
     variance, rows, columns = _taken(form, part)
     root = variance.sqrt()
     gradients = part.plain_gradients(rows) if part.is_plain and units else None
     if units is None or gradients is None:
         yield (part.jacobian(rows, columns) * root).flatten(2)
         return
-    seen = part.plain_given(columns)
+    inputs = part.plain_given(columns)
     for g, r in zip(gradients.split(units, dim=3), root.split(units, dim=1), strict=True):
-        yield (g.unsqueeze(-1) * (seen.unsqueeze(2) * r).unsqueeze(1)).flatten(2)
+        yield (g.unsqueeze(-1) * (inputs.unsqueeze(2) * r).unsqueeze(1)).flatten(2)
 
 
 def _times_root(root_DZ: Tensor, parts: Sequence[Part]) -> Tensor:
     """Return J R, (B, K, Z)."""
-    alone = parts[0] if len(parts) == 1 and parts[0].is_plain else None
-    gradients = None if alone is None else alone.plain_gradients()
-    if alone is not None and gradients is not None:  # a and R first: their product has no axis of outputs
-        seen = torch.einsum("bgi,goiz->bgoz", alone.plain_given(), root_DZ[alone.where])
-        return gradients.flatten(2) @ seen.flatten(1, 2)
+    only_part = parts[0] if len(parts) == 1 and parts[0].is_plain else None
+    gradients = None if only_part is None else only_part.plain_gradients()
+    if only_part is not None and gradients is not None:  # a R first, which has no axis of outputs
+        pushed = torch.einsum("bgi,goiz->bgoz", only_part.plain_given(), root_DZ[only_part.where])
+        return gradients.flatten(2) @ pushed.flatten(1, 2)
     where = torch.cat([part.where.flatten() for part in parts])
     jacobian = torch.cat([part.jacobian().flatten(2) for part in parts], dim=-1)
     return jacobian @ root_DZ[where]
@@ -360,15 +316,15 @@ def _times_root(root_DZ: Tensor, parts: Sequence[Part]) -> Tensor:
 
 def _times(parts: Sequence[Part], vectors_RD: Tensor) -> Tensor:
     """Return J V for R vectors, (B, K, R)."""
-    found = []
+    terms = []
     for part in parts:
-        own = vectors_RD[:, part.where]  # (R, *index.shape)
+        part_vectors = vectors_RD[:, part.where]  # (R, *index.shape)
         if not part.is_plain:
-            found.append(part.jacobian().flatten(2) @ own.flatten(1).T)
+            terms.append(part.jacobian().flatten(2) @ part_vectors.flatten(1).T)
             continue
-        pushed = torch.einsum("bgi,rgoi->brgo", part.plain_given(), own).flatten(2)
+        pushed = torch.einsum("bgi,rgoi->brgo", part.plain_given(), part_vectors).flatten(2)
         gradients = part.plain_gradients()
         if gradients is None and part.centre_BK is not None:
             pushed = pushed - pushed @ part.centre_BK.unsqueeze(-1)
-        found.append(pushed.mT if gradients is None else gradients.flatten(2) @ pushed.mT)
-    return sum_of(found)
+        terms.append(pushed.mT if gradients is None else gradients.flatten(2) @ pushed.mT)
+    return sum_of(terms)

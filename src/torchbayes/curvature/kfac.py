@@ -20,7 +20,7 @@ _WAITING = 2**13  # rows and places collected for one matrix product, at most
 
 @dataclass(frozen=True)
 class KroneckerSums(OnePass):
-    """KFAC: for each affine layer A = Σ a aᵀ and G = Σ g gᵀ with H ≈ G ⊗ A / count; other layers as they are.
+    """KFAC: for each affine layer A = Σ a aᵀ and G = Σ g gᵀ with H ≈ G ⊗ A / count; others have blocks of their own.
 
     With T places the two ways of Eschenhagen et al. (2023) are
 
@@ -28,18 +28,14 @@ class KroneckerSums(OnePass):
         reduce  H ≈ (Σ_n Σ_r ĝ ĝᵀ) ⊗ (Σ_n ā āᵀ) / N,   ĝ = Σ_t g,  ā = mean_t a
 
     and without sharing both are Martens and Grosse (2015). An embedding sees one-hot inputs, so that its A is diagonal;
-    it is always expanded. Weights of other layers are a dense block each where it has at most `largest` of them, else a
-    diagonal. T and the means are over the places that are used (`UsedPlaces`): padding with ignored targets changes
-    nothing. A row counts as often as its most heavily weighted place, so that in A the class weights of places are
-    those of rows, and where some places count more than others G and A weight them differently.
-
-    Attributes:
-        sharing: "expand" or "reduce".
-        largest: weights of the largest dense block.
+    it is always expanded. Each other layer has a dense block if it has at most `largest` weights, else a diagonal. T
+    and the means are over the places that are used (`UsedPlaces`): padding with ignored targets changes nothing. A row
+    counts as often as its most heavily weighted place. So A takes the class weights of places as those of rows, and if
+    some places count more than others G and A weight them differently.
     """
 
-    sharing: str = "expand"
-    largest: int = 1024
+    sharing: str = "expand"  # "expand" or "reduce"
+    largest: int = 1024  # weights of the largest dense block
 
     held: ClassVar[tuple[CaptureScope, ...]] = ("in turn",)
 
@@ -79,13 +75,13 @@ class KroneckerSums(OnePass):
                         gradient = part.weighted(call.inputs, call.outputs)[1].flatten(0, -2)
                         add_gram_(total[f"{place}.outputs"], gradient)
                 else:
-                    own = (
+                    jacobian = (
                         piece.rest(column) if part is piece.network.whole else part.rows(calls[part.module]).flatten(1)
                     )
                     if f"{place}.dense" in total:
-                        add_gram_(total[f"{place}.dense"], own)
+                        add_gram_(total[f"{place}.dense"], jacobian)
                     else:
-                        total[f"{place}.diagonal"] += own.square().sum(0)
+                        total[f"{place}.diagonal"] += jacobian.square().sum(0)
         for place, part in enumerate(piece.network.parts):
             if isinstance(part, Affine):
                 total[f"{place}.outputs"] += moments[part.module].total()
@@ -97,32 +93,32 @@ class KroneckerSums(OnePass):
         for place, part in enumerate(piece.network.parts):
             if isinstance(part, Affine):
                 calls = piece.seen.calls[part.module]
-                own = [part.inputs(call.inputs, ones=weights_B is not None) for call in calls]
-                seen = _joined(own, dim=2)
+                call_inputs = [part.inputs(call.inputs, ones=weights_B is not None) for call in calls]
+                inputs = _joined(call_inputs, dim=2)
                 if weights_B is None:
-                    seen = seen if self.sharing == "expand" else seen.mean(2, keepdim=True)
-                    repeats = rows if seen.shape[0] == 1 and rows > 1 else 1
-                    total[f"{place}.inputs"] += _second_moment(seen, ones=part.joint) * repeats
-                    total[f"{place}.count"] += rows * seen.shape[2]
+                    inputs = inputs if self.sharing == "expand" else inputs.mean(2, keepdim=True)
+                    repeats = rows if inputs.shape[0] == 1 and rows > 1 else 1
+                    total[f"{place}.inputs"] += _second_moment(inputs, ones=part.joint) * repeats
+                    total[f"{place}.count"] += rows * inputs.shape[2]
                     continue
-                each = [used.times(weights_B, part.module, n, places=a.shape[2]) for n, a in enumerate(own)]
-                weights_BT = _joined([w.expand(-1, a.shape[2]) for w, a in zip(each, own, strict=True)], dim=1)
+                each = [used.times(weights_B, part.module, n, places=a.shape[2]) for n, a in enumerate(call_inputs)]
+                weights_BT = _joined([w.expand(-1, a.shape[2]) for w, a in zip(each, call_inputs, strict=True)], dim=1)
                 if self.sharing == "reduce":  # the mean over the places that are used
                     sums_B1 = weights_BT.sum(1, keepdim=True)
                     shares_BT = weights_BT / torch.where(sums_B1 == 0, 1.0, sums_B1)
-                    seen = (seen * shares_BT[:, None, :, None]).sum(2, keepdim=True)
+                    inputs = (inputs * shares_BT[:, None, :, None]).sum(2, keepdim=True)
                     weights_BT = weights_B.unsqueeze(1) * (sums_B1 > 0)
-                total[f"{place}.inputs"] += _second_moment(seen * weights_BT.sqrt()[:, None, :, None])
+                total[f"{place}.inputs"] += _second_moment(inputs * weights_BT.sqrt()[:, None, :, None])
                 total[f"{place}.count"] += weights_BT.sum(dtype=torch.float64)
             elif isinstance(part, Lookup):
                 for number, call in enumerate(piece.seen.calls[part.module]):
-                    kept = call.inputs != part.padding
+                    used_entries = call.inputs != part.padding
                     each = None
                     if weights_B is not None:
                         places = call.inputs[0].numel()
                         weights_BT = used.times(weights_B, part.module, number, places=places)
-                        each = weights_BT.expand(-1, places).reshape(call.inputs.shape)[kept]
-                    entries = call.inputs[kept].bincount(each, minlength=part.index.shape[1])
+                        each = weights_BT.expand(-1, places).reshape(call.inputs.shape)[used_entries]
+                    entries = call.inputs[used_entries].bincount(each, minlength=part.index.shape[1])
                     total[f"{place}.inputs"] += entries
                     total[f"{place}.count"] += entries.sum(dtype=torch.float64)
 
@@ -154,47 +150,47 @@ class KroneckerSums(OnePass):
             return KroneckerCurvature(grid, None, vectors)
         column = _along_columns(scale.unflatten(1, part.index.shape), part)
         factors = [inputs * column.unsqueeze(-1) * column.unsqueeze(-2) / count[..., None, None], outputs]
-        (seen, columns), (made, rows) = (eigh(factor) for factor in factors)
-        return KroneckerCurvature(made.clamp_min(0).unsqueeze(-1) * seen.clamp_min(0).unsqueeze(-2), rows, columns)
+        (values_in, columns), (values_out, rows) = (eigh(factor) for factor in factors)
+        return KroneckerCurvature(
+            values_out.clamp_min(0).unsqueeze(-1) * values_in.clamp_min(0).unsqueeze(-2), rows, columns
+        )
 
 
 @dataclass(frozen=True)
 class UsedPlaces:
     """The places of a row at which a layer is used: those on which the row's counted targets depend.
 
-    A place on which only targets that do not count depend adds nothing to G, and so must be left out of the means in A
-    and of the count. On which targets a place depends is seen by two gradients, of numbers that are made of the outputs
-    at the places that count, and at those that do not. Where it has neither, as one whose units are off, it is taken
-    for that of the target of its number if there are as many, and else left out in rows in which a target does not
-    count: that may be a place on which counted targets could depend.
-
-    Attributes:
-        ignored_BT: which targets do not count; None where all do.
-        depends: for each call of a layer, whether counted targets depend on a place, and others, bool (B, T) each.
+    A place on which only targets that do not count depend adds nothing to G, so it must be left out of the means in A
+    and of the count. Two gradients show on which targets a place depends: those of numbers made of the outputs at the
+    places that count, and at those that do not. A place may have neither gradient, for example if its units are off. If
+    there are as many targets as places, it is then taken to belong to the target with its number; else it is left out
+    in rows in which a target does not count, although counted targets could depend on it.
     """
 
-    ignored_BT: Tensor | None
+    ignored_BT: Tensor | None  # which targets do not count; None if all do
+    # for each call of a layer, whether counted targets depend on a place, and others, bool (B, T) each
     depends: Mapping[tuple[str, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, piece: Piece, affine: Mapping[str, Affine]) -> UsedPlaces:
-        """Return the places of some rows, before their graph is given up."""
+        """Return the used places of some rows, before their graph is freed."""
         weights = piece.place_weights
         if weights is None or bool(weights.all()):
             return cls(None)
         ignored = weights == 0
         outputs = piece.seen.outputs
-        mixed_K = torch.arange(1, outputs.shape[-1] + 1, device=outputs.device).cos().to(outputs)  # of no symmetry
+        # coefficients without symmetry, so that no contributions cancel
+        mixed_K = torch.arange(1, outputs.shape[-1] + 1, device=outputs.device).cos().to(outputs)
         roots = [where.unsqueeze(-1) * mixed_K.expand_as(outputs) for where in (~ignored, ignored)]
-        seen: dict[tuple[str, int], list[Tensor]] = {}
+        moved: dict[tuple[str, int], list[Tensor]] = {}
         for calls in piece.seen.columns(roots, last=False):
             for module, each in calls.items():
                 for number, call in enumerate(each):
-                    seen.setdefault((module, number), []).append(_moved(call.outputs, affine.get(module)))
-        return cls(ignored.flatten(1), {call: (counted, other) for call, (counted, other) in seen.items()})
+                    moved.setdefault((module, number), []).append(_moved(call.outputs, affine.get(module)))
+        return cls(ignored.flatten(1), {call: (counted, other) for call, (counted, other) in moved.items()})
 
     def times(self, weights_B: Tensor, module: str, number: int, *, places: int) -> Tensor:
-        """Return how often each place of a call counts, (B, T), or (B, 1) where all count as their row."""
+        """Return how often each place of a call counts, (B, T), or (B, 1) if all places count as their row."""
         if self.ignored_BT is None:
             return weights_B.unsqueeze(1)
         counted_BT, other_BT = self.depends[module, number]
@@ -218,15 +214,10 @@ def _joined(tensors: Sequence[Tensor], *, dim: int) -> Tensor:
 
 @dataclass
 class Moment:
-    """A second moment, accumulated in blocks: one large product is faster than many small ones.
+    """A second moment, accumulated in blocks: one large product is faster than many small ones."""
 
-    Attributes:
-        waiting: tensors (B, G, T, O) that are not in the sum yet.
-        summed: sum over the other tensors, (G, O, O); 0 if there are none.
-    """
-
-    waiting: list[Tensor] = field(default_factory=list)
-    summed: Tensor | float = 0.0
+    waiting: list[Tensor] = field(default_factory=list)  # tensors (B, G, T, O) that are not in the sum yet
+    summed: Tensor | float = 0.0  # sum over the other tensors, (G, O, O); 0 if there are none
 
     def add(self, tensor: Tensor) -> None:
         """Add a tensor."""
@@ -255,11 +246,7 @@ def _second_moment(tensor: Tensor, *, ones: bool = False) -> Tensor:
 
 
 def _along_columns(scale: Tensor, part: Any) -> Tensor:
-    """Return the scale of each column, (M, G, I), of scales (M, G, O, I) that are the same down every column.
-
-    Raises:
-        ValueError: if they are not.
-    """
+    """Return the scale of each column, (M, G, I), of scales (M, G, O, I); ValueError if it varies down a column."""
     first = scale[:, :, :1]
     if not torch.allclose(scale, first.expand_as(scale), rtol=1e-6, atol=0):
         raise ValueError(

@@ -1,8 +1,8 @@
 """Layers for their curvature: the Jacobian of each from a row's inputs and the gradient at its outputs.
 
 For an affine layer the Jacobian of one output of the network, for one row of data, is Σ_t g_t a_tᵀ: the gradient g at
-the layer's outputs times its inputs a, summed over the places t (pixels, tokens) where the weights are used. Axes:
-B rows, G groups of a convolution, T places, I inputs of a unit (the bias sees a last input of 1), O outputs.
+the layer's outputs times its inputs a, summed over the places t (pixels, tokens) where the weights are used. Axes: B
+rows, G groups of a convolution, T places, I inputs of a unit (the bias sees a last input of 1), O outputs.
 """
 
 from __future__ import annotations
@@ -21,17 +21,11 @@ from torchbayes.native.process import quiet_vmap
 
 
 class Call(NamedTuple):
-    """One use of a layer in a forward pass.
-
-    Attributes:
-        inputs: inputs of the layer.
-        outputs: the graph edge of its outputs, or later the gradient there.
-        held: parameters and buffers of the module at the call, by their names in it.
-    """
+    """One use of a layer in a forward pass."""
 
     inputs: Tensor
-    outputs: Any
-    held: Mapping[str, Tensor]
+    outputs: Any  # the graph edge of its outputs, or later the gradient there
+    held: Mapping[str, Tensor]  # parameters and buffers of the module at the call, by their names in it
 
 
 class Layer(Protocol):
@@ -59,21 +53,13 @@ class Layer(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Affine:
-    """A linear layer or convolution: weights and, as a last column, biases.
-
-    Attributes:
-        module: its name.
-        index: positions of the weights, (G, O, I).
-        part: the module itself, for its sizes.
-        weight: whether its weights are included.
-        bias: whether its biases are included.
-    """
+    """A linear layer or convolution: weights and, as a last column, biases."""
 
     module: str
-    index: Tensor
-    part: nn.Module
-    weight: bool
-    bias: bool
+    index: Tensor  # positions of the weights, (G, O, I)
+    part: nn.Module  # the module itself, for its sizes
+    weight: bool  # whether its weights are included
+    bias: bool  # whether its biases are included
 
     description = "affine"
 
@@ -86,8 +72,8 @@ class Affine:
         """Return the inputs of each unit at each place, (B, G, T, I), with or without the 1 of a joint bias."""
         if not self.weight:
             return inputs.new_ones(1, 1, 1, 1)
-        seen = _unfolded(self.part, inputs) if isinstance(self.part, nn.Conv1d | nn.Conv2d) else _places(inputs)
-        return F.pad(seen, (0, 1), value=1.0) if self.bias and ones else seen
+        units = _unfolded(self.part, inputs) if isinstance(self.part, nn.Conv1d | nn.Conv2d) else _places(inputs)
+        return F.pad(units, (0, 1), value=1.0) if self.bias and ones else units
 
     def gradients(self, gradient: Tensor) -> Tensor:
         """Return gradients at the outputs, (B, G, T, O)."""
@@ -110,17 +96,11 @@ class Affine:
 
 @dataclass(frozen=True, eq=False)
 class Lookup:
-    """An embedding: a linear layer whose inputs are one-hot.
-
-    Attributes:
-        module: its name.
-        index: positions of the weights, (1, V, O): V entries.
-        padding: entry without gradient, or -1.
-    """
+    """An embedding: a linear layer whose inputs are one-hot."""
 
     module: str
-    index: Tensor
-    padding: int
+    index: Tensor  # positions of the weights, (1, V, O): V entries
+    padding: int  # entry without gradient, or -1
 
     description = "embedding"
 
@@ -140,7 +120,7 @@ class Lookup:
         return total.unsqueeze(1)  # type: ignore[union-attr]
 
     def squares(self, entries: Tensor, gradient: Tensor) -> Tensor:
-        """Return Σ_b (Σ_t g_bt)² of each entry, (1, V, O), without a row for every entry."""
+        """Return Σ_b (Σ_t g_bt)² of each entry, (1, V, O), without a tensor over all rows and entries."""
         rows = len(entries)
         keys = entries + self.index.shape[1] * torch.arange(rows, device=entries.device).unsqueeze(1)
         unique, where = keys.flatten().unique(return_inverse=True)
@@ -151,19 +131,12 @@ class Lookup:
 
 @dataclass(frozen=True, eq=False)
 class Other:
-    """Any other layer that turns a row into a row: vector-Jacobian products of the layer alone, one per row.
-
-    Attributes:
-        module: its name.
-        index: positions of its weights, (n,).
-        part: the module itself.
-        layout: its own random parameters.
-    """
+    """Any other layer that turns a row into a row: vector-Jacobian products of the layer alone, one per row."""
 
     module: str
-    index: Tensor
+    index: Tensor  # positions of its weights, (n,)
     part: nn.Module
-    layout: Layout
+    layout: Layout  # its own random parameters
 
     description = "rows of the layer"
 
@@ -172,13 +145,13 @@ class Other:
         return sum_of([self._rows(call) for call in calls])
 
     def _rows(self, call: Call) -> Tensor:
-        own = {name: call.held[name] for name in self.layout.names}
+        weights = {name: call.held[name] for name in self.layout.names}
 
         def one(row: Tensor, cotangent: Tensor) -> Tensor:
             def run(named: Any) -> Tensor:
                 return functional_call(self.part, {**call.held, **named}, (row.unsqueeze(0),))
 
-            pull: Any = vjp(run, dict(own))[1]
+            pull: Any = vjp(run, dict(weights))[1]
             return self.layout.join(pull(cotangent.unsqueeze(0))[0])
 
         if call.inputs.requires_grad or call.outputs.requires_grad:
@@ -208,8 +181,8 @@ def turn(tensor: Tensor, basis_GII: Tensor) -> Tensor:
 def _unfolded(part: nn.Conv1d | nn.Conv2d, inputs: Tensor) -> Tensor:
     """Return the input patch of each output pixel of a convolution, (B, G, T, I).
 
-    Windows are copied with pixels as the innermost axis, then rows, so that the result is a matrix in place for
-    products over rows and pixels; `F.unfold` is several times slower and needs another copy.
+    Windows are copied with pixels as the innermost axis, then rows, so that products over rows and pixels take the
+    result without another copy; `F.unfold` is several times slower and needs that copy.
     """
     flat = isinstance(part, nn.Conv1d)
     sizes = [part.kernel_size, part.stride, part.dilation]
@@ -234,32 +207,25 @@ def sum_of(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def linear_by(part: nn.Module, call: Call) -> str | None:
-    """Return which axis of its weights is that of the outputs, if a module turns out to compute x Wᵀ + b or x W + b.
+    """Return the axis of a module's weights that has the outputs, if the module computes x Wᵀ + b or x W + b.
 
-    It is found out from one of its calls, as there are many such classes: that of GPT-2 (`Conv1D`) keeps W with a
-    column for each output.
-
-    Args:
-        part: the module.
-        call: one of its calls.
-
-    Returns:
-        "rows", "columns", or None for modules that compute something else.
+    It is "rows" or "columns", and None for other modules. One call shows it, because there are many such classes: that
+    of GPT-2 (`Conv1D`) keeps W with a column for each output.
     """
-    held = {t.ndim: call.held[n] for n, t in part._parameters.items() if t is not None}
-    if held.keys() not in ({2}, {1, 2}) or len(held) != len([*part.parameters(recurse=False)]):
+    tensors = {t.ndim: call.held[n] for n, t in part._parameters.items() if t is not None}
+    if tensors.keys() not in ({2}, {1, 2}) or len(tensors) != len([*part.parameters(recurse=False)]):
         return None
     try:
         with torch.no_grad():
-            made = functional_call(part, dict(call.held), (call.inputs,))
-    except Exception:  # its inputs have another width, or a keyword
+            outputs = functional_call(part, dict(call.held), (call.inputs,))
+    except Exception:  # its inputs may have another width, or go by keyword
         return None
-    for axis, weight in (("rows", held[2]), ("columns", held[2].T)):
-        if made.shape != (*call.inputs.shape[:-1], len(weight)) or call.inputs.shape[-1:] != weight.shape[1:]:
+    for axis, weight in (("rows", tensors[2]), ("columns", tensors[2].T)):
+        if outputs.shape != (*call.inputs.shape[:-1], len(weight)) or call.inputs.shape[-1:] != weight.shape[1:]:
             continue
-        expected = F.linear(call.inputs, weight, held.get(1))
-        tolerance = 1e3 * torch.finfo(made.dtype).eps * float(expected.abs().max())
-        if torch.allclose(made, expected, rtol=0.0, atol=tolerance):
+        expected = F.linear(call.inputs, weight, tensors.get(1))
+        tolerance = 1e3 * torch.finfo(outputs.dtype).eps * float(expected.abs().max())
+        if torch.allclose(outputs, expected, rtol=0.0, atol=tolerance):
             return axis
     return None
 
@@ -267,22 +233,15 @@ def linear_by(part: nn.Module, call: Call) -> str | None:
 def layers_of(
     name: str, part: nn.Module, own: Mapping[str, Tensor], *, joint: bool, linear: str | None = None
 ) -> list[Layer]:
-    """Return the layers that the random parameters of one module make.
+    """Return the layers that the random parameters of one module make: one, or two if weights and biases are separate.
 
-    Args:
-        name: name of the module.
-        part: the module.
-        own: name of each random parameter in it -> positions in the flat vector, in its shape.
-        joint: whether biases are an extra column of the weights, or a layer of their own.
-        linear: as `linear_by` found it, for modules of no class of torch.
-
-    Returns:
-        One layer, or two.
+    `own` maps the name of each parameter in the module to its positions in the flat vector, in its shape. `linear` is
+    the result of `linear_by` for modules of no class of torch.
     """
     forward = type(part).forward
-    known = isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d) and own.keys() <= {"weight", "bias"}
-    if linear or (known and forward in {nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward}):
-        groups = getattr(part, "groups", 1) if known else 1
+    is_standard = isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d) and own.keys() <= {"weight", "bias"}
+    if linear or (is_standard and forward in {nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward}):
+        groups = getattr(part, "groups", 1) if is_standard else 1
         columns: dict[bool, Tensor] = {}  # of the weights, and of the biases
         for where in own.values():
             placed = where.T if linear == "columns" and where.ndim == 2 else where

@@ -13,29 +13,24 @@ from torch import Tensor
 from torchbayes.curvature.layers import Affine, Call, outer, sum_of, turn
 
 _CACHED = 2**20  # numbers that a processor's cache holds
-COLUMNS_AT_ONCE = 16  # columns whose gradients are held at a time, at most
+COLUMNS_AT_ONCE = 16  # most columns whose gradients are held at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
     """The Jacobian of K outputs in the weights of one layer, for B rows, as far as possible in factors.
 
-    Attributes:
-        layer: the layer.
-        where: position of each of its weights in the structure, shape of its index.
-        inputs: inputs of the layer at every call, (B, ...); empty where it is not affine.
-        columns: gradients at its outputs at every call, (B, ...) for each of the K outputs; None where the layer's
-            outputs are those of the network.
-        rows: J itself, (B, K, *index.shape), where there are no factors.
-        centre_BK: weights c of a mean Σ_l c_l f_l of the outputs that is taken from each of them, where the layer's
-            outputs are those of the network: equal, but 0 for some. None for the outputs themselves.
+    If the layer's outputs are those of the network, `centre_BK` may hold weights c of a mean Σ_l c_l f_l of the outputs
+    that is subtracted from each of them: equal, but 0 for some. None stands for the outputs themselves.
     """
 
     layer: Any
-    where: Tensor
-    inputs: Sequence[Tensor]
+    where: Tensor  # position of each of its weights in the structure, shape of its index
+    inputs: Sequence[Tensor]  # of the layer at every call, (B, ...); empty if it is not affine
+    # gradients at its outputs at every call, (B, ...) for each of the K outputs; None if the layer's outputs are those
+    # of the network
     columns: Sequence[Sequence[Tensor]] | None
-    rows: Tensor | None = None
+    rows: Tensor | None = None  # J itself, (B, K, *index.shape), if there are no factors
     centre_BK: Tensor | None = None
 
     def double(self) -> Part:
@@ -75,10 +70,10 @@ class Part:
 
     def units(self, which: Tensor) -> list[Tensor]:
         """Return gradients at some outputs of a last layer, (B, n) for each of the network's K outputs."""
-        (given,) = self.inputs
-        ones_K = torch.eye(self.where.shape[1], dtype=given.dtype, device=given.device)[:, which]
+        (inputs,) = self.inputs
+        ones_K = torch.eye(self.where.shape[1], dtype=inputs.dtype, device=inputs.device)[:, which]
         if self.centre_BK is None:
-            return [one.expand(len(given), -1) for one in ones_K]
+            return [one.expand(len(inputs), -1) for one in ones_K]
         return [one - self.centre_BK[:, which] for one in ones_K]
 
     def plain_given(self, basis_GII: Tensor | None = None) -> Tensor:
@@ -86,7 +81,7 @@ class Part:
         return (self.given[0] if basis_GII is None else turn(self.given[0], basis_GII)).squeeze(2)
 
     def plain_gradients(self, basis_GOO: Tensor | None = None) -> Tensor | None:
-        """Return gradients g of a plain part, (B, K, G, O), in a basis; None for the identity."""
+        """Return gradients g of a plain part, (B, K, G, O), in a basis; None stands for the identity."""
         if self.columns is None:
             return None
         gradients = self.gradients[0] if basis_GOO is None else _turned(self.gradients[0], basis_GOO)
@@ -95,9 +90,7 @@ class Part:
     def jacobian(self, rows_GOO: Tensor | None = None, columns_GII: Tensor | None = None) -> Tensor:
         """Return Uᵀ J V, (B, K, *index.shape), rotating g and a instead of J where they have fewer numbers.
 
-        Args:
-            rows_GOO: U, for an affine layer; None for the identity.
-            columns_GII: V likewise.
+        U and V are for an affine layer, and None for the identity.
         """
         rows, columns = rows_GOO, columns_GII
         if self.rows is not None:
@@ -106,30 +99,26 @@ class Part:
             units = torch.stack(self.units(torch.arange(self.where.shape[1])), dim=1)
             jacobian = units[:, :, None, :, None] * self.plain_given().unsqueeze(2).unsqueeze(1)
         else:
-            gradients, given = self.gradients, self.given
-            places, outputs = given[0].shape[2], gradients[0].shape[3]
+            gradients, unit_inputs = self.gradients, self.given
+            places, outputs = unit_inputs[0].shape[2], gradients[0].shape[3]
             if columns is not None and places < outputs * self.where.shape[1]:
-                given, columns = [turn(a, columns) for a in given], None
+                unit_inputs, columns = [turn(a, columns) for a in unit_inputs], None
             if rows is not None and places < self.where.shape[2]:
                 gradients, rows = [_turned(g, rows) for g in gradients], None
-            together = sum_of([outer(g.flatten(3), a) for g, a in zip(gradients, given, strict=True)])
+            together = sum_of([outer(g.flatten(3), a) for g, a in zip(gradients, unit_inputs, strict=True)])
             jacobian = together.unflatten(2, (outputs, -1)).transpose(1, 2)
         jacobian = jacobian if rows is None else rows.mT @ jacobian
         return jacobian if columns is None else turn(jacobian, columns)
 
     def pieces(self) -> Iterator[Part]:
-        """Yield the part for a few rows at a time: so few that they fit in the processor's cache.
-
-        Yields:
-            Parts.
-        """
+        """Yield the part for a few rows at a time: so few that they fit in the processor's cache."""
         if self.rows is not None:
             yield self
             return
         assert self.columns is not None
-        groups, units, seen = self.where.shape
+        groups, units, num_inputs = self.where.shape
         outputs, places = len(self.columns[0]), self.places
-        row = groups * max(outputs * units * seen, places * seen, outputs * units * places)
+        row = groups * max(outputs * units * num_inputs, places * num_inputs, outputs * units * places)
         for start in range(0, len(self.inputs[0]), size := max(1, _CACHED // row)):
             some = slice(start, start + size)
             columns = [[g[some] for g in each] for each in self.columns]
@@ -147,24 +136,16 @@ class Squares:
 
     Without weight sharing Σ_r (Uᵀ g_r (Vᵀ a)ᵀ)² = (Σ_r (Uᵀ g_r)²) ((Vᵀ a)²)ᵀ, one product for all rows; else columns
     are collected into larger products.
-
-    Attributes:
-        layer: the layer.
-        inputs: its inputs at every call.
-        shared: whether it uses its weights at several places.
-        rows_GOO: U; None for the identity.
-        columns_GII: V likewise.
-        waiting: gradients at its outputs at every call, of columns that are not in the sum yet.
-        summed: sum over the other columns: without sharing of gradients alone, (B, G, O), else (G, O, I).
     """
 
     layer: Affine
-    inputs: Sequence[Tensor]
-    shared: bool
-    rows_GOO: Tensor | None = None
-    columns_GII: Tensor | None = None
+    inputs: Sequence[Tensor]  # of the layer at every call
+    shared: bool  # whether it uses its weights at several places
+    rows_GOO: Tensor | None = None  # U; None for the identity
+    columns_GII: Tensor | None = None  # V likewise
+    # gradients at every call, of columns that are not in the sum yet
     waiting: list[list[Tensor]] = field(default_factory=list)
-    summed: Tensor | None = None
+    summed: Tensor | None = None  # of the other columns: without sharing of gradients alone, (B, G, O), else (G, O, I)
 
     def add(self, calls: Sequence[Call]) -> None:
         """Add a column."""
@@ -184,8 +165,8 @@ class Squares:
         assert self.summed is not None
         if self.shared:
             return self.summed
-        seen = Part(self.layer, self.layer.index, self.inputs, None).plain_given(self.columns_GII)
-        return torch.einsum("bgo,bgi->goi", self.summed, seen.square())
+        inputs = Part(self.layer, self.layer.index, self.inputs, None).plain_given(self.columns_GII)
+        return torch.einsum("bgo,bgi->goi", self.summed, inputs.square())
 
     def _take(self) -> None:
         part = Part(self.layer, self.layer.index, self.inputs, list(zip(*self.waiting, strict=True)))

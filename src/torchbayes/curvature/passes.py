@@ -25,10 +25,7 @@ _EXTRA = 10  # directions of a low rank beyond those kept, so that the last ones
 class EigenvalueSums:
     """EKFAC (George et al. 2018): in the basis of KFAC, λ = Σ_n Σ_r (U_Rᵀ J_nr U_C)², the exact diagonal of H there.
 
-    Embeddings keep the eigenvalues of KFAC.
-
-    Attributes:
-        factors: KFAC, in the first pass.
+    KFAC is summed in the first pass. Embeddings keep the eigenvalues of KFAC.
     """
 
     factors: KroneckerSums
@@ -90,17 +87,13 @@ class EigenvalueSums:
 class LowRankSums:
     """The R largest directions of diag(s) H diag(s), by randomised subspace iteration (Halko et al. 2011).
 
-    Each pass multiplies by H and orthonormalises the products; from those of the last pass the Nyström formula Y (Qᵀ
-    Y)⁺ Yᵀ, Y = H Q, gives the curvature, which is never larger than H (Gittens and Mahoney 2016). Of the remainder E
-    the diagonal is known, as the first pass adds up that of H, and tr E² is estimated by the mean of |E z|² over random
+    Each pass multiplies by H and orthonormalises the products. From those of the last pass the Nyström formula Y (Qᵀ
+    Y)⁺ Yᵀ, Y = H Q, gives the curvature, which is never larger than H (Gittens and Mahoney 2016). The diagonal of the
+    remainder E is known, because the first pass adds up that of H. tr E² is estimated by the mean of |E z|² over random
     signs z, which the last pass multiplies too (Hutchinson 1990).
-
-    Attributes:
-        rank: R.
-        passes: passes over the data.
     """
 
-    rank: int
+    rank: int  # R
     passes: int
 
     held: ClassVar[tuple[CaptureScope, ...]] = ("in turn", *DiagonalSums.held)
@@ -113,7 +106,7 @@ class LowRankSums:
             )
 
     def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:
-        """Return zeros, and random directions to begin with."""
+        """Return zeros, and random directions to start with."""
         size, source = network.size, generator(Purpose.DIRECTIONS, seed)
         drawn = torch.randn(min(self.rank + _EXTRA, size), size, generator=source, dtype=like.dtype)
         signs = torch.randint(2, (_EXTRA, size), generator=source).to(like) * 2 - 1
@@ -154,19 +147,19 @@ class LowRankSums:
         vectors_MRD, products_MRD = totals_M["vectors"].double(), totals_M["products"].double()
         core = products_MRD @ vectors_MRD.mT
         values, vectors = torch.linalg.eigh((core + core.mT) / 2)
-        kept = values > 1e-12 * values[..., -1:].clamp_min(1e-300)
-        inverse = torch.where(kept, values.clamp_min(1e-300).rsqrt(), 0.0)
+        is_positive = values > 1e-12 * values[..., -1:].clamp_min(1e-300)
+        inverse = torch.where(is_positive, values.clamp_min(1e-300).rsqrt(), 0.0)
         factor_MRD = (vectors * inverse.unsqueeze(-2)).mT @ products_MRD
         _, singular, rows = torch.linalg.svd(factor_MRD, full_matrices=False)
-        found = singular[..., : self.rank].unsqueeze(-1) * rows[..., : self.rank, :]
+        directions_MRD = singular[..., : self.rank].unsqueeze(-1) * rows[..., : self.rank, :]
         whole_MD = DiagonalSums().curvature(network, totals_M, scale_MD).values_MD
-        rest_MD = whole_MD - found.square().sum(-2)
+        rest_MD = whole_MD - directions_MRD.square().sum(-2)
         rounding_MD = 16 * torch.finfo(whole_MD.dtype).eps * whole_MD
         rest_MD = torch.where(rest_MD > rounding_MD, rest_MD, 0.0).to(whole_MD)
         signs_MPD = totals_M["signs"].double()
-        left_MPD = totals_M["signed"].double() - (signs_MPD @ found.mT) @ found
+        left_MPD = totals_M["signed"].double() - (signs_MPD @ directions_MRD.mT) @ directions_MRD
         squares_M, room_M = left_MPD.square().sum(-1).mean(-1), totals_M["columns"][:, 0].clamp_max(whole_MD.shape[1])
-        return LowRankCurvature(found.to(whole_MD), rest_MD, squares_M.to(whole_MD), room_M.to(whole_MD))
+        return LowRankCurvature(directions_MRD.to(whole_MD), rest_MD, squares_M.to(whole_MD), room_M.to(whole_MD))
 
 
 def _orthonormal(vectors_RD: Tensor) -> Tensor:

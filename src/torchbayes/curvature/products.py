@@ -1,8 +1,8 @@
 """Products of the curvature with vectors, without any matrix: two backward passes through one graph.
 
-With gradients Jᵀu as a function of u, which is linear, one more derivative gives J v; and JᵀΛJ v follows by one plain
+The gradients Jᵀu are a linear function of u, so that one more derivative gives J v; JᵀΛJ v follows by one plain
 backward pass (Pearlmutter 1994, Schraudolph 2002). Memory is that of one backward pass, whatever the number of outputs.
-The density's backends differentiate once and keep no graph, so networks are run here.
+Networks are run here, because the density's backends differentiate once and keep no graph.
 """
 
 from __future__ import annotations
@@ -21,11 +21,7 @@ from torchbayes.native.process import differentiable, plain_attention
 
 @contextmanager
 def _graph(model: Model, views: Mapping[str, Tensor], inputs: Any, buffers: Buffers | None) -> Iterator[Any]:
-    """Yield leaves and outputs, with attention in the form that can be differentiated twice.
-
-    Yields:
-        Leaves by name, outputs.
-    """
+    """Yield leaves by name and outputs, with attention in the form that can be differentiated twice."""
     with differentiable(), plain_attention():
         leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
         yield leaves, model.network(leaves, model.network.arrange(inputs), buffers)
@@ -34,33 +30,24 @@ def _graph(model: Model, views: Mapping[str, Tensor], inputs: Any, buffers: Buff
 def curvature_products(
     model: Model, views: Mapping[str, Tensor], inputs: Any, *, root: Any, vectors_RD: Tensor, buffers: Buffers | None
 ) -> Tensor:
-    """Return H v for several vectors, H = Σ_b JᵀΛJ over some rows.
+    """Return H v for several vectors v over the network's weights, H = Σ_b JᵀΛJ over some rows.
 
-    Args:
-        model: the model.
-        views: random weights of the network by name.
-        inputs: rows.
-        root: outputs (B, ...) -> columns (R, B, ...) with Σ r rᵀ = Λ.
-        vectors_RD: v, over the network's weights.
-        buffers: of the network.
-
-    Returns:
-        Tensor of the shape of `vectors_RD`.
+    `root` turns outputs (B, ...) into columns (R, B, ...) with Σ r rᵀ = Λ.
     """
     layout = model.network.layout
     with _graph(model, views, inputs, buffers) as (leaves, outputs):
         tensors, columns = list(leaves.values()), root(outputs)
         dummy = torch.zeros_like(outputs, requires_grad=True)
         pulled = torch.autograd.grad(outputs, tensors, dummy, create_graph=True, materialize_grads=True)
-        found = []
+        products = []
         for vector in vectors_RD:
             parts = list(layout.split(vector).values())
             (pushed,) = torch.autograd.grad(pulled, dummy, parts, retain_graph=True)
             shares = (columns * pushed).flatten(2).sum(-1)  # rᵀ J v of every column and row
             weighted = (columns * shares.view(*shares.shape, *[1] * (columns.ndim - 2))).sum(0)
             back = torch.autograd.grad(outputs, tensors, weighted, retain_graph=True, materialize_grads=True)
-            found.append(layout.join(dict(zip(leaves, back, strict=True))))
-    return torch.stack(found)
+            products.append(layout.join(dict(zip(leaves, back, strict=True))))
+    return torch.stack(products)
 
 
 def hessian_rows(
@@ -71,17 +58,9 @@ def hessian_rows(
     parameters: Mapping[str, Tensor],
     buffers: Buffers | None,
 ) -> Tensor:
-    """Return −∇² Σ_b log p(y_b|f_b) in the network's weights, (D, D): D backward passes, for small networks.
+    """Return −∇² Σ_b log p(y_b|f_b) in the network's weights, (D, D), symmetric up to rounding.
 
-    Args:
-        model: the model.
-        views: random weights of the network by name.
-        batch: rows.
-        parameters: learned likelihood parameters.
-        buffers: of the network.
-
-    Returns:
-        The Hessian, symmetric up to rounding.
+    It takes D backward passes, and so is for small networks.
     """
     layout = model.network.layout
     with _graph(model, views, batch.inputs, buffers) as (leaves, outputs):
@@ -95,11 +74,7 @@ def hessian_rows(
 
 
 def _units(shapes: Mapping[str, tuple[int, ...]], like: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
-    """Yield a unit vector for every weight.
-
-    Yields:
-        Number of the weight's tensor, and a tensor of its shape.
-    """
+    """Yield a unit vector for every weight: the number of its tensor, and a tensor of the same shape."""
     for number, (shape, tensor) in enumerate(zip(shapes.values(), like, strict=True)):
         for place in range(tensor.numel()):
             unit = torch.zeros(tensor.numel(), dtype=tensor.dtype, device=tensor.device)

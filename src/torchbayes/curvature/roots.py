@@ -1,4 +1,4 @@
-r"""Curvature of the likelihood in a network's outputs, as columns r with Σ_r r rᵀ = Λ for each datum.
+"""Curvature of the likelihood in a network's outputs, as columns r with Σ_r r rᵀ = Λ for each datum.
 
     ggn        Λ = E_{y ~ p(·|f)} [ −∇²_f log p(y|f) ], the Fisher information of the outputs: where the outputs are
                natural parameters (Categorical, Bernoulli, Poisson, Gaussian) −∇²_f log p(y|f) itself
@@ -7,10 +7,10 @@ r"""Curvature of the likelihood in a network's outputs, as columns r with Σ_r r
 
 A likelihood with weights is reduced to a plain one and the weights (`counted`): Λ is c times that of the plain one, for
 every kind, so that a weight of two is the same as a repeated row. Closed forms are used where a likelihood has them.
-Any other is differentiated by autograd: a row's Λ is the Fisher information, as Σ_y p(y|f) s_y s_yᵀ with s_y = ∇_f log
-p(y|f), where its target is one of a few values and `log_prob` is the distribution's log probability of them; else the
-Hessian at the observed y, negative eigenvalues set to zero. Each row is decided separately, so that it does not depend
-on the other rows. Outputs may have any shape (B, ...) after the batch axis.
+Any other is differentiated by autograd. A row's Λ is the Fisher information, Σ_y p(y|f) s_y s_yᵀ with s_y = ∇_f log
+p(y|f), if its target is one of a few values and `log_prob` is the distribution's log probability of them. Else it is
+the Hessian at the observed y, with negative eigenvalues set to zero. Each row is decided separately, so that it does
+not depend on the other rows. Outputs may have any shape (B, ...) after the batch axis.
 """
 
 from __future__ import annotations
@@ -32,21 +32,9 @@ from torchbayes.native.process import differentiable
 def root(
     kind: str, likelihood: Likelihood, outputs: Tensor, *, targets: Any, parameters: Parameters, samples: int = 1
 ) -> Tensor:
-    """Return the columns of Λ of one kind; "fisher" draws from the global generator, which the caller seeds.
+    """Return the columns (R, B, ...) of Λ of one kind, "ggn", "fisher" or "empirical"; ValueError if it has none.
 
-    Args:
-        kind: "ggn", "fisher" or "empirical".
-        likelihood: p(y|f).
-        outputs: (B, ...).
-        targets: (B, ...), or a tree of such.
-        parameters: learned likelihood parameters.
-        samples: S, targets drawn for each row by "fisher".
-
-    Returns:
-        Tensor (R, B, ...).
-
-    Raises:
-        ValueError: if the likelihood has no curvature of this kind.
+    "fisher" draws `samples` targets for each row from the global generator, which the caller seeds.
     """
     outputs = outputs.detach()
     plain, targets, weights = counted(likelihood, outputs, targets)
@@ -64,16 +52,15 @@ def root(
 def _information_root(plain: Any, outputs: Tensor, targets: Any, parameters: Parameters) -> Tensor:
     """Return the columns of each row's Fisher information, or of its Hessian at the target, (R, B, ...).
 
-    Raises:
-        ValueError: if log p(y|f) has derivatives in f that are not finite.
+    It raises ValueError if log p(y|f) has derivatives in f that are not finite.
     """
     if own(plain, "curvature_root"):
         return plain.curvature_root(outputs, targets, parameters)
     columns, expected_B = _expected_root(plain, outputs, targets, parameters)
     if not expected_B.all():
         rest_B = ~expected_B
-        left = pytree.tree_map(lambda t: t[rest_B], targets)
-        observed = _observed_root(plain, outputs[rest_B], left, parameters)
+        rest_targets = pytree.tree_map(lambda t: t[rest_B], targets)
+        observed = _observed_root(plain, outputs[rest_B], rest_targets, parameters)
         together = outputs.new_zeros(max(len(columns), len(observed)), *outputs.shape)
         together[: len(columns)] = columns
         together[:, rest_B] = 0
@@ -106,22 +93,23 @@ def _second(plain: Likelihood, outputs: Tensor, targets: Any, parameters: Parame
             return outputs.new_zeros(len(outputs), *[outputs[0].numel()] * 2)
         (first,) = torch.autograd.grad(loss, leaf, create_graph=True)
         rows = [_derivative(each, leaf) for each in first.flatten(1).unbind(1)]
-    found = torch.stack(rows, dim=1)
-    return (found + found.mT) / 2
+    matrices = torch.stack(rows, dim=1)
+    return (matrices + matrices.mT) / 2
 
 
 def _derivative(each_B: Tensor, leaf: Tensor) -> Tensor:
     """Return the gradient of one number per row in the row's outputs, (B, K)."""
     if not each_B.requires_grad:
         return torch.zeros_like(leaf).flatten(1)
-    (found,) = torch.autograd.grad(each_B.sum(), leaf, retain_graph=True, materialize_grads=True)
-    return found.flatten(1)
+    (gradient,) = torch.autograd.grad(each_B.sum(), leaf, retain_graph=True, materialize_grads=True)
+    return gradient.flatten(1)
 
 
 def _expected_root(plain: Likelihood, outputs: Tensor, targets: Any, parameters: Parameters) -> tuple[Tensor, Tensor]:
     """Return columns √p(y|f) ∇_f log p(y|f) of every value y, (R, B, ...), and for which rows they are valid, (B,).
 
-    These are rows with a single target, a value of the distribution, whose log probability `log_prob` is.
+    These are rows with a single target that is a value of the distribution, and whose `log_prob` is its log
+    probability.
     """
     distribution: Any = plain.distribution(outputs, parameters)
     right_B = _inside(distribution, outputs, targets)
@@ -130,30 +118,23 @@ def _expected_root(plain: Likelihood, outputs: Tensor, targets: Any, parameters:
         return outputs.new_zeros(0, *outputs.shape), torch.zeros_like(right_B)
     columns = []
     for value in distribution.enumerate_support():
-        given = value.reshape(targets.shape)
-        right_B &= _is_log_prob(plain, outputs, given, parameters)
+        value_targets = value.reshape(targets.shape)
+        right_B &= _is_log_prob(plain, outputs, value_targets, parameters)
         p_B = distribution.log_prob(value).detach().exp().reshape(-1, *[1] * (outputs.ndim - 1))
-        columns.append(p_B.sqrt() * _score_root(plain, outputs, given, parameters)[0])
-    found = torch.stack(columns)
-    return torch.where(right_B.view(-1, *[1] * (outputs.ndim - 1)), found, 0.0), right_B
+        columns.append(p_B.sqrt() * _score_root(plain, outputs, value_targets, parameters)[0])
+    root = torch.stack(columns)
+    return torch.where(right_B.view(-1, *[1] * (outputs.ndim - 1)), root, 0.0), right_B
 
 
 def _is_log_prob(plain: Likelihood, outputs: Tensor, targets: Any, parameters: Parameters) -> Tensor:
-    """Return for which rows log_prob is the log probability of the likelihood's own distribution at the targets, (B,).
-
-    Args:
-        plain: the likelihood.
-        outputs: (B, ...).
-        targets: (B, ...), values of the distribution.
-        parameters: learned likelihood parameters.
-    """
+    """Return for which rows `log_prob` is that of the likelihood's own distribution at the targets, (B,)."""
     distribution = plain.distribution(outputs, parameters)
-    named = Custom(lambda _: distribution).log_prob(outputs, targets)
-    found = plain.log_prob(outputs, targets, parameters)
-    near = math.sqrt(torch.finfo(found.dtype).eps)
-    if found.shape != named.shape:
+    distribution_log_prob = Custom(lambda _: distribution).log_prob(outputs, targets)
+    own_log_prob = plain.log_prob(outputs, targets, parameters)
+    tolerance = math.sqrt(torch.finfo(own_log_prob.dtype).eps)
+    if own_log_prob.shape != distribution_log_prob.shape:
         return torch.zeros(len(outputs), dtype=torch.bool, device=outputs.device)
-    return torch.isclose(found, named.to(found.dtype), rtol=near, atol=near)
+    return torch.isclose(own_log_prob, distribution_log_prob.to(own_log_prob.dtype), rtol=tolerance, atol=tolerance)
 
 
 def _inside(distribution: Any, outputs: Tensor, targets: Any) -> Tensor:
@@ -187,8 +168,7 @@ def _score_root(plain: Any, outputs: Tensor, targets: Any, parameters: Parameter
 def _sampled_root(plain: Likelihood, outputs: Tensor, targets: Any, *, parameters: Parameters, samples: int) -> Tensor:
     """Return ∇_f log p(y_s|f) / √S at S targets drawn from the model, (S, B, ...).
 
-    Raises:
-        ValueError: if the distribution cannot draw what `log_prob` takes.
+    It raises ValueError if `log_prob` is not the log probability of the distribution that is drawn from.
     """
     distribution = plain.distribution(outputs, parameters)
     drawn_S = distribution.sample((samples,))
@@ -206,15 +186,9 @@ def _sampled_root(plain: Likelihood, outputs: Tensor, targets: Any, *, parameter
 def check_curved(
     likelihood: Likelihood, size: float, *, advice: str = "Use curvature='fisher' or 'empirical'."
 ) -> None:
-    """Check that the curvature of the whole data is not zero.
+    """Raise ValueError if the curvature of the whole data is zero, unless the likelihood always has curvature.
 
-    Args:
-        likelihood: p(y|f).
-        size: any measure of the curvature of the whole data that is 0 if there is none.
-        advice: what to do if there is none.
-
-    Raises:
-        ValueError: if there is none, and the likelihood is not one that always has curvature.
+    `size` is any measure of that curvature that is 0 if there is none.
     """
     if size == 0 and not own(unweighted(likelihood), "curvature_root"):
         raise ValueError(
@@ -226,31 +200,22 @@ def check_curved(
 def parameter_information(
     likelihood: Likelihood, outputs: Tensor, targets: Any, *, parameters: Parameters
 ) -> dict[str, Tensor]:
-    """Return the diagonal information of learned likelihood parameters, summed over rows, apart from the outputs.
+    """Return the diagonal information of learned likelihood parameters by name, summed over rows.
 
-    For the log scale of a normal it is 2 per target value, the Fisher information; for other parameters it is
-    −∂² log p / ∂θ² at the observed targets, and 0 where that is negative.
-
-    Args:
-        likelihood: p(y|f).
-        outputs: (B, ...).
-        targets: (B, ...), or a tree of such.
-        parameters: learned likelihood parameters.
-
-    Returns:
-        name -> tensor of the parameter's shape.
+    It leaves out their correlation with the outputs. For the log scale of a normal it is 2 per target value, the Fisher
+    information; for other parameters it is −∂² log p / ∂θ² at the observed targets, and 0 where that is negative.
     """
     plain, values, weights = counted(likelihood, outputs, targets)
     if own(plain, "parameter_information") and (weights is None or weights.ndim == 1):
         each: dict[str, Tensor] = plain.parameter_information(outputs, values, parameters)  # type: ignore[attr-defined]
         weights_B = outputs.new_ones(len(outputs)) if weights is None else weights
         return {name: torch.tensordot(weights_B, per_row, 1) for name, per_row in each.items()}
-    found = {}
+    information = {}
     for name, parameter in parameters.items():
 
         def loss(flat: Tensor, name: str = name, shape: torch.Size = parameter.shape) -> Tensor:
             return -likelihood.log_prob(outputs, targets, {**parameters, name: flat.view(shape)}).sum()
 
         matrix = torch.autograd.functional.hessian(loss, parameter.detach().flatten())
-        found[name] = torch.as_tensor(matrix).diagonal().clamp_min(0).view(parameter.shape)
-    return found
+        information[name] = torch.as_tensor(matrix).diagonal().clamp_min(0).view(parameter.shape)
+    return information

@@ -1,4 +1,4 @@
-"""Sums over the data from which curvatures are made: what a pass adds up, batch by batch, for one member.
+"""Sums over the data for curvatures: the tensors that a pass adds up, batch by batch, for one member.
 
 A sum is a mapping name -> tensor. `empty` creates it, `add_` adds one batch in place, `curvature` turns it into H, in
 units of the prior. H is the sum over all rows, never a mean.
@@ -82,25 +82,25 @@ class Piece:
     @property
     def row_weights(self) -> Tensor | None:
         """How often each row counts, (B,); None where each counts once."""
-        found = self.counts.row_weights
-        return found if found is None else found.to(self.seen.outputs)
+        weights = self.counts.row_weights
+        return weights if weights is None else weights.to(self.seen.outputs)
 
     @property
     def place_weights(self) -> Tensor | None:
         """How often each place of a row counts, (B, ...); None where places have no weights."""
-        found = self.counts.weights
-        return None if found is None or found.ndim == 1 else found.to(self.seen.outputs)
+        weights = self.counts.weights
+        return None if weights is None or weights.ndim == 1 else weights.to(self.seen.outputs)
 
     def log_likelihood(self, into_D: Tensor | None) -> Tensor:
         """Return Σ log p(y|f), float64, and add its gradient to `into_D` unless that is None."""
         with differentiable():
-            own = {name: parameter.detach().requires_grad_() for name, parameter in self.parameters.items()}
-            each = self.network.model.likelihood.log_prob(self.seen.outputs, self.rows.targets, own)
+            parameters = {name: parameter.detach().requires_grad_() for name, parameter in self.parameters.items()}
+            log_prob = self.network.model.likelihood.log_prob(self.seen.outputs, self.rows.targets, parameters)
             if into_D is not None:
-                leaves = [*self.seen.leaves.values(), *own.values()]
-                found = torch.autograd.grad(each.sum(), leaves, retain_graph=True, materialize_grads=True)
-                into_D += torch.cat([gradient.flatten() for gradient in found])
-        return each.detach().sum(dtype=torch.float64)
+                leaves = [*self.seen.leaves.values(), *parameters.values()]
+                gradients = torch.autograd.grad(log_prob.sum(), leaves, retain_graph=True, materialize_grads=True)
+                into_D += torch.cat([gradient.flatten() for gradient in gradients])
+        return log_prob.detach().sum(dtype=torch.float64)
 
     def given(self) -> dict[Layer, list[Tensor]]:
         """Return the inputs of the units of every affine layer, (B, G, T, I), one tensor per call."""
@@ -139,9 +139,8 @@ def jacobian_rows(layer: Layer, calls: Sequence[Call], given: Sequence[Tensor] |
 class Sums(Protocol):
     """How the sums of one structure are made, for one member; `curvature` takes all members together.
 
-    Attributes:
-        held: what is held of a row while it is added, in any of the passes.
-        correlations: which correlations between weights the curvature keeps.
+    `held` says which inputs of layers are in memory while rows are added, in any of the passes, and `correlations`
+    which correlations between weights the curvature keeps.
     """
 
     held: ClassVar[tuple[CaptureScope, ...]]
@@ -171,7 +170,7 @@ class Sums(Protocol):
 
 @dataclass(frozen=True)
 class OnePass:
-    """What sums of a single pass share."""
+    """The members that sums of a single pass share."""
 
     held: ClassVar[tuple[CaptureScope, ...]] = ("everywhere",)
     correlations: ClassVar[Correlations] = "some"
@@ -202,13 +201,13 @@ class DiagonalSums(OnePass):
         squares = {layer: piece.squares(layer) for layer in layers if isinstance(layer, Affine)}
         for column, calls in piece.columns():
             for layer in layers:
-                own = calls[layer.module]
+                layer_calls = calls[layer.module]
                 if isinstance(layer, Affine):
-                    squares[layer].add(own)
-                elif isinstance(layer, Lookup) and len(own) == 1:
-                    _add(into, layer, layer.squares(*layer.weighted(own[0].inputs, own[0].outputs)))
+                    squares[layer].add(layer_calls)
+                elif isinstance(layer, Lookup) and len(layer_calls) == 1:
+                    _add(into, layer, layer.squares(*layer.weighted(layer_calls[0].inputs, layer_calls[0].outputs)))
                 else:
-                    _add(into, layer, layer.rows(own).square().sum(0))
+                    _add(into, layer, layer.rows(layer_calls).square().sum(0))
             if whole:
                 _add(into, whole, piece.rest(column).square().sum(0))
         for layer, each in squares.items():
@@ -225,13 +224,9 @@ def _add(total_D: Tensor, layer: Any, part: Tensor) -> None:
 
 @dataclass(frozen=True)
 class DenseSums(OnePass):
-    """H = Σ_n Σ_r J_nr J_nrᵀ as a matrix.
+    """H = Σ_n Σ_r J_nr J_nrᵀ as a matrix."""
 
-    Attributes:
-        chunk: numbers that the Jacobian of a chunk of rows may hold.
-    """
-
-    chunk: int = 2**23
+    chunk: int = 2**23  # numbers that the Jacobian of a chunk of rows may hold
 
     correlations: ClassVar[Correlations] = "all"
 
@@ -247,18 +242,20 @@ class DenseSums(OnePass):
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
         """Add a batch in place.
 
-        Where all weights are those of one affine layer without sharing, Σ_r J Jᵀ = (Σ_r g gᵀ) ⊗ a aᵀ, and a product of
-        matrices (O I', I') for each of O output units takes the place of one of (O I, O I) for each column.
+        If all weights are those of one affine layer without sharing, Σ_r J Jᵀ = (Σ_r g gᵀ) ⊗ a aᵀ. A product of
+        matrices (O I', I') for each of O output units then replaces one of (O I, O I) for each column.
         """
         if "units" in total:
             _add_units(total["units"], piece, self.chunk)
             return
-        given = piece.given()
+        inputs = piece.given()
         order = piece.network.order
         for column, calls in piece.columns():
-            found = [jacobian_rows(layer, calls[layer.module], given.get(layer)) for layer in piece.network.layers]
-            found += [piece.rest(column)] if piece.network.whole else []
-            for rows in torch.cat([part.flatten(1) for part in found], dim=1).split(max(1, self.chunk // len(order))):
+            jacobians = [jacobian_rows(layer, calls[layer.module], inputs.get(layer)) for layer in piece.network.layers]
+            jacobians += [piece.rest(column)] if piece.network.whole else []
+            for rows in torch.cat([part.flatten(1) for part in jacobians], dim=1).split(
+                max(1, self.chunk // len(order))
+            ):
                 placed = rows.new_zeros(len(rows), len(total["dense"]))
                 placed[:, order] = rows
                 add_gram_(total["dense"], placed)
@@ -274,25 +271,25 @@ class DenseSums(OnePass):
 
 
 def _add_units(total_OJI: Tensor, piece: Piece, chunk: int) -> None:
-    """Add Σ_n M_n ⊗ a_n a_nᵀ with M_n = Σ_r g_r g_rᵀ, for each output unit and later ones: the rest is symmetric."""
+    """Add Σ_n M_n ⊗ a_n a_nᵀ, M_n = Σ_r g_r g_rᵀ, of each output unit and later ones; H is symmetric."""
     (layer,) = piece.network.layers
     assert isinstance(layer, Affine)
-    (given,) = piece.given()[layer]
+    (unit_inputs,) = piece.given()[layer]
     columns = [layer.gradients(calls[layer.module][0].outputs).flatten(1) for _, calls in piece.columns()]
     gradients_BRO = torch.stack(columns, dim=1)
-    weights_BOO, size = gradients_BRO.mT @ gradients_BRO, given.shape[-1]
-    given_BI = given.flatten(1).expand(len(weights_BOO), size)
+    weights_BOO, size = gradients_BRO.mT @ gradients_BRO, unit_inputs.shape[-1]
+    given_BI = unit_inputs.flatten(1).expand(len(weights_BOO), size)
     rows = max(1, chunk // (len(total_OJI) * size))
     half = size // 2
-    for weights, seen in zip(weights_BOO.split(rows), given_BI.split(rows), strict=True):
+    for weights, inputs in zip(weights_BOO.split(rows), given_BI.split(rows), strict=True):
         for unit in range(len(total_OJI)):
-            weighted = weights[:, unit, unit:].unsqueeze(-1) * seen.unsqueeze(1)
+            weighted = weights[:, unit, unit:].unsqueeze(-1) * inputs.unsqueeze(1)
             blocks = total_OJI[unit, unit * size :]  # symmetric matrices, stacked
-            blocks[:, :half].addmm_(weighted.flatten(1).T, seen[:, :half])
-            rest = weighted[..., half:].flatten(1).T @ seen[:, half:]
-            each = blocks.view(-1, size, size)
-            each[:, half:, half:] += rest.view(len(each), size - half, size - half)
-            each[:, :half, half:] = each[:, half:, :half].mT
+            blocks[:, :half].addmm_(weighted.flatten(1).T, inputs[:, :half])
+            lower = weighted[..., half:].flatten(1).T @ inputs[:, half:]
+            unit_blocks = blocks.view(-1, size, size)
+            unit_blocks[:, half:, half:] += lower.view(len(unit_blocks), size - half, size - half)
+            unit_blocks[:, :half, half:] = unit_blocks[:, half:, :half].mT
 
 
 def _assembled(units_MOJI: Tensor, layer: Affine) -> Tensor:
@@ -302,7 +299,7 @@ def _assembled(units_MOJI: Tensor, layer: Affine) -> Tensor:
     for m in range(members):
         for unit, where in enumerate(layer.index[0]):
             block = units_MOJI[m, unit, unit * inputs :]  # (weights from this unit on, inputs of this unit)
-            rest = layer.index[0, unit:].flatten()
-            matrix_MDD[m, rest.unsqueeze(1), where] = block
-            matrix_MDD[m, where.unsqueeze(1), rest] = block.T
+            later = layer.index[0, unit:].flatten()
+            matrix_MDD[m, later.unsqueeze(1), where] = block
+            matrix_MDD[m, where.unsqueeze(1), later] = block.T
     return matrix_MDD

@@ -1,6 +1,6 @@
 """The network linearised at some weights: its Jacobian, layer by layer, and covariances of its outputs.
 
-It is run by `capture.watch` and not by a backend of the density, since the Jacobian needs the inputs of each layer.
+It runs by `capture.watch` and not by a backend of the density, because the Jacobian needs the inputs of each layer.
 """
 
 from __future__ import annotations
@@ -29,15 +29,10 @@ Centre = Callable[[Tensor], Tensor]
 
 
 class Linear(NamedTuple):
-    """Outputs at the weights, and their Jacobian in the weights.
+    """Outputs at the weights, and their Jacobian in the weights."""
 
-    Attributes:
-        outputs_BK: f(x), (B, ..., K).
-        parts: J of all outputs of a row, in factors.
-    """
-
-    outputs_BK: Tensor
-    parts: list[Part]
+    outputs_BK: Tensor  # f(x), (B, ..., K)
+    parts: list[Part]  # J of all outputs of a row, in factors
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +44,8 @@ class Tangent:
         weights_D: w*.
         buffers: of the network; its own if None.
         shape: outputs of a row, (K,), or (..., K) with places of a sequence or an image.
-        once: numbers that a row takes, approximately, however many outputs are looked at together.
-        each: numbers that it takes for each of those.
+        once: numbers that a row takes, approximately, for any number of outputs at a time.
+        each: numbers that a row takes for each of these outputs.
         last: whether the outputs are those of the only layer, so that a variance takes no gradient.
         chunk: numbers that a piece of the rows may hold.
         over: the covariance that it was built for, as `functions` and `joint` take it.
@@ -99,27 +94,24 @@ class Tangent:
             chunk: numbers that a piece of the rows may hold.
             support: of its layers, if it is known; found with these rows if None.
 
-        Returns:
-            The tangent.
-
         Raises:
             ValueError: if the covariance does not match this network's layers.
         """
         support = support or layer_support(model, weights_D, inputs)
-        both = [network_layers(model, support, joint_bias=joint) for joint in (True, False)]
+        candidates = [network_layers(model, support, joint_bias=joint) for joint in (True, False)]
         placed = list(forms(structure))
-        fitting = [network for network in both if _fits(placed, network)]
+        fitting = [network for network in candidates if _fits(placed, network)]
         if not fitting:
             raise ValueError(
                 "the covariance is not one of the layers of this network. Fit the posterior again with this model."
             )
         with taking(inputs):
-            seen = fitting[0].watch(model.split(weights_D)[0], rows_of(inputs, slice(0, 1)), buffers)
+            captured = fitting[0].watch(model.split(weights_D)[0], rows_of(inputs, slice(0, 1)), buffers)
         network = _moving(fitting[0], leaves(placed, [part.index for part in fitting[0].parts]))
         over = leaves(placed, [part.index for part in network.parts])
-        once, each = _numbers(network, seen, over)
-        shape = tuple(seen.outputs.shape[1:])
-        last = network.single is not None and seen.is_last(network.single.module)
+        once, each = _numbers(network, captured, over)
+        shape = tuple(captured.outputs.shape[1:])
+        last = network.single is not None and captured.is_last(network.single.module)
         return cls(network, weights_D, buffers, shape, max(once, support.widest), each, last, chunk, over)
 
     def linear(self, inputs: Any, *, centre: Centre | None = None) -> Linear:
@@ -127,28 +119,28 @@ class Tangent:
 
         Args:
             inputs: (B, ...), or a tuple or mapping of such.
-            centre: the Jacobian is that of the outputs less their mean.
+            centre: if given, the Jacobian is that of the outputs less their mean.
         """
         outputs, (parts,) = self._linear(inputs, math.prod(self.shape), centre)
         return Linear(outputs, parts)
 
     def _linear(self, inputs: Any, count: int, centre: Centre | None = None) -> tuple[Tensor, Iterator[list[Part]]]:
-        """Return outputs, and the Jacobian of `count` of the outputs of each row after another."""
+        """Return outputs, and an iterator over the Jacobians of `count` outputs of each row at a time."""
         keep, network = requires_grad(inputs), self.network
         views, _ = network.model.split(self.weights_D)
-        seen = network.watch(views, inputs, self.buffers, keep=keep)
-        outputs = seen.outputs if keep else seen.outputs.detach()
-        middle = None if centre is None else centre(outputs.detach())
+        captured = network.watch(views, inputs, self.buffers, keep=keep)
+        outputs = captured.outputs if keep else captured.outputs.detach()
+        centre_BK = None if centre is None else centre(outputs.detach())
         single = network.single
-        if single is not None and seen.is_last(single.module):
-            given = [call.inputs for call in seen.calls[single.module]]
-            return outputs, iter([[Part(single, single.index, given, None, centre_BK=middle)]])
+        if single is not None and captured.is_last(single.module):
+            layer_inputs = [call.inputs for call in captured.calls[single.module]]
+            return outputs, iter([[Part(single, single.index, layer_inputs, None, centre_BK=centre_BK)]])
 
         def groups() -> Iterator[list[Part]]:
             total = math.prod(self.shape)
             for start in range(0, total, count):
-                columns = [_unit(outputs, number, middle) for number in range(start, start + count)]
-                parts = _parts(network, seen, columns, keep=keep, last=start + count == total)
+                columns = [_unit(outputs, number, centre_BK) for number in range(start, start + count)]
+                parts = _parts(network, captured, columns, keep=keep, last=start + count == total)
                 if network.whole:
                     whole = network.whole
                     rows = [whole.jacobian(views, inputs, column, buffers=self.buffers) for column in columns]
@@ -177,17 +169,17 @@ class Tangent:
             over: Σ.
             diagonal: return only the diagonal, (B, ..., K).
             together: return the covariance of all N outputs of a row instead, (B, N, N).
-            centre: return what the outputs less their mean have at each place.
+            centre: if given, return the covariance of the outputs less their mean at each place.
         """
         count, rows = math.prod(self.shape) if together else self.outputs, batch_size(inputs)
         size = max(1, self.chunk // (self.once + count * (4 if diagonal and self.last else self.each)))
-        found: list[tuple[Tensor, Tensor]] = []
+        pieces: list[tuple[Tensor, Tensor]] = []
         for start in range(0, rows, size):
             outputs, groups = self._linear(rows_of(inputs, slice(start, start + size)), count, centre)
             places = torch.stack([covariance(over, parts, diagonal=diagonal) for parts in groups], dim=1)
             spread = places[:, 0] if together else places.view(len(outputs), *self.shape[:-1], *places.shape[2:])
-            found.append((outputs, spread))
-        return torch.cat([outputs for outputs, _ in found]), torch.cat([spread for _, spread in found])
+            pieces.append((outputs, spread))
+        return torch.cat([outputs for outputs, _ in pieces]), torch.cat([spread for _, spread in pieces])
 
     def joint(self, inputs: Any, over: list[Leaf]) -> tuple[Tensor, Tensor]:
         """Return f (B, ..., K) and J Σ Jᵀ over all rows and places together, (B, ..., K, B, ..., K)."""
@@ -197,7 +189,7 @@ class Tangent:
 
 
 def _moving(network: NetworkLayers, over: Sequence[Leaf]) -> NetworkLayers:
-    """Return a network with those of its layers alone whose weights have a variance: J of the others is not needed."""
+    """Return a network with only those of its layers whose weights have a variance: J of the others is not needed."""
     covered = {cover.part for leaf in over for cover in leaf.coverage}
     layers = tuple(layer for number, layer in enumerate(network.layers) if number in covered)
     whole = network.whole if len(network.layers) in covered else None
@@ -219,40 +211,40 @@ def _unit(outputs: Tensor, number: int, centre: Tensor | None = None) -> Tensor:
 def _parts(
     network: NetworkLayers, seen: Captured, columns: list[Tensor], *, keep: bool, last: bool = True
 ) -> list[Part]:
-    """Return the Jacobian of the columns, layer by layer; the graph is given up after the last ones."""
+    """Return the Jacobian of the columns, layer by layer; the graph is freed after the last ones."""
     calls = list(seen.columns(columns, keep=keep, last=last)) if network.layers else []
-    found: list[Part] = []
+    parts: list[Part] = []
     for layer in network.layers:
         if not isinstance(layer, Affine):
             rows = [layer.rows(each.pop(layer.module)) for each in calls]  # popped, to free their memory
-            found.append(Part(layer, layer.index, [], [], torch.stack(rows, dim=1)))
+            parts.append(Part(layer, layer.index, [], [], torch.stack(rows, dim=1)))
             continue
         inputs = [call.inputs for call in seen.calls[layer.module]]
-        own = [[call.outputs for call in each] for each in zip(*[c[layer.module] for c in calls], strict=True)]
-        found.append(Part(layer, layer.index, inputs, own))
-    return found
+        gradients = [[call.outputs for call in each] for each in zip(*[c[layer.module] for c in calls], strict=True)]
+        parts.append(Part(layer, layer.index, inputs, gradients))
+    return parts
 
 
 def _numbers(network: NetworkLayers, seen: Captured, over: list[Leaf]) -> tuple[int, int]:
     """Return approximately how many numbers a row takes once, and for each of its outputs, from one row.
 
     Inputs of layers are held once, gradients once per output. Intermediate results of the Jacobian count too, and the
-    Jacobian itself where it has no factors; but not for layers with shared weights whose covariance is over each layer
-    alone, as these are computed for a few rows at a time.
+    Jacobian itself where it has no factors. Layers with shared weights whose covariance is over each layer alone are an
+    exception, because they are computed for a few rows at a time.
     """
     whole = network.whole.index.numel() if network.whole else 0
-    own = [cover for leaf in over if leaf.form.is_spectral for cover in leaf.coverage]
-    alone = {cover.part for cover in own if cover.mask is None}
+    spectral = [cover for leaf in over if leaf.form.is_spectral for cover in leaf.coverage]
+    whole_layers = {cover.part for cover in spectral if cover.mask is None}
     once, each = seen.outputs.numel(), 2 * whole
     calls = next(seen.columns([torch.ones_like(seen.outputs)])) if network.layers else {}
     for number, layer in enumerate(network.layers):
         factors = isinstance(layer, Affine)
-        few = factors and layer.module in network.shared and number in alone
-        each += 0 if few or (factors and layer.module not in network.shared) else 2 * layer.index.numel()
-        for call in calls.pop(layer.module, ()):  # weights and biases of one module share it
-            each += call.outputs.numel() * (1 if few else 4)  # as computed, stacked, rotated and squared
+        by_rows = factors and layer.module in network.shared and number in whole_layers
+        each += 0 if by_rows or (factors and layer.module not in network.shared) else 2 * layer.index.numel()
+        for call in calls.pop(layer.module, ()):  # popped, because weights and biases of one module share the calls
+            each += call.outputs.numel() * (1 if by_rows else 4)  # computed, stacked, rotated and squared
             once += call.inputs.numel()
-            once += layer.inputs(call.inputs).numel() if isinstance(layer, Affine) and not few else 0
+            once += layer.inputs(call.inputs).numel() if isinstance(layer, Affine) and not by_rows else 0
     dense = [sum(cover.where.numel() for cover in leaf.coverage) for leaf in over if leaf.is_root]
     each += max(dense, default=0) * (1 if network.single else 2)
     return once, each

@@ -1,4 +1,4 @@
-"""Data: sets by name, corruptions of images, and images of something else."""
+"""Data: sets by name, corruptions of images, and out-of-distribution images."""
 
 from torchbayes.data.base import Data, Pair, Standardise
 from torchbayes.data.corruptions import CORRUPTIONS, corrupt, corrupt_data

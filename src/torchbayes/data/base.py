@@ -52,7 +52,7 @@ class Standardise:
     def fit(cls, values: Tensor, dims: tuple[int, ...] = (0,)) -> Standardise:
         """Measure mean and standard deviation (divisor N) over `dims`; a constant column gets scale 1.
 
-        "Constant" is judged relative to the column's size: rounding alone leaves a spread near 1e-16 of it, and
+        "Constant" is judged relative to the size of the column: rounding alone leaves a spread near 1e-16 of it, and
         dividing by that would blow noise up to unit variance.
 
         Args:
@@ -82,12 +82,11 @@ class Standardise:
         return (values - self.mean.to(values.device)) / self.scale.to(values.device)
 
     def inverse(self, values: Tensor) -> Tensor:
-        """Return values * scale + mean: from standardised back to raw units."""
+        """Return values * scale + mean, in raw units."""
         return values * self.scale.to(values.device) + self.mean.to(values.device)
 
 
 def _overview(data: Data) -> Overview:
-    """Return what is shown of it."""
     facts: dict[str, Any] = {"name": data.name, "train": len(data.train.inputs), "test": len(data.test.inputs)}
     facts |= {"inputs": " × ".join(map(str, data.input_shape)), "task": data.task}
     if data.classes:
@@ -108,12 +107,12 @@ class Data:
         test: Test rows, in the same form.
         classes: Class names in the order of the labels; empty for regression.
         standardise: From raw inputs to model inputs; images are raw in [0, 1]. The identity for token ids.
-        target_standardise: From raw targets to model targets; None where they are the same, as labels and counts are.
+        target_standardise: From raw targets to model targets; None for labels and counts, which stay as they are.
         source: Where the numbers come from, in one line.
-        notes: Of data of the user: what was made of them, in sentences.
-        reader: Reads new rows from a file as these were read; None for sets without files of their own.
-        checksum: Of the training and test rows of a user, whose files may change; None for others.
-        target_name: What the targets are called where they are a column of a table, such as "price [EUR]".
+        notes: How the user's own data were read, in sentences.
+        reader: Reads new rows from a file in the same way; None for sets without files of their own.
+        checksum: Of the user's own training and test rows, whose files may change; None for others.
+        target_name: Name of the target column of a table, such as "price [EUR]".
     """
 
     name: str
@@ -131,12 +130,12 @@ class Data:
 
     @property
     def target_label(self) -> str:
-        """What the targets are called: the name of their column, or "target"."""
+        """Name of the target column, or "target"."""
         return self.target_name or "target"
 
     @property
     def target_unit(self) -> str:
-        """The unit of the targets in words: what brackets in the name of their column hold, or "units of" that name."""
+        """Unit of the targets: the text in brackets at the end of the column name, or "units of" that name."""
         bracketed = re.search(r"[\[(]([^\[\]()]+)[\])]$", self.target_name)
         return bracketed[1].strip() if bracketed else f"units of {self.target_name or 'the target'}"
 
@@ -147,7 +146,7 @@ class Data:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one row of the inputs."""
+        """Shape of one row of the inputs."""
         return tuple(self.train.inputs.shape[1:])
 
     @property
@@ -156,10 +155,10 @@ class Data:
         return len(self.input_shape) == 3
 
     def counts(self) -> Data:
-        """Return the data with its targets in raw units, where these are counts.
+        """Return the same rows with targets as raw counts, float32, not standardised.
 
         Returns:
-            The same rows, targets float32 and not standardised.
+            The data set with `target_standardise` None.
 
         Raises:
             ValueError: A target is not a whole number of at least 0.
@@ -168,7 +167,7 @@ class Data:
         for part in (self.train, self.test):
             values = raw_units.inverse(part.targets.double())
             counts = values.round()
-            # standardised targets were rounded to float32: beyond 500,000 that hides whether a number is whole
+            # standardised targets were rounded to float32; beyond 500,000 that hides whether a number is whole
             rounding = 1e-6 * values.abs().amax().clamp_min(1)
             wrong = values[((values - counts).abs() > rounding) | (counts < 0)]
             if len(wrong):
@@ -181,21 +180,13 @@ class Data:
 
 @dataclass(frozen=True, eq=False)
 class Raw:
-    """A data set as its files hold it, before subsetting and standardising.
+    """A data set as its files hold it, before subsetting and standardising."""
 
-    Args:
-        train: Inputs and targets of the training rows.
-        test: Inputs and targets of the test rows.
-        source: Where the numbers come from, in one line.
-        classes: Class names; empty for regression.
-        levels: For images the pixel value that means white; None for anything else.
-    """
-
-    train: tuple[np.ndarray, np.ndarray]
+    train: tuple[np.ndarray, np.ndarray]  # inputs, targets
     test: tuple[np.ndarray, np.ndarray]
-    source: str
-    classes: tuple[str, ...] = ()
-    levels: int | None = None
+    source: str  # in one line
+    classes: tuple[str, ...] = ()  # empty for regression
+    levels: int | None = None  # of images: the pixel value that means white
 
     def subset(self, rows: np.ndarray) -> Raw:
         """Return the same data with only these training rows."""
@@ -204,15 +195,7 @@ class Raw:
 
 
 def finish(name: str, raw: Raw) -> Data:
-    """Turn raw arrays into model-ready tensors, standardised with the statistics of the training rows.
-
-    Args:
-        name: The name of the set.
-        raw: Its arrays.
-
-    Returns:
-        The finished data set.
-    """
+    """Turn raw arrays into model-ready tensors, standardised with the statistics of the training rows."""
     train, test, standardise = _inputs(raw)
     target_standardise = None
     if raw.classes:
@@ -240,8 +223,8 @@ def _inputs(raw: Raw) -> tuple[Tensor, Tensor, Standardise]:
     if raw.levels is not None:
         images, test_images = unit_images(train, raw.levels), unit_images(test, raw.levels)
         standardise = Standardise.fit(images, dims=(0, 2, 3))
-        for part in (images, test_images):  # in place: CIFAR-10 is 0.6 GB as float32
-            part.sub_(standardise.mean).div_(standardise.scale)
+        for values in (images, test_images):  # in place: CIFAR-10 is 0.6 GB as float32
+            values.sub_(standardise.mean).div_(standardise.scale)
         return images, test_images, standardise
     if np.issubdtype(train.dtype, np.integer):
         return torch.from_numpy(train), torch.from_numpy(test), Standardise.identity()
@@ -252,29 +235,12 @@ def _inputs(raw: Raw) -> tuple[Tensor, Tensor, Standardise]:
 
 
 def unit_images(pixels: np.ndarray, levels: int) -> Tensor:
-    """Scale integer pixels 0..levels to float32 in [0, 1].
-
-    Args:
-        pixels: Integer array, shape (N, C, H, W).
-        levels: The value that means white.
-
-    Returns:
-        A new tensor of the same shape.
-    """
+    """Scale integer pixels (N, C, H, W) from 0..levels to float32 in [0, 1]; returns a new tensor."""
     return torch.from_numpy(pixels).to(torch.float32, copy=True).div_(levels)
 
 
 def check_name(what: str, name: str, known: Iterable[str]) -> None:
-    """Refuse a name that is not known, and say which known ones are near.
-
-    Args:
-        what: What it should name.
-        name: The name given.
-        known: The names that exist.
-
-    Raises:
-        ValueError: The name is not among them.
-    """
+    """Raise ValueError for a name that is not known, with the nearest known names."""
     known = list(known)
     if not isinstance(name, str) or name not in known:
         close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
@@ -283,20 +249,7 @@ def check_name(what: str, name: str, known: Iterable[str]) -> None:
 
 
 def of_classes(name: str, raw: Raw, classes: Sequence[str]) -> Raw:
-    """Return the rows of some classes, with labels 0, 1, ... in the order in which the classes are given.
-
-    Args:
-        name: of the data set.
-        raw: the data set.
-        classes: at least two of its class names.
-
-    Returns:
-        The data set, of training and test rows of these classes alone.
-
-    Raises:
-        ValueError: if the set has no classes, or these are not two different ones of them.
-        TypeError: if they are not names.
-    """
+    """Return the rows of at least two classes, with labels 0, 1, ... in the order in which the classes are given."""
     if not raw.classes:
         raise ValueError(f"`classes` are for classification; `{name}` is a regression. Leave them out.")
     if isinstance(classes, str) or not isinstance(classes, Sequence) or not all(isinstance(c, str) for c in classes):
@@ -308,55 +261,29 @@ def of_classes(name: str, raw: Raw, classes: Sequence[str]) -> Raw:
     label_of = np.full(len(raw.classes), -1)
     label_of[[raw.classes.index(each) for each in classes]] = np.arange(len(classes))
     parts = [
-        (inputs[kept], labels[kept])
+        (inputs[mask], labels[mask])
         for inputs, labels in ((inputs, label_of[targets]) for inputs, targets in (raw.train, raw.test))
-        for kept in [labels >= 0]
+        for mask in [labels >= 0]
     ]
     return Raw(parts[0], parts[1], raw.source, tuple(classes), raw.levels)
 
 
 def drawn(name: str, raw: Raw, train_size: int, *, seed: int = 0) -> Raw:
-    """Return a data set with some of its training rows, drawn without replacement, in their order.
-
-    Args:
-        name: of the data set.
-        raw: the data set.
-        train_size: how many.
-        seed: of the choice.
-
-    Returns:
-        The data set.
-
-    Raises:
-        ValueError: if there are not so many.
-    """
+    """Return a data set with `train_size` of its training rows, drawn without replacement, in their order."""
     return raw.subset(np.flatnonzero(subset_of(name, len(raw.train[1]), train_size, seed=seed)))
 
 
 def subset_of(name: str, rows: int, train_size: int, *, seed: int = 0) -> np.ndarray:
-    """Return which training rows are kept, drawn without replacement, as a mask.
-
-    Args:
-        name: of the data set.
-        rows: how many there are.
-        train_size: how many are kept.
-        seed: of the choice.
-
-    Returns:
-        The mask, (rows,).
-
-    Raises:
-        ValueError: if there are not so many.
-    """
+    """Return a mask (rows,) of `train_size` training rows drawn without replacement."""
     if whole("train_size", train_size) > rows:
         raise ValueError(f"`train_size` of `{name}` must be between 1 and its {rows} rows; got {train_size}.")
-    kept = np.zeros(rows, dtype=bool)
-    kept[torch.randperm(rows, generator=generator(Purpose.SUBSET, seed))[:train_size].numpy()] = True
-    return kept
+    mask = np.zeros(rows, dtype=bool)
+    mask[torch.randperm(rows, generator=generator(Purpose.SUBSET, seed))[:train_size].numpy()] = True
+    return mask
 
 
 def _strip(data: Data) -> Callable[[], bytes] | None:
-    """Return what draws the first training images side by side as a PNG; None of other data."""
+    """Return what draws the first training images side by side as a PNG; None for data without images."""
     if not data.is_image:
         return None
 

@@ -1,14 +1,13 @@
 """Image corruptions at severities 1 to 5, after CIFAR-10-C.
 
 Hendrycks and Dietterich (2019), Benchmarking Neural Network Robustness to Common Corruptions and Perturbations. The
-constants are those published for CIFAR-10-C; lengths given there in pixels of 32-pixel images are scaled with the
-size of the image, so that a corruption means the same for 8, 28 or 224 pixels. Rotation and translation have no
-published scale there and are this library's choice: 15 to 75 degrees to either side, 5 to 25 % of the size in a random
-direction, black where nothing is left. Differences from the published code: nothing is rounded to bytes (but for JPEG),
-brightness works on any number of channels, and motion blur and fog follow the stated formulas in exact arithmetic.
-
-By those constants severities 3 and 4 of `motion_blur` differ only in the far tail of the kernel, and two severities of
-`pixelate` are the same where an image is too small to tell their block counts apart.
+constants are those published for CIFAR-10-C. Lengths given there in pixels of 32-pixel images are scaled with the
+image, so that a corruption means the same for 8, 28 or 224 pixels. Rotation and translation have no published scale;
+this library turns by 15 to 75 degrees to either side and shifts by 5 to 25 % of the size in a random direction, black
+where nothing is left. Differences from the published code: only JPEG rounds to bytes, brightness works on any number
+of channels, and motion blur and fog follow the stated formulas in exact arithmetic. By those constants severities 3
+and 4 of `motion_blur` differ only in the far tail of the kernel, and two severities of `pixelate` are the same where
+an image is too small to tell their block counts apart.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ _REFERENCE = 32  # pixels of the images that the published lengths refer to
 def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0) -> Tensor:
     """Corrupt images.
 
-    The same seed gives the same randomness (noise field, directions, clouds) at every severity. The work is done on the
-    CPU with float32 draws, so that device and dtype change the result by rounding only.
+    The same seed gives the same randomness (noise field, directions, clouds) at every severity. The work is done on
+    the CPU with float32 draws, so device and dtype change the result by rounding only.
 
     Args:
         images: Values in [0, 1], shape (B, C, H, W), any C, H, W.
@@ -45,7 +44,7 @@ def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0) -> Tenso
         Values in [0, 1], of the shape, dtype and device of `images`.
 
     Raises:
-        ValueError: The severity is unknown (or the name is), or the images have another shape or range.
+        ValueError: The severity or the name is unknown, or the images have another shape or range.
         TypeError: The images are not floating point.
     """
     check_name("corruption", name, _TABLE)
@@ -78,7 +77,7 @@ def corrupt_data(data: Data, name: str, severity: int, *, seed: int = 0, limit: 
         name: One of `CORRUPTIONS`.
         severity: 1 (weak) to 5 (strong).
         seed: Seed of all randomness.
-        limit: Only the first so many test rows; all by default.
+        limit: Only the first `limit` test rows; all by default.
 
     Returns:
         Corrupted, standardised inputs and their targets.
@@ -129,18 +128,12 @@ def _defocus_blur(images: Tensor, disc: tuple[float, float], _: Generator) -> Te
 
 
 def defocus_kernel(radius: float, softness: float, ratio: float) -> Tensor:
-    """Build the kernel of defocus: a disc convolved with a Gaussian of scale `softness` cut at 1 reference pixel.
+    """Return the kernel of defocus, odd, square, of sum 1: a disc convolved with a Gaussian cut at 1 reference pixel.
 
-    It is laid out on the lattice of the reference image (or of this image, if that is finer), which at ratio 1 is the
-    published kernel, and its points are then shared bilinearly among the pixels of this image.
-
-    Args:
-        radius: Radius of the disc, in reference pixels.
-        softness: Standard deviation of the Gaussian, in reference pixels.
-        ratio: Size of this image over the size of the reference image.
-
-    Returns:
-        Odd square kernel that sums to 1, float64.
+    `radius` of the disc and `softness` (standard deviation of the Gaussian) are in reference pixels; `ratio` is the
+    size of this image over that of the reference image. The kernel is laid out on the lattice of the reference image
+    (or of this image, if that is finer), which at ratio 1 is the published kernel. Its points are then shared
+    bilinearly among the pixels of this image.
     """
     fineness = max(1.0, ratio)  # lattice points to a reference pixel
     steps = int(radius * fineness + 1e-9) + int(fineness + 1e-9)
@@ -203,18 +196,10 @@ def _fog(images: Tensor, fog: tuple[float, float], generator: Generator) -> Tens
 
 
 def plasma(count: int, size: int, decay: float, *, generator: Generator) -> Tensor:
-    """Draw plasma fractals with the diamond-square algorithm on a torus.
+    """Draw plasma fractals in [0, 1] with the diamond-square algorithm on a torus.
 
-    Each halving of the step adds uniform noise whose amplitude shrinks by decay^2, as in the published fog.
-
-    Args:
-        count: How many.
-        size: Least height and width.
-        decay: Smoothness: larger is smoother.
-        generator: Source of randomness.
-
-    Returns:
-        Shape (count, side, side) with side the next power of two, each filling [0, 1].
+    Each halving of the step adds uniform noise whose amplitude shrinks by decay^2, as in the published fog. The shape
+    is (count, side, side), with side the next power of two from `size`.
     """
     side = 1 << max(1, math.ceil(math.log2(size)))
     field = torch.zeros(count, side, side)
@@ -226,7 +211,7 @@ def plasma(count: int, size: int, decay: float, *, generator: Generator) -> Tens
     while step > 1:
         half = step // 2
         corners = field[:, ::step, ::step]
-        rows = corners + corners.roll(-1, 1)  # of a corner and the one below it
+        rows = corners + corners.roll(-1, 1)  # sum of a corner and the one below it
         centres = (rows + rows.roll(-1, 2)) / 4
         field[:, half::step, half::step] = centres = centres + noise(centres)
         above = (corners + corners.roll(-1, 2) + centres + centres.roll(1, 1)) / 4
@@ -274,8 +259,8 @@ def _jpeg(images: Tensor, quality: int, _: Generator) -> Tensor:
         buffer = io.BytesIO()
         Image.fromarray(pixels).save(buffer, "JPEG", quality=quality)
         decoded[i] = np.asarray(Image.open(buffer))
-    back = torch.from_numpy(decoded).to(images.dtype).div_(255)
-    return (back.permute(0, 3, 1, 2) if mode == "RGB" else back).reshape(images.shape)
+    restored = torch.from_numpy(decoded).to(images.dtype).div_(255)
+    return (restored.permute(0, 3, 1, 2) if mode == "RGB" else restored).reshape(images.shape)
 
 
 # --- geometry ------------------------------------------------------------------------------------------------------
@@ -288,19 +273,11 @@ def _rotation(images: Tensor, degrees: float, generator: Generator) -> Tensor:
 
 
 def rotate(images: Tensor, degrees_B: Tensor) -> Tensor:
-    """Turn images anticlockwise about their centre, bilinearly, black outside.
-
-    Args:
-        images: Shape (B, C, H, W).
-        degrees_B: Angles in degrees, shape (B,).
-
-    Returns:
-        Turned images, same shape.
-    """
+    """Turn images (B, C, H, W) anticlockwise about their centre, bilinearly, black outside."""
     angle = torch.deg2rad(degrees_B.to(images.dtype))
     height, width = images.shape[2:]
     cos, sin = angle.cos(), angle.sin()
-    # from an output place to the place it shows, in units of half the width and half the height
+    # map from an output place to its source place, in units of half the width and half the height
     rows = [torch.stack([cos, -sin * height / width], 1), torch.stack([sin * width / height, cos], 1)]
     grid = _grid(torch.stack(rows, 1), images)
     return F.grid_sample(images, grid, align_corners=False)
@@ -314,16 +291,7 @@ def _translation(images: Tensor, share: float, generator: Generator) -> Tensor:
 
 
 def translate(images: Tensor, right_B: Tensor, down_B: Tensor) -> Tensor:
-    """Shift images, bilinearly, black outside.
-
-    Args:
-        images: Shape (B, C, H, W).
-        right_B: Shifts to the right in pixels, shape (B,).
-        down_B: Shifts downwards in pixels, shape (B,).
-
-    Returns:
-        Shifted images, same shape.
-    """
+    """Shift images (B, C, H, W) by pixels, bilinearly, black outside."""
     height, width = images.shape[2:]
     shift = torch.stack([right_B * 2 / width, down_B * 2 / height], dim=1)
     grid = _grid(torch.eye(2).expand(len(images), 2, 2), images) - shift[:, None, None, :]

@@ -31,7 +31,6 @@ class _Entry:
 
 
 def _registry() -> dict[str, _Entry]:
-    """Return every loadable set."""
     image_lines = {
         "mnist": "handwritten digits, 28x28 grey, 60,000 + 10,000",
         "fashion_mnist": "clothes, 28x28 grey, 60,000 + 10,000",
@@ -72,8 +71,8 @@ def names() -> dict[str, str]:
 def num_splits(name: str) -> int:
     """Return how many splits a set has; `load` takes `split` from 0 to one less.
 
-    The UCI sets have their standard splits; for `digits` and the toys that are drawn here each split is another seed;
-    sets with an official test part have one.
+    The UCI sets have their standard splits; for `digits` and the generated toys each split is another seed; sets with
+    an official test part have one.
 
     Args:
         name: Name of the set.
@@ -99,12 +98,12 @@ def load(
     Args:
         name: One of `names()`.
         split: Which split, for sets with several (see `num_splits`).
-        root: Local data folder; else the environment variable TORCHBAYES_DATA; what is not there is downloaded from
-            its official address into the user's cache and checked, where a checksum is published.
+        root: Local data folder, by default the environment variable TORCHBAYES_DATA. A file that is not there is
+            downloaded from its official address into the user's cache and checked, where a checksum is published.
         train_size: Keep this many training rows, drawn without replacement; all by default.
         seed: Seed of that draw.
-        classes: Keep the rows of these classes alone, by their names: labels are 0, 1, ... in this order. Test images
-            of the classes left out are `out_of_distribution(data, name)`. All by default.
+        classes: Keep only the rows of these classes, by name, with labels 0, 1, ... in this order; all by default.
+            Test images of the other classes are `out_of_distribution(data, name)`.
 
     Returns:
         The data set.
@@ -123,11 +122,7 @@ def load(
 
 
 def _entry(name: str) -> _Entry:
-    """Return the entry of a name, or say what the name is good for.
-
-    Raises:
-        ValueError: There is no such set, or it has no training part.
-    """
+    """Return the entry of a name; ValueError if there is no such set, or it has no training part."""
     if isinstance(name, str) and name in ood_names() and name not in _SETS:
         raise ValueError(
             f"`{name}` has no training part. Use it as out-of-distribution inputs of another set: "

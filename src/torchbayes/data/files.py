@@ -1,4 +1,4 @@
-"""Data files, read and checked: what a file holds must be what its set is, and the message names the file."""
+"""Checks of data files: that a file holds what its set should; messages name the file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from torchbayes.checks import as_file, free_memory, size_of
 
-# what Python and numpy say of an archive that is cut short, overwritten, or of another kind
+# what Python and numpy raise for an archive that is cut short, overwritten, or of another kind
 _BROKEN = (
     zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error, pickle.UnpicklingError, EOFError,
     OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError,
@@ -33,15 +33,7 @@ _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, "
 
 
 def check_unpacked(path: Path, needed: int) -> None:
-    """Check that what a file holds fits in memory, and is data, before it is unpacked.
-
-    Args:
-        path: The file.
-        needed: Bytes that it holds, unpacked.
-
-    Raises:
-        ValueError: They are more than half of the memory that is free; or beyond 256 MiB more than 100 times the file.
-    """
+    """Raise ValueError if `needed` unpacked bytes exceed half the free memory, or max(256 MiB, 100 × the file)."""
     free, packed = free_memory() / _ROOM, path.stat().st_size
     if needed > free or needed > max(_PACKED, _DENSE * packed):
         raise ValueError(
@@ -52,25 +44,14 @@ def check_unpacked(path: Path, needed: int) -> None:
 
 
 def check_archive(path: Path) -> None:
-    """Check a zip archive, such as an npz file, as `check_unpacked` does, by the sizes that its members may take.
-
-    Raises:
-        ValueError: They take too much.
-    """
+    """Check the total size of the members of a zip archive, such as an npz file, as `check_unpacked` does."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             check_unpacked(path, sum(member.file_size for member in archive.infolist()))
 
 
 def check_stream(path: Path) -> None:
-    """Check a packed text, as `check_unpacked` does, by unpacking it piece by piece.
-
-    Args:
-        path: The file; one that is not packed is as large as it is.
-
-    Raises:
-        ValueError: It is too large, damaged or cut short.
-    """
+    """Check a text as `check_unpacked` does, unpacking it piece by piece if it is packed."""
     size, suffix = 0, path.suffix.lower()
     if suffix == ".zip":
         check_archive(path)
@@ -88,18 +69,9 @@ def check_stream(path: Path) -> None:
 
 @contextmanager
 def opened(path: Path, what: str) -> Iterator[BinaryIO]:
-    """Open an archive to read it whole, with whatever its damages raise in one message.
+    """Open an archive to read it whole; any damage found inside the `with` becomes one ValueError.
 
-    Args:
-        path: The archive.
-        what: What it should be, with an article.
-
-    Yields:
-        The open file.
-
-    Raises:
-        OSError: The file is not to be opened.
-        ValueError: What is inside the `with` failed: the archive is damaged or another one.
+    `what` says what the archive should be, with an article.
     """
     with as_file(path).open("rb") as file:
         try:
@@ -110,23 +82,12 @@ def opened(path: Path, what: str) -> Iterator[BinaryIO]:
 
 
 def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
-    """Read arrays of an npz archive.
-
-    Args:
-        path: The archive.
-        names: Names of the arrays.
-
-    Returns:
-        The arrays, in that order.
-
-    Raises:
-        ValueError: The archive is damaged, has no such array, or one that is not made of numbers.
-    """
+    """Return arrays of numbers of an npz archive, in the order of `names`."""
     with opened(path, "a whole npz archive of arrays") as file:
         archive = np.load(file, allow_pickle=False)
-        held = set(getattr(archive, "files", ()))  # a single array is no archive
-        arrays = [archive[name] for name in names if name in held]
-    if missing := [name for name in names if name not in held]:
+        present = set(getattr(archive, "files", ()))  # a single array is no archive
+        arrays = [archive[name] for name in names if name in present]
+    if missing := [name for name in names if name not in present]:
         raise ValueError(
             f"{path} must hold {', '.join(names)}; it has no {', '.join(missing)}. Fetch or write it again."
         )
@@ -137,11 +98,7 @@ def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
 
 
 def check_finite(path: Path, **arrays: np.ndarray) -> None:
-    """Check that arrays of a file are finite.
-
-    Raises:
-        ValueError: One is not.
-    """
+    """Raise ValueError if an array of a file is not finite."""
     for name, array in arrays.items():
         if bad := int((~np.isfinite(array)).sum()):
             raise ValueError(
@@ -150,16 +107,7 @@ def check_finite(path: Path, **arrays: np.ndarray) -> None:
 
 
 def check_shape(path: Path, shape: tuple[int | None, ...], **arrays: np.ndarray) -> None:
-    """Check the shape of arrays of a file.
-
-    Args:
-        path: The file.
-        shape: Sizes of the axes, None for any but zero.
-        arrays: The arrays by name.
-
-    Raises:
-        ValueError: One has another shape.
-    """
+    """Check that arrays have the given axis sizes; None stands for any size but zero."""
     for name, array in arrays.items():
         alike = array.ndim == len(shape) and all(s in {None, n} for s, n in zip(shape, array.shape, strict=True))
         if not alike or not array.size:
@@ -168,16 +116,7 @@ def check_shape(path: Path, shape: tuple[int | None, ...], **arrays: np.ndarray)
 
 
 def check_indices(path: Path, below: int, **arrays: np.ndarray) -> None:
-    """Check that arrays of a file are distinct places in another array.
-
-    Args:
-        path: The file.
-        below: Length of the other array.
-        arrays: The places by name, each used once along the last axis.
-
-    Raises:
-        ValueError: One is not a whole number from 0 to `below` − 1, or is there twice.
-    """
+    """Check that arrays hold whole numbers from 0 to `below` − 1, each used once along the last axis."""
     for name, array in arrays.items():
         if array.dtype.kind not in "iu" or not array.size or array.min() < 0 or array.max() >= below:
             seen = f"{array.min()} to {array.max()}" if array.size else "nothing"
@@ -191,17 +130,7 @@ def check_indices(path: Path, below: int, **arrays: np.ndarray) -> None:
 
 
 def check_labels(path: Path, labels: np.ndarray, rows: int, *, classes: int) -> None:
-    """Check labels of a file: one for each row, in 0..K−1.
-
-    Args:
-        path: The file of the labels.
-        labels: What it holds.
-        rows: Number of rows they belong to.
-        classes: K.
-
-    Raises:
-        ValueError: Their number is another, or one is no class.
-    """
+    """Check that there is one label in 0..K−1 for each row, K = `classes`."""
     if labels.shape != (rows,):
         raise ValueError(
             f"{path} must hold a label for each of {rows} rows; got shape {labels.shape}. Fetch both again."
@@ -214,18 +143,9 @@ def check_labels(path: Path, labels: np.ndarray, rows: int, *, classes: int) -> 
 
 
 def check_apart(name: str, train: np.ndarray, test: np.ndarray) -> None:
-    """Check that test rows are not training rows: a few may be equal, most may not.
-
-    Args:
-        name: Of the set.
-        train: Training rows.
-        test: Test rows.
-
-    Raises:
-        ValueError: More than half of the test rows are among the training rows.
-    """
-    known = {hash(row.tobytes()) for row in train}  # of 64 bits: no two of a set's rows share one by chance
-    if (shared := sum(hash(row.tobytes()) in known for row in test)) > len(test) / 2:
+    """Raise ValueError if more than half of the test rows are among the training rows; a few may be."""
+    train_hashes = {hash(row.tobytes()) for row in train}  # 64 bits: no two rows collide by chance
+    if (shared := sum(hash(row.tobytes()) in train_hashes for row in test)) > len(test) / 2:
         raise ValueError(
             f"{shared} of the {len(test)} test rows of `{name}` are among its training rows. A file stands under "
             f"another's name: fetch them again."

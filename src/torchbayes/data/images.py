@@ -1,4 +1,4 @@
-"""Image sets: MNIST and its relatives (idx files), CIFAR-10 (binary batches), CIFAR-100 as a stranger, 8x8 digits."""
+"""Image sets: MNIST and its relatives (idx files), CIFAR-10 (binary batches), CIFAR-100 for OOD, 8x8 digits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shi
 HIRAGANA = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
-# Published md5s in the order train images, train labels, test images, test labels, and the addresses before the file.
+# Addresses of the folder, and published md5s in the order train images, train labels, test images, test labels.
 _IDX_FILES = (
     "train-images-idx3-ubyte.gz",
     "train-labels-idx1-ubyte.gz",
@@ -72,17 +72,7 @@ _LARGEST = 1 << 28  # bytes: MNIST's training images take 47 million
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """Read a gzipped idx file of bytes: a big-endian header (two zeros, type 8, ndim, sizes), then the values.
-
-    Args:
-        path: The file.
-
-    Returns:
-        uint8 array.
-
-    Raises:
-        ValueError: The file is not of this format or is cut short.
-    """
+    """Read a gzipped idx file of bytes: a big-endian header (two zeros, type 8, ndim, sizes), then uint8 values."""
     with opened(path, "a whole gzip file") as file, gzip.open(file) as stream:
         content = stream.read(_LARGEST)
     ndim = content[3] if content[:3] == b"\0\0\x08" and len(content) > 3 else 0
@@ -107,27 +97,23 @@ def idx_arrays(name: str, part: Part, root: Path | None) -> Arrays:
 
 
 def _greys(read: list[np.ndarray], paths: list[Path]) -> Arrays:
-    """Return images (N, 1, 28, 28) and labels (N,) of ten classes, checked, as their two files hold them."""
+    """Check and return images (N, 1, 28, 28) and labels (N,) of ten classes, read from the two files."""
     check_shape(paths[0], (None, 28, 28), images=read[0])
     check_labels(paths[1], read[1], len(read[0]), classes=10)
     return read[0][:, None], read[1]
 
 
 def _kmnist_test_npz(root: Path | None) -> Arrays | None:
-    """Return what the numpy form of KMNIST's test part holds, if the local folder has it, else None."""
-    paths = [local_file("kmnist", f"kmnist-test-{what}.npz", root) for what in ("imgs", "labels")]
+    """Return KMNIST's test part from its numpy files, if the local folder has them, else None."""
+    paths = [local_file("kmnist", f"kmnist-test-{kind}.npz", root) for kind in ("imgs", "labels")]
     if paths[0] is None or paths[1] is None:
         return None
-    known = [paths[0], paths[1]]
-    return _greys([_bytes(path, "arr_0")[0] for path in known], known)
+    files = [paths[0], paths[1]]
+    return _greys([_bytes(path, "arr_0")[0] for path in files], files)
 
 
 def _bytes(path: Path, *names: str) -> list[np.ndarray]:
-    """Return arrays of bytes.
-
-    Raises:
-        ValueError: The file holds others.
-    """
+    """Return arrays of an npz archive, which must be uint8."""
     arrays = read_arrays(path, *names)
     for name, array in zip(names, arrays, strict=True):
         if array.dtype != np.uint8:
@@ -143,14 +129,9 @@ def notmnist_arrays(part: Part, root: Path | None) -> Arrays:
 
 
 def read_residual(path: Path, classes: int = 10) -> Arrays:
-    """Read an npz whose images are stored as wrap-around differences along channel, row and column.
+    """Return uint8 RGB images (N, 3, 32, 32) and labels (N,) of an npz archive.
 
-    Args:
-        path: Archive with `residual` uint8 (N, 3, 32, 32) and `labels` uint8 (N,).
-        classes: Number of classes.
-
-    Returns:
-        Images uint8 (N, 3, 32, 32), RGB, and labels.
+    Its `residual` stores wrap-around differences along channel, row and column.
     """
     pixels, labels = _bytes(path, "residual", "labels")
     check_shape(path, (None, 3, 32, 32), residual=pixels)
@@ -164,25 +145,17 @@ def cifar10_arrays(part: Part, root: Path | None) -> Arrays:
     """Return CIFAR-10 images (N, 3, 32, 32) and labels (N,) in the official order."""
     batches = [f"train_{i}" for i in range(1, 6)] if part == "train" else ["test"]
     paths = [local_file("cifar10", f"{batch}.npz", root) for batch in batches]
-    found = [path for path in paths if path is not None]
-    if len(found) == len(batches):
-        read = [read_residual(path) for path in found]
+    present = [path for path in paths if path is not None]
+    if len(present) == len(batches):
+        read = [read_residual(path) for path in present]
         return np.concatenate([pixels for pixels, _ in read]), np.concatenate([labels for _, labels in read])
     return read_cifar10_archive(obtain("cifar10", _CIFAR10_ARCHIVE, root), part)
 
 
 def read_cifar10_archive(path: Path, part: Part) -> Arrays:
-    """Read the official binary archive without unpacking it: records of one label byte and 3,072 RGB bytes.
+    """Return uint8 images (N, 3, 32, 32) and labels of the official tar.gz archive, without unpacking it to disk.
 
-    Args:
-        path: cifar-10-binary.tar.gz.
-        part: Which part to read.
-
-    Returns:
-        Images uint8 (N, 3, 32, 32) and labels.
-
-    Raises:
-        ValueError: The archive is damaged, or a batch is missing or not a whole number of records.
+    A record is one label byte and 3,072 RGB bytes.
     """
     members = [f"data_batch_{i}.bin" for i in range(1, 6)] if part == "train" else ["test_batch.bin"]
     content: dict[str, bytes] = {}
@@ -229,7 +202,7 @@ IMAGE_SETS: dict[str, ImageSet] = {
     ),
     "cifar10": ImageSet(cifar10_arrays, CIFAR10, "CIFAR-10 (Krizhevsky 2009)"),
 }
-# Sets without a training part: images of something else for models of the sets above.
+# Sets without a training part, which serve as out-of-distribution images for models of the sets above.
 STRANGERS: dict[str, Callable[[Part, Path | None], Arrays]] = {
     "notmnist": notmnist_arrays,
     "cifar100_ood": cifar100_arrays,
@@ -249,7 +222,7 @@ def load_digits(split: int) -> Raw:
     from sklearn.datasets import load_digits as embedded
     from sklearn.model_selection import train_test_split
 
-    images, labels = (np.asarray(part) for part in embedded(return_X_y=True))
+    images, labels = (np.asarray(column) for column in embedded(return_X_y=True))
     pixels = images.astype(np.uint8).reshape(-1, 1, 8, 8)
     train, test = train_test_split(np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=split)
     source = "Optical recognition of handwritten digits, UCI test part (Alpaydin and Kaynak 1998), from scikit-learn"

@@ -48,17 +48,17 @@ def out_of_distribution(
 ) -> dict[str, Tensor]:
     """Return images of something else, in the form of `data.test.inputs`: same size, channels and standardisation.
 
-    Without `name`: other sets of the same kind, as far as they are found; letters and patches where there is none.
-    The images are resized with antialiasing; colour becomes grey by luma, grey is repeated over channels.
-    Of data that were loaded with some `classes` of a set, that set's name gives the test images of the others.
+    Without `name`, these are other sets of the same kind that are found, or letters and patches if there are none. The
+    images are resized with antialiasing; colour becomes grey by luma, grey is repeated over channels. For data loaded
+    with some `classes` of a set, that set's name gives the test images of the other classes.
 
     Args:
         data: The data set whose model is tested; must be images.
         name: One of `ood_names()`, or None for the defaults.
         root: Local data folder, as in `load`.
-        limit: Keep at most this many rows per set, drawn at random; also how many letters or patches are made
-            (1,000 by default).
-        seed: Seed of what is drawn at random.
+        limit: Keep at most this many rows per set, drawn at random; also how many letters or patches are made (1,000
+            by default).
+        seed: Seed of all draws.
 
     Returns:
         Standardised inputs by name, each (N, C, H, W).
@@ -79,13 +79,13 @@ def out_of_distribution(
     folder = data_root(root) if root is not None or not set(wanted) <= set(_NEEDS_NO_FILE) else None
     if name is not None:
         return {name: _make(data, name, folder, limit, seed)}
-    found: dict[str, Tensor] = {}
+    images: dict[str, Tensor] = {}
     for default in wanted:
         try:
-            found[default] = _make(data, default, folder, limit, seed)
+            images[default] = _make(data, default, folder, limit, seed)
         except FileNotFoundError:
             continue
-    return found or {made: _make(data, made, folder, limit, seed) for made in _NEEDS_NO_FILE}
+    return images or {made: _make(data, made, folder, limit, seed) for made in _NEEDS_NO_FILE}
 
 
 def _make(data: Data, name: str, root: Path | None, limit: int | None, seed: int) -> Tensor:
@@ -107,23 +107,14 @@ def _make(data: Data, name: str, root: Path | None, limit: int | None, seed: int
 
 
 def _left_out(data: Data) -> list[int]:
-    """Return the labels of the classes of a set that its data were loaded without."""
-    known = IMAGE_SETS[data.name].classes if data.name in IMAGE_SETS else ()
-    some = set(data.classes) < set(known)
-    return [label for label, each in enumerate(known) if some and each not in data.classes]
+    """Return the labels of the classes that were not loaded."""
+    classes = IMAGE_SETS[data.name].classes if data.name in IMAGE_SETS else ()
+    partial = set(data.classes) < set(classes)
+    return [label for label, each in enumerate(classes) if partial and each not in data.classes]
 
 
 def conform(images: Tensor, channels: int, size: tuple[int, int]) -> Tensor:
-    """Convert images in [0, 1] to another number of channels and another size.
-
-    Args:
-        images: Shape (N, C, H, W).
-        channels: Wanted number of channels.
-        size: Wanted (height, width).
-
-    Returns:
-        Shape (N, channels, *size), in [0, 1].
-    """
+    """Convert images (N, C, H, W) in [0, 1] to another number of channels and another (height, width)."""
     if images.shape[1] == 3 and channels != 3:
         luma = torch.tensor([0.299, 0.587, 0.114], dtype=images.dtype)  # ITU-R BT.601
         images = torch.einsum("nchw,c->nhw", images, luma)[:, None]
@@ -135,15 +126,9 @@ def conform(images: Tensor, channels: int, size: tuple[int, int]) -> Tensor:
 
 
 def letters(count: int, size: int, generator: torch.Generator) -> Tensor:
-    """Draw letters A-J, white on black: random font of the DejaVu family, turned by up to 15 degrees, scaled, shifted.
+    """Draw letters A-J, white on black, shape (count, 1, size, size) in [0, 1].
 
-    Args:
-        count: How many.
-        size: Height and width in pixels.
-        generator: Source of randomness.
-
-    Returns:
-        Shape (count, 1, size, size), in [0, 1].
+    Each has a random font of the DejaVu family, is turned by up to 15 degrees, scaled and shifted.
     """
     glyphs = _glyphs(size * _SUPERSAMPLE)
     which = torch.randint(len(glyphs), (count,), generator=generator)
@@ -186,15 +171,9 @@ def _glyphs(size: int) -> Tensor:
 
 
 def patches(count: int, size: tuple[int, int], generator: torch.Generator) -> Tensor:
-    """Cut patches at random places of the two photographs embedded in scikit-learn.
+    """Cut patches at random places of scikit-learn's two photographs: (count, 3, height, width) in [0, 1].
 
-    Args:
-        count: How many.
-        size: Their (height, width); photographs smaller than that (427 x 640) are enlarged first.
-        generator: Source of randomness.
-
-    Returns:
-        Shape (count, 3, height, width), in [0, 1].
+    Photographs (427 x 640) that are smaller than `size`, (height, width), are enlarged first.
     """
     from sklearn.datasets import load_sample_images
 

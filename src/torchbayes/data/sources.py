@@ -14,32 +14,18 @@ ENVIRONMENT = "TORCHBAYES_DATA"
 
 @dataclass(frozen=True)
 class Remote:
-    """One official file.
+    """One official file."""
 
-    Args:
-        folder: Its folder under the data root.
-        file: Its file name there.
-        urls: Addresses to try, in order.
-        checksum: Published checksum as `algorithm:hex`.
-    """
-
-    folder: str
+    folder: str  # under the data root
     file: str
-    urls: tuple[str, ...]
-    checksum: str
+    urls: tuple[str, ...]  # tried in order
+    checksum: str  # published, as `algorithm:hex`
 
 
 def data_root(root: str | os.PathLike[str] | None = None) -> Path | None:
-    """Find the local data folder: the argument, else the environment variable TORCHBAYES_DATA, else none.
+    """Return the local data folder: the argument, else the environment variable TORCHBAYES_DATA, else None.
 
-    Args:
-        root: Folder given by the user.
-
-    Returns:
-        The folder, or None if none was named.
-
-    Raises:
-        FileNotFoundError: A folder was named that does not exist.
+    Raises FileNotFoundError for a folder that does not exist.
     """
     named = root if root is not None else os.environ.get(ENVIRONMENT) or None
     if named is None:
@@ -59,20 +45,9 @@ def local_file(folder: str, file: str, root: Path | None) -> Path | None:
 
 
 def require_local(name: str, folder: str, file: str, *, root: Path | None, hint: str) -> Path:
-    """Return a file that can only come from the local folder.
+    """Return root/folder/file, which cannot be downloaded.
 
-    Args:
-        name: Name of the data set, for the message.
-        folder: Folder under the root.
-        file: File name.
-        root: The local data folder or None.
-        hint: What the file must hold, or what to use instead; one sentence.
-
-    Returns:
-        Its path.
-
-    Raises:
-        FileNotFoundError: It is not there.
+    `hint` is a sentence on what the file must hold, or what to use instead. Raises FileNotFoundError if it is absent.
     """
     path = local_file(folder, file, root)
     if path is None:
@@ -88,18 +63,7 @@ def obtain(name: str, remote: Remote, root: Path | None) -> Path:
     """Return a file from the local folder, else from the download cache, else download it there.
 
     A download is written to a temporary name, checked, and only then renamed; a failed one leaves nothing behind.
-
-    Args:
-        name: Name of the data set, for messages.
-        remote: The official file.
-        root: The local data folder or None.
-
-    Returns:
-        Path of the file.
-
-    Raises:
-        FileNotFoundError: Neither the folder nor the network has it.
-        ValueError: What was downloaded has another checksum than the published one.
+    Raises FileNotFoundError if neither folder nor network has it, ValueError if the checksum differs.
     """
     path = local_file(remote.folder, remote.file, root)
     if path is not None:

@@ -38,14 +38,9 @@ def load_imdb(root: Path | None) -> Raw:
 
 
 def pad(tokens: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Keep the last `LENGTH` tokens of each text, pad with 0 on the left, and replace rare words.
+    """Keep the last `LENGTH` tokens of each text, pad with 0 on the left, replace rare words; int64 (N, LENGTH).
 
-    Args:
-        tokens: All texts end to end, shape (total,).
-        offsets: Where each text begins, and the total at the end, shape (N + 1,).
-
-    Returns:
-        Token ids int64, shape (N, LENGTH).
+    `tokens` (total,) are all texts end to end; `offsets` (N + 1,) are where each begins, and the total.
     """
     places = offsets[1:, None] + np.arange(-LENGTH, 0)
     inside = places >= offsets[:-1, None]
@@ -54,11 +49,7 @@ def pad(tokens: np.ndarray, offsets: np.ndarray) -> np.ndarray:
 
 
 def _read_flat(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the padded ids and labels of an npz with all tokens end to end.
-
-    Raises:
-        ValueError: The file does not hold them.
-    """
+    """Return the padded ids and labels of an npz with all tokens end to end."""
     tokens, offsets, labels = read_arrays(path, "tokens", "offsets", "labels")
     check_shape(path, (None,), tokens=tokens, offsets=offsets)
     if tokens.dtype.kind not in "iu" or offsets.dtype.kind not in "iu":
@@ -73,17 +64,7 @@ def _read_flat(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_keras(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Read Keras's own archive as `keras.datasets.imdb.load_data` does (shuffle seed 113).
-
-    Args:
-        path: imdb.npz, with object arrays of lists of word ranks.
-
-    Returns:
-        Token ids and labels of the training and of the test half.
-
-    Raises:
-        ValueError: The archive is damaged or another one.
-    """
+    """Return ids and labels of both halves of imdb.npz, as `keras.datasets.imdb.load_data` (shuffle seed 113)."""
     with opened(path, "Keras's archive of reviews") as file:
         halves = _keras_halves(file)
     for ids, labels in halves:

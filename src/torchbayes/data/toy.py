@@ -16,13 +16,7 @@ _HINT = "`toy_sine` is a 1-d problem that needs no file."
 def toy_sine(split: int) -> Raw:
     """Draw y = sin(3x) + 0.1 e, e ~ N(0, 1): 80 training rows in two clusters, 200 test rows over them and the gap.
 
-    Training inputs are uniform on [-1.5, -0.5] and [0.5, 1.5], test inputs uniform on [-2, 2].
-
-    Args:
-        split: Seed of the draw.
-
-    Returns:
-        Inputs (N, 1), targets (N,).
+    Training inputs are uniform on [-1.5, -0.5] and [0.5, 1.5], test inputs uniform on [-2, 2]. `split` is the seed.
     """
     rng = np.random.default_rng(split)
     clusters = rng.uniform(0.5, 1.5, size=80) * np.repeat([-1.0, 1.0], 40)
@@ -38,11 +32,7 @@ def toy_sine(split: int) -> Raw:
 def two_moons(split: int) -> Raw:
     """Draw two interleaved half circles of radius 1 with noise of scale 0.15: 200 training and 1,000 test rows.
 
-    Args:
-        split: Seed of the draw.
-
-    Returns:
-        Inputs (N, 2), labels (N,), the classes in equal numbers.
+    The classes have equal numbers; `split` is the seed.
     """
     rng = np.random.default_rng(split)
 

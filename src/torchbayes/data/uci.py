@@ -1,7 +1,7 @@
 """The nine UCI regression sets with the standard splits.
 
-The splits are those of Hernandez-Lobato and Adams (2015) and Gal and Ghahramani (2016): 90 % of the rows, drawn 20
-times (protein: 5 times), for training.
+Splits of Hernandez-Lobato and Adams (2015) and Gal and Ghahramani (2016): 90 % of the rows, drawn 20 times (protein: 5
+times), for training.
 """
 
 from __future__ import annotations
@@ -34,19 +34,7 @@ _HINT = (
 
 
 def load_uci(name: str, split: int, root: Path | None) -> Raw:
-    """Read one split of one set.
-
-    Args:
-        name: A key of `UCI_SETS`.
-        split: Which of its splits.
-        root: The local data folder or None.
-
-    Returns:
-        Inputs (N, D) and targets (N,) in raw units, float64.
-
-    Raises:
-        ValueError: The file is damaged, or does not hold what the set is.
-    """
+    """Return inputs (N, D) and targets (N,) of one split in raw units, float64."""
     stem, line, rows, columns, splits = UCI_SETS[name]
     path = require_local(name, "uci_regression", f"{stem}.npz", root=root, hint=_HINT)
     table, features, target, *parts = read_arrays(path, *_NAMES)
@@ -63,11 +51,11 @@ def load_uci(name: str, split: int, root: Path | None) -> Raw:
         check_indices(path, rows, **{part: index})
         if split >= len(index):
             raise ValueError(f"{path} has {len(index)} splits of {splits}; got `split` {split}. Use a smaller one.")
-    own = np.concatenate([index[split] for index in parts])
-    if len(own) != rows or len(np.unique(own)) != rows:
-        twice = len(own) - len(np.unique(own))
+    used = np.concatenate([index[split] for index in parts])
+    if len(used) != rows or len(np.unique(used)) != rows:
+        twice = len(used) - len(np.unique(used))
         raise ValueError(
-            f"split {split} of {path} must put each of its {rows} rows in one of two parts; {len(own)} are in them, "
+            f"split {split} of {path} must put each of its {rows} rows in one of two parts; {len(used)} are in them, "
             f"and {twice} of these are training and test rows. Fetch it again."
         )
     train, test = ((table[index[split]][:, features], table[index[split]][:, target[0]]) for index in parts)

@@ -1,7 +1,8 @@
 """Networks that the library's own kernel can run, extracted from a module.
 
-An nn.Sequential of Linear layers and activations, with or without a leading Flatten; or of Conv2d layers, pools and
-activations, then Flatten and such layers. Dropout, which is the identity in evaluation mode, may stand anywhere.
+Such a network is an nn.Sequential of Linear layers and activations, with or without a leading Flatten; or of Conv2d
+layers, pools and activations, then Flatten and such layers. Dropout, which is the identity in evaluation mode, may
+stand anywhere.
 """
 
 from __future__ import annotations
@@ -27,36 +28,26 @@ _ACTIVATIONS: dict[type[nn.Module], Activation] = {
 
 _NOTHING = {nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout}
 _STAGES = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
-# values of one image that a layer may have: the kernel counts those of a few images in 32 bits
+# largest number of values of one image in a layer, because the kernel counts those of a few images in 32 bits
 _LARGEST = 1 << 22
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The kernel's description of a network.
+    """The kernel's description of a network."""
 
-    Attributes:
-        stages: convolutions and pools, in order; none where rows are vectors.
-        layers: the linear layers after them.
-        flatten: whether the network flattens its inputs itself.
-    """
-
-    stages: tuple[Stage, ...]
-    layers: tuple[Layer, ...]
-    flatten: bool
+    stages: tuple[Stage, ...]  # convolutions and pools, in order; empty where rows are vectors
+    layers: tuple[Layer, ...]  # the linear layers after them
+    flatten: bool  # whether the network flattens its inputs itself
 
     @property
     def rows(self) -> str:
-        """What one row is, in words."""
+        """A description of one row for messages."""
         width = f"{self.layers[0].fan_in} features"
         return f"{self.stages[0].channels[0]} channels that come to {width}" if self.stages else width
 
     def takes(self, shape: Sequence[int]) -> bool:
-        """Return whether rows of this shape go through the network.
-
-        Args:
-            shape: of one row.
-        """
+        """Return whether rows of this shape go through the network."""
         if not self.stages:
             return math.prod(shape) == self.layers[0].fan_in and (self.flatten or len(shape) == 1)
         if len(shape) != 3 or shape[0] != self.stages[0].channels[0]:
@@ -73,18 +64,9 @@ class Architecture:
 
 
 def architecture(module: nn.Module, layout: Layout, *, device: torch.device) -> Architecture:
-    """Return the kernel's description of a module.
+    """Return the kernel's description of a module, whose random weights have this layout.
 
-    Args:
-        module: the network.
-        layout: names and shapes of all random weights.
-        device: of the weights.
-
-    Returns:
-        The network.
-
-    Raises:
-        UnavailableError: if the kernel cannot run it; the message says why.
+    Raises an UnavailableError if the kernel cannot run it; the message says why.
     """
     parts = list(_parts(module))
     names = {id(parameter): name for name, parameter in module.named_parameters()}
@@ -113,11 +95,7 @@ def architecture(module: nn.Module, layout: Layout, *, device: torch.device) -> 
 
 
 def _check(stages: list[Stage], layers: list[Layer]) -> None:
-    """Check the network that the parts make up.
-
-    Raises:
-        UnavailableError: if the kernel cannot run it.
-    """
+    """Raise an UnavailableError if the kernel cannot run this combination of layers."""
     if stages and not layers:
         raise UnavailableError("the network has no linear layer behind its Conv2d layers")
     places = [at for part in (*stages, *layers) for at in (part.weight_at, part.bias_at) if at >= 0]
@@ -128,11 +106,7 @@ def _check(stages: list[Stage], layers: list[Layer]) -> None:
 
 
 def _stage(part: nn.Module, names: dict[int, str], layout: Layout, before: list[Stage]) -> list[Stage]:
-    """Return a convolution or a pool; an empty list where it is the identity.
-
-    Raises:
-        UnavailableError: if it has settings that the kernel does not know.
-    """
+    """Return a convolution or a pool; an empty list where it is the identity."""
     if isinstance(part, nn.Conv2d):
         if part.groups != 1 or part.padding_mode != "zeros":
             raise UnavailableError("the kernel knows no convolution by groups of channels, and pads with zeros alone")
@@ -157,11 +131,7 @@ def _stage(part: nn.Module, names: dict[int, str], layout: Layout, before: list[
 
 
 def _padding(part: nn.Conv2d) -> tuple[int, int]:
-    """Return the zeros on each side.
-
-    Raises:
-        UnavailableError: if there are more on one side than on the other.
-    """
+    """Return the zeros on each side, which must be the same on both."""
     if not isinstance(part.padding, str):
         return _pair(part.padding)
     if part.padding == "valid":
@@ -179,13 +149,7 @@ def _pair(value: int | Sequence[int]) -> tuple[int, int]:
 def _parts(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the leaves of nested nn.Sequential modules in the order they run.
 
-    Exact types only, without hooks: a subclass or a hook may do anything.
-
-    Yields:
-        Modules that are not nn.Sequential.
-
-    Raises:
-        UnavailableError: if a module has hooks.
+    Only exact types without hooks are accepted, because a subclass or a hook may do anything.
     """
     if vars(module).get("forward") or any(
         getattr(module, table, None) for table in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
@@ -199,11 +163,7 @@ def _parts(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _offset(names: dict[int, str], layout: Layout, parameter: Tensor | None) -> int:
-    """Return where a parameter starts in the flat vector, -1 if there is none.
-
-    Raises:
-        UnavailableError: if it is not random.
-    """
+    """Return where a parameter starts in the flat vector, -1 if there is none; it must be random as a whole."""
     if parameter is None:
         return -1
     name = names[id(parameter)]

@@ -1,4 +1,4 @@
-"""What backends that differentiate by autograd share: modes, chunks, mixtures of draws, and where gradients go."""
+"""What the backends that use autograd share: modes, chunks, mixtures of draws, and where gradients are written."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from torchbayes.native.process import differentiable
 
 
 class Into(NamedTuple):
-    """Where a gradient goes: it overwrites the tensor or is added to it; nowhere if there is no tensor.
+    """Where a gradient is written: it overwrites the tensor or is added to it. Without a tensor there is no gradient.
 
-    A value without its gradient comes from the same forward pass as one with it, graph included: PyTorch uses other
+    A value without its gradient comes from the same forward pass as one with it, graph included. PyTorch uses other
     kernels where nothing is differentiated, and their rounding must not enter differences of values.
     """
 
@@ -35,31 +35,23 @@ class Into(NamedTuple):
         if self.gradient_MD is None:
             return
         views = layout.split(self.gradient_MD[members])
-        left = set(views)
+        missing = set(views)
 
         def move(leaf: Tensor, name: str) -> None:
             if leaf.grad is not None:
                 views[name].add_(leaf.grad) if self.add else views[name].copy_(leaf.grad)
                 leaf.grad = None
-                left.discard(name)
+                missing.discard(name)
 
         for name, leaf in leaves.items():
             leaf.register_post_accumulate_grad_hook(partial(move, name=name))
         total.backward(inputs=tuple(leaves.values()))
-        for name in left if not self.add else ():  # the total does not depend on these
+        for name in missing if not self.add else ():  # the total does not depend on these
             views[name].zero_()
 
 
 def chunks(evaluation: Evaluation, chunk_size: int) -> Iterator[Batch]:
-    """Yield all the data in chunks, or the minibatch.
-
-    Args:
-        evaluation: what is asked for.
-        chunk_size: rows of a chunk.
-
-    Yields:
-        Rows.
-    """
+    """Yield all the data in chunks of `chunk_size` rows, or the minibatch."""
     if not evaluation.shared:
         yield evaluation.batch
         return
@@ -71,14 +63,11 @@ def chunks(evaluation: Evaluation, chunk_size: int) -> Iterator[Batch]:
 def differentiated(backend: Backend, evaluation: Evaluation, run: Callable[[Batch, Into], Tensor]) -> Tensor:
     """Return the log likelihood of each member, float64 (M,), over all chunks, and write the gradient.
 
-    Args:
-        backend: the backend that evaluates.
-        evaluation: what is asked for.
-        run: rows, and where the gradient goes -> their log likelihood (M,).
+    `run` maps rows, and where the gradient is written, to their log likelihood (M,).
     """
     weights_MD = evaluation.weights_MD
     mode = backend.model.network.training() if backend.training else nullcontext()
-    # calls on all the data are those of Metropolis tests
+    # Metropolis tests call on all the data, and need full precision.
     precision = full_precision(weights_MD.device) if evaluation.shared else nullcontext()
     with differentiable(), mode, precision:
         parts = chunks(evaluation, backend.chunk_size)
@@ -87,7 +76,7 @@ def differentiated(backend: Backend, evaluation: Evaluation, run: Callable[[Batc
 
 
 def log_prob(model: Model, weights: dict[str, Tensor], batch: Batch, *, buffers: Buffers | None = None) -> Tensor:
-    """Return log p(y_b | f_w(x_b)) of each row, (B,), without its weight: what a mixture over draws is made of."""
+    """Return log p(y_b | f_w(x_b)) of each row, (B,), without its weight, for mixtures over draws."""
     views, learned = model.split(weights)
     plain, targets, _ = apart(model.likelihood, batch.targets)
     return plain.log_prob(model.network(views, batch.inputs, buffers), targets, learned)
@@ -96,10 +85,7 @@ def log_prob(model: Model, weights: dict[str, Tensor], batch: Batch, *, buffers:
 def mixed(log_prob_MSB: Tensor, mixing: Mixing, *, counts_MB: Tensor | None) -> Tensor:
     """Return Σ_b a_b (1/α) log mean_s exp(α l_sb), float64 (M,).
 
-    Args:
-        log_prob_MSB: log likelihoods of rows under the draws of each member.
-        mixing: α.
-        counts_MB: a, weights of the rows, (M, B) or (B,) for all members; ones if None.
+    a are weights of the rows, (M, B) or (B,) for all members; ones if None.
     """
     power, draws = mixing.power, log_prob_MSB.shape[1]
     mean_MB = (torch.logsumexp(log_prob_MSB.double() * power, dim=1) - math.log(draws)) / power

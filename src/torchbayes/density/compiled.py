@@ -1,8 +1,8 @@
 """All members together under `vmap`, compiled; and leapfrog steps compiled together.
 
-For small networks, whose steps cost mostly Python calls and kernel launches: several steps of all chains, gradients
-included, become one compiled function. Chains whose number of steps is not a multiple of its length, or smaller than
-that of others, take steps of size zero at the end.
+It is meant for small networks, whose steps cost mostly Python calls and kernel launches. Several steps of all chains,
+gradients included, become one compiled function. Chains that take fewer steps than others, or no multiple of its
+length, take steps of size zero at the end.
 """
 
 from __future__ import annotations
@@ -32,12 +32,8 @@ class Compiled(Backend):
     def __init__(self, model: Model, *, training: bool = False, chunk_size: int = 1024, graphs: bool = False) -> None:
         """Bind a model; nothing is compiled before it is needed.
 
-        Args:
-            model: the model.
-            training: whether networks are in training mode.
-            chunk_size: rows that go through a network at once.
-            graphs: whether a CUDA device replays an evaluation, or leapfrog steps, as a CUDA graph. No plan asks for
-                it: it has not run on hardware yet, and `make gpu` checks and times it there.
+        With `graphs`, a CUDA device replays an evaluation, or leapfrog steps, as a CUDA graph. No plan sets it,
+        because it has not run on hardware yet; `make gpu` checks and times it there.
         """
         super().__init__(model, training=training, chunk_size=chunk_size)
         self._graphs = graphs
@@ -45,24 +41,22 @@ class Compiled(Backend):
         self._unrolled: Unrolled | None = None
 
     def refuses(self, evaluation: Evaluation) -> str | None:
-        """Return a refusal if members need random numbers of their own, which `vmap` does not provide; else None."""
         return refuses_random(self, evaluation)
 
     def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, None]:
-        """Return the log likelihood of each member, (M,), and write its gradient."""
-        about = (evaluation.shared, evaluation.mixing)
-        if about not in self._stacks:
-            # compiled once per density: the shapes of a method's batches hardly change, so neither do the guards
-            self._stacks[about] = torch.compile(stack(self.model, *about), mode=_mode(self._graphs))
-        total_M = evaluate_stack(self, evaluation, self._stacks[about], under=nullcontext)
+        key = (evaluation.shared, evaluation.mixing)
+        if key not in self._stacks:
+            # Once per density is enough, because the shapes of a method's batches, and so the guards, rarely change.
+            self._stacks[key] = torch.compile(stack(self.model, *key), mode=_mode(self._graphs))
+        total_M = evaluate_stack(self, evaluation, self._stacks[key], under=nullcontext)
         return total_M.clone() if self._graphs else total_M, None  # the next replay writes to the same memory
 
     def leapfrog(self, trajectory: Trajectory) -> Phase | None:
-        """Return where leapfrog steps lead; None where there are too many data to go through the network at once."""
+        """Return the end of leapfrog steps; None if there are too many data to go through the network at once."""
         if trajectory.data.size > self.chunk_size:
             return None
-        about = (self.model, trajectory.data, trajectory.scales)
-        self._unrolled = self._unrolled or Unrolled(*about, graphs=self._graphs)
+        target = (self.model, trajectory.data, trajectory.scales)
+        self._unrolled = self._unrolled or Unrolled(*target, graphs=self._graphs)
         return self._unrolled(trajectory)
 
 
@@ -75,19 +69,12 @@ class Unrolled:
     """Leapfrog on the log joint density of a model and all its data, which go through the network at once."""
 
     def __init__(self, model: Model, data: Batch, scales: Scales, *, graphs: bool = False) -> None:
-        """Bind a model to its data; nothing is compiled before it is needed.
-
-        Args:
-            model: the model.
-            data: all rows.
-            scales: factors on log likelihood and log prior.
-            graphs: as of `Compiled`.
-        """
+        """Bind a model to all its rows and to factors on log likelihood and log prior; `graphs` as for `Compiled`."""
         self._model, self._data, self._scales, self._graphs = model, data, scales, graphs
         self._functions: dict[int, Callable[..., tuple[Tensor, ...]]] = {}
 
     def __call__(self, trajectory: Trajectory) -> Phase:
-        """Return where leapfrog steps lead."""
+        """Return the end of leapfrog steps."""
         weights_MD, momentum_MD, gradient_MD, step_size_M, steps_M, inverse_mass_MD, *_ = trajectory
         most = int(steps_M.max())
         length = LENGTH if most >= LENGTH else 1
@@ -99,9 +86,9 @@ class Unrolled:
         likelihood_M = prior_M = step_size_M  # set by the first call: at least one step is taken
         with full_precision(weights_MD.device), torch.no_grad():
             for sizes_UM in sizes_LM.split(length):
-                found = self._functions[length](*phase, mass_MD, sizes_UM.unsqueeze(-1), self._data)
+                results = self._functions[length](*phase, mass_MD, sizes_UM.unsqueeze(-1), self._data)
                 # the next replay writes to the same memory
-                *phase, likelihood_M, prior_M = [t.clone() for t in found] if self._graphs else found
+                *phase, likelihood_M, prior_M = [t.clone() for t in results] if self._graphs else results
         value_M = self._scales.likelihood * likelihood_M + self._scales.prior * prior_M
         return Phase(phase[0], phase[1], Value(value_M, phase[2], likelihood_M))
 
@@ -115,10 +102,10 @@ class Unrolled:
             prior = self._model.log_prior(weights_D)
             return self._scales.likelihood * likelihood + self._scales.prior * prior, (likelihood, prior)
 
-        gradients, seen = vmap(grad(joint, has_aux=True)), ()
+        gradients, values = vmap(grad(joint, has_aux=True)), ()
         for size_M1 in sizes_UM1:
             momentum = momentum + size_M1 / 2 * gradient
             weights = weights + size_M1 * mass * momentum
-            gradient, seen = gradients(weights)
+            gradient, values = gradients(weights)
             momentum = momentum + size_M1 / 2 * gradient
-        return weights, momentum, gradient, *seen
+        return weights, momentum, gradient, *values

@@ -1,10 +1,11 @@
 """LogDensity: the hot function `weights_MD -> (log_density_M, gradient_MD)`.
 
-Everything that moves weights calls it and does vector algebra around it. How a stack of M members is run is a `Plan`:
-by the library's own kernel ("native": stacks of linear layers, with or without convolutions before them, on a CPU), one
-after the other ("loop"), together ("vmap"), or together and compiled ("compiled"). Each is a `Backend`; no code here
-depends on which one it is. The plan is made on the first batch unless it is set: the kernel where it can run, as it is
-the fastest there, else loop or vmap, whichever is measured to be faster. `density.plan` says which.
+Everything that moves weights calls it and does vector algebra around it. A `Plan` says how a stack of M members is
+run: by the library's own kernel ("native": stacks of linear layers, with or without convolutions before them, on a
+CPU), one after the other ("loop"), together ("vmap"), or together and compiled ("compiled"). Each is a `Backend`;
+nothing here depends on which one it is. Unless it is set, the plan is made on the first batch: the kernel where it
+can run, because it is the fastest there, otherwise the faster of loop and vmap, by measurement. `density.plan` says
+which.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class LogDensity:
         num_data: N.
         data: all rows, for the full-data form, or this rank's share; None when every call brings a minibatch.
         training: whether the network runs in training mode (dropout on, batch-norm statistics of the batch).
-        chunk_size: rows per evaluation in the full-data form: the bound on memory.
+        chunk_size: rows per evaluation in the full-data form, which bounds memory.
         plan: the plan in use; None before the first call when it is chosen by measuring.
         ranks: the processes among which rows are split.
     """
@@ -60,14 +61,16 @@ class LogDensity:
             model: the model.
             num_data: N, at least 1.
             data: all N rows, for calls without a batch.
-            plan: how to run a stack of members; "auto" takes the kernel, or measures loop and vmap on the first batch.
+            plan: how to run a stack of members; "auto" takes the kernel, or measures loop and vmap on the first
+                batch.
             chunk_size: rows per evaluation in the full-data form.
             training: whether the network runs in training mode.
-            ranks: processes that split the rows among them; each is given all, and keeps its share.
+            ranks: processes that split the rows; each is given all rows, and keeps its share.
 
         Raises:
-            ValueError: if `plan` is unknown, a size is not positive, the data do not have N rows, or ranks would have
-                none of them, or only some that are coupled to others, or rows that are coupled go through in chunks.
+            ValueError: if `plan` is unknown, a size is not positive, the data do not have N rows, a rank would
+                have no rows, coupled rows would be split among ranks, or rows that batch norm or the like couples
+                go through in chunks.
         """
         widen()
         check_kind(Model, "a Model", model=model)
@@ -81,8 +84,8 @@ class LogDensity:
         self.model, self.num_data, self.ranks = model, num_data, ranks or Ranks()
         if data is not None and num_data > chunk_size and not model.coupled:
             refuse_faults(model, data, training=training)
-        own = self.ranks.rows(num_data)
-        self.data = data and data.map(lambda t: t[own].contiguous())
+        share = self.ranks.rows(num_data)
+        self.data = data and data.map(lambda t: t[share].contiguous())
         if model.coupled:
             _check_alone(self.ranks)
             chunk_size = max(chunk_size, num_data)
@@ -102,13 +105,15 @@ class LogDensity:
 
         Args:
             weights_MD: tensor (M, D).
-            batch: one minibatch per member, every tensor (M, B, ...); None means all of `data`, shared by the members.
-            buffers: the network's buffers, each (M, ...), changed in place in training mode; if None, copies of its
-                own.
+            batch: one minibatch per member, every tensor (M, B, ...); None means all of `data`, shared by the
+                members.
+            buffers: the network's buffers, each (M, ...), changed in place in training mode; copies of its own if
+                None.
             seeds: M seeds for a network that draws random numbers in training mode (dropout).
 
         Returns:
-            `Value(log_density, gradient, log_likelihood)` of shapes (M,), (M, D), (M,); the gradient is a new tensor.
+            `Value(log_density, gradient, log_likelihood)` of shapes (M,), (M, D), (M,); the gradient is a new
+            tensor.
 
         Raises:
             SettingError: if there is neither a batch nor data.
@@ -138,17 +143,17 @@ class LogDensity:
         seeds: Sequence[int] | None = None,
         out: Tensor | None = None,
     ) -> Value:
-        """Return the objective of optimisers: the negative log joint density per observation, T removed.
+        """Return the objective of optimisers: the negative log joint density per observation, with T removed.
 
-        loss = −(T/N) log p_T(w, D) for a tempered joint density: the mode does not depend on T, and a learning rate
-        keeps its usual meaning. With likelihood-only tempering the loss is −log p_T(w, D)/N.
+        loss = −(T/N) log p_T(w, D) for a tempered joint density, so the mode does not depend on T, and a learning
+        rate keeps its usual meaning. With likelihood-only tempering the loss is −log p_T(w, D)/N.
 
         Args:
             weights_MD: tensor (M, D).
             batch: as in a call.
             buffers: as in a call.
             seeds: as in a call.
-            out: tensor (M, D) that receives the gradient, so that its memory is used again; a new one if None.
+            out: tensor (M, D) that receives the gradient, to reuse its memory; a new one if None.
 
         Returns:
             `Value` with the loss (M,) and its gradient (M, D), per observation, and the log likelihood (M,).
@@ -171,25 +176,25 @@ class LogDensity:
     ) -> Value:
         """Return the mean negative log likelihood per observation, without prior and temperature.
 
-        It is −(1/N) log p(D|w), on a minibatch −(1/B) Σ_b log p(y_b|f_w(x_b)): what variational methods take the
-        expectation of, as they know the prior's part themselves.
+        It is −(1/N) log p(D|w), on a minibatch −(1/B) Σ_b log p(y_b|f_w(x_b)). Variational methods take its
+        expectation, because they know the prior's term in closed form.
 
         Args:
             weights_MD: tensor (M, D).
             batch: as in a call.
             buffers: as in a call.
             seeds: as in a call.
-            out: as of `loss`.
-            mixing: how the draws of a member are combined row by row; the mean, its gradient and the log likelihood are
-                then as of `Evaluation.mixing`.
+            out: as for `loss`.
+            mixing: how the draws of a member are combined row by row; the mean, its gradient and the log
+                likelihood are then those of `Evaluation`.
 
         Returns:
             `Value` with that mean (M,), in nats, its gradient (M, D), and the log likelihood (M,).
         """
         out = torch.empty_like(weights_MD) if out is None else out
-        factor = -self.model.temperature / self.num_data  # the likelihood alone is divided by T, whatever else is
-        asked = _Asked(weights_MD, batch, buffers, seeds, out)
-        value_M, log_likelihood_M = _scaled(self, factor, asked, prior=False, mixing=mixing)
+        factor = -self.model.temperature / self.num_data  # both kinds of tempering divide the likelihood by T
+        request = _Asked(weights_MD, batch, buffers, seeds, out)
+        value_M, log_likelihood_M = _scaled(self, factor, request, prior=False, mixing=mixing)
         return Value(value_M, out, log_likelihood_M)
 
     def leapfrog(
@@ -202,17 +207,17 @@ class LogDensity:
         steps_M: Tensor,
         inverse_mass_MD: Tensor | None = None,
     ) -> Phase:
-        """Return where leapfrog steps on all the data lead: `dynamics.leapfrog`, in one call where the backend can."""
+        """Return the end of leapfrog steps on all the data: `dynamics.leapfrog`, in one call where the backend can."""
         options = {"step_size_M": step_size_M, "steps_M": steps_M, "inverse_mass_MD": inverse_mass_MD}
         phase = None
-        diagonal = inverse_mass_MD is None or inverse_mass_MD.ndim == 2  # backends know no dense mass
+        diagonal = inverse_mass_MD is None or inverse_mass_MD.ndim == 2  # backends have no dense mass
         if diagonal and (backend := _whole(self)) is not None:
             trajectory = Trajectory(weights_MD, momentum_MD, gradient_MD, **options, **_on_all_data(self))
             phase = backend.leapfrog(trajectory)
         return phase or leapfrog(self, weights_MD, momentum_MD, gradient_MD=gradient_MD, **options)
 
     def kernel(self) -> OnData | None:
-        """Return the library's own kernel where it runs this density and has all the data; else None."""
+        """Return the library's own kernel if it runs this density and has all the data; else None."""
         backend, data = _whole(self), self.data
         if backend is None or data is None or (kernel := backend.kernel()) is None:
             return None
@@ -224,7 +229,7 @@ class LogDensity:
 
 
 def _whole(density: LogDensity) -> Backend | None:
-    """Return the backend, if it has all the data: where ranks share them, every evaluation needs the others."""
+    """Return the backend if it has all the data; None where ranks share them, as every evaluation needs the others."""
     if density.plan is None or density.data is None or density.ranks.data > 1:
         return None
     return density._backends[density.plan.backend]
@@ -235,7 +240,7 @@ def _on_all_data(density: LogDensity) -> dict[str, Any]:
 
 
 class _Asked(NamedTuple):
-    """What a call of the density is given, and where the gradient goes."""
+    """The arguments of a call of the density, and where the gradient is written."""
 
     weights_MD: Tensor
     batch: Batch | None
@@ -249,26 +254,23 @@ def _scaled(
 ) -> tuple[Tensor, Tensor]:
     """Return `factor` times the log density, and the log likelihood; write `factor` times the gradient.
 
-    The factor enters each part before it is differentiated, so that no pass over (M, D) is spent on scaling. The
-    prior is left out where `prior` is False.
-
-    Raises:
-        SettingError: if there is neither a batch nor data, or a batch has no rows, or not all that are coupled.
+    The factor enters each part before it is differentiated, so no pass over (M, D) is spent on scaling. The prior is
+    left out where `prior` is False.
     """
     weights_MD, batch, buffers, seeds, gradient_MD = asked
     if batch is None and density.data is None:
         raise SettingError("a batch is needed: this density was made without `data`.")
     weights_MD = weights_MD.detach()
     batch = batch and _taken(density, batch)
-    if buffers is None and density.training:  # else the network's own would change
+    if buffers is None and density.training:  # copies, so that the network's own do not change
         buffers = density.model.network.stacked_buffers(len(weights_MD))
     rows = density.num_data if batch is None else batch_size(batch.inputs, 1)
     if rows == 0:
         raise SettingError("the batch has no rows.")
     if density.model.coupled:
         check_whole(rows, density.num_data, mixing)
-    own = density.model.scales(density.num_data, rows)
-    scales = Scales(factor * own.likelihood, factor * own.prior * prior)
+    unscaled = density.model.scales(density.num_data, rows)
+    scales = Scales(factor * unscaled.likelihood, factor * unscaled.prior * prior)
     if batch is not None and density.ranks.data > 1:
         share = density.ranks.rows(rows)
         batch = batch.map(lambda t: t[:, share])
@@ -289,11 +291,7 @@ def _scaled(
 
 
 def _check_alone(ranks: Ranks) -> None:
-    """Check that no other process has rows on which those here depend.
-
-    Raises:
-        SettingError: if ranks share the rows.
-    """
+    """Raise a SettingError if ranks share coupled rows."""
     if ranks.data > 1:
         raise SettingError(
             f"the rows of this model are coupled (`Model(coupled=True)`), so {ranks.data} ranks cannot split them. Let "
@@ -302,11 +300,7 @@ def _check_alone(ranks: Ranks) -> None:
 
 
 def check_whole(rows: int, num_data: int, mixing: Mixing | None = None) -> None:
-    """Check that coupled rows go through the network together.
-
-    Raises:
-        SettingError: if a batch has only some of them, or draws are to be combined row by row.
-    """
+    """Raise a SettingError if a batch has only some of the coupled rows, or draws are to be combined row by row."""
     if rows != num_data:
         raise SettingError(
             f"the rows of this model are coupled (`Model(coupled=True)`), so all {num_data:,} must go through at once; "
@@ -320,7 +314,7 @@ def check_whole(rows: int, num_data: int, mixing: Mixing | None = None) -> None:
 
 
 def seeds_here(ranks: Ranks, seeds: Sequence[int]) -> Sequence[int]:
-    """Return the seeds of what networks draw on this process's share of the rows, which needs masks of its own."""
+    """Return seeds for the random numbers of networks on this process's share of the rows, which has its own masks."""
     return [mix(Purpose.SHARE, seed, ranks.data_rank) for seed in seeds] if ranks.data_rank else seeds
 
 
@@ -335,8 +329,8 @@ def _taken(density: LogDensity, batch: Batch) -> Batch:
 def _summed(density: LogDensity, evaluation: Evaluation) -> tuple[Tensor, Tensor]:
     """Return log likelihood and log prior of each member over the rows of all ranks; write the gradient of both.
 
-    The ranks' gradients are summed, and the sum must contain the prior once: the first rank adds it where the backend
-    computes it in its own pass, else it is added to the sum.
+    The ranks' gradients are summed, and the sum must contain the prior once. The first rank adds it where the backend
+    computes it in its own pass; otherwise it is added to the sum.
     """
     ranks, model, scales = density.ranks, density.model, evaluation.scales
     weights_MD, gradient_MD = evaluation.weights_MD, evaluation.gradient_MD
@@ -344,7 +338,7 @@ def _summed(density: LogDensity, evaluation: Evaluation) -> tuple[Tensor, Tensor
         evaluation = evaluation._replace(scales=scales._replace(prior=0.0))
     value_M, log_prior_M = _backend(density, evaluation).evaluate(evaluation)
     ranks.sum_(value_M) if gradient_MD is None else ranks.sum_(gradient_MD, value_M)
-    if not scales.prior:  # its passes over the weights are spared
+    if not scales.prior:  # saves its passes over the weights
         return value_M, torch.zeros_like(value_M)
     if log_prior_M is None:
         if gradient_MD is not None:
@@ -355,13 +349,9 @@ def _summed(density: LogDensity, evaluation: Evaluation) -> tuple[Tensor, Tensor
 
 
 def _backend(density: LogDensity, evaluation: Evaluation) -> Backend:
-    """Return the backend that runs the members; unless it is set, it is chosen on the first rows.
-
-    Raises:
-        SettingError: if the one that is set cannot run them.
-    """
+    """Return the backend that runs the members; without a plan it is chosen on the first rows."""
     if density.plan is None:
-        gradient_MD = evaluation.gradient_MD  # is overwritten all the same once the plan is made
+        gradient_MD = evaluation.gradient_MD  # overwritten anyway once the plan is made
         gradient_MD = torch.empty_like(evaluation.weights_MD) if gradient_MD is None else gradient_MD
         first = evaluation._replace(batch=next(chunks(evaluation, density.chunk_size)), gradient_MD=gradient_MD)
         density.plan, density._admitted = choose(density._backends, first), True

@@ -1,4 +1,4 @@
-"""What samplers see: a density with its gradient, and the leapfrog integrator on it."""
+"""The interface of a density for samplers: value, gradient, and the leapfrog integrator on it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class ValueOnly(NamedTuple):
     """What a density returns where no gradient is wanted: the same numbers as `Value`.
 
     Attributes:
-        log_density: float64 tensor (M,), as of `Value`.
-        log_likelihood: float64 tensor (M,), as of `Value`.
+        log_density: float64 tensor (M,), as in `Value`.
+        log_likelihood: float64 tensor (M,), as in `Value`.
     """
 
     log_density: Tensor
@@ -39,13 +39,7 @@ class ValueOnly(NamedTuple):
 
 
 class Phase(NamedTuple):
-    """A point of phase space, and the density there.
-
-    Attributes:
-        weights_MD: positions.
-        momentum_MD: momenta.
-        value: the density at the positions.
-    """
+    """A point of phase space, and the density at its position."""
 
     weights_MD: Tensor
     momentum_MD: Tensor
@@ -53,7 +47,7 @@ class Phase(NamedTuple):
 
 
 class Density(Protocol):
-    """A log density and its gradient for M members at once: all that a sampler knows of a model."""
+    """A log density and its gradient for M members at once: all that a sampler needs of a model."""
 
     def __call__(self, weights_MD: Tensor, batch: Any = None) -> Value:
         """Return value and gradient of each row."""
@@ -73,7 +67,7 @@ class Density(Protocol):
         steps_M: Tensor,
         inverse_mass_MD: Tensor | None = None,
     ) -> Phase:
-        """Return where leapfrog steps lead."""
+        """Return the end of leapfrog steps."""
         ...
 
 
@@ -91,20 +85,10 @@ def leapfrog(
 
         v ← v + (ε/2) ∇log p(w),   w ← w + ε M⁻¹ v,   v ← v + (ε/2) ∇log p(w)
 
-    Reversible and volume preserving; the energy error is of order ε² (Neal 2011, section 5.2.3). A negative step size
-    goes back in time.
-
-    Args:
-        density: weights (M, D) -> `Value`.
-        weights_MD: where to start; not changed.
-        momentum_MD: momenta; not changed.
-        gradient_MD: gradient of the log density at the start.
-        step_size_M: ε of each member, float64.
-        steps_M: steps of each member, int64, at least 1; members with fewer steps wait for the others.
-        inverse_mass_MD: M⁻¹, as of `velocity`.
-
-    Returns:
-        The phase at the end.
+    The steps are reversible and preserve volume; the energy error is of order ε² (Neal 2011, section 5.2.3). A
+    negative step size goes back in time. `gradient_MD` is that of the log density at the start. ε of each member is
+    float64, `steps_M` int64, at least 1; members with fewer steps wait for the others. M⁻¹ is as for `velocity`. No
+    argument is changed.
     """
     gradient, weights, momentum = gradient_MD, weights_MD, momentum_MD
     value = None
@@ -119,23 +103,18 @@ def leapfrog(
 
 
 def step_sizes(step_size_M: Tensor, steps_M: Tensor, length: int) -> Tensor:
-    """Return the size of each of `length` steps, (length, M), 0 where a member has taken its own.
+    """Return the size of each of `length` steps, (length, M), 0 once a member has taken its own.
 
-    Both are where the sampler has them, on the CPU: a GPU is given all sizes at once, before the first step.
+    Both arguments are on the CPU with the sampler, so a GPU receives all sizes at once, before the first step.
     """
     return step_size_M * (torch.arange(length, device=steps_M.device).unsqueeze(-1) < steps_M)
 
 
 def velocity(momentum_MD: Tensor, inverse_mass_MD: Tensor | None) -> Tensor:
-    """Return M⁻¹ v of momenta v.
+    """Return M⁻¹ v of momenta v, (..., M, D).
 
-    Args:
-        momentum_MD: v, (..., M, D).
-        inverse_mass_MD: the diagonal of M⁻¹, (M, D); where it is dense, its lower Cholesky factor R, M⁻¹ = R Rᵀ, of
-            shape (M, D, D); the identity if None.
-
-    Returns:
-        Tensor (..., M, D).
+    `inverse_mass_MD` is the diagonal of M⁻¹, (M, D); for a dense one its lower Cholesky factor R, M⁻¹ = R Rᵀ, (M, D,
+    D); None for the identity.
     """
     if inverse_mass_MD is None:
         return momentum_MD
@@ -145,7 +124,7 @@ def velocity(momentum_MD: Tensor, inverse_mass_MD: Tensor | None) -> Tensor:
 
 
 def whitened(momentum_MD: Tensor, inverse_mass_MD: Tensor | None) -> Tensor:
-    """Return Rᵀ v, which is N(0, I) where v is N(0, M) and M⁻¹ = R Rᵀ, as of `velocity`; shape (..., M, D)."""
+    """Return Rᵀ v, (..., M, D), which is N(0, I) if v is N(0, M) and M⁻¹ = R Rᵀ, as for `velocity`."""
     if inverse_mass_MD is None:
         return momentum_MD
     if inverse_mass_MD.ndim < 3:
@@ -154,7 +133,7 @@ def whitened(momentum_MD: Tensor, inverse_mass_MD: Tensor | None) -> Tensor:
 
 
 def displaced(standard_MD: Tensor, inverse_mass_MD: Tensor | None) -> Tensor:
-    """Return R z, which is N(0, M⁻¹) where z is N(0, I) and M⁻¹ = R Rᵀ, as of `velocity`; shape (..., M, D)."""
+    """Return R z, (..., M, D), which is N(0, M⁻¹) if z is N(0, I) and M⁻¹ = R Rᵀ, as for `velocity`."""
     if inverse_mass_MD is None:
         return standard_MD
     if inverse_mass_MD.ndim < 3:
@@ -163,11 +142,7 @@ def displaced(standard_MD: Tensor, inverse_mass_MD: Tensor | None) -> Tensor:
 
 
 def check_value(value: Any) -> None:
-    """Check what a function returns for a log density.
-
-    Raises:
-        TypeError: if it is not a floating tensor.
-    """
+    """Raise a TypeError if a function returns anything but a floating tensor for a log density."""
     if not isinstance(value, Tensor):
         raise TypeError(f"the log density must return a tensor; got {seen(value)}. Compute it by operations of torch.")
     if not value.is_floating_point():
@@ -177,8 +152,8 @@ def check_value(value: Any) -> None:
 class FunctionDensity:
     """Any differentiable log density, weights (M, D) -> (M,), in the place of a `LogDensity`.
 
-    The function should return float64 where its values are large: float32 holds seven digits, and samplers use
-    differences.
+    The function should return float64 where its values are large, because samplers use differences and float32 has
+    only seven digits.
     """
 
     def __init__(self, log_density: Callable[[Tensor], Tensor]) -> None:
@@ -195,7 +170,7 @@ class FunctionDensity:
 
         Raises:
             SettingError: if autograd cannot trace the density back to the weights.
-            TypeError: if the function returns no floating tensor.
+            TypeError: if the function does not return a floating tensor.
         """
         del batch
         with differentiable():
@@ -216,10 +191,10 @@ class FunctionDensity:
     def value(self, weights_MD: Tensor, batch: Any = None) -> ValueOnly:
         """Return the value at each row; a batch is ignored."""
         del batch
-        with differentiable():  # as in a call: the function may use autograd itself
+        with differentiable():  # as in a call, because the function may use autograd itself
             value_M = self._function(weights_MD.detach().requires_grad_()).detach().double()
         return ValueOnly(value_M, value_M)
 
     def leapfrog(self, weights_MD: Tensor, momentum_MD: Tensor, **options: Any) -> Phase:
-        """Return where leapfrog steps lead; options as of `leapfrog`."""
+        """Return the end of leapfrog steps; options are those of the function `leapfrog`."""
         return leapfrog(self, weights_MD, momentum_MD, **options)

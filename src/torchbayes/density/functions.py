@@ -18,30 +18,23 @@ Named = Mapping[str, Tensor]
 
 
 def density_of(function: Callable[[Tensor], Any], start_MD: Tensor) -> Density:
-    """Return the density of a function of vectors; one that gives a `Value`, gradient included, is a density itself.
+    """Return the density of a function of vectors; a function that returns a `Value`, gradient included, is one itself.
 
     The function is first called with the vector (D,) at which the first chain starts. If it returns one number, a
-    tensor of shape (), it is a function of one vector. If not, it must take the vectors of all chains, (M, D), and
-    return one number for each, (M,).
-
-    Args:
-        function: the log density.
-        start_MD: where the chains start.
-
-    Raises:
-        TypeError: if it returns anything but floating tensors.
-        SettingError: if it returns another shape, or does not depend on its argument.
+    tensor of shape (), it is a function of one vector. Otherwise it must take the vectors of all chains, (M, D), and
+    return one number for each, (M,). Raises a TypeError if it returns anything but floating tensors; a SettingError
+    if it returns another shape, or does not depend on its argument.
     """
-    one, error = _called(function, start_MD[0])
-    if error is None and not isinstance(one, Value) and _shape(one) == ():
+    of_first, error = _called(function, start_MD[0])
+    if error is None and not isinstance(of_first, Value) and _shape(of_first) == ():
         single = RowByRow(lambda named: function(named["w"]))
         return FunctionDensity(lambda weights_MD: single({"w": weights_MD}))
-    every, second = _called(function, start_MD)
-    if isinstance(every, Value):
+    of_all, second = _called(function, start_MD)
+    if isinstance(of_all, Value):
         return function  # type: ignore[return-value]
-    if second is None and _shape(every) == tuple(start_MD.shape[:1]):
+    if second is None and _shape(of_all) == tuple(start_MD.shape[:1]):
         return FunctionDensity(function)
-    (chains, size), saw = start_MD.shape, (_said(one, error), _said(every, second))
+    (chains, size), saw = start_MD.shape, (_said(of_first, error), _said(of_all, second))
     raise SettingError(
         f"`density` must return one number, shape (), for a vector of shape ({size},), or shape ({chains},) for "
         f"those of all chains, ({chains}, {size}); for the vector {saw[0]}, and for all chains {saw[1]}. Sum over the "
@@ -50,15 +43,10 @@ def density_of(function: Callable[[Tensor], Any], start_MD: Tensor) -> Density:
 
 
 def density_of_named(function: Callable[..., Tensor], parameters: Parameters) -> FunctionDensity:
-    """Return the density, on the vector without constraints, of a function of named parameters.
+    """Return the density, on the unconstrained vector, of a function of named parameters.
 
-    Args:
-        function: called with the parameters of one chain by keyword, on their own scale and in their own shapes;
-            returns their log density, one number. The log-Jacobian of the constraints is added.
-        parameters: names, shapes and constraints.
-
-    Raises:
-        TypeError: if the function does not take these names.
+    The function gets the parameters of one chain by keyword, on their own scale and in their own shapes, and returns
+    their log density, one number. The log-Jacobian of the constraints is added.
     """
     try:
         inspect.signature(function).bind(**dict.fromkeys(parameters.names))
@@ -77,28 +65,20 @@ def density_of_named(function: Callable[..., Tensor], parameters: Parameters) ->
 
 
 class RowByRow:
-    """A function of the tensors of one chain, run for all chains: by `torch.func.vmap` where it can be, else in turn.
+    """A function of the tensors of one chain, run for all chains: by `torch.func.vmap` where possible, else in turn.
 
-    Which of them is decided by the first call. vmap cannot run what looks at numbers: `if tau > 1`, or `.item()`.
+    The first call decides which. vmap cannot run code that looks at numbers: `if tau > 1`, or `.item()`.
     """
 
     def __init__(self, single: Callable[[Named], Tensor]) -> None:
-        """Wrap a function.
-
-        Args:
-            single: tensors by name -> one number, a tensor of shape ().
-        """
+        """Wrap a function, tensors by name -> one number, a tensor of shape ()."""
         self._single, self._run = single, None
 
     def __call__(self, named_M: Named) -> Tensor:
-        """Return the values at all chains, (M,).
+        """Return the values at all chains, (M,), for tensors by name, (M, ...).
 
-        Args:
-            named_M: tensors by name, (M, ...).
-
-        Raises:
-            TypeError: at the first call, if the function returns no floating tensor.
-            SettingError: likewise, if it returns anything but one number, or one that does not depend on a tensor.
+        The first call raises a TypeError if the function returns no floating tensor; a SettingError if it returns
+        anything but one number, or one that does not depend on a tensor.
         """
         if self._run is None:
             first = {name: tensor[0].detach().clone().requires_grad_() for name, tensor in named_M.items()}
@@ -109,7 +89,7 @@ class RowByRow:
     def _together(self, named_M: Named) -> Tensor:
         try:
             return torch.func.vmap(self._single)(dict(named_M))
-        except RuntimeError:  # raised by the function, or by vmap as that looked at numbers to word its own exception
+        except RuntimeError:  # from the function, or from vmap where the function put numbers into its own message
             return self._in_turn(named_M)
 
     def _in_turn(self, named_M: Named) -> Tensor:
@@ -117,7 +97,7 @@ class RowByRow:
         return torch.stack([self._single(dict(zip(named_M, row, strict=True))) for row in rows])
 
     def _can_be_together(self, first: Named) -> bool:
-        """Return whether vmap, and autograd through it, run where a chain is known to be computed."""
+        """Return whether vmap, and autograd through it, run at a chain where the function is known to run."""
         try:
             twice = {name: torch.stack([tensor, tensor]) for name, tensor in first.items()}
             torch.autograd.grad(torch.func.vmap(self._single)(twice).sum(), list(first.values()))
@@ -127,12 +107,7 @@ class RowByRow:
 
 
 def _check(single: Callable[[Named], Tensor], first: Named) -> None:
-    """Check what a function returns for one chain.
-
-    Raises:
-        TypeError: as of `RowByRow`.
-        SettingError: likewise.
-    """
+    """Check what a function returns for one chain; errors are those of `RowByRow`."""
     value = single(first)
     if _shape(value) != ():
         raise SettingError(
@@ -162,17 +137,13 @@ def _called(function: Callable[[Tensor], Any], weights: Tensor) -> tuple[Any, Ex
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    """Return the shape of a value.
-
-    Raises:
-        TypeError: if it is not a floating tensor.
-    """
+    """Return the shape of a value, which must be a floating tensor."""
     check_value(value)
     return tuple(value.shape)
 
 
 def _said(value: Any, error: Exception | None) -> str:
-    """Return in words what a call gave."""
+    """Return the outcome of a call in words."""
     if error is None:
         return f"it returned shape {_shape(value)}"
     first = (str(error).splitlines() or [""])[0].rstrip(".: ")

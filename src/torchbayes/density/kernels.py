@@ -1,9 +1,9 @@
-"""Models that the library's own kernel runs, and which these are.
+"""Models that the library's own kernel runs, and the test of which these are.
 
-A model qualifies when its network is one that architecture.py recognises, all of its parameters are random and untied,
-it is on a CPU, and its likelihood is categorical, Gaussian or heteroscedastic. Any prior will do: the kernel computes
-its normal part and that of noise scales, the rest is added here. In a subspace, where it runs the whole network, some
-parameters may be constants.
+A model qualifies if architecture.py recognises its network, all of its parameters are random and untied, it is on a
+CPU, and its likelihood is categorical, Gaussian or heteroscedastic. Any prior will do: the kernel computes its normal
+part and that of noise scales, the rest is added here. In a subspace, where it runs the whole network, some parameters
+may be constants.
 """
 
 from __future__ import annotations
@@ -33,48 +33,34 @@ from torchbayes.native.description import Family, Noise, Segment
 
 @dataclass(frozen=True)
 class DenseModel:
-    """A model that the kernel runs.
-
-    Attributes:
-        kernel: the kernel.
-        prior: the whole prior.
-        complete: whether the kernel computes all of it, and so the whole density.
-        network: the network.
-        targets: values in the targets of one row.
-        dtype: dtype of weights and inputs.
-        classes: whether targets are class labels.
-    """
+    """A model that the kernel runs."""
 
     kernel: DenseKernel
-    prior: BoundPrior
-    complete: bool
+    prior: BoundPrior  # the whole prior
+    complete: bool  # whether the kernel computes all of the prior, and so the whole density
     network: Architecture
-    targets: int
-    dtype: torch.dtype
-    classes: bool
+    targets: int  # number of target values of one row
+    dtype: torch.dtype  # of weights and inputs
+    classes: bool  # whether targets are class labels
 
     def takes(self, weights_MD: Tensor, inputs: object, targets: object = None, *, shared: bool) -> bool:
         """Return whether weights and rows have the shapes and dtypes of this network, which the kernel relies on.
 
-        Args:
-            weights_MD: weights.
-            inputs: rows (M, B, ...) of each member, or (B, ...) when shared.
-            targets: their targets; None if there are none.
-            shared: whether all members see the same rows.
+        Inputs are rows (M, B, ...) of each member, or (B, ...) when shared.
         """
         if not isinstance(inputs, Tensor):
             return False
         lead = 1 if shared else 2
         rows = inputs.shape[:lead].numel()
-        fine = weights_MD.shape[-1] == self.kernel.size and (shared or len(inputs) == len(weights_MD))
-        fine &= all(t.dtype == self.dtype and t.device.type == "cpu" for t in (weights_MD, inputs))
-        fine &= rows > 0 and self.network.takes(inputs.shape[lead:])
+        fits = weights_MD.shape[-1] == self.kernel.size and (shared or len(inputs) == len(weights_MD))
+        fits &= all(t.dtype == self.dtype and t.device.type == "cpu" for t in (weights_MD, inputs))
+        fits &= rows > 0 and self.network.takes(inputs.shape[lead:])
         if targets is None:
-            return fine
+            return fits
         if not isinstance(targets, Tensor):
             return False
-        fine &= targets.shape[:lead] == inputs.shape[:lead] and targets.numel() == rows * self.targets
-        return fine and targets.dtype == (torch.int64 if self.classes else self.dtype) and targets.device.type == "cpu"
+        fits &= targets.shape[:lead] == inputs.shape[:lead] and targets.numel() == rows * self.targets
+        return fits and targets.dtype == (torch.int64 if self.classes else self.dtype) and targets.device.type == "cpu"
 
     def evaluate(
         self,
@@ -90,18 +76,9 @@ class DenseModel:
     ) -> tuple[Tensor, Tensor]:
         """Return log likelihood and log prior of each member, float64 (M,), and write the gradient.
 
-        Args:
-            weights_MD: weights.
-            inputs: rows of each member (M, B, ...), or (B, ...) when shared.
-            targets: their targets.
-            shared: whether all members see the same rows.
-            scales: factors on the gradients of log likelihood and log prior.
-            gradient_MD: receives the gradient; None if it is not wanted.
-            chunk_size: rows that go through a network at once.
-            prior: whether the log prior is wanted.
-
-        Raises:
-            ValueError: if the rows do not fit the network or the weights, or a class label is out of range.
+        Inputs are rows (M, B, ...) of each member, or (B, ...) when shared. `scales` are factors on the gradients of
+        log likelihood and log prior, `gradient_MD` receives the gradient unless it is None, and `prior` says whether
+        the log prior is wanted.
         """
         self.check(weights_MD, inputs, targets, shared=shared)
         into = gradient_MD
@@ -117,7 +94,7 @@ class DenseModel:
             gradient_MD=into,
             chunk_size=chunk_size,
         )
-        if prior:  # a derivative that is infinite is not multiplied by 0
+        if prior:  # not multiplied by 0, because a derivative may be infinite
             log_prior_M += self.prior.add_rest_(into if scales[1] else None, weights_MD, scales[1])
         if gradient_MD is not None and into is not None and into is not gradient_MD:
             gradient_MD.copy_(into)
@@ -134,15 +111,7 @@ class DenseModel:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return weights, momentum, gradient, log likelihood and log prior after leapfrog steps, as new tensors.
 
-        Args:
-            weights_MD: where to start.
-            momentum_MD: momenta.
-            gradient_MD: gradient of the density there.
-            rows: inputs (B, ...) and targets of all the data.
-            options: as for `DenseKernel.leapfrog`.
-
-        Raises:
-            ValueError: if the rows do not fit the network or the weights, or a class label is out of range.
+        `rows` are inputs (B, ...) and targets of all the data; `options` are those of `DenseKernel.leapfrog`.
         """
         self.check(weights_MD, *rows, shared=True)
         moved = [
@@ -153,11 +122,7 @@ class DenseModel:
         return moved[0], moved[1], moved[2], log_likelihood_M, log_prior_M
 
     def check(self, weights_MD: Tensor, inputs: Tensor, targets: Tensor, *, shared: bool) -> None:
-        """Check weights and rows, as of `takes`.
-
-        Raises:
-            SettingError: if the kernel does not take it.
-        """
+        """Raise a SettingError if the kernel does not take weights and rows."""
         if not self.takes(weights_MD, inputs, targets, shared=shared):
             raise SettingError(
                 f"the network takes rows of {self.network.rows} in {self.dtype}, with targets to match; got "
@@ -167,19 +132,12 @@ class DenseModel:
 
 
 class OnData(NamedTuple):
-    """The kernel on all the data: what the kernels of single methods, beside these, take steps on.
-
-    Attributes:
-        model: the model.
-        rows: all of them.
-        scales: factors on log likelihood and log prior.
-        chunk_size: rows that go through a network at once.
-    """
+    """The kernel on all the data, for the kernels of single methods, which take whole steps on it."""
 
     model: DenseModel
-    rows: Batch
-    scales: Scales
-    chunk_size: int
+    rows: Batch  # all of them
+    scales: Scales  # factors on log likelihood and log prior
+    chunk_size: int  # rows that go through a network at once
 
 
 _KERNELS: WeakKeyDictionary[Model, DenseModel | UnavailableError] = WeakKeyDictionary()
@@ -190,33 +148,31 @@ def kernel_of(model: Model) -> DenseModel | UnavailableError:
     if model not in _KERNELS:
         try:
             _KERNELS[model] = dense_model(model)
-        except UnavailableError as error:  # a copy: this one's traceback holds the tensors of the calls that led here
+        except UnavailableError as error:  # copied, because its traceback holds tensors of earlier calls
             _KERNELS[model] = UnavailableError(str(error))
     return _KERNELS[model]
 
 
 def dense_model(model: Model) -> DenseModel:
-    """Return the kernel for a model, and what it takes.
+    """Return the kernel for a model.
 
-    Raises:
-        UnavailableError: if the model does not qualify, or kernels cannot be built here; the message says why.
+    Raises an UnavailableError if the model does not qualify, or kernels cannot be built here; the message says why.
     """
     module, layout, affine = _within(model)
     dtype = next(module.parameters()).dtype
     network = architecture(module, layout, device=model.network.device)
     noise, targets = _noise(model.likelihood, layout, network.layers[-1].fan_out)
     segments = [part for segment in model.prior.segments for part in _parts(segment)]
-    about: dict[str, Any] = {"noise": noise, "segments": segments, "affine": affine}
-    kernel = DenseKernel(layout.size, network.layers, stages=network.stages, **about)
+    settings: dict[str, Any] = {"noise": noise, "segments": segments, "affine": affine}
+    kernel = DenseKernel(layout.size, network.layers, stages=network.stages, **settings)
     complete = all(isinstance(s.prior, Normal | Flat | LogInverseChi) for s in model.prior.segments)
     return DenseModel(kernel, model.prior, complete, network, targets, dtype, noise.family == Family.CATEGORICAL)
 
 
 def _within(model: Model) -> tuple[nn.Module, Layout, Affine | None]:
-    """Return the network that runs, the layout of its vector, and the subspace that this is in, if it is.
+    """Return the network that runs, the layout of its vector, and its subspace, if there is one.
 
-    Raises:
-        UnavailableError: if numbers of unlike precision would be in one vector.
+    Raises an UnavailableError if numbers of different precision would be in one vector.
     """
     space = space_of(model)
     if space is None:
@@ -241,16 +197,12 @@ def _parts(segment: PriorSegment) -> list[Segment]:
 
 
 def knows(likelihood: Likelihood) -> bool:
-    """Return whether the kernel has a likelihood, for the numbers of outputs and scales that it goes with."""
+    """Return whether the kernel has a likelihood, for some numbers of outputs and scales."""
     return type(likelihood) in {Gaussian, HeteroscedasticGaussian} or likelihood == Categorical()
 
 
 def _noise(likelihood: Likelihood, layout: Layout, outputs: int) -> tuple[Noise, int]:
-    """Return the kernel's description of the likelihood, and the number of target values per row.
-
-    Raises:
-        UnavailableError: if the kernel does not know it.
-    """
+    """Return the kernel's description of the likelihood, and the number of target values per row."""
     if type(likelihood) is Categorical and likelihood == Categorical():
         return Noise(Family.CATEGORICAL), 1
     if type(likelihood) is HeteroscedasticGaussian and outputs % 2 == 0:

@@ -23,7 +23,7 @@ from torchbayes.randomness.seeds import Purpose, mix
 
 
 def drawing(network: Network, seed: int) -> AbstractContextManager[None]:
-    """Return a context in which a network in training mode draws its random numbers by the seed of its member."""
+    """Return a context in which a network in training mode draws its random numbers from the seed of its member."""
     if not network.held.draws(training=True):
         return nullcontext()
     return network_under(mix(Purpose.DROPOUT, seed), network.device)
@@ -35,7 +35,6 @@ class Loop(Backend):
     name, words, automatic = "loop", "a loop", "if faster"
 
     def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, None]:
-        """Return the log likelihood of each member, (M,), and write its gradient."""
         if evaluation.mixing is not None:
             return self._mixed(evaluation, evaluation.mixing), None
         weights_MD, _, shared, buffers, seeds, scales, *_ = evaluation
@@ -47,9 +46,9 @@ class Loop(Backend):
                 leaves = leaves_of(model.layout, weights_D)
                 rows = batch if shared else batch.map(lambda t, m=m: t[m])
                 rows = rows._replace(inputs=model.network.arrange(rows.inputs))
-                own = {n: b[m] for n, b in buffers.items()} if buffers else None
+                own_buffers = {n: b[m] for n, b in buffers.items()} if buffers else None
                 with drawing(model.network, seeds[m]) if seeds else nullcontext():
-                    total = model.log_likelihood(leaves, rows, own).sum(dtype=torch.float64)
+                    total = model.log_likelihood(leaves, rows, own_buffers).sum(dtype=torch.float64)
                 into.write(model.layout, m, total=total * scales.likelihood, leaves=leaves)
                 totals.append(total.detach())
             return torch.stack(totals)
@@ -69,13 +68,13 @@ class Loop(Backend):
                 each = zip(*(leaf.unbind() for leaf in leaves.values()), strict=True)
                 rows = batch if shared else batch.map(lambda t, m=first: t[m])
                 rows = rows._replace(inputs=model.network.arrange(rows.inputs))
-                found = []
+                values = []
                 for m, views in enumerate(each, start=first):
                     own = {n: b[m] for n, b in buffers.items()} if buffers else None
                     with drawing(model.network, seeds[m]) if seeds else nullcontext():
-                        found.append(log_prob(model, dict(zip(leaves, views, strict=True)), rows, buffers=own))
+                        values.append(log_prob(model, dict(zip(leaves, views, strict=True)), rows, buffers=own))
                 counts_B = apart(model.likelihood, rows.targets)[2]
-                total = mixed(torch.stack(found).unsqueeze(0), mixing, counts_MB=counts_B).squeeze(0)
+                total = mixed(torch.stack(values).unsqueeze(0), mixing, counts_MB=counts_B).squeeze(0)
                 into.write(model.layout, where, total=total * (scales.likelihood * draws), leaves=leaves)
                 totals.append(total.detach())
             return torch.stack(totals)
@@ -91,35 +90,25 @@ class Loop(Backend):
         chunk_size: int,
         masks_S: Sequence[Mask] | None = None,
     ) -> Tensor:
-        """Return the outputs of S networks, one after the other.
+        """Return the outputs (S, B, K) of S networks, one after the other.
 
-        On every network measured (benchmarks/prediction.py) this is at least as fast as `vmap`, whose batched products
-        are slower than S plain ones, and it needs S times less memory.
-
-        Args:
-            weights_SD: weights.
-            inputs: tensor (B, ...), or a tuple or mapping of such.
-            buffers_S: of the networks, each (S, ...); None if each has the model's own.
-            chunk_size: rows that go through a network at once.
-            masks_S: dropout masks of each; dropout is off if None.
-
-        Returns:
-            Tensor (S, B, K).
+        On every network measured (benchmarks/prediction.py) this is at least as fast as `vmap`, whose batched
+        products are slower than S plain ones, and it needs S times less memory.
         """
         network, rows, draws = self.model.network, batch_size(inputs), len(weights_SD)
         views, _ = self.model.split(weights_SD)
         inputs, results = network.arrange(inputs), []
         with dropping(network) if masks_S else nullcontext():
             for s in range(draws):
-                own = {n: v[s] for n, v in views.items()}
+                own_views = {n: v[s] for n, v in views.items()}
                 buffers = {n: b[s] for n, b in buffers_S.items()} if buffers_S else None
                 run = partial(masked, network, mask=masks_S[s]) if masks_S else network
                 parts = []
                 for start in range(0, rows, chunk_size):
                     where = slice(start, start + chunk_size)
-                    part = inputs if rows <= chunk_size else rows_of(inputs, where)
-                    with taking(part):
-                        parts.append(run(own, part, buffers=buffers))
+                    chunk = inputs if rows <= chunk_size else rows_of(inputs, where)
+                    with taking(chunk):
+                        parts.append(run(own_views, chunk, buffers=buffers))
                     if s == start == 0:
                         needed = draws * rows * parts[0].nbytes // max(len(parts[0]), 1)
                         check_memory(needed, "outputs of the drawn functions", parts[0].device, draws=draws)

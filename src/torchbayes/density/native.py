@@ -26,11 +26,7 @@ class Native(Backend):
 
     @cached_property
     def _kernel(self) -> DenseModel:
-        """The kernel of the model.
-
-        Raises:
-            SettingError: if there is none.
-        """
+        """The kernel of the model; a SettingError without one."""
         kernel = self._known
         if isinstance(kernel, UnavailableError):
             raise SettingError(
@@ -40,13 +36,12 @@ class Native(Backend):
 
     @cached_property
     def _known(self) -> DenseModel | UnavailableError:
-        """The kernel of the model, or why there is none: it has no random numbers of its own."""
+        """The kernel of the model, or why there is none; it draws no random numbers."""
         if self.training and (random := dropouts(self.model.network)):
             return UnavailableError(f"`{random[0]}` is dropout, which the kernel knows in evaluation mode alone")
         return kernel_of(self.model)
 
     def refuses(self, evaluation: Evaluation) -> str | None:
-        """Return why there is no kernel for this model, or that it does not take the rows; else None."""
         kernel = self._known
         if isinstance(kernel, UnavailableError):
             return str(kernel)
@@ -57,19 +52,14 @@ class Native(Backend):
         return f"the kernel takes rows of {kernel.network.rows} in {kernel.dtype}, with targets to match"
 
     def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, Tensor]:
-        """Return log likelihood and log prior of each member, (M,), and write the gradient of both.
-
-        Raises:
-            SettingError: if draws are to be mixed row by row.
-        """
         weights_MD, rows, shared, _, _, scales, gradient_MD, prior, mixing = evaluation
         if mixing is not None:
             raise SettingError(f"{_SUMS}. Set another plan than 'native', or leave it to 'auto'.")
-        about: dict[str, Any] = {"shared": shared, "scales": scales, "chunk_size": self.chunk_size, "prior": prior}
-        return self._kernel.evaluate(weights_MD, *rows, gradient_MD=gradient_MD, **about)
+        options: dict[str, Any] = {"shared": shared, "scales": scales, "chunk_size": self.chunk_size, "prior": prior}
+        return self._kernel.evaluate(weights_MD, *rows, gradient_MD=gradient_MD, **options)
 
     def leapfrog(self, trajectory: Trajectory) -> Phase | None:
-        """Return where leapfrog steps lead; None where the kernel does not have the whole density."""
+        """Return the end of leapfrog steps; None if the kernel does not have the whole density."""
         kernel, scales = self._kernel, trajectory.scales
         if not kernel.complete:
             return None
@@ -88,7 +78,6 @@ class Native(Backend):
         return Phase(weights_MD, momentum_MD, Value(log_density_M, gradient_MD, log_likelihood_M))
 
     def kernel(self) -> DenseModel:
-        """Return the kernel."""
         return self._kernel
 
     def outputs(

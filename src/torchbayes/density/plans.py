@@ -22,11 +22,11 @@ from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.native.process import quiet_vmap
 
-# every backend, in the order in which "auto" tries them, and the names that the setting `plan` gives them
+# Every backend, in the order in which "auto" tries them, and their names in the setting `plan`.
 BACKENDS: tuple[type[Backend], ...] = (Native, Loop, Vmap, Compiled)
 BackendName = Literal["native", "loop", "vmap", "compiled"]
 BACKEND_NAMES: tuple[str, ...] = tuple(backend.name for backend in BACKENDS)
-# stacked members must beat the loop by this much to replace it, so that timing noise rarely changes the choice
+# Stacked members must beat the loop by this factor to replace it, so that timing noise rarely changes the choice.
 _MARGIN = 1.15
 
 
@@ -49,11 +49,7 @@ class Plan:
 
 
 def as_plan(plan: Plan | str) -> Plan | None:
-    """Return the plan that was asked for; None for "auto".
-
-    Raises:
-        ValueError: if there is no such backend.
-    """
+    """Return the plan of this name; None for "auto", a ValueError for an unknown one."""
     if isinstance(plan, Plan):
         return plan
     check_choice(("auto", *BACKEND_NAMES), plan=plan)
@@ -61,15 +57,7 @@ def as_plan(plan: Plan | str) -> Plan | None:
 
 
 def refuse(plan: Plan, why: str | None) -> None:
-    """Check that a plan that was set can run what is asked for.
-
-    Args:
-        plan: the plan.
-        why: why it cannot; None if it can.
-
-    Raises:
-        SettingError: if it cannot.
-    """
+    """Raise a SettingError if there is a reason why a plan that was set cannot run."""
     if why is not None:
         raise SettingError(
             f"plan {plan.backend!r} cannot run this model: {why}. Set another plan, or leave it to 'auto'."
@@ -77,27 +65,15 @@ def refuse(plan: Plan, why: str | None) -> None:
 
 
 def bound(model: Model, *, training: bool, chunk_size: int) -> dict[str, Backend]:
-    """Return every backend, bound to a model, by name.
-
-    Args:
-        model: the model.
-        training: whether the network runs in training mode.
-        chunk_size: rows of all the data that go through a network at once.
-    """
+    """Return every backend, bound to a model, by name."""
     return {backend.name: backend(model, training=training, chunk_size=chunk_size) for backend in BACKENDS}
 
 
 def choose(backends: Mapping[str, Backend], evaluation: Evaluation) -> Plan:
     """Return the plan of "auto": a backend that is preferred wherever it runs, else the fastest on these rows.
 
-    The first of those that are measured is kept unless another is clearly faster.
-
-    Args:
-        backends: by name, in the order in which they are tried.
-        evaluation: the evaluation to time; its buffers are not changed.
-
-    Returns:
-        The plan.
+    The first of those that are measured is kept unless another is clearly faster. Buffers of the evaluation are not
+    changed.
     """
     for backend in backends.values():
         if backend.automatic == "wherever it runs" and backend.refuses(evaluation) is None:
@@ -134,28 +110,17 @@ def outputs(
     chunk_size: int,
     masks_S: Sequence[Mask] | None = None,
 ) -> Tensor:
-    """Return the outputs of S networks on the same rows, from the first backend that offers them.
+    """Return the outputs (S, B, K) of S networks on the same rows, from the first backend that offers them.
 
-    Args:
-        model: the model.
-        weights_SD: weights.
-        inputs: tensor (B, ...), or a tuple or mapping of such, as the model places them.
-        buffers_S: of the networks, each (S, ...); None if each has the model's own.
-        chunk_size: rows that go through a network at once: the bound on memory beside the result.
-        masks_S: dropout masks of each; dropout is off if None.
-
-    Returns:
-        Tensor (S, B, K), in float32 where the weights have lower precision.
-
-    Raises:
-        LookupError: if none offers them, which the loop does for every network.
+    Arguments are those of `Backend.outputs`, and inputs are placed by the model. The loop offers them for every
+    network.
     """
     chunk_size = max(chunk_size, batch_size(inputs)) if model.coupled else chunk_size
     options: dict[str, Any] = {"buffers_S": buffers_S, "chunk_size": chunk_size, "masks_S": masks_S}
     for backend in BACKENDS:
-        found = backend(model).outputs(weights_SD, inputs, **options)
-        if found is not None:
-            return found
+        results = backend(model).outputs(weights_SD, inputs, **options)
+        if results is not None:
+            return results
     raise LookupError("no backend gives the outputs of this network.")
 
 
@@ -163,10 +128,10 @@ def _seconds(backend: Backend, evaluation: Evaluation) -> float:
     """Return the seconds that an evaluation takes: the minimum of three runs after a warm-up."""
     times = []
     for _ in range(4):
-        own = {n: b.clone() for n, b in evaluation.buffers.items()} if evaluation.buffers else None
+        own_buffers = {n: b.clone() for n, b in evaluation.buffers.items()} if evaluation.buffers else None
         _wait(evaluation.weights_MD.device)
         start = time.perf_counter()
-        backend.evaluate(evaluation._replace(buffers=own))
+        backend.evaluate(evaluation._replace(buffers=own_buffers))
         _wait(evaluation.weights_MD.device)
         times.append(time.perf_counter() - start)
     return min(times[1:])

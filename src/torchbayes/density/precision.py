@@ -1,8 +1,8 @@
 """Full float32 precision whatever PyTorch's settings, and no lower precision where energies are compared.
 
-A Metropolis test decides by differences of energies: a few nats between sums of thousands. TF32 keeps 10 bits of a
-factor and bfloat16 7: either puts an error of many nats into the sum, so that good proposals are rejected. Izmailov et
-al. (2021) turn both off for the same reason. PyTorch lets convolutions on a GPU use TF32 unless told otherwise.
+A Metropolis test depends on differences of energies: a few nats between sums of thousands. TF32 keeps 10 bits of a
+factor and bfloat16 7; either puts an error of many nats into the sum, so good proposals are rejected. Izmailov et al.
+(2021) turn both off for the same reason. By default PyTorch lets convolutions on a GPU use TF32.
 """
 
 from __future__ import annotations
@@ -25,45 +25,34 @@ from torchbayes.native.process import differentiable, full_float32
 
 
 class _Watch(TorchFunctionMode):
-    """While active, notes the dtype of what depends on the weights, where that is below float32.
-
-    Attributes:
-        low: the dtype; None if there was none.
-    """
+    """While active, notes in `low` the dtype of what depends on the weights, if it is below float32."""
 
     low: torch.dtype | None = None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Return what the call gives."""
-        made = func(*args, **(kwargs or {}))
-        for leaf in pytree.tree_leaves(made):
+        results = func(*args, **(kwargs or {}))
+        for leaf in pytree.tree_leaves(results):
             if isinstance(leaf, Tensor) and leaf.dtype in LOW and leaf.requires_grad:
                 self.low = leaf.dtype
-        return made
+        return results
 
 
 def refuse_rounding(model: Model, rows: Batch) -> None:
-    """Check that nothing between weights and outputs is computed in less than float32, for energies to be compared.
+    """Raise a TypeError if anything between weights and outputs is computed in less than float32.
 
-    Frozen parts below the random weights may be: what they compute is the same for all weights.
-
-    Args:
-        model: the model.
-        rows: some rows of data.
-
-    Raises:
-        TypeError: if something is.
+    Energies could not be compared. Frozen parts below the random weights may be low, because their result is the same
+    for all weights.
     """
     views = {name: view.detach().requires_grad_() for name, view in model.network.initial.items()}
     inputs = model.network.arrange(rows_of(rows.inputs, slice(0, 2)))
-    with differentiable(), full_precision(model.network.device), taking(inputs), _Watch() as seen:
+    with differentiable(), full_precision(model.network.device), taking(inputs), _Watch() as watch:
         model.network(views, inputs)
-    if seen.low is not None:
-        bits = 1 - round(math.log2(torch.finfo(seen.low).eps))
+    if watch.low is not None:
+        bits = 1 - round(math.log2(torch.finfo(watch.low).eps))
         raise TypeError(
-            f"the network computes in {seen.low} what depends on its random weights: with {bits} bits, energies are "
+            f"the network computes in {watch.low} what depends on its random weights: with {bits} bits, energies are "
             f"off by more than the differences of a few nats by which proposals are accepted. Convert it with "
             f".float(), or sample by minibatches (SGLD, SGHMC); frozen parts below the random weights may stay as they "
             f"are."
@@ -72,14 +61,7 @@ def refuse_rounding(model: Model, rows: Batch) -> None:
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Compute products of float32 numbers in float32, and without autocast, while the `with` lasts.
-
-    Args:
-        device: device of the computation.
-
-    Yields:
-        Nothing; settings are put back afterwards.
-    """
+    """Compute products of float32 numbers in float32, and without autocast, while the `with` lasts."""
     if device.type not in full_float32:
         yield
         return

@@ -4,8 +4,8 @@ Every process runs the same program, as torchrun starts it. With P data ranks, e
 
     log p(w, D) = Σ_p log p(D_p | w) + log p(w)
 
-is an all-reduce of values and gradients; ranks that share the data of a member hold the same weights at all times.
-Ranks that share the members work on different rows of the M axis and meet only to write.
+is an all-reduce of values and gradients. Ranks that share the data of a member hold the same weights at all times.
+Ranks that share the members work on different rows of the M axis and communicate only to write.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Ranks:
     Attributes:
         data: P, number of shares the data are split into.
         chains: number of shares the M members or chains are split into.
-        data_rank: which share of the data is this process's.
-        chain_rank: which share of the members is this process's.
-        data_group: the processes that hold the same members; None where there is one.
-        chain_group: the processes that hold the same rows; None where there is one.
+        data_rank: number of this process's share of the data.
+        chain_rank: number of this process's share of the members.
+        data_group: the processes that hold the same members; None if there is one.
+        chain_group: the processes that hold the same rows; None if there is one.
         opened: whether this object started `torch.distributed`, and so ends it.
     """
 
@@ -69,16 +69,16 @@ class Ranks:
         device: str | None = None,
         timeout: float = 3600.0,
     ) -> Ranks:
-        """Join the processes that torchrun started, or those of a process group that is there already.
+        """Join the processes that torchrun started, or those of an existing process group.
 
-        Communicates by gloo on CPUs and by NCCL on GPUs, where process number LOCAL_RANK takes GPU LOCAL_RANK.
+        It communicates by gloo on CPUs and by NCCL on GPUs, where process number LOCAL_RANK takes GPU LOCAL_RANK.
 
         Args:
             data: shares of the data; the remaining factor of the number of processes if None.
             chains: shares of the members; if both are None, as many as divide `members`, since members need no
                 communication.
             members: M, for that choice.
-            device: "cpu" or "cuda"; a GPU if there is one when None.
+            device: "cpu" or "cuda"; if None, a GPU if there is one.
             timeout: seconds to wait for a rank that does not respond; one that died is noticed at once.
 
         Returns:
@@ -117,7 +117,6 @@ class Ranks:
         return cls(*shares, *(mesh.get_local_rank(name) for name in ("data", "chains")), *groups, opened=opened)
 
     def __enter__(self) -> Self:
-        """Return the grid."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -159,7 +158,7 @@ class Ranks:
         return _share(count, self.chains, self.chain_rank)
 
     def sum_(self, *tensors: Tensor) -> None:
-        """Replace tensors by their sums over the ranks that share the data of these members; the same on each."""
+        """Replace tensors by their sums, the same on each rank, over the ranks that share the data of these members."""
         if self.data == 1:
             return
         with _answered():
@@ -182,33 +181,26 @@ class Ranks:
         return torch.cat([part[: b.stop - b.start] for part, b in zip(parts, bounds, strict=True)])
 
     def agree(self, choice: bool) -> bool:
-        """Return the choice of the first process, whatever the others chose. All wait for it."""
+        """Return the choice of the first process on all of them, after waiting for it."""
         if self.size == 1:
             return choice
-        said = torch.tensor(int(choice))
+        answer = torch.tensor(int(choice))
         with _answered():
-            dist.broadcast(said, 0)
-        return bool(said)
+            dist.broadcast(answer, 0)
+        return bool(answer)
 
     def wait(self) -> None:
-        """Wait until every process is here."""
+        """Wait until every process has come here."""
         if self.size > 1:
             with _answered():
-                # on the CPU, and not dist.barrier, which takes a GPU of its own choice
+                # This runs on the CPU; dist.barrier would choose a GPU itself.
                 dist.all_reduce(torch.zeros(1))
 
 
 def check_equal(ranks: Ranks, tensors: Sequence[Tensor]) -> None:
-    """Check that the ranks that share data still hold the same numbers.
+    """Raise a ValueError if the ranks that share data no longer hold the same numbers.
 
     They take the same decisions only as long as their arithmetic gives the same values.
-
-    Args:
-        ranks: the ranks.
-        tensors: what must be the same on each of them.
-
-    Raises:
-        ValueError: if it is not.
     """
     if ranks.data == 1:
         return
@@ -236,14 +228,7 @@ def _shares(world: int, data: int | None, chains: int | None, *, members: int) -
 
 @contextmanager
 def _answered() -> Iterator[None]:
-    """Turn any failure to communicate into one error: another process is gone.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        LostRankError: if the communication inside fails.
-    """
+    """Turn any failure to communicate into a LostRankError."""
     try:
         yield
     except RuntimeError as error:

@@ -1,8 +1,8 @@
 """All members together under `torch.func.vmap`, by autograd.
 
-A linear layer x Wᵀ with a weight per member would become a batched product whose weight gradient is transposed, and
+A linear layer x Wᵀ with a weight per member would become a batched product with a transposed weight gradient, and
 copying it back costs a tenth of a training step. (W xᵀ)ᵀ is the same number, and its gradient with respect to W is
-contiguous. Attention runs member by member there, with torch's warning about it silenced.
+contiguous. Attention runs member by member under vmap; torch's warning about it is silenced.
 """
 
 from __future__ import annotations
@@ -38,26 +38,15 @@ class Vmap(Backend):
     name, words, automatic = "vmap", "stacked members", "if faster"
 
     def refuses(self, evaluation: Evaluation) -> str | None:
-        """Return a refusal if members need random numbers of their own, which `vmap` does not provide; else None."""
         return refuses_random(self, evaluation)
 
     def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, None]:
-        """Return the log likelihood of each member, (M,), and write its gradient."""
         function = stack(self.model, evaluation.shared, evaluation.mixing)
         return evaluate_stack(self, evaluation, function, under=StackedLayers), None
 
 
 def stack(model: Model, shared: bool, mixing: Mixing | None = None) -> Stack:
-    """Return the log likelihood as a function vectorised over members.
-
-    Args:
-        model: the model.
-        shared: whether all members see the same rows.
-        mixing: how the draws of a member are combined.
-
-    Returns:
-        The function.
-    """
+    """Return the log likelihood as a function vectorised over members, on shared rows or on rows of each."""
 
     def one(weights_D: dict[str, Tensor], inputs: Any, targets: Any, buffers: Buffers) -> Tensor:
         if mixing is not None:
@@ -68,12 +57,12 @@ def stack(model: Model, shared: bool, mixing: Mixing | None = None) -> Stack:
     def run(weights_MD: dict[str, Tensor], batch: Batch, buffers: Buffers) -> Tensor:
         axis = None if shared else 0
         axes = row_axes(batch.inputs, axis), row_axes(batch.targets, axis)
-        found = vmap(one, in_dims=(0, *axes, 0))(weights_MD, batch.inputs, batch.targets, buffers)
+        values_M = vmap(one, in_dims=(0, *axes, 0))(weights_MD, batch.inputs, batch.targets, buffers)
         if mixing is None:
-            return found
+            return values_M
         counts = apart(model.likelihood, batch.targets)[2]
         counts = counts if counts is None or shared else counts[:: mixing.draws]
-        return mixed(found.unflatten(0, (-1, mixing.draws)), mixing, counts_MB=counts)
+        return mixed(values_M.unflatten(0, (-1, mixing.draws)), mixing, counts_MB=counts)
 
     return run
 
@@ -81,13 +70,9 @@ def stack(model: Model, shared: bool, mixing: Mixing | None = None) -> Stack:
 def evaluate_stack(
     backend: Backend, evaluation: Evaluation, function: Stack, *, under: Callable[[], AbstractContextManager[Any]]
 ) -> Tensor:
-    """Return the log likelihood of each member, (M,), by a vectorised function, and write its gradient.
+    """Return the log likelihood of each member, (M,), by the function of `stack`, and write its gradient.
 
-    Args:
-        backend: the backend that evaluates.
-        evaluation: what is asked for.
-        function: as `stack` returns it.
-        under: the context in which the function is called.
+    `under` is the context in which the function is called.
     """
     layout, weights_MD = backend.model.layout, evaluation.weights_MD
     factor = evaluation.scales.likelihood * (evaluation.mixing.draws if evaluation.mixing else 1)
@@ -105,9 +90,7 @@ def evaluate_stack(
 def refuses_random(backend: Backend, evaluation: Evaluation) -> str | None:
     """Return a refusal if a network draws random numbers: two seeds then give different values; else None.
 
-    Args:
-        backend: the backend that runs it.
-        evaluation: the evaluation to try.
+    vmap does not provide random numbers of each member's own.
     """
     if not backend.training:
         return None
@@ -116,9 +99,9 @@ def refuses_random(backend: Backend, evaluation: Evaluation) -> str | None:
     values = []
     with model.network.training(), torch.no_grad():
         for seed in (1, 2):
-            own = {n: b[0].clone() for n, b in buffers.items()} if buffers else None
+            own_buffers = {n: b[0].clone() for n, b in buffers.items()} if buffers else None
             with seeded(Purpose.TRIAL, seed, device=evaluation.weights_MD.device):
-                values.append(model.log_likelihood(evaluation.weights_MD[0], rows, own))
+                values.append(model.log_likelihood(evaluation.weights_MD[0], rows, own_buffers))
     if torch.equal(*values):
         return None
     return "the network draws random numbers in training mode, so each member needs its own seed"
@@ -130,7 +113,6 @@ class StackedLayers(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Return what the call gives."""
         if func in _ATTENTION:
             with quiet_vmap():
                 return func(*args, **(kwargs or {}))

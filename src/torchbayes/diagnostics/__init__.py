@@ -1,14 +1,14 @@
 """Pure tensor functions that assess chains of draws, independent of models, posteriors and samplers.
 
 Draws have the shape (M, S, ...): M chains of S draws, then any quantities. Draws of weights are (M, S, D). The same
-functions judge chains **in function space**: draws of outputs or probabilities (M, S, B, K) give one number for each
-output at each input, (B, K), draws of log-likelihoods (M, S, N) one for each datum. Networks whose weights never mix,
-because hidden units can be exchanged and rescaled, may well mix as functions.
+functions judge chains **in function space**: draws of outputs or probabilities (M, S, B, K) give one number for
+each output at each input, (B, K), draws of log-likelihoods (M, S, N) one for each datum. Networks whose weights
+never mix, because hidden units can be exchanged and rescaled, may well mix as functions.
 
-Convergence (``convergence``), importance weights of an approximation (``importance``), energies and the cost of a draw
-(``sampler``), modes visited (``modes``) and export to arviz (``export``). Draws may have any floating dtype, be on any
-device with float64, and be memory-mapped: they are read in blocks of quantities, so that memory stays bounded. Moments
-and results are in float64, on the device of the draws. Wrong inputs raise TypeError or ValueError.
+Convergence (``convergence``), importance weights of an approximation (``importance``), energies and the cost of a
+draw (``sampler``), modes visited (``modes``) and export to arviz (``export``). Draws may have any floating dtype,
+be on any device with float64, and be memory-mapped: they are read in blocks of quantities, which bounds memory.
+Moments and results are in float64, on the device of the draws. Wrong inputs raise TypeError or ValueError.
 """
 
 from torchbayes.diagnostics.convergence import (

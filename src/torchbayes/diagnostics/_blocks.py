@@ -13,16 +13,7 @@ BLOCK_ACCELERATOR = 2**25
 
 
 def check_draws(draws: Tensor, *, min_draws: int = 4) -> None:
-    """Require a floating tensor (M, S, ...) that is not empty, without reading it.
-
-    Args:
-        draws: The tensor to check.
-        min_draws: The least number of draws S.
-
-    Raises:
-        TypeError: If ``draws`` is not a tensor of floating dtype.
-        ValueError: If it has fewer than two axes, is empty or has too few draws.
-    """
+    """Require a non-empty floating tensor (M, S, ...) with S of at least ``min_draws``, without reading it."""
     check_floating("draws", draws)
     shape = tuple(draws.shape)
     if draws.ndim < 2:
@@ -40,15 +31,7 @@ def check_draws(draws: Tensor, *, min_draws: int = 4) -> None:
 
 
 def check_floating(name: str, values: Tensor) -> None:
-    """Require a tensor of floating dtype.
-
-    Args:
-        name: Name of the argument, for the message.
-        values: The tensor to check.
-
-    Raises:
-        TypeError: If ``values`` is not a tensor of floating dtype.
-    """
+    """Require a tensor of floating dtype."""
     if not isinstance(values, Tensor):
         raise TypeError(f"`{name}` must be a torch tensor; got {type(values).__name__}. Use torch.as_tensor.")
     if not values.is_floating_point():
@@ -56,16 +39,7 @@ def check_floating(name: str, values: Tensor) -> None:
 
 
 def check_finite(name: str, values: Tensor, where: str = "") -> None:
-    """Require values without NaN or infinities.
-
-    Args:
-        name: Name of the argument, for the message.
-        values: The tensor to check.
-        where: Which part of the argument it is, for the message.
-
-    Raises:
-        ValueError: If a value is not finite.
-    """
+    """Require values without NaN or infinities; ``where`` is the part of the argument, for the message."""
     # NaN propagates to minimum and maximum, so checking these is enough, and much faster than checking every value.
     if not torch.isfinite(torch.stack(torch.aminmax(values))).all():
         bad = int((~torch.isfinite(values)).sum())
@@ -77,18 +51,11 @@ def check_finite(name: str, values: Tensor, where: str = "") -> None:
 
 @torch.no_grad()
 def per_quantity(draws: Tensor, statistic: Callable[[Tensor], Tensor], *, chunk_size: int | None) -> Tensor:
-    """Apply a statistic to every quantity of checked draws, block by block.
+    """Apply a statistic to every quantity of checked draws (M, S, ...), block by block.
 
-    Args:
-        draws: Checked draws, shape (M, S, ...), of which one block at a time is read.
-        statistic: Blocks (R, M, S), contiguous, float32 or float64 -> results (R, ...). It must not write to a block.
-        chunk_size: Quantities R in a block; None chooses by the size of the cache.
-
-    Returns:
-        Results in the trailing shape of the draws, followed by the axes after R.
-
-    Raises:
-        ValueError: If a draw is not finite or the chunk size is not a positive whole number.
+    The statistic maps contiguous blocks (R, M, S), float32 or float64, which it must not write to, to results (R,
+    ...). The result has the trailing shape of the draws, followed by the axes after R. ``chunk_size`` is R; by
+    default it is chosen by the size of the cache. A ValueError if a draw is not finite.
     """
     check_counts(**given(chunk_size=chunk_size))
     quantities = draws.shape[2:]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def split(block_RMS: Tensor) -> Tensor:
-    """Return both halves of each chain as chains, shape (R, 2M, S // 2), less an odd draw in the middle."""
+    """Return both halves of each chain as chains, (R, 2M, S // 2), without an odd draw in the middle."""
     half, odd = divmod(block_RMS.shape[-1], 2)
     if not odd:
         return block_RMS.view(len(block_RMS), -1, half)
@@ -21,14 +21,7 @@ def split(block_RMS: Tensor) -> Tensor:
 
 
 def centre(chains_RCn: Tensor) -> tuple[Tensor, Tensor]:
-    """Subtract the mean from each chain, in float64.
-
-    Args:
-        chains_RCn: Chains, shape (R, C, n).
-
-    Returns:
-        Means (R, C) and deviations (R, C, n). They are exact for a chain that never moves.
-    """
+    """Return the means (R, C) of chains and the deviations (R, C, n), in float64; 0 for a chain that never moves."""
     chains_RCn = chains_RCn.double()
     # Relative to its first draw, a chain that never moves is zero, whatever its level and its rounding.
     first_RC1 = chains_RCn[..., :1]
@@ -46,23 +39,17 @@ def potential_scale(chains_RCn: Tensor) -> Tensor:
 
 
 def sort(values_RA: Tensor) -> tuple[Tensor, Tensor]:
-    """Sort each row.
+    """Return sorted keys, equal where values are, and the indices of the values, (R, A) each, row by row.
 
     On a CPU a float32 and its index are packed into one integer, because numpy sorts plain integers, with vector
     instructions, several times faster than torch sorts a tensor and keeps the indices.
-
-    Args:
-        values_RA: Finite float32 or float64 values, shape (R, A).
-
-    Returns:
-        Keys in ascending order, equal where values are equal, and the indices of the values; shape (R, A) each.
     """
     if values_RA.device.type != "cpu":
         return values_RA.sort(-1)
     if values_RA.dtype == torch.float64:
         order_RA = torch.from_numpy(values_RA.numpy().argsort(-1))
         return values_RA.gather(-1, order_RA), order_RA
-    # Adding zero makes -0 a 0. Below zero the bits without the sign must be flipped to order as integers.
+    # Adding zero turns -0 into 0. Below zero the bits without the sign must be flipped to order as integers.
     bits_RA = (values_RA + 0.0).view(torch.int32)
     keys_RA = bits_RA ^ ((bits_RA >> 31) & 0x7FFFFFFF)
     packed_RA = keys_RA.long().bitwise_left_shift_(32)
@@ -73,14 +60,9 @@ def sort(values_RA: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rank_scores(keys_RA: Tensor, order_RA: Tensor) -> Tensor:
-    r"""Normal scores of ranks, $z = \Phi^{-1}((r - 3/8) / (A + 1/4))$; ties share their average rank (Blom, 1958).
+    r"""Return normal scores of ranks, $z = \Phi^{-1}((r - 3/8) / (A + 1/4))$, float64 (R, A), from what `sort` returns.
 
-    Args:
-        keys_RA: Sorted keys, as `sort` gives them.
-        order_RA: Their indices.
-
-    Returns:
-        Scores in the places of the values, float64, shape (R, A).
+    They are in the places of the values; ties share their average rank (Blom, 1958).
     """
     num_values = keys_RA.shape[-1]
     table = _half_rank_scores(num_values).to(keys_RA.device)
@@ -95,7 +77,7 @@ def rank_scores(keys_RA: Tensor, order_RA: Tensor) -> Tensor:
 
 
 def fold(values_RA: Tensor, order_RA: Tensor) -> Tensor:
-    """Return distances from the median of each row, shape (R, A), for an even number of values."""
+    """Return distances from the median of each row, (R, A), for an even number of values."""
     half = values_RA.shape[-1] // 2
     # In float64, where the median of two float32 numbers is exact: a rounded one would shift one side against the
     # other, and change ranks where the spread is small compared with the level, as for probabilities near 1.
@@ -105,7 +87,7 @@ def fold(values_RA: Tensor, order_RA: Tensor) -> Tensor:
 
 
 def rank_rhat(values_RCn: Tensor, order_RA: Tensor, scores_RCn: Tensor) -> Tensor:
-    """Return the larger R̂ of the rank scores and of those of the folded values, shape (R,)."""
+    """Return the larger R̂ of the rank scores and of those of the folded values, (R,)."""
     folded_RA = fold(values_RCn.flatten(1), order_RA)
     tails_R = potential_scale(rank_scores(*sort(folded_RA)).view(values_RCn.shape))
     # Draws of two values in equal number fold into a constant, whose R̂ is NaN and is ignored.
@@ -113,7 +95,7 @@ def rank_rhat(values_RCn: Tensor, order_RA: Tensor, scores_RCn: Tensor) -> Tenso
 
 
 def tail_bounds(block_RMS: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the 5 % and 95 % quantiles of each row of draws, shape (R, 1, 1); linear between order statistics."""
+    """Return the 5 % and 95 % quantiles of each row of draws, (R, 1, 1); linear between order statistics."""
     values_RA = block_RMS.flatten(1)
     if values_RA.device.type == "cpu":
         values_RA = values_RA.clone()
@@ -122,21 +104,17 @@ def tail_bounds(block_RMS: Tensor) -> tuple[Tensor, Tensor]:
         values_RA = values_RA.sort(-1).values
     bounds = []
     for percent in (5, 95):
-        place, rest = divmod((values_RA.shape[-1] - 1) * percent, 100)
-        low_R, high_R = values_RA[:, place].double(), values_RA[:, place + 1].double()
+        index, percents = divmod((values_RA.shape[-1] - 1) * percent, 100)
+        low_R, high_R = values_RA[:, index].double(), values_RA[:, index + 1].double()
         # This form, unlike a weighted sum of both, gives the common value of ties exactly.
-        bounds.append((low_R + rest / 100 * (high_R - low_R)).view(-1, 1, 1))
+        bounds.append((low_R + percents / 100 * (high_R - low_R)).view(-1, 1, 1))
     return bounds[0], bounds[1]
 
 
 def autocovariance(deviations_RCn: Tensor) -> Tensor:
-    r"""Mean over chains of $c_t = \frac1n \sum_s x_s x_{s+t}$ by the fast Fourier transform.
+    r"""Return the mean over chains of $c_t = \frac1n \sum_s x_s x_{s+t}$ at lags 0 to n - 1, (R, n).
 
-    Args:
-        deviations_RCn: Chains less their means, shape (R, C, n).
-
-    Returns:
-        Autocovariances at lags 0 to n - 1, shape (R, n).
+    It is computed by the fast Fourier transform.
     """
     num_draws = deviations_RCn.shape[-1]
     length = fast_length(2 * num_draws)
@@ -147,13 +125,10 @@ def autocovariance(deviations_RCn: Tensor) -> Tensor:
 
 
 def effective_size(chains_RCn: Tensor) -> Tensor:
-    r"""Effective sample size $Cn / \hat\tau$ by Geyer's initial monotone positive sequence over all chains.
+    r"""Return the effective sample size $Cn / \hat\tau$ of half chains, float64 (R,), with C, n ≥ 2.
 
-    Args:
-        chains_RCn: Half chains, shape (R, C, n) with C, n ≥ 2.
-
-    Returns:
-        Sizes, float64, shape (R,); NaN where all values are equal or their squares overflow.
+    By Geyer's initial monotone positive sequence over all chains. NaN where all values are equal or their squares
+    overflow.
     """
     num_chains, num_draws = chains_RCn.shape[1:]
     mean_RC, deviations_RCn = centre(chains_RCn)
@@ -173,20 +148,20 @@ def fast_length(least: int) -> int:
     """Return the smallest even number of at least ``least`` with no prime factor above five."""
     length = least + least % 2
     while True:
-        rest = length
+        cofactor = length
         for factor in (2, 3, 5):
-            while rest % factor == 0:
-                rest //= factor
-        if rest == 1:
+            while cofactor % factor == 0:
+                cofactor //= factor
+        if cofactor == 1:
             return length
         length += 2
 
 
 def _geyer(rho_Rn: Tensor) -> Tensor:
-    """Return the autocorrelation time of autocorrelations at lags 0 to n - 1, shape (R,).
+    """Return the autocorrelation time of autocorrelations at lags 0 to n - 1, (R,).
 
-    Lags go in pairs (2p, 2p + 1), whose sums are positive and falling for a reversible chain. The first sum that is not
-    positive, or the end of the lags, stops the series; the even lag of the last pair still counts, once.
+    Lags go in pairs (2p, 2p + 1), whose sums are positive and falling for a reversible chain. The first sum that is
+    not positive, or the end of the lags, stops the series; the even lag of the last pair still counts, once.
     """
     num_pairs = max(1, (rho_Rn.shape[-1] - 1) // 2)
     pairs_RP2 = rho_Rn[:, : 2 * num_pairs].unflatten(-1, (num_pairs, 2))
@@ -208,7 +183,7 @@ def _joined(keys_RA: Tensor) -> Tensor:
 
 
 def _first_plus_last(joined: Tensor) -> Tensor:
-    """Return the first plus the last index of the run of ties that each joined index belongs to."""
+    """Return the first plus the last index of the run of ties to which each joined index belongs."""
     new = torch.ones_like(joined, dtype=torch.bool)
     torch.gt(joined.diff(), 1, out=new[1:])
     first = torch.where(new, joined, 0).cummax(0).values

@@ -31,7 +31,7 @@ class Summary(NamedTuple):
     Attributes:
         mean: mean of all draws.
         sd: standard deviation of all draws, with M·S - 1 in the denominator.
-        mcse: Monte Carlo standard error of the mean, as `mcse_mean` gives it.
+        mcse: Monte Carlo standard error of the mean, as `mcse_mean`.
         ess_bulk: effective sample size in the bulk.
         ess_tail: effective sample size in the tails.
         rhat: rank-normalised split R-hat.
@@ -46,26 +46,25 @@ class Summary(NamedTuple):
 
 
 def rhat(draws_MSD: Tensor, *, method: RhatMethod = "rank", chunk_size: int | None = None) -> Tensor:
-    r"""R-hat, $\sqrt{\left(\frac{n-1}{n} W + \frac1n B\right) / W}$: near one for chains that agree.
+    r"""Return R-hat of each quantity, float64, in the trailing shape: near one for chains that agree.
 
-    For chains of n draws, W is the mean of the variances within chains and B is n times the variance of the chain
-    means. ``"classic"`` takes the M chains as they are (Gelman & Rubin, 1992). ``"split"`` takes both halves of each as
-    separate chains, which reveals a drift. ``"rank"`` takes the larger of two split R-hats: of the normal scores of the
-    ranks, which needs no finite variance, and of the same for distances from the median, which shows chains of
-    different spread (Vehtari et al., 2021, "Rank-normalization, folding, and localization"; they advise below 1.01).
+    It is $\sqrt{\left(\frac{n-1}{n} W + \frac1n B\right) / W}$. For chains of n draws, W is the mean of the
+    variances within chains and B is n times the variance of the chain means. ``"classic"`` takes the M chains as
+    they are (Gelman & Rubin, 1992). ``"split"`` takes both halves of each as separate chains, which reveals a
+    drift. ``"rank"`` takes the larger of two split R-hats: of the normal scores of the ranks, which needs no finite
+    variance, and of the same for distances from the median, which shows chains of different spread (Vehtari et al.,
+    2021, "Rank-normalization, folding, and localization"; they advise below 1.01). NaN for a quantity that never
+    moves, infinite for chains that never move but differ. One chain is judged by its halves, where arviz gives NaN.
 
     Args:
         draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
         method: "rank", "split" or "classic".
-        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in a block.
-
-    Returns:
-        R-hat of each quantity, float64, in the trailing shape. NaN for a quantity that never moves, infinite for chains
-        that never move but differ. One chain is judged by its halves, where arviz gives NaN.
+        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in it.
 
     Raises:
         TypeError: If the draws are not a floating tensor.
-        ValueError: If the method is unknown, draws are too few or not finite, or a single chain is given to "classic".
+        ValueError: If the method is unknown, draws are too few or not finite, or a single chain is given to
+            "classic".
     """
     check_draws(draws_MSD)
     if method not in get_args(RhatMethod):
@@ -81,20 +80,17 @@ def rhat(draws_MSD: Tensor, *, method: RhatMethod = "rank", chunk_size: int | No
 
 
 def ess(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Tensor:
-    r"""Effective sample size for the mean, $M S / \hat\tau$ with $\hat\tau = 1 + 2 \sum_{t \geq 1} \hat\rho_t$.
+    r"""Return the effective sample size for the mean of each quantity, float64, in the trailing shape.
 
-    Autocorrelations $\hat\rho_t$ are those of all half chains together (Vehtari et al., 2021, eq. 10), by the fast
-    Fourier transform; the sum stops by Geyer's initial monotone positive sequence (Geyer, 1992). It assumes a finite
-    variance; `ess_bulk` does not.
+    It is $M S / \hat\tau$ with $\hat\tau = 1 + 2 \sum_{t \geq 1} \hat\rho_t$. The $\hat\rho_t$ are autocorrelations
+    of all half chains together (Vehtari et al., 2021, eq. 10), by the fast Fourier transform; the sum stops by
+    Geyer's initial monotone positive sequence (Geyer, 1992). It assumes a finite variance; `ess_bulk` does not. It
+    is at most M·S·log10(M·S), since an antithetic chain is worth more than its draws. NaN for a quantity that never
+    moves, where arviz gives M·S: a stuck sampler must not look perfect.
 
     Args:
         draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
-        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in a block.
-
-    Returns:
-        Effective sample size of each quantity, float64, in the trailing shape; at most M·S·log10(M·S), since an
-        antithetic chain is worth more than its draws. NaN for a quantity that never moves, where arviz gives M·S: a
-        stuck sampler must not look perfect.
+        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in it.
 
     Raises:
         TypeError: If the draws are not a floating tensor.
@@ -105,14 +101,13 @@ def ess(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Tensor:
 
 
 def ess_bulk(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Tensor:
-    """Effective sample size in the bulk: that of the normal scores of the ranks (Vehtari et al., 2021).
+    """Return the effective sample size in the bulk: that of the normal scores of the ranks (Vehtari et al., 2021).
+
+    Float64, in the trailing shape; NaN for a quantity that never moves.
 
     Args:
         draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
-        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in a block.
-
-    Returns:
-        Effective sample size of each quantity, float64, in the trailing shape; NaN for a quantity that never moves.
+        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in it.
 
     Raises:
         TypeError: If the draws are not a floating tensor.
@@ -123,17 +118,15 @@ def ess_bulk(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Tensor:
 
 
 def ess_tail(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Tensor:
-    r"""Effective sample size in the tails: the smaller of those of $[x \leq q_{5\%}]$ and $[x \leq q_{95\%}]$.
+    r"""Return the effective sample size in the tails, float64, in the trailing shape.
 
-    The quantiles are those of all draws (Vehtari et al., 2021). An indicator that never changes, as when more than one
-    draw in twenty ties with the largest, counts as M·S; where neither changes the result is NaN.
+    It is the smaller of those of $[x \leq q_{5\%}]$ and $[x \leq q_{95\%}]$, with the quantiles of all draws
+    (Vehtari et al., 2021). An indicator that never changes, as when more than one draw in twenty ties with the
+    largest, counts as M·S; where neither changes the result is NaN.
 
     Args:
         draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
-        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in a block.
-
-    Returns:
-        Effective sample size of each quantity, float64, in the trailing shape; NaN for a quantity that never moves.
+        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in it.
 
     Raises:
         TypeError: If the draws are not a floating tensor.
@@ -144,14 +137,13 @@ def ess_tail(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Tensor:
 
 
 def mcse_mean(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Tensor:
-    r"""Monte Carlo standard error of the mean of all draws, $\mathrm{sd} / \sqrt{\mathrm{ess}}$.
+    r"""Return the Monte Carlo standard error of the mean of all draws, $\mathrm{sd} / \sqrt{\mathrm{ess}}$.
+
+    It has the units of each quantity, float64, in the trailing shape; NaN for one that never moves.
 
     Args:
         draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
-        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in a block.
-
-    Returns:
-        Standard error of each quantity in its units, float64, in the trailing shape; NaN for one that never moves.
+        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in it.
 
     Raises:
         TypeError: If the draws are not a floating tensor.
@@ -166,10 +158,7 @@ def summary(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Summary:
 
     Args:
         draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
-        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in a block.
-
-    Returns:
-        What `rhat`, `ess_bulk`, `ess_tail` and `mcse_mean` return, with mean and standard deviation.
+        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in it.
 
     Raises:
         TypeError: If the draws are not a floating tensor.
@@ -182,20 +171,17 @@ def summary(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Summary:
 def autocorrelation(
     draws_MSD: Tensor, max_lag: int, *, per_chain: bool = False, chunk_size: int | None = None
 ) -> Tensor:
-    r"""Autocorrelations of draws, $\rho_t = \sum_m c_{mt} / \sum_m c_{m0}$.
+    r"""Return autocorrelations of draws, $\rho_t = \sum_m c_{mt} / \sum_m c_{m0}$, float64 (max_lag + 1, ...).
 
-    The autocovariance is $c_{mt} = \frac1S \sum_s (x_{ms} - \bar x_m)(x_{m,s+t} - \bar x_m)$: every chain is centred at
-    its own mean, so that differences between chains show in `rhat` and not here.
+    The autocovariance is $c_{mt} = \frac1S \sum_s (x_{ms} - \bar x_m)(x_{m,s+t} - \bar x_m)$: every chain is
+    centred at its own mean, so differences between chains show in `rhat` and not here. NaN where nothing moves. Per
+    chain the shape is (M, max_lag + 1, ...).
 
     Args:
         draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
         max_lag: Largest lag in draws, 0 to S - 1.
         per_chain: Whether to compute them for each chain separately, $c_{mt} / c_{m0}$.
-        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in a block.
-
-    Returns:
-        Autocorrelations at lags 0 to ``max_lag``, float64, shape (max_lag + 1, ...), or (M, max_lag + 1, ...) per
-        chain; NaN where nothing moves.
+        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in it.
 
     Raises:
         TypeError: If the draws are not a floating tensor.
@@ -221,7 +207,7 @@ def autocorrelation(
 
 
 def _rank(halves_RCn: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sorting indices of the values, shape (R, 2M·n), and the rank scores, shape (R, 2M, n)."""
+    """Return the sorting indices of the values, (R, 2M·n), and the rank scores, (R, 2M, n)."""
     keys_RA, order_RA = sort(halves_RCn.flatten(1))
     return order_RA, rank_scores(keys_RA, order_RA).view(halves_RCn.shape)
 

@@ -13,7 +13,7 @@ Named = Tensor | Mapping[str, Tensor]
 
 @runtime_checkable
 class Sampled(Protocol):
-    """Chains with names and statistics of their own, such as those of `sample`."""
+    """Chains with their own names and statistics, such as those of `sample`."""
 
     def draws(self) -> Mapping[str, Tensor]:
         """Return name -> draws (M, S, ...)."""
@@ -41,22 +41,20 @@ def to_arviz(
     log_likelihood: Named | None = None,
     observed_data: Named | None = None,
 ) -> Any:
-    """Convert draws for arviz, which must be installed: a DataTree from version 1 on, an InferenceData before.
+    """Return draws for arviz, which must be installed: a DataTree from version 1 on, an InferenceData before.
 
-    Tensors are copied to the CPU as arrays; arviz reads the first two axes as chain and draw.
+    Tensors are copied to the CPU as arrays; arviz reads the first two axes as chain and draw. Only groups that are
+    given are in the result.
 
     Args:
         draws: The chains of `sample`, with their statistics; a posterior of chains; or draws, shape (M, S, ...), or
-            a mapping from names to such; a tensor is named "weights". For a large network pass a few weights, or draws
-            of functions.
+            a mapping from names to such; a tensor is named "weights". For a large network pass a few weights, or
+            draws of functions.
         sample_stats: Statistics of the sampler, shape (M, S, ...), by arviz's names: "energy", "acceptance_rate",
             "diverging", "n_steps", "step_size", "lp" and others.
         log_likelihood: Log-probability of each datum under each draw, shape (M, S, N), or a mapping from names of
             observed variables to such; a tensor is named "targets". arviz compares models by it.
         observed_data: Targets, any shape, or a mapping from the same names to such.
-
-    Returns:
-        An ``xarray.DataTree`` or an ``arviz.InferenceData`` with the groups that were given.
 
     Raises:
         ImportError: If arviz is not installed.
@@ -116,14 +114,7 @@ def _named(argument: str, values: Named | None, name: str) -> dict[str, Tensor]:
 
 
 def _check_chains(groups: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Require one number of chains and of draws in every tensor.
-
-    Args:
-        groups: Name of the argument -> name -> tensor; the draws come first.
-
-    Raises:
-        ValueError: If a tensor differs.
-    """
+    """Require one number of chains and of draws in every tensor; the draws come first."""
     first = next(iter(groups["draws"].values()))
     expected = tuple(first.shape[:2])
     for group, tensors in groups.items():

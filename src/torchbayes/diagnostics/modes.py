@@ -1,4 +1,4 @@
-"""Which modes of a posterior the draws have visited."""
+"""Counts of draws near the modes of a posterior."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ class Modes(NamedTuple):
     """Draws near each of K centres.
 
     Attributes:
-        counts_K: draws within the radius of each centre, int64, shape (K,). A draw counts only for its nearest centre.
+        counts_K: draws within the radius of each centre, int64. A draw counts only for its nearest centre.
         visited: number of centres with at least one draw.
         share: share of all draws that count for a centre, in [0, 1].
     """
@@ -25,18 +25,16 @@ class Modes(NamedTuple):
 
 @torch.no_grad()
 def modes_visited(draws_MSD: Tensor, centres_KD: Tensor, radius: float) -> Modes:
-    r"""Count the draws for which centre k is nearest and within the radius, $\lVert w - c_k \rVert_2 \leq r$.
+    r"""Return how many draws have centre k nearest and within the radius, $\lVert w - c_k \rVert_2 \leq r$.
 
-    For one chain at a time pass ``draws_MSD[m]``. In weight space the symmetric copies of a network are separate modes;
-    in function space they are one.
+    Also the number of centres visited, and the share of draws near any. For one chain at a time pass
+    ``draws_MSD[m]``. In weight space the symmetric copies of a network are separate modes; in function space they
+    are one.
 
     Args:
-        draws_MSD: Draws, shape (M, S, D), or points, shape (S, D).
-        centres_KD: Centres of the modes, shape (K, D).
+        draws_MSD: Draws, or points, shape (S, D).
+        centres_KD: Centres of the modes.
         radius: Largest distance from a centre, in the units of the draws.
-
-    Returns:
-        Counts of the K centres, the number visited, and the share of draws near any.
 
     Raises:
         TypeError: If draws or centres are not floating tensors.
@@ -56,7 +54,7 @@ def modes_visited(draws_MSD: Tensor, centres_KD: Tensor, radius: float) -> Modes
 
 
 def _squared_distances(points_SD: Tensor, centres_KD: Tensor) -> Tensor:
-    """Return squared distances in float64, shape (S, K), over one block of weights at a time."""
+    """Return squared distances in float64, (S, K), over one block of weights at a time."""
     num_weights = points_SD.shape[-1]
     step = max(1, BLOCK_CPU // len(points_SD))
     squared_SK = points_SD.new_zeros(len(points_SD), len(centres_KD), dtype=torch.float64)
@@ -65,7 +63,7 @@ def _squared_distances(points_SD: Tensor, centres_KD: Tensor) -> Tensor:
         block_SD = points_SD[:, first:last].double()
         check_finite("draws_MSD", block_SD, f" for weights {first} to {last - 1}")
         for k, centre_D in enumerate(centres_KD[:, first:last].double()):
-            # The difference is taken first: a product of large weights would drown a small distance.
+            # The difference is taken first, because products of large weights would round away a small distance.
             squared_SK[:, k] += (block_SD - centre_D).square().sum(-1)
     return squared_SK
 

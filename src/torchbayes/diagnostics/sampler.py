@@ -8,16 +8,15 @@ from torchbayes.diagnostics._blocks import check_finite, check_floating
 
 
 def ebfmi(energy_MS: Tensor) -> Tensor:
-    r"""Estimated Bayesian fraction of missing information, $\sum_s (E_s - E_{s-1})^2 / \sum_s (E_s - \bar E)^2$.
+    r"""Return the estimated Bayesian fraction of missing information of each chain, float64 (M,).
 
-    How well new momenta explore the energies of the target (Betancourt, 2016, "Diagnosing suboptimal cotangent
-    disintegrations in Hamiltonian Monte Carlo"). Near one is good, below 0.3 slow.
+    It is $\sum_s (E_s - E_{s-1})^2 / \sum_s (E_s - \bar E)^2$ and says how well new momenta explore the energies of
+    the target (Betancourt, 2016, "Diagnosing suboptimal cotangent disintegrations in Hamiltonian Monte Carlo").
+    Near one is good, below 0.3 slow; NaN for a chain whose energy never changes.
 
     Args:
-        energy_MS: Hamiltonian at the start of each trajectory, after the momentum was drawn; shape (M, S) with S ≥ 2.
-
-    Returns:
-        E-BFMI of each chain, float64, shape (M,); NaN for a chain whose energy never changes.
+        energy_MS: Hamiltonian at the start of each trajectory, after the momentum was drawn; shape (M, S) with S ≥
+            2.
 
     Raises:
         TypeError: If the energies are not a floating tensor.
@@ -34,14 +33,13 @@ def ebfmi(energy_MS: Tensor) -> Tensor:
 
 
 def acceptance(energy_error_MS: Tensor) -> Tensor:
-    r"""Mean Metropolis acceptance probability of each chain, $\frac1S \sum_s \min(1, e^{-\Delta_s})$.
+    r"""Return the mean Metropolis acceptance probability of each chain, float64 (M,), in [0, 1].
+
+    It is $\frac1S \sum_s \min(1, e^{-\Delta_s})$.
 
     Args:
-        energy_error_MS: Energy at the end of each trajectory less that at its start, shape (M, S). NaN or infinity
-            marks a trajectory that broke, which is never accepted; minus infinity is always accepted.
-
-    Returns:
-        Acceptance in [0, 1], float64, shape (M,).
+        energy_error_MS: Energy at the end of each trajectory less that at its start. NaN or infinity marks a
+            trajectory that broke, which is never accepted; minus infinity is always accepted.
 
     Raises:
         TypeError: If the errors are not a floating tensor.
@@ -54,17 +52,14 @@ def acceptance(energy_error_MS: Tensor) -> Tensor:
 
 
 def divergences(energy_error_MS: Tensor, *, threshold: float = 1000.0) -> Tensor:
-    r"""Count the divergent trajectories of each chain: those with $\Delta_s$ above a threshold, or NaN.
+    r"""Return the number of divergent trajectories of each chain, int64 (M,): $\Delta_s$ above a threshold, or NaN.
 
-    No trajectory that follows the Hamiltonian errs by a thousand, the bound of Stan (Betancourt, 2017, "A conceptual
-    introduction to Hamiltonian Monte Carlo").
+    No trajectory that follows the Hamiltonian errs by a thousand, the bound of Stan (Betancourt, 2017, "A
+    conceptual introduction to Hamiltonian Monte Carlo").
 
     Args:
-        energy_error_MS: Energy at the end of each trajectory less that at its start, shape (M, S).
+        energy_error_MS: Energy at the end of each trajectory less that at its start.
         threshold: Largest error, in nats, that is not a divergence.
-
-    Returns:
-        Counts, int64, shape (M,).
 
     Raises:
         TypeError: If the errors are not a floating tensor.
@@ -77,14 +72,13 @@ def divergences(energy_error_MS: Tensor, *, threshold: float = 1000.0) -> Tensor
 
 
 def efficiency(ess: Tensor, gradients: int) -> Tensor:
-    """Effective samples per gradient evaluation, by which samplers of different cost are compared.
+    """Return effective samples per gradient evaluation, float64, in the shape of ``ess``.
+
+    It compares samplers of different cost.
 
     Args:
         ess: Effective sample sizes over all chains, any shape.
         gradients: Gradient evaluations of all chains together, warm-up included where it counts.
-
-    Returns:
-        ess / gradients, float64, in the shape of ``ess``.
 
     Raises:
         TypeError: If ``ess`` is not a floating tensor.

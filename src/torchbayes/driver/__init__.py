@@ -1,4 +1,4 @@
-"""The driver: the one loop, `sample`, and what a run leaves on disk."""
+"""The driver: the one loop, `sample`, and the files that a run writes."""
 
 from torchbayes.driver.chains import Chains
 from torchbayes.driver.progress import Event

@@ -1,4 +1,4 @@
-"""Chains: what `sample` returns, by name, as a table and for arviz."""
+"""Chains, the result of `sample`: by name, as a table and for arviz."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from torchbayes.methods.protocol import Method
 from torchbayes.model.parameters import Parameters
 
 LEAST = 4  # draws per chain for R-hat: two for each half
-LEAST_ESS = 10  # and for effective sizes: with fewer, no autocorrelation can be estimated
+LEAST_ESS = 10  # draws per chain for effective sizes, because fewer give no estimate of autocorrelations
 _QUANTILES = {"q5": 0.05, "q50": 0.5, "q95": 0.95}
 _HEADS = {"q5": "5 %", "q50": "50 %", "q95": "95 %", "ess_bulk": "bulk ESS", "ess_tail": "tail ESS", "rhat": "R-hat"}
 _FORMATS = {"ess_bulk": ".0f", "ess_tail": ".0f", "rhat": ".3f"}
 _SHOWN = 20  # quantities that are printed
-# what a step reports -> its name in arviz, and whether it is true or false
+# Numbers of a step -> their name in arviz, and whether they are flags.
 _IN_ARVIZ = {
     "log_density": ("lp", False),
     "energy": ("energy", False),
@@ -39,16 +39,16 @@ class Chains:
     """The result of `sample`. `chains["tau"]` are the draws of a parameter, `print(chains)` is a table of all.
 
     Attributes:
-        weights_MSD: retained draws of each chain; with named parameters, of the vector without constraints.
+        weights_MSD: retained draws of each chain; with named parameters, of the unconstrained vector.
         numbers: name -> float64 (M, steps), what every step reported, burn-in included.
         state: the last state.
         fault: the first exception that the density raised after burn-in; empty if there was none.
-        problems: what is known to be wrong with the chains, one clause each.
-        parameters: names and constraints. A vector without names is called "w"; the weights of a network have the names
-            of its parameters.
+        problems: known problems of the chains, one clause each.
+        parameters: names and constraints. A vector without names is called "w"; the weights of a network have the
+            names of its parameters.
         steps_S: the step after which each draw was retained, int64; the first is 1.
         burn_in: steps before draws were retained.
-        method: the sampler, which may be other than the one that was given where there is no prior.
+        method: the sampler; without a prior it may differ from the one that was given.
     """
 
     weights_MSD: Tensor
@@ -63,14 +63,14 @@ class Chains:
 
     def lost(self) -> list[list[int]]:
         """Return the steps at which each chain reported a divergence."""
-        seen = self.numbers.get("divergent")
-        return [] if seen is None else [steps.nonzero()[:, 0].tolist() for steps in seen]
+        divergent = self.numbers.get("divergent")
+        return [] if divergent is None else [steps.nonzero()[:, 0].tolist() for steps in divergent]
 
     def continued(self, later: Chains) -> Chains:
-        """Return these chains with the steps that followed them, as if all had been taken in one call.
+        """Return these chains and the steps that followed them, as if all had been taken in one call.
 
         Args:
-            later: the chains of those steps alone.
+            later: the chains of only those steps.
         """
         numbers = {name: torch.cat([seen, later.numbers[name]], 1) for name, seen in self.numbers.items()}
         return replace(
@@ -101,20 +101,20 @@ class Chains:
 
     def sample_stats(self) -> dict[str, Tensor]:
         """Return what the step before each draw reported, by the names of arviz, each (M, S)."""
-        at_S, found = self.steps_S - 1, {}
+        at_S, stats = self.steps_S - 1, {}
         for name, (known_as, is_flag) in _IN_ARVIZ.items():
             if name in self.numbers:
                 values_MS = self.numbers[name][:, at_S]
-                found[known_as] = values_MS > 0 if is_flag else values_MS
-        return found
+                stats[known_as] = values_MS > 0 if is_flag else values_MS
+        return stats
 
     def summary(self) -> dict[str, dict[str, float]]:
         """Return the numbers of the table for every quantity.
 
         Returns:
-            quantity, such as "tau" or "theta[3]" -> mean, sd, q5, q50, q95 (quantiles of all draws), ess_bulk, ess_tail
-            and rhat, as of `torchbayes.diagnostics`. R-hat is NaN with fewer than 4 draws of each chain, effective
-            sizes with fewer than 10, and all but the quantiles where a draw is not finite.
+            quantity, such as "tau" or "theta[3]" -> mean, sd, q5, q50, q95 (quantiles of all draws), ess_bulk,
+            ess_tail and rhat, as in `torchbayes.diagnostics`. R-hat is NaN with fewer than 4 draws of each chain,
+            effective sizes with fewer than 10, and all but the quantiles where a draw is not finite.
         """
         return dict(self._rows())
 
@@ -141,16 +141,12 @@ class Chains:
         ])
         more = [f"... ({count - _SHOWN:,} more)"] if count > _SHOWN else []
         length = next(iter(self.numbers.values())).shape[1]
-        said = f"{chains} chains of {draws:,} draws each, of {length:,} steps, the first {self.burn_in:,} burn-in."
-        return "\n".join([*lines, *more, said, *(f"Problem: {problem}." for problem in self.problems)])
+        totals = f"{chains} chains of {draws:,} draws each, of {length:,} steps, the first {self.burn_in:,} burn-in."
+        return "\n".join([*lines, *more, totals, *(f"Problem: {problem}." for problem in self.problems)])
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during burn-in.
-
-    Attributes:
-        chains: the chains so far, without draws, which `sample` resumes.
-    """
+    """Ctrl-C during burn-in; `chains` are the chains so far, without draws, which `sample` can resume."""
 
     def __init__(self, chains: Chains, total: int) -> None:
         """Keep the chains of an interrupted run of `total` steps."""
@@ -159,12 +155,12 @@ class Interrupted(KeyboardInterrupt):
 
 
 def judged(values: Tensor) -> Summary:
-    """Return the diagnostics of draws (M, S, ...) on the CPU, without effective sizes where there are too few draws."""
-    found = Summary(*(part.cpu() for part in summary(values)))
+    """Return the diagnostics of draws (M, S, ...) on the CPU; effective sizes are NaN if there are too few draws."""
+    diagnostics = Summary(*(part.cpu() for part in summary(values)))
     if values.shape[1] >= LEAST_ESS:
-        return found
-    unknown = torch.full_like(found.rhat, math.nan)
-    return found._replace(ess_bulk=unknown, ess_tail=unknown, mcse=unknown)
+        return diagnostics
+    unknown = torch.full_like(diagnostics.rhat, math.nan)
+    return diagnostics._replace(ess_bulk=unknown, ess_tail=unknown, mcse=unknown)
 
 
 def _numbers(values_MS: Tensor) -> dict[str, float]:
@@ -172,14 +168,14 @@ def _numbers(values_MS: Tensor) -> dict[str, float]:
     values_MS = values_MS.detach().double()
     if not values_MS.numel():
         return dict.fromkeys(("mean", "sd", *_QUANTILES, "ess_bulk", "ess_tail", "rhat"), math.nan)
-    found = {"mean": float(values_MS.mean()), "sd": float(values_MS.std()) if values_MS.numel() > 1 else math.nan}
+    numbers = {"mean": float(values_MS.mean()), "sd": float(values_MS.std()) if values_MS.numel() > 1 else math.nan}
     quantiles = np.quantile(values_MS.cpu().numpy(), list(_QUANTILES.values()))
-    found |= dict(zip(_QUANTILES, map(float, quantiles), strict=True))
+    numbers |= dict(zip(_QUANTILES, map(float, quantiles), strict=True))
     named = ("ess_bulk", "ess_tail", "rhat")
     if values_MS.shape[1] < LEAST or not torch.isfinite(values_MS).all():
-        return found | dict.fromkeys(named, math.nan)
+        return numbers | dict.fromkeys(named, math.nan)
     of_chains = judged(values_MS)
-    return found | {name: float(getattr(of_chains, name)) for name in named}
+    return numbers | {name: float(getattr(of_chains, name)) for name in named}
 
 
 def _written(name: str, value: float) -> str:
@@ -187,7 +183,7 @@ def _written(name: str, value: float) -> str:
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:
-    """Return the lines of a table, whose first column is set to the left and the others to the right."""
+    """Return the lines of a table; the first column is aligned left, the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join([

@@ -18,15 +18,8 @@ from torchbayes.posteriors.problems import is_finite
 def flatten(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Split a state into tensors and numbers, by dotted name.
 
-    Args:
-        state: a dataclass, mapping, tensor, number or tuple of numbers.
-        prefix: name of the state.
-
-    Returns:
-        (tensors, numbers).
-
-    Raises:
-        TypeError: if the state holds anything else.
+    A state is a dataclass, mapping, tensor, number or tuple of numbers; a TypeError is raised if it holds anything
+    else.
     """
     if isinstance(state, Tensor):
         return {prefix: state}, {}
@@ -48,7 +41,7 @@ def flatten(state: Any, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, 
 
 
 def _lasting(state: Any) -> list[dataclasses.Field[Any]]:
-    """Return the fields of a state that mean something between steps."""
+    """Return the fields of a state that must outlive a step."""
     return [f for f in dataclasses.fields(state) if not f.metadata.get("workspace")]
 
 
@@ -66,31 +59,21 @@ def _emptied(entry: Tensor | Mapping[str, Tensor] | tuple[Any, ...]) -> Any:
 
 
 def _stored_name(field: dataclasses.Field[Any]) -> str:
-    """Return the name of a field in files: its own, or the one it had when the first of them were written."""
+    """Return the name of a field in files: its own, or an earlier one that older files have."""
     return field.metadata.get("stored_as", field.name)
 
 
 def restore(like: Any, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any], *, prefix: str = "") -> Any:
-    """Rebuild a state from its parts.
+    """Rebuild a state from its parts, as `flatten` gave them, in the structure of `like`, such as a fresh state.
 
-    Args:
-        like: a state of the same structure, such as a fresh one.
-        tensors: as `flatten` gave them.
-        numbers: as `flatten` gave them.
-        prefix: name of the state.
-
-    Returns:
-        The state.
-
-    Raises:
-        ValueError: if a part is missing or a tensor has another shape or dtype; the message is a clause.
+    Raises a ValueError if a part is missing or a tensor has another shape or dtype; its message is a clause.
     """
     if isinstance(like, Tensor):
-        found = tensors.get(prefix)
-        if found is None or found.shape != like.shape or found.dtype != like.dtype:
-            seen = "nothing" if found is None else f"{tuple(found.shape)} and {found.dtype}"
-            raise ValueError(f"`{prefix}` must have shape {tuple(like.shape)} and {like.dtype}; got {seen}")
-        return found.to(like.device)
+        tensor = tensors.get(prefix)
+        if tensor is None or tensor.shape != like.shape or tensor.dtype != like.dtype:
+            description = "nothing" if tensor is None else f"{tuple(tensor.shape)} and {tensor.dtype}"
+            raise ValueError(f"`{prefix}` must have shape {tuple(like.shape)} and {like.dtype}; got {description}")
+        return tensor.to(like.device)
     if dataclasses.is_dataclass(like):
         parts = {
             f.name: restore(getattr(like, f.name), tensors, numbers, prefix=f"{prefix}/{_stored_name(f)}")
@@ -107,7 +90,7 @@ def restore(like: Any, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]
 
 
 def mapped(state: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return a state whose tensors (M, ...), and tuples of one number per member, have gone through `change`."""
+    """Return a state with `change` applied to tensors (M, ...) and to tuples of one number per member."""
     if isinstance(state, Tensor):
         return change(state) if state.ndim else state  # a counter is the same for all members
     if isinstance(state, tuple):
@@ -133,8 +116,7 @@ def save_checkpoint(path: Path, state: Any, about: Mapping[str, Any]) -> None:
 def about_of(path: Path) -> dict[str, Any]:
     """Return the description of a checkpoint's run, without reading the rest of the file.
 
-    Raises:
-        ValueError: if its header is damaged, or it is not a checkpoint.
+    Raises a ValueError if its header is damaged, or it is not a checkpoint.
     """
     return _about(path, read_header(path))
 
@@ -148,24 +130,16 @@ def _about(path: Path, header: Mapping[str, Any]) -> dict[str, Any]:
 def load_checkpoint(
     path: Path, like: Any, about: Mapping[str, Any], *, members: slice = slice(None)
 ) -> tuple[Any, dict[str, Any]]:
-    """Read a state written by `save_checkpoint`, if it belongs to the same run.
+    """Read a state that `save_checkpoint` wrote, if it belongs to the same run, and the file's whole description.
 
-    Args:
-        path: the file.
-        like: a fresh state of the same structure, of these members.
-        about: description of the requested run; every entry must equal the file's.
-        members: which members are wanted.
-
-    Returns:
-        (state, the file's whole description).
-
-    Raises:
-        ValueError: if the file is damaged, not a checkpoint, or of another run or version; the message says in what.
+    `like` is a fresh state of the wanted members. Every entry of `about`, the description of the requested run, must
+    equal the file's. Raises a ValueError if the file is damaged, not a checkpoint, or of another run or version; the
+    message names the difference.
     """
     tensors, header = read_tensors(path)
-    found = _about(path, header)
-    check_same_run(path, found, about)
-    # that of the weights: what a fresh state does not hold yet goes there too
+    description = _about(path, header)
+    check_same_run(path, description, about)
+    # All tensors go to the device of the weights, also those that a fresh state does not hold yet.
     device = max(flatten(like)[0].values(), key=Tensor.numel).device
     own = {name: aligned(tensor[members] if tensor.ndim else tensor).to(device) for name, tensor in tensors.items()}
     numbers = {name: entry[members] if isinstance(entry, list) else entry for name, entry in header["numbers"].items()}
@@ -178,38 +152,26 @@ def load_checkpoint(
             f"{path} does not hold a state of this run: {error}. Resume with the network and the version of torchbayes "
             f"that wrote it, or start the run anew."
         ) from error
-    return state, found
+    return state, description
 
 
 def check_same_run(path: Path, found: Mapping[str, Any], about: Mapping[str, Any]) -> None:
-    """Check that what was found on disk describes the requested run.
+    """Raise a ValueError that names every entry in which a description found at `path` differs from the requested run.
 
-    Args:
-        path: where it was found.
-        found: the description found; entries that `about` does not have are ignored.
-        about: description of the requested run.
-
-    Raises:
-        ValueError: if they differ; the message names every differing entry.
+    Entries that only `found` has are ignored.
     """
     known = {key: entry for key, entry in about.items() if key != CONSTANTS}
-    said = differences({key: found.get(key) for key in known}, known)
-    said += fingerprint_differences(found.get(CONSTANTS) or {}, about.get(CONSTANTS) or {})
-    if said:
+    clauses = differences({key: found.get(key) for key in known}, known)
+    clauses += fingerprint_differences(found.get(CONSTANTS) or {}, about.get(CONSTANTS) or {})
+    if clauses:
         raise ValueError(
-            f"{path} belongs to another run: {'; '.join(said[:5])}. "
+            f"{path} belongs to another run: {'; '.join(clauses[:5])}. "
             f"Resume with the same settings or choose another directory."
         )
 
 
 def differences(found: Any, asked: Any, name: str = "") -> list[str]:
-    """Return where nested descriptions differ, one clause each.
-
-    Args:
-        found: of a run that was found.
-        asked: of the requested one.
-        name: dotted name of the entry that they are.
-    """
+    """Return where nested descriptions differ, one clause each; `name` is the dotted name of the entry compared."""
     if isinstance(found, Mapping) and isinstance(asked, Mapping):
         keys = {**found, **asked}
         return [d for k in keys for d in differences(found.get(k), asked.get(k), f"{name}.{k}" if name else k)]

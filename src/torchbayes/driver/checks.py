@@ -40,11 +40,7 @@ from torchbayes.randomness.seeds import member_seeds
 
 
 def check_method(method: Any) -> None:
-    """Check that a method is an object with settings, not a class or a name, and has all of the protocol.
-
-    Raises:
-        TypeError: if it is not, or lacks something.
-    """
+    """Check that a method is an object with settings, not a class or a name, and has all of the protocol."""
     check_object(("members", "needs", "init", "visit", "step"), "SWAG(epochs=60)", method=method)
     missing = [name for name in ("check", "choices", "draw", "ending") if not hasattr(method, name)]
     if missing:
@@ -55,18 +51,7 @@ def check_method(method: Any) -> None:
 
 
 def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
-    """Check the arguments of `fit` that are not data.
-
-    Args:
-        model: as of `fit`, like the others.
-        method: how to infer.
-        start: where to begin.
-        options: directory, resume, steps, callbacks, ranks and space.
-
-    Raises:
-        TypeError: if one is of the wrong kind.
-        ValueError: if a number or a flag is invalid.
-    """
+    """Check the arguments of `fit` that are not data."""
     check_kind(Model, "a Model", model=model)
     check_method(method)
     space = options.get("space")
@@ -87,12 +72,7 @@ def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
 
 
 def check_validation(method: Method, validation: Any, start: Any) -> None:
-    """Check what is to choose settings.
-
-    Raises:
-        TypeError: if it is a number that is not a share, such as a whole one.
-        ValueError: if a share is not one, or the method has nothing that held-out rows could choose.
-    """
+    """Check the data or the share of rows by which settings are chosen, and that the method has something to choose."""
     if validation is None:
         return
     if not method.choices or (method.needs.start is not None and start is not None):
@@ -110,17 +90,7 @@ def check_validation(method: Method, validation: Any, start: Any) -> None:
 
 
 def check_size(model: Model, method: Method, *, members: int, in_memory: bool) -> None:
-    """Check that weights, gradients and draws can be held.
-
-    Args:
-        model: the model.
-        method: the method, with the requested length and members.
-        members: number of members of this process.
-        in_memory: whether draws are kept in memory.
-
-    Raises:
-        ValueError: if they cannot.
-    """
+    """Check that weights and gradients of this process's members fit in memory, and draws if they are kept there."""
     like_D = torch.empty(model.layout.size, dtype=model.network.dtype, device="meta")
     device = model.network.device
     total = 2 * members * like_D.nbytes
@@ -130,16 +100,7 @@ def check_size(model: Model, method: Method, *, members: int, in_memory: bool) -
 
 
 def check_draws(method: Method, like_D: Tensor, device: torch.device) -> None:
-    """Check that the draws of a run can be held in memory.
-
-    Args:
-        method: the method.
-        like_D: weights of one member.
-        device: where the draws are kept.
-
-    Raises:
-        ValueError: if they cannot.
-    """
+    """Check that the draws of a run, with weights like those of one member, fit in memory."""
     draws = method.needs.draws
     if draws:
         needed = draws * method.members * like_D.nbytes
@@ -149,8 +110,7 @@ def check_draws(method: Method, like_D: Tensor, device: torch.device) -> None:
 def check_shares(model: Model, method: Method, ranks: Ranks) -> None:
     """Check that processes may share the rows of a batch, and the members.
 
-    Raises:
-        ValueError: if a batch norm would see only the rows of its own process, or coupled members would be separated.
+    A batch norm would see only the rows of its own process, and coupled members would be separated.
     """
     norms = (*model.network.batch_norms, *model.network.by_batch)
     if ranks.data > 1 and method.needs.network == "train" and norms:
@@ -166,11 +126,7 @@ def check_shares(model: Model, method: Method, ranks: Ranks) -> None:
 
 
 def check_coupled(model: Model, source: Source, method: Method) -> None:
-    """Check that a method lets coupled rows go through the network together.
-
-    Raises:
-        SettingError: if it takes each of them alone, or some at a time.
-    """
+    """Check that a method lets coupled rows go through the network together."""
     if not model.coupled:
         return
     if method.needs.fixed_rows:
@@ -180,11 +136,11 @@ def check_coupled(model: Model, source: Source, method: Method) -> None:
 
 
 class ChangingDataWarning(UserWarning):
-    """The same rows differ from pass to pass, so that their number is not that of the observations."""
+    """The same rows differ from pass to pass, so their number is not that of the observations."""
 
 
 def warn_if_changing(source: Source) -> None:
-    """Warn where rows of the data differ between two passes, as augmentation makes them."""
+    """Warn if rows of the data differ between two passes, as augmentation makes them."""
     if source.changes():
         warnings.warn(
             "the inputs differ from pass to pass, as augmentation makes them. This method counts every row once, as an "
@@ -199,54 +155,40 @@ class UnusedWeightsWarning(UserWarning):
 
 
 class OutputsWarning(UserWarning):
-    """The network applies to its outputs what the likelihood applies to them again."""
+    """The network applies to its outputs what the likelihood applies again."""
 
 
 def check_gradients(model: Model, source: Source, *, training: bool) -> None:
-    """Check on the first rows that outputs depend on all random weights, as the likelihood takes them; else warn.
+    """Check on the first rows that outputs depend on all random weights, and are in the form that the likelihood takes.
 
-    Args:
-        model: the model.
-        source: the training data.
-        training: whether the method runs the network in training mode.
-
-    Raises:
-        SettingError: if the outputs depend on no parameter, or as of `dependence`.
+    Raises a SettingError if they depend on no parameter, or as `dependence` does; otherwise problems are warnings.
     """
     outputs, missing = dependence(model.network, source.inputs(), training=training)
-    if outputs is not None and (twice := applied_twice(model.likelihood, outputs)):
-        warnings.warn(twice, OutputsWarning, stacklevel=4)
+    if outputs is not None and (warning := applied_twice(model.likelihood, outputs)):
+        warnings.warn(warning, OutputsWarning, stacklevel=4)
     total = len(model.network.layout.names)
     if not missing:
         return
-    said = (
+    text = (
         f"the outputs for the first rows have no gradient in {len(missing)} of {total} random parameters, such as "
         f"`{missing[0]}`: their posterior is their prior. Perhaps the network does not use them, multiplies them by a "
         f"zero that is not random (the other factor of a fresh adapter), runs them under torch.no_grad, or recomputes "
         f"them (torch.utils.checkpoint). If that is meant, leave them out of `random`."
     )
     if len(missing) == total:
-        raise SettingError(said)
-    warnings.warn(said, UnusedWeightsWarning, stacklevel=4)
+        raise SettingError(text)
+    warnings.warn(text, UnusedWeightsWarning, stacklevel=4)
 
 
 def check_callbacks(callbacks: Any) -> None:
-    """Check the callbacks of a run.
-
-    Raises:
-        TypeError: if they are not a list or tuple of functions, or None.
-    """
+    """Check that callbacks are a list or tuple of functions, or None."""
     check_kind((list, tuple), "a list or tuple of functions", **given(callbacks=callbacks))
     for callback in callbacks or ():
         check_function("a list or tuple of functions", callbacks=callback)
 
 
 def check_sample(density: Any, method: Any, *, parameters: Any, callbacks: Any, resume: Any) -> None:
-    """Check the arguments of `sample` that are not numbers.
-
-    Raises:
-        TypeError: if one is of the wrong kind.
-    """
+    """Check the kinds of the arguments of `sample` that are not numbers."""
     check_kind(Chains, "the chains of an earlier call", **given(resume=resume))
     if isinstance(density, type) or not callable(density):
         raise TypeError(
@@ -263,20 +205,19 @@ def check_sample(density: Any, method: Any, *, parameters: Any, callbacks: Any, 
 
 
 def check_continues(resume: Chains, method: Method, start_MD: Any, *, names: Parameters, seed: int | None) -> None:
-    """Check that chains are of the run that is to go on.
+    """Check that chains belong to the run that is to be continued.
 
-    Raises:
-        ValueError: if another method, other settings or other parameters are asked for, another seed, a start, or fewer
-            steps than the chains have.
+    Raises a ValueError for another method, other settings, parameters or seed, a start, or fewer steps than the
+    chains have.
     """
     if start_MD is not None:
         raise ValueError("`start_MD` is for new chains; those of `resume` go on where they are. Leave it out.")
     pairs = (resume.method, resume.parameters), (method, names)
-    found, asked = ({"method": describe(one), "parameters": own.described()} for one, own in pairs)
-    if method.needs.chain:  # the same run however long it gets
-        found["method"].pop("steps", None)
-        asked["method"].pop("steps", None)
-    said = differences(found, asked)
+    of_chains, requested = ({"method": describe(one), "parameters": own.described()} for one, own in pairs)
+    if method.needs.chain:  # a longer run is the same run
+        of_chains["method"].pop("steps", None)
+        requested["method"].pop("steps", None)
+    said = differences(of_chains, requested)
     if seed is not None and not said and list(resume.state.seeds) != member_seeds(seed, method.members):
         said.append(f"its seed is {resume.state.seeds[0]}, now {seed}")
     if said:
@@ -292,11 +233,7 @@ def check_continues(resume: Chains, method: Method, start_MD: Any, *, names: Par
 
 
 def check_same_density(resume: Chains, density: Density) -> None:
-    """Check that a density is that of the chains, where they know what it was: within what rounding may change.
-
-    Raises:
-        ValueError: if it is not.
-    """
+    """Check that a density gives the values that the chains have, up to rounding, if they hold any."""
     before_M = getattr(resume.state, "log_density_M", None)
     if before_M is None:
         return

@@ -1,4 +1,4 @@
-"""A run of a method whose settings are all known, from its beginning or its checkpoint to its end."""
+"""A run of a method with known settings, from its beginning or its checkpoint to its end."""
 
 from __future__ import annotations
 
@@ -29,30 +29,24 @@ def run_to_end(
     fresh: list[Any],
     callbacks: Sequence[Callback] | None,
 ) -> Any:
-    """Return the last state of a run, which begins at a fresh state, or is resumed.
+    """Return the last state of a run, which begins at a fresh state or is resumed; the run's shelf holds the draws.
 
-    Args:
-        density: what the method moves on.
-        source: the rows of its visits.
-        method: the settings.
-        run: the run directory. It holds the draws afterwards.
-        fresh: the state, in a list from which it is taken: a large network is held by nobody else while it trains.
-        callbacks: as of `fit`.
+    `fresh` is a list from which the state is taken, so that nothing else holds a large network while it trains.
     """
     shard, per_epoch = run.shard, run.about["steps_per_epoch"]
     seeds = member_seeds(run.about["seed"], method.members)[shard.local]
-    state, found = run.restore(fresh.pop())
-    if found.get("plan"):
-        # another plan rounds differently, so a resumed run keeps the one it began with
-        density.plan = Plan(found["plan"], "taken over from the checkpoint")
-    # an epoch in which the run stopped is logged anew, as a whole
+    state, description = run.restore(fresh.pop())
+    if description.get("plan"):
+        # Another plan rounds differently, so a resumed run keeps the one it began with.
+        density.plan = Plan(description["plan"], "taken over from the checkpoint")
+    # An epoch in which the run stopped is logged anew, as a whole.
     within = state.step % per_epoch if method.visit(state) is not None else 0
-    run.resume_log(state.step - within, epochs=found.get("epochs", 0))
-    run.shelf = _shelf(density.model, method, run=run, count=found.get("draws", 0))
+    run.resume_log(state.step - within, epochs=description.get("epochs", 0))
+    run.shelf = _shelf(density.model, method, run=run, count=description.get("draws", 0))
     total = -(-method.length(per_epoch) // per_epoch)
     callbacks = callbacks if shard.ranks.first else ()  # the first rank alone reports
-    with listeners(callbacks, method, (state.step // per_epoch, total)) as heard:
-        epochs = Epochs(per_epoch, total, Means(shard, found.get("sums")), heard)
+    with listeners(callbacks, method, (state.step // per_epoch, total)) as notified:
+        epochs = Epochs(per_epoch, total, Means(shard, description.get("sums")), notified)
         return released(iterate(method, density, state, reader=Reader(source, seeds), run=run, epochs=epochs))
 
 

@@ -1,7 +1,7 @@
-"""The log of a run: `log.jsonl`, one JSON object per epoch, each line with the run's name and a checksum of its own.
+"""The log of a run: `log.jsonl`, one JSON object per epoch, each line with the run's name and its own checksum.
 
-A damaged line is lost alone: the others are read, and a warning says what is missing. In memory the log is kept as
-columns, so that a million lines take no more than their numbers.
+If a line is damaged, the others are still read, and a warning says what is missing. In memory the log is kept as
+columns, so a million lines take no more than their numbers.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class History:
         if not self._members:
             return {}
         steps = torch.tensor(self._steps)
-        found = {name: torch.tensor(column, dtype=torch.float64) for name, column in self._columns.items()}
-        return {name: column.view(-1, self._members)[steps > after].T for name, column in found.items()}
+        columns = {name: torch.tensor(column, dtype=torch.float64) for name, column in self._columns.items()}
+        return {name: column.view(-1, self._members)[steps > after].T for name, column in columns.items()}
 
     def first(self, name: str, after: int = 0) -> str:
         """Return the first text of a name after a step; empty if there is none."""
@@ -65,18 +65,12 @@ class History:
 
 
 def append(path: Path, record: Mapping[str, Any], run: str) -> None:
-    """Append one record.
+    """Append one JSON-serialisable record, with `epoch` and `step`, to the log of the named run.
 
-    Args:
-        path: the log.
-        record: JSON-serialisable; it has `epoch` and `step`.
-        run: name of the run.
-
-    Raises:
-        FileExistsError: if it is a link to another file.
-        OSError: if it cannot be written, as on a full disk; earlier records are intact.
+    Raises a FileExistsError if the log is a link to another file; an OSError if it cannot be written, as on a full
+    disk, and then earlier records are intact.
     """
-    whole = path.stat().st_size if path.exists() else 0
+    size_before = path.stat().st_size if path.exists() else 0
     try:
         with open(path, "ab", opener=open_own) as file:
             file.write(_line(record, run))
@@ -84,7 +78,7 @@ def append(path: Path, record: Mapping[str, Any], run: str) -> None:
         raise
     except OSError as error:
         with suppress(OSError):
-            shorten(path, whole)
+            shorten(path, size_before)
         raise OSError(
             error.errno,
             f"the line of epoch {record['epoch']} could not be written to {path} ({error.strerror}); those before it "
@@ -93,17 +87,10 @@ def append(path: Path, record: Mapping[str, Any], run: str) -> None:
 
 
 def cut(path: Path, step: int, run: str, *, epochs: int = 0) -> None:
-    """Drop the records after a step, and damaged lines, with a warning.
-
-    Args:
-        path: the log.
-        step: step from which the run is resumed.
-        run: name of the run.
-        epochs: number of epochs that should have a line.
-    """
-    found = _read(path, run)
-    kept = [record for record in found.records if record["step"] <= step]
-    _warn(path, found.bad, set(range(1, epochs + 1)) - {record["epoch"] for record in kept})
+    """Drop the records after a step, and damaged lines; warn if any of the first `epochs` epochs lacks a line."""
+    lines = _read(path, run)
+    kept = [record for record in lines.records if record["step"] <= step]
+    _warn(path, lines.bad, set(range(1, epochs + 1)) - {record["epoch"] for record in kept})
     content = b"".join(_line(record, run) for record in kept)
     if path.is_file() and content != path.read_bytes():
         write_whole(path, content)
@@ -121,11 +108,11 @@ def read_log(directory: str | Path) -> list[dict[str, Any]]:
         Its valid records, without an incomplete last line; empty if there is no log.
     """
     path = full_path(directory) / NAME
-    epochs = _epochs(path.with_name(CHECKPOINT))  # before the log, which is written first
-    found = _read(path, run_of(directory))
-    there = {record["epoch"] for record in found.records}
-    _warn(path, found.bad, set(range(1, max([epochs, *there]) + 1)) - there)
-    return found.records
+    epochs = _epochs(path.with_name(CHECKPOINT))  # read before the log, because the log is written first
+    lines = _read(path, run_of(directory))
+    present = {record["epoch"] for record in lines.records}
+    _warn(path, lines.bad, set(range(1, max([epochs, *present]) + 1)) - present)
+    return lines.records
 
 
 def records(directory: str | Path) -> list[dict[str, Any]]:
@@ -145,7 +132,7 @@ def _line(record: Mapping[str, Any], run: str) -> bytes:
 
 
 def _read(path: Path, run: str | None) -> _Found:
-    """Return what a log holds, of one run: the first line's if no name is given; nothing if there is none."""
+    """Return the lines of one run in a log: the first line's run if no name is given; nothing without a log."""
     lines = path.read_bytes().split(b"\n") if path.is_file() else [b""]
     records: dict[int, dict[str, Any]] = {}
     bad = 0
@@ -153,7 +140,7 @@ def _read(path: Path, run: str | None) -> _Found:
         try:
             record = unsealed(line)
         except ValueError:
-            bad += number < len(lines)  # the last one is empty, being written, or cut short by a kill
+            bad += number < len(lines)  # the last line may be empty, still being written, or cut short by a kill
             continue
         run = record["run"] if run is None else run
         if record.pop("run") == run and record["epoch"] not in records:
@@ -172,10 +159,10 @@ def _epochs(checkpoint: Path) -> int:
 
 
 def _warn(path: Path, bad: int, missing: set[int]) -> None:
-    said = [f"{bad} of its lines cannot be read or are another run's"] if bad else []
-    said += [f"epoch{'s' if len(missing) > 1 else ''} {_ranges(sorted(missing))} left no line"] if missing else []
-    if said:
-        text = f"{path} is damaged: {' and '.join(said)}. The others are kept."
+    clauses = [f"{bad} of its lines cannot be read or are another run's"] if bad else []
+    clauses += [f"epoch{'s' if len(missing) > 1 else ''} {_ranges(sorted(missing))} left no line"] if missing else []
+    if clauses:
+        text = f"{path} is damaged: {' and '.join(clauses)}. The others are kept."
         warnings.warn(text, FileWarning, stacklevel=3)
 
 

@@ -11,19 +11,10 @@ from torchbayes.driver.processes import Shard
 
 
 class Means:
-    """Sums over the steps of an epoch of the numbers that a method's `Info` names.
-
-    Attributes:
-        count: steps so far.
-    """
+    """Sums over the steps of an epoch of the numbers that a method's `Info` names; `count` is the number of steps."""
 
     def __init__(self, shard: Shard, found: Mapping[str, Any] | None = None) -> None:
-        """Start at zero, or from the sums in a checkpoint.
-
-        Args:
-            shard: the members of this process.
-            found: sums as `sums` returned them.
-        """
+        """Start at zero, or from the sums in a checkpoint, as `sums` returned them."""
         self._shard = shard
         totals = found["totals"] if found else {}
         self.count: int = found["count"] if found else 0
@@ -34,9 +25,9 @@ class Means:
         return {"count": self.count, "totals": self._gathered()}
 
     def add(self, info: Any) -> None:
-        """Add what a step reported: the tensors (M,) of `info.means()`."""
-        for name, seen_M in info.means().items():
-            value_M = seen_M.detach().double()  # stays on its device: to look at it here would wait for a GPU
+        """Add the report of a step: the tensors (M,) of `info.means()`."""
+        for name, number_M in info.means().items():
+            value_M = number_M.detach().double()  # stays on its device, because reading it would wait for a GPU
             total_M = self._totals.get(name)
             self._totals[name] = value_M if total_M is None else total_M.to(value_M.device) + value_M
         self.count += 1

@@ -13,12 +13,7 @@ from torchbayes.driver.checkpoint import flatten, mapped
 
 @dataclass(frozen=True)
 class Shard:
-    """A slice of the M axis.
-
-    Attributes:
-        members: M, of the whole fit.
-        ranks: the processes.
-    """
+    """A slice of the M axis of the whole fit."""
 
     members: int
     ranks: Ranks = field(default_factory=Ranks)
@@ -43,14 +38,10 @@ class Shard:
         return state if self.ranks.chains == 1 else mapped(state, self.gather)
 
     def agree(self, choice: bool) -> bool:
-        """Return the first process's choice, where the next operation needs all processes."""
+        """Return the first process's choice, if the next operation needs all processes."""
         return choice if self.ranks.chains == 1 else self.ranks.agree(choice)
 
     def check_equal(self, state: Any) -> None:
-        """Check that processes that share data hold the same state.
-
-        Raises:
-            ValueError: if they do not.
-        """
+        """Raise a ValueError if processes that share data hold different states."""
         if self.ranks.data > 1:
             check_equal(self.ranks, [t for t in flatten(state)[0].values() if t.is_floating_point()])

@@ -17,8 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torchbayes.checks import given
 from torchbayes.methods.protocol import Method
 
-FIRST, GROWTH, LONGEST = 5.0, 2.0, 600.0  # seconds: the first wait, growth factor of waits, the longest one
-PARTS = 10  # of a run, after each of which there is a line, unless the last one is that young
+FIRST, GROWTH, LONGEST = 5.0, 2.0, 600.0  # first wait in seconds, growth factor of waits, longest wait in seconds
+PARTS = 10  # of a run; a line follows each, unless the last line is younger than the first wait
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Event:
         epochs: epochs of the run.
         step: steps done.
         state: the method's state; its tensors are reused by the next step, so copy what must be kept.
-        info: what the last step reported.
-        record: the line of the log: means over the epoch of what the method's steps reported, such as loss and negative
-            log likelihood of each member, and seconds.
+        info: the report of the last step.
+        record: the line of the log: means over the epoch of the numbers that steps reported, such as loss and
+            negative log likelihood of each member, and seconds.
     """
 
     epoch: int
@@ -62,9 +62,9 @@ def summary(event: Event) -> str:
 
 
 class Lines:
-    """Progress where there is no terminal: a line after each tenth of a run, and after ever longer waits in between.
+    """Progress without a terminal: a line after each tenth of a run, and after ever longer waits in between.
 
-    No line follows another within 5 s, so that a short run has few or none.
+    No line follows another within 5 s, so a short run has few or none.
     """
 
     def __init__(
@@ -77,15 +77,9 @@ class Lines:
         unit: str = "epochs",
         waits: tuple[float, float] | None = None,
     ) -> None:
-        """Start the clock.
+        """Start the clock; `write` takes a line, and `unit` is what is counted, in the plural.
 
-        Args:
-            title: name of what is fitted.
-            done: epochs already done.
-            epochs: epochs of the run.
-            write: takes a line.
-            unit: what is counted, in the plural.
-            waits: seconds between lines, the shortest and the longest; `FIRST` and `LONGEST` if None.
+        `waits` are the shortest and the longest seconds between lines; `FIRST` and `LONGEST` if None.
         """
         self._first, self._longest = waits or (FIRST, LONGEST)
         self._title, self._done, self._epochs, self._write, self._unit = title, done, epochs, write, unit
@@ -114,17 +108,10 @@ class Lines:
 def progress_bar(
     method: Method, done: int, epochs: int, *, unit: str = "epochs", doing: str = ""
 ) -> Iterator[Callback]:
-    """Show progress on standard error while the `with` lasts: a bar on a terminal, else a few lines.
+    """Show the progress of a method on standard error while the `with` lasts, and yield the callback that moves it.
 
-    Args:
-        method: what is fitted; it names the bar.
-        done: epochs already done.
-        epochs: epochs of the run.
-        unit: what is counted, in the plural.
-        doing: what is done to it, where it is not fitted.
-
-    Yields:
-        A callback that moves the bar.
+    It is a bar on a terminal, elsewhere a few lines. `unit` is what is counted, in the plural; `doing` says what is
+    done to the method if it is not fitted.
     """
     title = f"{type(method).__name__} × {method.members}" if method.members > 1 else type(method).__name__
     title += f", {doing}" if doing else ""
@@ -134,16 +121,9 @@ def progress_bar(
 
 @contextmanager
 def counted(title: str, total: int, *, unit: str, shown: bool = True) -> Iterator[Callable[[int], object]]:
-    """Show how much of some work is done on standard error while the `with` lasts, as that of a fit is shown.
+    """Show the progress of `total` parts of some work on standard error, and yield a function of the number done.
 
-    Args:
-        title: name of the work.
-        total: parts of it.
-        unit: what is counted, in the plural.
-        shown: False shows nothing.
-
-    Yields:
-        A function of the number of parts done.
+    `unit` is what is counted, in the plural. If `shown` is False, nothing is shown.
     """
     if not shown:
         yield lambda _: None
@@ -152,17 +132,13 @@ def counted(title: str, total: int, *, unit: str, shown: bool = True) -> Iterato
         yield lambda done: tell(Event(done, total, 0, None, None, {}))
 
 
-_BAR = threading.RLock()  # held by the thread whose bar is on the terminal: two would write over each other
+_BAR = threading.RLock()  # held by the thread whose bar is on the terminal, because two bars would overwrite each other
 
 
 @contextmanager
 def _line_in_cell() -> Iterator[Callable[[str], object]]:
-    """Show one line below a notebook's cell, which is gone when the `with` ends.
-
-    Yields:
-        A function that changes the line.
-    """
-    from IPython.display import display  # there is no notebook without it
+    """Show one line below a notebook's cell until the `with` ends, and yield a function that changes it."""
+    from IPython.display import display  # every notebook has it
 
     handle: Any = display({"text/plain": ""}, raw=True, display_id=True)
     try:
@@ -173,11 +149,7 @@ def _line_in_cell() -> Iterator[Callable[[str], object]]:
 
 @contextmanager
 def _shown(title: str, done: int, total: int, *, unit: str) -> Iterator[Callback]:
-    """Show a bar on a terminal, a line that changes in a notebook, else an occasional line.
-
-    Yields:
-        A callback that moves it.
-    """
+    """Show a bar on a terminal, a changing line in a notebook, elsewhere an occasional line; yield its callback."""
     columns = (
         TextColumn("[bold]{task.description}"),
         BarColumn(),
@@ -211,11 +183,8 @@ def listeners(
 ) -> Iterator[Sequence[Callback]]:
     """Yield the callbacks of a run; by default a progress bar.
 
-    Args:
-        callbacks: as of `fit`.
-        method: what is run.
-        epochs: epochs done, and epochs of the run.
-        unit: what is counted, in the plural; None for epochs, or iterations where each step takes all rows.
+    `epochs` are those done and those of the run. `unit` is what is counted, in the plural; None for epochs, or
+    iterations where each step takes all rows.
     """
     if callbacks is not None:
         yield callbacks
@@ -229,15 +198,10 @@ def listeners(
 def search_bar(
     callbacks: Sequence[Callback] | None, method: Method
 ) -> Iterator[Callable[[int, int, float | None], object]]:
-    """Show the progress of first runs, in which held-out rows choose settings, as that of a run is shown by default.
+    """Show the progress of first runs, in which held-out rows choose settings; with callbacks nothing is shown.
 
-    Args:
-        callbacks: as of `fit`; those that are given hear of the run alone.
-        method: what is fitted.
-
-    Yields:
-        A function of the epochs or trial runs done, those of the longest search, and the held-out rows' negative log
-        likelihood, where it is known.
+    Yields a function of the epochs or trial runs done, those of the longest search, and the negative log likelihood
+    of the held-out rows, where it is known.
     """
     if callbacks is not None:
         yield lambda *_: None

@@ -1,4 +1,4 @@
-"""What is read of the data: what a likelihood asks for, the rows of a run, and those that each visit asks for."""
+"""Reading data: what a likelihood needs from the targets, the rows of a run, and the rows of each visit."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ ROWS = 1024  # of a batch where the method has none
 class Reader:
     """Reads minibatches of a shuffled stream, whose order is a function of (seed, member, epoch) alone, and sites.
 
-    Consecutive minibatches are read as they come, others by skipping to their place in the epoch: what is read depends
-    on the visit alone.
+    Consecutive minibatches are read one after the other, others by skipping to their place in the epoch. The rows
+    depend only on the visit.
     """
 
     def __init__(self, source: Source, seeds: Sequence[int]) -> None:
@@ -38,8 +38,7 @@ class Reader:
     def read(self, visit: Visit) -> Batch | None:
         """Return the rows, every tensor (M, B, ...); None where the density holds them, or the visit has none.
 
-        Raises:
-            ValueError: as the source raises it for a bad batch, or if an epoch has fewer batches than the first one.
+        Raises a ValueError if the source does for a bad batch, or an epoch has fewer batches than the first one.
         """
         if visit.kind == "all":
             return None
@@ -65,25 +64,21 @@ def informed(
 ) -> tuple[Model, Subspace | None]:
     """Return the model, and the subspace of its weights, with what its likelihood takes from the targets.
 
-    Args:
-        model: the model.
-        data: as for `fit`.
-        space: a subspace of its weights, or none.
-        directory: of the run; one that is found there has recorded what it took.
+    A run in the directory has recorded what it took, and that is used again.
     """
     if not asks(model.likelihood):
         return model, space
-    found = None if directory is None else recorded(Path(directory))
-    model = model if found is None else as_recorded(model, found[1].get("model", {}))
+    description = None if directory is None else recorded(Path(directory))
+    model = model if description is None else as_recorded(model, description[1].get("model", {}))
     if asks(model.likelihood):
         source = as_source(model, data, ROWS)
-        source.check(training=True)  # whether that is enough is asked once the method is known
+        source.check(training=True)  # whether that suffices is checked once the method is known
         model = informed_by(model, source)
     return model, None if space is None else having_model(space, model)
 
 
 def rows_of(model: Model, data: Any, method: Method) -> tuple[Source, tuple[str, ...]]:
-    """Return the training rows, checked against the model, and what is wrong with the network on them."""
+    """Return the training rows, checked against the model, and faults of the network on them."""
     source = as_source(model, data, method.needs.batch_size or ROWS)
     training = method.needs.network == "train"
     faults = source.check(training=training and not method.needs.fixed_rows)
@@ -97,5 +92,5 @@ def rows_of(model: Model, data: Any, method: Method) -> tuple[Source, tuple[str,
 def density_of(model: Model, source: Source, method: Method, *, ranks: Ranks | None = None) -> LogDensity:
     """Return the density of the rows, as a method runs it."""
     needs = method.needs
-    whole = {} if needs.chunk_size is None else {"data": source.rows(), "chunk_size": needs.chunk_size}
-    return LogDensity(model, source.num_data, plan=method.plan, training=needs.network == "train", ranks=ranks, **whole)
+    rows = {} if needs.chunk_size is None else {"data": source.rows(), "chunk_size": needs.chunk_size}
+    return LogDensity(model, source.num_data, plan=method.plan, training=needs.network == "train", ranks=ranks, **rows)

@@ -1,13 +1,13 @@
 """The run directory of a fit: configuration, log, checkpoint, posterior.
 
-config.json            the run's name, method, settings, seed, layout: written at the start
-log.jsonl              one JSON object per epoch
-checkpoint.safetensors the last complete state, replaced atomically
-posterior.safetensors  the result
-run.lock               which process is writing; absent if none is
-start                  the run that found the modes, where the method starts at such and looked for them itself
+    config.json            the run's name, method, settings, seed, layout: written at the start
+    log.jsonl              one JSON object per epoch
+    checkpoint.safetensors the last complete state, replaced atomically
+    posterior.safetensors  the result
+    run.lock               which process is writing; absent if none is
+    start                  the run that found the modes, if the method starts at modes and searched for them itself
 
-Each file holds checksums and the run's random name, so that neither damage nor a file of another run goes unnoticed.
+Each file holds checksums and the run's random name, so damage and files of another run are noticed.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from torchbayes.posteriors.files import (
 from torchbayes.posteriors.locks import Locked
 from torchbayes.posteriors.posterior import Posterior
 
-# Seconds between checkpoints, and their least multiple of the last write's duration, so writing costs at most 2 %.
 START = "start"
+# Seconds between checkpoints, and their least multiple of the last write's duration, so writing costs at most 2 %.
 _EVERY = 5.0
 _SPARE = 50.0
 
@@ -61,9 +61,9 @@ def describe(settings: Any) -> Any:
 
 
 def describe_run(model: Model, source: Source, method: Method, *, seed: int, space: Subspace | None) -> dict[str, Any]:
-    """Return what a run is of: method, seed, rows, model and layout."""
+    """Return what identifies a run: method, seed, rows, model and layout."""
     settings = describe(method)
-    if method.needs.chain:  # such a run is the same run however long it gets
+    if method.needs.chain:  # a longer run is the same run
         settings.pop("steps")
     return {
         "method": settings,
@@ -83,10 +83,9 @@ def describe_constants(model: Model, method: Method) -> dict[str, Any]:
 
 
 def recorded(directory: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Return the description of the run in a directory, and where it was found; None if there is none.
+    """Return the description of the run in a directory, and where it was found; None without one.
 
-    Raises:
-        ValueError: if it is damaged.
+    Raises a ValueError if it is damaged.
     """
     config, checkpoint = directory / CONFIG, directory / CHECKPOINT
     if config.exists():
@@ -96,11 +95,7 @@ def recorded(directory: Path) -> tuple[Path, dict[str, Any]] | None:
 
 
 def check_free(directory: Path) -> None:
-    """Check that a directory holds no run.
-
-    Raises:
-        ValueError: if it does.
-    """
+    """Raise a ValueError if a directory holds a run."""
     if (directory / CONFIG).exists() or (directory / CHECKPOINT).exists():
         raise ValueError(
             f"{directory} already holds a run. Pass resume=True to continue it, or choose another directory."
@@ -108,31 +103,24 @@ def check_free(directory: Path) -> None:
 
 
 class Run:
-    """Writes what a fit leaves on disk, with the directory locked; without a directory it writes nothing.
+    """Writes the files of a fit, with the directory locked; without a directory it writes nothing.
 
-    Where several processes share a fit, the first writes and the others read; the files are those of a single process.
-    A context manager, which opens the directory and releases it.
+    Where several processes share a fit, the first writes and the others read; the files are those of a single
+    process. As a context manager it opens the directory and releases it.
     """
 
     def __init__(
         self, directory: str | PathLike[str] | None, about: Mapping[str, Any], *, resume: bool, shard: Shard
     ) -> None:
-        """Describe the run; nothing is opened yet.
+        """Describe the run by JSON-serialisable entries; nothing is opened yet.
 
-        Args:
-            directory: where to write; None for nowhere.
-            about: JSON-serialisable description of the run.
-            resume: whether to continue a run found there.
-            shard: the members of this process.
-
-        Raises:
-            ValueError: if there is no directory to resume from.
+        If `resume`, a run found in the directory is continued. `shard` has the members of this process.
         """
         self.directory = None if directory is None else full_path(directory)
         self.about, self.shard, self._resume = dict(about), shard, resume
-        self.name = ""  # known to the process that writes
+        self.name = ""  # set in the process that writes
         self.history = History()
-        self.shelf: Shelf  # set once it is known where the run resumes; no checkpoint counts draws that are lost
+        self.shelf: Shelf  # set once it is known where the run resumes
         self._saved, self._wrote = time.monotonic(), 0.0
         self._lock: Locked | None = None
         self._open = ExitStack()
@@ -140,14 +128,10 @@ class Run:
             raise ValueError("`resume=True` needs the `directory` of the run to continue.")
 
     def __enter__(self) -> Self:
-        """Lock and open the directory.
+        """Lock and open the directory, and return the run.
 
-        Returns:
-            The run.
-
-        Raises:
-            ValueError: if a run is found there that is not to be resumed, or is another one, or is damaged.
-            OSError: if another process writes there, or the directory cannot be written to.
+        Raises a ValueError if it holds a run that is not to be resumed, is another one, or is damaged; an OSError if
+        another process writes there, or it cannot be written to.
         """
         if self.directory is None:
             return self
@@ -160,29 +144,24 @@ class Run:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Release the directory."""
         self._open.close()
 
     def _begin(self, directory: Path) -> None:
-        """Name a new run, or check that the one found in the directory is this one.
-
-        Raises:
-            ValueError: if it is not to be resumed, is another one, or its description is damaged.
-        """
+        """Name a new run, or check that the one found in the directory is this one and may be resumed."""
         if not self._resume:
             check_free(directory)
         sweep(directory)  # leftovers of writes that were killed
-        found = recorded(directory)
-        if found is None:
+        description = recorded(directory)
+        if description is None:
             self.name = secrets.token_hex(8)
             return
-        check_same_run(*found, self.about)
-        self.name = found[1]["run"]
+        check_same_run(*description, self.about)
+        self.name = description[1]["run"]
 
     def restore(self, fresh: Any) -> tuple[Any, dict[str, Any]]:
         """Return the state to start from, that of the checkpoint if there is one, and the checkpoint's description.
 
-        A new run is recorded in its directory here, once it has a state to begin with.
+        A new run is recorded in its directory here, because it now has a state to begin with.
         """
         if (config := self._path(CONFIG)) is not None and not config.exists():
             write_described(config, {"run": self.name, **self.about})
@@ -195,9 +174,7 @@ class Run:
     def resume_log(self, step: int, *, epochs: int = 0) -> None:
         """Drop the lines of the log after a step, so that a resumed run leaves the log of an uninterrupted one.
 
-        Args:
-            step: step from which the run is resumed.
-            epochs: number of epochs that should have a line.
+        The first `epochs` epochs should have a line.
         """
         path = self._path(log.NAME)
         if path is not None:
@@ -213,16 +190,10 @@ class Run:
             log.append(path, record, self.name)
 
     def checkpoint(self, state: Any, density: LogDensity, means: Means, *, force: bool = False) -> bool:
-        """Write a checkpoint if the last one is old enough, or at once; a state that is not finite never replaces one.
+        """Write a checkpoint if the last one is old enough, or if forced; return whether this process has written one.
 
-        Args:
-            state: the method's state.
-            density: its plan is stored: another plan rounds differently.
-            means: sums over the epoch so far, for its line of the log.
-            force: write at once.
-
-        Returns:
-            Whether this process has written one.
+        A state that is not finite never replaces a checkpoint. The plan of `density` is stored, because another plan
+        rounds differently. `means` are sums over the epoch so far, for its line of the log.
         """
         due = force or time.monotonic() - self._saved > max(_EVERY, _SPARE * self._wrote)
         if self.directory is None or not self.shard.agree(due):
@@ -246,18 +217,9 @@ class Run:
     def rescue(self, error: Exception, state: Any, density: LogDensity, *, means: Means) -> None:
         """Save the last state before an error and say so in its message, unless that state is incomplete.
 
-        It is not saved where it is not finite, where the draws up to it could not be written, or where other processes
-        hold members, since they do not know of an error here. The last checkpoint, if there is one, is then left in
-        place.
-
-        Args:
-            error: what was raised.
-            state: the method's state before it.
-            density: as for `checkpoint`.
-            means: as for `checkpoint`.
-
-        Raises:
-            OSError: if the directory is no longer this run's.
+        It is not saved if it is not finite, if the draws up to it could not be written, or if other processes hold
+        members, because they do not know of an error here. The last checkpoint, if there is one, then stays. Raises
+        an OSError if the directory is no longer this run's.
         """
         self.check()
         alone = self.directory is not None and self.shard.ranks.chains == 1
@@ -272,11 +234,7 @@ class Run:
             write_tensors(path, tensors, {**header, "run": self.name})
 
     def check(self) -> None:
-        """Check that the directory, if this process writes to one, is still this run's.
-
-        Raises:
-            OSError: if it was removed or taken over by another process.
-        """
+        """Raise an OSError if the directory was removed or taken over by another process."""
         if self._lock is not None:
             self._lock.check()
 

@@ -40,34 +40,34 @@ def sample(
 ) -> Chains:
     """Draw from a density, which need not be that of a network.
 
-    A chain has `method.steps` steps, of which the first `method.burn_in` are not retained: each chain gives
-    (steps − burn_in) / thin draws.
-
+    A chain has `method.steps` steps, of which the first `method.burn_in` are not retained: each chain gives (steps −
+    burn_in) / thin draws.
     A proposal at which the density raises an exception, such as a ValueError or one of linear algebra, is rejected.
-    Samplers on minibatches have no proposals, and stop there. Ctrl-C during burn-in ends the program as ever; after
-    it, the draws so far are returned, with a problem that says so. Chains of an interrupted or a finished run go on by
+    Samplers on minibatches have no proposals, and stop there. Ctrl-C during burn-in ends the program as usual; later,
+    the draws so far are returned, with a problem that says so. Chains of an interrupted or a finished run are
+    continued by
 
         more = sample(density, NUTS(steps=5000), resume=chains)
 
-    and are then, bit for bit, those of one run of as many steps. They are kept in memory alone; `fit` of a model writes
-    checkpoints.
+    and are then, bit for bit, those of one run of as many steps. They are only kept in memory; `fit` of a model
+    writes checkpoints.
 
     Args:
-        density: the target. A function of one vector (D,) that returns its log density, a tensor of shape (), with
-            gradients by autograd: it is called with the start of the first chain, and if it returns anything but one
-            number there, it must be a function of the vectors of all chains, (M, D) -> (M,). With `parameters`, a
-            function of these by keyword. Functions of one chain are run for all by `torch.func.vmap` where it can, else
-            in turn. Or a `LogDensity` with data, or a `FunctionDensity`.
+        density: the target. A function of one vector (D,) that returns its log density, a tensor of shape (),
+            with gradients by autograd. It is called with the start of the first chain; if it returns anything but
+            one number there, it must be a function of the vectors of all chains, (M, D) -> (M,). With
+            `parameters`, a function of these by keyword. Functions of one chain are run for all by
+            `torch.func.vmap` where possible, else in turn. Or a `LogDensity` with data, or a `FunctionDensity`.
         method: the sampler, such as `NUTS(chains=4)`.
-        start_MD: where the chains start, (chains, D); or (D,), where all of them do. With `parameters` a mapping from
-            names to numbers on their own scale does as well, or None: uniform on (−2, 2) without constraints, drawn
-            again where the density is not finite.
+        start_MD: where the chains start, (chains, D); or (D,), where all of them do. With `parameters` also a
+            mapping from names to numbers on their own scale; or None: uniform on (−2, 2) on the unconstrained
+            scale, drawn again where the density is not finite.
         parameters: names, shapes and constraints of the arguments of the function.
         seed: seed of the chains, and of where they start; None is 0, or that of `resume`.
-        callbacks: called with an `Event` after each step, where an epoch is one step; one that returns True ends the
-            run. None shows a progress bar on a terminal, elsewhere a line after 5 s and then after ever longer waits,
-            on standard error; an empty tuple shows nothing.
-        resume: what an earlier call returned, to be continued up to the steps of the method: with the same density,
+        callbacks: called with an `Event` after each step, where an epoch is one step; one that returns True ends
+            the run. None shows a progress bar on a terminal, elsewhere a line after 5 s and then after ever
+            longer waits, on standard error; an empty tuple shows nothing.
+        resume: the result of an earlier call, continued up to the steps of the method: with the same density,
             parameters and settings, and without a start.
 
     Returns:
@@ -75,12 +75,13 @@ def sample(
 
     Raises:
         ValueError: if `start_MD` does not have one row per chain, or the density there cannot be computed, is not
-            finite, has the wrong shape or no gradient, or no start with a finite density is found; or if `resume` holds
-            chains of another method, other settings but `steps`, other parameters or another density.
+            finite, has the wrong shape or no gradient, or no start with a finite density is found; or if `resume`
+            holds chains of another method, other settings but `steps`, other parameters or another density.
         DivergedError: if a sampler on minibatches reaches a point where the density is not finite, or cannot be
             computed.
         TypeError: if an argument is of another kind, or the function returns no floating tensor.
-        Interrupted: if Ctrl-C is pressed during burn-in: a KeyboardInterrupt, whose attribute `chains` can be resumed.
+        Interrupted: if Ctrl-C is pressed during burn-in: a KeyboardInterrupt, whose attribute `chains` can be
+            resumed.
     """
     check_sample(density, method, parameters=parameters, callbacks=callbacks, resume=resume)
     if not hasattr(density, "prior_stds"):
@@ -92,20 +93,20 @@ def sample(
     seed = 0 if seed is None else seed
     density, parameters, start_MD = _target(density, method, start_MD, parameters=parameters, seed=seed)
     begun = resume.state.step if resume is not None else 0
-    with listeners(callbacks, method, (begun, method.length(1)), unit="steps") as heard:
-        options = {"parameters": parameters, "callbacks": heard, "resume": resume}
-        found = run_chains(density, method, start_MD, seed=seed, **options)
-    exact = "acceptance" in found.numbers
-    columns = {name: seen[:, method.burn_in :] for name, seen in found.numbers.items()} if exact else {}
+    with listeners(callbacks, method, (begun, method.length(1)), unit="steps") as notified:
+        options = {"parameters": parameters, "callbacks": notified, "resume": resume}
+        chains = run_chains(density, method, start_MD, seed=seed, **options)
+    exact = "acceptance" in chains.numbers
+    columns = {name: seen[:, method.burn_in :] for name, seen in chains.numbers.items()} if exact else {}
     identified = not hasattr(density, "model")  # the hidden units of a network can be exchanged
-    judge = partial(problems, fault=found.fault, identified=identified, layout=parameters and parameters.layout)
-    ending, lost = method.ending(None, found.state), [] if exact else found.lost()
-    found = replace(found, weights_MSD=mended(found.weights_MSD, found.steps_S.tolist(), lost))
-    wrong, raised = checked(lambda: judge(found.weights_MSD, columns))
-    found = replace(found, problems=(*found.problems, *ending.said, *diverged(lost, MOST), *wrong))
-    warn_of(found.problems, "these chains")
+    judge = partial(problems, fault=chains.fault, identified=identified, layout=parameters and parameters.layout)
+    ending, divergences = method.ending(None, chains.state), [] if exact else chains.lost()
+    chains = replace(chains, weights_MSD=mended(chains.weights_MSD, chains.steps_S.tolist(), divergences))
+    more_problems, raised = checked(lambda: judge(chains.weights_MSD, columns))
+    chains = replace(chains, problems=(*chains.problems, *ending.said, *diverged(divergences, MOST), *more_problems))
+    warn_of(chains.problems, "these chains")
     warn_unchecked(raised, "the sample")
-    return found
+    return chains
 
 
 def run_chains(
@@ -120,10 +121,8 @@ def run_chains(
 ) -> Chains:
     """Return what `sample` does, for chains that are not judged together because each has its own target.
 
-    Raises:
-        ValueError: if the start does not fit, or a callback ends the run before a draw is retained.
-        Interrupted: if Ctrl-C is pressed before.
-        KeyboardInterrupt: as it came, if no step has been taken.
+    Raises a ValueError if the start does not fit, or a callback ends the run before a draw is retained; Interrupted
+    if Ctrl-C is pressed before a draw is retained, or the KeyboardInterrupt itself if no step was taken.
     """
     start_MD = _start(start_MD, method.members)
     check_draws(method, start_MD[0], start_MD.device)
@@ -142,19 +141,19 @@ def run_chains(
         if not taken:
             raise
         stopped = error
-    found = _found(method, taken, start_MD, parameters=parameters or _names(density, start_MD), begun=first.step)
-    found, total = found if resume is None else resume.continued(found), method.length(1)
+    chains = _found(method, taken, start_MD, parameters=parameters or _names(density, start_MD), begun=first.step)
+    chains, total = chains if resume is None else resume.continued(chains), method.length(1)
     if stopped is not None:
-        found = replace(found, problems=(f"interrupted after {found.state.step:,} of {total:,} steps",))
-    if not found.weights_MSD.shape[1]:
+        chains = replace(chains, problems=(f"interrupted after {chains.state.step:,} of {total:,} steps",))
+    if not chains.weights_MSD.shape[1]:
         if stopped is not None:
-            raise Interrupted(found, total) from stopped
-        raise ValueError(f"the run ended after {found.state.step} steps, before a draw was retained. Sample longer.")
-    return found
+            raise Interrupted(chains, total) from stopped
+        raise ValueError(f"the run ended after {chains.state.step} steps, before a draw was retained. Sample longer.")
+    return chains
 
 
 def _found(method: Chain, taken: Sequence[_Taken], start_MD: Tensor, *, parameters: Parameters, begun: int) -> Chains:
-    """Return the chains of the steps that were taken after the first `begun`, of which there is at least one."""
+    """Return the chains of the steps taken after the first `begun`; there is at least one."""
     numbered = list(enumerate(taken, begun + 1))
     drawn = [(number, step.drawn_MD) for number, step in numbered if step.drawn_MD is not None]
     return Chains(
@@ -170,7 +169,7 @@ def _found(method: Chain, taken: Sequence[_Taken], start_MD: Tensor, *, paramete
 
 
 class _Taken(NamedTuple):
-    """A step that was taken: the state after it, what it reported, its exception, and the weights it retains."""
+    """A step that was taken: the state after it, its report, its exception, and the weights it retains."""
 
     state: Any
     means: Mapping[str, Tensor]
@@ -183,7 +182,7 @@ def _iterate(
 ) -> None:
     """Take the steps; each is appended to `taken` at once, so that an interrupt loses only its own."""
     total = method.length(1)
-    for now, info in steps(method, density, state):  # a density without a model has no rows to read
+    for now, info in steps(method, density, state):  # the density holds its data, so no rows are read
         drawn_MD, means = method.draw(now), info.means()
         if taken:
             taken[-1] = taken[-1]._replace(state=None)
@@ -191,18 +190,14 @@ def _iterate(
         if callbacks:
             numbers = {name: values_M.tolist() for name, values_M in means.items()}
             event = Event(now.step, total, now.step, now, info, {"step": now.step, **numbers})
-            if any([callback(event) is True for callback in callbacks]):  # a list: every callback is called
+            if any([callback(event) is True for callback in callbacks]):  # a list, so that every callback is called
                 break
 
 
 def _target(
     density: Any, method: Chain, start: Any, *, parameters: Parameters | None, seed: int
 ) -> tuple[Density, Parameters | None, Tensor]:
-    """Return the density of a call of `sample`, its named parameters, and where the chains start.
-
-    Raises:
-        ValueError: if there is no start, or it does not fit the parameters.
-    """
+    """Return the density of a call of `sample`, its named parameters, and where the chains start."""
     if parameters is None:
         if not hasattr(density, "leapfrog"):
             density = density_of(density, _start(start, method.members))
@@ -225,12 +220,7 @@ def _names(density: Any, start_MD: Tensor) -> Parameters:
 
 
 def _start(start_MD: Tensor, chains: int) -> Tensor:
-    """Return where each chain starts.
-
-    Raises:
-        TypeError: if these are not weights in float32 or float64.
-        ValueError: if they are empty, not finite, or for another number of chains.
-    """
+    """Return where each chain starts, after checking that these are finite weights in float32 or float64."""
     if not isinstance(start_MD, Tensor) or start_MD.dtype not in {torch.float32, torch.float64}:
         seen = start_MD.dtype if isinstance(start_MD, Tensor) else type(start_MD).__name__
         advice = " Only for named `parameters` are starts found." if start_MD is None else ""

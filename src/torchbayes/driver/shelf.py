@@ -1,4 +1,4 @@
-"""The shelf of a run: where its draws go, in memory or streamed to the run directory."""
+"""The shelf of a run holds its draws, in memory or in the run directory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MemoryShelf:
 
     @property
     def count(self) -> int | None:
-        """Number of draws that a checkpoint can rely on; None, as draws in memory do not outlive the process."""
+        """Number of draws that a checkpoint can rely on; None, because draws in memory do not outlive the process."""
         return None
 
     @property
@@ -40,14 +40,10 @@ class MemoryShelf:
         return True
 
     def sync(self) -> None:
-        """Do nothing: there is no disk."""
+        """Do nothing, because there is no disk."""
 
     def weights_MSD(self) -> Tensor:
-        """Return the draws, (M, S, D): one view (S M, D) in the order in which they were taken.
-
-        Raises:
-            ValueError: if there are none.
-        """
+        """Return the draws, (M, S, D), a view of memory in the order (S, M, D) in which they were taken."""
         if not self._draws:
             raise ValueError(_NONE)
         return torch.stack(self._draws).transpose(0, 1)
@@ -61,15 +57,9 @@ class DiskShelf:
     """Draws streamed to a run directory by the first process, from which all of them are read."""
 
     def __init__(self, model: Model, shard: Shard, *, directory: Path, run: str, count: int = 0) -> None:
-        """Continue the draws of a run, or begin.
+        """Continue the draws of a run from the `count` in its checkpoint, or begin.
 
-        Args:
-            model: the model whose weights they are.
-            shard: the members of this process.
-            directory: of the run.
-            run: name of the run.
-            count: number of draws in the checkpoint that the run resumes from; later ones, of a run that was killed,
-                are dropped.
+        Later draws, of a run that was killed, are dropped.
         """
         self._model, self._shard, self._directory = model, shard, directory
         self._file: DrawFile | None = None
@@ -91,7 +81,7 @@ class DiskShelf:
 
     @property
     def count(self) -> int | None:
-        """How many draws of each member are on disk, as far as this process knows."""
+        """Number of draws of each member on disk; None in processes that do not write."""
         return None if self._file is None else len(self._file)
 
     @property
@@ -105,11 +95,7 @@ class DiskShelf:
             self._file.sync()
 
     def weights_MSD(self) -> Tensor:
-        """Return the draws, (M, S, D), mapped into memory where the model is on a CPU.
-
-        Raises:
-            ValueError: if there are none.
-        """
+        """Return the draws, (M, S, D), mapped into memory where the model is on a CPU."""
         self._shard.ranks.wait()
         if self._read is None:
             self._read = read_draws(self._directory, self._model)
@@ -120,11 +106,11 @@ class DiskShelf:
     def packed(self, posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the tensors and the header of the posterior's file, which refers to the file of draws next to it."""
         tensors, header = packed(posterior)
-        if self._read is None or tensors.get(_DRAWS) is not self._read:  # the posterior holds other draws than the file
+        if self._read is None or tensors.get(_DRAWS) is not self._read:  # the posterior holds other draws
             return tensors, header
-        own = {name: tensor for name, tensor in tensors.items() if name != _DRAWS}
+        others = {name: tensor for name, tensor in tensors.items() if name != _DRAWS}
         settings: Mapping[str, Any] = {**header["settings"], "draws": self.count, "beside": True}
-        return own, {**header, "settings": settings}
+        return others, {**header, "settings": settings}
 
 
 _DRAWS = "weights_MSD"  # a posterior's tensor that may stay in the file of draws

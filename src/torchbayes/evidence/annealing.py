@@ -1,16 +1,16 @@
-r"""Annealed importance sampling (Neal 2001), and the same path backwards.
+"""Annealed importance sampling (Neal 2001), and the same path backwards.
 
-Particles start as draws from the prior. At inverse temperatures 0 = β_0 < β_1 < … < β_K = 1 each is weighted, and moved
-by a kernel that leaves p_{β_k} invariant:
+Particles start as draws from the prior. At inverse temperatures 0 = β_0 < β_1 < … < β_K = 1 each is weighted, and
+moved by a kernel that leaves p_{β_k} invariant:
 
     log v = Σ_{k=1}^{K} (β_k − β_{k−1}) log p(D|w_{k−1}),     w_k ~ HMC at β_k from w_{k−1}
 
-Then E[v] = p(D), however poor the moves, if their settings do not depend on the particles. So log (1/P) Σ_p v_p is too
-low on average, by half its variance, and by more where few particles dominate.
+Then E[v] = p(D), however poor the moves, if their settings do not depend on the particles. So log (1/P) Σ_p v_p is
+too low on average, by half its variance, and by more where few particles dominate.
 
 Backwards from a draw of the posterior, E[1/v] = 1/p(D), and −log (1/P) Σ_p 1/v_p is too high on average. The two
-bracket the log evidence (Grosse, Ghahramani and Adams 2015; Grosse, Ancha and Roy 2016). The upper bound is valid only
-as far as the draws are from the posterior.
+bracket the log evidence (Grosse, Ghahramani and Adams 2015; Grosse, Ancha and Roy 2016). The upper bound is valid
+only if the draws are from the posterior.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from torchbayes.posteriors.problems import warn_of
 from torchbayes.posteriors.start import check_finite_start
 from torchbayes.randomness.seeds import Purpose, mix
 
-# target variance of log weights, if particles mixed at once; in practice it comes out larger
+# Target variance of log weights, if particles mixed at once. In practice it is larger.
 _VARIANCE = 0.2
 _FEWEST, _MOST = 10, 20_000  # temperatures
 
@@ -49,18 +49,18 @@ def annealed_importance_sampling(
 ) -> Evidence:
     """Estimate the log evidence by annealing particles from the prior to the posterior.
 
-    Temperatures, step sizes and masses come from a pilot run with other random numbers (`evidence.pilot`) and are fixed
-    before the first particle moves, so the evidence itself is estimated without bias. Cost in gradients: particles
-    times temperatures times at most `leapfrogs`, plus the pilot run's.
+    Temperatures, step sizes and masses come from a pilot run with other random numbers (`evidence.pilot`) and are
+    fixed before the first particle moves, so the evidence itself is estimated without bias. Cost in gradients:
+    particles times temperatures times at most `leapfrogs`, plus the pilot run's.
 
     Args:
         model: a model with proper priors and temperature 1, or a `FunctionTarget`.
         data: as for `fit`; None with a `FunctionTarget`.
         particles: P, independent particles.
-        temperatures: K + 1, their number, equally spaced along the path; or inverse temperatures from 0 to 1, such as
-            `sigmoidal(500)`; None takes the number at which log weights would have variance 0.2 if particles mixed
-            at once, between 10 and 20,000.
-        leapfrogs: bound on the leapfrog steps of a move; they go a quarter of a period where that takes fewer.
+        temperatures: K + 1, their number, equally spaced along the path; or inverse temperatures from 0 to 1, such
+            as `sigmoidal(500)`; None takes the number at which log weights would have variance 0.2 if particles
+            mixed at once, between 10 and 20,000.
+        leapfrogs: bound on the leapfrog steps of a move, which covers a quarter of a period if that takes fewer.
         seed: seed of everything.
 
     Returns:
@@ -70,18 +70,19 @@ def annealed_importance_sampling(
 
     Raises:
         TypeError: if `model` is neither.
-        ValueError: if a prior is improper, the temperature is not 1, the data do not fit, or settings are out of range.
+        ValueError: if a prior is improper, the temperature is not 1, the data do not fit, or settings are out of
+            range.
     """
     check_counts(particles=particles, leapfrogs=leapfrogs)
     seed = as_seed(seed)
     target = as_target(model, data)
-    found, ladder = _prepared(target, temperatures, leapfrogs=leapfrogs, seed=seed)
+    pilot_run, ladder = _prepared(target, temperatures, leapfrogs=leapfrogs, seed=seed)
     check_memory(2 * particles * target.draw(1, 0).nbytes, "the particles", particles=particles)
     weights_PD = target.draw(particles, mix(Purpose.ANNEALING_START, seed))
     log_weights_P, details = _annealed(target, weights_PD, ladder, seed=mix(Purpose.ANNEALING_MOVES, seed))
     mean = log_mean(log_weights_P)
     warn_of_few(mean.ess, "particles", "Use more temperatures; more particles help less.")
-    return Evidence(mean.value, mean.error, "annealed importance sampling", {**details, **_more(mean, found)})
+    return Evidence(mean.value, mean.error, "annealed importance sampling", {**details, **_more(mean, pilot_run)})
 
 
 def reverse_annealing(
@@ -95,9 +96,9 @@ def reverse_annealing(
 ) -> Evidence:
     """Bound the log evidence from above by annealing draws of the posterior back to the prior.
 
-    With the same settings and seed it uses the temperatures of `annealed_importance_sampling`, in reverse order. The
-    error assumes that the draws are independent: thin them. Draws that miss a part of the posterior of mass 1 − a lower
-    the bound by −log a at most.
+    With the same settings and seed it uses the temperatures of `annealed_importance_sampling`, in reverse order.
+    The error assumes that the draws are independent: thin them. If they miss a part of the posterior of mass 1 − a,
+    the bound is lower by at most −log a.
 
     Args:
         model: a model with proper priors and temperature 1, or a `FunctionTarget`.
@@ -129,26 +130,25 @@ def reverse_annealing(
         raise ValueError(f"`draws` must be weights (S, {like_PD.shape[-1]}); got shape {tuple(weights.shape)}.")
     check_finite_start(draws=weights)
     weights_PD = weights.detach().reshape(-1, weights.shape[-1]).to(like_PD)
-    found, ladder = _prepared(target, temperatures, leapfrogs=leapfrogs, seed=seed)
+    pilot_run, ladder = _prepared(target, temperatures, leapfrogs=leapfrogs, seed=seed)
     log_weights_P, details = _annealed(target, weights_PD, ladder.reversed(), seed=mix(Purpose.REVERSE_MOVES, seed))
     mean = log_mean(log_weights_P)
     warn_of_few(mean.ess, "draws", "Use more temperatures; more draws help less.", wrong="too high")
-    return Evidence(-mean.value, mean.error, "reverse annealing, an upper bound", {**details, **_more(mean, found)})
+    return Evidence(-mean.value, mean.error, "reverse annealing, an upper bound", {**details, **_more(mean, pilot_run)})
 
 
 def _prepared(target: Target, temperatures: Temperatures | None, *, leapfrogs: int, seed: int) -> tuple[Pilot, Ladder]:
     """Return a pilot run, and the ladder of temperatures.
 
-    Raises:
-        ValueError: if there are fewer than 2 temperatures, or those given do not rise from 0 to 1.
+    A ValueError if there are fewer than 2 temperatures, or those given do not rise from 0 to 1.
     """
-    asked = as_temperatures(temperatures)
-    if isinstance(asked, int) and asked < 2:
+    beta_K = as_temperatures(temperatures)
+    if isinstance(beta_K, int) and beta_K < 2:
         raise ValueError("`temperatures` must be at least 2, the prior's and the posterior's; got 1.")
-    found = pilot(target, leapfrogs=leapfrogs, seed=mix(Purpose.ANNEALING_PILOT, seed))
-    if not isinstance(asked, Tensor):
-        asked = found.even(asked or min(max(math.ceil(found.length**2 / _VARIANCE), _FEWEST), _MOST))
-    return found, found.ladder(asked)
+    pilot_run = pilot(target, leapfrogs=leapfrogs, seed=mix(Purpose.ANNEALING_PILOT, seed))
+    if not isinstance(beta_K, Tensor):
+        beta_K = pilot_run.even(beta_K or min(max(math.ceil(pilot_run.length**2 / _VARIANCE), _FEWEST), _MOST))
+    return pilot_run, pilot_run.ladder(beta_K)
 
 
 def _annealed(target: Target, weights_PD: Tensor, ladder: Ladder, *, seed: int) -> tuple[Tensor, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Evidence: what an estimator returns, and the logarithm of a mean of weights with its error."""
+"""Evidence: the result of an estimator, and the logarithm of a mean of weights with its error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# with fewer effective weights the jackknife's error is too small: measured in tests/evidence/test_estimate.py
+# With fewer effective weights the jackknife's error is too small, as measured in tests/evidence/test_estimate.py.
 LEAST_ESS = 10.0
 
 
@@ -33,34 +33,20 @@ class Evidence:
 
 
 class LogMean(NamedTuple):
-    """The logarithm of a mean of weights.
+    """The logarithm of a mean of weights."""
 
-    Attributes:
-        value: log (1/P) Σ_p e^{v_p}.
-        error: its standard error by the jackknife.
-        ess: effective number of weights, (Σ e^{v_p})² / Σ e^{2 v_p}, between 1 and P.
-    """
-
-    value: float
-    error: float
-    ess: float
+    value: float  # log (1/P) Σ_p e^{v_p}
+    error: float  # standard error by the jackknife
+    ess: float  # effective number of weights, (Σ e^{v_p})² / Σ e^{2 v_p}, between 1 and P
 
 
 def log_mean(log_weights_P: Tensor) -> LogMean:
-    r"""Return log mean exp of independent log weights, with its error.
+    r"""Return log mean exp of at least two independent log weights v, with its error; v = −∞ is a weight of zero.
 
-    The jackknife leaves out one weight at a time: $\hat\sigma^2 = \frac{P-1}{P} \sum_p (\hat z_{(p)} - \bar z)^2$ with
-    $\hat z_{(p)} = \log \frac{1}{P-1} \sum_{q \neq p} e^{v_q}$ (Efron and Stein 1981). For even weights it is the delta
-    method's $\mathrm{sd}(e^v) / (\sqrt P \, \overline{e^v})$; where a single weight dominates it is larger.
-
-    Args:
-        log_weights_P: v, at least two; −∞ is a weight of zero.
-
-    Returns:
-        Value, error and effective size.
-
-    Raises:
-        ValueError: if there are fewer than two weights, one is NaN or +∞, or all are zero.
+    The jackknife leaves out one weight at a time: $\hat\sigma^2 = \frac{P-1}{P} \sum_p (\hat z_{(p)} - \bar z)^2$
+    with $\hat z_{(p)} = \log \frac{1}{P-1} \sum_{q \neq p} e^{v_q}$ (Efron and Stein 1981). For even weights it is
+    the delta method's $\mathrm{sd}(e^v) / (\sqrt P \, \overline{e^v})$; where a single weight dominates it is
+    larger. A ValueError if one is NaN or +∞, or all are zero.
     """
     log_weights_P = log_weights_P.double().cpu()
     count = len(log_weights_P)
@@ -74,24 +60,20 @@ def log_mean(log_weights_P: Tensor) -> LogMean:
         )
     total = float(log_weights_P.logsumexp(0))
     shares_P = (log_weights_P - total).exp()
-    # log(1 − share) where shares are small; the largest may be nearly one, so the rest is summed without it
+    # log(1 − share) for small shares. The largest may be nearly one, so the rest is summed without it.
     without_P = total + torch.log1p(-shares_P.clamp(max=0.5))
     largest = int(log_weights_P.argmax())
-    rest_P = torch.cat([log_weights_P[:largest], log_weights_P[largest + 1 :]])
-    without_P[largest] = rest_P.logsumexp(0)
+    others_P = torch.cat([log_weights_P[:largest], log_weights_P[largest + 1 :]])
+    without_P[largest] = others_P.logsumexp(0)
     variance = float(without_P.var(correction=0)) * (count - 1)
     error = math.sqrt(variance) if math.isfinite(variance) else math.inf
     return LogMean(total - math.log(count), error, 1 / float(shares_P.square().sum()))
 
 
 def warn_of_few(ess: float, what: str, advice: str, *, wrong: str = "too low") -> None:
-    """Warn where so few weights dominate that the error is unreliable.
+    """Warn if so few weights dominate that the error is unreliable; the logarithm of a mean of few weights is too low.
 
-    Args:
-        ess: effective number of weights.
-        what: what was weighted, such as "particles".
-        advice: what to do, one sentence.
-        wrong: the direction of the error: the logarithm of a mean of few weights is too low.
+    `what` names what was weighted, such as "particles"; `advice` is one sentence.
     """
     if ess < LEAST_ESS:
         warnings.warn(

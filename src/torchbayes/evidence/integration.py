@@ -1,9 +1,9 @@
-r"""Thermodynamic integration (Gelman and Meng 1998; Lartillot and Philippe 2006; Friel and Pettitt 2008).
+"""Thermodynamic integration (Gelman and Meng 1998; Lartillot and Philippe 2006; Friel and Pettitt 2008).
 
     log p(D) = ∫_0^1 m(β) dβ,     m(β) = E[log p(D|w)] over p_β
 
-The slope of m is v(β) = Var[log p(D|w)] over p_β, estimated from the same draws. With it the trapezoid rule gains two
-orders (Friel, Hurn and Wyse 2014):
+The slope of m is v(β) = Var[log p(D|w)] over p_β, estimated from the same draws. With it the trapezoid rule gains
+two orders (Friel, Hurn and Wyse 2014):
 
     log p(D) ≈ Σ_k δ_k (m_k + m_{k+1})/2 − δ_k² (v_{k+1} − v_k)/12,     δ_k = β_{k+1} − β_k
 
@@ -30,24 +30,18 @@ from torchbayes.methods.mcmc.hmc import HMC
 from torchbayes.model.model import Model
 from torchbayes.randomness.seeds import Purpose, generator, mix
 
-_DISTANCE = 0.4  # of neighbours on the path, in nats: the corrected rule's error is then below that of the chains
+_DISTANCE = 0.4  # of neighbours on the path, in nats; the corrected rule's error is then below that of the chains
 _FEWEST, _MOST = 17, 513  # temperatures
-_ACCEPTANCE = 0.9  # of chains: high, as they adapt for a short time and get stuck if the step size is too large
+_ACCEPTANCE = 0.9  # high, because chains adapt for a short time and get stuck if the step size is too large
 _DISAGREE, _STUCK = 1.1, 0.01  # R-hat, and acceptance
 
 
 class Quadrature(NamedTuple):
-    """An integral over β and its error.
+    """An integral over β and its error."""
 
-    Attributes:
-        value: Σ_k δ_k (m_k + m_{k+1})/2 − δ_k² (v_{k+1} − v_k)/12.
-        trapezoid: the same without variances.
-        discretisation: estimate of the error that more temperatures would remove.
-    """
-
-    value: float
-    trapezoid: float
-    discretisation: float
+    value: float  # Σ_k δ_k (m_k + m_{k+1})/2 − δ_k² (v_{k+1} − v_k)/12
+    trapezoid: float  # the same without variances
+    discretisation: float  # estimate of the error that more temperatures would remove
 
 
 def thermodynamic_integration(
@@ -62,17 +56,18 @@ def thermodynamic_integration(
 ) -> Evidence:
     """Estimate the log evidence by the mean log likelihood along the path from the prior to the posterior.
 
-    Every temperature has its own chains of HMC, which start from particles of a pilot run and adapt step size and mass
-    in the first half of their steps. Unlike annealed importance sampling it needs chains that mix at every temperature.
-    Cost in gradients: chains times temperatures times steps times at most `leapfrogs`, plus the pilot run's.
+    Every temperature has its own chains of HMC, which start from particles of a pilot run and adapt step size and
+    mass in the first half of their steps. Unlike annealed importance sampling it needs chains that mix at every
+    temperature. Cost in gradients: chains times temperatures times steps times at most `leapfrogs`, plus the pilot
+    run's.
 
     Args:
         model: a model with proper priors and temperature 1, or a `FunctionTarget`.
         data: as for `fit`; None with a `FunctionTarget`.
         chains: C, chains at every temperature.
         steps: length of a chain; only the second half counts.
-        temperatures: K, their number, at least 3, equally spaced along the path; or inverse temperatures from 0 to 1,
-            such as `power(30)`; None places them at distances of 0.4, at least 17.
+        temperatures: K, their number, at least 3, equally spaced along the path; or inverse temperatures from 0 to
+            1, such as `power(30)`; None places them at distances of 0.4, at least 17.
         leapfrogs: bound on the leapfrog steps of an iteration.
         seed: seed of everything.
 
@@ -83,14 +78,14 @@ def thermodynamic_integration(
 
     Raises:
         TypeError: if `model` is neither.
-        ValueError: if a prior is improper, the temperature is not 1, the data do not fit, settings are out of range, or
-            log likelihoods are not finite.
+        ValueError: if a prior is improper, the temperature is not 1, the data do not fit, settings are out of
+            range, or log likelihoods are not finite.
     """
     check_counts(chains=chains, steps=steps, leapfrogs=leapfrogs)
     if steps < 30:
         raise ValueError(f"`steps` must be at least 30, of which half adapt; got {steps}.")
     seed, target = as_seed(seed), as_target(model, data)
-    beta_K, found = _placed(target, temperatures, leapfrogs=leapfrogs, seed=mix(Purpose.INTEGRATION_PILOT, seed))
+    beta_K, pilot_run = _placed(target, temperatures, leapfrogs=leapfrogs, seed=mix(Purpose.INTEGRATION_PILOT, seed))
     method = HMC(
         chains=chains * (len(beta_K) - 1),
         steps=steps,
@@ -102,26 +97,26 @@ def thermodynamic_integration(
         max_leapfrogs=leapfrogs,
     )
     density = AnnealedDensity(target, beta_K[1:].repeat_interleave(chains))
-    starts_MD = _starts(found, beta_K[1:], chains, seed=seed)
+    starts_MD = _starts(pilot_run, beta_K[1:], chains, seed=seed)
     run = run_chains(density, method, starts_MD, seed=mix(Purpose.INTEGRATION_CHAINS, seed))
-    kept = slice(method.burn_in, None)
-    values_KCS = run.numbers["log_likelihood"][:, kept].cpu().unflatten(0, (-1, chains))
+    counting = slice(method.burn_in, None)
+    values_KCS = run.numbers["log_likelihood"][:, counting].cpu().unflatten(0, (-1, chains))
     prior_CS = _at_prior(target, values_KCS[0].numel(), seed=seed).view(values_KCS[0].shape)
     values_KCS = torch.cat([prior_CS.unsqueeze(0), values_KCS])
     if not torch.isfinite(values_KCS).all():
         raise ValueError("log likelihoods are not finite along the path. Look for extreme values, or narrow the prior.")
-    acceptance_K = run.numbers["acceptance"][:, kept].cpu().mean(-1).unflatten(0, (-1, chains)).mean(-1)
+    acceptance_K = run.numbers["acceptance"][:, counting].cpu().mean(-1).unflatten(0, (-1, chains)).mean(-1)
     return _integrated(values_KCS, beta_K, acceptance_K)
 
 
 def _integrated(values_KCS: Tensor, beta_K: Tensor, acceptance_K: Tensor) -> Evidence:
     """Return the evidence from log likelihoods along the path."""
     mean_K, variance_K = values_KCS.mean((1, 2)), values_KCS.flatten(1).var(1)
-    found = integrate(beta_K, mean_K, variance_K)
+    integral = integrate(beta_K, mean_K, variance_K)
     monte_carlo = _monte_carlo_error(values_KCS, beta_K)
     draws_CSK = values_KCS.permute(1, 2, 0)
     rhat_K = rhat(draws_CSK)
-    # NaN where nothing moves: because the likelihood is constant, or because nothing is accepted
+    # R-hat is NaN where nothing moves, because the likelihood is constant or nothing is accepted.
     still_K = torch.where(torch.cat([torch.ones(1), acceptance_K]) < _STUCK, torch.inf, 1.0)
     judged_K = torch.where(rhat_K.isnan(), still_K, rhat_K)
     worst = int(judged_K.argmax())
@@ -133,8 +128,8 @@ def _integrated(values_KCS: Tensor, beta_K: Tensor, acceptance_K: Tensor) -> Evi
         )
     details = {
         "monte_carlo": monte_carlo,
-        "discretisation": found.discretisation,
-        "trapezoid": found.trapezoid,
+        "discretisation": integral.discretisation,
+        "trapezoid": integral.trapezoid,
         "temperatures": beta_K,
         "log_likelihoods": mean_K,
         "variances": variance_K,
@@ -142,23 +137,16 @@ def _integrated(values_KCS: Tensor, beta_K: Tensor, acceptance_K: Tensor) -> Evi
         "rhat": rhat_K,
         "acceptance": acceptance_K,
     }
-    error = math.hypot(monte_carlo, found.discretisation)
-    return Evidence(found.value, error, "thermodynamic integration", details)
+    error = math.hypot(monte_carlo, integral.discretisation)
+    return Evidence(integral.value, error, "thermodynamic integration", details)
 
 
 def integrate(beta_K: Tensor, mean_K: Tensor, variance_K: Tensor) -> Quadrature:
-    """Integrate m(β) by the corrected trapezoid rule.
+    """Return the integral of m(β) by the corrected trapezoid rule, for at least 3 ascending β.
 
-    The rule is of fourth order, so with every second temperature alone its error is about sixteen times as large, and
-    the difference estimates it. An eighth of it is taken, not a fifteenth, as the asymptotic order is not yet reached.
-
-    Args:
-        beta_K: inverse temperatures, ascending, at least 3.
-        mean_K: means of the log likelihood.
-        variance_K: variances of the log likelihood, the slopes of the means.
-
-    Returns:
-        Integral, the plain trapezoid rule, and an estimate of the error of discretisation.
+    The rule is of fourth order, so with every second temperature alone its error is about sixteen times as large,
+    and the difference estimates it. An eighth of it is taken, not a fifteenth, because the asymptotic order is not
+    yet reached.
     """
     means, slopes = _coefficients(beta_K)
     value = float(means @ mean_K + slopes @ variance_K)
@@ -170,7 +158,7 @@ def integrate(beta_K: Tensor, mean_K: Tensor, variance_K: Tensor) -> Quadrature:
 
 
 def _coefficients(beta_K: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the coefficients of means and variances."""
+    """Return the coefficients of means and of variances."""
     step, zero = beta_K.diff(), beta_K.new_zeros(1)
     means = (torch.cat([step, zero]) + torch.cat([zero, step])) / 2
     slopes = (torch.cat([step**2, zero]) - torch.cat([zero, step**2])) / 12
@@ -178,7 +166,7 @@ def _coefficients(beta_K: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _monte_carlo_error(values_KCS: Tensor, beta_K: Tensor) -> float:
-    """Return the standard error of the integral: chains at different temperatures are independent.
+    """Return the standard error of the integral; chains at different temperatures are independent.
 
     To first order, a draw contributes a (x − m) + c ((x − m)² − v) to a m + c v.
     """
@@ -191,27 +179,26 @@ def _monte_carlo_error(values_KCS: Tensor, beta_K: Tensor) -> float:
 def _placed(target: Target, temperatures: Temperatures | None, *, leapfrogs: int, seed: int) -> tuple[Tensor, Pilot]:
     """Return inverse temperatures, and the pilot run.
 
-    Raises:
-        ValueError: if there are fewer than 3, or those given do not rise from 0 to 1.
+    A ValueError if there are fewer than 3, or those given do not rise from 0 to 1.
     """
-    asked = as_temperatures(temperatures)
-    count = len(asked) if isinstance(asked, Tensor) else asked
+    beta_K = as_temperatures(temperatures)
+    count = len(beta_K) if isinstance(beta_K, Tensor) else beta_K
     if count is not None and count < 3:
         raise ValueError(f"`temperatures` must be at least 3, lest the error of discretisation hide; got {count}.")
-    found = pilot(target, leapfrogs=leapfrogs, seed=seed)
-    if not isinstance(asked, Tensor):
-        asked = found.even(asked or min(max(math.ceil(found.length / _DISTANCE) + 1, _FEWEST), _MOST))
-    return asked, found
+    pilot_run = pilot(target, leapfrogs=leapfrogs, seed=seed)
+    if not isinstance(beta_K, Tensor):
+        beta_K = pilot_run.even(beta_K or min(max(math.ceil(pilot_run.length / _DISTANCE) + 1, _FEWEST), _MOST))
+    return beta_K, pilot_run
 
 
 def _starts(found: Pilot, beta_K: Tensor, chains: int, *, seed: int) -> Tensor:
-    """Return particles of a pilot run at the nearest temperature above, (K · C, D)."""
+    """Return particles of a pilot run at the nearest temperature above each β, (K · C, D)."""
     starts = []
     for number, beta in enumerate(beta_K.tolist()):
         rung = next(rung for rung in found.rungs if rung.beta >= beta)
         source = generator(Purpose.INTEGRATION_START, seed, number)
-        which = torch.randint(len(rung.weights_PD), (chains,), generator=source)
-        starts.append(rung.weights_PD[which.to(rung.weights_PD.device)])
+        index = torch.randint(len(rung.weights_PD), (chains,), generator=source)
+        starts.append(rung.weights_PD[index.to(rung.weights_PD.device)])
     return torch.cat(starts)
 
 

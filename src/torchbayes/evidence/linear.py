@@ -1,12 +1,13 @@
-r"""The exact evidence of linear models with Gaussian noise and normal priors, for testing estimators.
+"""The exact evidence of linear models with Gaussian noise and normal priors, for testing estimators.
 
 With f_w = f_0 + Φ w, w ~ N(μ_0, S_0) and y ~ N(f_w, Σ), where S_0 and Σ are diagonal,
 
     log p(D) = log N(y; f_0 + Φ μ_0, Φ S_0 Φᵀ + Σ)
 
 (Bishop 2006, section 3.5). With A = Σ^{−½} Φ S_0^{½} and r = Σ^{−½} (y − f_0 − Φ μ_0) the covariance is I + A Aᵀ in
-units of the noise, N × N. Where there are fewer weights, the smaller I + AᵀA, D × D, has the same determinant, and with
-u = (I + AᵀA)^{−1} Aᵀ r the quadratic form is |r − A u|² + |u|², a sum without cancellation. Everything is in float64.
+units of the noise, N × N. If there are fewer weights than that, the smaller I + AᵀA, D × D, has the same
+determinant, and with u = (I + AᵀA)^{−1} Aᵀ r the quadratic form is |r − A u|² + |u|², a sum without cancellation.
+Everything is in float64.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def linear_gaussian_evidence(model: Model, data: Any) -> Evidence:
     Last-layer models (`random="head.*"`) are of this kind too. Memory: 8 bytes times rows, outputs and weights.
 
     Args:
-        model: a network linear in its weights, likelihood `Gaussian` with fixed scale, priors `Normal`, temperature 1.
+        model: a network linear in its weights, likelihood `Gaussian` with fixed scale, priors `Normal`, temperature
+            1.
         data: as for `fit`.
 
     Returns:
@@ -54,8 +56,10 @@ def linear_gaussian_evidence(model: Model, data: Any) -> Evidence:
     source = as_source(model, data, 1024)
     source.check()
     rows = source.rows().map(lambda t: t.double() if t.is_floating_point() else t)
-    own = model.network
-    network = Network(module_at(own, loc_D).double(), own.random if own.mask.indices else own.layout.names)
+    original = model.network
+    network = Network(
+        module_at(original, loc_D).double(), original.random if original.mask.indices else original.layout.names
+    )
     centre_NK, features_NKD = _linear(network, rows, loc_D, scale_D)
     plain, targets, weights_N = counted(model.likelihood, centre_NK, rows.targets)
     noise_NK = plain.noise(centre_NK).expand_as(centre_NK)  # type: ignore[attr-defined]
@@ -63,13 +67,13 @@ def linear_gaussian_evidence(model: Model, data: Any) -> Evidence:
     residual_NK = weights_N1.sqrt() * (targets.reshape(centre_NK.shape) - centre_NK) / noise_NK
     scaled = (features_NKD * scale_D * (weights_N1.sqrt() / noise_NK).unsqueeze(-1)).flatten(0, 1)
     value, form = _standard(residual_NK.flatten(), scaled)
-    # a row of weight w has w times the constant of the density
+    # A row of weight w has w times the constant of the density.
     value -= float((weights_N1 * noise_NK.log() + 0.5 * (weights_N1 - 1) * math.log(2 * math.pi)).sum())
     return Evidence(value, 0.0, "exact, linear-Gaussian", {"form": form})
 
 
 def _standard(residual_N: Tensor, scaled_ND: Tensor) -> tuple[float, str]:
-    """Return log N(r; 0, I + A Aᵀ) by the smaller of two matrices, and which that was."""
+    """Return log N(r; 0, I + A Aᵀ) by the smaller of two matrices, and which it was."""
     rows, weights = scaled_ND.shape
     by_weights = weights <= rows
     gram = scaled_ND.T @ scaled_ND if by_weights else scaled_ND @ scaled_ND.T
@@ -85,11 +89,7 @@ def _standard(residual_N: Tensor, scaled_ND: Tensor) -> tuple[float, str]:
 
 
 def _normal_prior(model: Model) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of every weight, float64 (D,).
-
-    Raises:
-        ValueError: if a prior is not normal.
-    """
+    """Return mean and standard deviation of every weight, float64 (D,); a ValueError if a prior is not normal."""
     loc_D = torch.zeros(model.layout.size, dtype=torch.float64, device=model.network.device)
     scale_D = torch.ones_like(loc_D)
     for segment in model.prior.segments:
@@ -102,11 +102,7 @@ def _normal_prior(model: Model) -> tuple[Tensor, Tensor]:
 
 
 def _linear(network: Network, rows: Batch, loc_D: Tensor, scale_D: Tensor) -> tuple[Tensor, Tensor]:
-    """Return outputs at the prior's mean, (N, K), and their slopes, (N, K, D), of a network that is linear.
-
-    Raises:
-        ValueError: if it is not.
-    """
+    """Return outputs at the prior's mean, (N, K), and slopes, (N, K, D); a ValueError for a nonlinear network."""
     with torch.no_grad():
         centre_NK = network(loc_D, rows.inputs)
         slopes = []
@@ -118,10 +114,10 @@ def _linear(network: Network, rows: Batch, loc_D: Tensor, scale_D: Tensor) -> tu
         random = generator(Purpose.LINEARITY)
         for _ in range(_TRIALS):
             step_D = 3 * scale_D * torch.randn(len(scale_D), generator=random, dtype=torch.float64).to(scale_D)
-            found_NK = network(loc_D + step_D, rows.inputs)
+            outputs_NK = network(loc_D + step_D, rows.inputs)
             expected_NK = centre_NK + features_NKD @ step_D
-            size = float(found_NK.abs().max() + centre_NK.abs().max() + (features_NKD.abs() @ step_D.abs()).max())
-            gap = float((found_NK - expected_NK).abs().max())
+            size = float(outputs_NK.abs().max() + centre_NK.abs().max() + (features_NKD.abs() @ step_D.abs()).max())
+            gap = float((outputs_NK - expected_NK).abs().max())
             if not gap <= _TOLERANCE * max(size, 1e-300):
                 raise ValueError(
                     f"the network must be linear in its random weights; at random ones its outputs are {gap:.2g} off a "

@@ -1,8 +1,8 @@
-r"""Simple Monte Carlo: p(D) is the mean of the likelihood over the prior.
+"""Simple Monte Carlo: p(D) is the mean of the likelihood over the prior.
 
     log p(D) ≈ log (1/S) Σ_s p(D|w_s),     w_s ~ p(w)
 
-Unbiased on the natural scale. The number of draws it needs grows like the exponential of the information in the data,
+Unbiased on the natural scale. The number of draws it needs grows exponentially with the information in the data,
 KL(posterior ‖ prior) (Chatterjee and Diaconis 2018), so it is a check for tiny problems.
 """
 
@@ -45,6 +45,6 @@ def prior_monte_carlo(model: Model | Target, data: Any = None, *, draws: int = 1
     for number, start in enumerate(range(0, draws, _BLOCK)):
         weights_MD = target.draw(min(_BLOCK, draws - start), mix(Purpose.MONTE_CARLO, seed, number))
         blocks.append(target.parts(weights_MD).log_likelihood.cpu())
-    found = log_mean(torch.cat(blocks))
-    warn_of_few(found.ess, "draws", "Use annealed importance sampling, or many more draws.")
-    return Evidence(found.value, found.error, "prior Monte Carlo", {"ess": found.ess, "draws": draws})
+    mean = log_mean(torch.cat(blocks))
+    warn_of_few(mean.ess, "draws", "Use annealed importance sampling, or many more draws.")
+    return Evidence(mean.value, mean.error, "prior Monte Carlo", {"ess": mean.ess, "draws": draws})

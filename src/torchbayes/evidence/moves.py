@@ -1,6 +1,6 @@
-"""Moves of many particles at one temperature: Hamiltonian Monte Carlo with a Metropolis test, settings fixed.
+"""Moves of many particles at one temperature: Hamiltonian Monte Carlo with a Metropolis test and fixed settings.
 
-The random numbers are functions of (seed, number of the move) alone.
+The random numbers depend on (seed, number of the move) alone.
 """
 
 from __future__ import annotations
@@ -28,21 +28,15 @@ class Place(NamedTuple):
 
 
 class Tuning(NamedTuple):
-    """Settings of the moves at one temperature.
+    """Settings of the moves at one temperature."""
 
-    Attributes:
-        step_size: ε, the largest leapfrog step.
-        inverse_mass_D: diagonal of M⁻¹: roughly the variances of the weights.
-        leapfrogs: bound on the number of steps.
-    """
-
-    step_size: float
-    inverse_mass_D: Tensor
-    leapfrogs: int
+    step_size: float  # ε, the largest leapfrog step
+    inverse_mass_D: Tensor  # diagonal of M⁻¹: roughly the variances of the weights
+    leapfrogs: int  # bound on the number of steps
 
     @property
     def steps(self) -> tuple[float, int]:
-        """Size and number L of the steps of a move: L = ⌈π/2ε⌉ steps of size π/2L, or as many as allowed of size ε.
+        """Size and number L of the steps of a move: L = ⌈π/2ε⌉ steps of size π/2L, or at most `leapfrogs` of size ε.
 
         Each particle's size is multiplied by a number uniform in [0.8, 1.2].
         """
@@ -52,20 +46,10 @@ class Tuning(NamedTuple):
 
 
 def move(target: Target, place: Place, beta: float, *, tuning: Tuning, seed: int, number: int) -> tuple[Place, Tensor]:
-    """Move every particle once, leaving p_β invariant.
+    """Move every particle once, leaving p_β invariant; return them, and their acceptance probabilities, float64 (M,).
 
-    Step sizes do not depend on where the particles are, so the move is reversible with respect to p_β.
-
-    Args:
-        target: prior and likelihood.
-        place: the particles.
-        beta: β.
-        tuning: settings of the move.
-        seed: seed of the run.
-        number: number of the move in the run.
-
-    Returns:
-        The new particles, and the acceptance probability of each, float64 (M,).
+    Step sizes do not depend on the particles, so the move is reversible with respect to p_β. `number` counts the
+    moves of the run.
     """
     weights_MD, count, device = place.weights_MD, len(place.weights_MD), place.weights_MD.device
     inverse_mass_D = tuning.inverse_mass_D.to(weights_MD)
@@ -80,7 +64,7 @@ def move(target: Target, place: Place, beta: float, *, tuning: Tuning, seed: int
     last = [place.parts]
 
     def density(at_MD: Tensor) -> Value:
-        last[0] = target.parts(at_MD)  # kept: the next temperature needs the two parts separately
+        last[0] = target.parts(at_MD)  # the next temperature needs the two parts separately
         return last[0].at(beta_1)
 
     before, (step_size, steps) = place.parts.at(beta_1), tuning.steps
@@ -93,7 +77,7 @@ def move(target: Target, place: Place, beta: float, *, tuning: Tuning, seed: int
         steps_M=torch.full((count,), steps, device=device),
         inverse_mass_MD=inverse_mass_D,
     )
-    # potential and kinetic differences are formed separately: both are small compared with the energies
+    # Potential and kinetic differences are formed separately: both are small compared with the energies.
     gain_M = (end.value.log_density - before.log_density) + (
         kinetic(momentum_MD, inverse_mass_D) - kinetic(end.momentum_MD, inverse_mass_D)
     )

@@ -23,22 +23,15 @@ from torchbayes.model.sources.sources import as_source
 
 
 class Parts(NamedTuple):
-    """Prior and likelihood at M places.
+    """Prior and likelihood at M points."""
 
-    Attributes:
-        log_prior: float64 tensor (M,), in nats, normalised.
-        log_likelihood: float64 tensor (M,), in nats, of all the data.
-        prior_gradient: tensor (M, D).
-        likelihood_gradient: tensor (M, D).
-    """
-
-    log_prior: Tensor
-    log_likelihood: Tensor
-    prior_gradient: Tensor
-    likelihood_gradient: Tensor
+    log_prior: Tensor  # float64 (M,), in nats, normalised
+    log_likelihood: Tensor  # float64 (M,), in nats, of all the data
+    prior_gradient: Tensor  # (M, D)
+    likelihood_gradient: Tensor  # (M, D)
 
     def at(self, beta_M: Tensor) -> Value:
-        """Return log p_β and its gradient; where β = 0 an infinite log likelihood does not count."""
+        """Return log p_β and its gradient; at β = 0 an infinite log likelihood does not count."""
         beta_M1, prior_M = beta_M.to(self.prior_gradient).unsqueeze(-1), beta_M == 0
         likelihood_M = torch.where(prior_M, 0.0, beta_M * self.log_likelihood)
         gradient_MD = torch.where(prior_M.unsqueeze(-1), 0.0, beta_M1 * self.likelihood_gradient)
@@ -71,8 +64,8 @@ class ModelTarget:
             chunk_size: rows that go through a network at once.
 
         Raises:
-            ValueError: if a prior is improper, the temperature is not 1, the network has batch norm, or the data do not
-                fit.
+            ValueError: if a prior is improper, the temperature is not 1, the network has batch norm, or the data do
+                not fit.
             TypeError: if the network computes in less than float32.
         """
         check_model(model)
@@ -107,7 +100,7 @@ class FunctionTarget:
         log_likelihood: Callable[[Tensor], Tensor],
         draw: Callable[[int, int], Tensor],
     ) -> None:
-        """Put the functions together.
+        """Combine the functions.
 
         Args:
             log_prior: weights (M, D) -> log p(w), (M,), normalised and differentiable.
@@ -165,17 +158,12 @@ class AnnealedDensity:
         return ValueOnly(value.log_density, value.log_likelihood)
 
     def leapfrog(self, weights_MD: Tensor, momentum_MD: Tensor, **options: Any) -> Phase:
-        """Return where leapfrog steps lead; options as of `dynamics.leapfrog`."""
+        """Return the end of leapfrog steps; options as of `dynamics.leapfrog`."""
         return leapfrog(self, weights_MD, momentum_MD, **options)
 
 
 def check_model(model: Model) -> None:
-    """Check that a model has an evidence.
-
-    Raises:
-        TypeError: if it is not a model.
-        ValueError: if a prior is improper, or the temperature is not 1.
-    """
+    """Check that a model has an evidence: a ValueError if a prior is improper, or the temperature is not 1."""
     if not isinstance(model, Model):
         raise TypeError(f"the evidence is that of a Model or a FunctionTarget; got {seen(model)}.")
     improper = [kind for segment in model.prior.segments if (kind := getattr(segment.prior, "improper", ""))]
@@ -193,20 +181,9 @@ def check_model(model: Model) -> None:
 def as_target(
     model: Model | Target, data: Any = None, *, plan: BackendName | str = "auto", chunk_size: int = 1024
 ) -> Target:
-    """Return the target of a model and data, or the target itself.
+    """Return the target of a model and data (as for `fit`), or the target itself, which has its own likelihood.
 
-    Args:
-        model: a model, or a target that brings its own likelihood.
-        data: as for `fit`; None for a target.
-        plan: how a stack of networks is run.
-        chunk_size: rows that go through a network at once.
-
-    Returns:
-        The target.
-
-    Raises:
-        ValueError: if data are given but not needed, or needed but not given.
-        TypeError: if `model` is neither.
+    A ValueError if data are given but not needed, or needed but not given.
     """
     if isinstance(model, Model):
         if data is None:

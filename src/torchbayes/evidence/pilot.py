@@ -1,4 +1,4 @@
-r"""A pilot run: where to place temperatures, and how to move at each.
+"""A pilot run: where to place temperatures, and how to move at each.
 
 A few particles go from the prior to the posterior by sequential Monte Carlo (Del Moral, Doucet and Jasra 2006). The
 next β is the one at which the conditional effective sample size (Zhou, Johansen and Aston 2016) of the increments
@@ -7,11 +7,11 @@ u_p = p(D|w_p)^{β' − β} is a given share of the particles,
     CESS = (Σ_p u_p)² / Σ_p u_p²
 
 Particles are resampled in proportion to u, and moved. Step sizes are adapted to the particles' mean acceptance, and
-masses are the inverse variances of the weights. Only the settings found in a pilot run enter an estimate: estimators
-use other random numbers, so with settings that are then fixed they stay unbiased.
+masses are the inverse variances of the weights. Only the settings found in a pilot run enter an estimate.
+Estimators use other random numbers, so with these settings fixed they stay unbiased.
 
-The distance between neighbours, √log(P/CESS), adds up to the length Λ of the path: ∫ √Var_β[log p(D|w)] dβ for small
-steps. Equally spaced temperatures are the best choice of K, and the variance of the log weights of annealed
+The distance between neighbours, √log(P/CESS), adds up to the length Λ of the path: ∫ √Var_β[log p(D|w)] dβ for
+small steps. Equally spaced temperatures are the best choice of K, and the variance of the log weights of annealed
 importance sampling is then about Λ²/K where particles mix at once (Gelman and Meng 1998; Neal 2001, section 4).
 """
 
@@ -33,44 +33,31 @@ from torchbayes.evidence.path import Parts, Target
 from torchbayes.randomness.seeds import Purpose, generator, mix
 
 PARTICLES = 64
-_SHARE = 0.6  # target of the conditional effective sample size, of the particles
+_SHARE = 0.6  # of the particles: target of the conditional effective sample size
 _MOVES = 6  # of every particle at every temperature
-_ACCEPTANCE = 0.8  # what step sizes are adapted to
-_LONGEST = QUARTER / 2  # step: a quarter of a period in one is accepted 71 % of the time at best, by N(0, 1)
+_ACCEPTANCE = 0.8  # target of the step sizes
+_LONGEST = QUARTER / 2  # longest step: a quarter of a period at once is accepted 71 % of the time at best, for N(0, 1)
 _MOST = 20_000  # temperatures of a pilot run
 
 Temperatures = int | Sequence[float] | Tensor
 
 
 class Rung(NamedTuple):
-    """The result of a pilot run at one temperature.
-
-    Attributes:
-        beta: β.
-        length: length of the path from the prior to here.
-        step_size: step size with the target acceptance.
-        variance_D: variances of the weights, float64.
-        weights_PD: the particles.
-    """
+    """The result of a pilot run at one temperature."""
 
     beta: float
-    length: float
-    step_size: float
-    variance_D: Tensor
+    length: float  # of the path from the prior to this temperature
+    step_size: float  # with the target acceptance
+    variance_D: Tensor  # variances of the weights, float64
     weights_PD: Tensor
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """Temperatures, and how to move at each.
+    """Temperatures, and how to move at each."""
 
-    Attributes:
-        beta_K: β of each, from 0 to 1, float64.
-        tunings: settings of the moves at each.
-    """
-
-    beta_K: Tensor
-    tunings: tuple[Tuning, ...]
+    beta_K: Tensor  # from 0 to 1, float64
+    tunings: tuple[Tuning, ...]  # settings of the moves at each
 
     def reversed(self) -> Ladder:
         """Return the ladder from the posterior to the prior."""
@@ -79,15 +66,10 @@ class Ladder:
 
 @dataclass(frozen=True)
 class Pilot:
-    """The result of a pilot run.
+    """The result of a pilot run."""
 
-    Attributes:
-        rungs: one for each of its temperatures.
-        leapfrogs: bound on the leapfrog steps of a move.
-    """
-
-    rungs: tuple[Rung, ...]
-    leapfrogs: int
+    rungs: tuple[Rung, ...]  # one for each of its temperatures
+    leapfrogs: int  # bound on the leapfrog steps of a move
 
     @property
     def length(self) -> float:
@@ -104,12 +86,12 @@ class Pilot:
         return beta_K
 
     def ladder(self, beta_K: Tensor) -> Ladder:
-        """Return how to move at given temperatures: between rungs, logarithms are interpolated along the path."""
+        """Return how to move at given temperatures; between rungs, logarithms are interpolated along the path."""
         beta_R, length_R = self._columns()
-        at_K = np.interp(beta_K.numpy(), beta_R, length_R)
-        log_step_K = np.interp(at_K, length_R, np.log([rung.step_size for rung in self.rungs]))
-        after_K = np.searchsorted(length_R, at_K, side="left").clip(1, len(length_R) - 1)
-        share_K = (at_K - length_R[after_K - 1]) / (length_R[after_K] - length_R[after_K - 1])
+        position_K = np.interp(beta_K.numpy(), beta_R, length_R)
+        log_step_K = np.interp(position_K, length_R, np.log([rung.step_size for rung in self.rungs]))
+        after_K = np.searchsorted(length_R, position_K, side="left").clip(1, len(length_R) - 1)
+        share_K = (position_K - length_R[after_K - 1]) / (length_R[after_K] - length_R[after_K - 1])
         tunings = []
         for log_step, after, share in zip(log_step_K, after_K, share_K, strict=True):
             low_D, high_D = (self.rungs[r].variance_D.log() for r in (after - 1, after))
@@ -121,23 +103,14 @@ class Pilot:
 
 
 def pilot(target: Target, *, leapfrogs: int, seed: int) -> Pilot:
-    """Run a few particles from the prior to the posterior.
+    """Run a few particles from the prior to the posterior, with at most `leapfrogs` steps per move.
 
-    Args:
-        target: prior and likelihood.
-        leapfrogs: bound on the leapfrog steps of a move.
-        seed: seed of the run.
-
-    Returns:
-        The pilot run.
-
-    Raises:
-        ValueError: if log likelihoods are NaN or +∞, or too few are finite, or the run does not terminate.
+    A ValueError if log likelihoods are NaN or +∞, or too few are finite, or the run does not terminate.
     """
     weights_PD = target.draw(PARTICLES, mix(Purpose.PILOT_START, seed))
     place = Place(weights_PD, target.parts(weights_PD))
-    first = min(weights_PD.shape[1] ** -0.25, _LONGEST)
-    rungs = [Rung(0.0, 0.0, first, _variance(weights_PD), weights_PD)]
+    first_step = min(weights_PD.shape[1] ** -0.25, _LONGEST)
+    rungs = [Rung(0.0, 0.0, first_step, _variance(weights_PD), weights_PD)]
     moves = mix(Purpose.PILOT_MOVES, seed)
     while rungs[-1].beta < 1:
         if len(rungs) == _MOST:
@@ -149,8 +122,8 @@ def pilot(target: Target, *, leapfrogs: int, seed: int) -> Pilot:
         step_size, variance_D = rungs[-1].step_size, _variance(place.weights_MD)
         for number in range(_MOVES):
             tuning = Tuning(step_size, variance_D, leapfrogs)
-            at = len(rungs) * _MOVES + number
-            place, acceptance_P = move(target, place, beta, tuning=tuning, seed=moves, number=at)
+            move_number = len(rungs) * _MOVES + number
+            place, acceptance_P = move(target, place, beta, tuning=tuning, seed=moves, number=move_number)
             step_size *= math.exp(2 * (float(acceptance_P.mean()) - _ACCEPTANCE) / math.sqrt(number + 1))
             step_size = min(step_size, _LONGEST)
         length = rungs[-1].length + distance
@@ -167,8 +140,7 @@ def _variance(weights_PD: Tensor) -> Tensor:
 def _next(log_likelihood_P: Tensor, beta: float) -> tuple[float, float, Tensor]:
     """Return the next β, its distance, and the shares of the particles there.
 
-    Raises:
-        ValueError: if log likelihoods are NaN or +∞, or too few are finite.
+    A ValueError if log likelihoods are NaN or +∞, or too few are finite.
     """
     if log_likelihood_P.isnan().any() or (log_likelihood_P == torch.inf).any():
         raise ValueError("a log likelihood is NaN or +inf at a draw of the prior. Look for extreme values in the data.")
@@ -195,18 +167,19 @@ def _next(log_likelihood_P: Tensor, beta: float) -> tuple[float, float, Tensor]:
 
 
 def _resampled(place: Place, share_P: Tensor, from_: torch.Generator) -> Place:
-    """Return particles drawn in proportion to their shares, by one uniform number (Kitagawa 1996)."""
+    """Return particles drawn in proportion to their shares, with one uniform number (Kitagawa 1996)."""
     count = len(share_P)
-    at_P = (torch.arange(count, dtype=torch.float64) + torch.rand((), generator=from_, dtype=torch.float64)) / count
-    index_P = torch.searchsorted(share_P.cumsum(0), at_P).clamp(max=count - 1).to(place.weights_MD.device)
+    quantile_P = (
+        torch.arange(count, dtype=torch.float64) + torch.rand((), generator=from_, dtype=torch.float64)
+    ) / count
+    index_P = torch.searchsorted(share_P.cumsum(0), quantile_P).clamp(max=count - 1).to(place.weights_MD.device)
     return Place(place.weights_MD[index_P], Parts(*(part[index_P] for part in place.parts)))
 
 
 def as_temperatures(temperatures: Temperatures | None) -> Tensor | int | None:
     """Return the given inverse temperatures, float64 (K,), or their number, checked; None for neither.
 
-    Raises:
-        ValueError: if the number is less than 1, or they do not ascend from 0 to 1.
+    A ValueError if the number is less than 1, or they do not ascend from 0 to 1.
     """
     if temperatures is None or is_whole(temperatures):
         return None if temperatures is None else whole("temperatures", temperatures)
@@ -222,14 +195,11 @@ def as_temperatures(temperatures: Temperatures | None) -> Tensor | int | None:
 def sigmoidal(count: int, sharpness: float = 4.0) -> Tensor:
     """Return inverse temperatures on a sigmoid, dense at both ends (Grosse, Ghahramani and Adams 2015).
 
-    β_k = (s_k − s_0)/(s_{K−1} − s_0) with s_k = σ(sharpness (2k/(K − 1) − 1)).
+    β_k = (s_k − s_0)/(s_{K−1} − s_0) with s_k = σ(sharpness (2k/(K − 1) − 1)), float64 (K,), from 0 to 1.
 
     Args:
         count: K, at least 2.
         sharpness: how dense they are at the ends.
-
-    Returns:
-        Float64 tensor (K,), from 0 to 1.
     """
     check_counts(least=2, count=count)
     check_positive(sharpness=sharpness)
@@ -240,12 +210,11 @@ def sigmoidal(count: int, sharpness: float = 4.0) -> Tensor:
 def power(count: int, exponent: float = 5.0) -> Tensor:
     """Return inverse temperatures β_k = (k/(K − 1))^exponent, dense at the prior (Friel and Pettitt 2008).
 
+    Float64 (K,), from 0 to 1.
+
     Args:
         count: K, at least 2.
         exponent: how dense they are there.
-
-    Returns:
-        Float64 tensor (K,), from 0 to 1.
     """
     check_counts(least=2, count=count)
     check_positive(exponent=exponent)

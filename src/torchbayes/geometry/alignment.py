@@ -33,31 +33,33 @@ def align(
     r"""Permute hidden units of networks, so that their weights are close to those of a reference.
 
     By weights, the permutations maximise $\sum_l \langle A_l, P_l B_l P_{l-1}^\top \rangle$, which minimises the
-    distance $\lVert A - P(B) \rVert$: one group after another in random order, each by a linear assignment, until a
-    sweep over all groups gains nothing. With one hidden layer that is the best there is, with more a local optimum. By
-    activations, units are paired by their correlation over data, $\max_P \sum_i \mathrm{corr}(z^A_i, z^B_{P(i)})$, each
-    group by itself; the activations are those that the next layer is given, and a row of weight w is w rows.
+    distance $\lVert A - P(B) \rVert$. Each step moves one group by a linear assignment, in random order, until a
+    sweep over all groups gains nothing. With one hidden layer this is the optimum; with more it is a local one. By
+    activations, units are paired by their correlation over data, $\max_P \sum_i \mathrm{corr}(z^A_i, z^B_{P(i)})$,
+    each group by itself. The activations are those that the next layer receives, and a row of weight w counts as w
+    rows.
 
-    The functions do not change; a prior that differs between units, as one with means does, gives them another density.
-    Source: Ainsworth, Hayase and Srinivasa (2022), "Git re-basin", sections 3.1 and 3.2.
+    The functions do not change. Their density does under a prior that differs between units, such as one with
+    means. Source: Ainsworth, Hayase and Srinivasa (2022), "Git re-basin", sections 3.1 and 3.2.
 
     Args:
         model: the model of all networks.
-        weights: M networks: a posterior, of which those that are no points give their default draws; a module or a list
-            of such; or weights (D,) or (M, D).
-        reference: one network, given likewise; the first of the M if None.
+        weights: M networks: a posterior (its default draws unless it is a point), a module, a list of modules,
+            or weights (D,) or (M, D).
+        reference: one network, in the same forms; the first of the M if None.
         method: what is matched.
-        data: as for `fit`; needed for activations, and else only where `permutation_groups` needs inputs.
+        data: as for `fit`; needed for activations, otherwise only where `permutation_groups` needs inputs.
         keep: glob or globs of parameters that keep their order.
         seed: seed of the order of the groups, and of draws of the posterior.
         chunk_size: rows that go through a network at once.
 
     Returns:
-        The M networks aligned, with their batch-norm statistics; what has only one order is unchanged.
+        The M networks aligned, with their batch-norm statistics. Units that cannot move are unchanged.
 
     Raises:
-        ValueError: if networks do not belong to the model or are not finite, data are missing, units cannot be followed
-            through a layer, or weights hold the same units along two axes; the message says what to do.
+        ValueError: if networks do not belong to the model or are not finite, data are missing, units cannot be
+            followed through a layer, or weights hold the same units along two axes; the message says what to
+            do.
         TypeError: if an argument is of the wrong type.
     """
     check_kind(Model, "a Model", model=model)
@@ -73,14 +75,14 @@ def align(
     _say(groups.kept)
     if method == "weights":
         check_linear(groups.groups)
-        found = _by_weights(groups, target, point, seed)
+        matches = _by_weights(groups, target, point, seed)
     else:
         source = as_source(model, data, chunk_size)
         source.check()
         networks = [(target.weights_MD[0], buffers_at(target, 0))]
         networks += [(point.weights_MD[m], buffers_at(point, m)) for m in range(point.members)]
-        found = by_activations(groups, networks, source.batches(), chunk_size=chunk_size)
-    return _moved(groups, point, found)
+        matches = by_activations(groups, networks, source.batches(), chunk_size=chunk_size)
+    return _moved(groups, point, matches)
 
 
 def _by_weights(groups: PermutationGroups, target: Point, point: Point, seed: int) -> list[Matched]:
@@ -91,17 +93,16 @@ def _by_weights(groups: PermutationGroups, target: Point, point: Point, seed: in
 
 
 def _moved(groups: PermutationGroups, point: Point, found: list[Matched]) -> Point:
-    """Return the networks with their units moved."""
     weights, buffers = [], []
     for m, matched in enumerate(found):
-        weights_D, own = groups.permute(point.weights_MD[m], matched.permutations, buffers=buffers_at(point, m))
+        weights_D, own_buffers = groups.permute(point.weights_MD[m], matched.permutations, buffers=buffers_at(point, m))
         weights.append(weights_D)
-        buffers.append(own)
+        buffers.append(own_buffers)
     return at(point, torch.stack(weights), buffers)
 
 
 def _say(kept: tuple[str, ...]) -> None:
-    """Warn of units that are left in order although they need not be."""
+    """Warn of units that stay in order although they need not."""
     if kept:
         more = f"; and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
         note(f"some hidden units are not aligned: {'; '.join(kept[:_NAMED])}{more}.")

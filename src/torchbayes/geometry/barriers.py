@@ -36,17 +36,17 @@ class Barrier:
 
     @property
     def height(self) -> float:
-        """max_λ L(λ) − ½ (L(0) + L(1)), in nats: that of Ainsworth et al. (2022), at least ½ |L(0) − L(1)|."""
+        """max_λ L(λ) − ½ (L(0) + L(1)), in nats (Ainsworth et al. 2022); at least ½ |L(0) − L(1)|."""
         return max(self.nll) - 0.5 * (self.nll[0] + self.nll[-1])
 
     @property
     def excess(self) -> float:
-        """max_λ [L(λ) − (1 − λ) L(0) − λ L(1)], in nats: that of Entezari et al. (2022), 0 for a convex loss."""
+        """max_λ [L(λ) − (1 − λ) L(0) − λ L(1)], in nats (Entezari et al. 2022); 0 for a convex loss."""
         return _excess(self.positions, self.nll)
 
     @property
     def error_excess(self) -> float | None:
-        """The same of the error, None if there is none."""
+        """The same for the error; None if there is none."""
         return None if self.error is None else _excess(self.positions, self.error)
 
     def to_dict(self) -> dict[str, Any]:
@@ -78,31 +78,31 @@ def barrier(
     calibration: Any = None,
     chunk_size: int = 1024,
 ) -> Barrier:
-    r"""Evaluate the straight line between two networks.
+    """Evaluate the straight line between two networks.
 
         w(λ) = (1 − λ) w_A + λ w_B,    L(λ) = −(1/N) Σ_n log p(y_n | f_{w(λ)}(x_n)).
 
-    Batch-norm statistics belong to the weights, so at each point, ends included, they are those of `calibration`;
-    other buffers are interpolated. Memory is that of one chunk of rows. A loss L = ½ wᵀHw lies ½ λ(1 − λ) ΔᵀHΔ below
-    the line between its ends, Δ = w_A − w_B: networks in one convex basin have no `excess`.
-    Sources: Ainsworth, Hayase and Srinivasa (2022), "Git re-basin"; Entezari, Sedghi, Saukh and Neyshabur (2022), "The
-    role of permutation invariance in linear mode connectivity of neural networks".
+    Batch-norm statistics depend on the weights, so those of `calibration` are computed anew at each point, ends
+    included. Other buffers are interpolated. Memory is that of one chunk of rows. A loss L = ½ wᵀHw lies ½ λ(1 − λ)
+    ΔᵀHΔ below the line between its ends, Δ = w_A − w_B, so networks in one convex basin have no `excess`. Sources:
+    Ainsworth, Hayase and Srinivasa (2022), "Git re-basin"; Entezari, Sedghi, Saukh and Neyshabur (2022), "The role
+    of permutation invariance in linear mode connectivity of neural networks".
 
     Args:
         model: the model.
         data: the rows of the loss, as for `fit`.
         first: w_A: a module, weights (D,), or a point posterior with one member.
-        second: w_B, likewise.
+        second: w_B, in the same forms.
         points: values of λ, evenly spaced, at least 2.
-        calibration: training data of which batch-norm statistics are taken; `data` if None.
+        calibration: training data for batch-norm statistics; `data` if None.
         chunk_size: rows that go through a network at once.
 
     Returns:
         The curves, in float64.
 
     Raises:
-        ValueError: if a network does not belong to the model or is not finite, data do not fit or no row counts, or
-            there are fewer than 2 points.
+        ValueError: if a network does not belong to the model or is not finite, data do not fit or no row
+            counts, or there are fewer than 2 points.
         TypeError: if an argument is of the wrong type.
     """
     check_kind(Model, "a Model", model=model)
@@ -117,15 +117,15 @@ def barrier(
     for position in positions:
         weights_D = torch.lerp(ends[0].weights_MD[0], ends[1].weights_MD[0], position)
         buffers = _between(buffers_at(ends[0], 0), buffers_at(ends[1], 0), position)
-        found = judged(network_at(model, weights_D, buffers, fitted=fitted), source, chunk_size)
-        nll.append(found.nll)
-        error.append(found.error)
-        kind = found.kind
+        losses = judged(network_at(model, weights_D, buffers, fitted=fitted), source, chunk_size)
+        nll.append(losses.nll)
+        error.append(losses.error)
+        kind = losses.kind
     return Barrier(tuple(positions), tuple(nll), tuple(error) if kind else None, kind)
 
 
 def _between(one: Buffers, other: Buffers, position: float) -> Buffers:
-    """Return buffers on the way; counts and flags are those of the nearer end."""
+    """Return interpolated buffers; counts and flags are those of the nearer end."""
     near = one if position < 0.5 else other
     return {n: torch.lerp(b, other[n], position) if b.is_floating_point() else near[n] for n, b in one.items()}
 
@@ -156,12 +156,12 @@ class Interior:
 
     @property
     def mean(self) -> float:
-        """Mean of L over the points, less that over the vertices, in nats: at most 0 if L is convex, but for chance."""
+        """Mean of L over the points minus that over the vertices, in nats; at most 0 for a convex L, up to chance."""
         return float(self.nll_P.mean() - self.vertices_V.mean())
 
     @property
     def worst(self) -> float:
-        """Largest L at a point, less the largest at a vertex, in nats: at most 0 for a convex loss."""
+        """Largest L at a point minus the largest at a vertex, in nats; at most 0 for a convex loss."""
         return float(self.nll_P.max() - self.vertices_V.max())
 
     @property
@@ -198,22 +198,22 @@ def interior(
     chunk_size: int = 1024,
     seed: int = 0,
 ) -> Interior:
-    r"""Evaluate the simplex between networks at random points.
+    """Evaluate the simplex between networks at random points.
 
         w(b) = Σ_v b_v w_v,    b uniform over the simplex,    L(w) = −(1/N) Σ_n log p(y_n | f_w(x_n)).
 
-    Batch-norm statistics belong to the weights, so at each point, vertices included, they are those of `calibration`;
-    other buffers are those of the nearest vertex. With two networks it is `barrier` at random places.
+    Batch-norm statistics depend on the weights, so those of `calibration` are computed anew at each point, vertices
+    included. Other buffers are those of the nearest vertex. With two networks this is `barrier` at random places.
     Source: Benton, Maddox, Lotfi and Wilson (2021), "Loss surface simplexes for mode connecting volumes and fast
     ensembling".
 
     Args:
         model: the model.
         data: the rows of the loss, as for `fit`.
-        networks: the vertices, at least two: weights (V, D) such as `posterior.vertices_MPD[0]` of a `Simplex` with one
-            mode, the members of a point posterior, or a list of modules.
+        networks: the vertices, at least two: weights (V, D) such as `posterior.vertices_MPD[0]` of a `Simplex`
+            with one mode, the members of a point posterior, or a list of modules.
         points: P, at least 1.
-        calibration: training data of which batch-norm statistics are taken; `data` if None.
+        calibration: training data for batch-norm statistics; `data` if None.
         chunk_size: rows that go through a network at once.
         seed: seed of the points.
 
@@ -221,8 +221,8 @@ def interior(
         The losses, in float64.
 
     Raises:
-        ValueError: if networks do not belong to the model or are not finite, are fewer than two, data do not fit or no
-            row counts.
+        ValueError: if networks do not belong to the model or are not finite, are fewer than two, data do not
+            fit or no row counts.
         TypeError: if an argument is of the wrong type.
     """
     check_kind(Model, "a Model", model=model)
@@ -235,11 +235,11 @@ def interior(
     fitted = source if calibration is None else as_source(model, calibration, chunk_size)
     drawn = generator(Purpose.INTERIOR, seed)
     inside_PV = barycentric(torch.rand(int(points), count - 1, generator=drawn, dtype=torch.float64))
-    own, found = [buffers_at(vertices, v) for v in range(count)], []
+    buffers, losses = [buffers_at(vertices, v) for v in range(count)], []
     for share_V in torch.cat([torch.eye(count, dtype=torch.float64), inside_PV]):
         weights_D = share_V.to(vertices.weights_MD) @ vertices.weights_MD
-        there = network_at(model, weights_D, own[int(share_V.argmax())], fitted=fitted)
-        found.append(judged(there, source, chunk_size))
-    nll, error = (torch.tensor([getattr(one, part) for one in found], dtype=torch.float64) for part in ("nll", "error"))
-    kind = found[0].kind
+        network = network_at(model, weights_D, buffers[int(share_V.argmax())], fitted=fitted)
+        losses.append(judged(network, source, chunk_size))
+    nll, error = (torch.tensor([getattr(each, k) for each in losses], dtype=torch.float64) for k in ("nll", "error"))
+    kind = losses[0].kind
     return Interior(inside_PV, nll[count:], nll[:count], error[count:] if kind else None, kind)

@@ -15,7 +15,7 @@ from torchbayes.model.model import Model
 from torchbayes.posteriors.problems import note
 from torchbayes.randomness.seeds import Purpose, generator
 
-_ENOUGH = 0.01  # residual, relative to the value, up to which an eigenvector has been found
+_ENOUGH = 0.01  # residual, relative to the eigenvalue, up to which an eigenvector counts as converged
 
 
 def curved_directions(
@@ -29,11 +29,11 @@ def curved_directions(
     seed: int = 0,
     chunk_size: int = 1024,
 ) -> Leading:
-    r"""Return the eigenvectors of the curvature of the summed loss with the largest eigenvalues, by Lanczos.
+    """Return the eigenvectors of the curvature of the summed loss with the largest eigenvalues, by Lanczos.
 
-    They are what the data determine best, and where a posterior is narrowest: `Subspace(model, weights,
-    found.vectors_RD)` is a subspace along them. The matrix is as of `spectrum`, and so are costs: `steps` products with
-    a vector, and `steps` times D numbers.
+    The data determine these directions best, and a posterior is narrowest along them: `Subspace(model, weights,
+    leading.vectors_RD)` is a subspace along them. The matrix is that of `spectrum`. Cost: `steps` products with a
+    vector, and memory for `steps` times D numbers.
 
     Args:
         model: the model.
@@ -46,12 +46,13 @@ def curved_directions(
         chunk_size: rows that go through the network at once.
 
     Returns:
-        Eigenvalues (R,), float64, of largest size first, eigenvectors (R, D), and how far each product with the matrix
-        is from the value times the vector. Fewer than R where the matrix has a lower rank.
+        Eigenvalues (R,), float64, largest absolute value first, eigenvectors (R, D), and how far each product
+        with the matrix is from the value times the vector. Fewer than R where the matrix has a lower rank.
 
     Raises:
-        TypeError: as of `spectrum`.
-        ValueError: as of `spectrum`, or if there are fewer steps than directions, or more directions than weights.
+        TypeError: as for `spectrum`.
+        ValueError: as for `spectrum`, or if there are fewer steps than directions, or more directions than
+            weights.
     """
     check_choice(MATRICES, matrix=matrix)
     check_counts(rank=rank, steps=steps, chunk_size=chunk_size)
@@ -63,18 +64,18 @@ def curved_directions(
         )
     check_memory(steps * place.weights_D.nbytes, "the vectors of the iteration", place.weights_D.device, steps=steps)
     start_D = torch.randn(size, generator=generator(Purpose.CURVED, seed), dtype=torch.float64)
-    found = leading(Products(place, matrix, chunk_size), start_D.to(place.weights_D), steps, count=rank)
-    kept = found.values_R.abs() > _rounding(found, place.weights_D)
-    found = Leading(*(part[kept.to(part.device)] for part in found))
-    loose = found.residuals_R > _ENOUGH * found.values_R.abs()
+    pairs = leading(Products(place, matrix, chunk_size), start_D.to(place.weights_D), steps, count=rank)
+    is_nonzero = pairs.values_R.abs() > _rounding(pairs, place.weights_D)
+    pairs = Leading(*(part[is_nonzero.to(part.device)] for part in pairs))
+    loose = pairs.residuals_R > _ENOUGH * pairs.values_R.abs()
     if loose.any():
         note(
             f"{int(loose.sum())} of {len(loose)} directions have not converged in {steps} steps, the first of them to "
-            f"{float((found.residuals_R / found.values_R.abs()).max()):.0%}. Raise `steps`."
+            f"{float((pairs.residuals_R / pairs.values_R.abs()).max()):.0%}. Raise `steps`."
         )
-    return found
+    return pairs
 
 
 def _rounding(found: Leading, like: Tensor) -> float:
-    """Return the size below which an eigenvalue is rounding."""
+    """Return the size below which an eigenvalue is rounding error."""
     return 100 * torch.finfo(like.dtype).eps * float(found.values_R.abs().max())

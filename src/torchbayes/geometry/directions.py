@@ -13,62 +13,45 @@ from torchbayes.randomness.seeds import Purpose, generator
 
 
 def normal(count: int, size: int, *, seed: int) -> Tensor:
-    """Return the standard normal numbers of which directions are made, float64 (K, D): of K and D, the same for all."""
+    """Return standard normal numbers, float64 (K, D), that depend only on K, D and the seed."""
     return torch.randn(count, size, generator=generator(Purpose.BASIN, seed), dtype=torch.float64)
 
 
 def filtered(model: Model, weights_D: Tensor, normal_KD: Tensor) -> Tensor:
-    r"""Return directions whose filters have the norms of those of the network (Li et al. 2018).
+    """Return float64 directions (K, D) whose filters have the norms of those of the network (Li et al. 2018).
 
-        d_j ← d_j |w_j| / |d_j|    of the weights of every output unit or channel j
+        d_j ← d_j |w_j| / |d_j|    for the weights of every output unit or channel j
 
-    Where a module is not known, they are those of the first axis. Biases and parameters of norms, and learned
-    parameters of the likelihood, stay where they are. A network of ReLU units without biases has the same surface when
-    one layer is scaled up and the next one down.
-
-    Args:
-        model: whose weights they are.
-        weights_D: the network.
-        normal_KD: standard normal numbers, float64, on the CPU.
-
-    Returns:
-        Float64 tensor (K, D).
-
-    Raises:
-        ValueError: if no weight matrix is random and not zero.
+    In an unknown module, filters lie along the first axis. Biases, parameters of norms and learned parameters of
+    the likelihood do not move. The surface of a network of ReLU units without biases then does not change when one
+    layer is scaled up and the next one down. `normal_KD` is float64, on the CPU. Raises a ValueError if no weight
+    matrix is random and not zero.
     """
     layout, axes = model.layout, axes_of(model.network.module, model.network.layout.names)
-    own, found_KD = layout.split(weights_D.detach().double().cpu()), normal_KD.clone()
-    for name, part_K in layout.split(found_KD).items():
-        grid = _filters(axes.get(name), tuple(own[name].shape))
+    weights, directions_KD = layout.split(weights_D.detach().double().cpu()), normal_KD.clone()
+    for name, part_K in layout.split(directions_KD).items():
+        grid = _filters(axes.get(name), tuple(weights[name].shape))
         if grid is None:
             part_K.zero_()
             continue
-        drawn_K, wanted = part_K.view(-1, *grid), own[name].view(grid).square().sum((-3, -1), keepdim=True).sqrt()
-        drawn_K *= wanted / drawn_K.square().sum((-3, -1), keepdim=True).sqrt().clamp_min(1e-300)
-    if not found_KD.any():
+        drawn_K, norms = part_K.view(-1, *grid), weights[name].view(grid).square().sum((-3, -1), keepdim=True).sqrt()
+        drawn_K *= norms / drawn_K.square().sum((-3, -1), keepdim=True).sqrt().clamp_min(1e-300)
+    if not directions_KD.any():
         raise ValueError("filters need a random weight matrix that is not zero; got none. Use shape='sphere'.")
-    return found_KD
+    return directions_KD
 
 
 def _filters(axes: Axes | None, shape: tuple[int, ...]) -> tuple[int, int, int, int] | None:
-    """Return how a parameter is cut into filters, as of `Axes.grid`; None if it has none, or is random in part."""
+    """Return how a parameter is cut into filters, as `Axes.grid`; None if it has none, or is random only in part."""
     if axes is None or axes.shape != shape or (axes.outputs is None and not axes.unknown):
         return None
     return axes.grid(axes.outputs or 0)
 
 
 def scaled(model: Model, weights_D: Tensor, normal_KD: Tensor, *, shape: Literal["filters", "sphere"]) -> Tensor:
-    """Return directions with the norms of the filters of a network, or of length 1, float64 (K, D).
+    """Return float64 directions (K, D) with the norms of the filters of a network, or of length 1.
 
-    Args:
-        model: whose weights they are.
-        weights_D: the network.
-        normal_KD: standard normal numbers, float64, on the CPU.
-        shape: which of the two.
-
-    Raises:
-        ValueError: if no weight matrix is random and not zero, with filters.
+    `normal_KD` is float64, on the CPU. Raises a ValueError as `filtered` does.
     """
     if shape == "filters":
         return filtered(model, weights_D, normal_KD)

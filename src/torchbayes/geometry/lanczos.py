@@ -1,10 +1,10 @@
-r"""The Lanczos iteration with full reorthogonalisation, for several starting vectors in step.
+"""The Lanczos iteration with full reorthogonalisation, for several starting vectors in step.
 
     A Q_m = Q_m T_m + β_m q_{m+1} e_mᵀ,     Q_mᵀ Q_m = I,     T_m = Y Θ Yᵀ tridiagonal
 
-from q_1 = z/|z|. The Ritz values θ_i with the weights ω_i = Y_{1i}² are the Gauss rule of the spectral measure of A at
-z: q_1ᵀ f(A) q_1 = Σ_i ω_i f(θ_i) for every polynomial f of degree up to 2m − 1 (Golub and Welsch 1969). |A Q y_i − θ_i
-Q y_i| = β_m |Y_{mi}|, so an eigenvalue lies that close to θ_i.
+The Gauss rule q_1ᵀ f(A) q_1 = Σ_i ω_i f(θ_i), ω_i = Y_{1i}², is exact for polynomials f of degree up to 2m − 1
+(Golub and Welsch 1969). Because |A Q y_i − θ_i Q y_i| = β_m |Y_{mi}|, an eigenvalue lies within that distance of
+θ_i.
 """
 
 from __future__ import annotations
@@ -21,26 +21,19 @@ _STOP = 1e-10  # β, relative to the largest entry of T, at which the space is i
 
 
 class Ritz(NamedTuple):
-    """Gauss rules, one for each starting vector.
+    """Gauss rules, one for each starting vector."""
 
-    Attributes:
-        values_PK: Ritz values, ascending, float64; where a probe took fewer steps, its last one is repeated.
-        weights_PK: their weights, which sum to one; 0 where a value is repeated.
-        residuals_PK: bounds on how far each is from an eigenvalue.
-        steps: steps of each probe.
-    """
-
-    values_PK: Tensor
-    weights_PK: Tensor
-    residuals_PK: Tensor
-    steps: tuple[int, ...]
+    values_PK: Tensor  # Ritz values, ascending, float64; a probe of fewer steps repeats its last one
+    weights_PK: Tensor  # sum to one; 0 where a value is repeated
+    residuals_PK: Tensor  # bounds on the distance of each value to an eigenvalue
+    steps: tuple[int, ...]  # of each probe
 
 
 class Leading(NamedTuple):
-    """Ritz values of largest size.
+    """Ritz values of largest absolute value.
 
     Attributes:
-        values_R: float64, largest size first.
+        values_R: float64, largest absolute value first.
         vectors_RD: orthonormal.
         residuals_R: bounds on how far each value is from an eigenvalue.
     """
@@ -51,7 +44,7 @@ class Leading(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """An iteration: T by its diagonals, (P, m), the steps that were taken, and Q, (P, m, D)."""
+    """An iteration: the diagonals of T, (P, m), the steps taken, and Q, (P, m, D)."""
 
     diagonal_PK: Tensor
     beside_PK: Tensor
@@ -60,39 +53,20 @@ class _Run(NamedTuple):
 
 
 def lanczos(product: Callable[[Tensor], Tensor], start_PD: Tensor, steps: int) -> Ritz:
-    """Return the Gauss rules of a symmetric matrix at several vectors.
+    """Return the Gauss rules of a symmetric matrix at several vectors that are not zero, in `steps` steps at most.
 
-    Every new vector is made orthogonal to all earlier ones twice. Memory: P times `steps` times D numbers.
-
-    Args:
-        product: vectors (P, D) -> their products with the matrix; called with fewer vectors once some have ended.
-        start_PD: starting vectors, none of them zero.
-        steps: m, of each at most.
-
-    Returns:
-        The rules.
-
-    Raises:
-        ValueError: if products with the matrix show that it is not symmetric.
+    `product` maps vectors (P, D) to their products with the matrix; it gets fewer vectors once some probes have
+    ended. Every new vector is made orthogonal to all earlier ones twice. Memory: P times `steps` times D numbers.
+    Raises a ValueError if the products show that the matrix is not symmetric.
     """
     run = _iterated(product, start_PD, steps)
     return _rules(run.diagonal_PK, run.beside_PK, run.taken)
 
 
 def leading(product: Callable[[Tensor], Tensor], start_D: Tensor, steps: int, *, count: int) -> Leading:
-    """Return the Ritz values of largest size with their vectors Q y, and |A Q y − θ Q y| of each.
+    """Return the `count` Ritz values θ of largest absolute value, their vectors Q y, and |A Q y − θ Q y| of each.
 
-    Args:
-        product: as of `lanczos`.
-        start_D: the starting vector, not zero.
-        steps: m, at most.
-        count: R; fewer are returned where the iteration ends before.
-
-    Returns:
-        Values float64 (R,), largest size first, orthonormal vectors (R, D) and residuals (R,).
-
-    Raises:
-        ValueError: if products with the matrix show that it is not symmetric.
+    `product` and errors are as for `lanczos`. There are fewer than `count` where the iteration ends before.
     """
     run = _iterated(product, start_D.unsqueeze(0), steps)
     taken = run.taken[0]
@@ -103,11 +77,7 @@ def leading(product: Callable[[Tensor], Tensor], start_D: Tensor, steps: int, *,
 
 
 def _iterated(product: Callable[[Tensor], Tensor], start_PD: Tensor, steps: int) -> _Run:
-    """Return the tridiagonal matrices of an iteration, and its bases.
-
-    Raises:
-        ValueError: as of `lanczos`.
-    """
+    """Return the tridiagonal matrices of an iteration, and its bases."""
     probes, size = start_PD.shape
     steps = min(steps, size)
     basis_PKD = start_PD.new_empty(probes, steps, size)
@@ -120,7 +90,7 @@ def _iterated(product: Callable[[Tensor], Tensor], start_PD: Tensor, steps: int)
     for step in range(steps):
         for place, probe in enumerate(alive):
             basis_PKD[probe, step] = vectors_PD[place]
-        new_PD, left = product(vectors_PD), []
+        new_PD, remaining = product(vectors_PD), []
         for place, probe in enumerate(alive):
             projections = _orthogonalise_(new_PD[place], basis_PKD[probe, : step + 1])
             diagonal_PK[probe, step] = float(projections[step])
@@ -130,40 +100,33 @@ def _iterated(product: Callable[[Tensor], Tensor], start_PD: Tensor, steps: int)
             if beta <= floor * largest:
                 taken[probe] = step + 1
             else:
-                left.append(place)
-        if not left or step + 1 == steps:
+                remaining.append(place)
+        if not remaining or step + 1 == steps:
             break
-        vectors_PD = new_PD[left]
-        alive = [alive[place] for place in left]
+        vectors_PD = new_PD[remaining]
+        alive = [alive[place] for place in remaining]
         vectors_PD /= beside_PK[alive, step].to(vectors_PD).unsqueeze(1)
     return _Run(diagonal_PK, beside_PK, taken, basis_PKD)
 
 
 def _check_symmetric(found_K: Tensor, beside_K: Tensor, largest: float) -> None:
-    """Check the coordinates of a product along all but the last vector: β and zeros where the matrix is symmetric.
-
-    Raises:
-        ValueError: if they differ by more than rounding.
-    """
+    """Check the coordinates of a product along all but the last vector: zeros and then β for a symmetric matrix."""
     if not len(found_K):
         return
-    off = float(torch.cat([found_K[:-1], found_K[-1:] - beside_K[-1:]]).abs().max())
-    if off > _ASYMMETRY * largest:
+    error = float(torch.cat([found_K[:-1], found_K[-1:] - beside_K[-1:]]).abs().max())
+    if error > _ASYMMETRY * largest:
         raise ValueError(
-            f"the matrix is not symmetric: products differ from those of a symmetric one by {off:.3g}, of a largest "
+            f"the matrix is not symmetric: products differ from those of a symmetric one by {error:.3g}, of a largest "
             f"entry of {largest:.3g}. A layer has a wrong second derivative, such as a `torch.autograd.Function` that "
             f"is differentiable once; write it in plain operations of torch."
         )
 
 
 def _orthogonalise_(vector_D: Tensor, basis_KD: Tensor) -> Tensor:
-    """Make a vector orthogonal to a basis, twice, in place.
+    """Make a vector orthogonal to a basis, twice and in place, and return its coordinates in the basis.
 
-    In blocks of columns: the second coordinates are added up while the block that the first ones were used on is in the
-    cache, so that the basis is read three times instead of four.
-
-    Returns:
-        The coordinates it had in the basis.
+    It works in blocks of columns: the second coordinates are summed while the block is still in the cache, so the
+    basis is read three times instead of four.
     """
     first_K = basis_KD @ vector_D
     second_K = torch.zeros_like(first_K)
@@ -181,7 +144,7 @@ def _tridiagonal(diagonal_K: Tensor, beside_K: Tensor) -> Tensor:
 
 
 def _rules(diagonal_PK: Tensor, beside_PK: Tensor, taken: list[int]) -> Ritz:
-    """Return the rules of tridiagonal matrices."""
+    """Return the Gauss rules of tridiagonal matrices."""
     longest = max(taken)
     values_PK, weights_PK, residuals_PK = torch.zeros(3, len(taken), longest, dtype=torch.float64)
     for probe, steps in enumerate(taken):

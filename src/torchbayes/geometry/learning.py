@@ -1,13 +1,13 @@
-r"""The local learning coefficient: how many parameters a singular model has near one place.
+"""The local learning coefficient: the effective number of parameters of a singular model near one place.
 
-With the mean loss L_n of n observations and the law p(w) ∝ exp(−nβ L_n(w) − (γ/2)|w − w*|²),
+With the mean loss L_n of n observations and the density p(w) ∝ exp(−nβ L_n(w) − (γ/2)|w − w*|²),
 
     λ̂(w*) = nβ (E_p[L_n(w)] − L_n(w*)),     β = 1/log n
 
-(Watanabe 2013; Lau et al. 2023). The free energy is n L_n(w*) + λ log n to leading order: λ is D/2 for a regular model
-and less for a singular one. On a quadratic with eigenvalues h it is ½ Σ nβh/(nβh + γ), half the effective dimension
-at the precision γ/(nβ). Where two parameters are redundant together, as in x²y², λ̂ comes to its limit as
-slowly as 1/log n.
+(Watanabe 2013; Lau et al. 2023). The free energy is n L_n(w*) + λ log n to leading order: λ is D/2 for a regular
+model and less for a singular one. On a quadratic with eigenvalues h it is ½ Σ nβh/(nβh + γ), half the effective
+dimension at the precision γ/(nβ). Where two parameters are redundant together, as in x²y², λ̂ approaches its limit
+only at the rate 1/log n.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from torchbayes.randomness.seeds import Purpose, generator, mix
 
 _SMALL = 1_000_000  # rows times weights up to which all the data are used at every step
 _DISAGREE, _REJECTED, _FEWEST = 1.05, 0.2, 50.0  # R-hat, acceptance, effective draws
-_UNLIKE = 4.0  # standard errors between two step sizes: those of short chains are too small themselves
-_HOTTER = 0.25  # of β, where chains begin
-_STEP = 0.1  # ε times the largest curvature: the law of the chain is then at most 2.5 % too wide in any direction
+_UNLIKE = 4.0  # standard errors between two step sizes; many, because those of short chains are too small
+_HOTTER = 0.25  # share of β at which the starts of chains are found
+_STEP = 0.1  # ε times the largest curvature: chains are then at most 2.5 % too wide in any direction
 _STIFF_ROWS, _STIFF_STEPS = 2000, 12
 
 
@@ -62,7 +62,7 @@ class LearningCoefficient:
 
     Attributes:
         value: λ̂.
-        error: its Monte Carlo standard error, by the effective sample size.
+        error: its Monte Carlo standard error, from the effective sample size.
         chains_C: λ̂ of each chain, float64.
         ess: effective draws of the loss.
         rhat: of the loss; NaN where it is constant.
@@ -72,7 +72,7 @@ class LearningCoefficient:
         localisation: γ.
         num_data: n; a row of weight w is w observations.
         method: the sampler, with its step size where that was found.
-        problems: why it should not be trusted; empty where nothing is known against it.
+        problems: reasons not to trust it; empty if none is known.
     """
 
     value: float
@@ -90,7 +90,7 @@ class LearningCoefficient:
 
 
 class _Problem(NamedTuple):
-    """A density, the method for it, and what it is of."""
+    """A density, the method for it, the loss at w* and the number of observations."""
 
     density: Localised
     method: Sampler
@@ -109,34 +109,35 @@ def learning_coefficient(
     seed: int = 0,
     chunk_size: int = 1024,
 ) -> LearningCoefficient:
-    r"""Estimate the local learning coefficient λ̂ = nβ (E[L_n(w)] − L_n(w*)).
+    """Estimate the local learning coefficient λ̂ = nβ (E[L_n(w)] − L_n(w*)).
 
-    The chains are those of the library's samplers on the tempered, localised density. They begin where others come from
-    w* in half a burn-in at a quarter of β, so that what is near w* is not all that they see. After the last of their
-    steps they take half as many again as are not burn-in, of half the size, which count alike: where these give another
-    value, there are regions that the steps are too long for, and `problems` says so.
-
-    HMC, MALA, NUTS and random walks see all the data at every step and are exact but for chance. SGLD and SGHMC see
-    minibatches; gradients and losses are then taken relative to those at w* on the same rows, and a step size that is
-    not given is 0.1 over the largest curvature of the density, found by 12 steps of Lanczos at w*.
-
-    L_n is the mean negative log likelihood; neither prior nor temperature of the model enters. Directions of curvature
-    below γ/(nβ) do not count: choose γ well below nβ times the curvatures that should.
+    The chains are those of the library's samplers on the tempered, localised density. They start where other chains
+    from w* end after half a burn-in at a quarter of β, so that they do not only see the neighbourhood of w*. After
+    their last step they go on for half as many steps again as are not burn-in, with steps of half the size; these
+    draws count too. If they give another value, there are regions too narrow for the steps, and `problems` says so.
+    HMC, MALA, NUTS and random walks use all the data at every step and are exact up to chance. SGLD and SGHMC use
+    minibatches: gradients and losses are taken relative to those at w* on the same rows, and a step size of None
+    becomes 0.1 over the largest curvature of the density, found by 12 steps of Lanczos at w*. L_n is the mean
+    negative log likelihood; neither prior nor temperature of the model enters. Directions of curvature below γ/(nβ)
+    do not count: choose γ well below nβ times the curvatures that should.
 
     Args:
-        model: a model; or a function of weights (M, D) that returns the mean loss (M,), infinite outside its domain.
-        data: as for `fit`; with a function n, the number of observations.
-        weights: w*, a minimum: a point posterior of one member, a module, or a tensor (D,). With a function a tensor.
+        model: a model; or a function of weights (M, D) that returns the mean loss (M,), infinite outside its
+            domain.
+        data: as for `fit`; for a function, n, the number of observations.
+        weights: w*, a minimum: a point posterior of one member, a module, or a tensor (D,). For a function a
+            tensor.
         inverse_temperature: β; None for 1/log n.
         localisation: γ ≥ 0, in inverse squared units of the weights.
-        method: the sampler, its number of chains and their length; a mass that it would take from a prior is adapted
-            here. None for `HMC` with 4 chains of 2,000 steps, half of them burn-in, and `halvings` of the step size,
-            where rows times weights are at most a million, else `SGLD` with 4 chains of 4,000 steps.
+        method: the sampler, its number of chains and their length; a mass that it would take from a prior is
+            adapted instead. None for `HMC` with 4 chains of 2,000 steps, half of them burn-in, and `halvings`
+            of the step size where rows times weights are at most a million, otherwise `SGLD` with 4 chains of
+            4,000 steps.
         seed: seed of the chains.
         chunk_size: rows that go through a network at once where all are used.
 
     Returns:
-        The estimate; a warning if it is negative or the chains have not converged.
+        The estimate, with a warning if it is negative or the chains have not converged.
 
     Raises:
         TypeError: if an argument is of another kind, or the network computes in less than float32.
@@ -148,7 +149,7 @@ def learning_coefficient(
     check_counts(chunk_size=chunk_size)
     check_kind(Sampler, "a sampler, such as HMC(chains=4)", **given(method=method))
     if method is not None:
-        method = method.without_prior or method  # the density of the chains knows of no prior
+        method = method.without_prior or method  # the density of the chains has no prior
     settings = {"localisation": float(localisation), "method": method, "seed": as_seed(seed)}
     if isinstance(model, Model):
         place = place_of(model, data, weights, batch_size=getattr(method or SGLD(), "batch_size", None) or 128)
@@ -158,8 +159,8 @@ def learning_coefficient(
     if not math.isfinite(problem.loss):
         raise ValueError(f"the loss must be finite at `weights`; got {problem.loss:g}. Look for extreme values.")
     seed = mix(Purpose.COEFFICIENT, settings["seed"])
-    found = run_chains(problem.density, problem.method, _dispersed(problem, seed), seed=seed)
-    return _judged(found, _at_half_the_step(found, problem, seed), problem)
+    chains = run_chains(problem.density, problem.method, _dispersed(problem, seed), seed=seed)
+    return _judged(chains, _at_half_the_step(chains, problem, seed), problem)
 
 
 def _of_model(
@@ -171,7 +172,6 @@ def _of_model(
     seed: int,
     chunk_size: int,
 ) -> _Problem:
-    """Return the problem of a model."""
     rows, size = place.rows.size, place.weights_D.numel()
     if method is None:
         method = _exact() if rows * size <= _SMALL else SGLD(chains=4, steps=4000, burn_in=2000, thin=1)
@@ -191,13 +191,7 @@ def _of_model(
 def _of_function(
     function: Any, data: Any, weights: Any, *, inverse_temperature: float | None, localisation: float, **options: Any
 ) -> _Problem:
-    """Return the problem of a function.
-
-    Raises:
-        TypeError: if there is no function.
-        ValueError: if there are no weights, or no number of observations.
-        SettingError: if the sampler has no step size, and finds none.
-    """
+    """Return the problem of a function, after checking function, number of observations, weights and step size."""
     if not callable(function) or isinstance(function, type | torch.nn.Module):
         raise TypeError(f"`model` must be a Model, or a function of weights (M, D); got {seen(function)}.")
     if not is_whole(data) or data < 2:
@@ -214,16 +208,12 @@ def _of_function(
 
 
 def _without_step(method: Sampler) -> bool:
-    """Return whether a sampler needs a step size and has none."""
+    """Return whether a sampler needs a step size, has none and does not adapt one."""
     return not method.adapts and getattr(method, "step_size", 0.0) is None
 
 
 def _beta(num_data: float) -> float:
-    """Return 1/log n.
-
-    Raises:
-        ValueError: if that is not defined.
-    """
+    """Return 1/log n, which needs at least 2 observations."""
     if num_data < 2:
         raise ValueError(
             f"`inverse_temperature` must be given for fewer than 2 observations; got {num_data:g}, whose 1/log n is "
@@ -233,7 +223,7 @@ def _beta(num_data: float) -> float:
 
 
 def _exact() -> HMC:
-    """Return HMC that enters regions much narrower than others: see `HMC.halvings`."""
+    """Return HMC that can enter regions much narrower than others: see `HMC.halvings`."""
     return HMC(
         chains=4,
         steps=2000,
@@ -248,9 +238,9 @@ def _exact() -> HMC:
 
 
 def _dispersed(problem: _Problem, seed: int) -> Tensor:
-    """Return where chains start: where as many others come from w*, in half a burn-in, at a quarter of β.
+    """Return starts of chains: ends of as many others, which run from w* for half a burn-in at a quarter of β.
 
-    From w* itself all of them would see what is near it first, and agree.
+    Started at w* itself, all chains would first see the same neighbourhood, and agree.
     """
     density, method = problem.density, problem.method
     start_MD, steps = density.weights_D.expand(method.members, -1).clone(), method.burn_in // 2
@@ -263,9 +253,9 @@ def _dispersed(problem: _Problem, seed: int) -> Tensor:
 
 
 def _at_half_the_step(found: Chains, problem: _Problem, seed: int) -> Tensor:
-    """Return nβ(L_n − L_n*) along the same chains, (C, S), as they go on with steps of half the size.
+    """Return nβ(L_n − L_n*), (C, S), along the same chains continued with steps of half the size.
 
-    Empty for a sampler whose steps change, or have no size.
+    It is empty for a sampler whose steps change, or have no size.
     """
     method, state = problem.method, found.state
     more = max((method.steps - method.burn_in) // 2, method.thin)
@@ -291,22 +281,16 @@ def _draws(found: Chains, problem: _Problem) -> Tensor:
 def _stiffness(place: Place, chunk_size: int, seed: int) -> float:
     """Return the largest absolute eigenvalue of the Hessian of n L_n at w*, estimated on at most 2,000 rows."""
     rows = place.rows.size
-    some = place._replace(rows=place.rows.map(lambda t: t[:: -(-rows // _STIFF_ROWS)]))
+    subset = place._replace(rows=place.rows.map(lambda t: t[:: -(-rows // _STIFF_ROWS)]))
     source = generator(Purpose.STIFFNESS, seed)
     start_D = torch.randn(len(place.weights_D), generator=source).to(place.weights_D)
-    found = lanczos(Products(some, "hessian", chunk_size), start_D.unsqueeze(0), _STIFF_STEPS)
-    largest = float((found.values_PK.abs() + found.residuals_PK).max())
-    return largest * num_observations(place, chunk_size) / num_observations(some, chunk_size)
+    rules = lanczos(Products(subset, "hessian", chunk_size), start_D.unsqueeze(0), _STIFF_STEPS)
+    largest = float((rules.values_PK.abs() + rules.residuals_PK).max())
+    return largest * num_observations(place, chunk_size) / num_observations(subset, chunk_size)
 
 
 def _judged(found: Chains, half_CS: Tensor, problem: _Problem) -> LearningCoefficient:
-    """Return the coefficient of chains, and warn of what is wrong with it.
-
-    Args:
-        found: the chains.
-        half_CS: what they came to with steps of half the size.
-        problem: what they are of.
-    """
+    """Return the coefficient of chains, and warn of its problems; `half_CS` are draws with steps of half the size."""
     method, burn_in = problem.method, problem.method.burn_in
     parts = [part for part in (_draws(found, problem)[:, burn_in:], half_CS) if part.shape[1]]
     draws_CS = torch.cat(parts, dim=1)
@@ -316,8 +300,8 @@ def _judged(found: Chains, half_CS: Tensor, problem: _Problem) -> LearningCoeffi
     acceptance = float("nan")
     if "acceptance" in found.numbers:
         acceptance = float(found.numbers["acceptance"][:, burn_in:].mean())
-    seen = {"apart": apart, "effective": effective, "acceptance": acceptance}
-    problems = (*_problems(value, error, **seen), *_step_problem(parts))
+    statistics = {"apart": apart, "effective": effective, "acceptance": acceptance}
+    problems = (*_problems(value, error, **statistics), *_step_problem(parts))
     warn_of(problems, "this learning coefficient")
     return LearningCoefficient(
         value,
@@ -336,7 +320,7 @@ def _judged(found: Chains, half_CS: Tensor, problem: _Problem) -> LearningCoeffi
 
 
 def _step_problem(parts: Sequence[Tensor]) -> Iterator[str]:
-    """Yield what is wrong where steps of half the size give another coefficient."""
+    """Yield a problem if steps of half the size give another coefficient."""
     if len(parts) < 2 or any(p.shape[1] < 4 for p in parts):  # too few draws have no Monte Carlo error
         return
     means, errors = zip(*((float(p.mean()), float(mcse_mean(p.unsqueeze(-1))[0])) for p in parts), strict=True)
@@ -348,14 +332,14 @@ def _step_problem(parts: Sequence[Tensor]) -> Iterator[str]:
 
 
 def _problems(value: float, error: float, *, apart: float, effective: float, acceptance: float) -> tuple[str, ...]:
-    found = []
+    problems = []
     if value < 0:
-        sure = "" if not value > -2 * error else ", though within two standard errors of 0"
-        found.append(f"it is negative ({value:.3g}){sure}: `weights` are not a minimum of the loss (train longer)")
+        hedge = "" if not value > -2 * error else ", though within two standard errors of 0"
+        problems.append(f"it is negative ({value:.3g}){hedge}: `weights` are not a minimum of the loss (train longer)")
     if apart > _DISAGREE:
-        found.append(f"its chains do not agree (R-hat {apart:.3f}; use more steps, or a larger `localisation`)")
+        problems.append(f"its chains do not agree (R-hat {apart:.3f}; use more steps, or a larger `localisation`)")
     if effective < _FEWEST:
-        found.append(f"it rests on {effective:.0f} effective draws (use more steps)")
+        problems.append(f"it rests on {effective:.0f} effective draws (use more steps)")
     if acceptance < _REJECTED:
-        found.append(f"of the proposals {acceptance:.0%} were accepted (use more burn-in)")
-    return tuple(found)
+        problems.append(f"of the proposals {acceptance:.0%} were accepted (use more burn-in)")
+    return tuple(problems)

@@ -1,11 +1,11 @@
-r"""The law around one place that learning coefficients are means over, as a density that samplers move on.
+"""The density around one place over which learning coefficients average, as one that samplers can use.
 
     p(w) ∝ exp(−nβ L_n(w) − (γ/2) |w − w*|²)
 
-Its `log_likelihood` is −n (L_n(w) − L_n(w*)): the rise of the loss, without β, which samplers report with every draw.
-On minibatches gradients and rises are those of the same rows at w and at w*, with the difference between w* on these
-rows and on all of them taken out, to first order in w − w*: near w* there is little noise, so that steps may be as long
-as with all the data. Neither has a bias.
+Its `log_likelihood` is −n (L_n(w) − L_n(w*)): the rise of the loss, without β, which samplers report with every
+draw. On minibatches, gradients and rises are differences between w and w* on the same rows. The deviation at w* of
+these rows from all rows is subtracted, to first order in w − w*. So there is little noise near w*, steps may be as
+long as with all the data, and neither gradient nor rise has a bias.
 """
 
 from __future__ import annotations
@@ -29,23 +29,9 @@ Rise = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class Localised:
-    """The density.
-
-    Attributes:
-        weights_D: w*.
-        localisation: γ.
-        inverse_temperature: β.
-    """
+    """The density around w* (`weights_D`), with `localisation` γ and `inverse_temperature` β."""
 
     def __init__(self, rise: Rise, weights_D: Tensor, *, localisation: float, inverse_temperature: float) -> None:
-        """Put the density together.
-
-        Args:
-            rise: n times the rise of the mean loss, and its gradient.
-            weights_D: w*.
-            localisation: γ.
-            inverse_temperature: β.
-        """
         self._rise, self.weights_D = rise, weights_D
         self.localisation, self.inverse_temperature = localisation, inverse_temperature
 
@@ -60,8 +46,8 @@ class Localised:
 
     def value(self, weights_MD: Tensor, batch: Any = None) -> ValueOnly:
         """Return the value of each row."""
-        found = self(weights_MD, batch)
-        return ValueOnly(found.log_density, found.log_likelihood)
+        value = self(weights_MD, batch)
+        return ValueOnly(value.log_density, value.log_likelihood)
 
     def hotter(self, factor: float) -> Localised:
         """Return the density with β times a factor."""
@@ -69,18 +55,12 @@ class Localised:
         return Localised(self._rise, self.weights_D, localisation=self.localisation, inverse_temperature=beta)
 
     def leapfrog(self, weights_MD: Tensor, momentum_MD: Tensor, **options: Any) -> Phase:
-        """Return where leapfrog steps lead; options as of `dynamics.leapfrog`."""
+        """Return the end of leapfrog steps; options are those of `dynamics.leapfrog`."""
         return leapfrog(self, weights_MD, momentum_MD, **options)
 
 
 def rise_of_function(loss: Callable[[Tensor], Tensor], weights_D: Tensor, num_data: int) -> tuple[Rise, float]:
-    """Return n times the rise of a function, and its value at w*.
-
-    Args:
-        loss: weights (M, D) -> mean loss (M,).
-        weights_D: w*.
-        num_data: n.
-    """
+    """Return n times the rise of a function, weights (M, D) -> mean loss (M,), and its value at w*."""
     density = FunctionDensity(loss)
     at = float(density(weights_D.unsqueeze(0)).log_density[0])
 
@@ -92,12 +72,7 @@ def rise_of_function(loss: Callable[[Tensor], Tensor], weights_D: Tensor, num_da
 
 
 def rise_on_all(place: Place, chunk_size: int) -> tuple[Rise, float]:
-    """Return n times the rise of the mean loss of all the data, and the summed loss at w*.
-
-    Args:
-        place: model, rows and weights.
-        chunk_size: rows that go through a network at once.
-    """
+    """Return n times the rise of the mean loss of all the data, and the summed loss at w*."""
     density = _density(place, chunk_size)
     at = float(density.nll(place.weights_D.unsqueeze(0), buffers=place.stacked(1)).log_likelihood[0])
 
@@ -109,32 +84,28 @@ def rise_on_all(place: Place, chunk_size: int) -> tuple[Rise, float]:
 
 
 def rise_on_batches(place: Place, chunk_size: int, *, chains: int, seed: int) -> tuple[Rise, float]:
-    """Return an estimate of n times the rise that sees the next minibatch at every call, and the summed loss at w*.
+    """Return an estimate of n times the rise that uses the next minibatch at every call, and the summed loss at w*.
 
-    Args:
-        place: model, source of minibatches and weights.
-        chunk_size: rows that go through a network at once where all are needed.
-        chains: M: each has its own order of the rows.
-        seed: seed of these orders.
+    Each chain has its own order of the rows. Chunks of `chunk_size` rows are used for the sums over all data at w*.
     """
     density = _density(place, chunk_size)
     centre_MD = place.weights_D.expand(chains, -1)
     check_memory(4 * centre_MD[0].nbytes * chains, "the chains", centre_MD.device, chains=chains)
-    whole = density.nll(centre_MD[:1], buffers=place.stacked(1))
-    slope_D, size = whole.gradient[0].clone(), place.rows.size
+    at_centre = density.nll(centre_MD[:1], buffers=place.stacked(1))
+    slope_D, size = at_centre.gradient[0].clone(), place.rows.size
     seeds = [mix(Purpose.COEFFICIENT_ROWS, seed, chain) for chain in range(chains)]
     batches = _endless(place, seeds)
 
     def rise(weights_MD: Tensor) -> tuple[Tensor, Tensor]:
-        batch, number = next(batches), len(weights_MD)
+        batch, members = next(batches), len(weights_MD)
         twice = batch.map(lambda t: t.repeat(2, *[1] * (t.ndim - 1)))
-        value = density.nll(torch.cat([weights_MD, centre_MD]), twice, buffers=place.stacked(2 * number))
-        off_MD = (value.gradient[number:] - slope_D).mul_(size)  # what makes w* no minimum on these rows
+        value = density.nll(torch.cat([weights_MD, centre_MD]), twice, buffers=place.stacked(2 * members))
+        off_MD = (value.gradient[members:] - slope_D).mul_(size)  # deviation of these rows from all rows at w*
         known_M = (off_MD * (weights_MD - place.weights_D)).sum(-1, dtype=torch.float64)
-        rise_M = value.log_likelihood[number:] - value.log_likelihood[:number] - known_M
-        return rise_M, value.gradient[:number].mul_(size).sub_(off_MD)
+        rise_M = value.log_likelihood[members:] - value.log_likelihood[:members] - known_M
+        return rise_M, value.gradient[:members].mul_(size).sub_(off_MD)
 
-    return rise, -float(whole.log_likelihood[0])
+    return rise, -float(at_centre.log_likelihood[0])
 
 
 def _density(place: Place, chunk_size: int) -> LogDensity:

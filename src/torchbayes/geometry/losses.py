@@ -19,49 +19,32 @@ from torchbayes.predictive.predict import Sampled
 
 
 class Judged(NamedTuple):
-    """Mean losses of one network.
+    """Mean losses of one network."""
 
-    Attributes:
-        nll: mean negative log likelihood per row, in nats, at temperature 1.
-        error: error rate of a classification, root mean squared error of numbers; 0 for other likelihoods.
-        kind: what the error is, "error rate", "rmse" or "".
-    """
-
-    nll: float
-    error: float
-    kind: str
+    nll: float  # mean negative log likelihood per row, in nats, at temperature 1
+    error: float  # error rate of a classification, root mean squared error of numbers; 0 for other likelihoods
+    kind: str  # "error rate", "rmse" or ""
 
 
 def network_at(model: Model, weights_D: Tensor, buffers: Buffers, *, fitted: Source) -> Functions:
-    """Return a network as a function, with its batch-norm statistics on rows, if it has any.
-
-    Args:
-        model: the model.
-        weights_D: its weights.
-        buffers: its other buffers.
-        fitted: the rows.
-    """
+    """Return a network as a function; batch-norm statistics, if any, are those of the rows of `fitted`."""
     if model.network.batch_norms:
         buffers = model.network.recalibrate(model.split(weights_D)[0], fitted.inputs(), buffers)
     return Functions(model, weights_D[None], {n: b[None] for n, b in buffers.items()} or None)
 
 
 def judged(functions: Functions, source: Source, chunk_size: int) -> Judged:
-    """Return the mean losses of one function over data.
-
-    Raises:
-        ValueError: if no row counts, or rows are coupled.
-    """
+    """Return the mean losses of one function over data; a ValueError if no row counts, or rows are coupled."""
     refuse_coupled(functions.model)
     sums = torch.zeros(4, dtype=torch.float64)
     kind = ""
     for inputs, targets in source.batches():
         predictive = Sampled(functions).predictive(inputs, chunk_size=chunk_size)
-        found = scored(predictive.likelihood, predictive.outputs_SBK[0], targets)
+        scoring = scored(predictive.likelihood, predictive.outputs_SBK[0], targets)
         log_prob = predictive.log_prob(targets).double()
-        weights = torch.ones_like(log_prob) if found.row_weights is None else found.row_weights.double()
+        weights = torch.ones_like(log_prob) if scoring.row_weights is None else scoring.row_weights.double()
         counts = weights > 0
-        kind, errors, places = _errors(predictive, found.targets, found.weights)
+        kind, errors, places = _errors(predictive, scoring.targets, scoring.weights)
         sums += torch.stack([
             (weights * -log_prob)[counts].sum(), weights.sum(), (errors * places)[places > 0].sum(), places.sum()
         ]).cpu()  # fmt: skip
@@ -76,22 +59,22 @@ def _errors(predictive: Predictive, targets: Any, weights: Tensor | None) -> tup
     nothing = "", torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
     if not isinstance(targets, Tensor):
         return nothing
-    own = predictive.distribution
-    if isinstance(own, distributions.Categorical | distributions.Bernoulli):
-        binary = isinstance(own, distributions.Bernoulli)
-        scores = torch.as_tensor(own.logits)[0]  # of one function: in the order of its probabilities
+    distribution = predictive.distribution
+    if isinstance(distribution, distributions.Categorical | distributions.Bernoulli):
+        binary = isinstance(distribution, distributions.Bernoulli)
+        scores = torch.as_tensor(distribution.logits)[0]  # of the only function; ordered as its probabilities
         scores = torch.stack([-scores, scores], dim=-1) if binary else scores
         rows, kind = len(scores), "error rate"
-        found = _wrong(scores.flatten(0, -2), targets, binary)
-    elif not own.event_shape and targets.numel() == own.mean.numel():
-        rows, kind = len(own.mean[0]), "rmse"
-        found = (own.mean.flatten() - targets.flatten()).double().square()
+        errors = _wrong(scores.flatten(0, -2), targets, binary)
+    elif not distribution.event_shape and targets.numel() == distribution.mean.numel():
+        rows, kind = len(distribution.mean[0]), "rmse"
+        errors = (distribution.mean.flatten() - targets.flatten()).double().square()
     else:
         return nothing
     if weights is None:
-        return kind, found, torch.ones_like(found)
-    each = weights.flatten() if weights.numel() == len(found) else weights.repeat_interleave(len(found) // rows)
-    return kind, found, each.to(found)
+        return kind, errors, torch.ones_like(errors)
+    each = weights.flatten() if weights.numel() == len(errors) else weights.repeat_interleave(len(errors) // rows)
+    return kind, errors, each.to(errors)
 
 
 def _wrong(scores: Tensor, targets: Tensor, binary: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""Networks of one model, however they are given: the members of a posterior, modules or weights."""
+"""Networks of one model, given as the members of a posterior, as modules or as weights."""
 
 from __future__ import annotations
 
@@ -19,68 +19,46 @@ Networks = Posterior | nn.Module | Tensor | Sequence[nn.Module]
 
 
 def members_of(model: Model, networks: Networks, what: str, *, seed: int = 0) -> Point:
-    """Return networks as a point posterior of a model.
+    """Return networks, at least one, as a point posterior of a model.
 
-    Args:
-        model: the model.
-        networks: a posterior, of which those that are no points give their default draws; a module, or a list of such;
-            or weights.
-        what: name of the argument, for messages.
-        seed: seed of the draws.
-
-    Returns:
-        The members, at least one.
-
-    Raises:
-        ValueError: if they are not those of the model, not finite, or their dropout masks are drawn.
-        TypeError: if they are none of these.
+    A posterior that is not a point gives its default draws. Raises a ValueError if the networks are not those of
+    the model, are not finite, or have drawn dropout masks; a TypeError for other objects. `what` is the name of the
+    argument for messages.
     """
     if isinstance(networks, Posterior):
-        found = _of_posterior(model, networks, what, seed)
+        point = _of_posterior(model, networks, what, seed)
     elif isinstance(networks, nn.Module) or _is_list(networks):
-        found = Point.of(model, networks)  # type: ignore[arg-type]
+        point = Point.of(model, networks)  # type: ignore[arg-type]
     elif isinstance(networks, Tensor):
         weights_MD = networks.detach().unsqueeze(0) if networks.ndim == 1 else networks.detach()
         check_weights(model, "M", **{what: weights_MD})
         _check_dtype(weights_MD, what)
-        found = Point(model, weights_MD.to(model.network.device, model.network.dtype))
+        point = Point(model, weights_MD.to(model.network.device, model.network.dtype))
     else:
         raise TypeError(f"`{what}` must be a posterior, a module, a list of modules or weights; got {seen(networks)}.")
-    bad_M = ~found.weights_MD.isfinite().all(dim=1)
+    bad_M = ~point.weights_MD.isfinite().all(dim=1)
     if bad_M.any():
         raise ValueError(
             f"`{what}` is not finite: weights of member {int(bad_M.nonzero()[0])} are NaN or infinite. Leave out the "
             f"members that diverged."
         )
-    return found
+    return point
 
 
 def one_of(model: Model, network: Networks, what: str) -> Point:
-    """Return a single network as a point posterior.
-
-    Args:
-        model: the model.
-        network: as of `members_of`.
-        what: name of the argument, for messages.
-
-    Returns:
-        The posterior, with one member.
-
-    Raises:
-        ValueError: if there are several.
-    """
-    found = members_of(model, network, what)
-    if found.members != 1:
+    """Return a single network as a point posterior of one member; a ValueError if there are several."""
+    point = members_of(model, network, what)
+    if point.members != 1:
         raise ValueError(
-            f"`{what}` must be one network; got {found.members}. Pick a member, such as posterior.weights_MD[0]."
+            f"`{what}` must be one network; got {point.members}. Pick a member, such as posterior.weights_MD[0]."
         )
-    return found
+    return point
 
 
 def buffers_at(point: Point, member: int) -> dict[str, Tensor]:
     """Return the buffers of a member, without a leading axis."""
-    own = point.buffers_M or point.model.network.stacked_buffers(point.members)
-    return {name: buffer[member] for name, buffer in own.items()}
+    buffers_M = point.buffers_M or point.model.network.stacked_buffers(point.members)
+    return {name: buffer[member] for name, buffer in buffers_M.items()}
 
 
 def _is_list(networks: Any) -> bool:
@@ -94,14 +72,10 @@ def _check_dtype(weights_MD: Tensor, what: str) -> None:
 
 
 def _of_posterior(model: Model, posterior: Posterior, what: str, seed: int) -> Point:
-    """Return the members of a point posterior, or the default draws of another.
-
-    Raises:
-        ValueError: if it is of another network, or its draws have dropout masks.
-    """
-    said = model.layout.differences(posterior.model.layout)
-    if said:
-        raise ValueError(f"`{what}` is a posterior of another model: {'; '.join(said[:5])}.")
+    """Return the members of a point posterior, or the default draws of another."""
+    differences = model.layout.differences(posterior.model.layout)
+    if differences:
+        raise ValueError(f"`{what}` is a posterior of another model: {'; '.join(differences[:5])}.")
     known = posterior.statistics_known or posterior.calibration is None or not model.network.batch_norms
     if posterior.centre is posterior and known:
         weights_MD, buffers_M, known = posterior.centre.weights_MD, posterior.buffers_M, posterior.statistics_known
@@ -123,7 +97,7 @@ def _of_posterior(model: Model, posterior: Posterior, what: str, seed: int) -> P
 
 
 def at(point: Point, weights_MD: Tensor, buffers: Sequence[dict[str, Tensor]]) -> Point:
-    """Return a posterior like another, at other weights and with other buffers, one mapping for each member."""
+    """Return a posterior like `point` at other weights and with other buffers, one mapping for each member."""
     buffers_M = {name: torch.stack([own[name] for own in buffers]) for name in buffers[0]} or None
     same = {"statistics_known": point.statistics_known, "calibration": point.calibration, "problems": point.problems}
     return Point(point.model, weights_MD, buffers_M=buffers_M, **same)

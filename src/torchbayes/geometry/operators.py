@@ -1,13 +1,13 @@
-r"""Products of the Hessian and of the Gauss-Newton matrix of all the data with several vectors.
+"""Products of the Hessian and of the Gauss-Newton matrix of all the data with several vectors.
 
 The Hessian of ℓ(w) = −Σ_n log p(y_n|f_w(x_n)) times v is the derivative of ∇ℓ(w)ᵀ v (Pearlmutter 1994). The
-Gauss-Newton matrix is G = Σ_n JᵀΛJ with J v by differentiating Jᵀu in u. Either is a backward pass through the graph of
-a gradient.
+Gauss-Newton matrix is G = Σ_n JᵀΛJ, where J v is the derivative of Jᵀu in u. Either is a backward pass through the
+graph of a gradient.
 
-The graphs do not depend on the vectors. They are made once and kept as long as they fit in 1 GiB: the rest are made
-again for every stack of vectors. A product then costs about 1.4 gradients (an MLP 784-400-400-10, one thread) to 2.5
-(LeNet); forward mode over reverse mode, which cannot keep anything, 3 to 5. Where graphs are small, vectors go
-through one together.
+The graphs do not depend on the vectors. They are made once and kept as long as they fit in 1 GiB; the others are
+made again for every stack of vectors. A product costs about 1.4 gradients (an MLP 784-400-400-10, one thread) to
+2.5 (LeNet). Forward mode over reverse mode, which cannot keep graphs, costs 3 to 5. Vectors go through small graphs
+together.
 """
 
 from __future__ import annotations
@@ -30,28 +30,23 @@ Matrix = Literal["hessian", "ggn", "hessian+prior", "ggn+prior"]
 MATRICES: tuple[Matrix, ...] = ("hessian", "ggn", "hessian+prior", "ggn+prior")
 _KEPT = 2**30  # bytes of graphs that are kept
 _TOGETHER = 2**24  # bytes of graph, times vectors, up to which vectors go through it together
-_SECOND = ("derivative", "differentiable", "does not require grad")  # in what autograd says
+_SECOND = ("derivative", "differentiable", "does not require grad")  # words in messages of autograd
 
 
 class Graph(Protocol):
-    """What has been computed of some rows once and for all."""
+    """A graph of some rows, computed once, through which products with vectors are taken."""
 
     def times(self, vectors: Sequence[Tensor], together: bool) -> list[Tensor]:
         """Return products with vectors in the shapes of the leaves, each (P, ...) if together."""
         ...
 
     def derivatives(self) -> Sequence[Tensor]:
-        """Return what is differentiated once more."""
+        """Return the first derivatives, which are differentiated once more."""
         ...
 
 
 class Gradient(NamedTuple):
-    """The graph of a gradient, whose derivative is the Hessian.
-
-    Attributes:
-        first: gradients.
-        leaves: what they are of.
-    """
+    """The gradients `first` of `leaves` as a graph, whose derivative is the Hessian."""
 
     first: Sequence[Tensor]
     leaves: Sequence[Tensor]
@@ -66,34 +61,25 @@ class Gradient(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """The graphs of outputs and of their derivative.
+    """The graphs of outputs and of their derivative."""
 
-    Attributes:
-        outputs: (B, ...).
-        dummy: u, in which the gradients are linear.
-        pulled: Jᵀu.
-        columns: (R, B, ...), with Σ r rᵀ = Λ.
-        leaves: weights of the network.
-        information: diagonal information of learned parameters of the likelihood.
-    """
-
-    outputs: Tensor
-    dummy: Tensor
-    pulled: Sequence[Tensor]
-    columns: Tensor
-    leaves: Sequence[Tensor]
-    information: Sequence[Tensor]
+    outputs: Tensor  # (B, ...)
+    dummy: Tensor  # u, in which the gradients are linear
+    pulled: Sequence[Tensor]  # Jᵀu
+    columns: Tensor  # (R, B, ...), with Σ r rᵀ = Λ
+    leaves: Sequence[Tensor]  # weights of the network
+    information: Sequence[Tensor]  # diagonal information of learned parameters of the likelihood
 
     def times(self, vectors: Sequence[Tensor], together: bool) -> list[Tensor]:
         """Return G v."""
-        own = len(self.leaves)
-        (pushed,) = _back(self.pulled, [self.dummy], vectors[:own], together)
+        count = len(self.leaves)
+        (pushed,) = _back(self.pulled, [self.dummy], vectors[:count], together)
         lead = pushed.shape[:1] if together else ()
         columns = self.columns.flatten(2)
         shares = torch.einsum("rbk,...bk->r...b", columns, pushed.reshape(*lead, *columns.shape[1:]))
         weighted = torch.einsum("rbk,r...b->...bk", columns, shares).reshape(pushed.shape)
-        found = _back([self.outputs], self.leaves, [weighted], together)
-        return found + [i * v for i, v in zip(self.information, vectors[own:], strict=True)]
+        products = _back([self.outputs], self.leaves, [weighted], together)
+        return products + [i * v for i, v in zip(self.information, vectors[count:], strict=True)]
 
     def derivatives(self) -> Sequence[Tensor]:
         """Return Jᵀu."""
@@ -103,7 +89,7 @@ class Outputs(NamedTuple):
 def _back(
     outputs: Sequence[Tensor], leaves: Sequence[Tensor], vectors: Sequence[Tensor], together: bool
 ) -> list[Tensor]:
-    """Return the products of vectors with the Jacobian of outputs in leaves, from the left; the graph is kept."""
+    """Return vector-Jacobian products of outputs with respect to leaves; the graph is kept."""
     pairs = [(o, v) for o, v in zip(outputs, vectors, strict=True) if o.requires_grad]
     if not pairs:
         lead = vectors[0].shape[:1] if together else ()
@@ -114,24 +100,14 @@ def _back(
 
 
 class Products:
-    """The matrix of all the data as a function of vectors (P, D) -> (P, D).
+    """The matrix of all the data as a function, vectors (P, D) -> (P, D), for weights of `size` D.
 
-    Attributes:
-        size: D.
-        together: whether vectors go through small graphs together.
+    `together` says whether vectors go through small graphs together. A ValueError is raised if the network cannot
+    be differentiated twice, the likelihood has no Gauss-Newton matrix, or a product is not finite.
     """
 
     def __init__(self, place: Place, matrix: Matrix, chunk_size: int) -> None:
-        """Make the graphs that are kept.
-
-        Args:
-            place: model, rows and weights.
-            matrix: which matrix.
-            chunk_size: rows of a graph.
-
-        Raises:
-            ValueError: if the network cannot be differentiated twice, or the likelihood has no Gauss-Newton matrix.
-        """
+        """Make the graphs that are kept; each has at most `chunk_size` rows."""
         self.size, self._layout, self._place = place.weights_D.numel(), place.model.layout, place
         curve = _gradient if matrix.startswith("hessian") else _outputs
         parts: list[Callable[[], Graph]] = []
@@ -151,12 +127,6 @@ class Products:
         self.together = True
 
     def __call__(self, vectors_PD: Tensor) -> Tensor:
-        """Return the products.
-
-        Raises:
-            ValueError: if they are not finite, or the network cannot be differentiated twice.
-            RuntimeError: if it fails otherwise.
-        """
         together = self.together and 1 < len(vectors_PD) <= _TOGETHER // max(self._bytes, 1)
         with _twice(self._place):
             try:
@@ -182,22 +152,14 @@ class Products:
         for make in [*(lambda graph=graph: graph for graph in self._kept), *self._made]:
             graph = make()
             for parts, sums in zip(views, into, strict=True):
-                for sum_, found in zip(sums, graph.times(parts, together), strict=True):
-                    sum_.add_(found)
+                for sum_, share in zip(sums, graph.times(parts, together), strict=True):
+                    sum_.add_(share)
         return total_PD
 
 
 @contextmanager
 def _twice(place: Place) -> Iterator[None]:
-    """Run code that differentiates twice, in full precision.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        ValueError: if the network cannot be differentiated twice.
-        RuntimeError: if it fails otherwise.
-    """
+    """Run code that differentiates twice, in full precision; a ValueError if the network cannot be."""
     device = place.model.network.device
     with differentiable(), plain_attention(), full_precision(device):
         try:
@@ -237,10 +199,10 @@ def _outputs(place: Place, rows: Batch) -> Graph:
     views, learned = model.split(place.weights_D)
     leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
     outputs = network(leaves, network.arrange(rows.inputs), place.buffers or None)
-    seen = outputs.detach()
-    columns = root("ggn", model.likelihood, seen, targets=rows.targets, parameters=learned)
-    found = parameter_information(model.likelihood, seen, rows.targets, parameters=learned) if learned else {}
-    information = [found[name.removeprefix(PREFIX)].to(seen) for name in model.layout.names if name.startswith(PREFIX)]
+    fixed = outputs.detach()
+    columns = root("ggn", model.likelihood, fixed, targets=rows.targets, parameters=learned)
+    known = parameter_information(model.likelihood, fixed, rows.targets, parameters=learned) if learned else {}
+    information = [known[name.removeprefix(PREFIX)].to(fixed) for name in model.layout.names if name.startswith(PREFIX)]
     dummy, tensors = torch.zeros_like(outputs, requires_grad=True), list(leaves.values())
     pulled: Sequence[Tensor] = [torch.zeros_like(leaf) for leaf in tensors]
     if outputs.requires_grad:
@@ -249,11 +211,10 @@ def _outputs(place: Place, rows: Batch) -> Graph:
 
 
 def _held_by(make: Callable[[], Graph]) -> int:
-    """Return the bytes that a graph keeps, after checking that it can be differentiated.
+    """Return the bytes that a graph keeps.
 
-    Raises:
-        ValueError: if it has a function of which only the first derivative is known: autograd would leave out the
-            second without a word.
+    Raises a ValueError for a function with a first derivative only, because autograd would silently omit the
+    second.
     """
     seen: dict[int, int] = {}
 
@@ -264,9 +225,9 @@ def _held_by(make: Callable[[], Graph]) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         graph = make()
-    todo, known = [t.grad_fn for t in graph.derivatives() if t.grad_fn is not None], set()
-    while todo:
-        node = todo.pop()
+    pending, known = [t.grad_fn for t in graph.derivatives() if t.grad_fn is not None], set()
+    while pending:
+        node = pending.pop()
         if node.name().endswith("Error"):
             raise ValueError(
                 "the network cannot be differentiated twice: a `torch.autograd.Function` in it is marked "
@@ -274,5 +235,5 @@ def _held_by(make: Callable[[], Graph]) -> int:
             )
         nodes = {before for before, _ in node.next_functions if before is not None} - known
         known |= nodes
-        todo += nodes
+        pending += nodes
     return sum(seen.values())

@@ -1,4 +1,4 @@
-"""One network at one place: what most functions of this room look at, with its data."""
+"""One network at one place with its data, which most functions of this package look at."""
 
 from __future__ import annotations
 
@@ -22,21 +22,13 @@ Weights = Posterior | nn.Module | Tensor
 
 
 class Place(NamedTuple):
-    """Weights of one network, and the data.
+    """Weights of one network, and the data."""
 
-    Attributes:
-        model: the model; its likelihood knows the data where it needs to.
-        source: the data as they are read.
-        rows: all rows, checked.
-        weights_D: all random weights, and learned parameters of the likelihood.
-        buffers: of the network there; empty if it has none.
-    """
-
-    model: Model
-    source: Source
-    rows: Batch
-    weights_D: Tensor
-    buffers: Buffers
+    model: Model  # its likelihood knows the data where it needs to
+    source: Source  # the data as they are read
+    rows: Batch  # all rows, checked
+    weights_D: Tensor  # all random weights, and learned parameters of the likelihood
+    buffers: Buffers  # of the network at these weights; empty if it has none
 
     def stacked(self, number: int) -> Buffers | None:
         """Return copies of the buffers for a stack of networks, (M, ...); None if there are none."""
@@ -44,21 +36,13 @@ class Place(NamedTuple):
 
 
 def place_of(model: Model, data: Any, weights: Weights, *, batch_size: int = 1024) -> Place:
-    """Return where a network is, and its data, after checking both.
+    """Return a network at its weights, with its data, after checking both.
 
-    Batch-norm statistics are those of a module, or of a posterior that has them; of the data at other weights
-    than those of the module that the model was made of.
-
-    Args:
-        model: the model.
-        data: as for `fit`.
-        weights: a point posterior of one member, a module, or a tensor (D,).
-        batch_size: rows of a batch where the data are not batched already.
-
-    Raises:
-        TypeError: if an argument is of another kind, or the network computes in less than float32.
-        ValueError: if weights or data do not fit the model, there is more than one network, or the outputs of a row
-            depend on the others.
+    Weights are a point posterior of one member, a module, or a tensor (D,). Batch-norm statistics are those of a
+    module, or of a posterior that has them. For other weights than those of the model's own module they are
+    computed from the data. Raises a TypeError if an argument is of another kind, or the network computes in less
+    than float32; a ValueError if weights or data do not fit the model, there is more than one network, or the
+    outputs of a row depend on the others.
     """
     check_kind(Model, "a Model", model=model)
     check_kind((Posterior, nn.Module, Tensor), "a posterior, a module or a tensor of weights", weights=weights)
@@ -84,15 +68,7 @@ def place_of(model: Model, data: Any, weights: Weights, *, batch_size: int = 102
 
 
 def num_observations(place: Place, chunk_size: int = 1024) -> float:
-    """Return n, the number of observations: the sum of the weights of rows, where those that are ignored have none.
-
-    Args:
-        place: model, rows and weights.
-        chunk_size: rows that go through the network at once.
-
-    Raises:
-        ValueError: if no row counts.
-    """
+    """Return n, the sum of the weights of the rows, 0 for ignored ones; a ValueError if no row counts."""
     model, total = place.model, 0.0
     views = model.split(place.weights_D)[0]
     with torch.no_grad():
@@ -107,15 +83,11 @@ def num_observations(place: Place, chunk_size: int = 1024) -> float:
 
 
 def _refuse_low(model: Model) -> None:
-    """Check the precision of a network.
-
-    Raises:
-        TypeError: if weights or inputs have less than 24 bits.
-    """
+    """Raise a TypeError if weights or inputs have less than 24 bits."""
     precision = model.network.precision
     if precision.casts or precision.inputs in LOW:
-        found = next(iter(precision.casts.values()), precision.inputs)
+        dtype = next(iter(precision.casts.values()), precision.inputs)
         raise TypeError(
-            f"the network computes in {found}, whose rounding is larger than differences of losses near a minimum. "
+            f"the network computes in {dtype}, whose rounding is larger than differences of losses near a minimum. "
             f"Convert it with .float()."
         )

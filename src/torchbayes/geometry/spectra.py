@@ -1,12 +1,12 @@
-r"""The spectrum of the curvature of a loss: stochastic Lanczos quadrature, and Hutch++ for the trace.
+"""The spectrum of the curvature of a loss: stochastic Lanczos quadrature, and Hutch++ for the trace.
 
 With random signs z, E[zzᵀ] = I, and m steps of Lanczos from z give nodes θ_i and weights ω_i with
 
     tr f(A) = E[zᵀ f(A) z] ≈ D/P Σ_p Σ_i ω_pi f(θ_pi)
 
 (Ubaru, Chen and Saad 2017; Ghorbani, Krishnan and Xiao 2019). The density of eigenvalues, the trace, the log
-determinant and the effective dimension Σ λ/(λ + α) (Maddox, Benton and Wilson 2020) are all of this form. The
-extreme nodes are eigenvalues themselves, once they have converged.
+determinant and the effective dimension Σ λ/(λ + α) (Maddox, Benton and Wilson 2020) have this form. The extreme nodes
+are themselves eigenvalues, once they have converged.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Estimate(NamedTuple):
 
     Attributes:
         value: the estimate.
-        error: its standard error over probes; NaN where there is one, 0 where the value is exact.
+        error: its standard error over probes; NaN for a single probe, 0 where the value is exact.
     """
 
     value: float
@@ -54,7 +54,7 @@ class Estimate(NamedTuple):
 
 @dataclass(frozen=True)
 class Spectrum:
-    r"""The eigenvalues of the curvature at one place, as Gauss rules.
+    """The eigenvalues of the curvature at one place, as Gauss rules.
 
     Attributes:
         values_PK: Ritz values θ of each probe, ascending, float64, in nats per squared unit of the weights.
@@ -62,7 +62,7 @@ class Spectrum:
         residuals_PK: bounds on how far each is from an eigenvalue.
         steps: steps of Lanczos that each probe took.
         size: D, the number of weights.
-        num_data: N, the observations of which the matrix is the sum: a row of weight w is w of them.
+        num_data: N, observations in the sum that the matrix is; a row of weight w counts as w.
         matrix: which matrix.
     """
 
@@ -75,13 +75,13 @@ class Spectrum:
     matrix: Matrix
 
     def trace_of(self, function: Callable[[Tensor], Tensor]) -> Estimate:
-        r"""Return tr f(A) ≈ D · mean_p Σ_i ω_pi f(θ_pi).
+        """Return tr f(A) ≈ D · mean_p Σ_i ω_pi f(θ_pi).
 
         Args:
             function: f, of a float64 tensor, elementwise.
 
         Raises:
-            TypeError: if it is no function.
+            TypeError: if it is not a function.
         """
         check_function("a function of a tensor", function=function)
         each_P = self.size * (self.weights_PK * function(self.values_PK)).sum(1)
@@ -95,7 +95,7 @@ class Spectrum:
         return self.trace_of(lambda values: values)
 
     def density(self, grid_G: Tensor, width: float) -> Tensor:
-        r"""Return the density of eigenvalues, smoothed by normals: mean_p Σ_i ω_pi N(λ; θ_pi, σ²).
+        """Return the density of eigenvalues, smoothed by normals: mean_p Σ_i ω_pi N(λ; θ_pi, σ²).
 
         Args:
             grid_G: where, (G,), in units of the eigenvalues.
@@ -105,7 +105,7 @@ class Spectrum:
             Float64 tensor (G,), of integral one.
 
         Raises:
-            TypeError: if the grid is no tensor.
+            TypeError: if the grid is not a tensor.
             ValueError: if it does not have one axis, or the width is not positive.
         """
         check_tensor("G", grid_G=grid_G)
@@ -117,12 +117,12 @@ class Spectrum:
     def top(self, count: int = 10, *, smallest: bool = False) -> Tensor:
         """Return the eigenvalues at one end of the spectrum, as far as they have converged.
 
-        A node counts whose residual is below a thousandth of the largest absolute one. An eigenvalue of multiplicity
-        two counts once, as one vector sees it once. There is a warning where none has converged.
+        A node counts if its residual is below a thousandth of the largest absolute one. An eigenvalue of multiplicity
+        two counts once, because one starting vector sees it once. There is a warning if none has converged.
 
         Args:
             count: how many at most.
-            smallest: whether to give the smallest, ascending, in place of the largest, descending.
+            smallest: whether to give the smallest, ascending, instead of the largest, descending.
 
         Returns:
             Float64 tensor of at most `count`.
@@ -145,15 +145,15 @@ class Spectrum:
         return best[:count].clone()
 
     def effective_dimension(self, precision: float) -> Estimate:
-        r"""Return Σ_i λ_i / (λ_i + α), the number of directions that the data determine (Maddox et al. 2020).
+        """Return Σ_i λ_i / (λ_i + α), the number of directions that the data determine (Maddox et al. 2020).
 
-        Negative eigenvalues count 0, and there is a warning if they are more than rounding. The function then has a
-        kink at 0, where most eigenvalues of a network are, and the value may go on changing with the number of steps
-        by far more than its error says (a perceptron of 55,000 weights, α = 1: 2869, 4308, 3112 with 40, 80 and 160
-        steps and errors of 130 to 240; its Gauss-Newton matrix 1012, 997, 997).
+        Negative eigenvalues count as 0, with a warning if they are more than rounding. The function then has a kink
+        at 0, where most eigenvalues of a network are, and the value may keep changing with the number of steps by far
+        more than its error says (a perceptron of 55,000 weights, α = 1: 2869, 4308, 3112 with 40, 80 and 160 steps
+        and errors of 130 to 240; its Gauss-Newton matrix 1012, 997, 997).
 
         Args:
-            precision: α > 0, of the prior, where the matrix is that of the summed loss, as here, without the prior.
+            precision: α > 0, of the prior; the matrix must be that of the summed loss without the prior.
 
         Raises:
             ValueError: if the precision is not positive.
@@ -172,7 +172,7 @@ class Spectrum:
         """Return log det(A + αI), in nats.
 
         Args:
-            precision: α ≥ 0; 0 where the matrix has the prior already.
+            precision: α ≥ 0; 0 if the matrix contains the prior.
 
         Raises:
             ValueError: if the precision is negative, or A + αI has an eigenvalue of at most 0.
@@ -198,25 +198,25 @@ def spectrum(
     seed: int = 0,
     chunk_size: int = 1024,
 ) -> Spectrum:
-    r"""Return the spectrum of the curvature of the summed negative log likelihood, by stochastic Lanczos quadrature.
+    """Return the spectrum of the curvature of the summed negative log likelihood, by stochastic Lanczos quadrature.
 
-    The Hessian is that of −Σ_n log p(y_n|f_w(x_n)), without temperature; the Gauss-Newton matrix Σ_n JᵀΛJ has the
+    The Hessian is that of −Σ_n log p(y_n|f_w(x_n)), without temperature. The Gauss-Newton matrix is Σ_n JᵀΛJ with the
     Fisher information Λ of the outputs. Learned parameters of the likelihood belong to the weights; in the
-    Gauss-Newton matrix they are on its diagonal. Networks run in evaluation mode: dropout is off and batch norm has its
-    running statistics, which for bare weights are those of the data.
+    Gauss-Newton matrix they are on its diagonal. Networks run in evaluation mode: dropout is off and batch norm uses
+    its running statistics, which for bare weights are those of the data.
 
-    Cost: `steps` times `probes` products of the matrix with a vector, each 1.4 to 2.5 gradients of all the data where
-    the graphs of all chunks fit in 1 GiB. Memory: these graphs, and the vectors of the iteration, `steps` times
-    D numbers for each probe; groups of probes whose vectors fit in 1 GiB run in step.
+    Cost: `steps` times `probes` products of the matrix with a vector, each 1.4 to 2.5 gradients of all the data if
+    the graphs of all chunks fit in 1 GiB. Memory: these graphs, and `steps` times D numbers for each probe. Probes
+    whose vectors fit in 1 GiB together run in step.
 
     Args:
         model: the model.
         data: as for `fit`.
         weights: where: a point posterior of one member, a module, or a tensor (D,).
         matrix: `hessian` or `ggn`; with `+prior`, −∇² log p(w) is added.
-        steps: m, of Lanczos; eigenvalues of the bulk are resolved to about the range divided by m.
+        steps: m, of Lanczos; eigenvalues of the bulk are resolved to about their range divided by m.
         probes: P, random vectors.
-        seed: seed of the vectors; probe p is the same whatever their number.
+        seed: seed of the vectors; probe p does not depend on their number.
         chunk_size: rows that go through the network at once.
 
     Returns:
@@ -224,8 +224,8 @@ def spectrum(
 
     Raises:
         TypeError: if an argument is of another kind, or the network computes in less than float32.
-        ValueError: if data or weights do not fit, there is more than one network, products are not finite or not those
-            of a symmetric matrix, the network cannot be differentiated twice, or settings are out of range.
+        ValueError: if data or weights do not fit, there is more than one network, products are not finite or not
+            those of a symmetric matrix, the network cannot be differentiated twice, or settings are out of range.
     """
     check_choice(MATRICES, matrix=matrix)
     check_counts(steps=steps, probes=probes, chunk_size=chunk_size)
@@ -234,15 +234,15 @@ def spectrum(
     check_memory(steps * place.weights_D.nbytes, "the vectors of a probe", place.weights_D.device, steps=steps)
     product = Products(place, matrix, chunk_size)
     group = max(_BASIS // (steps * place.weights_D.nbytes), 1)
-    found = []
+    rules = []
     for start in range(0, probes, group):
         signs = [_signs(place.weights_D, seed, probe) for probe in range(start, min(start + group, probes))]
-        found.append(lanczos(product, torch.stack(signs), steps))
-    longest = max(part.values_PK.shape[1] for part in found)
-    values_PK = torch.cat([_widened(part.values_PK, longest, repeat=True) for part in found])
-    weights_PK = torch.cat([_widened(part.weights_PK, longest) for part in found])
-    residuals_PK = torch.cat([_widened(part.residuals_PK, longest, repeat=True) for part in found])
-    taken = tuple(step for part in found for step in part.steps)
+        rules.append(lanczos(product, torch.stack(signs), steps))
+    longest = max(part.values_PK.shape[1] for part in rules)
+    values_PK = torch.cat([_widened(part.values_PK, longest, repeat=True) for part in rules])
+    weights_PK = torch.cat([_widened(part.weights_PK, longest) for part in rules])
+    residuals_PK = torch.cat([_widened(part.residuals_PK, longest, repeat=True) for part in rules])
+    taken = tuple(step for part in rules for step in part.steps)
     return Spectrum(values_PK, weights_PK, residuals_PK, taken, size, num_observations(place, chunk_size), matrix)
 
 
@@ -256,21 +256,21 @@ def trace(
     seed: int = 0,
     chunk_size: int = 1024,
 ) -> Estimate:
-    r"""Return the trace of the curvature of the summed negative log likelihood, by Hutch++ (Meyer et al. 2021).
+    """Return the trace of the curvature of the summed negative log likelihood, by Hutch++ (Meyer et al. 2021).
 
     With signs S and G, (D, m/3) each, and an orthonormal basis Q of A S,
 
         tr A ≈ tr(QᵀAQ) + (3/m) tr(Gᵀ(I − QQᵀ) A (I − QQᵀ)G)
 
-    Exact where A has a rank of at most m/3. Matrices and weights are as for `spectrum`, whose `trace` is Hutchinson's:
-    of larger error where a few eigenvalues dominate.
+    It is exact if the rank of A is at most m/3. Matrices and weights are as for `spectrum`. Hutchinson's estimate,
+    `Spectrum.trace`, has a larger error where a few eigenvalues dominate.
 
     Args:
         model: the model.
         data: as for `fit`.
         weights: where: a point posterior of one member, a module, or a tensor (D,).
         matrix: as for `spectrum`.
-        products: m, of the matrix with a vector, at least 3. Memory: about as many times D numbers.
+        products: m, of the matrix with a vector, at least 3. Memory: about m times D numbers.
         seed: seed of the signs.
         chunk_size: rows that go through the network at once.
 
@@ -291,12 +291,12 @@ def trace(
     source = generator(Purpose.TRACE, seed)
     signs = torch.randint(2, (2 * count, place.weights_D.numel()), generator=source).to(place.weights_D) * 2 - 1
     basis = torch.linalg.qr(product(signs[:count]).mT.double()).Q.mT.to(place.weights_D)
-    known = float((product(basis).double() * basis).sum())
+    captured = float((product(basis).double() * basis).sum())
     if count == place.weights_D.numel():
-        return Estimate(known, 0.0)
-    rest = signs[count:] - (signs[count:] @ basis.mT) @ basis
-    left = _estimate((product(rest).double() * rest).sum(1))
-    return Estimate(known + left.value, left.error)
+        return Estimate(captured, 0.0)
+    probes = signs[count:] - (signs[count:] @ basis.mT) @ basis
+    residual = _estimate((product(probes).double() * probes).sum(1))
+    return Estimate(captured + residual.value, residual.error)
 
 
 def _estimate(each_P: Tensor) -> Estimate:

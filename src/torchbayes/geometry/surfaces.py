@@ -35,20 +35,18 @@ from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.point import Point
 from torchbayes.randomness.seeds import Purpose, generator
 
-_STACK = 2**28  # bytes of weights that are looked at together
+_STACK = 2**28  # bytes of weights that are evaluated together
 
 
 @dataclass(frozen=True)
 class Plane:
-    r"""w(a, b) = o + a û + b v̂: a plane in weight space.
-
-    Made by `Plane.through` and `Plane.random`.
+    """w(a, b) = o + a û + b v̂: a plane in weight space, made by `Plane.through` or `Plane.random`.
 
     Attributes:
         model: the model.
         origin_D: o.
         axes_2D: û and v̂.
-        marks_K2: coordinates of the networks it was laid through.
+        marks_K2: coordinates of the networks that it goes through.
         buffers: of the network at the origin.
     """
 
@@ -60,7 +58,7 @@ class Plane:
 
     @classmethod
     def through(cls, model: Model, networks: Networks) -> Plane:
-        r"""Return the plane through three networks, such as the ends and the bend of a curve.
+        """Return the plane through three networks, such as the ends and the bend of a curve.
 
             û = (w₂ − w₁)/|w₂ − w₁|,    v̂ ∝ (w₃ − w₁) − ⟨w₃ − w₁, û⟩ û,    |v̂| = 1,    o = w₁
 
@@ -75,26 +73,26 @@ class Plane:
 
         Raises:
             ValueError: if there are not three networks, or they lie on a line.
-            TypeError: if they are no networks.
+            TypeError: if they are not networks.
         """
         check_kind(Model, "a Model", model=model)
-        found = members_of(model, networks, "networks")
-        if found.members != 3:
+        point = members_of(model, networks, "networks")
+        if point.members != 3:
             raise ValueError(
-                f"`networks` must be three, which span a plane; got {found.members}. Of a curve with one bend they are "
+                f"`networks` must be three, which span a plane; got {point.members}. Of a curve with one bend they are "
                 f"`curve.points_MPD[0]`."
             )
-        first_D, second_D, third_D = found.weights_MD.double()
+        first_D, second_D, third_D = point.weights_MD.double()
         across_D, up_D = second_D - first_D, third_D - first_D
         u_D = across_D / across_D.norm()
-        rest_D = up_D - (up_D @ u_D) * u_D
-        rest_D = rest_D - (rest_D @ u_D) * u_D  # once more: the first leaves rounding along û
-        if not rest_D.norm() > 1e-6 * up_D.norm():
+        residual_D = up_D - (up_D @ u_D) * u_D
+        residual_D = residual_D - (residual_D @ u_D) * u_D  # once more: the first leaves rounding along û
+        if not residual_D.norm() > 1e-6 * up_D.norm():
             raise ValueError("`networks` must not lie on a line; got three that do. Take another third network.")
-        axes_2D = torch.stack([u_D, rest_D / rest_D.norm()])
+        axes_2D = torch.stack([u_D, residual_D / residual_D.norm()])
         marks_K2 = torch.stack([torch.zeros_like(first_D), across_D, up_D]) @ axes_2D.T
-        origin_D = found.weights_MD[0]
-        return cls(model, origin_D, axes_2D.to(origin_D), marks_K2.cpu(), buffers_at(found, 0))
+        origin_D = point.weights_MD[0]
+        return cls(model, origin_D, axes_2D.to(origin_D), marks_K2.cpu(), buffers_at(point, 0))
 
     @classmethod
     def random(
@@ -106,22 +104,22 @@ class Plane:
             model: the model.
             network: o: a module, weights (D,) or a point posterior of one member.
             seed: seed of the directions.
-            shape: "filters" for directions whose filters have the norms of those of the network, so that 1 is the size
-                of the weights (Li et al. 2018); "sphere" for directions of length 1 in weight space.
+            shape: "filters" for directions whose filters have the norms of those of the network, so that 1 is the
+                size of the weights (Li et al. 2018); "sphere" for directions of length 1 in weight space.
 
         Returns:
             The plane, with the network as its mark, at (0, 0).
 
         Raises:
-            ValueError: if there is more than one network, no filter that is not zero, or only one direction, as where a
-                single weight is random.
-            TypeError: if it is no network.
+            ValueError: if there is more than one network, every filter is zero, or there is only one direction
+                because a single weight is random.
+            TypeError: if it is not a network.
         """
         check_kind(Model, "a Model", model=model)
         check_choice(("filters", "sphere"), shape=shape)
-        found = one_of(model, network, "network")
-        origin_D, random = found.weights_MD[0], generator(Purpose.SURFACE, as_seed(seed))
-        normal_2D = torch.randn(2, len(origin_D), generator=random, dtype=torch.float64)
+        point = one_of(model, network, "network")
+        origin_D, source = point.weights_MD[0], generator(Purpose.SURFACE, as_seed(seed))
+        normal_2D = torch.randn(2, len(origin_D), generator=source, dtype=torch.float64)
         axes_2D = scaled(model, origin_D, normal_2D, shape=shape)
         lengths = torch.linalg.svdvals(axes_2D)
         if len(lengths) < 2 or not lengths[1] > 1e-9 * lengths[0]:
@@ -129,14 +127,14 @@ class Plane:
                 f"a plane needs two directions; the {len(origin_D)} random weights of this network have one. Follow it "
                 f"by `rays`."
             )
-        return cls(model, origin_D, axes_2D.to(origin_D), torch.zeros(1, 2).double(), buffers_at(found, 0))
+        return cls(model, origin_D, axes_2D.to(origin_D), torch.zeros(1, 2).double(), buffers_at(point, 0))
 
     def at(self, x: float, y: float) -> Tensor:
         """Return the weights (D,) at coordinates."""
         return self.origin_D + x * self.axes_2D[0] + y * self.axes_2D[1]
 
     def limits(self, margin: float = 0.3) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Return intervals of both coordinates around the marks; (−1, 1) where there is a single one.
+        """Return intervals of both coordinates around the marks; (−1, 1) around a single one.
 
         Args:
             margin: room on each side, as a share of the larger extent.
@@ -157,8 +155,8 @@ class Surface:
         nll_QP: mean negative log likelihood per row, in nats, at temperature 1, float64.
         error_QP: error rate of a classification, root mean squared error of numbers; None for other likelihoods.
         kind: what the error is, "error rate", "rmse" or "".
-        own_QP: what the function given as `measure` returned; None without one.
-        marks_K2: coordinates of the networks that the plane was laid through.
+        own_QP: values of `measure`; None without one.
+        marks_K2: coordinates of the networks that the plane goes through.
     """
 
     x_P: Tensor = field(repr=False)
@@ -188,12 +186,12 @@ def surface(
     chunk_size: int = 1024,
     progress: bool = True,
 ) -> Surface:
-    r"""Evaluate the loss on a grid over a plane in weight space.
+    """Evaluate the loss on a grid over a plane in weight space.
 
         L(a, b) = −(1/N) Σ_n log p(y_n | f(x_n; o + a û + b v̂))
 
     Networks are evaluated one after the other, in chunks of rows: memory is that of one chunk. Batch-norm statistics
-    belong to the weights, so at each point they are those of `calibration`.
+    depend on the weights, so those of `calibration` are computed anew at each point.
 
     Args:
         model: the model.
@@ -201,14 +199,14 @@ def surface(
         plane: where.
         points: of each coordinate, at least 2.
         limits: intervals of the coordinates; those of `plane.limits()` if None.
-        measure: anything else to evaluate: a function of a point posterior of one network, such as
-            `lambda network: tb.evaluate(network, test).metrics["ece"]`.
-        calibration: training data of which batch-norm statistics are taken; `data` if None.
+        measure: another function to evaluate, of a point posterior of one network, such as `lambda network:
+            tb.evaluate(network, test).metrics["ece"]`.
+        calibration: training data for batch-norm statistics; `data` if None.
         chunk_size: rows that go through a network at once.
-        progress: whether progress is shown on standard error, as that of `fit` is: a bar, or lines after 5 s.
+        progress: whether progress is shown on standard error as `fit` shows it: a bar, or lines after 5 s.
 
     Returns:
-        The values on the grid. Where a loss is not finite it is NaN or infinite.
+        The values on the grid. A loss that is not finite stays NaN or infinite.
 
     Raises:
         ValueError: if data or plane do not fit the model, no row counts, or limits are no intervals.
@@ -229,39 +227,31 @@ def surface(
     fitted = source if calibration is None else as_source(model, calibration, chunk_size)
     x_P, y_Q = (torch.linspace(*ends, points, dtype=torch.float64) for ends in ((left, right), (bottom, top)))
     values_SC, kind = [], ""
-    with counted("loss surface", points**2, unit="points", shown=progress) as tell:
+    with counted("loss surface", points**2, unit="points", shown=progress) as advance:
         for y, x in product(y_Q.tolist(), x_P.tolist()):
             functions = network_at(model, plane.at(x, y), plane.buffers, fitted=fitted)
-            found = judged(functions, source, chunk_size)
-            kind = found.kind
-            values_SC.append((found.nll, found.error, _measured(measure, functions)))
-            tell(len(values_SC))
+            losses = judged(functions, source, chunk_size)
+            kind = losses.kind
+            values_SC.append((losses.nll, losses.error, _measured(measure, functions)))
+            advance(len(values_SC))
     nll_QP, error_QP, own_QP = torch.tensor(values_SC, dtype=torch.float64).T.unflatten(1, (points, points))
     return Surface(x_P, y_Q, nll_QP, error_QP if kind else None, kind, own_QP if measure else None, plane.marks_K2)
 
 
 def _measured(measure: Callable[[Point], float] | None, functions: Functions) -> float:
-    """Return what a measure says of a network; 0 without one.
-
-    Raises:
-        TypeError: if it gives no number.
-    """
+    """Return the value of a measure for a network; 0 without a measure."""
     if measure is None:
         return 0.0
-    own = {"statistics_known": True, "buffers_M": functions.buffers_S}
-    found = measure(Point(functions.model, functions.weights_SD, **own))
+    settings = {"statistics_known": True, "buffers_M": functions.buffers_S}
+    value = measure(Point(functions.model, functions.weights_SD, **settings))
     try:
-        return float(found)
+        return float(value)
     except (TypeError, ValueError):
-        raise TypeError(f"`measure` must return a number for each network; it gave {seen(found)}.") from None
+        raise TypeError(f"`measure` must return a number for each network; it gave {seen(value)}.") from None
 
 
 def _checked_limits(limits: Any) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Return the intervals of both coordinates.
-
-    Raises:
-        ValueError: if they are none.
-    """
+    """Return the intervals of both coordinates, after checking them."""
     try:
         (left, right), (bottom, top) = ((float(a), float(b)) for a, b in limits)
     except (TypeError, ValueError):
@@ -305,28 +295,28 @@ def rays(
     shape: Literal["filters", "sphere"] = "sphere",
     seed: int = 0,
 ) -> Rays:
-    r"""Evaluate the log posterior along random rays from a network (Izmailov et al. 2021).
+    """Evaluate the log posterior along random rays from a network (Izmailov et al. 2021).
 
         log p(w* + r d_k, D)/T,    0 ≤ r ≤ radius,    |d_k| = 1
 
-    with directions that are uniform on the sphere. In many dimensions every such ray leads out of the posterior, as
-    the narrow directions of the posterior have a part in all of them; the radius at which the density has fallen says
-    how wide the region around the network is. Batch norm keeps the statistics that it has at w*. Networks go through
-    the density in stacks of bounded memory.
+    The directions are uniform on the sphere. In many dimensions every such ray leaves the posterior, because each has
+    components along its narrow directions. The radius at which the density has fallen shows how wide the region
+    around the network is. Batch norm keeps the statistics that it has at w*. Networks go through the density in
+    stacks of bounded memory.
 
     Args:
         model: the model.
         data: as for `fit`.
         weights: w*: a point posterior of one member, a module, or a tensor (D,).
         directions: K.
-        radius: the largest r; None for the norm of the weights, and for 1 with filters.
+        radius: the largest r; None for the norm of the weights, or for 1 with filters.
         points: of each ray, evenly spaced, at least 2.
-        shape: "sphere"; or "filters" for directions whose filters have the norms of those of the network, so that r is
-            in units of such a direction (Li et al. 2018).
+        shape: "sphere"; or "filters" for directions whose filters have the norms of those of the network, so that
+            r is in units of such a direction (Li et al. 2018).
         seed: seed of the directions, which are those of `basin` with the same shape and number.
 
     Returns:
-        The values; where a density is not finite it is NaN or infinite.
+        The values; a density that is not finite stays NaN or infinite.
 
     Raises:
         TypeError: if an argument is of another kind, or the network computes in less than float32.
@@ -345,17 +335,17 @@ def rays(
         radius = 1.0 if shape == "filters" else float(place.weights_D.double().norm()) or 1.0
     radii_P = torch.linspace(0, float(radius), points, dtype=torch.float64)
     density = LogDensity(place.model, place.rows.size, place.rows)
-    found_KP = [_along(density, place, radii_P.to(unit_D), unit_D) for unit_D in unit_KD]
-    return Rays(radii_P, *(torch.stack(each) for each in zip(*found_KP, strict=True)))
+    values_KP = [_along(density, place, radii_P.to(unit_D), unit_D) for unit_D in unit_KD]
+    return Rays(radii_P, *(torch.stack(each) for each in zip(*values_KP, strict=True)))
 
 
 def _along(density: LogDensity, place: Place, radii_P: Tensor, unit_D: Tensor) -> tuple[Tensor, Tensor]:
     """Return log density and log likelihood along a ray, float64 (P,) each, on the CPU."""
-    found = []
+    values = []
     for part_R in radii_P.split(max(_STACK // unit_D.nbytes, 1)):
         weights_RD = place.weights_D + part_R.unsqueeze(1) * unit_D
         buffers = place.stacked(len(part_R))  # only a call with a gradient takes them
         value = density.value(weights_RD) if buffers is None else density(weights_RD, buffers=buffers)
-        found.append((value.log_density.double().cpu(), value.log_likelihood.double().cpu()))
-    log_density, log_likelihood = zip(*found, strict=True)
+        values.append((value.log_density.double().cpu(), value.log_likelihood.double().cpu()))
+    log_density, log_likelihood = zip(*values, strict=True)
     return torch.cat(log_density), torch.cat(log_likelihood)

@@ -1,16 +1,16 @@
-r"""The volume of a basin: how far one can go from a minimum in every direction (Huang et al. 2020).
+"""The volume of a basin: how far one can go from a minimum in every direction (Huang et al. 2020).
 
-The basin {w : L(w) ≤ L(w*) + t} is taken to be star-shaped about w*. With the radius r(φ) at which it ends in direction
-φ, and any invertible matrix M, φ = Mu/|Mu|, u uniform on the sphere,
+The basin {w : L(w) ≤ L(w*) + t} is taken to be star-shaped about w*. With the radius r(φ) at which it ends in
+direction φ, and any invertible matrix M, φ = Mu/|Mu|, u uniform on the sphere,
 
     V = V_D |det M| E_u[(r(φ)/|Mu|)^D],     V_D = π^{D/2}/Γ(D/2 + 1)
 
-M = I is plain sampling. With M near H^{−½} all terms are alike (Scherlis and Belrose 2025): on a quadratic they are
+M = I is plain sampling. With M near H^{−½} all terms are similar (Scherlis and Belrose 2025): on a quadratic they are
 equal, and log V = log V_D + (D/2) log 2t − ½ log det H.
 
-In more than some ten dimensions the largest of a few radii decides, and log V is too low, by an amount that its error
-does not show. The effective number of directions does. In thousands of dimensions only differences between two log
-volumes that were found along the same directions (one seed, one M) mean something.
+In more than some ten dimensions the largest of a few radii dominates, and log V is too low by an amount that its
+error does not show; the effective number of directions shows it. In thousands of dimensions only differences between
+two log volumes along the same directions (one seed, one M) are meaningful.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torchbayes.posteriors.problems import is_finite, warn_of
 
 _TOLERANCE = 1e-3  # relative, of a radius
 _FEWEST = 10.0  # effective directions
-_STACK = 2**28  # bytes of weights that are looked at together
+_STACK = 2**28  # bytes of weights that are evaluated together
 _FAR = 1e4  # radius at which a direction is given up, in units of the weights' norm
 
 
@@ -49,7 +49,7 @@ class Basin:
         threshold: t, the rise that ends the basin, in nats per observation.
         limit: the radius at which a direction is given up.
         size: D.
-        problems: why it should not be trusted; empty where nothing is known against it.
+        problems: reasons not to trust it; empty if none is known.
     """
 
     radii_K: Tensor
@@ -83,14 +83,14 @@ def basin(
     limit: float | None = None,
     seed: int = 0,
 ) -> Basin:
-    r"""Return the radii of a basin along random directions, and its volume.
+    """Return the radii of a basin along random directions, and its volume.
 
-    Along each direction the radius is doubled, or halved, until the rise of the mean loss is on both sides of the
-    threshold, and then bisected to a thousandth. A first crossing that lies between two such radii, with the loss below
-    the threshold at both, is passed over. A loss that is not finite is above the threshold. All directions go through
+    Along each direction the radius is doubled or halved until it brackets the threshold of the rise of the mean loss,
+    and is then bisected to a thousandth. An earlier crossing between two such radii, with the loss below the
+    threshold at both, is missed. A loss that is not finite counts as above the threshold. All directions go through
     the density as one stack. Networks run in evaluation mode. The prior does not enter.
-
-    In high dimension only differences of log volumes along the same directions mean something: same seed, same `shape`.
+    In high dimension only differences of log volumes along the same directions are meaningful: same seed, same
+    `shape`.
 
     Args:
         model: the model.
@@ -98,43 +98,39 @@ def basin(
         weights: w*: a point posterior of one member, a module, or a tensor (D,).
         threshold: t, rise of the mean negative log likelihood above that of w*, in nats per observation.
         directions: K, at least 2.
-        shape: M: a tensor (D,) for a diagonal matrix, such as the Hessian's diagonal to the power −1/2, or (D, D);
-            "sphere" for the identity; "filters" for directions of which each filter, or row of a weight matrix, has the
-            norm of that of the network, and biases are fixed (Li et al. 2018): their radii do not depend on the scale
-            of layers, but give no volume, and are in units of such a direction.
+        shape: M: a tensor (D,) for a diagonal matrix, such as the Hessian's diagonal to the power −1/2, or (D,
+            D); "sphere" for the identity; "filters" for directions of which each filter, or row of a weight
+            matrix, has the norm of that of the network, and biases are fixed (Li et al. 2018): their radii, in
+            units of such a direction, do not depend on the scale of layers, but give no volume.
         limit: radius at which a direction is given up; None for 10,000 times the norm of the weights.
         seed: seed of the directions.
 
     Returns:
-        The basin; a warning where fewer than ten directions decide, or some were given up.
+        The basin; with a warning if fewer than ten directions dominate, or some were given up.
 
     Raises:
         TypeError: if an argument is of another kind, or the network computes in less than float32.
-        ValueError: if data, weights or matrix do not fit, the loss is not finite at w*, or settings are out of range.
+        ValueError: if data, weights or matrix do not fit, the loss is not finite at w*, or settings are out of
+            range.
     """
     check_positive(threshold=threshold, **given(limit=limit))
     check_counts(least=2, directions=directions)
     check_kind((Tensor, str), "a tensor, 'sphere' or 'filters'", shape=shape)
     seed, place = as_seed(seed), place_of(model, data, weights)
     check_memory(3 * directions * place.weights_D.nbytes, "directions", place.weights_D.device, directions=directions)
-    found = _directions(place, directions, shape, seed=seed)
-    rise = _Rise(place, found.unit_KD)
+    sampled = _directions(place, directions, shape, seed=seed)
+    rise = _Rise(place, sampled.unit_KD)
     limit = float(limit or _FAR * max(float(place.weights_D.double().norm()), 1.0))
     radii_K = _radii(rise, threshold, limit=limit, first=1e-3 * max(float(place.weights_D.norm()), 1.0))
     size, capped = place.weights_D.numel(), int((radii_K >= limit).sum())
-    log_volume, error, ess = _volume(radii_K, found, size)
+    log_volume, error, ess = _volume(radii_K, sampled, size)
     problems = _problems(ess, capped, directions, limit=limit, volume=not math.isnan(log_volume))
     warn_of(problems, "this basin")
     return Basin(radii_K, log_volume, error, ess, capped, rise.loss, float(threshold), limit, size, problems)
 
 
 class _Rise:
-    """How much the mean loss rises along directions.
-
-    Attributes:
-        count: K.
-        loss: mean loss at the weights themselves.
-    """
+    """How much the mean loss rises along `count` directions, above the `loss` at the weights themselves."""
 
     def __init__(self, place: Place, unit_KD: Tensor) -> None:
         self._place, self._unit_KD, self.count = place, unit_KD, len(unit_KD)
@@ -145,12 +141,12 @@ class _Rise:
             raise ValueError(f"the loss must be finite at `weights`; got {self.loss:g}. Look for extreme values.")
 
     def __call__(self, radii_K: Tensor, which: Tensor) -> Tensor:
-        """Return the rise at radii along the directions of these numbers, float64."""
-        found = []
+        """Return the rise at radii along the directions with these numbers, float64."""
+        rises = []
         for part in which.split(max(_STACK // self._unit_KD[0].nbytes, 1)):
             steps_KD = radii_K[part].to(self._unit_KD).unsqueeze(1) * self._unit_KD[part]
-            found.append(self._losses(self._place.weights_D + steps_KD) - self.loss)
-        return torch.cat(found)
+            rises.append(self._losses(self._place.weights_D + steps_KD) - self.loss)
+        return torch.cat(rises)
 
     def _losses(self, weights_MD: Tensor) -> Tensor:
         buffers = self._place.stacked(len(weights_MD))
@@ -162,7 +158,7 @@ class _Rise:
 
 
 def _radii(rise: _Rise, threshold: float, *, limit: float, first: float) -> Tensor:
-    """Return the radii at which a rise reaches the threshold, float64 (K,); `limit` where it does not."""
+    """Return the radii at which the rise reaches the threshold, float64 (K,); `limit` where it does not."""
     low_K, high_K = torch.zeros(2, rise.count, dtype=torch.float64)
     at_K = torch.full((rise.count,), min(first, limit), dtype=torch.float64)
     open_K = torch.arange(rise.count)
@@ -185,11 +181,7 @@ def _radii(rise: _Rise, threshold: float, *, limit: float, first: float) -> Tens
 
 
 def _directions(place: Place, count: int, shape: Tensor | str, *, seed: int) -> _Directions:
-    """Return random directions.
-
-    Raises:
-        ValueError: if the shape is unknown, or a matrix does not fit, is not finite or not invertible.
-    """
+    """Return random directions, after checking that a matrix fits, is finite and invertible."""
     size = place.weights_D.numel()
     normal_KD = normal(count, size, seed=seed)
     if isinstance(shape, str):
@@ -228,15 +220,15 @@ def _volume(radii_K: Tensor, directions: _Directions, size: int) -> tuple[float,
 
 
 def _problems(ess: float, capped: int, count: int, *, limit: float, volume: bool) -> tuple[str, ...]:
-    found = []
+    problems = []
     if capped:
-        found.append(
+        problems.append(
             f"in {capped} of {count} directions the loss does not rise by the threshold up to the radius {limit:.3g}, "
             f"at which they end"
         )
     if volume and ess < min(_FEWEST, 0.99 * count):
-        found.append(
+        problems.append(
             f"its volume rests on {ess:.1f} effective directions of {count}, so it is probably too low (give `shape`, "
             f"such as the Hessian's diagonal to the power -1/2, or compare volumes along the same directions only)"
         )
-    return tuple(found)
+    return tuple(problems)

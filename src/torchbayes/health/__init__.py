@@ -1,1 +1,1 @@
-"""Is a result worth something? Looks at posterior, model, rows and log, and knows no method."""
+"""Is a result trustworthy? Checks of posterior, model, rows and log, for any method."""

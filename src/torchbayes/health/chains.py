@@ -2,23 +2,23 @@
 
 Only what makes chains worthless counts, not what makes them short; `diagnose` assesses the others.
 
-- A chain whose weights are not finite, that never moved, or that accepted fewer than 1 % of its proposals: a sampler
-  that is any use accepts far more, the slowest of them 23 % (Roberts and Rosenthal 2001).
+- A chain whose weights are not finite, that never moved, or that accepted fewer than 1 % of its proposals: any
+  useful sampler accepts far more, the slowest of them 23 % (Roberts and Rosenthal 2001).
 - Divergences in more than one iteration in five of a chain, or in more than one in 200 of all chains, where Stan
-  complains of any. Chains do not enter parts of a target that are too steep for their steps: on a curved one, E[x²] was
-  1.4 to 2.4 instead of 4 with 0.8 to 1.3 % of divergences, and R-hat at most 1.04. Trajectories that leave the support
-  do not count as divergences: they are rejected, and the chain is correct.
-- E-BFMI below 0.2, the bound of Betancourt (2016, "Diagnosing suboptimal cotangent disintegrations"): momenta hardly
-  change the energy, and tails are not reached.
-- R-hat above 1.5 of the log density or the log likelihood: chains that agree have 1, those that have not converged 1.1
-  and more (Gelman et al. 2013, section 11.4), and at 1.5 the chains differ by as much as each of them varies. Weights
-  of a network may differ because hidden units can be exchanged, but log densities may not. Where the density is not
-  that of a network, weights are judged as well, all of them or 1,000 spread over them: R-hat of one weight in twenty
-  must not be above 1.5, nor that of a single weight's raw values above 3, as in chains in separate modes.
+  complains of any. Chains do not enter parts of a target that are too steep for their steps: on a curved one, E[x²]
+  was 1.4 to 2.4 instead of 4 with 0.8 to 1.3 % of divergences, and R-hat at most 1.04. Trajectories that leave the
+  support do not count as divergences: they are rejected, and the chain is correct.
+- E-BFMI below 0.2, the bound of Betancourt (2016, "Diagnosing suboptimal cotangent disintegrations"): momenta
+  hardly change the energy, and tails are not reached.
+- R-hat above 1.5 of the log density or the log likelihood: chains that agree have 1, those that have not converged
+  1.1 and more (Gelman et al. 2013, section 11.4), and at 1.5 the chains differ by as much as each of them varies.
+  Weights of a network may differ because hidden units can be exchanged, but log densities may not. If the density
+  is not that of a network, weights are judged too, all of them or 1,000 spread over them: R-hat of one weight in
+  twenty must not be above 1.5, nor that of a single weight's raw values above 3, as in chains in separate modes.
 
-The last two need 100 iterations or more, the others 20, weights that are not finite any number. A sampler is judged by
-those of these numbers that it reports: one without momentum has no energies, so neither divergences nor E-BFMI. For
-samplers on minibatches, which see noisy densities and accept every step, only the weights are judged.
+The last two need 100 iterations or more, the others 20, weights that are not finite any number. A sampler is judged
+by those of these numbers that it reports: one without momentum has no energies, so neither divergences nor E-BFMI.
+Samplers on minibatches see noisy densities and accept every step, so only their weights are judged.
 """
 
 from __future__ import annotations
@@ -35,44 +35,34 @@ from torchbayes.health.residuals import unexplained
 from torchbayes.model.layout import Layout, weight_name
 
 ACCEPTED, DIVERGED, SELDOM, INFORMED, AGREED, APART = 0.01, 0.2, 0.005, 0.2, 1.5, 3.0
-SOME, MANY = 20, 100  # iterations by which acceptance, divergences and stillness are judged, and mixing
+SOME, MANY = 20, 100  # iterations needed to judge acceptance, divergences and stillness; and mixing
 _COLUMNS = ("acceptance", "divergent", "outside", "failed", "energy", "log_density", "log_likelihood")
 _LOOKED_AT = 1000  # weights whose R-hat is computed
-_BLOCK = 1 << 22  # weights that are read at once
+_BLOCK = 1 << 22  # weights read at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled(Ending):
-    """A run of Markov chains.
+    """A run of Markov chains."""
 
-    Attributes:
-        burn_in: iterations that do not count.
-        lost: the steps at which each chain was seen to have diverged, on minibatches.
-        most: times that a chain may diverge before it ends.
-    """
-
-    burn_in: int
-    lost: Sequence[Sequence[int]] = ()
-    most: int = 0
+    burn_in: int  # iterations that do not count
+    lost: Sequence[Sequence[int]] = ()  # the steps at which each chain was seen to have diverged, on minibatches
+    most: int = 0  # times that a chain may diverge before it ends
 
     def look(self, case: Case) -> list[str]:
-        """Return the problems of the chains."""
-        found = problems_of(case.posterior.weights_MSD, case.history, burn_in=self.burn_in)
-        return [*diverged(self.lost, self.most), *(found or unexplained(case.posterior, case.source))]
+        problems = problems_of(case.posterior.weights_MSD, case.history, burn_in=self.burn_in)
+        return [*diverged(self.lost, self.most), *(problems or unexplained(case.posterior, case.source))]
 
 
 def problems_of(weights_MSD: Tensor, history: History, *, burn_in: int) -> tuple[str, ...]:
-    """Return the problems of chains, from their draws and their log.
+    """Return the problems of chains, from their draws and their log; `burn_in` iterations do not count.
 
-    Args:
-        weights_MSD: their draws.
-        history: the log, with a line for every iteration of a sampler on all the data. For one on minibatches only the
-            weights are judged.
-        burn_in: iterations that do not count.
+    The log has a line for every iteration of a sampler on all the data. For one on minibatches only the weights are
+    judged.
     """
-    seen = history.columns(after=burn_in)
-    # a column of NaN alone is one that this sampler does not report
-    columns = {name: seen[name] for name in _COLUMNS if name in seen and not seen[name].isnan().all()}
+    reported = history.columns(after=burn_in)
+    # This sampler does not report a column that holds only NaN.
+    columns = {name: reported[name] for name in _COLUMNS if name in reported and not reported[name].isnan().all()}
     exact = "acceptance" in columns
     return problems(weights_MSD, columns if exact else {}, fault=history.first("fault", after=burn_in))
 
@@ -85,51 +75,40 @@ def problems(
     identified: bool = False,
     layout: Layout | None = None,
 ) -> tuple[str, ...]:
-    """Return the problems of chains.
+    """Return the problems of chains, one clause each; a chain with one problem is not judged by the next criteria.
 
-    Args:
-        weights_MSD: their draws; read in blocks.
-        columns: what every iteration after burn-in reported, by name, each (M, R); empty for samplers on minibatches,
-            else with `acceptance` and whatever else the sampler reports.
-        fault: the first exception of the density.
-        identified: whether weights are identified across chains, unlike those of a network.
-        layout: their names, where they have any.
-
-    Returns:
-        One clause for each problem; empty if none is known. A chain with one problem is not judged by the next
-        criteria.
+    `weights_MSD` are read in blocks. `columns` are the reports of every iteration after burn-in, by name, each (M,
+    R): empty for samplers on minibatches, else with `acceptance` and whatever the sampler reports. `fault` is the
+    first exception of the density. `identified` says whether weights are identified across chains, unlike those of
+    a network. `layout` names them.
     """
-    found = []
+    clauses = []
     finite_M, still_M = _weights(weights_MSD)
     if not finite_M.all():
-        found.append(f"{named(~finite_M)} left weights that are not finite")
+        clauses.append(f"{named(~finite_M)} left weights that are not finite")
     sound_M = finite_M.clone()
     if columns and columns["acceptance"].shape[1] >= SOME:
         stuck_M = sound_M & (columns["acceptance"].mean(1).cpu() < ACCEPTED)
         if stuck_M.any():
             failed = float(columns["failed"].cpu()[stuck_M].mean()) if "failed" in columns else 0.0
             reason = f"; the density raised an exception at {failed:.0%} of them, first {fault or 'unknown'}"
-            found.append(f"{named(stuck_M)} accepted fewer than 1 % of the proposals{reason if failed else ''}")
+            clauses.append(f"{named(stuck_M)} accepted fewer than 1 % of the proposals{reason if failed else ''}")
         sound_M &= ~stuck_M
     if weights_MSD.shape[1] >= SOME:
         if (sound_M & still_M).any():
-            found.append(f"{named(sound_M & still_M)} never moved")
+            clauses.append(f"{named(sound_M & still_M)} never moved")
         sound_M &= ~still_M
     if columns:
-        found += _mixing({name: column.cpu() for name, column in columns.items()}, sound_M)
-    if identified and not found and weights_MSD.shape[1] >= MANY:
-        found += _weights_agree(weights_MSD, layout)
-    return tuple(found)
+        clauses += _mixing({name: column.cpu() for name, column in columns.items()}, sound_M)
+    if identified and not clauses and weights_MSD.shape[1] >= MANY:
+        clauses += _weights_agree(weights_MSD, layout)
+    return tuple(clauses)
 
 
 def momentum_ebfmi(columns: Mapping[str, Tensor]) -> Tensor | None:
-    """Return E-BFMI of each chain, or None for samplers without momentum, which have no energies.
+    """Return E-BFMI of each chain, float64 (M,), from reports of iterations, each (M, R).
 
-    Args:
-        columns: what iterations reported, each (M, R).
-
-    Returns:
-        Float64 tensor (M,); also None where energies are not finite, or fewer than 2.
+    None for samplers without momentum, which have no energies, and where energies are not finite, or fewer than 2.
     """
     energy_MR = columns.get("energy")
     if energy_MR is None or energy_MR.shape[1] < 2 or not torch.isfinite(energy_MR).all():
@@ -147,7 +126,7 @@ def named(which_M: Tensor) -> str:
 
 
 def _weights(weights_MSD: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which chains have finite draws only, and which have constant ones."""
+    """Return which chains have only finite draws, and which have constant ones."""
     chains, draws, size = weights_MSD.shape
     finite_M, still_M = torch.ones(2, chains, dtype=torch.bool)
     for block in weights_MSD.split(max(1, _BLOCK // max(1, chains * size)), dim=1) if draws else ():
@@ -157,68 +136,66 @@ def _weights(weights_MSD: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _weights_agree(weights_MSD: Tensor, layout: Layout | None) -> list[str]:
-    """Return the problems of chains whose weights disagree."""
+    """Return the problem of chains whose weights disagree."""
     size = weights_MSD.shape[2]
-    looked_at_P = torch.arange(min(size, _LOOKED_AT)) * size // min(size, _LOOKED_AT)
-    values_MSP = weights_MSD[:, :, looked_at_P].cpu()
+    index_P = torch.arange(min(size, _LOOKED_AT)) * size // min(size, _LOOKED_AT)
+    values_MSP = weights_MSD[:, :, index_P].cpu()
     ranked_P, raw_P = (rhat(values_MSP, method=way).nan_to_num(nan=1.0) for way in ("rank", "split"))
     if ranked_P.quantile(0.95, interpolation="higher") <= AGREED and raw_P.max() <= APART:
         return []
-    everyone_M, at = torch.ones(len(weights_MSD), dtype=torch.bool), int(raw_P.argmax())
-    number = int(looked_at_P[at])
+    everyone_M, worst = torch.ones(len(weights_MSD), dtype=torch.bool), int(raw_P.argmax())
+    number = int(index_P[worst])
     name = weight_name(layout, number) if layout else f"weight {number}"
-    return [f"{_who(everyone_M)} on {name} (R-hat {float(raw_P[at]):.2f})"]
+    return [f"{_who(everyone_M)} on {name} (R-hat {float(raw_P[worst]):.2f})"]
 
 
 def _who(chains_M: Tensor) -> str:
-    """Return in words which chains disagree, where only some are judged."""
+    """Return in words which chains disagree, if only some are judged."""
     return "chains disagree" if chains_M.sum() > 1 else f"the halves of {named(chains_M)} disagree"
 
 
 def _mixing(columns: Mapping[str, Tensor], sound_M: Tensor) -> list[str]:
-    """Return the problems of how moving chains mix."""
-    found, iterations = [], columns["acceptance"].shape[1]
-    missing_M = momentum_ebfmi(columns)
-    if missing_M is not None and iterations >= SOME and {"divergent", "outside"} <= columns.keys():
+    """Return the problems of the mixing of moving chains."""
+    clauses, iterations = [], columns["acceptance"].shape[1]
+    ebfmi_M = momentum_ebfmi(columns)
+    if ebfmi_M is not None and iterations >= SOME and {"divergent", "outside"} <= columns.keys():
         share_M = (columns["divergent"] - columns["outside"]).mean(1)
         bad_M = sound_M & (share_M > DIVERGED)
         if bad_M.any():
-            found.append(f"up to {float(share_M[bad_M].max()):.0%} of the iterations of {named(bad_M)} diverged")
+            clauses.append(f"up to {float(share_M[bad_M].max()):.0%} of the iterations of {named(bad_M)} diverged")
             sound_M = sound_M & ~bad_M
         elif iterations >= MANY and sound_M.any() and (share := float(share_M[sound_M].mean())) > SELDOM:
-            found.append(
+            clauses.append(
                 f"{share:.1%} of the iterations diverged, so where the density is steepest it was not sampled (take "
                 f"smaller steps, or other coordinates)"
             )
     if iterations < MANY or not sound_M.any():
-        return found
-    if missing_M is not None and (bad_M := sound_M & (missing_M < INFORMED)).any():
-        found.append(f"E-BFMI of {named(bad_M)} is {float(missing_M[bad_M].min()):.3f}, below {INFORMED}")
+        return clauses
+    if ebfmi_M is not None and (bad_M := sound_M & (ebfmi_M < INFORMED)).any():
+        clauses.append(f"E-BFMI of {named(bad_M)} is {float(ebfmi_M[bad_M].min()):.3f}, below {INFORMED}")
     for name in [name for name in ("log_density", "log_likelihood") if name in columns]:
         values_MR = columns[name][sound_M]
         largest = float(rhat(values_MR)) if torch.isfinite(values_MR).all() else 1.0
         if largest > AGREED:
-            found.append(f"{_who(sound_M)} on the {name.replace('_', ' ')} (R-hat {largest:.2f})")
+            clauses.append(f"{_who(sound_M)} on the {name.replace('_', ' ')} (R-hat {largest:.2f})")
             break
-    return found
+    return clauses
 
 
 def diverged(lost: Sequence[Sequence[int]], most: int) -> list[str]:
-    """Return the problem of chains that have diverged, one clause each.
+    """Return the problem of chains that have diverged, one clause each, from the steps at which each was seen to have.
 
-    Args:
-        lost: the steps at which each chain was seen to have diverged.
-        most: times that a chain may diverge before it ends.
+    A chain may diverge `most` times before it ends.
     """
-    found = []
+    clauses = []
     for m, steps in enumerate(lost):
         if len(steps) == most:
-            found.append(f"chain {m} diverged {most} times and ended at step {steps[-1]:,} (take smaller steps)")
+            clauses.append(f"chain {m} diverged {most} times and ended at step {steps[-1]:,} (take smaller steps)")
         elif steps:
-            often = f"{len(steps)} times, first" if len(steps) > 1 else "once,"
+            times = f"{len(steps)} times, first" if len(steps) > 1 else "once,"
             share = f"1/{2 ** len(steps)} of" if len(steps) > 1 else "half"
-            found.append(
-                f"chain {m} diverged {often} at step {steps[0]:,}, and went on from where it was sound with {share} "
+            clauses.append(
+                f"chain {m} diverged {times} at step {steps[0]:,}, and went on from where it was sound with {share} "
                 f"the step size (take smaller steps)"
             )
-    return found
+    return clauses

@@ -1,8 +1,8 @@
-r"""The best constant: what explains rows without looking at their inputs, and results that do no better.
+"""The best constant: the explanation of rows that does not look at their inputs, and results that do no better.
 
     c = max_f (1/n) Σ_i log p(y_i | f)
 
-where the outputs f, and learned parameters of the likelihood, are the same for all rows.
+where the outputs f, and learned parameters of the likelihood, are equal for all rows.
 """
 
 from __future__ import annotations
@@ -21,50 +21,40 @@ from torchbayes.model.model import Model
 from torchbayes.model.network import taking
 from torchbayes.native.process import differentiable
 
-_CONSTANTS = 10_000  # outputs of a row, beyond which the best constant is not computed
-_RISING = 0.01  # nats: a search that still gained as much in its last step has not converged
-_NOTHING = 0.005  # nats a target, and at least one nat in all
-_FEWEST = 100  # rows: to fewer, the best constant itself is fitted too well
+_CONSTANTS = 10_000  # outputs of a row; beyond, the best constant is not computed
+_RISING = 0.01  # nats; a search that still gained as much in its last step has not converged
+_NOTHING = 0.005  # nats per target, and at least one nat in all
+_FEWEST = 100  # rows; the best constant itself overfits fewer
 
 
 class Constant(NamedTuple):
-    """The constant that explains rows best.
+    """The constant that explains rows best."""
 
-    Attributes:
-        value: c, its mean log likelihood of a target, in nats.
-        rows_B: its log likelihood of each row, float64.
-    """
-
-    value: float
-    rows_B: Tensor
+    value: float  # c, its mean log likelihood of a target, in nats
+    rows_B: Tensor  # its log likelihood of each row, float64
 
 
 def constant_log_likelihood(model: Model, batches: Sequence[Batch], weights_D: Tensor) -> float:
     """Return c, in nats; −∞ where the rows do not determine it: see `best_constant`."""
-    found = best_constant(model, batches, weights_D)
-    return -math.inf if found is None else found.value
+    constant = best_constant(model, batches, weights_D)
+    return -math.inf if constant is None else constant.value
 
 
 def best_constant(model: Model, batches: Sequence[Batch], weights_D: Tensor) -> Constant | None:
     """Return the best constant outputs and learned likelihood parameters for the targets.
 
-    Args:
-        model: the model.
-        batches: the rows.
-        weights_D: any weights, which are not part of the result: they tell the shape of outputs.
-
-    Returns:
-        The constant; None where the rows do not determine it: there are too few of them or too many outputs, output
-        shapes differ, a target is the same in all rows, or the likelihood is unbounded.
+    `weights_D` are any weights; they only give the shape of outputs. None where the rows do not determine the
+    constant: there are too few of them or too many outputs, output shapes differ, a target is equal in all rows, or
+    the likelihood is unbounded.
     """
-    shape, *others = {tuple(outputs_of(model, batch, weights_D).shape[1:]) for batch in batches}
+    shape, *other_shapes = {tuple(outputs_of(model, batch, weights_D).shape[1:]) for batch in batches}
     size = sum(batch.size for batch in batches)
-    own = model.likelihood.parameters()
-    free = math.prod(shape) + sum(math.prod(p.shape) for p in own.values())
-    if others or size <= free + 1 or free > _CONSTANTS or _still(model, batches):
+    parameters = model.likelihood.parameters()
+    free = math.prod(shape) + sum(math.prod(p.shape) for p in parameters.values())
+    if other_shapes or size <= free + 1 or free > _CONSTANTS or _still(model, batches):
         return None
     constant = torch.zeros(shape, dtype=torch.float64, device=model.network.device).requires_grad_()
-    learned = {n: p.start().to(constant).requires_grad_() for n, p in own.items()}
+    learned = {n: p.start().to(constant).requires_grad_() for n, p in parameters.items()}
     rows = partial(_rows, model, batches, constant, learned)
     value = highest(lambda: rows().sum() / num_targets(model, batches), [constant, *learned.values()])
     return Constant(value, rows().detach()) if math.isfinite(value) else None
@@ -79,14 +69,10 @@ def _rows(model: Model, batches: Sequence[Batch], constant: Tensor, learned: Map
 def learned_nothing(constant: Constant | None, seen_SMB: Tensor, count: float) -> list[str]:
     """Return the problem of members whose draws together explain rows no better than a constant.
 
-    A member is named where the mean of log (1/S) Σ_s p(y_i | w_s) − log p(y_i | constant), and two standard errors of
-    it over the rows more, are below 0.005 nats, or below one nat in all, twice what a superfluous parameter gains.
-    Fewer than 100 rows, or some that decide, name nobody.
-
-    Args:
-        constant: the best constant for these rows; None names nobody.
-        seen_SMB: log likelihood of each row under each draw of each member.
-        count: of targets.
+    A member is named if the mean of log (1/S) Σ_s p(y_i | w_s) − log p(y_i | constant), plus two of its standard
+    errors over the rows, is below 0.005 nats, or below one nat in all, twice what a superfluous parameter gains.
+    Fewer than 100 rows name nobody, nor do a few rows that decide, whose error is large. `seen_SMB` is the log
+    likelihood of each row under each draw of each member, `count` the number of targets.
     """
     if constant is None or len(constant.rows_B) < _FEWEST:
         return []
@@ -112,7 +98,7 @@ def outputs_of(model: Model, batch: Batch, weights_D: Tensor) -> Tensor:
 
 
 def _still(model: Model, batches: Sequence[Batch]) -> bool:
-    """Return whether a real-valued target, or every target, is the same in all rows.
+    """Return whether a real-valued target, or every target, is equal in all rows.
 
     A constant then fits it exactly, which means nothing where other rows differ, as with targets that are rarely
     nonzero. A label or flag may be constant alongside targets that vary.
@@ -132,27 +118,23 @@ def num_targets(model: Model, batches: Sequence[Batch]) -> float:
 
 
 def highest(value: Callable[[], Tensor], free: Sequence[Tensor], *, fine: float = 1e-3) -> float:
-    """Return the highest value of a function of tensors, and leave these where it is; −∞ if none is found.
+    """Return the highest value of a function of the `free` tensors, which are changed; −∞ if none is found.
 
-    Steps use the signs of the gradient, so that targets may have any scale: they grow while a sign persists and shrink
-    when it flips (Riedmiller and Braun 1993). The optimisers of torch.optim take seconds to import. Where there is no
-    maximum, or it is not reached, the last steps still gain much.
-
-    Args:
-        value: the function, of what the tensors hold.
-        free: float64 tensors that require a gradient; they are changed.
-        fine: size of the last steps, relative to 1 + |tensor|.
+    Steps use the signs of the gradient, so that targets may have any scale: they grow while a sign persists and
+    shrink when it flips (Riedmiller and Braun 1993), down to `fine` relative to 1 + |tensor|. The optimisers of
+    torch.optim take seconds to import. Where there is no maximum, or it is not reached, the last steps still gain
+    much.
     """
     steps, before = [torch.full_like(t, 0.1) for t in free], [torch.zeros_like(t) for t in free]
     best, second = -math.inf, -math.inf
     for _ in range(100):
         try:
             with differentiable():
-                found = value()
-                gradients = torch.autograd.grad(found, free)
+                current = value()
+                gradients = torch.autograd.grad(current, free)
         except (ValueError, RuntimeError):  # a likelihood may reject outputs that no network gives
             break
-        second, best = sorted((second, best, float(found.detach().nan_to_num(nan=-math.inf, posinf=-math.inf))))[1:]
+        second, best = sorted((second, best, float(current.detach().nan_to_num(nan=-math.inf, posinf=-math.inf))))[1:]
         for tensor, step, old, new in zip(free, steps, before, gradients, strict=True):
             step.mul_(torch.where(old * new > 0, 1.5, torch.where(old * new < 0, 0.4, 1.0)))
             tensor.data.addcmul_(step, new.nan_to_num(0.0).sign())

@@ -1,7 +1,7 @@
-r"""Checks of curves and simplexes: whether the networks in them explain the training rows as well as those they join.
+"""Checks of curves and simplexes: whether their networks explain the training rows as well as those they join.
 
-With ℓ(p) the mean log likelihood of a target at place p, over about 512 training rows, and c that of the best constant,
-there is a barrier where
+With ℓ(p) the mean log likelihood of a target at point p, over about 512 training rows, and c that of the best
+constant, there is a barrier where
 
     r(p) − ℓ(p) > ¼ (ℓ̄ − c),   at least a tenth of a nat and at most half a nat,
 
@@ -29,9 +29,9 @@ from torchbayes.posteriors.curves.volumes import altitudes, grams
 from torchbayes.posteriors.point import Point
 
 _ROWS, _POSITIONS = 512, 9
-_LEAST, _MOST = 0.1, 0.5  # nats a target
+_LEAST, _MOST = 0.1, 0.5  # nats per target
 _SAME = 1e-6  # distance of the ends, relative to their size
-_FLAT = 1e-3  # altitude of a vertex, relative to the size of the weights; it begins at ten times as much
+_FLAT = 1e-3  # altitude of a vertex, relative to the size of the weights; it starts at ten times as much
 _WHY = "the curve was trained too little (train longer, at a higher learning rate, or with more `bends`)"
 _WHY_WIDE = (
     "the simplex is too large or was trained too little (lower `volume_weight`, train longer, or at another learning "
@@ -40,21 +40,15 @@ _WHY_WIDE = (
 
 
 class _Fall(NamedTuple):
-    """Where training rows are least likely, against what is expected there.
-
-    Attributes:
-        member: whose.
-        place: number of the place.
-        seen_TM: ℓ at all places.
-    """
+    """The point where training rows are least likely, relative to what is expected there."""
 
     member: int
-    place: int
-    seen_TM: Tensor
+    place: int  # index of the point
+    seen_TM: Tensor  # ℓ at all points
 
 
 def same_ends(case: Case) -> list[str]:
-    """Return the problem of curves that lead nowhere, as one clause: their ends are one network."""
+    """Return the problem of curves that lead nowhere, because both ends are one network, as one clause."""
     pairs = _alike(case.posterior.points_MPD[:, [0, -1]])
     if not pairs:
         return []
@@ -65,7 +59,7 @@ def same_ends(case: Case) -> list[str]:
 
 
 def same_modes(case: Case) -> list[str]:
-    """Return the problem of simplexes that connect nothing, as one clause: two modes are one network."""
+    """Return the problem of simplexes that connect nothing, because two modes are one network, as one clause."""
     pairs = _alike(case.posterior.vertices_MPD[:, : case.posterior.modes])
     if not pairs:
         return []
@@ -77,7 +71,7 @@ def same_modes(case: Case) -> list[str]:
 
 
 def collapsed(posterior: SimplexPosterior) -> list[str]:
-    """Return the problem of a simplex without volume, as one clause: a vertex lies in the plane of the others."""
+    """Return the problem of a simplex without volume, a vertex in the plane of the others, as one clause."""
     modes_MKD, shared_MRD = posterior.vertices_MPD.tensor_split([posterior.modes], dim=1)
     size_MK = modes_MKD.double().norm(dim=-1)
     least_MK = altitudes(grams(modes_MKD, shared_MRD)).amin(-1)
@@ -94,7 +88,7 @@ def collapsed(posterior: SimplexPosterior) -> list[str]:
 
 
 def inside(case: Case) -> list[str]:
-    """Return the problems of the networks that simplexes hold, one clause each."""
+    """Return the problems of the networks inside simplexes, one clause each."""
     posterior, source = case.posterior, case.source
     return [*(collapsed(posterior) or one_function(posterior, source)), *worse_inside(posterior, source)]
 
@@ -103,21 +97,17 @@ def one_function(posterior: SimplexPosterior, source: Source) -> list[str]:
     """Return the problem of simplexes whose volume lies in weights that do not matter, as one clause.
 
     The outputs at all vertices are compared with those at the first mode, on about 512 training rows.
-
-    Args:
-        posterior: the simplexes.
-        source: the training data.
     """
     vertices_PP = torch.eye(posterior.vertices_MPD.shape[1], dtype=torch.float64)
-    first, others = vertices_PP[:1].expand_as(vertices_PP[1:]), vertices_PP[1:]
-    share = changes(posterior.at(first), posterior.at(others), source.some(_ROWS))
-    most_M = None if share is None else share.unflatten(0, (len(others), -1)).amax(0)
-    same = [] if most_M is None else (most_M <= SAME).nonzero()[:, 0].tolist()
-    if most_M is None or not same:
+    first, rest = vertices_PP[:1].expand_as(vertices_PP[1:]), vertices_PP[1:]
+    share = changes(posterior.at(first), posterior.at(rest), source.some(_ROWS))
+    largest_M = None if share is None else share.unflatten(0, (len(rest), -1)).amax(0)
+    same = [] if largest_M is None else (largest_M <= SAME).nonzero()[:, 0].tolist()
+    if largest_M is None or not same:
         return []
     return [
         f"the networks of complex {same[0]} are one function: from one vertex to the others the outputs change by at "
-        f"most {float(most_M[same[0]]):.1g} standard deviations, so that their average is a single network (raise "
+        f"most {float(largest_M[same[0]]):.1g} standard deviations, so that their average is a single network (raise "
         f"`volume_weight`, or make random only weights on which the outputs depend)"
     ]
 
@@ -131,10 +121,10 @@ def barriers(case: Case) -> list[str]:
     fall = _fall(points, batches, ends_TP=torch.stack([1 - t_T, t_T], 1), joined=[0, _POSITIONS - 1])
     if fall is None:
         return []
-    m, at, seen_TM = fall
+    m, low, seen_TM = fall
     return [
-        f"there is a barrier along curve {m}: the training rows are less likely at t = {float(t_T[at]):g} than at its "
-        f"ends ({float(seen_TM[at, m]):.4g} against {float(seen_TM[0, m]):.4g} and {float(seen_TM[-1, m]):.4g} nats a "
+        f"there is a barrier along curve {m}: the training rows are less likely at t = {float(t_T[low]):g} than at its "
+        f"ends ({float(seen_TM[low, m]):.4g} against {float(seen_TM[0, m]):.4g} and {float(seen_TM[-1, m]):.4g} nats a "
         f"target), as {_WHY}"
     ]
 
@@ -142,26 +132,23 @@ def barriers(case: Case) -> list[str]:
 def worse_inside(posterior: SimplexPosterior, source: Source) -> list[str]:
     """Return the problem of simplexes whose networks are worse than their modes, as one clause.
 
-    Looked at are all vertices, and points inside that are spread evenly, the centre first.
-
-    Args:
-        posterior: the simplexes, with training inputs for recalibration, if the network needs them.
-        source: the training data.
+    The points are all vertices, and points spread evenly inside, the centre first. The posterior has training
+    inputs for recalibration, if the network needs them.
     """
     batches, modes = source.some(_ROWS), posterior.modes
-    places_TP = _places(modes, posterior.vertices_MPD.shape[1] - modes)
-    points = posterior.calibrated(lambda: (batch.inputs for batch in batches)).at(places_TP)
-    own_TP = places_TP[:, :modes]
-    ends_TP = (own_TP > 0).double() + (own_TP.sum(1, keepdim=True) == 0) / modes  # a shared vertex belongs to all
+    coordinates_TP = _places(modes, posterior.vertices_MPD.shape[1] - modes)
+    points = posterior.calibrated(lambda: (batch.inputs for batch in batches)).at(coordinates_TP)
+    modes_TP = coordinates_TP[:, :modes]
+    ends_TP = (modes_TP > 0).double() + (modes_TP.sum(1, keepdim=True) == 0) / modes  # a shared vertex belongs to all
     fall = _fall(points, batches, ends_TP=ends_TP, joined=range(modes))
     if fall is None:
         return []
-    m, at, seen_TM = fall
-    where = ", ".join(f"{float(share):.2g}" for share in places_TP[at])
+    m, low, seen_TM = fall
+    coordinates = ", ".join(f"{float(share):.2g}" for share in coordinates_TP[low])
     return [
         f"the networks of complex {m} are worse than what they surround: the training rows are less likely at the "
-        f"coordinates ({where}) than at its modes ({float(seen_TM[at, m]):.4g} against "
-        f"{float(ends_TP[at] @ seen_TM[:modes, m]):.4g} nats a target), as {_WHY_WIDE}"
+        f"coordinates ({coordinates}) than at its modes ({float(seen_TM[low, m]):.4g} against "
+        f"{float(ends_TP[low] @ seen_TM[:modes, m]):.4g} nats a target), as {_WHY_WIDE}"
     ]
 
 
@@ -169,28 +156,25 @@ def _places(modes: int, shared: int) -> Tensor:
     """Return coordinates of all vertices, and of points in every simplex, (T, K + R)."""
     middle_R = spread_evenly(max(_POSITIONS // modes, 3), torch.full((shared,), 0.5, dtype=torch.float64))
     inside_IR = torch.cat([torch.full((1, shared + 1), 1 / (shared + 1)).double(), barycentric(middle_R)])
-    each = [in_complex(inside_IR, torch.full((len(inside_IR),), k), modes) for k in range(modes)]
-    return torch.cat([torch.eye(modes + shared, dtype=torch.float64), *each])
+    coordinates = [in_complex(inside_IR, torch.full((len(inside_IR),), k), modes) for k in range(modes)]
+    return torch.cat([torch.eye(modes + shared, dtype=torch.float64), *coordinates])
 
 
 def _alike(networks_MPD: Tensor) -> list[tuple[int, int, int]]:
-    """Return members, and pairs of networks of theirs that are the same."""
+    """Return (member, i, j) for networks i and j of a member that are equal."""
     wide_MPD = networks_MPD.double()
     size_MP = wide_MPD.norm(dim=-1)
     count = wide_MPD.shape[1]
     pairs = [(first, second) for first in range(count) for second in range(first + 1, count)]
-    near = {(i, j): (wide_MPD[:, i] - wide_MPD[:, j]).norm(dim=-1) <= _SAME * size_MP[:, i] for i, j in pairs}
-    return [(m, i, j) for m in range(len(wide_MPD)) for i, j in pairs if near[i, j][m]]
+    same = {(i, j): (wide_MPD[:, i] - wide_MPD[:, j]).norm(dim=-1) <= _SAME * size_MP[:, i] for i, j in pairs}
+    return [(m, i, j) for m in range(len(wide_MPD)) for i, j in pairs if same[i, j][m]]
 
 
 def _fall(points: Point, batches: Sequence[Batch], *, ends_TP: Tensor, joined: Sequence[int]) -> _Fall | None:
-    """Return where training rows are far less likely than at the networks that are joined; None where nowhere.
+    """Return where training rows are far less likely than at the joined networks; None where nowhere.
 
-    Args:
-        points: networks at T places of M members.
-        batches: the rows.
-        ends_TP: r = Σ_p ends_TP ℓ_p at each place, over the networks that are joined.
-        joined: numbers of their places.
+    `points` are networks at T points of M members, `joined` the indices of the joined ones, with
+    r = Σ_p ends_TP ℓ_p.
     """
     places = len(ends_TP)
     total_TM = log_likelihoods(points, batches)[0].sum(-1).unflatten(0, (places, -1))

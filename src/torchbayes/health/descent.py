@@ -1,18 +1,18 @@
-r"""Checks of a fit by gradient descent: whether its result explains the rows it was trained on.
+"""Checks of a fit by gradient descent: whether its result explains the rows on which it was trained.
 
-All numbers are mean log likelihoods of a target, in nats, over about 512 training rows spread over the data, in whole
-batches, since a network may couple the rows of a batch.
+All numbers are mean log likelihoods of a target, in nats, over about 512 training rows spread over the data, in
+whole batches, since a network may couple the rows of a batch.
 
-    c    of the best constant, max_f (1/n) Σ log p(y_i | f): outputs and learned noise are the same for all rows
+    c    of the best constant, max_f (1/n) Σ log p(y_i | f): outputs and learned noise are equal for all rows
     ℓ    at the weights where the trajectory ended
     a    at the average of SWA and SWAG, or its mean over S draws of SWAG
     t    of the average prediction of these draws, (1/n) Σ log (1/S) Σ_s p(y_i | w_s)
 
-A trajectory is worthless where ℓ < c − 1. An average is broken where it loses more than half a nat of ℓ, and more than
-half of what ℓ gains over a constant: draws of an exact posterior lie γ/2 ≤ n/2 nats below the mode, at most half a nat
-a target, as the data determine γ ≤ n directions (MacKay 1992). Draws are broken only where t has lost as much, or a
-nat: where noise is learned, single overconfident draws may be far off although their average is not. Where t does not
-exceed c, nothing was learned of how targets depend on inputs (`torchbayes.health.constant`).
+A trajectory is worthless where ℓ < c − 1. An average is broken where it loses more than half a nat of ℓ, and more
+than half of what ℓ gains over a constant: draws of an exact posterior lie γ/2 ≤ n/2 nats below the mode, at most
+half a nat per target, as the data determine γ ≤ n directions (MacKay 1992). Draws are broken only where t has lost
+as much, or a nat: where noise is learned, single overconfident draws may be far off although their average is not.
+Where t does not exceed c, nothing was learned of how targets depend on inputs (`torchbayes.health.constant`).
 """
 
 from __future__ import annotations
@@ -42,46 +42,35 @@ from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import not_finite
 
 _ROWS, _DRAWS = 512, 8
-_WORTHLESS, _BROKEN = 1.0, 0.5  # nats a target
+_WORTHLESS, _BROKEN = 1.0, 0.5  # nats per target
 _EXPLODED = 100.0  # prior standard deviations
 _LARGE = 1000.0  # root mean square of inputs
 _MOVED = "these still moved too far (lower `averaging_lr`, or train longer before averaging)"
-_BLOCK = 1 << 16  # weights at a time: float64 copies of all of them would be the peak of a small fit
+_BLOCK = 1 << 16  # weights at a time; float64 copies of all of them would be the memory peak of a small fit
 
 
 @dataclass(frozen=True, kw_only=True)
 class Descended(Ending):
-    """A run of gradient descent.
+    """A run of gradient descent."""
 
-    Attributes:
-        weights_MD: where the trajectory of each member ended.
-        buffers: the network's buffers there.
-        result: what is judged; None for the posterior itself.
-        averaged: whether the result is an average over a trajectory, or lies around one, rather than its end.
-        why: why draws, or an average, may be worse than the end of a trajectory, with what to do.
-        together: whether the result is judged by its draws together, so that it is no problem if the end of the
-            trajectory alone is far worse.
-        noise: whether a learned noise is compared with the residuals of rows left out, as that of a mode must be.
-    """
-
-    weights_MD: Tensor
-    buffers: Buffers
-    result: Posterior | None = None
-    averaged: bool = False
-    why: str = _MOVED
+    weights_MD: Tensor  # where the trajectory of each member ended
+    buffers: Buffers  # the network's buffers there
+    result: Posterior | None = None  # the posterior to judge; None for the run's own
+    averaged: bool = False  # whether the result is an average over a trajectory, or lies around one, instead of its end
+    why: str = _MOVED  # why draws, or an average, may be worse than the end of a trajectory, with what to do
+    # whether draws are judged together, so that an end of the trajectory that is far worse is no problem
     together: bool = False
-    noise: bool = True
+    noise: bool = True  # whether a learned noise is compared with the residuals of rows left out, as needed for a mode
 
     def look(self, case: Case) -> list[str]:
-        """Return the problems of the result on the training rows."""
         posterior, source = case.posterior if self.result is None else self.result, case.source
-        found = not_finite(posterior.tensors())
-        if found:
-            return found
+        problems = not_finite(posterior.tensors())
+        if problems:
+            return problems
         batches = source.some(_ROWS)
         posterior = posterior.calibrated(lambda: (batch.inputs for batch in batches))
-        about = {"calibration": posterior.calibration, "statistics_known": not self.averaged}
-        last = Point(posterior.model, self.weights_MD, buffers_M=self.buffers or None, **about)
+        options = {"calibration": posterior.calibration, "statistics_known": not self.averaged}
+        last = Point(posterior.model, self.weights_MD, buffers_M=self.buffers or None, **options)
         seen_MB = log_likelihoods(last, batches)[0]
         if not seen_MB.any() and not _counts(last, batches):
             return [
@@ -92,13 +81,13 @@ class Descended(Ending):
         last_M, best = seen_MB.sum(-1) / count, best_constant(model, batches, weights_D)
         constant, centre = -math.inf if best is None else best.value, posterior.centre
         seen = cache(lambda: log_likelihoods(posterior, batches, draws=1 if centre is posterior else _DRAWS))
-        found += _worthless(last_M.maximum(_together(seen(), count)) if self.together else last_M, constant)
-        found += _exploded(model, self.weights_MD) + _unscaled(model, batches, weights_D)
+        problems += _worthless(last_M.maximum(_together(seen(), count)) if self.together else last_M, constant)
+        problems += _exploded(model, self.weights_MD) + _unscaled(model, batches, weights_D)
         if self.averaged or (centre is not None and centre is not posterior):
-            found += _broken(posterior, batches, last_M=last_M, constant=constant, why=self.why, seen=seen)
+            problems += _broken(posterior, batches, last_M=last_M, constant=constant, why=self.why, seen=seen)
         noise_MD: Tensor = self.weights_MD if centre is None else centre.weights_MD
-        found = found or (noise_problems(posterior, noise_MD, source) if self.noise else [])
-        return found or unexplained(posterior, source) or learned_nothing(best, seen(), count)
+        problems = problems or (noise_problems(posterior, noise_MD, source) if self.noise else [])
+        return problems or unexplained(posterior, source) or learned_nothing(best, seen(), count)
 
 
 def _together(seen_SMB: Tensor, count: float) -> Tensor:
@@ -107,15 +96,10 @@ def _together(seen_SMB: Tensor, count: float) -> Tensor:
 
 
 def log_likelihoods(posterior: Posterior, batches: Sequence[Batch], *, draws: int = 1) -> Tensor:
-    """Return the log likelihood of every row under draws of every member.
+    """Return the log likelihood of every row under S draws of every member, seeds 0 to S − 1.
 
-    Args:
-        posterior: with training inputs for recalibration, if its network needs them.
-        batches: the rows.
-        draws: S, draws of every member, with seeds 0 to S − 1.
-
-    Returns:
-        Float64 tensor (S, M, B), in nats; −∞ where it is not finite.
+    Float64 (S, M, B), in nats; −∞ where it is not finite. The posterior has training inputs for recalibration, if
+    its network needs them.
     """
     seen = []
     for seed in range(draws):
@@ -127,16 +111,16 @@ def log_likelihoods(posterior: Posterior, batches: Sequence[Batch], *, draws: in
 def _log_likelihoods(drawn: Functions, m: int, batches: Sequence[Batch]) -> Tensor:
     """Return the log likelihood of every row under one function, float64 (B,); −∞ where it is not finite."""
     likelihood = drawn.model.likelihood
-    one = drawn.some(slice(m, m + 1))
-    learned = {n: p[0] for n, p in one.parameters.items()}
-    # a batch is not split: the network may couple its rows
-    outputs = (one(b.inputs, chunk_size=b.size)[0] for b in batches)
+    function = drawn.some(slice(m, m + 1))
+    learned = {n: p[0] for n, p in function.parameters.items()}
+    # A batch is not split, because the network may couple its rows.
+    outputs = (function(b.inputs, chunk_size=b.size)[0] for b in batches)
     each = [likelihood.log_prob(f, b.targets, learned).double() for f, b in zip(outputs, batches, strict=True)]
     return torch.cat(each).nan_to_num(nan=-math.inf, neginf=-math.inf, posinf=-math.inf)
 
 
 def _counts(posterior: Posterior, batches: Sequence[Batch]) -> bool:
-    """Return whether any row counts, ignored by none and of a weight above 0."""
+    """Return whether any row counts: it is not ignored and has a weight above 0."""
     drawn = posterior.functions(posterior.members)
     for batch in batches:
         outputs = drawn(batch.inputs, chunk_size=batch.size)[0]
@@ -169,19 +153,19 @@ def _broken(
     """Return the problems of the mean of the snapshots, and of draws around it."""
     count = num_targets(posterior.model, batches)
     gain_M = (last_M - constant).nan_to_num(posinf=0.0).clamp_min(0.0) if math.isfinite(constant) else 0 * last_M
-    bearable_M = (gain_M / 2).clamp_min(_BROKEN)
+    allowed_M = (gain_M / 2).clamp_min(_BROKEN)
     mean = posterior.centre or posterior
     mean_M = log_likelihoods(mean, batches)[0].sum(-1) / count
-    found = _lost("the average", mean_M, last_M, mean_M < last_M - bearable_M, why=why)
-    if found or mean is posterior:
-        return found
+    problem = _lost("the average", mean_M, last_M, mean_M < last_M - allowed_M, why=why)
+    if problem or mean is posterior:
+        return problem
     single_M, together_M = seen().sum(-1).mean(0) / count, _together(seen(), count)
-    broken_M = (single_M < last_M - bearable_M) & (together_M < last_M - bearable_M.clamp_max(_WORTHLESS))
+    broken_M = (single_M < last_M - allowed_M) & (together_M < last_M - allowed_M.clamp_max(_WORTHLESS))
     return _lost("draws", single_M, last_M, broken_M, why=why)
 
 
 def _lost(name: str, seen_M: Tensor, last_M: Tensor, broken_M: Tensor, *, why: str) -> list[str]:
-    """Return the problem where an average, or draws around it, have lost what the trajectory had learned."""
+    """Return the problem if an average, or draws around it, have lost what the trajectory had learned."""
     bad = broken_M.nonzero()[:, 0].tolist()
     if not bad:
         return []
@@ -227,16 +211,16 @@ def _unscaled(model: Model, batches: Sequence[Batch], weights_D: Tensor) -> list
 
 
 def _size_at_first_layer(model: Model, batch: Batch, weights_D: Tensor) -> float:
-    """Return the root mean square of the inputs to the first layer with random weights; 0 where it is not known.
+    """Return the root mean square of the inputs to the first layer with random weights; 0 where it is unknown.
 
-    Not of the network's inputs: it may scale them first, add them as a mask or look them up in a table. Only layers of
-    torch are considered; what others do with their inputs is not known.
+    The network's inputs do not count: it may scale them first, add them as a mask or look them up in a table. Only
+    layers of torch are considered; what others do with their inputs is unknown.
     """
     seen: list[Tensor | None] = []
 
     def see(layer: nn.Module, given: tuple[Any, ...]) -> None:
         del layer
-        if not seen:  # converted to a number later, so as not to break the graph of a compiled network
+        if not seen:  # becomes a number later, because that would break the graph of a compiled network
             first = next((x for x in given if isinstance(x, Tensor)), None)
             seen.append(first if first is None else first.detach().clone())
 
@@ -251,7 +235,7 @@ def _size_at_first_layer(model: Model, batch: Batch, weights_D: Tensor) -> float
             hook.remove()
     tensor = seen[0] if seen else None
     while tensor is not None and is_functorch_wrapped_tensor(tensor):
-        tensor = get_unwrapped(tensor)  # of a network that calls torch.func itself
+        tensor = get_unwrapped(tensor)  # the network may call torch.func itself
     real = tensor is not None and tensor.is_floating_point() and tensor.numel()
     return float(tensor.double().square().mean()) ** 0.5 if real else 0.0  # type: ignore[union-attr]
 

@@ -1,7 +1,7 @@
 """Whether draws from a fitted distribution can be trusted: on the training rows, and among each other.
 
-There is no centre to look at: the middle of a ring is no part of it. Draws speak for a member, its best one where a
-single network is meant.
+There is no centre to judge: the middle of a ring is not part of it. Draws represent a member; where a single
+network is meant, the best draw does.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
 
 _ROWS, _DRAWS = 512, 8
-_WORTHLESS = 1.0  # nats a target
-_STILL = 1e-5  # of the prior's standard deviation
+_WORTHLESS = 1.0  # nats per target
+_STILL = 1e-5  # share of the prior's standard deviation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +30,8 @@ class Drawn(Ending):
     """A distribution over weights without a centre, such as a flow."""
 
     def look(self, case: Case) -> list[str]:
-        """Return the problems of the distribution."""
-        if found := finite(case):
-            return found
+        if problems := finite(case):
+            return problems
         posterior, source, members = case.posterior, case.source, case.posterior.members
         batches = source.some(_ROWS)
         posterior = posterior.calibrated(lambda: (batch.inputs for batch in batches))
@@ -43,16 +42,16 @@ class Drawn(Ending):
         best_M = seen_SMB.sum(-1).argmax(0)
         chosen_MD = weights_SMD[best_M, torch.arange(members, device=best_M.device)]
         point = Point(posterior.model, chosen_MD, buffers_M=posterior.buffers_M, calibration=posterior.calibration)
-        found = Descended(weights_MD=chosen_MD, buffers=posterior.buffers_M or {}, result=point).look(case)
-        found = found or _collapsed(posterior, weights_SMD) or _wide(posterior, source, seen_SMB)
-        return found or unexplained(posterior, source)
+        problems = Descended(weights_MD=chosen_MD, buffers=posterior.buffers_M or {}, result=point).look(case)
+        problems = problems or _collapsed(posterior, weights_SMD) or _wide(posterior, source, seen_SMB)
+        return problems or unexplained(posterior, source)
 
 
 def _collapsed(posterior: Posterior, weights_SMD: Tensor) -> list[str]:
-    """Return the problem of draws that are all the same."""
+    """Return the problem of draws that are all equal."""
     stds_D = posterior.model.prior.stds().to(weights_SMD.device)
-    known_D = torch.where(torch.isfinite(stds_D), stds_D, 1.0)
-    spread_M = (weights_SMD.std(0).double() / known_D).square().mean(-1).sqrt()
+    scale_D = torch.where(torch.isfinite(stds_D), stds_D, 1.0)
+    spread_M = (weights_SMD.std(0).double() / scale_D).square().mean(-1).sqrt()
     bad = (spread_M < _STILL).nonzero()[:, 0].tolist()
     if not bad:
         return []
@@ -63,7 +62,7 @@ def _collapsed(posterior: Posterior, weights_SMD: Tensor) -> list[str]:
 
 
 def _wide(posterior: Posterior, source: Source, seen_SMB: Tensor) -> list[str]:
-    """Return the problem of draws whose average says less of the training rows than a constant does."""
+    """Return the problem of draws whose average explains the training rows worse than a constant does."""
     batches = source.some(_ROWS)
     count = num_targets(posterior.model, batches)
     together_M = (seen_SMB.logsumexp(0) - math.log(len(seen_SMB))).sum(-1) / count

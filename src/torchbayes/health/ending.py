@@ -1,4 +1,4 @@
-"""What a method says of how its run ended, and what is looked at where it did."""
+"""The end of a run as a method describes it, and the checks of its result."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class History(Protocol):
     """The log of a run, from its first step."""
 
     def columns(self, after: int = 0) -> dict[str, Tensor]:
-        """Return what the lines after a step hold for each member, by name, each (M, lines), float64."""
+        """Return the numbers of the lines after a step, by name, each (M, lines), float64."""
         ...
 
     def first(self, name: str, after: int = 0) -> str:
-        """Return the first text of a name after a step; empty if there is none."""
+        """Return the first text under a name after a step; "" if there is none."""
         ...
 
 
@@ -40,17 +40,11 @@ class NoHistory:
 
 
 class Case(NamedTuple):
-    """What is judged.
+    """A result to be judged."""
 
-    Attributes:
-        posterior: the result of a run.
-        source: the training data.
-        history: the log of the run.
-    """
-
-    posterior: Any
-    source: Source
-    history: History
+    posterior: Any  # the result of a run
+    source: Source  # the training data
+    history: History  # the log of the run
 
 
 Check = Callable[[Case], Sequence[str]]
@@ -59,17 +53,11 @@ Check = Callable[[Case], Sequence[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Ending(ABC):
-    """How a run ended.
+    """The end of a run."""
 
-    Attributes:
-        said: problems that are known already, of settings or of the run, one clause each.
-        first: checks before all others: where one finds a problem, it is the only one.
-        then: checks where nothing else was found, likewise.
-    """
-
-    said: Sequence[str] = ()
-    first: Sequence[Check] = ()
-    then: Sequence[Check] = ()
+    said: Sequence[str] = ()  # problems that are known already, of settings or of the run, one clause each
+    first: Sequence[Check] = ()  # checks before all others; if one finds a problem, it is the only one
+    then: Sequence[Check] = ()  # checks if nothing else was found, likewise
 
     @abstractmethod
     def look(self, case: Case) -> Sequence[str]:
@@ -80,16 +68,15 @@ class Ending(ABC):
 
         They do not depend on whether the run was interrupted, or which processes shared it.
         """
-        found = _first_of(self.first, case) or self.look(case) or _first_of(self.then, case)
-        return [*self.said, *found]
+        problems = _first_of(self.first, case) or self.look(case) or _first_of(self.then, case)
+        return [*self.said, *problems]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended(Ending):
-    """A run of which nothing is known but its result: its numbers must be finite."""
+    """A run of which nothing is known but its result, whose numbers must be finite."""
 
     def look(self, case: Case) -> list[str]:
-        """Return a problem if a number is not finite."""
         return finite(case)
 
 
@@ -99,5 +86,5 @@ def finite(case: Case) -> list[str]:
 
 
 def _first_of(checks: Sequence[Check], case: Case) -> Sequence[str]:
-    """Return what the first check finds that finds something."""
+    """Return the problems of the first check that finds any."""
     return next((found for check in checks if (found := check(case))), ())

@@ -1,4 +1,4 @@
-"""Whether networks that a result keeps are different: functions along one run, or points that see each other."""
+"""Whether the networks of a result differ: functions along one run, or points that interact."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torchbayes.health.ending import Case
 from torchbayes.posteriors.point import Point
 
 _ROWS = 512
-_SAME = 1e-4  # of the size of the particles: those that are no farther from each other are one
+_SAME = 1e-4  # of the size of the particles; those no farther apart count as one
 
 
 def alike(case: Case) -> list[str]:
     """Return the problem of an ensemble that is one network, as one clause.
 
-    The outputs of the first and the last network kept of each member are compared on about 512 training rows: their
-    root mean square difference with the standard deviation of the outputs over the rows.
+    The outputs of the first and the last network kept of each member are compared on about 512 training rows: the
+    root mean square of their difference with the standard deviation of the outputs over the rows.
     """
     posterior, source = case.posterior, case.source
     if posterior.weights_MSD.shape[1] < 2:
         return []
-    about: dict[str, Any] = {"buffers_M": posterior.buffers_M, "statistics_known": posterior.statistics_known}
-    first, last = (Point(posterior.model, posterior.weights_MSD[:, at], **about) for at in (0, -1))
+    options: dict[str, Any] = {"buffers_M": posterior.buffers_M, "statistics_known": posterior.statistics_known}
+    first, last = (Point(posterior.model, posterior.weights_MSD[:, at], **options) for at in (0, -1))
     share_M = changes(first, last, source.some(_ROWS))
     same = [] if share_M is None else (share_M <= SAME).nonzero()[:, 0].tolist()
     if share_M is None or not same:
@@ -37,7 +37,7 @@ def alike(case: Case) -> list[str]:
 
 
 def one_point(case: Case) -> list[str]:
-    """Return a problem where several particles are one point, as one clause."""
+    """Return the problem of several particles that are one point, as one clause."""
     weights_MD = case.posterior.weights_MD.double()
     if len(weights_MD) < 2:
         return []

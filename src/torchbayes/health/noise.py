@@ -1,24 +1,24 @@
-r"""Whether a learned noise fits new rows, or is too small because the network interpolates, or too large.
+"""Whether a learned noise fits new rows, or is too small because the network interpolates, or too large.
 
-The mode of weights and noise together has σ² ≈ Σ r²/N, whatever the network's flexibility: one that interpolates the
-rows drives the noise to zero. Linearised at the weights w*, with prior covariance S and mean w₀, the network is a
-Gaussian process with K = J S Jᵀ, whose prediction of every row from all others is known in closed form (Rasmussen and
+The mode of weights and noise together has σ² ≈ Σ r²/N, whatever the network's flexibility: one that interpolates
+the rows drives the noise to zero. Linearised at the weights w*, with prior covariance S and mean w₀, the network is
+a Gaussian process with K = J S Jᵀ, whose prediction of every row from all others has a closed form (Rasmussen and
 Williams 2006, section 5.4.2; T is 1 unless the likelihood alone is tempered):
 
     y_i − μ_{−i} = [A ỹ]_i / A_ii,    A = (K + T σ² I)⁻¹,    ỹ = y − f(w*) + J (w* − w₀)
 
-A learned σ far below the root mean square of these residuals, or far above, is not the noise of new rows. One that is
-above them and above the residuals of the draws themselves costs log r − ½ + 1/(2 r²) nats a value, r the ratio: by a
-total of 8 nats that is no chance, and no prior.
+A learned σ far below the root mean square of these residuals, or far above, is not the noise of new rows. One that
+is above them and above the residuals of the draws themselves costs log r − ½ + 1/(2 r²) nats a value, r the ratio.
+At a total of 8 nats neither chance nor a prior explains it.
 
-The mean may be the worse for a noise that was learned before it: rows that a large variance explains no longer pull at
-it, most of all where every row has its own (Seitzer et al. 2022). Noise is independent between rows, and what a mean
-misses is not. With r' the residual of the nearest other row, inputs standardised, c = Σ r r' / Σ r² estimates the share
-of the residuals' variance that a mean could explain. Without one, Σ r r' / √Σ (r r')² is about a standard normal,
-whatever the variances of the rows.
+The mean may be worse because the noise was learned before it: rows that a large variance explains no longer pull at
+it, most of all where every row has its own (Seitzer et al. 2022). Noise is independent between rows, but what a
+mean misses is not. With r' the residual of the nearest other row, inputs standardised, c = Σ r r' / Σ r² estimates
+the share of the residuals' variance that a mean could explain. If there is none, Σ r r' / √Σ (r r')² is about
+standard normal, whatever the variances of the rows.
 
-Where there are many rows, a part of them is looked at: from fewer others a row is predicted no better, so that a σ far
-above these residuals is too large all the same. That it is too small cannot be seen there, nor is it likely.
+If there are many rows, only some are judged. A row is predicted no better from fewer others, so a σ far above these
+residuals is still too large. A σ that is too small cannot be detected there, nor is it likely.
 """
 
 from __future__ import annotations
@@ -41,32 +41,27 @@ from torchbayes.model.priors.bound import correlated
 from torchbayes.model.sources.sources import Source
 from torchbayes.posteriors.posterior import Posterior
 
-_RATIO = 3.0  # on tables, scales below a third of the residuals cost more than 2 nats a row on held-out data
-_WIDE = 2.5  # times the residuals, beyond which a scale costs more than log 2.5 − ½ + 1/(2 · 2.5²) = 0.5 nats a value
-_ABOVE, _NATS = 1.2, 8.0  # times all residuals, and what that costs in all
+_RATIO = 3.0  # on tables, scales below a third of the residuals cost more than 2 nats per row on held-out data
+_WIDE = 2.5  # times the residuals; a larger scale costs more than log 2.5 − ½ + 1/(2 · 2.5²) = 0.5 nats a value
+_ABOVE, _NATS = 1.2, 8.0  # times all residuals, and the total cost
 _LARGEST, _NUMBERS = 2048, 2**24  # values of all targets, and numbers of the Jacobian in factors
-_SOME = 512  # rows that are looked at where there are more than `_LARGEST`, or many for each weight
-_WEIGHTS = 10**6  # in a network that is looked at for these
+_SOME = 512  # rows that are judged if there are more than `_LARGEST`, or many for each weight
+_WEIGHTS = 10**6  # most weights of a network that is judged on some rows
 _CHUNK = 2**24
 _DRAWS = 8
-_SHARE, _DEVIATIONS = 0.5, 4.0  # of the residuals' variance, and how far from chance
+_SHARE, _DEVIATIONS = 0.5, 4.0  # of the residuals' variance, and standard deviations from chance
 
 
 def noise_problems(posterior: Posterior, weights_MD: Tensor, source: Source) -> list[str]:
-    """Return a problem, as one clause, if the learned noise of member 0 is not that of new rows.
+    """Return a problem, as one clause, if the learned noise of member 0 around `weights_MD` is not that of new rows.
 
-    Members do not differ in this respect, so one is checked. That it is too small is said only of small data, of at
-    most 2,048 values, under a network with half as many weights or more: fewer cannot make residuals a third of what
-    they should be.
-
-    Args:
-        posterior: the result; a network with dropout is judged with all units.
-        weights_MD: around which it lies.
-        source: the training data.
+    Members do not differ in this respect, so one is checked. A noise that is too small is reported only for small
+    data, of at most 2,048 values, and a network with at least half as many weights: fewer cannot make residuals a
+    third of what they should be. A network with dropout is judged with all units.
     """
     model, likelihood = posterior.model, posterior.model.likelihood
-    one = type(likelihood) is GaussianLikelihood and likelihood.scale == "learned"
-    if not one and type(likelihood) is not HeteroscedasticGaussian:
+    one_scale = type(likelihood) is GaussianLikelihood and likelihood.scale == "learned"
+    if not one_scale and type(likelihood) is not HeteroscedasticGaussian:
         return []
     if model.network.batch_norms and not posterior.statistics_known:
         return []
@@ -75,17 +70,17 @@ def noise_problems(posterior: Posterior, weights_MD: Tensor, source: Source) -> 
     if rows is None:
         return []
     buffers = {n: b[0] for n, b in (posterior.buffers_M or {}).items()} or None
-    linear = linearised(model, weights_MD[0], rows, buffers=buffers) if one else None
-    if linear and (found := _of_one(linear, model, weights_MD[0], _residuals(posterior, rows), all_=all_)):
-        return found
+    linear = linearised(model, weights_MD[0], rows, buffers=buffers) if one_scale else None
+    if linear and (clauses := _of_one(linear, model, weights_MD[0], _residuals(posterior, rows), all_=all_)):
+        return clauses
     with torch.no_grad():
         outputs_NL = model.network(model.split(weights_MD[0])[0], rows.inputs, buffers)
     residuals_NK = _apart(rows, outputs_NL)
-    return _of_mean(rows.inputs, residuals_NK, instead="" if one else " or likelihoods.Gaussian('learned')")
+    return _of_mean(rows.inputs, residuals_NK, instead="" if one_scale else " or likelihoods.Gaussian('learned')")
 
 
 def _of_one(linear: Linearised, model: Model, weights_D: Tensor, own_NK: Tensor, *, all_: bool) -> list[str]:
-    """Return the problem of a noise scale that is the same in all rows."""
+    """Return the problem of a noise scale that is equal in all rows."""
     scale_K = model.split(weights_D)[1]["log_scale"].double().exp()
     residuals_NK = linear.left_out(noise_variance(model, weights_D))
     if residuals_NK is None:
@@ -93,7 +88,7 @@ def _of_one(linear: Linearised, model: Model, weights_D: Tensor, own_NK: Tensor,
     suggested_K, own_K = (_root_mean_square(each_NK, len(scale_K)) for each_NK in (residuals_NK, own_NK))
     small, wide = int((suggested_K / scale_K).argmax()), int((scale_K / suggested_K).argmax())
     ratio_K, count = scale_K / torch.maximum(suggested_K, own_K), residuals_NK.numel() / len(scale_K)
-    if model.network.held.draws(training=True):  # noise that is learned under dropout is that of its residuals
+    if model.network.held.draws(training=True):  # noise learned under dropout is that of the residuals under dropout
         ratio_K = torch.ones_like(ratio_K)
     cost_K = count * (ratio_K.log() - 0.5 + 0.5 / ratio_K.square())
     above = int(ratio_K.argmax())
@@ -101,20 +96,20 @@ def _of_one(linear: Linearised, model: Model, weights_D: Tensor, own_NK: Tensor,
         reason = (
             "as the network interpolates its training rows (fix a noise scale near that, or train for fewer epochs)"
         )
-        worst = small
+        index = small
     elif scale_K[wide] > _WIDE * suggested_K[wide] or (ratio_K[above] > _ABOVE and cost_K[above] > _NATS):
-        worst = above if ratio_K[above] > _ABOVE and cost_K[above] > _NATS else wide
+        index = above if ratio_K[above] > _ABOVE and cost_K[above] > _NATS else wide
         reason = "so it is still on its way down (train for more epochs, or raise the learning rate)"
     else:
         return []
     return [
-        f"the learned noise scale of member 0 is {float(scale_K[worst]):.3g}, but its residuals would be about "
-        f"{float(suggested_K[worst]):.2g} on rows left out, {reason}"
+        f"the learned noise scale of member 0 is {float(scale_K[index]):.3g}, but its residuals would be about "
+        f"{float(suggested_K[index]):.2g} on rows left out, {reason}"
     ]
 
 
 def _of_mean(inputs: Any, residuals_NK: Tensor, *, instead: str) -> list[str]:
-    """Return the problem of a mean that misses what rows near each other have in common."""
+    """Return the problem of a mean that misses what neighbouring rows have in common."""
     if not isinstance(inputs, Tensor) or inputs.dim() != 2 or len(inputs) < 3:
         return []
     spread_NF = inputs.double() / inputs.double().std(0)
@@ -142,7 +137,7 @@ def noise_variance(model: Model, weights_D: Tensor) -> Tensor:
 
 
 def _residuals(posterior: Posterior, rows: Batch) -> Tensor:
-    """Return y − m of the first member on the rows, the root mean square over draws, float64 (N, K)."""
+    """Return y − m of the first member on the rows, as root mean square over draws, float64 (N, K)."""
     drawn = posterior.functions(posterior.members * (1 if posterior.centre is posterior else _DRAWS))
     outputs_SNK = drawn(rows.inputs, chunk_size=rows.size)[:: posterior.members].double()
     return torch.stack([_apart(rows, outputs_NK) for outputs_NK in outputs_SNK]).square().mean(0).sqrt()
@@ -161,7 +156,7 @@ def _root_mean_square(values_NK: Tensor, scales: int) -> Tensor:
 
 
 def _rows(source: Source, *, all_: bool) -> Batch | None:
-    """Return all rows, or some; None for batches that cannot be concatenated, such as texts padded batch by batch."""
+    """Return all rows, or some; None for batches that cannot be concatenated, such as texts padded by batch."""
     try:
         return source.rows() if all_ else concatenate(source.some(_SOME))
     except (ValueError, RuntimeError):
@@ -169,15 +164,10 @@ def _rows(source: Source, *, all_: bool) -> Batch | None:
 
 
 class Linearised(NamedTuple):
-    """A network linearised at weights, as a Gaussian process over the means of some rows.
+    """A network linearised at weights, as a Gaussian process over the means of some rows."""
 
-    Attributes:
-        kernel_PP: K, of all P = N K values, float64.
-        targets_NK: ỹ, float64.
-    """
-
-    kernel_PP: Tensor
-    targets_NK: Tensor
+    kernel_PP: Tensor  # K, of all P = N K values, float64
+    targets_NK: Tensor  # ỹ, float64
 
     def left_out(self, variance_K: Tensor) -> Tensor | None:
         """Return the leave-one-out residuals y − μ, float64 (N, K), under a noise variance; None if it is singular."""
@@ -190,16 +180,10 @@ class Linearised(NamedTuple):
 
 
 def linearised(model: Model, weights_D: Tensor, rows: Batch, *, buffers: Buffers | None = None) -> Linearised | None:
-    """Return a network linearised at weights.
+    """Return a network linearised at w* as a Gaussian process; None where it cannot be, or would take too much memory.
 
-    Args:
-        model: with a prior of known standard deviations, of a regression.
-        weights_D: w*, with the learned parameters of the likelihood.
-        rows: all N rows.
-        buffers: of the network.
-
-    Returns:
-        The process; None where the network or the prior does not allow it, or it would take too much memory.
+    The model has a prior of known standard deviations, and is of a regression; `weights_D` include the learned
+    parameters of the likelihood.
     """
     stds_D = model.prior.stds()
     if not torch.isfinite(stds_D).all() or correlated(model.prior):
@@ -210,7 +194,7 @@ def linearised(model: Model, weights_D: Tensor, rows: Batch, *, buffers: Buffers
         if tangent.row_numbers * rows.size > _NUMBERS:
             return None
         outputs_NL, parts = tangent.linear(rows.inputs)
-    except (ValueError, RuntimeError):  # no Jacobian of this network: a check must not end a fit
+    except (ValueError, RuntimeError):  # this network has no Jacobian, and a check must not end a fit
         return None
     if outputs_NL.numel() > _LARGEST:
         return None
@@ -225,14 +209,14 @@ def _kernel(part: Part, variance_D: Tensor) -> Tensor:
     """Return J S Jᵀ of a layer, float64 (N K, N K): (g gᵀ) ∘ (a S aᵀ) where all units have the same variances."""
     variance_GOI = variance_D[part.layer.index]
     if part.is_plain and part.columns is not None and bool((variance_GOI == variance_GOI[:, :1]).all()):
-        given_GNI = part.plain_given().transpose(0, 1)
-        seen_GNN = (given_GNI * variance_GOI[:, 0].unsqueeze(1)) @ given_GNI.mT
+        inputs_GNI = part.plain_given().transpose(0, 1)
+        gram_GNN = (inputs_GNI * variance_GOI[:, 0].unsqueeze(1)) @ inputs_GNI.mT
         gradients = part.plain_gradients()
         assert gradients is not None
         units = gradients.flatten(0, 1).transpose(0, 1)  # (G, N K, O)
         outputs = gradients.shape[1]
-        apart = seen_GNN.repeat_interleave(outputs, 1).repeat_interleave(outputs, 2)
-        return ((units @ units.mT) * apart).sum(0).double()
+        by_output = gram_GNN.repeat_interleave(outputs, 1).repeat_interleave(outputs, 2)
+        return ((units @ units.mT) * by_output).sum(0).double()
     jacobian = part.jacobian().flatten(0, 1).flatten(1)
     return ((jacobian * variance_GOI.flatten()) @ jacobian.mT).double()
 

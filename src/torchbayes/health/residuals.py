@@ -1,4 +1,4 @@
-"""Whether targets are on another scale than network and noise, so that nothing near the posterior was reached."""
+"""Whether targets have another scale than network and noise, so that no weights near the posterior were reached."""
 
 from __future__ import annotations
 
@@ -12,30 +12,27 @@ from torchbayes.model.sources.sources import Source
 from torchbayes.posteriors.posterior import Posterior
 
 _ROWS = 512
-_FAR = 30.0  # noise standard deviations; a network that is merely trained too little is a few away
-_LARGE, _SMALL = 100.0, 0.01  # targets of this root mean square, or standard deviation, are on a scale of their own
-_WIDE = 3.0  # times the standard deviation of the targets: even a constant then loses 0.65 nats a target
-_NOTHING = 0.95  # of the standard deviation of the targets; what residuals are where a network explains nothing of them
+_FAR = 30.0  # noise standard deviations; a network that is only trained too little is a few away
+_LARGE, _SMALL = 100.0, 0.01  # targets of this root mean square, or standard deviation, have an unusual scale
+_WIDE = 3.0  # times the standard deviation of the targets; even a constant then loses 0.65 nats per target
+_NOTHING = 0.95  # of the standard deviation of the targets: residuals of a network that explains nothing
 
 
 def explained(case: Case) -> list[str]:
-    """Return what `unexplained` does, of a result."""
+    """Return the problem that `unexplained` finds in a result."""
     return unexplained(case.posterior, case.source)
 
 
 def unexplained(posterior: Posterior, source: Source) -> list[str]:
-    """Return a problem, as one clause, where targets and network are not on one scale.
+    """Return a problem, as one clause, where targets and network do not have one scale.
 
-    With m and s the mean and the noise of a draw, the root mean square of (y − m)/s is about 1 for a good fit. Targets
-    of size 10,000 under a noise of 1, or of one that is learned in small steps, give thousands, and a log likelihood of
-    minus millions that no other check minds: it may be far better than that of a constant. A learned noise may also
-    grow to the size of such targets, which then explains them without the network: residuals as large as the standard
-    deviation of the targets show it, where that is far from 1. A noise far wider than the targets, such as one of 1
-    under targets of 0.1, leaves the data without weight.
-
-    Args:
-        posterior: the result; one draw of each member is looked at, and their mean.
-        source: the training data.
+    With m and s the mean and the noise of a draw, the root mean square of (y − m)/s is about 1 for a good fit.
+    Targets of size 10,000 under a noise of 1, or one that is learned in small steps, give thousands, and a log
+    likelihood of minus millions that no other check reports, because it may be far better than that of a constant.
+    A learned noise may also grow to the size of such targets, which then explains them without the network; the
+    sign of this is residuals as large as the standard deviation of the targets, if that is far from 1. A noise far
+    wider than the targets, such as one of 1 under targets of 0.1, leaves the data without weight. One draw of each
+    member is judged, and their mean.
     """
     likelihood = posterior.model.likelihood
     if not isinstance(likelihood, Gaussian | HeteroscedasticGaussian):
@@ -43,8 +40,8 @@ def unexplained(posterior: Posterior, source: Source) -> list[str]:
     drawn, squares, targets, residuals, least = posterior.functions(posterior.members), [], [], [], math.inf
     for batch in source.some(_ROWS):
         outputs_SBK = drawn(batch.inputs, chunk_size=batch.size)
-        each = [{name: part[s] for name, part in drawn.parameters.items()} for s in range(len(outputs_SBK))]
-        noises = [likelihood.distribution(out, own) for out, own in zip(outputs_SBK, each, strict=True)]
+        parameters = [{name: part[s] for name, part in drawn.parameters.items()} for s in range(len(outputs_SBK))]
+        noises = [likelihood.distribution(out, own) for out, own in zip(outputs_SBK, parameters, strict=True)]
         mean_SB, sd_SB = (torch.stack([getattr(n, part) for n in noises]).double() for part in ("mean", "stddev"))
         target_B = batch.targets.double().view_as(mean_SB[0])
         squares.append(((target_B - mean_SB) / sd_SB).square().flatten())

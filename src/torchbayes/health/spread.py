@@ -1,4 +1,4 @@
-"""Whether standard deviations that a fit was to find are still those that it began with."""
+"""Whether standard deviations that a fit should learn are still their initial values."""
 
 from __future__ import annotations
 
@@ -9,35 +9,31 @@ from torch import Tensor
 from torchbayes.health.ending import Case
 
 _FACTOR = 1.25
-_SHARE = 0.9  # of the weights
-_UNLEARNED = 0.01  # nats: divergence of a weight from its prior, on average, below which nothing was learned of it
-_FEW = 20  # weights, of which so many may be right by chance
+_SHARE = 0.9  # of all weights
+_UNLEARNED = 0.01  # nats: mean divergence of a weight from its prior below which nothing was learned
+_FEW = 20  # so few weights may be right by chance
 
 
 def unmoved(scale_MD: Tensor, initial: float) -> list[str]:
-    """Return a problem, as one clause, where nine weights in ten have the standard deviation that a fit began with.
+    """Return a problem, as one clause, if nine weights in ten still have the initial standard deviation of the fit.
 
-    To within a factor of 1.25: the spread is then what `initial_scale` says, and not what the data do.
-
-    Args:
-        scale_MD: standard deviations that were found.
-        initial: that of every weight at first.
+    To within a factor of 1.25: the spread then comes from `initial_scale`, not from the data.
     """
     if scale_MD.shape[1] < _FEW:
         return []
-    near_M = ((scale_MD.log() - math.log(initial)).abs() < math.log(_FACTOR)).double().mean(1)
-    bad = (near_M > _SHARE).nonzero()[:, 0].tolist()
+    share_M = ((scale_MD.log() - math.log(initial)).abs() < math.log(_FACTOR)).double().mean(1)
+    bad = (share_M > _SHARE).nonzero()[:, 0].tolist()
     if not bad:
         return []
     return [
-        f"{float(near_M[bad[0]]):.0%} of the weights of member {bad[0]} still have about the standard deviation "
+        f"{float(share_M[bad[0]]):.0%} of the weights of member {bad[0]} still have about the standard deviation "
         f"{initial:g} that they began with, so that the spread is that of `initial_scale` and not of the data (train "
         f"longer, or raise the learning rate)"
     ]
 
 
 def as_the_prior(case: Case) -> list[str]:
-    """Return the problem of members whose weights are as the prior has them."""
+    """Return the problem of members whose weights are distributed as under the prior."""
     columns, size = case.history.columns(), case.posterior.mean_MD.shape[-1]
     if "kl" not in columns or not columns["kl"].numel():
         return []

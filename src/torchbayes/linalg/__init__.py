@@ -1,8 +1,8 @@
-"""Covariance structures and curvatures, each with the operations of `Structure` and of `Curvature`.
+"""Covariance structures and curvatures, with the operations of `Structure` and of `Curvature`.
 
-Every structure carries the member axis M. A new one is a file, with a frozen dataclass that inherits `Stored` and has
-the operations of `Structure` (and one with those of `Curvature`, where its inverse is what data add to a prior), and a
-line in the table by which files are read.
+Every structure carries the member axis M. A new one is a file with a frozen dataclass that inherits `Stored` and has
+the operations of `Structure`, and a line in the table by which files are read. If its inverse is what data add to a
+prior, it also has a class with the operations of `Curvature`.
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ def restore(kind: str, tensors: dict[str, Tensor]) -> Structure:
 
     Args:
         kind: its name in `STRUCTURES`.
-        tensors: as `tensors` gave them.
-
-    Returns:
-        The structure.
+        tensors: as `Stored.tensors` returns them.
 
     Raises:
         KeyError: if the kind is unknown or a tensor is missing.
@@ -51,10 +48,7 @@ def restore_curvature(kind: str, tensors: dict[str, Tensor]) -> Curvature:
 
     Args:
         kind: its name in `CURVATURES`.
-        tensors: as `tensors` gave them.
-
-    Returns:
-        The curvature.
+        tensors: as `Stored.tensors` returns them.
 
     Raises:
         KeyError: if the kind is unknown or a tensor is missing.

@@ -17,15 +17,10 @@ from torchbayes.linalg.structure import Form, Group, Structure, aligned
 
 
 class Grouped:
-    """What block-diagonal matrices share.
+    """What block-diagonal matrices share."""
 
-    Attributes:
-        order_D: which weight stands where in the blocks, int64: x in block order is `x[order_D]`.
-        blocks: the blocks; their sizes add up to D.
-    """
-
-    order_D: Tensor
-    blocks: tuple[Any, ...]
+    order_D: Tensor  # which weight stands where in the blocks, int64: x in block order is `x[order_D]`
+    blocks: tuple[Any, ...]  # their sizes add up to D
 
     @property
     def size(self) -> int:
@@ -47,7 +42,7 @@ class Grouped:
         return vector_D[..., self.order_D].split(self.sizes, dim=-1)
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return vectors (..., D) of which `split` gives the parts."""
+        """Return the vectors (..., D) whose parts `split` returns."""
         return torch.cat(list(parts), dim=-1)[..., self.inverse_D]
 
     def diagonal(self) -> Tensor:
@@ -109,15 +104,11 @@ class Blocks(Stored, Grouped):
         return torch.stack([block.logdet() for block in self.blocks]).sum(0)
 
     def precision_diagonal(self) -> Tensor:
-        """Return diag Σ⁻¹, (M, D).
-
-        Raises:
-            ValueError: if a block does not give it.
-        """
+        """Return diag Σ⁻¹, (M, D), if every block gives it."""
         return self.joined([block.precision_diagonal() for block in self.blocks])
 
     def form(self, scale_MD: Tensor | None = None) -> Form | None:
-        """Return None: each of the groups has a form of its own."""
+        """Return None, because each group has a form of its own."""
 
 
 @dataclass(frozen=True)
@@ -174,15 +165,11 @@ class Scaled(Stored):
         return self.scale_MD**2 * self.structure.diagonal()
 
     def precision_diagonal(self) -> Tensor:
-        """Return diag Σ⁻¹, (M, D).
-
-        Raises:
-            ValueError: if S does not give it.
-        """
+        """Return diag Σ⁻¹, (M, D), if S gives it."""
         return self.structure.precision_diagonal() / self.scale_MD**2
 
     def form(self, scale_MD: Tensor | None = None) -> Form | None:
-        """Return None: S has a form of its own."""
+        """Return None, because S has a form of its own."""
 
     def dense(self) -> Tensor:
         """Return Σ as matrices (M, D, D): for tests and small D."""
@@ -221,7 +208,7 @@ class BlockCurvature(Stored, Grouped):
         if groups is None:
             return None
         each = zip(self.blocks, groups, self.split(scale_MD), strict=True)
-        blocks = [block.plus(own, scale) for block, own, scale in each]
+        blocks = [block.plus(prior, scale) for block, prior, scale in each]
         return None if any(block is None for block in blocks) else BlockCurvature(self.order_D, tuple(blocks))
 
     def parts(self) -> Iterator[Part]:
@@ -235,11 +222,7 @@ class BlockCurvature(Stored, Grouped):
         return BlockCurvature(self.order_D, tuple(block.scaled(factor) for block in self.blocks))
 
     def in_units(self, scale_D: Tensor) -> BlockCurvature:
-        """Return diag(s) H diag(s), s the same within a Kronecker product.
-
-        Raises:
-            ValueError: if it is not.
-        """
+        """Return diag(s) H diag(s), s the same within a Kronecker product, or a block raises a ValueError."""
         each = zip(self.blocks, self.split(scale_D), strict=True)
         return BlockCurvature(self.order_D, tuple(block.in_units(own_D) for block, own_D in each))
 
@@ -248,7 +231,7 @@ class BlockCurvature(Stored, Grouped):
         return BlockCurvature(self.order_D, tuple(block.positive() for block in self.blocks))
 
     def undetermined(self, precision_D: Tensor) -> Tensor:
-        """Return which weights lie in directions in which H + diag(d) is 0 to rounding, bool (M, D)."""
+        """Return which weights lie in directions in which H + diag(d) is 0 up to rounding, bool (M, D)."""
         each = zip(self.blocks, self.split(precision_D), strict=True)
         return self.joined([block.undetermined(own_D) for block, own_D in each])
 
@@ -258,12 +241,7 @@ class BlockCurvature(Stored, Grouped):
 
 
 def with_independent(curvature: Curvature, values_MN: Tensor) -> Curvature:
-    """Return H ⊕ diag(h): the curvature with further weights, the last ones, which are independent of all others.
-
-    Args:
-        curvature: H.
-        values_MN: h, (M, N).
-    """
+    """Return H ⊕ diag(h): the curvature with further, independent weights at the end, whose h is (M, N)."""
     if curvature.correlations == "none":
         return DiagonalCurvature(torch.cat([curvature.diagonal(), values_MN], dim=1))
     order_D = torch.arange(curvature.size + values_MN.shape[1], device=values_MN.device)

@@ -1,8 +1,8 @@
 """Curvatures H ≥ 0 in units of the prior: what the data add to a prior of unit precision.
 
-A Gaussian posterior with prior precision diag(d) has the covariance (H + diag(d))⁻¹. Every class gives that covariance
-for any d, as a structure of `torchbayes.linalg`, and its own eigenvalues, from which the evidence follows for any d
-without a new pass over the data. A curvature stands in the file of the structure that its covariance has.
+A Gaussian posterior with prior precision diag(d) has the covariance (H + diag(d))⁻¹. Every class gives that
+covariance for any d, as a structure of `torchbayes.linalg`, and its own eigenvalues. From these the evidence follows
+for any d without a new pass over the data. A curvature is in the file of the structure of its covariance.
 """
 
 from __future__ import annotations
@@ -17,41 +17,27 @@ from torchbayes.linalg.stored import Stored
 from torchbayes.linalg.structure import Structure
 
 Correlations = Literal["none", "some", "all"]
-"""Which correlations between weights a curvature keeps of the matrix that it stands for."""
+"""Which correlations between weights a curvature keeps of the matrix that it represents."""
 
 LOADING = 1e-3  # of a weight's square in directions without precision, above which the weight is undetermined
 
 
 class Part(NamedTuple):
-    """Weights that are independent of all others under H.
+    """Weights that are independent of all others under H."""
 
-    Attributes:
-        where: their places in the flat vector, int64 (n,).
-        eigenvalues_ME: eigenvalues of their block of H, (M, n).
-        single: whether each weight is independent, its eigenvalue standing at its place.
-    """
-
-    where: Tensor
-    eigenvalues_ME: Tensor
-    single: bool
+    where: Tensor  # their places in the flat vector, int64 (n,)
+    eigenvalues_ME: Tensor  # eigenvalues of their block of H, (M, n)
+    single: bool  # whether each weight is independent, with its eigenvalue at its place
 
 
 class LeftOut(NamedTuple):
-    """What is known of the part E ≥ 0 of a block that a low rank H leaves out.
+    """What is known of the part E ≥ 0 of a block that a low rank H leaves out."""
 
-    Attributes:
-        where: places of the block's weights in the flat vector, int64 (n,).
-        kept_MR: eigenvalues that H has, (M, R).
-        diagonal_MD: diag E, (M, n).
-        squares_M: tr E², (M,).
-        room_M: largest rank that H and E can have together, (M,).
-    """
-
-    where: Tensor
-    kept_MR: Tensor
-    diagonal_MD: Tensor
-    squares_M: Tensor
-    room_M: Tensor
+    where: Tensor  # places of the block's weights in the flat vector, int64 (n,)
+    kept_MR: Tensor  # eigenvalues that H has, (M, R)
+    diagonal_MD: Tensor  # diag E, (M, n)
+    squares_M: Tensor  # tr E²
+    room_M: Tensor  # largest rank that H and E can have together
 
 
 class Curvature(Stored, Protocol):
@@ -110,7 +96,7 @@ class Curvature(Stored, Protocol):
         ...
 
     def undetermined(self, precision_D: Tensor) -> Tensor:
-        """Return which weights lie in directions in which H + diag(d) is 0 to rounding, bool (M, D).
+        """Return which weights lie in directions in which H + diag(d) is 0 up to rounding, bool (M, D).
 
         Args:
             precision_D: d, at least 0, (D,).
@@ -140,6 +126,6 @@ class Complete:
 
 
 def is_rounding(values_ME: Tensor) -> Tensor:
-    """Return which eigenvalues (..., E) are 0 to rounding, of either sign: E ε times the largest."""
+    """Return which eigenvalues (..., E) are 0 up to rounding, of either sign: at most E ε times the largest."""
     largest = values_ME.amax(-1, keepdim=True)
     return values_ME.abs() <= values_ME.shape[-1] * torch.finfo(values_ME.dtype).eps * largest

@@ -20,8 +20,8 @@ from torchbayes.linalg.structure import Elementary, Form, Structure
 class Dense(Stored, Elementary):
     """Σ_m = R_m R_mᵀ for each member m.
 
-    The root is upper triangular: with a precision P = C Cᵀ (C its Cholesky factor) it is R = C⁻ᵀ, so that no matrix
-    is inverted twice. Time O(D²) per vector, memory O(D²).
+    The root is upper triangular. For a precision P = C Cᵀ with Cholesky factor C it is R = C⁻ᵀ, so no matrix is
+    inverted twice. Time O(D²) per vector, memory O(D²).
 
     Attributes:
         root_MDD: R, upper triangular with a positive diagonal, (M, D, D).
@@ -41,16 +41,10 @@ class Dense(Stored, Elementary):
         """Return the covariance P⁻¹.
 
         Args:
-            precision_MDD: P, symmetric, (M, D, D).
-
-        Returns:
-            The structure.
-
-        Raises:
-            ValueError: if a matrix is not positive definite.
+            precision_MDD: P, symmetric, (M, D, D); a ValueError is raised if one is not positive definite.
         """
         root_MDD = checked_cholesky(precision_MDD)
-        del precision_MDD  # which is as large as all there is here, and the caller has mostly let go of
+        del precision_MDD  # frees a large matrix, which most callers no longer hold
         invert_lower_(root_MDD)
         return cls(root_MDD.mT.contiguous())
 
@@ -118,11 +112,7 @@ class DenseCurvature(Stored, Complete):
         return self.matrix_MDD.shape[-1]
 
     def covariance(self, precision_D: Tensor) -> Dense:
-        """Return (H + diag(d))⁻¹.
-
-        Raises:
-            ValueError: if H + diag(d) is not positive definite.
-        """
+        """Return (H + diag(d))⁻¹; a ValueError is raised if H + diag(d) is not positive definite."""
         return Dense.of_precision(_with_diagonal(self.matrix_MDD, precision_D))
 
     def plus(self, covariance: Structure, scale_MD: Tensor) -> DenseCurvature:
@@ -148,16 +138,15 @@ class DenseCurvature(Stored, Complete):
         return DenseCurvature(self.matrix_MDD * scale_D.unsqueeze(-1) * scale_D)
 
     def positive(self) -> DenseCurvature:
-        """Return H in double precision, with what rounding took below 0 given back to its diagonal."""
+        """Return H in double precision, with a larger diagonal if rounding took eigenvalues below 0."""
         matrix_MDD = self.matrix_MDD.double()
         below_M1 = -eigvalsh(matrix_MDD)[:, :1].clamp_max(0)
-        return DenseCurvature(_with_diagonal(matrix_MDD, 2 * below_M1))  # twice: that is rounded too
+        return DenseCurvature(_with_diagonal(matrix_MDD, 2 * below_M1))  # twice, because that is rounded too
 
     def undetermined(self, precision_D: Tensor) -> Tensor:
-        """Return which weights lie in directions in which H + diag(d) is 0 to rounding, bool (M, D).
+        """Return which weights lie in directions in which H + diag(d) is 0 up to rounding, bool (M, D).
 
-        Rounding is D ε times the largest eigenvalue, of matrices brought to a diagonal of ones, so that units do not
-        matter.
+        Rounding is D ε times the largest eigenvalue of matrices scaled to a diagonal of ones, so units do not matter.
         """
         total_MD = self.diagonal() + precision_D
         root_MD = torch.where(total_MD > 0, total_MD, 1.0).rsqrt()

@@ -1,4 +1,4 @@
-"""What a low rank leaves out of a log determinant: bounds from its trace and square, and the middle as the estimate."""
+"""What a low rank leaves out of a log determinant: bounds from its trace and square, and their middle as estimate."""
 
 from __future__ import annotations
 
@@ -12,51 +12,42 @@ from torchbayes.linalg.curvature import Curvature, LeftOut
 
 
 class Dropped(NamedTuple):
-    """log det (H + diag(d)) less that of the kept directions.
+    """log det (H + diag(d)) minus that of the kept directions."""
 
-    Attributes:
-        logdet_M: estimate, float64.
-        doubt_M: how far the truth may be from it, either way, float64.
-        shares_MD: −∂logdet/∂log d, what each weight has of it as a number of parameters, float64.
-    """
-
-    logdet_M: Tensor
-    doubt_M: Tensor
-    shares_MD: Tensor
+    logdet_M: Tensor  # estimate, float64
+    doubt_M: Tensor  # largest error of the estimate, either way, float64
+    shares_MD: Tensor  # −∂logdet/∂log d, each weight's share as a number of parameters, float64
 
 
 def dropped(curvature: Curvature, precision_D: Tensor) -> Dropped:
-    """Return what a curvature leaves out of log det (H + diag(d)); 0 for all but low ranks.
+    """Return what a curvature leaves out of log det (H + diag(d)), d > 0; 0 for all but low ranks.
 
-    Of the eigenvalues λ that are left out, n at most are above 0 and none above the smallest kept one, b; t = Σ λ and
-    q = Σ λ² are known. The Gauss-Radau rules of these moments with a node at 0 and at b bound the sum of logarithms
-    (Bai and Golub 1996):
+    Of the eigenvalues λ that are left out, at most n are above 0 and none is above b, the smallest kept one; t = Σ λ
+    and q = Σ λ² are known. The Gauss-Radau rules of these moments with a node at 0 and at b bound the sum of
+    logarithms (Bai and Golub 1996):
 
         (t²/q) log(1 + q/t) ≤ Σ log(1 + λ) ≤ w log(1 + b) + (n − w) log(1 + a)
 
-    with a = (b t − q)/(b n − t) and w = (t − a n)/(b − a). All λ are taken to change as their sum where d changes.
-
-    Args:
-        curvature: H.
-        precision_D: d, positive, (D,).
+    with a = (b t − q)/(b n − t) and w = (t − a n)/(b − a). All λ are assumed to change as their sum does where d
+    changes.
     """
     each = [(out.where, _dropped(out, precision_D[out.where].double())) for out in curvature.left_out]
     if not each:
         none_MD = torch.zeros_like(curvature.diagonal(), dtype=torch.float64)
         return Dropped(none_MD[:, 0], none_MD[:, 0], none_MD)
-    logdet_M, doubt_M = (torch.stack([found[number] for _, found in each]).sum(0) for number in (0, 1))
+    logdet_M, doubt_M = (torch.stack([rest[number] for _, rest in each]).sum(0) for number in (0, 1))
     shares_MD = logdet_M.new_zeros(len(logdet_M), curvature.size)
-    for where, found in each:
-        shares_MD = shares_MD.index_add(1, where, found.shares_MD)
+    for where, rest in each:
+        shares_MD = shares_MD.index_add(1, where, rest.shares_MD)
     return Dropped(logdet_M, doubt_M, shares_MD)
 
 
 def rest_diagonal(curvature: Curvature) -> Tensor:
     """Return the diagonal of what a curvature leaves out, (M, D); 0 for all but low ranks."""
-    found_MD = torch.zeros_like(curvature.diagonal())
+    total_MD = torch.zeros_like(curvature.diagonal())
     for out in curvature.left_out:
-        found_MD[:, out.where] = out.diagonal_MD
-    return found_MD
+        total_MD[:, out.where] = out.diagonal_MD
+    return total_MD
 
 
 def _dropped(out: LeftOut, precision_D: Tensor) -> Dropped:
@@ -66,7 +57,7 @@ def _dropped(out: LeftOut, precision_D: Tensor) -> Dropped:
     rest_MD = out.diagonal_MD.double()
     shares_MD, sum_M = rest_MD / precision_D, rest_MD.sum(-1).clamp_min(tiny)
     scale_M = shares_MD.sum(-1) / sum_M
-    # q/t, the mean of λ weighted by itself, between those of one λ and of equal ones
+    # q/t, the mean of λ weighted by itself, lies between its values for a single λ and for equal ones.
     mean_M = torch.minimum(torch.maximum(out.squares_M.double() / sum_M, sum_M / room_M), sum_M)
     least_M = torch.where(present_MR, kept_MR, kept_MR.amax(-1, keepdim=True)).amin(-1)
     bound_M = torch.maximum(least_M, mean_M)

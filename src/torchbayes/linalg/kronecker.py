@@ -23,8 +23,8 @@ class Kronecker(Stored, Elementary):
     """Σ_m = ⊕_g (U_R ⊗ U_C) diag(v) (U_R ⊗ U_C)ᵀ for each member m, over the weights of one layer.
 
     The weights of a layer are G matrices (O, I), one for each group of a grouped convolution (else G = 1), flat in
-    row-major order: D = G O I. Both bases are orthogonal; a basis of None is the identity. Time O(D (O + I)) per
-    vector, memory O(O² + I² + D).
+    row-major order: D = G O I. Both bases are orthogonal; None stands for the identity. Time O(D (O + I)) per vector,
+    memory O(O² + I² + D).
 
     Attributes:
         variance_MGOI: v, eigenvalues of Σ on the grid of both bases, at least 0.
@@ -79,7 +79,7 @@ class Kronecker(Stored, Elementary):
         return Kronecker(1 / self.variance_MGOI, self.rows_MGOO, self.columns_MGII).diagonal()
 
     def form(self, scale_MD: Tensor | None = None) -> Form:
-        """Return diag(s) Σ diag(s) in the eigenbasis, whose columns take s where it is the same down every column."""
+        """Return diag(s) Σ diag(s) in the eigenbasis; its columns take s if s is the same down every column."""
         variance, rows, columns = self.variance_MGOI, self.rows_MGOO, self.columns_MGII
         if scale_MD is None:
             return Form(variance, rows, columns)
@@ -148,21 +148,22 @@ class KroneckerCurvature(Stored, Complete):
         return Kronecker(1 / (self.eigenvalues_MGOI + level[..., None, None]), self.rows_MGOO, self.columns_MGII)
 
     def plus(self, covariance: Structure, scale_MD: Tensor) -> KroneckerCurvature | None:
-        """Return H + diag(c) Σ⁻¹ diag(c) for a Kronecker-factored Σ of the same layer and c the same down every column.
+        """Return H + diag(c) Σ⁻¹ diag(c) for a Kronecker-factored Σ of the same layer and c constant down every column.
 
-        The sum of two Kronecker products is none: it is taken in the eigenbasis of the sum of both sides' marginals,
-        with its exact diagonal there. That is exact where both have the same basis, or a layer has one output.
+        The sum of two Kronecker products is not one. It is taken in the eigenbasis of the sum of both sides'
+        marginals, with its exact diagonal there. That is exact if both have the same basis, or the layer has one
+        output.
         """
         form = None if covariance.groups else covariance.form()
-        own, grid = (self.rows_MGOO, self.columns_MGII), self.eigenvalues_MGOI.shape[1:]
+        bases, grid = (self.rows_MGOO, self.columns_MGII), self.eigenvalues_MGOI.shape[1:]
         if form is None or not form.is_spectral or form.variance is None or form.variance.shape[1:] != grid:
             return None
         scale_MGOI = scale_MD.unflatten(1, grid)
-        if form.bases is None or own[0] is None or own[1] is None:
+        if form.bases is None or bases[0] is None or bases[1] is None:
             return None
         if not torch.allclose(scale_MGOI, scale_MGOI[:, :, :1].expand_as(scale_MGOI)):
             return None
-        first = Factored(self.eigenvalues_MGOI, own[0], own[1])
+        first = Factored(self.eigenvalues_MGOI, bases[0], bases[1])
         second = Factored(1 / form.variance, form.bases[0], scale_MGOI[:, :, 0].unsqueeze(-1) * form.bases[1])
         rows = eigh(first.over_rows() + second.over_rows())[1]
         columns = eigh(first.over_columns() + second.over_columns())[1]
@@ -193,11 +194,12 @@ class KroneckerCurvature(Stored, Complete):
         return self.mapped(double)
 
     def undetermined(self, precision_D: Tensor) -> Tensor:
-        """Return which weights lie in directions in which H + d I is 0 to rounding, bool (M, D).
+        """Return which weights lie in directions in which H + d I is 0 up to rounding, bool (M, D).
 
-        Eigenvalues of a Kronecker product are products of the two factors' own, each known to D ε times its largest, so
-        that a product may be far smaller than ε. Where they are not such products (EKFAC) they are also 0 if so far
-        below them, and below the largest by the square of rounding: they are sums of squares.
+        Eigenvalues of a Kronecker product are products of the factors' eigenvalues, each known to D ε times its
+        largest, so a product may be far smaller than ε. Eigenvalues that are not such products (EKFAC) also count as
+        0 if they are below them by the factor of rounding, and below the largest by its square: these are sums of
+        squares.
         """
         grid = self.eigenvalues_MGOI + precision_D[0]
         return Kronecker(_empty(grid).to(grid), self.rows_MGOO, self.columns_MGII).diagonal() > LOADING
@@ -216,7 +218,7 @@ class KroneckerCurvature(Stored, Complete):
 
 
 class Factored(NamedTuple):
-    """(R ⊗ C) diag(grid) (R ⊗ C)ᵀ, whose columns need not be orthogonal."""
+    """(R ⊗ C) diag(grid) (R ⊗ C)ᵀ; the columns of R and C need not be orthogonal."""
 
     grid_MGOI: Tensor
     rows_MGOO: Tensor
@@ -236,7 +238,7 @@ class Factored(NamedTuple):
 
 
 def _empty(grid_MGOI: Tensor) -> Tensor:
-    """Return which eigenvalues in the basis of a Kronecker product are 0 to rounding."""
+    """Return which eigenvalues in the basis of a Kronecker product are 0 up to rounding."""
     rows_MGO, columns_MGI = grid_MGOI.amax(-1), grid_MGOI.amax(-2)
     largest_MG11 = grid_MGOI.amax((-2, -1), keepdim=True)
     near = max(grid_MGOI.shape[-2:]) * torch.finfo(grid_MGOI.dtype).eps

@@ -59,8 +59,8 @@ class LowRankPlusDiagonal(Stored, Elementary):
         factor_MRD, vector_MD = self.factor_MRD.double(), vector_MD.double()
         inner = torch.einsum("mrd,...md->...mr", factor_MRD, vector_MD / self.variance_MD)
         inner = torch.cholesky_solve(inner.unsqueeze(-1), self._capacitance()).squeeze(-1)
-        rest = vector_MD - torch.einsum("mrd,...mr->...md", factor_MRD, inner)
-        return (rest.square() / self.variance_MD).sum(-1) + inner.square().sum(-1)
+        residual = vector_MD - torch.einsum("mrd,...mr->...md", factor_MRD, inner)
+        return (residual.square() / self.variance_MD).sum(-1) + inner.square().sum(-1)
 
     def sqrt_matvec(self, noise_MZ: Tensor) -> Tensor:
         """Return R z with R Rᵀ = Σ, shape (..., M, D), for noise (..., M, D + R): √v ∘ z₁ + Fᵀ z₂."""
@@ -105,9 +105,9 @@ class LowRankPlusDiagonal(Stored, Elementary):
 
 @dataclass(frozen=True)
 class LowRankPrecision(Stored, Elementary):
-    """Σ_m⁻¹ = diag(p_m) + F_mᵀ F_m for each member m: what a few directions of curvature leave of a wide prior.
+    """Σ_m⁻¹ = diag(p_m) + F_mᵀ F_m for each member m: a wide prior narrowed in a few directions of curvature.
 
-    With F diag(p)^−½ = V diag(s) Wᵀ it is Σ = diag(p)^−½ (I − W diag(s²/(1 + s²)) Wᵀ) diag(p)^−½, whose inner part has
+    With F diag(p)^−½ = V diag(s) Wᵀ, Σ = diag(p)^−½ (I − W diag(s²/(1 + s²)) Wᵀ) diag(p)^−½, and its inner part has
     the symmetric root I − W diag(1 − (1 + s²)^−½) Wᵀ. O(D R²) time once, then O(D R).
 
     Attributes:
@@ -160,21 +160,21 @@ class LowRankPrecision(Stored, Elementary):
 
     def logdet(self) -> Tensor:
         """Return log det Σ = −Σ log p − Σ log(1 + s²), shape (M,), float64, in nats."""
-        own = -self.precision_MD.double().log().sum(-1)
-        return own - self._spectrum[0].double().log1p().sum(-1)
+        of_diagonal = -self.precision_MD.double().log().sum(-1)
+        return of_diagonal - self._spectrum[0].double().log1p().sum(-1)
 
     def diagonal(self) -> Tensor:
         """Return the marginal variances, (M, D)."""
         squares_MR, rows_MRD = self._spectrum
-        taken_MD = torch.einsum("mrd,mr->md", rows_MRD.square(), squares_MR / (1 + squares_MR))
-        return (1 - taken_MD) / self.precision_MD
+        removed_MD = torch.einsum("mrd,mr->md", rows_MRD.square(), squares_MR / (1 + squares_MR))
+        return (1 - removed_MD) / self.precision_MD
 
     def precision_diagonal(self) -> Tensor:
         """Return diag Σ⁻¹, (M, D)."""
         return self.precision_MD + self.factor_MRD.square().sum(-2)
 
     def form(self, scale_MD: Tensor | None = None) -> Form:
-        """Return diag(s) Σ diag(s) as 1/p less the shares s²/(1 + s²) that F takes of it, in its directions W."""
+        """Return diag(s) Σ diag(s) as 1/p minus the shares s²/(1 + s²) that F takes of it, in its directions W."""
         if scale_MD is not None:
             scale_M1D = scale_MD.unsqueeze(-2)
             return LowRankPrecision(self.precision_MD / scale_MD**2, self.factor_MRD / scale_M1D).form()
@@ -224,7 +224,7 @@ class LowRankCurvature(Stored):
         return LowRankPrecision(precision_D.expand(members, size), self.factor_MRD)
 
     def plus(self, covariance: Structure, scale_MD: Tensor) -> None:
-        """Return None: the sum with a precision has no low rank."""
+        """Return None, because the sum with a precision has no low rank."""
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
@@ -244,7 +244,7 @@ class LowRankCurvature(Stored):
         return LowRankCurvature(factor**0.5 * self.factor_MRD, rest_MD, squares_M, self.room_M)
 
     def in_units(self, scale_D: Tensor) -> LowRankCurvature:
-        """Return diag(s) H diag(s); the rest's eigenvalues are taken to grow as their sum, exact for one unit."""
+        """Return diag(s) H diag(s); the rest's eigenvalues are assumed to grow as their sum, exact for one unit."""
         rest_MD, tiny = self.rest_MD * scale_D**2, torch.finfo(torch.float64).tiny
         ratio_M = rest_MD.sum(-1, dtype=torch.float64) / self.rest_MD.sum(-1, dtype=torch.float64).clamp_min(tiny)
         squares_M = self.squares_M * (ratio_M**2).to(rest_MD)
@@ -255,7 +255,7 @@ class LowRankCurvature(Stored):
         return self.mapped(double)
 
     def undetermined(self, precision_D: Tensor) -> Tensor:
-        """Return which weights have no precision but that of a few directions, bool (M, D)."""
+        """Return which weights have no precision except in a few directions, bool (M, D)."""
         return (precision_D == 0).expand(len(self.factor_MRD), -1)
 
     def trace(self) -> Tensor:
@@ -272,5 +272,5 @@ class LowRankCurvature(Stored):
 
 
 def _kept(factor_MRD: Tensor) -> Tensor:
-    """Return the eigenvalues of FᵀF that are not 0 by its rank, (M, R)."""
+    """Return the eigenvalues of FᵀF that its rank allows to be above 0, (M, R)."""
     return eigvalsh(factor_MRD @ factor_MRD.mT).clamp_min(0)

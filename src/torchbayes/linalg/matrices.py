@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_SMALL = 128  # columns of a product of matrices that is not worth cutting up
+_SMALL = 128  # columns up to which a product of matrices is not worth dividing
 
 
 def eigh(matrix_MDD: Tensor) -> tuple[Tensor, Tensor]:
     """Return eigenvalues, ascending, and eigenvectors of symmetric matrices (..., D, D), in their dtype.
 
-    In single precision LAPACK gives up on some matrices of low rank, such as second moments of inputs most of which are
-    never on, or returns NaN; these are done again in double precision.
+    In single precision LAPACK fails on some matrices of low rank, such as second moments of inputs that are mostly
+    off, or returns NaN. These are computed again in double precision.
     """
     try:
         values, vectors = torch.linalg.eigh(matrix_MDD)
@@ -36,14 +36,12 @@ def eigvalsh(matrix_MDD: Tensor) -> Tensor:
 
 
 def add_gram_(total: Tensor, rows: Tensor) -> None:
-    """Add XᵀX in place; of many rows with about two thirds of the work, as blocks below the diagonal are those above.
+    """Add XᵀX, X (..., B, n), to a symmetric `total` (..., n, n) in place.
 
-    Args:
-        total: symmetric, (..., n, n).
-        rows: X, (..., B, n).
+    For many rows it takes about two thirds of the work, because blocks below the diagonal are those above it.
     """
     count, size = rows.shape[-2:]
-    half = (size // 2 + 15) // 16 * 16  # whole vectors of the machine
+    half = (size // 2 + 15) // 16 * 16  # a multiple of the machine's vectors
     if size <= _SMALL or count < 2 * size:  # then one product is faster
         total += rows.mT @ rows
         return
@@ -73,8 +71,7 @@ def invert_lower_(matrix: Tensor) -> None:
 def checked_cholesky(precision_MDD: Tensor) -> Tensor:
     """Return the lower Cholesky factors of symmetric matrices (..., D, D).
 
-    Raises:
-        ValueError: if one is not positive definite; the message tells its smallest eigenvalue.
+    Raises a ValueError if one is not positive definite; the message has its smallest eigenvalue.
     """
     root_MDD, info = torch.linalg.cholesky_ex(precision_MDD)
     if (info != 0).any():

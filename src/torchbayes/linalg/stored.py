@@ -1,4 +1,4 @@
-"""How structures and curvatures are held: frozen dataclasses of tensors and parts, which files know by name."""
+"""How structures and curvatures are stored: frozen dataclasses of tensors and parts, with names in files."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SEVERAL: Mapping[str, Literal["one", "several"]] = {"parts": "several"}
 
 
 class Stored(Protocol):
-    """A frozen dataclass whose fields are tensors, or parts of the same kind where their metadata are `ONE`, `SEVERAL`.
+    """A frozen dataclass of tensors, and of parts of the same kind in fields whose metadata are `ONE` or `SEVERAL`.
 
-    The letters at the end of a tensor's name are its axes. Where the first is M, the tensor has one entry per member.
+    The letters at the end of a tensor's name are its axes. If the first is M, the tensor has one entry per member.
 
     Attributes:
         kind: name under which it is saved.
@@ -27,15 +27,15 @@ class Stored(Protocol):
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors that define it, by field name; `NUMBER.KIND.FIELD` for those of its parts."""
-        own, parts = _contents(self)
+        tensors, parts = _contents(self)
         nested = {f"{n}.{part.kind}.{name}": t for n, part in enumerate(parts) for name, t in part.tensors().items()}
-        return own | nested
+        return tensors | nested
 
     def mapped(self, function: Callable[[str, Tensor], Tensor]) -> Self:
-        """Return the same with every tensor, also of its parts, replaced by function(field name, tensor)."""
-        found: Any = self
+        """Return a copy with every tensor, also of its parts, replaced by function(field name, tensor)."""
+        copy: Any = self
         changed: dict[str, Any] = {}
-        for field in fields(found):
+        for field in fields(copy):
             value = getattr(self, field.name)
             if field.metadata.get("parts") == "several":
                 changed[field.name] = tuple(part.mapped(function) for part in value)
@@ -43,10 +43,10 @@ class Stored(Protocol):
                 changed[field.name] = value.mapped(function)
             elif value is not None:
                 changed[field.name] = function(field.name, value)
-        return replace(found, **changed)
+        return replace(copy, **changed)
 
     def member(self, m: int) -> Self:
-        """Return that of member m alone, M = 1."""
+        """Return the structure of member m alone, M = 1."""
         return self.mapped(lambda name, t: t[m : m + 1] if name.rpartition("_")[2].startswith("M") else t)
 
 
@@ -56,18 +56,9 @@ def double(_: str, tensor: Tensor) -> Tensor:
 
 
 def restored(table: Mapping[str, type[Any]], kind: str, tensors: Mapping[str, Tensor]) -> Any:
-    """Return what was stored, rebuilt from the tensors that define it.
+    """Return a stored object, rebuilt from the tensors that `Stored.tensors` returned.
 
-    Args:
-        table: kind -> class, also of its parts.
-        kind: its own.
-        tensors: as `Stored.tensors` gave them.
-
-    Returns:
-        The object.
-
-    Raises:
-        KeyError: if a kind is unknown or a tensor is missing.
+    `table` maps kinds, also of parts, to classes. Raises a KeyError if a kind is unknown or a tensor is missing.
     """
     grouped: dict[int, tuple[str, dict[str, Tensor]]] = {}
     for name in (name for name in tensors if "." in name):
@@ -89,12 +80,12 @@ def restored(table: Mapping[str, type[Any]], kind: str, tensors: Mapping[str, Te
 
 def _contents(stored: Any) -> tuple[dict[str, Tensor], list[Any]]:
     """Return tensors by field name, without those that are None, and parts."""
-    own: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     parts: list[Any] = []
     for field in fields(stored):
         value = getattr(stored, field.name)
         if "parts" in field.metadata:
             parts += value if field.metadata["parts"] == "several" else [value]
         elif value is not None:
-            own[field.name] = value
-    return own, parts
+            tensors[field.name] = value
+    return tensors, parts

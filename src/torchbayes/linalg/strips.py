@@ -1,10 +1,10 @@
-r"""Quadratic forms of all pairs of blocks of a symmetric matrix, by strips.
+"""Quadratic forms of all pairs of blocks of a symmetric matrix, by strips.
 
 With Σ = R Rᵀ over the weights of K output units, I of each,
 
     V_kl = aᵀ Σ_kl a = Σ_strips Σ_{i in the strip} a_i Σ_{j from the strip's start} c_klij a_j,    c_kl = Σ_kl + Σ_klᵀ,
 
-half of c where j is in the strip too: K(K + 1)/2 pairs of outputs, and little more than half of the pairs of inputs.
+and half of c if j is in the strip too: K(K + 1)/2 pairs of outputs, and little more than half of the pairs of inputs.
 """
 
 from __future__ import annotations
@@ -12,17 +12,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_STRIP, _COLUMNS = (4, 8), 1024  # inputs of a strip, and about how many columns its matrix should have
+_STRIP, _COLUMNS = (4, 8), 1024  # bounds on the inputs of a strip; approximate columns of its matrix
 
 
 def strips(root_MKIZ: Tensor) -> dict[str, Tensor]:
-    """Return Σ = R Rᵀ as the coefficients c_klij, k ≤ l, of strips of i; less than a third of the work of R itself.
+    """Return Σ = R Rᵀ as the arguments of `of_strips`, with less than a third of the work of R itself.
 
-    Args:
-        root_MKIZ: R.
-
-    Returns:
-        The arguments of `of_strips`: strips below each other, and the pair of two outputs.
+    They are the coefficients c_klij, k ≤ l, of strips of i, below each other, and the number of each pair of outputs.
     """
     (members, outputs, size), device = root_MKIZ.shape[:3], root_MKIZ.device
     pairs = torch.triu_indices(outputs, outputs, device=device)
@@ -43,17 +39,11 @@ def strips(root_MKIZ: Tensor) -> dict[str, Tensor]:
 
 
 def of_strips(rows_PI: Tensor, *, strips_MJWQ: Tensor, places_KK: Tensor) -> Tensor:
-    """Return aᵀ Σ_kl a of every row and pair of outputs, (M, P, K, K).
-
-    Args:
-        rows_PI: a of every row.
-        strips_MJWQ: as `strips` gives them.
-        places_KK: likewise.
-    """
+    """Return aᵀ Σ_kl a of every row a and pair of outputs, (M, P, K, K)."""
     width, total, at = strips_MJWQ.shape[2], rows_PI.new_zeros(()), 0
-    for start in range(0, rows_PI.shape[1], width):  # a matrix product is faster than products of all pairs of inputs
+    for start in range(0, rows_PI.shape[1], width):  # a matrix product is faster than all pairs
         own_PW, rest_PJ = rows_PI[:, start : start + width], rows_PI[:, start:]
         strip_MJN = strips_MJWQ[:, at : at + rest_PJ.shape[1], : own_PW.shape[1]].flatten(2)
-        each_MPWQ = (rest_PJ @ strip_MJN).unflatten(-1, (own_PW.shape[1], -1))
-        total, at = total + (own_PW.unsqueeze(1) @ each_MPWQ).squeeze(2), at + rest_PJ.shape[1]
+        products_MPWQ = (rest_PJ @ strip_MJN).unflatten(-1, (own_PW.shape[1], -1))
+        total, at = total + (own_PW.unsqueeze(1) @ products_MPWQ).squeeze(2), at + rest_PJ.shape[1]
     return total[..., places_KK]

@@ -1,4 +1,4 @@
-"""What every covariance structure offers, and what follows from that for all of them."""
+"""The operations of every covariance structure, and functions that work on all of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchbayes.linalg.stored import Stored
 
 @dataclass(frozen=True)
 class Form:
-    """A structure as a sum of products, Σ = U diag(v) Uᵀ + R Rᵀ ± Fᵀ diag(c) F; terms whose tensor is None are absent.
+    """A structure as a sum of products, Σ = U diag(v) Uᵀ + R Rᵀ ± Fᵀ diag(c) F; a term is absent if its tensor is None.
 
     Attributes:
         variance: v, (M, D), or on the grid of the weights of a layer, (M, G, O, I).
@@ -36,7 +36,7 @@ class Form:
 
     @property
     def bases(self) -> tuple[Tensor, Tensor] | None:
-        """U_R and U_C where both are there."""
+        """U_R and U_C if both are given."""
         return None if self.rows_MGOO is None or self.columns_MGII is None else (self.rows_MGOO, self.columns_MGII)
 
     @property
@@ -80,7 +80,7 @@ class Structure(Stored, Protocol):
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        """The independent groups of which Σ is composed, each weight in one of them; none if it is not composed."""
+        """The independent groups of which Σ is composed, each weight in one of them; empty if it is not composed."""
         ...
 
     def matvec(self, vector_MD: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class Structure(Stored, Protocol):
         ...
 
     def quadratic(self, vector_MD: Tensor) -> Tensor:
-        """Return xᵀ Σ⁻¹ x as a sum of squares, float64 (..., M): in x · (Σ⁻¹ x) large terms would cancel."""
+        """Return xᵀ Σ⁻¹ x as a sum of squares, float64 (..., M), because large terms would cancel in x · (Σ⁻¹ x)."""
         ...
 
     def sqrt_matvec(self, noise_MZ: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class Structure(Stored, Protocol):
         ...
 
     def form(self, scale_MD: Tensor | None = None) -> Form | None:
-        """Return diag(s) Σ diag(s) as a sum of products, or None where nothing is cheaper than its root R (D, Z).
+        """Return diag(s) Σ diag(s) as a sum of products; None if nothing is cheaper than its root R (D, Z).
 
         Args:
             scale_MD: s, positive, (M, D); None for 1.
@@ -138,28 +138,17 @@ class Elementary:
 
 
 class PlacedForm(NamedTuple):
-    """The form of some weights that are independent of all others.
-
-    Attributes:
-        where: their places, int64 (n,).
-        form: their block of Σ.
-    """
+    """The form of some weights that are independent of all others, and their places, int64 (n,)."""
 
     where: Tensor
     form: Form
 
 
 def forms(structure: Structure, scale_MD: Tensor | None = None) -> Iterator[PlacedForm]:
-    """Yield diag(s) Σ diag(s) group by group, down to groups that are not composed, with all scales multiplied in.
+    """Yield diag(s) Σ diag(s) group by group, with places, down to groups that are not composed; s is 1 if None.
 
-    A structure without a form of its own is given by its root, a matrix of its size.
-
-    Args:
-        structure: Σ.
-        scale_MD: s; None for 1.
-
-    Yields:
-        Forms and their places; each weight is in one of them.
+    All scales are multiplied in, and each weight is in one form. A structure without a form of its own gives its
+    root, a matrix of its size.
     """
     groups = structure.groups
     if not groups:
@@ -167,11 +156,11 @@ def forms(structure: Structure, scale_MD: Tensor | None = None) -> Iterator[Plac
         known = next(t for t in (form.variance, form.root_MDZ, form.directions_MRD) if t is not None)
         yield PlacedForm(torch.arange(structure.size, device=known.device), form)
     for group in groups:
-        where, own_MD = group.where, group.scale_MD
+        where, group_scale_MD = group.where, group.scale_MD
         scale = scale_MD if where is None or scale_MD is None else scale_MD[:, where]
-        scale = own_MD if scale is None else scale if own_MD is None else own_MD * scale
-        for found in forms(group.structure, scale):
-            yield found if where is None else PlacedForm(where[found.where], found.form)
+        scale = group_scale_MD if scale is None else scale if group_scale_MD is None else group_scale_MD * scale
+        for placed in forms(group.structure, scale):
+            yield placed if where is None else PlacedForm(where[placed.where], placed.form)
 
 
 def rooted(structure: Structure, scale_MD: Tensor | None = None) -> Form:
@@ -193,7 +182,7 @@ def is_diagonal(structure: Structure) -> bool:
 
 
 def unscaled(structure: Structure) -> tuple[Tensor, Structure]:
-    """Return s (M, D) and S with Σ = diag(s) S diag(s); s is 1 where Σ is not a structure in other units."""
+    """Return s (M, D) and S with Σ = diag(s) S diag(s); s is 1 if Σ is not a `Scaled` structure."""
     groups = structure.groups
     if len(groups) == 1 and groups[0].where is None and groups[0].scale_MD is not None:
         return groups[0].scale_MD, groups[0].structure
@@ -201,13 +190,13 @@ def unscaled(structure: Structure) -> tuple[Tensor, Structure]:
 
 
 def aligned(wheres: Sequence[Tensor], structure: Structure) -> list[Structure] | None:
-    """Return the structures of the groups of Σ where these are the given ones, in their order; else None."""
+    """Return the structures of the groups of Σ if they have these places in this order; else None."""
     groups = structure.groups
     if len(groups) != len(wheres):
         return None
-    found: list[Structure] = []
+    structures: list[Structure] = []
     for where, group in zip(wheres, groups, strict=True):
         if group.where is None or group.scale_MD is not None or not torch.equal(group.where, where):
             return None
-        found.append(group.structure)
-    return found
+        structures.append(group.structure)
+    return structures

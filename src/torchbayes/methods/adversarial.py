@@ -1,11 +1,11 @@
-r"""Adversarial training: every row also where a small step makes it least likely (Goodfellow, Shlens and Szegedy 2015).
+"""Adversarial training: every row also where a small step makes it least likely (Goodfellow, Shlens and Szegedy 2015).
 
     x′ = x + ε (high − low) sign(∂ℓ/∂x),    loss ½ (ℓ(x, y) + ℓ(x′, y)),    ℓ = −log p(y | f_w(x))
 
-by the fast gradient sign method, with ε as a share of the range of each number of the inputs over the training rows, as
-Lakshminarayanan, Pritzel and Blundell (2017) have it for deep ensembles (ε = 0.01). The loss is the mean of both, not
-their sum, so that N rows still count as N against the prior. Ranges are those of the rows that a member has seen in its
-first pass; they are in its state, so that a run that is resumed has the same.
+by the fast gradient sign method. ε is a share of the range of each number of the inputs over the training rows, as for
+deep ensembles in Lakshminarayanan, Pritzel and Blundell (2017), where it is 0.01. The loss is the mean of both, not
+their sum, so that N rows still count as N against the prior. Ranges are those of the rows that a member has seen in
+its first pass. They are in its state, so a resumed run has the same.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from torchbayes.native.process import differentiable
 from torchbayes.randomness.seeds import Purpose, seeded
 
 Ranges = dict[str, Tensor]
-"""Lowest and highest values of the inputs: "low 0" and "high 0" of the first tensor of them, (M, ...)."""
+"""Lowest and highest values of the inputs, such as "low 0" and "high 0" of their first tensor, (M, ...)."""
 
 
 class Descending(Protocol):
-    """Where a descent is: the parts of a trajectory that are needed here."""
+    """The parts of a trajectory that are needed here."""
 
     @property
     def weights_MD(self) -> Tensor:
@@ -69,25 +69,15 @@ _State = TypeVar("_State", bound=Any)
 def attacked(density: LogDensity, now: _State, batch: Batch, *, share: float) -> tuple[_State, Batch]:
     """Return a state with the ranges of the rows seen, and the rows of a step followed by the same rows moved.
 
-    Args:
-        density: of the model, in training mode.
-        now: where the descent is.
-        batch: one minibatch per member, (M, B, ...).
-        share: ε.
-
-    Returns:
-        The state, and a batch (M, 2B, ...).
-
-    Raises:
-        TypeError: if inputs are not real numbers.
-        ValueError: if rows differ in shape, or outputs do not depend on their inputs by a derivative.
+    `share` is ε. The batch grows from (M, B, ...) to (M, 2B, ...). Raises TypeError if inputs are not real numbers,
+    and ValueError if rows differ in shape, or outputs do not depend on their inputs by a derivative.
     """
     leaves, tree = pytree.tree_flatten(batch.inputs)
-    places = [at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    _check_real([leaves[at] for at in places])
-    now = _measured(now, [leaves[at] for at in places])
-    slopes = _slopes(density, now, batch, places=places)
-    for number, (at, slope) in enumerate(zip(places, slopes, strict=True)):
+    positions = [at for at, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    _check_real([leaves[at] for at in positions])
+    now = _measured(now, [leaves[at] for at in positions])
+    slopes = _slopes(density, now, batch, places=positions)
+    for number, (at, slope) in enumerate(zip(positions, slopes, strict=True)):
         low, high = (now.ranges[f"{end} {number}"].unsqueeze(1) for end in ("low", "high"))
         leaves[at] = torch.cat([leaves[at], leaves[at] + share * (high - low) * slope.sign()], dim=1)
     targets = pytree.tree_map_only(Tensor, lambda t: torch.cat([t, t], dim=1), batch.targets)
@@ -95,11 +85,7 @@ def attacked(density: LogDensity, now: _State, batch: Batch, *, share: float) ->
 
 
 def _check_real(rows: list[Tensor]) -> None:
-    """Check that inputs are real numbers.
-
-    Raises:
-        TypeError: if they are not.
-    """
+    """Raise TypeError unless inputs are real numbers."""
     other = next((t.dtype for t in rows if not t.is_floating_point()), None)
     if other is not None:
         raise TypeError(
@@ -111,48 +97,47 @@ def _check_real(rows: list[Tensor]) -> None:
 def _measured(now: _State, rows: list[Tensor]) -> _State:
     """Return the state with the ranges of the rows seen so far, in the first pass.
 
-    Raises:
-        ValueError: if rows differ in shape from those before.
+    Raises ValueError if rows differ in shape from those before.
     """
-    found: Ranges = dict(now.ranges)
+    ranges: Ranges = dict(now.ranges)
     for number, leaf in enumerate(rows):
         low, high = leaf.amin(1), leaf.amax(1)
-        before = found.get(f"low {number}")
+        before = ranges.get(f"low {number}")
         if before is not None and before.shape != low.shape:
             raise ValueError(
                 f"`adversarial` needs rows of one shape, each number of which has a range; got "
                 f"{tuple(low.shape[1:])} after {tuple(before.shape[1:])}. Pad them, or leave `adversarial` out."
             )
         if before is None:
-            found |= {f"low {number}": low, f"high {number}": high}
+            ranges |= {f"low {number}": low, f"high {number}": high}
         elif now.step < now.steps_per_epoch:
-            found[f"low {number}"] = torch.minimum(before, low)
-            found[f"high {number}"] = torch.maximum(found[f"high {number}"], high)
-    return replace(now, ranges=found)
+            ranges[f"low {number}"] = torch.minimum(before, low)
+            ranges[f"high {number}"] = torch.maximum(ranges[f"high {number}"], high)
+    return replace(now, ranges=ranges)
 
 
 def _slopes(density: LogDensity, now: Descending, batch: Batch, *, places: list[int]) -> list[Tensor]:
-    """Return ∂ℓ/∂x of every row, for each tensor of the inputs, in the mode of training and with masks of its own.
+    """Return ∂ℓ/∂x of every row, for each tensor of the inputs, in training mode and with masks of its own.
 
-    Raises:
-        ValueError: if the outputs do not depend on an input by a derivative.
+    Raises ValueError if the outputs do not depend on an input by a derivative.
     """
-    model, found = density.model, []
+    model, by_member = density.model, []
     for m, seed in enumerate(now.seeds):
         leaves, tree = pytree.tree_flatten(rows_of(batch.inputs, m))
-        own = {name: buffer[m].clone() for name, buffer in now.buffers.items()}  # seen, not learned
+        # copies, because this pass must not change the statistics of batch norm
+        copies = {name: buffer[m].clone() for name, buffer in now.buffers.items()}
         with differentiable():
             for at in places:
                 leaves[at] = leaves[at].detach().requires_grad_()
-            part = Batch(pytree.tree_unflatten(leaves, tree), rows_of(batch.targets, m))
+            rows_m = Batch(pytree.tree_unflatten(leaves, tree), rows_of(batch.targets, m))
             source = seeded(Purpose.ATTACK, seed, now.step, device=now.weights_MD.device)
             with model.network.training(), source:
-                fit = model.log_likelihood(now.weights_MD[m].detach(), part, own).sum()
+                fit = model.log_likelihood(now.weights_MD[m].detach(), rows_m, copies).sum()
             slopes = torch.autograd.grad(-fit, [leaves[at] for at in places], allow_unused=True)
         if any(slope is None for slope in slopes):
             raise ValueError(
                 "`adversarial` needs outputs that depend on every input by a derivative; one is cut off from them. "
                 "Leave `adversarial` out."
             )
-        found.append(slopes)
-    return [torch.stack(each) for each in zip(*found, strict=True)]
+        by_member.append(slopes)
+    return [torch.stack(each) for each in zip(*by_member, strict=True)]

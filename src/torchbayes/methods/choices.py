@@ -1,4 +1,4 @@
-"""What a method leaves open, as data. Rows that are held out choose it; how is in `torchbayes.selection`."""
+"""What a method leaves open, as data. Held-out rows choose it, as `torchbayes.selection` says."""
 
 from __future__ import annotations
 
@@ -13,77 +13,50 @@ FACTORS = tuple(10.0 ** (power / 2) for power in range(-2, 11))  # on its precis
 
 @dataclass(frozen=True)
 class Epochs:
-    """How long to train.
+    """How long to train."""
 
-    Attributes:
-        descent: what is timed: settings with `epochs`, which are the most there can be, `optimizer` and `plan`.
-        settings: names of the settings that the number of epochs becomes.
-        least: epochs at least.
-        then: other settings, of which one choice is made once the epochs are known.
-        known: what else is known of the settings once rows have chosen.
-        mode: whether the descent is that of the networks that a method begins at, so that the choice is also theirs.
-    """
-
-    descent: Any
-    settings: tuple[str, ...] = ("epochs",)
-    least: int = 1
-    then: Sequence[Mapping[str, Any]] = ()
-    known: Mapping[str, Any] = field(default_factory=dict)
+    descent: Any  # settings of the timed training, with `optimizer`, `plan` and `epochs`, the most there can be
+    settings: tuple[str, ...] = ("epochs",)  # names of the settings that the number of epochs becomes
+    least: int = 1  # least number of epochs
+    then: Sequence[Mapping[str, Any]] = ()  # other settings, of which one choice is made once the epochs are known
+    known: Mapping[str, Any] = field(default_factory=dict)  # settings that are fixed once rows have chosen
+    # whether the descent finds the networks that a method begins at, so that the choice is also theirs
     mode: bool = False
 
     @property
     def open(self) -> bool:
-        """Whether nothing is set; else rows may lower what is, if they are asked to."""
+        """Whether the number is not set; a number that is set is lowered only on request."""
         return self.descent.epochs is None
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A setting that is lowered while held-out rows become more likely.
-
-    Attributes:
-        setting: its name.
-        values: what it may be, from the largest down.
-        trial: other settings of the trial runs.
-        folds: trial runs of each value, at most.
-    """
+    """A setting that is lowered while held-out rows become more likely."""
 
     setting: str
-    values: Sequence[float]
-    trial: Mapping[str, Any] = field(default_factory=dict)
-    folds: int = 3
+    values: Sequence[float]  # from the largest down
+    trial: Mapping[str, Any] = field(default_factory=dict)  # other settings of the trial runs
+    folds: int = 3  # most trial runs of each value
     open = True
 
 
 @dataclass(frozen=True)
 class PriorScale:
-    """The scale of the model's prior, where that is open; lowered while held-out rows become more likely.
+    """The scale of the model's prior, where that is open; lowered while held-out rows become more likely."""
 
-    Attributes:
-        members: of a trial run. One chain of a wide posterior predicts much worse than several.
-        length: of a trial run in epochs, as a share of the run's; None for a run that has steps.
-    """
-
-    members: int = 1
-    length: float | None = None
+    members: int = 1  # of a trial run; one chain of a wide posterior predicts much worse than several
+    length: float | None = None  # of a trial run in epochs, as a share of the run's; None for a run that has steps
     open = True
 
 
 @dataclass(frozen=True)
 class Strength:
-    """A factor on the prior's precision, by predictions that are linearised around a mode.
+    """A factor on the prior's precision, chosen by predictions that are linearised around a mode."""
 
-    Attributes:
-        setting: the setting that the factor becomes.
-        trial: other settings of the trial runs.
-        beside: settings that are tried as well as those chosen before.
-        open: whether it is chosen without being asked for.
-    """
-
-    setting: str
-    trial: Mapping[str, Any]
-    beside: Sequence[Mapping[str, Any]] = ()
-    open: bool = True
+    setting: str  # that the factor becomes
+    trial: Mapping[str, Any]  # other settings of the trial runs
+    beside: Sequence[Mapping[str, Any]] = ()  # settings that are tried as well as those chosen before
+    open: bool = True  # whether it is chosen without being asked for
 
 
 Choice = Epochs | Lowered | PriorScale | Strength

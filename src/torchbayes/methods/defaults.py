@@ -1,4 +1,4 @@
-"""What the settings of a method say unless it says something else."""
+"""Defaults of methods, which a method may override."""
 
 from __future__ import annotations
 
@@ -16,31 +16,27 @@ from torchbayes.model.priors.sparse import LogUniform
 
 
 class Defaults:
-    """Defaults of the protocol `torchbayes.methods.protocol.Method`, which a method may override.
+    """Defaults of the protocol `torchbayes.methods.protocol.Method`."""
 
-    Attributes:
-        carries: what goes from one task of a sequence to the next: see `Onward`.
-    """
-
-    carries = "nothing"
+    carries = "nothing"  # to the next task of a sequence, see `Onward`
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """What held-out rows may choose of its settings: nothing."""
+        """What held-out rows may choose of the settings; by default nothing."""
         return ()
 
     @property
     def onward(self) -> Onward:
-        """What goes from one task of a sequence to the next, by `carries`."""
+        """What goes from one task of a sequence to the next; by default as `carries` says."""
         return Onward(self, self.carries)  # type: ignore[arg-type]  # one of its words
 
     @property
     def without_prior(self) -> Any:
-        """The method that takes the place of a `Chain` on a density that knows of no prior: the same."""
+        """The method that replaces a `Chain` on a density without a known prior; by default None, the same."""
         return None
 
     def check(self, model: Model) -> None:
-        """Check that the log prior is finite wherever weights may be.
+        """Check that the method suits a model; by default, that the log prior is finite wherever weights may be.
 
         Raises:
             SettingError: if the prior has an infinite density at zero.
@@ -53,38 +49,34 @@ class Defaults:
             )
 
     def draw(self, state: Any) -> Tensor | None:
-        """Return nothing for the shelf: the result of the run is in its state."""
+        """Return None, nothing for the shelf: the result of the run is in its state."""
         return None
 
     def ending(self, posterior: Any, state: Any) -> Ending:
-        """Return that nothing is known of how the run ended."""
+        """Return how the run ended, by which its result is judged; by default nothing is known of it."""
         return Ended()
 
 
 class OnMinibatches:
-    """Defaults of a method that takes a step on each minibatch, from the first epoch to the last.
+    """Defaults of a method that takes a step on each minibatch, from the first epoch to the last."""
 
-    Attributes:
-        usual_steps: length of a run whose epochs are not set, unless 50 epochs have more.
-    """
-
-    usual_steps = USUAL_STEPS
+    usual_steps = USUAL_STEPS  # least length of a run whose epochs are open, unless 50 epochs have more
 
     epochs: int | None
     batch_size: int
 
     @property
     def needs(self) -> Needs:
-        """Minibatches, through a network in training mode."""
+        """What the method needs from its driver: minibatches, and a network in training mode."""
         return Needs(batch_size=self.batch_size, network="train")
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """How long to train."""
+        """What held-out rows may choose of the settings: the number of epochs."""
         return (Epochs(self),)
 
     def length(self, steps_per_epoch: int) -> int:
-        """Return the steps of a run, for an epoch of so many minibatches."""
+        """Return the number of steps of a run, for an epoch of `steps_per_epoch` minibatches."""
         return epochs_of(self.epochs, steps_per_epoch, steps=self.usual_steps) * steps_per_epoch
 
     def visit(self, state: Any) -> Visit | None:
@@ -99,10 +91,8 @@ class NaturalGradient(OnMinibatches):
 
     @property
     def needs(self) -> Needs:
-        """Minibatches, through a network in training mode, and standard deviations to begin with."""
         return Needs(batch_size=self.batch_size, network="train", spread=True)
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """The scale of an open prior, by trial runs half as long."""
         return (PriorScale(length=0.5),)

@@ -1,9 +1,9 @@
 """Densities that raise exceptions: where one cannot be computed, a proposal is rejected, as in Stan.
 
-A target may fail at weights where no sampler should be: a matrix without a Cholesky factor, parameters that a
-distribution rejects. The density there is taken to be zero. All chains are evaluated in one call, so after a failure
-the call is repeated for subsets of the chains, with the others at weights where the density is known, until it is clear
-which of them fail.
+A target may fail at weights where no sampler should be, for example at a matrix without a Cholesky factor, or at
+parameters that a distribution rejects. The density there is taken to be zero. All chains are evaluated in one call.
+After a failure the call is repeated for subsets of the chains, with the others at weights where the density is known,
+until it is clear which of them fail.
 """
 
 from __future__ import annotations
@@ -19,33 +19,28 @@ from torchbayes.checks import SettingError
 from torchbayes.density.dynamics import Density, Phase, Value, leapfrog
 from torchbayes.density.ranks import LostRankError
 
-# RuntimeErrors that are not the target's: memory, devices, unimplemented operations, other processes
+# RuntimeErrors with another cause than the target: memory, devices, unimplemented operations, other processes
 _FATAL = (torch.OutOfMemoryError, torch.AcceleratorError, NotImplementedError, RecursionError, LostRankError)
-_FATAL += (SettingError,)  # a ValueError that is not the target's either
+_FATAL += (SettingError,)  # a ValueError with another cause
 _COMPILERS = ("torch._dynamo", "torch._inductor")
 
 
 class Faults(NamedTuple):
-    """Which chains' proposals raised exceptions.
+    """Which chains' proposals raised exceptions."""
 
-    Attributes:
-        raised_M: bool (M,), on the device of the weights.
-        first: type and message of the first exception; empty if there was none.
-    """
-
-    raised_M: Tensor
-    first: str
+    raised_M: Tensor  # bool, on the device of the weights
+    first: str  # type and message of the first exception, or empty
 
     @classmethod
     def none(cls, weights_MD: Tensor) -> Faults:
-        """Return that there were no faults."""
+        """Return no faults."""
         return cls(torch.zeros(len(weights_MD), dtype=torch.bool, device=weights_MD.device), "")
 
 
 def is_fault(error: Exception, density: Density) -> bool:
     """Return whether an exception only means that a density cannot be computed at some weights.
 
-    Never where ranks share the rows: the others are waiting for this rank's part of the sum.
+    Never where ranks share the rows, because the others are waiting for this rank's part of the sum.
     """
     if isinstance(error, _FATAL) or not isinstance(error, ValueError | ArithmeticError | RuntimeError):
         return False
@@ -64,22 +59,15 @@ def worded(error: Exception) -> str:
 def evaluated(
     density: Density, weights_MD: Tensor, *, known_MD: Tensor, gradient: bool = True, batch: Any = None
 ) -> tuple[Value, Faults]:
-    """Return the density at each row; −∞ with a gradient of zero where it raises an exception.
+    """Return the density at each row, −∞ with a gradient of zero where it raises an exception, and the faults.
 
-    Args:
-        density: the target.
-        weights_MD: weights to evaluate at.
-        known_MD: weights at which it can be computed.
-        gradient: whether the gradient is wanted; else it has no columns, (M, 0).
-        batch: one minibatch per row; None where the density has all the data.
-
-    Returns:
-        The density, and where it failed.
+    It can be computed at `known_MD`. Without `gradient` the gradient has no columns, (M, 0). `batch` is one minibatch
+    per row, or None where the density has all the data.
     """
-    look = density if batch is None else partial(density, batch=batch)
-    look = look if gradient else partial(_without_gradient, density)
+    evaluate = density if batch is None else partial(density, batch=batch)
+    evaluate = evaluate if gradient else partial(_without_gradient, density)
     try:
-        return look(weights_MD), Faults.none(weights_MD)
+        return evaluate(weights_MD), Faults.none(weights_MD)
     except Exception as error:
         if not is_fault(error, density):
             raise
@@ -88,7 +76,7 @@ def evaluated(
     gradient_MD = torch.zeros_like(weights_MD if gradient else weights_MD[:, :0])
     value, faults = Value(nothing_M, gradient_MD, nothing_M.clone()), Faults.none(weights_MD)
     fails = partial(is_fault, density=density)
-    _fill(value, faults, (look, fails), (weights_MD, known_MD), rows=range(len(weights_MD)))
+    _fill(value, faults, (evaluate, fails), (weights_MD, known_MD), rows=range(len(weights_MD)))
     return value, faults._replace(first=worded(raised))
 
 
@@ -106,7 +94,7 @@ def _fill(
     rows: range,
 ) -> None:
     """Write the density at some rows, of which at least one fails, and mark those that do."""
-    look, fails = target
+    evaluate, fails = target
     if len(rows) == 1:
         faults.raised_M[rows] = True
         return
@@ -114,27 +102,20 @@ def _fill(
         mixed_MD = weights[1].clone()
         mixed_MD[half] = weights[0][half]
         try:
-            found = look(mixed_MD)
+            value_there = evaluate(mixed_MD)
         except Exception as error:
             if not fails(error):
                 raise
             _fill(value, faults, target, weights, rows=half)
         else:
-            for whole, part in zip(value, found, strict=True):
+            for whole, part in zip(value, value_there, strict=True):
                 whole[half] = part[half].to(whole.dtype)
 
 
 def travelled(density: Density, weights_MD: Tensor, momentum_MD: Tensor, **options: Any) -> tuple[Phase, Faults]:
-    """Return where leapfrog steps lead; the density is −∞ at the end of a trajectory on which it raised an exception.
+    """Return where leapfrog steps lead, with density −∞ if a trajectory raised an exception, and the faults.
 
-    Args:
-        density: the target.
-        weights_MD: where to start; the density can be computed there.
-        momentum_MD: momenta.
-        options: as of `Density.leapfrog`.
-
-    Returns:
-        The phase at the end, and which trajectories failed.
+    The density can be computed at the start, `weights_MD`. The options are those of `Density.leapfrog`.
     """
     try:
         return density.leapfrog(weights_MD, momentum_MD, **options), Faults.none(weights_MD)
@@ -157,11 +138,7 @@ def travelled(density: Density, weights_MD: Tensor, momentum_MD: Tensor, **optio
 
 
 def begun(density: Density, weights_MD: Tensor) -> Value:
-    """Return the density where chains start.
-
-    Raises:
-        ValueError: if it raises an exception there; the message names the chain.
-    """
+    """Return the density where chains start; if it raises an exception there, a ValueError names the chain."""
     try:
         return density(weights_MD)
     except Exception as error:
@@ -174,11 +151,11 @@ def begun(density: Density, weights_MD: Tensor) -> Value:
 
 
 def _first_to_fail(density: Density, weights_MD: Tensor) -> str:
-    """Return in words which chain starts where the density fails: the first, or all."""
+    """Return, in words, which chain starts where the density fails: the first, or all."""
     failed = []
     for chain, weights_D in enumerate(weights_MD):
         try:
-            density(weights_D.expand_as(weights_MD).clone())  # each row may have its own target: keep their number
+            density(weights_D.expand_as(weights_MD).clone())  # keep the number of rows, as each may have its own target
         except Exception:
             failed.append(chain)
     return f"chain {failed[0]} starts" if 0 < len(failed) < len(weights_MD) else "the chains start"

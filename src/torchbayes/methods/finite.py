@@ -1,9 +1,9 @@
-"""Whether the steps of a run were finite, without waiting for a GPU at each of them.
+"""Checks that the steps of a run were finite, without waiting for a GPU at each of them.
 
-Work on a GPU is queued, and a program that looks at a number waits until the queue is empty. So a step there keeps its
-numbers in its state, and they are looked at together, every 50 steps and at the end of an epoch or run. A run that
-diverges is then stopped up to 49 steps late, with the step named at which it happened; no checkpoint of a state that is
-not finite is ever written. On a CPU, where looking costs nothing, every step is looked at before it is taken.
+Work on a GPU is queued, and a program that reads a number waits until the queue is empty. So on a GPU the numbers of a
+step stay in the state, and are checked together, every 50 steps and at the end of an epoch or run. A run that diverges
+is then stopped up to 49 steps late, and the error names the step at which it happened. No checkpoint of a state that
+is not finite is written. On a CPU, where the check costs nothing, every step is checked before it is taken.
 """
 
 from __future__ import annotations
@@ -19,40 +19,33 @@ from torch import Tensor
 from torchbayes.methods.protocol import DivergedError
 from torchbayes.model.batches.batch import Batch, tensors_of
 
-# marks a field of a state that steps need and the posterior does not: it is freed once the last step is taken
+# marks a field of a state that steps need and the posterior does not: it is freed after the last step
 FOR_STEPS: dict[str, Any] = {"for_steps": True}
-# marks one whose content is scratch space besides, kept neither between runs nor in checkpoints
+# marks one that is also scratch space: it is kept neither between runs nor in checkpoints
 WORKSPACE: dict[str, Any] = {**FOR_STEPS, "workspace": True}
-LAG = {"cpu": 1}  # steps after which their numbers are looked at, by device
+LAG = {"cpu": 1}  # steps between checks, by device
 _LATE = 50
 
 _State = TypeVar("_State")
 
 
 class Seen(NamedTuple):
-    """The numbers of a step that nobody has looked at.
-
-    Attributes:
-        step: its number.
-        rate: its learning rate or step size.
-        value_M: loss or log density of each member.
-        health_M: finite where `value_M` and its gradient are.
-    """
+    """The numbers of a step, to be checked later."""
 
     step: int
-    rate: float
-    value_M: Tensor
-    health_M: Tensor
+    rate: float  # learning rate or step size
+    value_M: Tensor  # loss or log density
+    health_M: Tensor  # finite where `value_M` and its gradient are
 
     @classmethod
     def of(cls, step: int, rate: float, *, value_M: Tensor, gradient_MD: Tensor) -> Seen:
-        """Return the numbers of a step; one pass over the gradient."""
-        # a sum of squares is finite exactly when its terms are, short of overflow
+        """Return the numbers of a step, from one pass over the gradient."""
+        # a sum of squares is finite exactly if its terms are, except for overflow
         return cls(step, rate, value_M, value_M + torch.linalg.vector_norm(gradient_MD, dim=-1))
 
 
 class Unsound(NamedTuple):
-    """The first step that was not finite, its rate, and the first member that it went wrong for, with its value."""
+    """The first step that was not finite, its rate, and the first member that failed, with its value."""
 
     step: int
     rate: float
@@ -61,12 +54,12 @@ class Unsound(NamedTuple):
 
 
 def due(unseen: Sequence[Seen], *, last: bool) -> bool:
-    """Return whether steps are to be looked at now: `last` asks for it whatever their number."""
+    """Return whether steps are to be checked now; always if `last`."""
     return last or len(unseen) >= lag_of(unseen[0].value_M)
 
 
 def lag_of(tensor: Tensor) -> int:
-    """Return how many steps are taken on the device of a tensor before their numbers are looked at."""
+    """Return how many steps are taken on the device of a tensor before their numbers are checked."""
     return LAG.get(tensor.device.type, _LATE)
 
 
@@ -88,9 +81,9 @@ def clone(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def writable(state: _State, *, donate: bool) -> _State:
-    """Return a state that a step may overwrite: itself if it is donated, but for its buffers, else a copy.
+    """Return a state that a step may overwrite: itself with copied buffers if donated, else a copy.
 
-    Buffers are few and small: always copies, so that a diverging batch does not change batch-norm statistics.
+    Buffers are few and small. They are always copied, so that a diverging batch does not change batch-norm statistics.
     """
     names = {"buffers"} if donate else {f.name for f in fields(state)}  # type: ignore[arg-type]
     parts = {f.name: _copy(f, getattr(state, f.name)) for f in fields(state) if f.name in names}  # type: ignore[arg-type]
@@ -98,7 +91,7 @@ def writable(state: _State, *, donate: bool) -> _State:
 
 
 def _copy(part: Field[Any], value: Any) -> Any:
-    """Return what a field of a state holds, sharing no tensor with it; scratch space has no content."""
+    """Return a copy of what a field of a state holds; a copy of scratch space has no content."""
     if isinstance(value, Tensor):
         return torch.empty_like(value) if part.metadata.get("workspace") else value.clone()
     return clone(value) if isinstance(value, Mapping) else value
@@ -113,16 +106,9 @@ def largest(batch: Batch | None) -> float:
 def looked_at(
     now: Any, batch: Batch, seen: Seen, *, advice: str = "or lower the learning rate, or the `rho` of SAM"
 ) -> tuple[Seen, ...]:
-    """Return the steps that are still to be looked at, this one included, after looking at those that are due.
+    """Return the steps that remain to be checked, this one included, after checking those that are due.
 
-    Args:
-        now: the state before the step.
-        batch: rows of the step.
-        seen: its numbers.
-        advice: what to do beside standardising the data.
-
-    Raises:
-        DivergedError: if a step was not finite.
+    Raises DivergedError if a step was not finite; its message ends with `advice`.
     """
     unseen = (*now.unseen, seen)
     if not due(unseen, last=(now.step + 1) % now.steps_per_epoch == 0):

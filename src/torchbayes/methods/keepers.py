@@ -1,7 +1,7 @@
-"""What of the path of a run stays: its end, a mean, moments, the ends of cycles, thinned draws.
+"""What a run keeps of its path: the end, a mean, moments, the ends of cycles, or thinned draws.
 
-A keeper works with whatever moves weights: it reads `weights_MD`, `step` and where a run has one its length. A method
-is settings, a motion and a keeper, and the posterior that they give.
+A method is settings, a motion and a keeper, and the posterior that they give. A keeper works with any motion: it reads
+`weights_MD`, `step` and, where there is one, the length of the run.
 """
 
 from __future__ import annotations
@@ -24,13 +24,9 @@ Due = Callable[[Any], bool]
 
 
 class Following:
-    """A state beside that of a motion.
+    """A state that follows the state of a motion."""
 
-    Attributes:
-        trajectory: the state of the motion, such as a `Trajectory`.
-    """
-
-    trajectory: Any
+    trajectory: Any  # state of the motion, such as a `Trajectory`
 
     @property
     def step(self) -> int:
@@ -44,10 +40,10 @@ class Following:
 
 
 class Keeper(Protocol):
-    """What stays of the path of a motion."""
+    """Decides what a run keeps of the path of a motion."""
 
     def begin(self, moving: Any) -> Any:
-        """Return the state of a run, with nothing kept, for a motion that has not taken a step."""
+        """Return the state of a run before the first step of the motion, with nothing kept."""
         ...
 
     def moving(self, state: Any) -> Any:
@@ -55,12 +51,9 @@ class Keeper(Protocol):
         ...
 
     def keep(self, state: Any, moved: Any, *, donate: bool) -> Any:
-        """Return the state of a run after a step of the motion.
+        """Return the state of a run after the motion went from `state` to `moved`.
 
-        Args:
-            state: before it.
-            moved: the state of the motion after it.
-            donate: overwrite what `state` keeps.
+        `donate` overwrites what `state` keeps.
         """
         ...
 
@@ -73,7 +66,7 @@ class Last:
     """Keeps the end of the path: the state is that of the motion."""
 
     def begin(self, moving: Any) -> Any:
-        """Return the state of the motion."""
+        """Return the state of the motion, which is also that of the run."""
         return moving
 
     def moving(self, state: Any) -> Any:
@@ -85,100 +78,70 @@ class Last:
         return moved
 
     def draw(self, state: Any) -> Tensor | None:
-        """Return nothing."""
+        """Return None: nothing goes on the shelf."""
         return None
 
 
 @dataclass(frozen=True)
 class Thinned(Last):
-    """Puts the weights after some steps on a shelf.
-
-    Attributes:
-        due: whether weights are kept after the step that led to a state.
-    """
+    """Puts the weights after some steps on a shelf."""
 
     due: Due
 
     def draw(self, state: Any) -> Tensor | None:
-        """Return the weights, if they are due."""
         return state.weights_MD if self.due(state) else None
 
 
 @dataclass(frozen=True)
 class EndsOfCycles(Last):
-    """Puts the weights at the ends of cycles on a shelf.
+    """Puts the weights at the ends of cycles on a shelf."""
 
-    Attributes:
-        ends: the numbers of steps after which weights are kept, for a run in a state.
-    """
-
-    ends: Callable[[Any], Sequence[int]]
+    ends: Callable[[Any], Sequence[int]]  # numbers of steps after which weights are kept, for a run in a state
 
     def begin(self, moving: Any) -> Any:
-        """Return the state of the motion.
-
-        Raises:
-            ValueError: if no cycle fits in the run.
-        """
-        self.ends(moving)
+        self.ends(moving)  # raises ValueError if no cycle fits in the run
         return moving
 
     def draw(self, state: Any) -> Tensor | None:
-        """Return the weights at the end of a cycle."""
         return state.weights_MD if state.step in self.ends(state) else None
 
 
 @dataclass(frozen=True)
 class Averaged(Following):
-    """The state of a run, with a mean of its weights.
-
-    Attributes:
-        trajectory: the state of the motion.
-        mean_MD: mean of the snapshots.
-        snapshots: n, their number.
-    """
+    """The state of a run, with a mean of its weights."""
 
     trajectory: Any
-    mean_MD: Tensor
-    snapshots: int
+    mean_MD: Tensor  # mean of the snapshots
+    snapshots: int  # their number
 
 
 @dataclass(frozen=True)
 class Spread(Following):
-    """The state of a run, with moments of its weights.
-
-    Attributes:
-        trajectory: the state of the motion.
-        moments: of the snapshots so far.
-    """
+    """The state of a run, with moments of its snapshots."""
 
     trajectory: Any
     moments: Moments
 
 
 class Beside:
-    """What keepers share that keep something beside the end of the path."""
+    """Common base of keepers that keep something besides the end of the path."""
 
     def moving(self, state: Averaged | Spread) -> Any:
         """Return the state of the motion."""
         return state.trajectory
 
     def draw(self, state: Averaged | Spread) -> None:
-        """Return nothing."""
+        """Return None: nothing goes on the shelf."""
 
 
 @dataclass(frozen=True)
 class Mean(Beside):
-    """Keeps the mean of weights.
-
-    Attributes:
-        due: whether weights are kept after the step that led to a state.
-    """
+    """Keeps the mean of the weights that are due."""
 
     due: Due
 
     def begin(self, moving: Any) -> Averaged:
-        """Return the mean of nothing, which is 0."""
+        """Return the mean of no snapshots, 0."""
         return Averaged(moving, torch.zeros_like(moving.weights_MD), 0)
 
     def keep(self, state: Averaged, moved: Any, *, donate: bool) -> Averaged:
@@ -191,23 +154,16 @@ class Mean(Beside):
 
 @dataclass(frozen=True)
 class WithMoments(Beside):
-    """Keeps mean, variances and the last deviations of weights.
-
-    Attributes:
-        due: whether weights are kept after the step that led to a state.
-        rank: deviations that are kept.
-        planned: number of snapshots that a run will take, which must be 2 or more; None where it is not known.
-    """
+    """Keeps mean, variances and the last deviations of the weights that are due."""
 
     due: Due
-    rank: int
-    planned: Callable[[Any], int] | None = None
+    rank: int  # number of deviations
+    planned: Callable[[Any], int] | None = None  # number of snapshots that a run will take; None where it is not known
 
     def begin(self, moving: Any) -> Spread:
-        """Return no moments.
+        """Return moments of no snapshots.
 
-        Raises:
-            ValueError: if the run is too short for two snapshots, or the deviations cannot be held.
+        Raises ValueError if the run is too short for two snapshots, or memory too small for the deviations.
         """
         weights_MD = moving.weights_MD
         needed = self.rank * weights_MD.nbytes
@@ -227,14 +183,14 @@ class WithMoments(Beside):
 
 
 class Kept(ABC):
-    """A motion with a keeper: what `init`, `step` and `draw` of a method are."""
+    """A motion with a keeper: gives a method its `init`, `step` and `draw`."""
 
     def __post_init__(self) -> None:
         check_method(self)
 
     @property
     def keeper(self) -> Keeper:
-        """What of the path stays: its end."""
+        """What a run keeps of its path; by default the end."""
         return Last()
 
     @abstractmethod
@@ -253,7 +209,7 @@ class Kept(ABC):
         """Return the state before the first step.
 
         Raises:
-            ValueError: if the method does not suit the density, or something cannot be held.
+            ValueError: if the method does not suit the density, or memory is too small.
         """
         options = {"seeds": seeds, "steps_per_epoch": steps_per_epoch}
         return self.keeper.begin(self.begin(density, weights_MD, buffers or {}, **options))

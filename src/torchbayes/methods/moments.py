@@ -10,25 +10,18 @@ from torch import Tensor
 
 from torchbayes.linalg import Diagonal, LowRankPlusDiagonal
 
-# Smallest variance, so that densities exist; far below anything that moves a float32 weight.
+# smallest variance, so that densities exist; far below anything that moves a float32 weight
 VARIANCE_FLOOR = 1e-30
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Running moments of the snapshots.
-
-    Attributes:
-        mean_MD: mean of the snapshots.
-        squares_MD: sum of squared deviations from the mean.
-        deviations_MKD: θ_t − θ̄_t of the last K snapshots, in slot t mod K.
-        snapshots: n.
-    """
+    """Running moments of the snapshots."""
 
     mean_MD: Tensor
-    squares_MD: Tensor
-    deviations_MKD: Tensor
-    snapshots: int
+    squares_MD: Tensor  # sum of squared deviations from the mean
+    deviations_MKD: Tensor  # θ_t − θ̄_t of the last K snapshots, in slot t mod K
+    snapshots: int  # their number
 
     @classmethod
     def empty(cls, weights_MD: Tensor, rank: int) -> Moments:
@@ -38,15 +31,7 @@ class Moments:
         return cls(zeros(weights_MD), zeros(weights_MD), weights_MD.new_zeros(members, rank, size), 0)
 
     def collect(self, weights_MD: Tensor, *, donate: bool = False) -> Moments:
-        """Return the moments with one more snapshot.
-
-        Args:
-            weights_MD: the snapshot.
-            donate: overwrite this object's tensors.
-
-        Returns:
-            The new moments.
-        """
+        """Return the moments with one more snapshot; `donate` overwrites the tensors of these."""
         old = (
             self
             if donate
@@ -69,14 +54,8 @@ class Moments:
     def covariance(self, scale: float | None) -> Diagonal | LowRankPlusDiagonal:
         """Return Σ, with K the number of deviations actually collected.
 
-        Args:
-            scale: factor on both parts; ½ with a low-rank part and 1 without if None.
-
-        Returns:
-            The structure.
-
-        Raises:
-            ValueError: if fewer than two snapshots were taken.
+        `scale` is a factor on both parts: None means ½ with a low-rank part and 1 without. Raises ValueError if fewer
+        than two snapshots were taken.
         """
         if self.snapshots < 2:
             raise ValueError(
@@ -92,17 +71,9 @@ class Moments:
 
 
 def joined(moments: Sequence[Moments], scale: float | None) -> Diagonal | LowRankPlusDiagonal:
-    """Return the covariances of members one below the other, where they may have seen different numbers of snapshots.
+    """Return the covariances of members one below the other, which may have seen different numbers of snapshots.
 
-    Args:
-        moments: of one member or more each, of the same rank.
-        scale: as for `Moments.covariance`.
-
-    Returns:
-        The structure; missing deviations are rows of zeros.
-
-    Raises:
-        ValueError: if fewer than two snapshots were taken.
+    Missing deviations are rows of zeros. Arguments and errors are those of `Moments.covariance`.
     """
     parts = [each.covariance(scale) for each in moments]
     if len(parts) == 1:

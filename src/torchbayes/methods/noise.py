@@ -21,12 +21,12 @@ def normals(seeds: Sequence[int], purpose: Purpose, step: int, *, like: Tensor) 
 def uniforms(seeds: Sequence[int], purpose: Purpose, *integers: int, count: int | None = None) -> Tensor:
     """Return float64 numbers uniform on [0, 1), on the CPU: one per chain, (M,), or `count` of each, (M, count).
 
-    They are the hash of seed and `integers` itself: seeding a generator for a few numbers takes longer than a small
+    They are the hash of seed and `integers`, because seeding a generator for a few numbers takes longer than a small
     leapfrog step.
     """
     return uniforms_of(streams(purpose, seeds, *integers), count=count)
 
 
 def uniforms_of(streams_M: np.ndarray, *integers: int, count: int | None = None) -> Tensor:
-    """Return the numbers that `uniforms` does of seeds, purpose and integers, of which the first are hashed already."""
+    """Return the numbers of `uniforms`, where seeds, purpose and the first of the integers are hashed already."""
     return torch.from_numpy((continued(streams_M, *integers, count=count) >> 11) * 2.0**-53)

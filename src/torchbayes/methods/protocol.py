@@ -7,9 +7,9 @@
     posterior = method.posterior(density, state, shelf)
 
 `fit` runs this loop with log, checkpoints and callbacks, `sample` runs it on any density in memory, and users may run
-it themselves. None of them depends on which method it is: what differs between methods is declared in `Needs` and
-answered by the methods themselves. The functions depend on their arguments alone: random numbers are determined by
-seeds and step, so that an interrupted run continues as if it had not been interrupted.
+it themselves. The loop is the same for all methods: a method declares in `Needs` how it differs, and answers the rest
+itself. The functions depend only on their arguments: random numbers are determined by seeds and step, so an
+interrupted run continues as if it had not been interrupted.
 """
 
 from __future__ import annotations
@@ -28,45 +28,28 @@ from torchbayes.posteriors.posterior import Posterior
 
 @dataclass(frozen=True)
 class Needs:
-    """What a method needs from its driver.
+    """What a method needs from its driver."""
 
-    Attributes:
-        batch_size: rows of a minibatch or a site, where the data are not batched already; None for a method that reads
-            none.
-        chunk_size: rows that go through a network at once, where the density holds all rows, so that a step can see
-            them without reading; None where it holds none.
-        network: mode of the network while it moves. In "train" mode dropout is on and batch norm sees the batch.
-        start: the training that finds the networks it begins at, where none are given; None for a method that begins
-            anywhere.
-        modes: number of networks that each member begins at, one after the other in the weights that `init` is given.
-        fixed_rows: whether the rows must be the same in every pass; a warning is given if they are not.
-        coupled: whether members interact, so that processes cannot share them.
-        draws: number of draws that a whole run shelves for each member, at most.
-        spread: whether it begins at standard deviations that a start gives or bears: see `Spreading`.
-        chain: whether it is a `Chain`.
-    """
-
+    # rows of a minibatch or site, if the data are not batched already; None if it reads none
     batch_size: int | None = None
+    # rows at a time through a network if the density holds all rows; None if it holds none
     chunk_size: int | None = None
+    # mode while it moves; in "train" mode dropout is on and batch norm uses the batch
     network: Literal["train", "eval"] = "eval"
-    start: Any = None
-    modes: int = 1
-    fixed_rows: bool = False
-    coupled: bool = False
-    draws: int = 0
-    spread: bool = False
-    chain: bool = False
+    start: Any = None  # training that finds the networks to begin at if none are given; None if it begins anywhere
+    modes: int = 1  # networks that each member begins at, one after the other in the weights given to `init`
+    fixed_rows: bool = False  # whether rows must be the same in every pass; there is a warning if they are not
+    coupled: bool = False  # whether members interact, so that processes cannot share them
+    draws: int = 0  # most draws that a whole run shelves for each member
+    spread: bool = False  # whether it begins at standard deviations that a start gives or bears: see `Spreading`
+    chain: bool = False  # whether it is a `Chain`
 
 
 class Onward(NamedTuple):
-    """What goes from one task of a sequence to the next.
+    """What goes from one task of a sequence to the next."""
 
-    Attributes:
-        method: the method, with other settings, for later tasks; itself where it is the same.
-        carries: a Gaussian, which is the "prior" of the next task; the "start" of its weights alone; or "nothing".
-    """
-
-    method: Any
+    method: Any  # for later tasks: itself, or with other settings
+    # a Gaussian as the next "prior", its weights as the next "start", or "nothing"
     carries: Literal["prior", "start", "nothing"] = "nothing"
 
 
@@ -77,14 +60,12 @@ class DivergedError(RuntimeError):
 class Visit(NamedTuple):
     """Which rows the next step reads.
 
-    Attributes:
-        kind: "minibatch": one of a shuffled stream, in which each member has its own order; "site": a fixed part
-            of the rows, the same for all members; "all": none are read, as the density holds them, or there are none.
-        number: index of the minibatch, counted over all epochs; or of the site, of which there are as many as
-            minibatches in an epoch.
+    A "minibatch" is one of a shuffled stream, in which each member has its own order. A "site" is a fixed part of the
+    rows, the same for all members. For "all" none are read, because the density holds them or there are none.
     """
 
     kind: Literal["minibatch", "site", "all"]
+    # of the minibatch, over all epochs; or of the site, of which there is one per minibatch of an epoch
     number: int = 0
 
 
@@ -92,11 +73,11 @@ class Info(Protocol):
     """What a step reports for the log; no later step needs it."""
 
     def means(self) -> Mapping[str, Tensor]:
-        """Return what is averaged over an epoch, by name, each (M,)."""
+        """Return what is averaged over an epoch, each (M,)."""
         ...
 
     def now(self) -> Mapping[str, Any]:
-        """Return what is true of the last step of an epoch: numbers and texts by name."""
+        """Return numbers and texts about the last step of an epoch."""
         ...
 
 
@@ -104,11 +85,7 @@ class Shelf(Protocol):
     """The draws of a run, in the order they were taken."""
 
     def weights_MSD(self) -> Tensor:
-        """Return them, (M, S, D).
-
-        Raises:
-            ValueError: if there are none.
-        """
+        """Return the draws, (M, S, D); ValueError if there are none."""
         ...
 
 
@@ -122,10 +99,10 @@ class State(Protocol):
 
 
 class Spreading(Protocol):
-    """A method whose first standard deviations are those of a start, as `Needs.spread` says."""
+    """A method that takes its first standard deviations from a start (`Needs.spread`)."""
 
     def spread(self, density: Any, state: Any, scale_MD: Tensor) -> Any:
-        """Return the state before the first step with other standard deviations, its own where these are 0 or wider."""
+        """Return the state before the first step with other standard deviations, where these are not 0 and narrower."""
         ...
 
 
@@ -136,7 +113,7 @@ Result_co = TypeVar("Result_co", bound=Posterior, covariant=True)
 class Method(Protocol[Result_co]):
     """Frozen settings of one way to infer, with the functions that a driver calls. There is no other state.
 
-    A type checker takes what `fit` returns from the annotation of `posterior`.
+    A type checker takes the type that `fit` returns from the annotation of `posterior`.
     """
 
     @property
@@ -160,15 +137,11 @@ class Method(Protocol[Result_co]):
         ...
 
     def check(self, model: Any) -> None:
-        """Check that the method suits a model, before anything is trained.
-
-        Raises:
-            ValueError: if it does not.
-        """
+        """Raise ValueError, before anything is trained, if the method does not suit a model."""
         ...
 
     def length(self, steps_per_epoch: int) -> int:
-        """Return how many steps a run takes at most, for an epoch of so many minibatches."""
+        """Return how many steps a run takes at most, for an epoch of `steps_per_epoch` minibatches."""
         ...
 
     def init(
@@ -176,12 +149,8 @@ class Method(Protocol[Result_co]):
     ) -> Any:
         """Return the state before the first step.
 
-        Args:
-            density: the target: a `LogDensity`, or any density if no model is needed.
-            weights_MD: where the members start.
-            buffers: the network's buffers of each member, (M, ...).
-            seeds: one seed per member.
-            steps_per_epoch: number of minibatches, or sites, that make up all rows; 1 for a method that reads none.
+        `density` is a `LogDensity`, or any density if no model is needed. `buffers` are the network's, (M, ...).
+        `steps_per_epoch` minibatches, or sites, make up all rows; it is 1 for a method that reads none.
         """
         ...
 
@@ -198,15 +167,13 @@ class Method(Protocol[Result_co]):
         ...
 
     def posterior(self, density: Any, state: Any, shelf: Shelf | None = None) -> Result_co:
-        """Return the posterior given by a state and the draws on the shelf."""
+        """Return the posterior, given a state and the draws on the shelf."""
         ...
 
     def ending(self, posterior: Any, state: Any) -> Ending:
-        """Return how a run ended, by which its result is judged: see `torchbayes.health`.
+        """Return how a run ended, given its posterior and last state.
 
-        Args:
-            posterior: the result of `posterior`.
-            state: the last state, of all members.
+        Its result is judged by it (`torchbayes.health`).
         """
         ...
 
@@ -221,9 +188,9 @@ class Continued(Method[Any], Protocol):
 
 
 class Chain(Method[Any], Protocol):
-    """A method that samples by Markov chains, on any density.
+    """A method that samples any density by Markov chains.
 
-    Its length, the setting `steps`, is not part of its identity: a run that is over can be extended.
+    Its length, the setting `steps`, is not part of its identity: a finished run can be extended.
     """
 
     @property
@@ -233,10 +200,10 @@ class Chain(Method[Any], Protocol):
 
     @property
     def without_prior(self) -> Any:
-        """The method that takes its place on a density that knows of no prior; None where it is the same."""
+        """The method that replaces it on a density without a known prior; None where it is the same."""
         ...
 
 
 def name_of_members(method: Method[Any]) -> Literal["members", "chains"]:
-    """Return what the members of a method are called in its settings."""
+    """Return the name of a method's members in its settings."""
     return "chains" if method.needs.chain else "members"

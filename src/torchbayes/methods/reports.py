@@ -1,4 +1,4 @@
-"""What a step reports for the log, as its fields say."""
+"""What a step reports for the log, by the names of its fields."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Report:
-    """A record whose fields `name_M`, (M,), are averaged over an epoch, but for None; the others are of the last step.
+    """A record whose fields `name_M`, (M,), are averaged over an epoch unless None; the others hold for its last step.
 
     No later step needs it: it is the `torchbayes.methods.protocol.Info` of most methods.
     """
@@ -26,5 +26,5 @@ class Report:
 
 def means_of(record: Any) -> dict[str, Tensor]:
     """Return the fields of a record that are averaged over an epoch, by name, each (M,)."""
-    own = {f.name: getattr(record, f.name) for f in fields(record) if f.name.endswith("_M")}
-    return {name.removesuffix("_M"): value_M for name, value_M in own.items() if value_M is not None}
+    values = {f.name: getattr(record, f.name) for f in fields(record) if f.name.endswith("_M")}
+    return {name.removesuffix("_M"): value_M for name, value_M in values.items() if value_M is not None}

@@ -1,4 +1,4 @@
-"""What samplers share: chains, burn-in, thinning, and what a step reports."""
+"""What samplers share: chains, burn-in, thinning, and the report of a step."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Sampler(Kept, Defaults, ABC):
     Attributes:
         chains: M, independent chains.
         steps: length of a chain, burn-in included: each chain retains (steps − burn_in) / thin draws.
-        burn_in: steps, of those, before draws are retained; step sizes and masses are adapted only in these, a mass
-            only where there are 20 or more.
-        thin: thinning interval: every `thin`-th step after burn-in is retained as a draw.
+        burn_in: steps before draws are retained; step sizes and masses are adapted only in these, a mass only where
+            there are 20 or more.
+        thin: every `thin`-th step after burn-in is retained as a draw.
         plan: how the stack of chains is run: auto, native, loop, vmap or compiled.
         chunk_size: rows that go through a network at once: the bound on memory.
     """
@@ -49,7 +49,7 @@ class Sampler(Kept, Defaults, ABC):
     plan: BackendName | str = field(default="auto", kw_only=True)
     chunk_size: int = field(default=1024, kw_only=True)
 
-    adapts: ClassVar[bool] = True  # a step size that is not given, where there is one
+    adapts: ClassVar[bool] = True  # the step size, where there is one and it is not given
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,26 +65,25 @@ class Sampler(Kept, Defaults, ABC):
 
     @property
     def keeper(self) -> Keeper:
-        """The draws that are retained."""
         return Thinned(lambda state: self.retains(state.step))
 
     @abstractmethod
     def begin(
         self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> Any:
-        """Return where chains start; samplers run networks in evaluation mode, and schedules count steps.
+        """Return where chains start. Samplers run networks in evaluation mode, and schedules count steps.
 
         Raises:
-            ValueError: if the network has batch norm that is not frozen; of samplers on all the data also if the
-                density cannot be computed, is not finite or has the wrong shape at the start, or a setting that is to
-                be derived from the prior cannot be.
+            ValueError: if the network has batch norm that is not frozen. With all the data also if the density cannot
+                be computed, is not finite or has the wrong shape at the start, or if a setting cannot be derived from
+                the prior.
         """
 
     @abstractmethod
     def move(self, density: Density, state: Any, batch: Any, *, donate: bool = False) -> tuple[Any, Any]:
-        """Return every chain one step on, and what was seen.
+        """Return every chain one step on, and the report of the step.
 
-        Samplers on minibatches overwrite the tensors of a state that is donated; the others make new ones all the same.
+        Only samplers on minibatches overwrite the tensors of a state that is donated.
 
         Raises:
             DivergedError: on minibatches, if the density cannot be computed, or it or its gradient is not finite; the
@@ -103,11 +102,11 @@ class Sampler(Kept, Defaults, ABC):
         return Needs(chunk_size=self.chunk_size, draws=(self.steps - self.burn_in) // self.thin, chain=True)
 
     def length(self, steps_per_epoch: int) -> int:
-        """Return the steps of a chain, burn-in included, whatever the length of an epoch."""
+        """Return the number of steps of a chain, burn-in included, whatever the length of an epoch."""
         return self.steps
 
     def visit(self, state: Any) -> Visit | None:
-        """Return that all the data are seen; None when the chain is complete."""
+        """Return a visit to all the data; None when the chain is complete."""
         return Visit("all") if state.step < self.steps else None
 
     def posterior(self, density: Any, state: Any, shelf: Shelf | None = None) -> Draws:
@@ -120,11 +119,13 @@ class Sampler(Kept, Defaults, ABC):
         return Draws(density.model, self.sound(shelf.weights_MSD(), state), statistics_known=True)
 
     def sound(self, weights_MSD: Tensor, state: Any) -> Tensor:
-        """Return draws in which none are left that chains took while they diverged: all of them, as proposals are."""
+        """Return the draws without those that chains took while they diverged.
+
+        By default all, as proposals are rejected.
+        """
         return weights_MSD
 
     def ending(self, posterior: Draws, state: Any) -> Sampled:
-        """Return how chains are judged."""
         return Sampled(burn_in=self.burn_in)
 
     def retains(self, step: int) -> bool:
@@ -133,60 +134,38 @@ class Sampler(Kept, Defaults, ABC):
 
 
 def retained_steps(method: Sampler, step: int) -> list[int]:
-    """Return the steps after which a chain retains a draw, of its first `step` steps."""
+    """Return those of the first `step` steps of a chain after which it retains a draw."""
     return [number for number in range(1, step + 1) if method.retains(number)]
 
 
 @dataclass(frozen=True)
 class Info:
-    """What a step on all the data reports, per chain.
+    """The report of a step on all the data, per chain."""
 
-    Attributes:
-        log_density_M: tempered log density at the chain's new weights, float64, in nats.
-        log_likelihood_M: Σ log p(y|f) there, untempered.
-        energy_M: −log density + kinetic energy at the start of the step, with its new momentum; E-BFMI is computed from
-            these. None for samplers without momentum.
-        acceptance_M: probability of acceptance, averaged over the step's proposals.
-        step_size_M: step size.
-        gradients_M: number of gradient evaluations.
-        divergent_M: 1.0 where the energy error was above 1000 or not finite.
-        outside_M: 1.0 where it was not finite: a proposal left the support.
-        faults: chains whose proposals were rejected because the density raised an exception.
-    """
-
-    log_density_M: Tensor
-    log_likelihood_M: Tensor
-    energy_M: Tensor | None
-    acceptance_M: Tensor
+    log_density_M: Tensor  # tempered, at the new weights, float64, in nats
+    log_likelihood_M: Tensor  # Σ log p(y|f) there, untempered
+    energy_M: Tensor | None  # −log density + kinetic energy before the step, for E-BFMI; None without momentum
+    acceptance_M: Tensor  # probability, mean over the step's proposals
     step_size_M: Tensor
-    gradients_M: Tensor
-    divergent_M: Tensor
-    outside_M: Tensor
-    faults: Faults
+    gradients_M: Tensor  # number of gradient evaluations
+    divergent_M: Tensor  # 1.0 where the energy error was above 1000 or not finite
+    outside_M: Tensor  # 1.0 where it was not finite: a proposal left the support
+    faults: Faults  # proposals that were rejected because the density raised an exception
 
     def means(self) -> dict[str, Tensor]:
         """Return what is averaged over an epoch, by name, each (M,)."""
         return {**means_of(self), "failed": self.faults.raised_M.double()}
 
     def now(self) -> dict[str, Any]:
-        """Return what is true of the last step of an epoch: the first exception, where there was one."""
+        """Return the first exception, if there was one."""
         return {"fault": self.faults.first} if self.faults.first else {}
 
 
 def begin(density: Density, weights_MD: Tensor) -> Value:
-    """Return the density at the start of a chain.
+    """Return the density and its gradient at the start of chains.
 
-    Args:
-        density: the target.
-        weights_MD: where the chains start.
-
-    Returns:
-        The density and its gradient.
-
-    Raises:
-        ValueError: if they cannot be computed, have the wrong shape or are not finite for a chain, or the network has
-            batch norm that is not frozen.
-        TypeError: if the network computes in less than float32.
+    Raises ValueError if they cannot be computed, have the wrong shape or are not finite, or if the network has batch
+    norm that is not frozen, and TypeError if the network computes in less than float32.
     """
     refuse_batch_norm(density)
     model, rows = (getattr(density, name, None) for name in ("model", "data"))
@@ -205,13 +184,9 @@ def begin(density: Density, weights_MD: Tensor) -> Value:
 
 
 def check_shapes(value: Value, weights_MD: Tensor) -> None:
-    """Check the shapes that a density returns; wrong ones would broadcast unnoticed.
-
-    Raises:
-        ValueError: if there is not one number and one gradient for each row of weights.
-    """
-    rows, seen = weights_MD.shape[:1], (value.log_density.shape, value.log_likelihood.shape)
-    if seen != (rows, rows) or value.gradient.shape != weights_MD.shape:
+    """Raise ValueError unless a density gives one number and one gradient for each row; others would broadcast."""
+    rows, shapes = weights_MD.shape[:1], (value.log_density.shape, value.log_likelihood.shape)
+    if shapes != (rows, rows) or value.gradient.shape != weights_MD.shape:
         raise ValueError(
             f"the density must return one log density for each row of weights, shape {tuple(rows)}, and a gradient of "
             f"their shape {tuple(weights_MD.shape)}; got {tuple(value.log_density.shape)} and "
@@ -220,10 +195,9 @@ def check_shapes(value: Value, weights_MD: Tensor) -> None:
 
 
 def refuse_batch_norm(density: Density) -> None:
-    """Check that the density depends on the weights alone.
+    """Raise ValueError unless the density depends on the weights alone.
 
-    Raises:
-        ValueError: if the network has batch norm that is not frozen, or one without running statistics.
+    It does not if the network has a batch norm that is not frozen, or one without running statistics.
     """
     model: Any = getattr(density, "model", None)
     if model is None:
@@ -239,20 +213,14 @@ def refuse_batch_norm(density: Density) -> None:
 
 def acceptance(log_ratio_M: Tensor) -> Tensor:
     """Return the probability of acceptance, min(1, exp(log ratio)), and 0 where the ratio is not finite."""
-    # not even where the density is infinite: a chain would stay there for ever
+    # 0 even where the density is infinite, because a chain would stay there for ever
     return log_ratio_M.nan_to_num(nan=-torch.inf, posinf=-torch.inf, neginf=-torch.inf).clamp(max=0.0).exp()
 
 
 def metropolis(log_ratio_M: Tensor, seeds: Any, step: int) -> tuple[Tensor, Tensor]:
-    """Return which chains accept, and with what probability.
+    """Return which chains accept, bool (M,), and with what probability, float64 (M,).
 
-    Args:
-        log_ratio_M: log of the ratio of target times reverse proposal to target times proposal, float64.
-        seeds: seeds of the chains.
-        step: number of the step.
-
-    Returns:
-        Bool (M,) and float64 (M,).
+    The ratio is target times reverse proposal over target times proposal.
     """
     probability_M = acceptance(log_ratio_M)
     return uniforms(seeds, Purpose.ACCEPT, step).to(probability_M.device) < probability_M, probability_M
@@ -267,23 +235,15 @@ def diverged(error_M: Tensor) -> tuple[Tensor, Tensor]:
 def moved(state: Any, accepted_M: Tensor, weights_MD: Tensor, *, value: Value, **more: Any) -> Any:
     """Return the next state: at the new weights where a chain accepted, unchanged elsewhere.
 
-    Args:
-        state: a sampler's state with weights, gradient, log density and log likelihood.
-        accepted_M: which chains move.
-        weights_MD: the new weights.
-        value: the density there.
-        more: other fields that change.
-
-    Returns:
-        The new state.
+    `value` is the density at the new weights; `more` are other fields that change.
     """
-    there = weights_MD, value.gradient, value.log_density, value.log_likelihood
-    here = state.weights_MD, state.gradient_MD, state.log_density_M, state.log_likelihood_M
+    proposed = weights_MD, value.gradient, value.log_density, value.log_likelihood
+    current = state.weights_MD, state.gradient_MD, state.log_density_M, state.log_likelihood_M
     accepted = int(accepted_M.sum())
     if 0 < accepted < len(accepted_M):
-        new = [choose(accepted_M, one, other) for one, other in zip(there, here, strict=True)]
-    else:  # often all accept, and a single chain gives all or none: nothing is copied
-        new = there if accepted else here
+        new = [choose(accepted_M, new_rows, other) for new_rows, other in zip(proposed, current, strict=True)]
+    else:  # nothing is copied: often all accept, and a single chain gives all or none
+        new = proposed if accepted else current
     names = ("weights_MD", "gradient_MD", "log_density_M", "log_likelihood_M")
     return replace(state, **dict(zip(names, new, strict=True)), step=state.step + 1, **more)
 

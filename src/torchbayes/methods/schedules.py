@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torchbayes.settings import NOT_NEGATIVE, check_settings
 
-# default length of a run: enough steps to train on a small table, where an epoch has few
+# default least length of a run: enough steps to train on a small table, where an epoch has few
 USUAL_EPOCHS, USUAL_STEPS = 50, 2000
 
 
@@ -40,8 +40,8 @@ class Cosine:
         """Return the factor on the learning rate when a share `done` in [0, 1) of the run is complete."""
         if done < self.warmup:
             return done / self.warmup
-        rest = (done - self.warmup) / (1 - self.warmup)
-        return self.final + (1 - self.final) * (1 + math.cos(math.pi * rest)) / 2
+        done_of_rest = (done - self.warmup) / (1 - self.warmup)
+        return self.final + (1 - self.final) * (1 + math.cos(math.pi * done_of_rest)) / 2
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class PiecewiseLinear:
 
 
 def ramp(step: int) -> float:
-    """Return the factor on the steps of what begins where it may be sharp: it rises from 0 to 1 in 100 steps."""
+    """Return a factor that rises from 0 to 1 in 100 steps, for what begins where the density may be sharp."""
     return min(step / 100, 1.0)
 
 
@@ -150,13 +150,7 @@ StepSchedule = Steady | Decay | Cycles
 
 
 class Progress(NamedTuple):
-    """Where a run is: what the learning rate of its next step depends on.
-
-    Attributes:
-        step: steps taken.
-        total_steps: length of the run.
-        steps_per_epoch: length of an epoch.
-    """
+    """Where a run is: what the learning rate of its next step depends on."""
 
     step: int
     total_steps: int
@@ -169,5 +163,5 @@ class Progress(NamedTuple):
 
 
 def epochs_of(epochs: int | None, steps_per_epoch: int, *, steps: int = USUAL_STEPS) -> int:
-    """Return the length of a run in epochs: as set, else 50, or more where these have fewer than so many steps."""
+    """Return the length of a run in epochs: as set, or 50, or more where these have fewer than `steps`."""
     return max(USUAL_EPOCHS, -(-steps // steps_per_epoch)) if epochs is None else epochs

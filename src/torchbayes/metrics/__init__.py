@@ -2,10 +2,11 @@
 
 Scores against targets (``scoring``), calibration and its repair (``calibration``, ``temperature``), confusions and
 referral (``decisions``), detection of inputs out of distribution (``ood``), fidelity to a reference predictive
-(``fidelity``) and entropies (``uncertainty``). Inputs
-are float32 or float64 tensors on any device with float64 (move tensors from Apple's MPS to the CPU first); elementwise
-work runs in their dtype, sums over points in float64. A score of a whole set is a 0-d float64 tensor on the device of
-the inputs; a value for each point keeps the dtype of the input. Wrong inputs raise TypeError or ValueError.
+(``fidelity``) and entropies (``uncertainty``).
+
+Inputs are float32 or float64 tensors on any device with float64 (move tensors from Apple's MPS to the CPU first).
+Elementwise work runs in their dtype, sums over points in float64. A score of a whole set is a 0-d float64 tensor on the
+device of the inputs; a value for each point keeps the dtype of the input. Wrong inputs raise TypeError or ValueError.
 """
 
 from torchbayes.metrics._checks import weighted_mean

@@ -1,6 +1,6 @@
 """Checks shared by the metrics: each reads its tensor once and, on valid input, synchronises with the device once.
 
-A wrong call ends in a message that says what is wrong, the value seen and what to do.
+Messages say what is wrong, the value seen and what to do.
 """
 
 import math
@@ -15,39 +15,18 @@ _BIN = 32  # bytes: an edge, a count and two means
 
 
 def check_float(name: str, values: Tensor, ndim: int | None = None, *, finite: bool = True) -> None:
-    """Require a non-empty float32 or float64 tensor without NaN (nor infinities, if ``finite``).
-
-    Args:
-        name: Name of the argument, for the message.
-        values: The tensor to check.
-        ndim: Number of axes required; None allows any.
-        finite: Whether infinite values are refused as well as NaN.
-
-    Raises:
-        TypeError: If ``values`` is not a tensor or has another dtype.
-        ValueError: If it has the wrong number of axes, is empty or holds refused values.
-    """
+    """Require a non-empty float32 or float64 tensor of ``ndim`` axes without NaN (nor infinities, if ``finite``)."""
     _check_layout(name, values, ndim)
     bad = ~torch.isfinite(values) if finite else torch.isnan(values)
     if bad.any():
-        what = "NaN or infinite values" if finite else "NaN"
+        fault = "NaN or infinite values" if finite else "NaN"
         raise ValueError(
-            f"`{name}` holds {what}: {int(bad.sum())} of {values.numel()}. Find the inputs or weights that made them."
+            f"`{name}` holds {fault}: {int(bad.sum())} of {values.numel()}. Find the inputs or weights that made them."
         )
 
 
 def check_probs(name: str, probs: Tensor, ndim: int | None = None) -> None:
-    """Require probabilities over the last axis: not below zero, summing to one within 1e-3.
-
-    Args:
-        name: Name of the argument, for the message.
-        probs: The tensor to check.
-        ndim: Number of axes required; None allows any number above zero.
-
-    Raises:
-        TypeError: If ``probs`` is not a tensor or has another dtype than float32 or float64.
-        ValueError: If it has the wrong number of axes, is empty, or its last axis is not a distribution.
-    """
+    """Require probabilities over the last axis, of ``ndim`` axes: not below zero, summing to one within 1e-3."""
     _check_layout(name, probs, ndim)
     if probs.ndim == 0:
         raise ValueError(f"`{name}` must have classes on its last axis; got a single number. Pass shape (..., K).")
@@ -70,19 +49,7 @@ def check_probs(name: str, probs: Tensor, ndim: int | None = None) -> None:
 
 
 def check_targets(targets_B: Tensor, scores_BK: Tensor) -> Tensor:
-    """Require integer classes in 0..K-1, one for each row, and return them as int64.
-
-    Args:
-        targets_B: Classes, shape (B,).
-        scores_BK: The checked probabilities or outputs they belong to, shape (B, K).
-
-    Returns:
-        The classes as int64, shape (B,), so that uint8 labels never act as a mask.
-
-    Raises:
-        TypeError: If ``targets_B`` is not a tensor of integers.
-        ValueError: If its shape, device or range does not fit ``scores_BK``.
-    """
+    """Require integer classes in 0..K-1, one for each row, and return them as int64: uint8 would act as a mask."""
     num_rows, num_classes = scores_BK.shape
     if not isinstance(targets_B, Tensor):
         raise TypeError(f"`targets_B` must be a torch tensor; got {type(targets_B).__name__}. Use torch.as_tensor.")
@@ -103,19 +70,7 @@ def check_targets(targets_B: Tensor, scores_BK: Tensor) -> Tensor:
 
 
 def check_labels(targets_B: Tensor, probs_BK: Tensor) -> Tensor:
-    """Require integer classes, or soft labels: a distribution over the classes for each row.
-
-    Args:
-        targets_B: Classes, shape (B,), or probabilities of them, shape (B, K).
-        probs_BK: The checked probabilities they are compared with.
-
-    Returns:
-        The classes as int64 (B,), or the soft labels (B, K).
-
-    Raises:
-        TypeError: If they are neither integers nor of the shape of ``probs_BK``.
-        ValueError: If shape, device or range does not fit ``probs_BK``.
-    """
+    """Check and return classes as int64 (B,), or soft labels (B, K): a distribution over classes for each row."""
     soft = isinstance(targets_B, Tensor) and targets_B.is_floating_point() and targets_B.shape == probs_BK.shape
     if not soft:
         return check_targets(targets_B, probs_BK)
@@ -125,15 +80,15 @@ def check_labels(targets_B: Tensor, probs_BK: Tensor) -> Tensor:
 
 
 def weighted_mean(values_B: Tensor, weights_B: Tensor | None) -> Tensor:
-    r"""Return $\sum_b w_b v_b / \sum_b w_b$ in float64, the plain mean if None; weight 0 has no effect.
+    r"""Return $\sum_b w_b v_b / \sum_b w_b$ in float64, the plain mean without weights; weight 0 has no effect.
 
     Args:
-        values_B: Values, any shape.
-        weights_B: How often each counts, the same shape, or None.
+        values_B: values, any shape.
+        weights_B: how often each counts, the same shape, or None.
 
     Raises:
-        TypeError: If values or weights are not tensors.
-        ValueError: If their shapes differ, a weight is negative or not finite, or all are zero.
+        TypeError: if values or weights are not tensors.
+        ValueError: if their shapes differ, a weight is negative or not finite, or all are zero.
     """
     check_tensor(values_B=values_B)
     if weights_B is None:
@@ -143,20 +98,7 @@ def weighted_mean(values_B: Tensor, weights_B: Tensor | None) -> Tensor:
 
 
 def check_weights(weights_B: Tensor, values_B: Tensor, name: str = "weights_B") -> Tensor:
-    """Require weights of points, and return them in float64.
-
-    Args:
-        weights_B: How often each point counts.
-        values_B: The points, of the same shape.
-        name: Of the weights.
-
-    Returns:
-        The weights, float64.
-
-    Raises:
-        TypeError: If they are not a tensor.
-        ValueError: If their shape differs, one is negative or not finite, or all are zero.
-    """
+    """Require weights of points, of their shape, finite, at least 0 and not all 0, and return them in float64."""
     if not isinstance(weights_B, Tensor):
         raise TypeError(f"`{name}` must be a torch tensor; got {type(weights_B).__name__}. Use torch.as_tensor.")
     check_same_shape(name, weights_B, "values", values_B)
@@ -171,18 +113,7 @@ def check_weights(weights_B: Tensor, values_B: Tensor, name: str = "weights_B") 
 
 
 def check_same_shape(name: str, values: Tensor, other_name: str, other: Tensor) -> None:
-    """Require two tensors of one shape on one device, so that nothing broadcasts by accident.
-
-    Args:
-        name: Name of the first argument.
-        values: The first tensor.
-        other_name: Name of the second argument.
-        other: The second tensor.
-
-    Raises:
-        TypeError: If one is not a tensor.
-        ValueError: If shapes or devices differ.
-    """
+    """Require two tensors of one shape on one device, so that nothing broadcasts by accident."""
     for argument, tensor in ((name, values), (other_name, other)):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"`{argument}` must be a torch tensor; got {type(tensor).__name__}. Use torch.as_tensor.")
@@ -195,16 +126,7 @@ def check_same_shape(name: str, values: Tensor, other_name: str, other: Tensor) 
 
 
 def check_device(name: str, values: Tensor, other: Tensor) -> None:
-    """Require two tensors on one device.
-
-    Args:
-        name: Name of the first argument.
-        values: The first tensor.
-        other: The tensor whose device is right.
-
-    Raises:
-        ValueError: If the devices differ.
-    """
+    """Require two tensors on one device."""
     if values.device != other.device:
         raise ValueError(
             f"`{name}` is on {values.device}, the rest on {other.device}. Move it with .to('{other.device}')."
@@ -212,29 +134,13 @@ def check_device(name: str, values: Tensor, other: Tensor) -> None:
 
 
 def check_bins(bins: int) -> None:
-    """Require a positive whole number of bins.
-
-    Args:
-        bins: Number of bins.
-
-    Raises:
-        ValueError: If ``bins`` is not a positive whole number, or so many do not fit in memory.
-    """
+    """Require a positive whole number of bins that fit in memory."""
     check_counts(bins=bins)
     check_memory(_BIN * bins, "the bins", bins=bins)
 
 
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Require one of a few words.
-
-    Args:
-        name: Name of the argument.
-        value: The word given.
-        choices: The words allowed.
-
-    Raises:
-        ValueError: If ``value`` is not one of ``choices``.
-    """
+    """Require one of a few words."""
     if value not in choices:
         raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}; got {value!r}.")
 

@@ -32,10 +32,10 @@ class Reliability:
     An empty bin has count, confidence and accuracy zero (never NaN): leave out bins of count zero when drawing.
 
     Attributes:
-        confidence: Mean largest probability in each bin, shape (bins,), float64.
-        accuracy: Share of right predictions in each bin, shape (bins,), float64.
-        count: Number of points in each bin, shape (bins,), int64; sums to B. With weights their sum, float64.
-        edges: Bounds of the bins in confidence, shape (bins + 1,), float64, non-decreasing.
+        confidence: mean largest probability in each bin, (bins,), float64.
+        accuracy: share of right predictions in each bin, (bins,), float64.
+        count: number of points in each bin, (bins,), int64, with sum B; with weights their sum, float64.
+        edges: bounds of the bins in confidence, (bins + 1,), float64, non-decreasing.
         kind: "width" for bins of equal width on [0, 1], "mass" for bins of equal count.
     """
 
@@ -59,22 +59,19 @@ def reliability(
     kind: Literal["width", "mass"] = "width",
     weights_B: Tensor | None = None,
 ) -> Reliability:
-    """Bin predictions by confidence and give each bin's mean confidence and accuracy.
+    """Return each bin's mean confidence and accuracy, with predictions binned by confidence.
 
-    Bins of equal width are (lower, upper], as in Guo et al. (2017). Bins of equal mass hold B / bins points each, up to
-    one, by rank of confidence; points of equal confidence share their mean accuracy, so that the result does not depend
-    on the order of the rows even where a tie is split between bins. Where points have weights, bins of equal mass have
-    equal total weights, and a point on a bound is split between both bins.
+    Bins of equal width are (lower, upper], as in Guo et al. (2017). Bins of equal mass hold B / bins points each,
+    up to one, by rank of confidence. Points of equal confidence share their mean accuracy, so the result does not
+    depend on the order of the rows even where a tie is split between bins. Where points have weights, bins of equal
+    mass have equal total weights, and a point on a bound is split between both bins.
 
     Args:
-        probs_BK: Class probabilities, shape (B, K).
-        targets_B: Integer classes in 0..K-1, shape (B,), or soft labels, shape (B, K): the share of each.
+        probs_BK: Class probabilities.
+        targets_B: Integer classes in 0..K-1, or soft labels, shape (B, K): the share of each.
         bins: Number of bins. With fewer points than bins, some bins of equal mass are empty.
         kind: "width" or "mass".
-        weights_B: How often each row counts, shape (B,), at least 0; once if None.
-
-    Returns:
-        The bins.
+        weights_B: How often each row counts, at least 0; once if None.
 
     Raises:
         TypeError: If a dtype is wrong.
@@ -109,7 +106,7 @@ def reliability(
 
 
 def _of_equal_weight(confidence_B: Tensor, correct_B: Tensor, weights_B: Tensor, bins: int) -> Reliability:
-    """Return bins of equal total weight: differences of integrals over the sorted points."""
+    """Return bins of equal total weight, as differences of integrals over the sorted points."""
     counted_B = weights_B > 0
     confidence_B, order_B = confidence_B[counted_B].sort()
     weights_B, correct_B = weights_B[counted_B][order_B], correct_B[counted_B][order_B]
@@ -119,15 +116,15 @@ def _of_equal_weight(confidence_B: Tensor, correct_B: Tensor, weights_B: Tensor,
     )
     ends_B = weights_B.cumsum(0)
     bounds = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=ends_B.device) * ends_B[-1]
-    place = torch.searchsorted(ends_B, bounds, right=True).clamp_max(len(ends_B) - 1)
+    position = torch.searchsorted(ends_B, bounds, right=True).clamp_max(len(ends_B) - 1)
 
     def total(values_B: Tensor) -> Tensor:
         before_B = (weights_B * values_B).cumsum(0) - weights_B * values_B
-        return (before_B[place] + (bounds - (ends_B - weights_B)[place]) * values_B[place]).diff()
+        return (before_B[position] + (bounds - (ends_B - weights_B)[position]) * values_B[position]).diff()
 
     count = bounds.diff()
     confidence, accuracy = (total(each_B) / count for each_B in (confidence_B.double(), (right / size)[tie_B]))
-    return Reliability(confidence, accuracy, count, confidence_B.double()[place], "mass")
+    return Reliability(confidence, accuracy, count, confidence_B.double()[position], "mass")
 
 
 def _bins_of_equal_mass(confidence_B: Tensor, correct_B: Tensor, bins: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -142,16 +139,15 @@ def _bins_of_equal_mass(confidence_B: Tensor, correct_B: Tensor, bins: int) -> t
 
 
 def ece(probs_BK: Tensor, targets_B: Tensor, bins: int = 15, *, weights_B: Tensor | None = None) -> Tensor:
-    r"""Expected calibration error in bins of equal width: $\sum_i \frac{n_i}{B} |\mathrm{acc}_i - \mathrm{conf}_i|$.
+    r"""Return the expected calibration error in bins of equal width, a 0-d float64 tensor in [0, 1].
+
+    It is $\sum_i \frac{n_i}{B} |\mathrm{acc}_i - \mathrm{conf}_i|$.
 
     Args:
-        probs_BK: Class probabilities, shape (B, K).
-        targets_B: Integer classes in 0..K-1, shape (B,), or soft labels, shape (B, K).
+        probs_BK: Class probabilities.
+        targets_B: Integer classes in 0..K-1, or soft labels, shape (B, K).
         bins: Number of bins (lower, upper] of equal width on [0, 1]; 15 in Guo et al. (2017).
-        weights_B: How often each row counts, shape (B,), at least 0; once if None.
-
-    Returns:
-        Error in [0, 1], a 0-d float64 tensor.
+        weights_B: How often each row counts, at least 0; once if None.
 
     Raises:
         TypeError: If a dtype is wrong.
@@ -161,21 +157,19 @@ def ece(probs_BK: Tensor, targets_B: Tensor, bins: int = 15, *, weights_B: Tenso
 
 
 def ece_mass(probs_BK: Tensor, targets_B: Tensor, bins: int = 20, *, weights_B: Tensor | None = None) -> Tensor:
-    r"""Expected calibration error in bins of equal mass: $\sum_i \frac{n_i}{B} |\mathrm{acc}_i - \mathrm{conf}_i|$.
+    r"""Return the expected calibration error in bins of equal mass, a 0-d float64 tensor in [0, 1].
 
-    Twenty bins of equal mass are the choice of the code published with Izmailov et al. (2021), "What are Bayesian
-    neural network posteriors really like?". That code bounds its bins by strict inequalities on both sides and so
-    drops points that lie on an edge: ties with an edge and the largest confidence. Here every point counts, so the
-    two differ where confidences are tied (saturated at one, say) and by no more than about bins / B otherwise.
+    It is $\sum_i \frac{n_i}{B} |\mathrm{acc}_i - \mathrm{conf}_i|$. Twenty bins of equal mass are the choice of the
+    code published with Izmailov et al. (2021), "What are Bayesian neural network posteriors really like?". That
+    code bounds its bins by strict inequalities on both sides and so drops points that lie on an edge: ties with an
+    edge and the largest confidence. Here every point counts, so the two differ where confidences are tied
+    (saturated at one, say) and by no more than about bins / B otherwise.
 
     Args:
-        probs_BK: Class probabilities, shape (B, K).
-        targets_B: Integer classes in 0..K-1, shape (B,), or soft labels, shape (B, K).
+        probs_BK: Class probabilities.
+        targets_B: Integer classes in 0..K-1, or soft labels, shape (B, K).
         bins: Number of bins of (almost) equal count.
-        weights_B: How often each row counts, shape (B,), at least 0; once if None.
-
-    Returns:
-        Error in [0, 1], a 0-d float64 tensor.
+        weights_B: How often each row counts, at least 0; once if None.
 
     Raises:
         TypeError: If a dtype is wrong.
@@ -187,16 +181,15 @@ def ece_mass(probs_BK: Tensor, targets_B: Tensor, bins: int = 20, *, weights_B: 
 def interval_coverage(
     lower_B: Tensor, upper_B: Tensor, targets_B: Tensor, *, weights_B: Tensor | None = None
 ) -> Tensor:
-    r"""Share of targets inside their interval, $\frac1B \sum_b [l_b \le y_b \le u_b]$; ideally the stated level.
+    r"""Return the share of targets inside their interval, a 0-d float64 tensor; ideally the stated level.
+
+    It is $\frac1B \sum_b [l_b \le y_b \le u_b]$.
 
     Args:
         lower_B: Lower ends, any shape; minus infinity is allowed.
         upper_B: Upper ends, the same shape, nowhere below ``lower_B``; infinity is allowed.
         targets_B: Observed values, the same shape.
         weights_B: How often each counts, the same shape, at least 0; once if None.
-
-    Returns:
-        Coverage in [0, 1], a 0-d float64 tensor.
 
     Raises:
         TypeError: If a dtype is not float32 or float64.
@@ -214,19 +207,17 @@ def interval_coverage(
 def quantile_calibration(
     levels_Q: Tensor, quantiles_QB: Tensor, targets_B: Tensor, *, weights_B: Tensor | None = None
 ) -> Tensor:
-    r"""Observed level of each predicted quantile, $\hat p_q = \frac1B \sum_b [y_b \le F_b^{-1}(p_q)]$.
+    r"""Return the observed level of each predicted quantile, in [0, 1], float64 (Q,).
 
-    Calibrated predictions have observed equal to stated levels; $\sum_q (\hat p_q - p_q)^2$ is the calibration error
-    of Kuleshov et al. (2018), "Accurate uncertainties for deep learning using calibrated regression".
+    It is $\hat p_q = \frac1B \sum_b [y_b \le F_b^{-1}(p_q)]$. Calibrated predictions have observed equal to stated
+    levels; $\sum_q (\hat p_q - p_q)^2$ is the calibration error of Kuleshov et al. (2018), "Accurate uncertainties
+    for deep learning using calibrated regression".
 
     Args:
-        levels_Q: Stated levels, each strictly between 0 and 1, shape (Q,).
-        quantiles_QB: Predicted quantiles at those levels, shape (Q, B).
-        targets_B: Observed values, shape (B,).
-        weights_B: How often each counts, shape (B,), at least 0; once if None.
-
-    Returns:
-        Observed levels in [0, 1], shape (Q,), float64.
+        levels_Q: Stated levels, each strictly between 0 and 1.
+        quantiles_QB: Predicted quantiles at those levels.
+        targets_B: Observed values.
+        weights_B: How often each counts, at least 0; once if None.
 
     Raises:
         TypeError: If a dtype is not float32 or float64.
@@ -244,18 +235,16 @@ def quantile_calibration(
 
 
 def central_level(below_B: Tensor, up_to_B: Tensor) -> Tensor:
-    r"""Level of the smallest central interval that holds each target, $\max(0,\, 1 - 2 \min(F(y), 1 - F(y^-)))$.
+    r"""Return the level of the smallest central interval that holds each target, in the shape and dtype of the targets.
 
-    The central interval of level c runs from the quantile at (1 - c) / 2 to that at (1 + c) / 2. The share of targets
-    whose level is at most c is the coverage of those intervals, for every c at once; ideally it is c. For continuous
-    distributions the two arguments are equal; in discrete ones intervals hold more than they say.
+    It is $\max(0,\, 1 - 2 \min(F(y), 1 - F(y^-)))$. The central interval of level c runs from the quantile at level
+    (1 - c) / 2 to that at (1 + c) / 2. The share of targets whose level is at most c is the coverage of those
+    intervals, for every c at once; ideally it is c. For continuous distributions the two arguments are equal; in
+    discrete ones intervals hold more than they say.
 
     Args:
         below_B: Predicted probability of values below the target, F(y-), any shape.
         up_to_B: Predicted probability of values up to the target, F(y), the same shape, nowhere lower.
-
-    Returns:
-        Levels in [0, 1], the same shape and dtype.
 
     Raises:
         TypeError: If a dtype is not float32 or float64.

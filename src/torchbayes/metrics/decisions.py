@@ -1,6 +1,6 @@
-r"""What class probabilities lead to when somebody acts on them: which classes are confused, and what referral gains.
+"""Consequences of acting on class probabilities: which classes are confused, and what referral gains.
 
-Referral (selective prediction; Geifman and El-Yaniv, 2017): the rows that the model is least sure about are handed to
+Referral (selective prediction; Geifman and El-Yaniv, 2017): the rows of which the model is least sure are handed to
 somebody else, and accuracy is that on the rows that are kept.
 """
 
@@ -16,8 +16,8 @@ class RiskCoverage(NamedTuple):
     """Mean loss of what is kept, from the most confident rows to all rows.
 
     Attributes:
-        coverage: Share of the rows that are kept, increasing to 1, shape (P,), float64.
-        risk: Mean loss among them, shape (P,), float64.
+        coverage: share of the rows that are kept, increasing to 1, (P,), float64.
+        risk: mean loss among them, (P,), float64.
     """
 
     coverage: Tensor
@@ -28,7 +28,7 @@ class RiskCoverage(NamedTuple):
         r"""Area under the curve, $\sum_p (c_p - c_{p-1})\, r_p$ with coverage c and risk r: 0-d float64.
 
         Without ties this is the mean of the risks at the coverages 1/B, 2/B, ..., 1 (Geifman et al., 2019). Rows of
-        equal uncertainty enter together, at the risk with all of them, so a score that is the same for all rows has
+        equal uncertainty enter together, at the risk with all of them, so a score that is equal for all rows has
         the mean loss as its area.
         """
         return (self.coverage.diff(prepend=torch.zeros_like(self.coverage[:1])) * self.risk).sum()
@@ -38,8 +38,8 @@ class Selection(NamedTuple):
     """Accuracy of what is kept, from the most confident rows to all rows.
 
     Attributes:
-        kept: Share of the rows that are kept, increasing to 1, shape (P,), float64.
-        accuracy: Share of right predictions among them, shape (P,), float64.
+        kept: share of the rows that are kept, increasing to 1, (P,), float64.
+        accuracy: share of right predictions among them, (P,), float64.
     """
 
     kept: Tensor
@@ -47,18 +47,15 @@ class Selection(NamedTuple):
 
 
 def selective_accuracy(correct_B: Tensor, uncertainty_B: Tensor, *, weights_B: Tensor | None = None) -> Selection:
-    r"""Accuracy on the rows whose uncertainty is at most u, for every u that occurs.
+    r"""Return the accuracy on the rows whose uncertainty is at most u, and their share, for every u that occurs.
 
-    $\mathrm{acc}(u) = \sum_b [u_b \le u]\, c_b / \sum_b [u_b \le u]$. Rows of equal uncertainty are kept or referred
-    together, so that the order of the rows changes nothing.
+    $\mathrm{acc}(u) = \sum_b [u_b \le u]\, c_b / \sum_b [u_b \le u]$. Rows of equal uncertainty are kept or
+    referred together, so the order of the rows changes nothing.
 
     Args:
-        correct_B: 1 where the prediction is right and 0 where it is wrong, or shares between, shape (B,).
-        uncertainty_B: How unsure the model is of each row, such as its predictive entropy, shape (B,).
-        weights_B: How often each row counts, shape (B,), at least 0; once if None.
-
-    Returns:
-        Shares of rows and accuracies, one point for each value of the uncertainty.
+        correct_B: 1 where the prediction is right and 0 where it is wrong, or shares between.
+        uncertainty_B: How unsure the model is of each row, such as its predictive entropy.
+        weights_B: How often each row counts, at least 0; once if None.
 
     Raises:
         TypeError: If a dtype is wrong.
@@ -74,20 +71,17 @@ def selective_accuracy(correct_B: Tensor, uncertainty_B: Tensor, *, weights_B: T
 
 
 def risk_coverage(loss_B: Tensor, uncertainty_B: Tensor, *, weights_B: Tensor | None = None) -> RiskCoverage:
-    r"""Mean loss on the rows whose uncertainty is at most u, for every u that occurs, and how many these are.
+    r"""Return the mean loss on the rows whose uncertainty is at most u, and their share, for every u that occurs.
 
     $\mathrm{risk}(u) = \sum_b [u_b \le u]\, l_b / \sum_b [u_b \le u]$ (Geifman and El-Yaniv, 2017). Rows of equal
-    uncertainty are kept or referred together, so that the order of the rows changes nothing. With 0 where a prediction
-    is right and 1 where it is wrong, risk is one minus `selective_accuracy`; for a regression the loss may be the
-    squared error, and the uncertainty the predictive standard deviation.
+    uncertainty are kept or referred together, so the order of the rows changes nothing. With loss 0 for right and 1
+    for wrong predictions, risk is one minus `selective_accuracy`; for a regression the loss may be the squared
+    error, and the uncertainty the predictive standard deviation.
 
     Args:
-        loss_B: What each prediction costs, shape (B,).
-        uncertainty_B: How unsure the model is of each row, such as one minus its confidence, shape (B,).
-        weights_B: How often each row counts, shape (B,), at least 0; once if None.
-
-    Returns:
-        Shares of rows and risks, one point for each value of the uncertainty, and their area `aurc`.
+        loss_B: What each prediction costs.
+        uncertainty_B: How unsure the model is of each row, such as one minus its confidence.
+        weights_B: How often each row counts, at least 0; once if None.
 
     Raises:
         TypeError: If a dtype is wrong.
@@ -112,15 +106,14 @@ def _means_of_kept(values_B: Tensor, uncertainty_B: Tensor, weights_B: Tensor | 
 
 
 def confusion(probs_BK: Tensor, targets_B: Tensor, *, weights_B: Tensor | None = None) -> Tensor:
-    """Count rows by their true class and by the most probable one; of tied classes the first counts.
+    """Return counts of rows by true class (first axis) and by most probable class, (K, K), float64.
+
+    Of tied classes the first counts.
 
     Args:
-        probs_BK: Class probabilities, shape (B, K).
-        targets_B: Integer classes in 0..K-1, shape (B,).
-        weights_B: How often each row counts, shape (B,), at least 0; once if None.
-
-    Returns:
-        Counts, shape (K, K), float64: the first axis is the true class, the second the predicted one.
+        probs_BK: Class probabilities.
+        targets_B: Integer classes in 0..K-1.
+        weights_B: How often each row counts, at least 0; once if None.
 
     Raises:
         TypeError: If a dtype is wrong.

@@ -15,15 +15,14 @@ from torchbayes.metrics._checks import check_float, check_probs, check_same_shap
 
 
 def agreement(p_BK: Tensor, q_BK: Tensor, *, weights_B: Tensor | None = None) -> Tensor:
-    r"""Share of points with the same most probable class, $\frac1B \sum_b [\arg\max p_b = \arg\max q_b]$.
+    r"""Return the share of points with the same most probable class, $\frac1B \sum_b [\arg\max p_b = \arg\max q_b]$.
+
+    It is a 0-d float64 tensor.
 
     Args:
-        p_BK: Class probabilities of the one predictive, shape (B, K).
-        q_BK: Class probabilities of the other, shape (B, K).
-        weights_B: How often each point counts, shape (B,), at least 0; once if None.
-
-    Returns:
-        Agreement in [0, 1], a 0-d float64 tensor.
+        p_BK: Class probabilities of the one predictive.
+        q_BK: Class probabilities of the other.
+        weights_B: How often each point counts, at least 0; once if None.
 
     Raises:
         TypeError: If a dtype is not float32 or float64.
@@ -34,15 +33,14 @@ def agreement(p_BK: Tensor, q_BK: Tensor, *, weights_B: Tensor | None = None) ->
 
 
 def total_variation(p_BK: Tensor, q_BK: Tensor, *, weights_B: Tensor | None = None) -> Tensor:
-    r"""Mean total variation distance, $\frac1B \sum_b \frac12 \sum_k |p_{bk} - q_{bk}|$.
+    r"""Return the mean total variation distance, $\frac1B \sum_b \frac12 \sum_k |p_{bk} - q_{bk}|$, in [0, 1].
+
+    It is a 0-d float64 tensor.
 
     Args:
-        p_BK: Class probabilities of the one predictive, shape (B, K).
-        q_BK: Class probabilities of the other, shape (B, K).
-        weights_B: How often each point counts, shape (B,), at least 0; once if None.
-
-    Returns:
-        Distance in [0, 1], a 0-d float64 tensor.
+        p_BK: Class probabilities of the one predictive.
+        q_BK: Class probabilities of the other.
+        weights_B: How often each point counts, at least 0; once if None.
 
     Raises:
         TypeError: If a dtype is not float32 or float64.
@@ -53,17 +51,15 @@ def total_variation(p_BK: Tensor, q_BK: Tensor, *, weights_B: Tensor | None = No
 
 
 def wasserstein1(draws_SB: Tensor, draws_TB: Tensor, *, weights_B: Tensor | None = None) -> Tensor:
-    r"""Mean 1-Wasserstein distance between two sets of draws, $\frac1B \sum_b \int |F_b(x) - G_b(x)|\,dx$.
+    r"""Return the mean 1-Wasserstein distance between two sets of draws, $\frac1B \sum_b \int |F_b(x) - G_b(x)|\,dx$.
 
-    Exact for the empirical distribution functions F and G at each of the B points; O((S + T) log (S + T)) per point.
+    It is a 0-d float64 tensor in the units of the draws, exact for the empirical distribution functions F and G at
+    each of the B points; O((S + T) log (S + T)) per point.
 
     Args:
-        draws_SB: Draws of the one predictive, shape (S, B).
-        draws_TB: Draws of the other, shape (T, B); T may differ from S.
-        weights_B: How often each point counts, shape (B,), at least 0; once if None.
-
-    Returns:
-        Distance in the units of the draws, a 0-d float64 tensor.
+        draws_SB: Draws of the one predictive.
+        draws_TB: Draws of the other; T may differ from S.
+        weights_B: How often each point counts, at least 0; once if None.
 
     Raises:
         TypeError: If a dtype is not float32 or float64.
@@ -73,12 +69,7 @@ def wasserstein1(draws_SB: Tensor, draws_TB: Tensor, *, weights_B: Tensor | None
 
 
 def wasserstein1_rows(draws_SB: Tensor, draws_TB: Tensor) -> Tensor:
-    """Return the distance at each of the B points, (B,), float64, of which `wasserstein1` is the mean.
-
-    Args:
-        draws_SB: Draws of the one predictive, shape (S, B).
-        draws_TB: Draws of the other, shape (T, B).
-    """
+    """Return the distance at each of the B points, (B,), float64, of which `wasserstein1` is the mean."""
     check_float("draws_SB", draws_SB, 2)
     check_float("draws_TB", draws_TB, 2)
     check_same_shape("draws_SB[0]", draws_SB[0], "draws_TB[0]", draws_TB[0])
@@ -97,32 +88,26 @@ CLOSEST: Final = {"agreement": 1.0}
 def floor(
     apart: Mapping[str, float], sizes: tuple[int, int], *, same: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    r"""How far apart two independent samples of the whole reference would be, by its own parts.
+    r"""Return how far apart two independent samples of the whole reference would be, per measure, from its own parts.
 
-    A part of a chains and the other b are apart by Monte Carlo error of variance $V (1/a + 1/b)$; two samples of all
-    a + b chains would be by $2V/(a + b)$. Distances of averages go with the root, so
+    Parts of a and b chains (`sizes`) are apart by Monte Carlo error of variance $V (1/a + 1/b)$; two samples of all
+    a + b chains would be by $2V/(a + b)$. Distances of averages grow with the root, so
 
     $$d^2 = s^2 + \frac{2ab}{(a + b)^2} (d_{ab}^2 - s^2)$$
 
-    with s the distance of the reference to itself, of what a measure draws besides. What is no farther from the
-    reference cannot be distinguished from another run of it.
-
-    Args:
-        apart: measure -> its value between the two parts: agreement, total variation or Wasserstein distance.
-        sizes: a and b, chains of each part.
-        same: measure -> its value where there is no Monte Carlo error of the reference; the best one if not given.
-
-    Returns:
-        measure -> floor.
+    where $d_{ab}$ (`apart`) is the measured distance between the parts: agreement, total variation or Wasserstein
+    distance. s (`same`) is the distance without Monte Carlo error of the reference, due to other randomness of a
+    measure; by default 0, or the best value. What is no farther from the reference cannot be distinguished from
+    another run of it.
     """
     a, b = sizes
-    share, found = 2 * a * b / (a + b) ** 2, {}
+    share, floors = 2 * a * b / (a + b) ** 2, {}
     for measure, value in apart.items():
         best = CLOSEST.get(measure, 0.0)
-        own = abs((same or {}).get(measure, best) - best)
-        size = math.sqrt(own**2 + share * max((value - best) ** 2 - own**2, 0.0))
-        found[measure] = best - size if best else size
-    return found
+        spread = abs((same or {}).get(measure, best) - best)
+        size = math.sqrt(spread**2 + share * max((value - best) ** 2 - spread**2, 0.0))
+        floors[measure] = best - size if best else size
+    return floors
 
 
 def _check_pair(p_BK: Tensor, q_BK: Tensor) -> None:

@@ -20,16 +20,15 @@ def auroc(
     in_weights_N: Tensor | None = None,
     out_weights_N: Tensor | None = None,
 ) -> Tensor:
-    r"""Area under the ROC curve, $P(s_\mathrm{out} > s_\mathrm{in}) + \frac12 P(s_\mathrm{out} = s_\mathrm{in})$.
+    r"""Return the area under the ROC curve, a 0-d float64 tensor in [0, 1], 0.5 for uninformative scores.
+
+    It is $P(s_\mathrm{out} > s_\mathrm{in}) + \frac12 P(s_\mathrm{out} = s_\mathrm{in})$.
 
     Args:
         in_scores_N: Scores of inputs in distribution, a vector of any length; infinities are allowed.
         out_scores_N: Scores of inputs out of distribution, a vector of any length.
         in_weights_N: How often each of the former counts, or None where each counts once.
         out_weights_N: How often each of the latter counts.
-
-    Returns:
-        Area in [0, 1], 0.5 for uninformative scores, a 0-d float64 tensor.
 
     Raises:
         TypeError: If a dtype is not float32 or float64.
@@ -51,10 +50,11 @@ def aupr(
     in_weights_N: Tensor | None = None,
     out_weights_N: Tensor | None = None,
 ) -> Tensor:
-    r"""Area under the precision-recall curve as average precision, $\sum_i (R_i - R_{i-1}) P_i$ over thresholds.
+    r"""Return the area under the precision-recall curve as average precision, a 0-d float64 tensor in [0, 1].
 
-    Both conventions are in use: "out" asks how well outliers are found ("AUPR-Out"), "in" how well inliers are
-    ("AUPR-In", scores negated). Without skill the area is the share of positives, so it depends on their number.
+    It is $\sum_i (R_i - R_{i-1}) P_i$ over thresholds. Both conventions are in use: "out" asks how well outliers
+    are found ("AUPR-Out"), "in" how well inliers are ("AUPR-In", scores negated). Without skill the area is the
+    share of positives, so it depends on their number.
 
     Args:
         in_scores_N: Scores of inputs in distribution, a vector of any length; infinities are allowed.
@@ -63,13 +63,10 @@ def aupr(
         in_weights_N: How often each of the former counts, or None where each counts once.
         out_weights_N: How often each of the latter counts.
 
-    Returns:
-        Area in [0, 1], a 0-d float64 tensor.
-
     Raises:
         TypeError: If a dtype is not float32 or float64.
-        ValueError: If a vector is empty, has another number of axes or holds NaN, weights do not fit, or ``positive``
-            is unknown.
+        ValueError: If a vector is empty, has another number of axes or holds NaN, weights do not fit, or
+            ``positive`` is unknown.
     """
     weights = _weights(in_scores_N, out_scores_N, in_weights_N, out_weights_N)
     positives_N, negatives_N = _positives_and_negatives(in_scores_N, out_scores_N, positive)
@@ -90,10 +87,11 @@ def fpr95(
     in_weights_N: Tensor | None = None,
     out_weights_N: Tensor | None = None,
 ) -> Tensor:
-    """False positive rate at the strictest threshold whose true positive rate is at least 95 %.
+    """Return the false positive rate at the strictest threshold whose true positive rate is at least 95 %.
 
-    By default inliers are positive, as in Liang et al. (2018): the share of outliers still accepted when the threshold
-    accepts 95 % of the inliers. With "out" it is the share of inliers flagged when 95 % of the outliers are.
+    It is a 0-d float64 tensor in [0, 1]; lower is better. By default inliers are positive, as in Liang et al.
+    (2018): the share of outliers still accepted when the threshold accepts 95 % of the inliers. With "out" it is
+    the share of inliers flagged when 95 % of the outliers are.
 
     Args:
         in_scores_N: Scores of inputs in distribution, a vector of any length; infinities are allowed.
@@ -102,13 +100,10 @@ def fpr95(
         in_weights_N: How often each of the former counts, or None where each counts once.
         out_weights_N: How often each of the latter counts.
 
-    Returns:
-        Rate in [0, 1], lower is better, a 0-d float64 tensor.
-
     Raises:
         TypeError: If a dtype is not float32 or float64.
-        ValueError: If a vector is empty, has another number of axes or holds NaN, weights do not fit, or ``positive``
-            is unknown.
+        ValueError: If a vector is empty, has another number of axes or holds NaN, weights do not fit, or
+            ``positive`` is unknown.
     """
     weights = _weights(in_scores_N, out_scores_N, in_weights_N, out_weights_N)
     positives_N, negatives_N = _positives_and_negatives(in_scores_N, out_scores_N, positive)
@@ -134,10 +129,10 @@ def _check_scores(in_scores_N: Tensor, out_scores_N: Tensor) -> None:
 def _weights(in_scores_N: Tensor, out_scores_N: Tensor, *given: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return how often each input counts, float64, once the scores are checked."""
     _check_scores(in_scores_N, out_scores_N)
-    found = [
+    checked = [
         torch.ones_like(scores, dtype=torch.float64) if weights is None else check_weights(weights, scores, name)
         for scores, weights, name in zip(
             (in_scores_N, out_scores_N), given, ("in_weights_N", "out_weights_N"), strict=True
         )
     ]
-    return found[0], found[1]
+    return checked[0], checked[1]

@@ -15,15 +15,12 @@ _AT_ONCE = 2**20  # numbers held at once
 
 
 def accuracy(probs_BK: Tensor, targets_B: Tensor, *, weights_B: Tensor | None = None) -> Tensor:
-    """Share of rows whose most probable class is the target; of tied classes the first counts.
+    """Return the share of rows whose most probable class is the target, 0-d float64; of tied classes the first counts.
 
     Args:
-        probs_BK: Class probabilities, shape (B, K).
-        targets_B: Integer classes in 0..K-1, shape (B,), or soft labels, shape (B, K): the share of each.
-        weights_B: How often each row counts, shape (B,), at least 0; once if None.
-
-    Returns:
-        Accuracy in [0, 1], a 0-d float64 tensor.
+        probs_BK: Class probabilities.
+        targets_B: Integer classes in 0..K-1, or soft labels, shape (B, K): the share of each.
+        weights_B: How often each row counts, at least 0; once if None.
 
     Raises:
         TypeError: If a dtype is wrong.
@@ -34,7 +31,7 @@ def accuracy(probs_BK: Tensor, targets_B: Tensor, *, weights_B: Tensor | None = 
 
 
 def hits(probs_BK: Tensor, targets_B: Tensor) -> Tensor:
-    """Return 1 where the most probable class is the target, else 0; for soft labels that class's probability, (B,)."""
+    """Return 1 where the most probable class is the target, else 0, (B,); for soft labels its share in them."""
     predicted_B = probs_BK.argmax(-1)
     if targets_B.is_floating_point():
         return targets_B.gather(-1, predicted_B.unsqueeze(-1)).squeeze(-1).double()
@@ -42,15 +39,12 @@ def hits(probs_BK: Tensor, targets_B: Tensor) -> Tensor:
 
 
 def nll(log_prob_B: Tensor, *, weights_B: Tensor | None = None) -> Tensor:
-    r"""Mean negative log-probability, $-\frac1B \sum_b \log p(y_b \mid x_b)$, in nats.
+    r"""Return the mean negative log-probability, $-\frac1B \sum_b \log p(y_b \mid x_b)$, in nats, 0-d float64.
 
     Args:
-        log_prob_B: Log-probability or log-density of each target, shape (B,). For a model average this is
-            the log of the averaged probability. Minus infinity is allowed and makes the score infinite.
-        weights_B: How often each row counts, shape (B,), at least 0; once if None.
-
-    Returns:
-        Mean negative log-probability, a 0-d float64 tensor.
+        log_prob_B: Log-probability or log-density of each target. For a model average this is the log of the
+            averaged probability. Minus infinity is allowed and makes the score infinite.
+        weights_B: How often each row counts, at least 0; once if None.
 
     Raises:
         TypeError: If the dtype is not float32 or float64.
@@ -61,17 +55,15 @@ def nll(log_prob_B: Tensor, *, weights_B: Tensor | None = None) -> Tensor:
 
 
 def brier(probs_BK: Tensor, targets_B: Tensor, *, weights_B: Tensor | None = None) -> Tensor:
-    r"""Brier score, $\frac1B \sum_b \sum_k (p_{bk} - [y_b = k])^2$, summed over classes (Brier, 1950).
+    r"""Return the Brier score, $\frac1B \sum_b \sum_k (p_{bk} - [y_b = k])^2$, summed over classes (Brier, 1950).
 
-    It lies in [0, 2]. For two classes it is twice the one-column form $(p_{b1} - y_b)^2$ that some libraries report.
+    It is a 0-d float64 tensor in [0, 2]. For two classes it is twice the one-column form $(p_{b1} - y_b)^2$ that
+    some libraries report.
 
     Args:
-        probs_BK: Class probabilities, shape (B, K); for a Bernoulli probability p the two columns are 1 - p and p.
-        targets_B: Integer classes in 0..K-1, shape (B,), or soft labels, shape (B, K): the share of each.
-        weights_B: How often each row counts, shape (B,), at least 0; once if None.
-
-    Returns:
-        Brier score, a 0-d float64 tensor.
+        probs_BK: Class probabilities; for a Bernoulli probability p the two columns are 1 - p and p.
+        targets_B: Integer classes in 0..K-1, or soft labels, shape (B, K): the share of each.
+        weights_B: How often each row counts, at least 0; once if None.
 
     Raises:
         TypeError: If a dtype is wrong.
@@ -83,21 +75,18 @@ def brier(probs_BK: Tensor, targets_B: Tensor, *, weights_B: Tensor | None = Non
 
 def squared_distance(probs_BK: Tensor, targets_B: Tensor) -> Tensor:
     """Return the Brier score of each row, (B,)."""
-    if targets_B.is_floating_point():  # the mean over labels drawn from them
+    if targets_B.is_floating_point():  # the mean over labels drawn from the soft ones
         return (targets_B.sum(-1) * probs_BK.square().sum(-1)) + (targets_B * (1 - 2 * probs_BK)).sum(-1)
     return (probs_BK - torch.nn.functional.one_hot(targets_B, probs_BK.shape[1])).square().sum(-1)
 
 
 def rmse(mean_B: Tensor, targets_B: Tensor, *, weights_B: Tensor | None = None) -> Tensor:
-    r"""Root mean squared error, $\sqrt{\frac1B \sum_b (\mu_b - y_b)^2}$, over all elements.
+    r"""Return the root mean squared error, $\sqrt{\frac1B \sum_b (\mu_b - y_b)^2}$, over all elements, 0-d float64.
 
     Args:
         mean_B: Predicted means, any shape.
         targets_B: Observed values, the same shape.
         weights_B: How often each counts, the same shape, at least 0; once if None.
-
-    Returns:
-        Error in the units of the targets, a 0-d float64 tensor.
 
     Raises:
         TypeError: If a dtype is not float32 or float64.
@@ -110,19 +99,16 @@ def rmse(mean_B: Tensor, targets_B: Tensor, *, weights_B: Tensor | None = None) 
 
 
 def crps_gaussian(mean_B: Tensor, scale_B: Tensor, targets_B: Tensor, *, weights_B: Tensor | None = None) -> Tensor:
-    r"""Continuous ranked probability score of Gaussian predictions, averaged over all elements.
+    r"""Return the continuous ranked probability score of Gaussian predictions, averaged over all elements, 0-d float64.
 
-    With $z = (y - \mu)/\sigma$: $\sigma\,[z\,(2\Phi(z) - 1) + 2\varphi(z) - 1/\sqrt\pi]$
-    (Gneiting et al., 2005).
+    With $z = (y - \mu)/\sigma$: $\sigma\,[z\,(2\Phi(z) - 1) + 2\varphi(z) - 1/\sqrt\pi]$ (Gneiting et al., 2005),
+    in the units of the targets; lower is better.
 
     Args:
         mean_B: Predicted means, any shape.
         scale_B: Predicted standard deviations, above zero, the same shape.
         targets_B: Observed values, the same shape.
         weights_B: How often each counts, the same shape, at least 0; once if None.
-
-    Returns:
-        Score in the units of the targets, lower is better, a 0-d float64 tensor.
 
     Raises:
         TypeError: If a dtype is not float32 or float64.
@@ -141,20 +127,18 @@ def crps_gaussian(mean_B: Tensor, scale_B: Tensor, targets_B: Tensor, *, weights
 
 
 def crps_normals(mean_SB: Tensor, scale_SB: Tensor, targets_B: Tensor, *, weights_B: Tensor | None = None) -> Tensor:
-    r"""Continuous ranked probability score of equal mixtures of S Gaussians, averaged over all elements.
+    r"""Return the continuous ranked probability score of equal mixtures of S Gaussians, averaged over all elements.
 
-    $\frac1S \sum_s A(y - \mu_s, \sigma_s^2) - \frac{1}{2 S^2} \sum_{s,t} A(\mu_s - \mu_t, \sigma_s^2 + \sigma_t^2)$,
-    where $A(m, v) = m\,(2\Phi(m/\sqrt v) - 1) + 2 \sqrt v\,\varphi(m/\sqrt v)$ is the mean absolute value of a Gaussian
-    (Grimit et al., 2006). Exact, in O(S²) for each element; memory is bounded.
+    $\frac1S \sum_s A(y - \mu_s, \sigma_s^2) - \frac{1}{2 S^2} \sum_{s,t} A(\mu_s - \mu_t, \sigma_s^2 +
+    \sigma_t^2)$, where $A(m, v) = m\,(2\Phi(m/\sqrt v) - 1) + 2 \sqrt v\,\varphi(m/\sqrt v)$ is the mean absolute
+    value of a Gaussian (Grimit et al., 2006). It is a 0-d float64 tensor in the units of the targets; lower is
+    better. Exact, in O(S²) for each element; memory is bounded.
 
     Args:
         mean_SB: Means of the components, shape (S, ...).
         scale_SB: Their standard deviations, above zero, the same shape.
         targets_B: Observed values, the shape of one component.
         weights_B: How often each counts, the same shape, at least 0; once if None.
-
-    Returns:
-        Score in the units of the targets, lower is better, a 0-d float64 tensor.
 
     Raises:
         TypeError: If a dtype is not float32 or float64.
@@ -177,14 +161,14 @@ def normals_crps(mean_SB: Tensor, scale_SB: Tensor, targets_B: Tensor) -> Tensor
     draws, shape = len(mean_SB), targets_B.shape
     left, right = torch.triu_indices(draws, draws, 1, device=mean_SB.device)
     columns = (mean_SB.reshape(draws, -1), scale_SB.reshape(draws, -1), targets_B.reshape(1, -1))
-    found = []
+    scores = []
     at_once = max(1, _AT_ONCE // (len(left) + draws))
     for parts in zip(*(each.split(at_once, dim=1) for each in columns), strict=True):
-        mean, scale, target = (part.double() for part in parts)
+        mean, scale, target = (values.double() for values in parts)
         pairs = _mean_absolute(mean[left] - mean[right], torch.hypot(scale[left], scale[right])).sum(0)
         same = scale.sum(0) / math.sqrt(math.pi)  # half the mean distance of two draws of one component
-        found.append(_mean_absolute(target - mean, scale).mean(0) - (same + pairs) / draws**2)
-    return torch.cat(found).reshape(shape)
+        scores.append(_mean_absolute(target - mean, scale).mean(0) - (same + pairs) / draws**2)
+    return torch.cat(scores).reshape(shape)
 
 
 def _mean_absolute(mean: Tensor, scale: Tensor) -> Tensor:
@@ -194,19 +178,17 @@ def _mean_absolute(mean: Tensor, scale: Tensor) -> Tensor:
 
 
 def crps_draws(draws_SB: Tensor, targets_B: Tensor, *, weights_B: Tensor | None = None) -> Tensor:
-    r"""Continuous ranked probability score from draws, averaged over the B points.
+    r"""Return the continuous ranked probability score from draws, averaged over the B points, 0-d float64.
 
     The energy form $E|X - y| - \frac12 E|X - X'|$ by its fair estimator, which does not pair a draw with itself,
     $\frac1S \sum_s |x_s - y| - \frac{1}{2S(S-1)} \sum_{s,t} |x_s - x_t|$: unbiased for any S >= 2, so that few and
-    many draws can be compared (Ferro, 2014). A single point may score below zero. Sorted: O(S log S) per point.
+    many draws can be compared (Ferro, 2014). It is in the units of the targets; lower is better. A single point may
+    score below zero. Sorted: O(S log S) per point.
 
     Args:
-        draws_SB: Draws from the predictive distribution, noise included, shape (S, B) with S >= 2.
-        targets_B: Observed values, shape (B,).
-        weights_B: How often each point counts, shape (B,), at least 0; once if None.
-
-    Returns:
-        Score in the units of the targets, lower is better, a 0-d float64 tensor.
+        draws_SB: Draws from the predictive distribution, noise included with S >= 2.
+        targets_B: Observed values.
+        weights_B: How often each point counts, at least 0; once if None.
 
     Raises:
         TypeError: If a dtype is not float32 or float64.
@@ -225,7 +207,7 @@ def draws_crps(draws_SB: Tensor, targets_B: Tensor) -> Tensor:
     """Return the score of each target, (B,), by the estimator of `crps_draws`; float64."""
     num_draws = len(draws_SB)
     errors_SB = (draws_SB - targets_B).double()
-    # Of the sorted draws, x_(s) is added once for each smaller draw and subtracted once for each larger.
+    # In sorted order, x_(s) is added once for each smaller draw and subtracted once for each larger draw.
     coefficients_S = 2 * torch.arange(num_draws, device=draws_SB.device, dtype=torch.float64) - (num_draws - 1)
     pairs_B = coefficients_S @ errors_SB.sort(0).values
     return errors_SB.abs().mean(0) - pairs_B / (num_draws * (num_draws - 1))

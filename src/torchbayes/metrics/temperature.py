@@ -22,27 +22,25 @@ def fit_temperature(
     *,
     weights_B: Tensor | None = None,
 ) -> float:
-    r"""Fit the temperature that minimises the NLL of $\mathrm{softmax}(z / T)$ on held-out data.
+    r"""Return the temperature T that minimises the NLL of $\mathrm{softmax}(z / T)$ on held-out data.
 
-    In $\beta = 1/T$ the objective $\frac1B \sum_b \log \sum_k e^{\beta z_{bk}} - \beta z_{b y_b}$ is convex, so its one
-    stationary point is found by Newton steps on the slope, kept inside a bracket by bisection, in float64. Soft labels
-    have $\sum_k q_{bk} z_{bk}$ instead of $z_{b y_b}$. Scaled predictions are ``torch.log_softmax(outputs_BK / T,
-    -1)``; they keep their order, so accuracy does not change.
+    T is above 1 for overconfident predictions, below 1 for underconfident ones. In $\beta = 1/T$ the objective
+    $\frac1B \sum_b \log \sum_k e^{\beta z_{bk}} - \beta z_{b y_b}$ is convex, so its one stationary point is found
+    by Newton steps on the slope, kept inside a bracket by bisection, in float64. Soft labels have $\sum_k q_{bk}
+    z_{bk}$ instead of $z_{b y_b}$. Scaled predictions are ``torch.log_softmax(outputs_BK / T, -1)``; they keep
+    their order, so accuracy does not change.
 
-    The optimum lies at T = 0 when every target has the largest output (separable data) and at infinity or beyond when
-    outputs carry no information about the targets. The search is therefore bounded: a result equal to one of ``bounds``
-    means that the data set no limit inside them. If every temperature fits equally well, the result is the one nearest
-    to 1.
+    The optimum lies at T = 0 when every target has the largest output (separable data) and at infinity or beyond
+    when outputs carry no information about the targets. The search is therefore bounded: a result equal to one of
+    ``bounds`` means that the data set no limit inside them. If every temperature fits equally well, the result is
+    the one nearest to 1.
 
     Args:
         outputs_BK: Logits, or log-probabilities of a model average (each defined up to a constant per row), finite
-            but for classes of probability 0, which have minus infinity, shape (B, K).
-        targets_B: Integer classes in 0..K-1, shape (B,), or soft labels, shape (B, K).
+            but for classes of probability 0, which have minus infinity.
+        targets_B: Integer classes in 0..K-1, or soft labels, shape (B, K).
         bounds: Smallest and largest temperature allowed.
-        weights_B: How often each row counts, shape (B,), at least 0; once if None.
-
-    Returns:
-        The temperature T: above 1 for overconfident predictions, below 1 for underconfident ones.
+        weights_B: How often each row counts, at least 0; once if None.
 
     Raises:
         TypeError: If a dtype is wrong.
@@ -57,15 +55,15 @@ def fit_temperature(
         raise ValueError(f"`bounds` must be two finite temperatures, 0 < low < high; got {bounds}. Try (0.01, 100).")
     outputs_BK = outputs_BK.detach().double()
     if targets_B.is_floating_point():
-        said_B1 = torch.where(targets_B == 0, 0.0, targets_B.double() * outputs_BK).sum(1, keepdim=True)
+        target_B1 = torch.where(targets_B == 0, 0.0, targets_B.double() * outputs_BK).sum(1, keepdim=True)
     else:
-        said_B1 = outputs_BK.gather(1, targets_B[:, None])
-    if not said_B1.isfinite().all():
+        target_B1 = outputs_BK.gather(1, targets_B[:, None])
+    if not target_B1.isfinite().all():
         raise ValueError(
-            f"{int((~said_B1.isfinite()).sum())} of {len(said_B1)} targets have the output -inf, probability 0 at "
+            f"{int((~target_B1.isfinite()).sum())} of {len(target_B1)} targets have the output -inf, probability 0 at "
             f"every temperature. Leave out such rows."
         )
-    gaps_BK = outputs_BK - said_B1
+    gaps_BK = outputs_BK - target_B1
     weights_B = torch.ones_like(gaps_BK[:, 0]) if weights_B is None else check_weights(weights_B, gaps_BK[:, 0])
     weights_B = weights_B / weights_B.sum()
     low, high = 1 / bounds[1], 1 / bounds[0]
@@ -106,7 +104,7 @@ def _root_of_slope(gaps_BK: Tensor, weights_B: Tensor, low: float, high: float) 
 def _slope_and_curvature(gaps_BK: Tensor, weights_B: Tensor, beta: float) -> tuple[float, float]:
     # Derivatives of the mean NLL in the inverse temperature: mean and variance of the gaps to the target's output.
     probs_BK = torch.softmax(beta * gaps_BK, -1)
-    gaps_BK = torch.where(probs_BK == 0, 0.0, gaps_BK)  # of a class of probability 0 it may be infinite
+    gaps_BK = torch.where(probs_BK == 0, 0.0, gaps_BK)  # the gap of a class of probability 0 may be infinite
     mean_B = (probs_BK * gaps_BK).sum(-1)
     variance_B = (probs_BK * (gaps_BK - mean_B[:, None]).square()).sum(-1)
     slope, curvature = torch.stack([weights_B @ mean_B, weights_B @ variance_B]).tolist()

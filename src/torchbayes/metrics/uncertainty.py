@@ -11,17 +11,14 @@ from torchbayes.metrics._checks import check_probs
 
 _NEAR, _TERMS = 1e-3, 5  # below |r| = 0.001 the series to the fifth power is exact to 1e-13
 _TINY, _EPS = torch.finfo(torch.float64).tiny, torch.finfo(torch.float64).eps
-_AT_ONCE = 2**16  # numbers in double precision that fit in a processor's cache together with intermediate results
+_AT_ONCE = 2**16  # numbers in double precision that fit in a processor's cache with intermediate results
 
 
 def entropy(probs: Tensor) -> Tensor:
-    r"""Entropy over the last axis, $H[p] = -\sum_k p_k \log p_k$ with $0 \log 0 = 0$.
+    r"""Return the entropy over the last axis, $H[p] = -\sum_k p_k \log p_k$ with $0 \log 0 = 0$, in nats, (...).
 
     Args:
         probs: Class probabilities, shape (..., K).
-
-    Returns:
-        Entropy in [0, log K] nats, shape (...), in the dtype of the input.
 
     Raises:
         TypeError: If the dtype is not float32 or float64.
@@ -32,13 +29,10 @@ def entropy(probs: Tensor) -> Tensor:
 
 
 def expected_entropy(probs_SBK: Tensor) -> Tensor:
-    r"""Mean entropy of the draws, $\frac1S \sum_s H[p_s]$: the aleatoric part.
+    r"""Return the mean entropy of the draws, $\frac1S \sum_s H[p_s]$, the aleatoric part, in [0, log K] nats, (B,).
 
     Args:
-        probs_SBK: Class probabilities of each draw, shape (S, B, K).
-
-    Returns:
-        Mean entropy in [0, log K] nats, shape (B,), in the dtype of the input.
+        probs_SBK: Class probabilities of each draw.
 
     Raises:
         TypeError: If the dtype is not float32 or float64.
@@ -49,15 +43,13 @@ def expected_entropy(probs_SBK: Tensor) -> Tensor:
 
 
 def mutual_information(probs_SBK: Tensor) -> Tensor:
-    r"""Mutual information of target and weights, $I(y; w) = H[\frac1S \sum_s p_s] - \frac1S \sum_s H[p_s]$: epistemic.
+    r"""Return the mutual information of target and weights, the epistemic part of the entropy, in nats, (B,).
 
-    The two terms nearly cancel where draws agree, so it is computed as `divergence`.
+    It is $H[\frac1S \sum_s p_s] - \frac1S \sum_s H[p_s]$, in [0, min(log K, log S)]. The two terms nearly cancel
+    where draws agree, so it is computed as `divergence`.
 
     Args:
-        probs_SBK: Class probabilities of each draw, shape (S, B, K).
-
-    Returns:
-        Mutual information in [0, min(log K, log S)] nats, shape (B,), in the dtype of the input.
+        probs_SBK: Class probabilities of each draw.
 
     Raises:
         TypeError: If the dtype is not float32 or float64.
@@ -74,39 +66,27 @@ def rows_at_once(values_SBK: Tensor) -> int:
 
 
 def entropies(probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Total entropy, expected entropy and mutual information of the same draws.
-
-    Args:
-        probs: Probabilities, shape (S, ..., K), float64.
-
-    Returns:
-        The three, each of shape (...), in nats.
-    """
+    """Return total and expected entropy and mutual information, (...), in nats, of probabilities (S, ..., K)."""
     return _entropy(probs.mean(0)), _entropy(probs).mean(0), divergence(probs)
 
 
 def divergence(probs: Tensor) -> Tensor:
-    r"""Mean divergence of S distributions from their mean, $\frac1S \sum_s \mathrm{KL}(p_s \| \bar p)$, in nats.
+    r"""Return the mean divergence of S distributions from their mean, in nats, at least 0, (...).
 
-    Computed as $\frac1S \sum_{sk} \bar p_k\, \varphi(p_{sk} / \bar p_k - 1)$ with $\varphi(r) = (1 + r) \log(1 + r) - r
-    \ge 0$, whose terms do not cancel, however close the distributions are.
-
-    Args:
-        probs: Probabilities, shape (S, ..., K), float64.
-
-    Returns:
-        Divergence, at least 0, shape (...).
+    It is $\frac1S \sum_s \mathrm{KL}(p_s \| \bar p)$ of float64 probabilities (S, ..., K), computed as $\frac1S
+    \sum_{sk} \bar p_k\, \varphi(p_{sk} / \bar p_k - 1)$ with $\varphi(r) = (1 + r) \log(1 + r) - r \ge 0$, whose
+    terms do not cancel, however close the distributions are.
     """
     mean = probs.mean(0)
     apart = (probs - mean).div_(mean.clamp_min(_TINY))
     convex = apart.clamp_min(_EPS - 1).log1p_().mul_(1 + apart).sub_(apart)  # 0 log 0 = 0
-    near = apart.abs() < _NEAR
-    if near.any():
-        few = apart[near]
-        series = torch.zeros_like(few)
-        for power in range(_TERMS, 1, -1):  # Σ (−1)ⁿ rⁿ / (n (n − 1)), from the last term on
-            series.mul_(few).add_((-1) ** power / (power * (power - 1)))
-        convex[near] = series.mul_(few).mul_(few)
+    small = apart.abs() < _NEAR
+    if small.any():
+        r = apart[small]
+        series = torch.zeros_like(r)
+        for power in range(_TERMS, 1, -1):  # Σ (−1)ⁿ rⁿ / (n (n − 1)), from the last term
+            series.mul_(r).add_((-1) ** power / (power * (power - 1)))
+        convex[small] = series.mul_(r).mul_(r)
     return convex.mul_(mean).sum(-1).mean(0)
 
 

@@ -1,7 +1,7 @@
-"""A model in words: how files and runs record likelihood, prior and constants, so that they are not read with others.
+"""A model in words: the likelihood, prior and constants that files and runs record, to recognise their model by.
 
-Of parameters that are not random, and of buffers, it is a fingerprint: the same weights are another function on another
-frozen body.
+Parameters that are not random, and buffers, are recorded as a fingerprint, because the same random weights are another
+function on another frozen body.
 """
 
 from __future__ import annotations
@@ -48,13 +48,9 @@ def describe_model(model: Model) -> dict[str, Any]:
 
 
 def model_differences(found: Mapping[str, Any], model: Model) -> list[str]:
-    """Return how a model differs from a description, one clause per difference.
+    """Return how a model differs from what `describe_model` gave before, one clause per difference.
 
     Numbers may differ by rounding, as sums over a joint prior do from device to device.
-
-    Args:
-        found: as `describe_model` gave it.
-        model: the model.
     """
     was, now = _parts(found), _parts(describe_model(model))
     pairs = ((name, was.get(name, "nothing"), now.get(name, "nothing")) for name in {**was, **now})
@@ -62,15 +58,15 @@ def model_differences(found: Mapping[str, Any], model: Model) -> list[str]:
 
 
 def _said(part: Any) -> str:
-    own = type(part).__repr__ is not object.__repr__
-    return _PLACE.sub("", repr(part) if own else f"{type(part).__qualname__}()")
+    has_repr = type(part).__repr__ is not object.__repr__
+    return _PLACE.sub("", repr(part) if has_repr else f"{type(part).__qualname__}()")
 
 
 def _parts(about: Mapping[str, Any]) -> dict[str, str]:
     priors = (text.split(" ", 1) for text in about["prior"])
     names = ("likelihood", "temperature", "tempering", "precision")
-    rest = {name: str(about[name]) for name in names if name in about}
-    return {**rest, **{f"prior of weights {where}": said for where, said in priors}}
+    facts = {name: str(about[name]) for name in names if name in about}
+    return {**facts, **{f"prior of weights {where}": said for where, said in priors}}
 
 
 def _alike(one: str, other: str) -> bool:
@@ -81,7 +77,7 @@ def _alike(one: str, other: str) -> bool:
 
 
 def _overview(model: Model) -> Overview:
-    """Return what a model says of itself: its parts, and the shape and the prior of each random parameter."""
+    """Return the overview of a model: its parts, and the shape and the prior of each random parameter."""
     count = sum(p.numel() for p in model.network.module.parameters()) + model.layout.size - model.network.layout.size
     random = f"{model.layout.size:,}" + ("" if count == model.layout.size else f" of {count:,}")
     priors = {segment.where.start: shortened(repr(segment.prior)) for segment in model.prior.segments}
@@ -112,27 +108,21 @@ shown(_prior_overview)(BoundPrior)
 def fingerprint(network: Network, *, without: Container[str] = ()) -> dict[str, str]:
     """Return what identifies each tensor that is not inferred: the checksum of its bytes, its dtype, some elements.
 
-    A body of 100 million parameters takes half a second, once for each network.
-
-    Args:
-        network: the network.
-        without: names of buffers that do not count, as others take their place.
+    A body of 100 million parameters takes half a second, once for each network. Buffers named in `without` do not
+    count, because others take their place.
     """
-    found = _KNOWN.setdefault(network, {})
+    prints = _KNOWN.setdefault(network, {})
     for name, tensor in _constants(network).items():
-        if name not in found:
-            found[name] = _printed(tensor.detach().cpu())
-    return {name: text for name, text in found.items() if text and name not in without}
+        if name not in prints:
+            prints[name] = _printed(tensor.detach().cpu())
+    return {name: text for name, text in prints.items() if text and name not in without}
 
 
 def fingerprint_differences(found: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Return how the constants of a network differ from those of another one, in one clause or none.
+    """Return how the constants of a network (`now`) differ from those of another one (`found`), in one clause or none.
 
-    Tensors of another dtype, as of a body that was converted, are compared at a few elements, to rounding.
-
-    Args:
-        found: as `fingerprint` gave it for the other network; tensors that it does not name are not compared.
-        now: the fingerprint of the network.
+    Tensors whose dtypes differ, as in a converted body, are compared at a few elements, to rounding. Tensors without a
+    name in `found` are not compared.
     """
     others = [name for name, text in found.items() if name not in now or not _same_print(text, now[name])]
     if not others:
@@ -144,62 +134,54 @@ def fingerprint_differences(found: Mapping[str, str], now: Mapping[str, str]) ->
 
 
 def _constants(network: Network) -> dict[str, Tensor]:
-    """Return the tensors of a network that are not random; of partly random ones the constant elements."""
-    kept = {n: t.flatten().index_fill(0, network.mask.indices[n], 0.0) for n, t in network.mask.tensors.items()}
+    """Return the tensors of a network that are not random, and the constant elements of partly random ones."""
+    masked = {n: t.flatten().index_fill(0, network.mask.indices[n], 0.0) for n, t in network.mask.tensors.items()}
     buffers = {n: b for n, b in network.module.named_buffers() if b.layout == torch.strided}
-    return {**network.constants, **kept, **buffers, **network.buffers}
+    return {**network.constants, **masked, **buffers, **network.buffers}
 
 
 def _printed(tensor: Tensor) -> str:
-    """Return the checksum, dtype and some elements of a tensor; nothing where its bytes cannot be read."""
+    """Return the checksum, dtype and some elements of a tensor; an empty string if its bytes cannot be read."""
     try:
         flat = tensor.reshape(-1)
         where = torch.linspace(0, max(len(flat) - 1, 0), min(_SAMPLED, len(flat)), dtype=torch.float64).long()
         values = " ".join(f"{value:.9g}" for value in flat[where].double().tolist()) if not flat.is_complex() else ""
         return f"{checksum(tensor)} {tensor.dtype} {values}"
-    except (RuntimeError, TypeError, NotImplementedError):  # a tensor of a class of its own, as quantised ones are
+    except (RuntimeError, TypeError, NotImplementedError):  # tensors of other classes, such as quantised ones
         return ""
 
 
 def _same_print(one: str, other: str) -> bool:
-    """Return whether two tensors are equal, or to the rounding of the coarser where their dtypes differ."""
-    (sum_, dtype, *values), (own_sum, own_dtype, *own) = one.split(), other.split()
+    """Return whether two tensors are equal; if their dtypes differ, to the rounding of the coarser one."""
+    (sum_, dtype, *values), (own_sum, own_dtype, *own_values) = one.split(), other.split()
     if dtype == own_dtype:
         return sum_ == own_sum
     kinds = [getattr(torch, name.removeprefix("torch.")) for name in (dtype, own_dtype)]
-    if not all(kind.is_floating_point for kind in kinds) or len(values) != len(own):
+    if not all(kind.is_floating_point for kind in kinds) or len(values) != len(own_values):
         return False
     eps = max(torch.finfo(kind).eps for kind in kinds)
-    pairs = [(float(a), float(b)) for a, b in zip(values, own, strict=True)]
+    pairs = [(float(a), float(b)) for a, b in zip(values, own_values, strict=True)]
     return all(a == b or math.isclose(a, b, rel_tol=eps, abs_tol=eps * 1e-3) for a, b in pairs)
 
 
 def check_layout(path: Path, shapes: dict[str, list[int]], model: Model) -> None:
-    """Check that a file holds weights of a model.
-
-    Raises:
-        ValueError: if its layout differs.
-    """
-    said = model.layout.differences(Layout({name: tuple(shape) for name, shape in shapes.items()}))
-    if said:
-        more = f" and {len(said) - 5} more" if len(said) > 5 else ""
+    """Raise ValueError if the layout of a file differs from that of the model."""
+    clauses = model.layout.differences(Layout({name: tuple(shape) for name, shape in shapes.items()}))
+    if clauses:
+        more = f" and {len(clauses) - 5} more" if len(clauses) > 5 else ""
         raise ValueError(
-            f"{path} does not fit this model: {'; '.join(said[:5])}{more}. Build the model it was made with."
+            f"{path} does not fit this model: {'; '.join(clauses[:5])}{more}. Build the model it was made with."
         )
 
 
 def check_model(path: Path, header: Mapping[str, Any], model: Model) -> None:
-    """Check that a file was made with this model, as far as its header records it.
-
-    Raises:
-        ValueError: if likelihood, prior, temperature or what is not random differ.
-    """
-    said = model_differences(header["model"], model) if header.get("model") else []
+    """Raise ValueError if the header of a file records another likelihood, prior, temperature or other constants."""
+    faults = model_differences(header["model"], model) if header.get("model") else []
     if header.get(CONSTANTS):  # files of earlier versions have none
-        said += fingerprint_differences(header[CONSTANTS], fingerprint(model.network))
-    if said:
-        more = f" and {len(said) - 5} more" if len(said) > 5 else ""
+        faults += fingerprint_differences(header[CONSTANTS], fingerprint(model.network))
+    if faults:
+        more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
         raise ValueError(
-            f"{path} was made under another model: {'; '.join(said[:5])}{more}. Build the model it was made with; to "
+            f"{path} was made under another model: {'; '.join(faults[:5])}{more}. Build the model it was made with; to "
             f"infer under this one, fit again."
         )

@@ -1,14 +1,14 @@
-r"""Dropout masks that belong to a drawn function: the same for every row of every batch (Gal and Ghahramani 2016).
+"""Dropout masks that belong to a drawn function: the same for every row of every batch (Gal and Ghahramani 2016).
 
-Under q a unit of layer l is kept with probability k_l, and the rows of the weights that act on a unit that is dropped
-are zero. A draw of the weights is thus one mask z of each dropout layer, shared by all rows, and inverted dropout
-multiplies its inputs by z / k. What PyTorch does in training mode, a mask for every row, gives each row the same
-distribution of outputs, but no function: two rows of a batch are then rows of two different networks.
+Under q a unit of layer l is kept with probability k_l; if it is dropped, the rows of the weights that act on it are
+zero. A draw of the weights is thus one mask z of each dropout layer, shared by all rows, and inverted dropout
+multiplies its inputs by z / k. PyTorch in training mode draws a mask for every row. Each row's outputs then have the
+same distribution, but belong to no one function: two rows of a batch are rows of two different networks.
 
 While `Masked` is active, each Bernoulli number that a network draws in training mode is a function of the seed of the
 draw, the place of the call among those of a forward pass, and the position in a row: channel, position of a sequence,
-pixel. A sequence of another length has the masks of its positions. It works below the modules, and so for nn.Dropout,
-Dropout1d to 3d, AlphaDropout, F.dropout, attention, nn.LSTM and StochasticDepth alike.
+pixel. A sequence of another length has the masks of its positions. It works below the modules, and so covers
+nn.Dropout, Dropout1d to 3d, AlphaDropout, F.dropout, attention, nn.LSTM and StochasticDepth.
 """
 
 from __future__ import annotations
@@ -45,26 +45,21 @@ class DropoutError(ValueError):
 
 
 class Mask(NamedTuple):
-    """The dropout masks of one drawn function.
-
-    Attributes:
-        seed: of the draw.
-        rates: rates of layers by name, where these are others than the layers' own.
-    """
+    """The dropout masks of one drawn function."""
 
     seed: int
-    rates: Mapping[str, float] = MappingProxyType({})
+    rates: Mapping[str, float] = MappingProxyType({})  # of layers by name, where they differ from the layers' own
 
 
 def dropouts(network: Network) -> tuple[str, ...]:
-    """Return the names of the dropout layers that are on in training mode and drop anything, in order."""
+    """Return the names of the dropout layers that are on in training mode and have a positive rate, in order."""
     with network.training():
         named = [(n, m) for n, m in network.module.named_modules() if isinstance(m, _DropoutNd) and m.training]
     return tuple(n for n, m in named if m.p > 0)
 
 
 def rates(network: Network) -> list[float]:
-    """Return the probabilities that these layers drop a unit."""
+    """Return the probabilities that the layers of `dropouts` drop a unit."""
     layers: list[Any] = [network.module.get_submodule(name) for name in dropouts(network)]
     return [float(layer.p) for layer in layers]
 
@@ -76,11 +71,7 @@ def has_dropout(network: Network) -> bool:
 
 
 def check_dropout(network: Network) -> None:
-    """Check that a network has dropout.
-
-    Raises:
-        DropoutError: if it has none in a part with random weights.
-    """
+    """Raise DropoutError if a network has no dropout in a part with random weights."""
     if not has_dropout(network):
         raise DropoutError(
             f"the network has no dropout in a part with random weights, so all its draws would be one function. "
@@ -89,25 +80,21 @@ def check_dropout(network: Network) -> None:
 
 
 def distinct(seed: int, call: int, shape: Sequence[int], *, keep: float) -> Tensor:
-    """Return numbers from 1 to 2 in the place of `kept` ones, which no two places have in common whatever is kept."""
+    """Return numbers from 1 to 2 in the place of `kept` ones; no two places share a number, whatever `keep` is."""
     del keep
     return 1 + _fractions(seed, call, shape)
 
 
 def kept(seed: int, call: int, shape: Sequence[int], *, keep: float) -> Tensor:
-    """Return which units are kept, bool, of a shape without rows.
+    """Return which units are kept, bool, of the shape of one row; a longer row begins with the mask of a shorter one.
 
-    Args:
-        seed: of the draw.
-        call: place of the dropout among those of a forward pass.
-        shape: of one row; a longer row begins with the mask of a shorter one.
-        keep: probability of being kept.
+    `call` is the place of the dropout among those of a forward pass, `keep` the probability of being kept.
     """
     return _fractions(seed, call, shape) < keep
 
 
 def _fractions(seed: int, call: int, shape: Sequence[int]) -> Tensor:
-    """Return uniform numbers of a call of dropout."""
+    """Return uniform numbers for a call of dropout."""
     return torch.from_numpy(fractions(mix(Purpose.MASKS, seed, call), shape))
 
 
@@ -117,11 +104,8 @@ class Masked(TorchDispatchMode):
     def __init__(self, seed: int, rows: int, axes: Sequence[int | None], *, draw: Draw | None = None) -> None:
         """Begin a forward pass.
 
-        Args:
-            seed: of the draw.
-            rows: of the batch.
-            axes: of each call of dropout, which axis holds the rows; None if it has none.
-            draw: what masks are made of; zeros and ones of `kept` if None.
+        For each call of dropout, `axes` is the axis of the batch's `rows`, or None. `draw` makes the masks: by default
+        zeros and ones of `kept`.
         """
         super().__init__()
         self._seed, self._rows, self._axes, self._calls, self._draw = seed, rows, axes, 0, draw or kept
@@ -129,15 +113,11 @@ class Masked(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Return what an operation gives, with masks in the place of random numbers.
-
-        Raises:
-            DropoutError: if it draws other random numbers.
-        """
+        """Return an operation's result, with masks for Bernoulli numbers; other random numbers are refused."""
         if func is _BERNOULLI:
             return args[0].copy_(
                 self._mask(args[0].shape, args[1] if len(args) > 1 else 0.5)
-            )  # the default is left out
+            )  # a call leaves out the default, 0.5
         if func is _DROPOUT and (args[2] is None or args[2]):
             mask = self._mask(args[0].shape, 1 - args[1]).to(args[0].device).expand(args[0].shape)
             return args[0] * mask.to(args[0]) / (1 - args[1]), mask
@@ -147,8 +127,7 @@ class Masked(TorchDispatchMode):
     def _mask(self, shape: Sequence[int], keep: float) -> Tensor:
         """Return the mask of the next call, which can be broadcast to its shape.
 
-        Raises:
-            DropoutError: if it is on another shape than for the first rows.
+        It raises DropoutError if the shape does not fit that for the first rows.
         """
         call, sizes = self._calls, [*shape]
         self._calls += 1
@@ -160,10 +139,10 @@ class Masked(TorchDispatchMode):
                 f"dropout acts on other shapes from batch to batch: call {call + 1} of a forward pass is on shape "
                 f"{tuple(shape)} for {self._rows} rows, unlike for the first rows. Its masks cannot be one function's."
             )
-        beside = sizes.pop(axis) // self._rows
-        if beside == 1:
+        copies = sizes.pop(axis) // self._rows
+        if copies == 1:
             return self._draw(self._seed, call, sizes, keep=keep).unsqueeze(axis)
-        sizes.insert(axis, beside)  # heads or windows, next to each other for each row
+        sizes.insert(axis, copies)  # heads or windows, next to each other for each row
         repeats = [self._rows if at == axis else 1 for at in range(len(sizes))]
         return self._draw(self._seed, call, sizes, keep=keep).repeat(repeats)
 
@@ -178,7 +157,7 @@ class _Seen(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Return what an operation gives, with ones in the place of random numbers."""
+        """Return an operation's result, with ones in the place of random numbers."""
         if func is _BERNOULLI or (func is _DROPOUT and (args[2] is None or args[2])):
             self.shapes.append(tuple(args[0].shape))
             return args[0].fill_(1.0) if func is _BERNOULLI else (args[0].clone(), torch.ones_like(args[0]).bool())
@@ -187,11 +166,7 @@ class _Seen(TorchDispatchMode):
 
 
 def check_drawn(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Check that an operation draws no random numbers.
-
-    Raises:
-        DropoutError: if it does.
-    """
+    """Raise DropoutError if an operation draws random numbers."""
     if draws(func, args, kwargs):
         raise DropoutError(
             f"the network draws random numbers in training mode that are no dropout masks: {func}. A drawn function "
@@ -218,26 +193,16 @@ _AXES: WeakKeyDictionary[Any, dict[Any, list[int | None]]] = WeakKeyDictionary()
 
 
 def row_axes(owner: Any, run: Run, inputs: Any) -> list[int | None]:
-    """Find out, of each call of dropout in a forward pass, which axis holds the rows.
+    """Return, for each call of dropout in a forward pass, which axis holds the rows, or None.
 
-    Found by passing the first row twice and three times: the axis of the rows is the one that grows. A third pass, with
-    numbers in the place of masks that tell all places apart, must give equal outputs for equal rows. It is found once
-    for rows of one shape.
-
-    Args:
-        owner: of the network, for which it is remembered.
-        run: the network as a function of rows, in training mode.
-        inputs: of which the first row is used.
-
-    Returns:
-        The axis of each call; None where none holds the rows.
-
-    Raises:
-        DropoutError: if there is no dropout, or its masks cannot be the same for all rows.
+    The first row of `inputs` is passed twice and three times: the axis of the rows is the one that grows. A third pass,
+    with numbers that differ at all places instead of masks, must give equal outputs for equal rows. The result is
+    remembered for `owner` (the network) and rows of one shape. It raises DropoutError if there is no dropout, or its
+    masks cannot be the same for all rows.
     """
-    known, key = _AXES.setdefault(owner, {}), tuple(tuple(t.shape[1:]) for t in tensors_of(inputs))
-    if key in known:
-        return known[key]
+    axes_by_shape, key = _AXES.setdefault(owner, {}), tuple(tuple(t.shape[1:]) for t in tensors_of(inputs))
+    if key in axes_by_shape:
+        return axes_by_shape[key]
     shapes = []
     for count in (2, 3):
         with _Seen() as seen:
@@ -256,16 +221,12 @@ def row_axes(owner: Any, run: Run, inputs: Any) -> list[int | None]:
             "three equal rows of a batch have unequal outputs under one set of dropout masks, so the network lays out "
             "rows in a way that is not known here. Use dropout on tensors whose first axis is the rows."
         )
-    known[key] = axes
+    axes_by_shape[key] = axes
     return axes
 
 
 def _row_axis(two: Sequence[int], three: Sequence[int]) -> int | None:
-    """Return which axis of the shapes for two and three rows holds the rows.
-
-    Raises:
-        DropoutError: if this is not clear.
-    """
+    """Return which axis of the shapes for two and three rows holds the rows; DropoutError if this is not clear."""
     grown = [axis for axis, (a, b) in enumerate(zip(two, three, strict=False)) if a != b]
     if not grown and len(two) == len(three):
         return None
@@ -280,33 +241,20 @@ def _row_axis(two: Sequence[int], three: Sequence[int]) -> int | None:
 def masked(
     network: Network, views: Mapping[str, Tensor], inputs: Any, *, buffers: Buffers | None, mask: Mask
 ) -> Tensor:
-    """Return the outputs of a network under the masks of one draw; call it inside `dropping`.
-
-    Args:
-        network: the network.
-        views: random weights by name.
-        inputs: tensor (B, ...), or a tuple or mapping of such.
-        buffers: of the network; its own if None. They are not changed.
-        mask: of the draw.
-    """
-    own = network.buffers if buffers is None else buffers
+    """Return the outputs of a network under the masks of one draw, inside `dropping`; buffers are not changed."""
+    originals = network.buffers if buffers is None else buffers
 
     def run(rows: Any) -> Tensor:  # in training mode a network may write to its buffers
-        return network(views, rows, {name: buffer.clone() for name, buffer in own.items()})
+        return network(views, rows, {name: buffer.clone() for name, buffer in originals.items()})
 
-    network.ask(views, inputs, {name: buffer.clone() for name, buffer in own.items()})
+    network.ask(views, inputs, {name: buffer.clone() for name, buffer in originals.items()})
     return under(mask, network, network.module, run=run, inputs=inputs)
 
 
 def under(mask: Mask, owner: Any, module: nn.Module, *, run: Run, inputs: Any) -> Tensor:
     """Return the outputs of a network in training mode under the masks of one draw.
 
-    Args:
-        mask: of the draw.
-        owner: of the network, as for `row_axes`.
-        module: the network, whose layers get the rates of the draw meanwhile.
-        run: the network as a function of rows.
-        inputs: tensor (B, ...), or a tuple or mapping of such.
+    `owner` is the key of `row_axes`. The layers of `module` have the rates of the draw meanwhile.
     """
     layers: dict[str, Any] = {name: module.get_submodule(name) for name in mask.rates}
     before = {name: layer.p for name, layer in layers.items()}

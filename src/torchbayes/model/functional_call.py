@@ -1,4 +1,4 @@
-"""A module that holds other tensors instead of its own during a call, and which tensors it writes to."""
+"""A module that holds other tensors instead of its own during a call, and the tensors that it writes to."""
 
 from __future__ import annotations
 
@@ -25,26 +25,17 @@ Places = dict[str, list[tuple[dict[str, Any], str]]]
 
 
 class Seen(NamedTuple):
-    """What a module does in a call, found out once in each mode.
+    """The effects of a module's call, found out once in each mode."""
 
-    Attributes:
-        inputs: whether it changes its inputs in place.
-        buffers: names of the buffers that it changes.
-        draws: whether it draws random numbers, or has dropout.
-    """
-
-    inputs: bool
-    buffers: frozenset[str]
-    draws: bool
+    inputs: bool  # whether it changes its inputs in place
+    buffers: frozenset[str]  # names of the buffers that it changes
+    draws: bool  # whether it draws random numbers, or has dropout
 
 
 class _Shell(threading.local):
     """A copy of a module without tensors of its own, one in each thread, made when it is first asked for.
 
-    Attributes:
-        module: the copy.
-        places: where its tensors are held: name -> (table of a module, key); tied ones have several.
-        live: the parts that follow training mode.
+    `places` says where its tensors are held; `live` are the parts that follow training mode.
     """
 
     def __init__(self, template: nn.Module, own: Mapping[str, Tensor], live: Collection[str]) -> None:
@@ -56,30 +47,26 @@ class _Shell(threading.local):
 class Held:
     """A module whose parameters and buffers are swapped for a call: `functional_call` without its checks.
 
-    Names are checked once, in the layout; this saves a tenth of a millisecond per call in a network of 65 tensors. What
-    is swapped, and the modes and settings of layers meanwhile, belong to a copy that each thread has of the module,
-    without its tensors. So calls in several threads do not meet.
+    Names are checked once, in the layout; this saves a tenth of a millisecond per call in a network of 65 tensors.
+    Tensors are swapped, and modes and settings of layers changed, in a copy without tensors that each thread has of the
+    module, so that calls in several threads do not interfere.
     """
 
     def __init__(self, module: nn.Module, random: Collection[str], live: Collection[str] = ()) -> None:
-        """Note where everything is held.
+        """Note where the tensors of `module`, which is never run itself, are held.
 
-        Args:
-            module: the module, which is copied and never run.
-            random: names of the parameters that are random, which no call may change.
-            live: names of the parts that follow training mode.
+        No call may change the parameters named in `random`; the parts named in `live` follow training mode.
         """
         self._template, self._random, self._live = module, random, live
         self._own: dict[str, Tensor] = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        self._seen: dict[bool, Seen] = {}  # in training or not
+        self._seen: dict[bool, Seen] = {}  # by whether it is in training mode
         self._shell = _Shell(module, self._own, live)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled and copied: all but the copies of threads."""
+        """Return the state for pickling and copying, without the copies of threads."""
         return {name: value for name, value in self.__dict__.items() if name != "_shell"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore it."""
         self.__dict__.update(state)
         self._shell = _Shell(self._template, self._own, self._live)
 
@@ -119,33 +106,25 @@ class Held:
     def run(self, state: Mapping[str, Tensor], inputs: Any) -> Any:
         """Return the module's outputs while it holds the tensors of `state`.
 
-        Where it changes its inputs in place, as a first `nn.ReLU(inplace=True)` does, or where that is not known, it is
-        given copies: the inputs belong to the user, and the next call must see the same values. So it is with buffers
-        that it changes and `state` does not have.
+        The inputs belong to the user, and the next call must see the same values. So the module gets copies if it
+        changes its inputs in place, as a first `nn.ReLU(inplace=True)` does, or if that is not known. The same holds
+        for buffers that it changes and that are not in `state`.
         """
         module = self._shell.module
-        seen = self._seen.get(module.training)
-        args, kwargs = arguments(copied(inputs) if seen is None or seen.inputs else inputs)
+        effects = self._seen.get(module.training)
+        args, kwargs = arguments(copied(inputs) if effects is None or effects.inputs else inputs)
         if torch.compiler.is_compiling():
             return functional_call(module, dict(state), args, kwargs)
-        if seen is not None and seen.buffers:
-            state = {**{name: self._own[name].clone() for name in seen.buffers}, **state}
+        if effects is not None and effects.buffers:
+            state = {**{name: self._own[name].clone() for name in effects.buffers}, **state}
         with self._holding(state):
             return module(*args, **kwargs)
 
     def ask(self, state: Mapping[str, Tensor], inputs: Any, *, device: torch.device) -> Seen | None:
-        """Find out what the module does in a call: once in each mode, and on copies.
+        """Find out the effects of a call: once in each mode, and on copies.
 
-        Args:
-            state: what it holds.
-            inputs: what it is given.
-            device: of the network.
-
-        Returns:
-            What it does; None under a transform, which hides writes, where it is not known yet.
-
-        Raises:
-            SettingError: if it writes to random weights.
+        The result is None under a transform, which hides writes, where they are not known yet. A module that writes to
+        random weights raises SettingError.
         """
         module = self._shell.module
         training = module.training
@@ -153,12 +132,15 @@ class Held:
             return self._seen.get(training)
         # tensors created in inference mode have no version counter
         with torch.inference_mode(False), seeded(Purpose.WRITING, device=device) as drawn:
-            own, given = {n: t.detach().clone() for n, t in {**self._buffers(), **state}.items()}, copied(inputs)
-            tensors, before = tensors_of(given), _versions(own)
-            counts, (args, kwargs) = _counts(tensors), arguments(given)
-            with self._holding(own):
+            copies, copied_inputs = (
+                {n: t.detach().clone() for n, t in {**self._buffers(), **state}.items()},
+                copied(inputs),
+            )
+            tensors, before = tensors_of(copied_inputs), _versions(copies)
+            counts, (args, kwargs) = _counts(tensors), arguments(copied_inputs)
+            with self._holding(copies):
                 module(*args, **kwargs)
-            written = [name for name, version in _versions(own).items() if version != before[name]]
+            written = [name for name, version in _versions(copies).items() if version != before[name]]
             if weights := [name for name in written if name in self._random]:
                 raise SettingError(
                     f"the network changes its weights `{weights[0]}` in place whenever it is called, as "
@@ -168,12 +150,12 @@ class Held:
             buffers = frozenset(written) & self._buffers().keys()
             draws = drawn.used or any(drops(part) for part in module.modules() if part.training)
             self._seen[training] = Seen(counts != _counts(tensors), buffers, draws)
-        del own
-        trim()  # of these copies, and of those that were made of the network before
+        del copies
+        trim()  # returns the memory of these copies, and of earlier copies of the network, to the system
         return self._seen[training]
 
     def _buffers(self) -> dict[str, Tensor]:
-        """Return the buffers that the module holds, but sparse ones and those without values."""
+        """Return the buffers that the module holds, without sparse ones and those without values."""
         named = ((n, t) for n, t in self._own.items() if not isinstance(t, nn.Parameter))
         return {n: t for n, t in named if t.layout == torch.strided and not t.is_meta}
 
@@ -186,42 +168,36 @@ def drops(part: nn.Module) -> bool:
 
 
 def functional_copy(module: nn.Module, instead: Mapping[int, Tensor]) -> nn.Module:
-    """Return a copy of a module that can be run with other weights, without wrappers.
+    """Return a copy of a module without wrappers that can be run with other weights; TypeError if there is none.
 
-    Its gradients are dense: all go into one vector, which cannot hold sparse ones.
-
-    Args:
-        module: the module.
-        instead: identity of a parameter -> what the copy holds in its place.
-
-    Raises:
-        TypeError: if there is none.
+    It holds `instead[id(p)]` in the place of a parameter p. Its gradients are dense, because all go into one vector,
+    which cannot hold sparse ones.
     """
     if isinstance(module, torch.jit.ScriptModule):
         raise TypeError("a compiled `network` of torch.jit keeps its own weights. Pass the module that it was made of.")
     try:
-        made = unwrapped(module_copy(module, instead))
-    except Exception as error:  # whatever a __deepcopy__ raises
+        clone = unwrapped(module_copy(module, instead))
+    except Exception as error:  # a __deepcopy__ may raise anything
         raise TypeError(
             f"the `network` cannot be copied: {str(error).rstrip('.') or type(error).__name__}{_culprit(module)}. A "
             f"copy is run, as the given one is never written to. Make a tensor that depends on parameters in "
             f"`forward`, or by torch.nn.utils.parametrizations in the place of the old weight_norm; give another kind "
             f"of object a `__deepcopy__`, or keep it outside of the module."
         ) from error
-    for part in made.modules():
+    for part in clone.modules():
         if isinstance(part, nn.Embedding | nn.EmbeddingBag):
             part.sparse = False
-    return made
+    return clone
 
 
 def _culprit(module: nn.Module) -> str:
-    """Return in words which attribute of a module cannot be copied; nothing if it is none."""
+    """Return in words which attribute of a module cannot be copied; an empty string if there is none."""
     parts = {id(each): each for each in (module, *module.modules(), *module.parameters(), *module.buffers())}
     for name, part in module.named_modules():
         for key, value in vars(part).items():
             try:
                 copy.deepcopy(value, dict(parts))
-            except Exception:  # whatever it raises
+            except Exception:  # it may raise anything
                 return f", which is `{f'{name}.{key}'.lstrip('.')}`"
     return ""
 

@@ -7,11 +7,11 @@ They are called bottom up, as constructors do, and those of adapters last:
   Face, timm), or with one, a module, for every module below, as `nn.Module.apply` calls it;
 - `reset_…_parameters(adapter)` of PEFT, with the initialisation that the adapter's configuration asks for.
 
-What else a constructor does cannot be seen, but it leaves two marks. Parameters whose elements are all equal stay as
-they are: heads and biases at zero, B of LoRA, scales at one; so does a scalar that no initialiser writes. And where the
-magnitude of a matrix in the module differs from what its initialisers give, it was drawn in another way or trained, and
-nothing tells the two apart. Members then start at what the initialisers give, with a warning, if root mean squares
-differ by more than chance; ones four times smaller or eight times larger are refused.
+Anything else that a constructor does cannot be seen, but it leaves two marks. Parameters whose elements are all equal
+keep their values: heads and biases at zero, B of LoRA, scales at one; so does a scalar that no initialiser writes. And
+a matrix whose magnitude in the module differs from what its initialisers give was drawn in another way, or trained; the
+two cannot be told apart. Members then start at what the initialisers give, with a warning if root mean squares differ
+by more than chance; a matrix four times smaller or eight times larger is refused.
 """
 
 from __future__ import annotations
@@ -36,40 +36,27 @@ _OF_PARTS = ("reset_parameters", "_reset_parameters")
 _OF_WHOLES = ("init_weights", "_init_weights", "initialize_weights", "_initialize_weights")
 _OF_ADAPTERS = re.compile(r"reset_\w+_parameters")
 _HF_MARK = "_is_hf_initialized"  # on a module: initialised, so skip it; on a parameter: loaded
-_UNSET = 0.1234567  # what random parameters hold until an initialiser writes them
+_UNSET = 0.1234567  # value of random parameters until an initialiser writes them
 _SMALLER, _LARGER, _FEWEST = 1 / 4, 8.0, 64  # bounds on ratios of root mean squares, and least number of elements
 _ERRORS = 6  # standard errors by which root mean squares may differ by chance
 _ADVICE = "Give Model a function that makes the network, or pass `start=` to fit."
 
 
 class _Adapter(NamedTuple):
-    """A PEFT layer wrapped around a layer of the network.
-
-    Attributes:
-        name: of the layer.
-        part: the layer.
-        own: identities of the parameters of its adapters.
-        resets: what initialises them.
-    """
+    """A PEFT layer wrapped around a layer of the network."""
 
     name: str
     part: nn.Module
-    own: frozenset[int]
+    own: frozenset[int]  # identities of the parameters of its adapters
     resets: tuple[Callable[[], Any], ...]
 
 
 class _Sizes(NamedTuple):
-    """Root mean squares of a parameter.
-
-    Attributes:
-        name: of the parameter.
-        held: in the network as it was given.
-        drawn: after its initialisers.
-    """
+    """Root mean squares of a parameter."""
 
     name: str
-    held: float
-    drawn: float
+    held: float  # in the network as it was given
+    drawn: float  # after its initialisers
 
     def __str__(self) -> str:
         return (
@@ -79,18 +66,16 @@ class _Sizes(NamedTuple):
 
 
 def copied(module: nn.Module, instead: Mapping[int, Tensor] | None = None) -> nn.Module:
-    """Return a copy of a module, with its sparse buffers, not all of which torch can copy in the usual way.
+    """Return a copy of a module, which holds `instead[id(t)]` in the place of a tensor t.
 
-    Args:
-        module: the module.
-        instead: identity of a tensor -> what the copy holds in its place; nothing if None.
+    Sparse buffers are cloned here, because torch cannot copy all of them in the usual way.
     """
     sparse = {id(b): b.clone() for b in module.buffers() if b.layout != torch.strided}
     return copy.deepcopy(module, {**sparse, **(instead or {})})
 
 
 def without_values(tensor: Tensor) -> bool:
-    """Return whether a tensor is on the meta device; a subclass that says so may have values all the same."""
+    """Return whether a tensor has no values, on the meta device; subclasses of Tensor there may have some."""
     return tensor.is_meta and type(tensor) in {Tensor, nn.Parameter}
 
 
@@ -99,21 +84,12 @@ def reinitialised(
 ) -> nn.Module:
     """Return a copy of a module with fresh random parameters, drawn from the global generators.
 
-    What is on the meta device gets memory, and its values from initialisers alone.
+    Tensors on the meta device get memory on `device`, and values from initialisers alone. Other parameters may be drawn
+    afresh too. The magnitude of parameters in `loaded`, which come from a checkpoint, is not compared: it says nothing
+    about initialisation.
 
-    Args:
-        module: the network as it was given.
-        layout: its random parameters.
-        loaded: names of parameters loaded from a checkpoint: their magnitude says nothing about initialisation.
-        device: of what is on the meta device.
-        warn: whether to warn of parameters whose magnitude in the module is not explained by chance.
-
-    Returns:
-        The copy; its other parameters may have been drawn afresh too.
-
-    Raises:
-        ValueError: if nothing initialises a random parameter or a buffer without values, an initialiser fails, or the
-            magnitude of a parameter in the module is far from what its initialisers give.
+    It raises ValueError if nothing initialises a random parameter or a buffer without values, an initialiser fails, or
+    the magnitude of a parameter in the module is far from what its initialisers give.
     """
     made = copied(module, _memory(module, device))
     for part in made.modules():
@@ -131,22 +107,22 @@ def reinitialised(
             with _explained(adapter.name, adapter.part):
                 for reset in adapter.resets:
                     reset()
-        given, fresh = dict(module.named_parameters()), dict(made.named_parameters())
+        original, fresh = dict(module.named_parameters()), dict(made.named_parameters())
         compared = list[str]()
         if never := _still_marked(made, blank):
             raise ValueError(_unwritten(made, never[0]))
         for name in layout.names:
-            if without_values(given[name]):
+            if without_values(original[name]):
                 continue
-            if _is_constant(given[name]):
-                fresh[name].copy_(given[name])
+            if _is_constant(original[name]):
+                fresh[name].copy_(original[name])
             elif (fresh[name] == fresh[name].new_tensor(_UNSET)).all():
-                if given[name].numel() > 1:
+                if original[name].numel() > 1:
                     raise ValueError(_unwritten(made, name))
-                fresh[name].copy_(given[name])
+                fresh[name].copy_(original[name])
             elif id(fresh[name]) not in adapted and name not in loaded:
                 compared.append(name)
-    differing = [_compared(name, given[name], fresh[name]) for name in compared]
+    differing = [_compared(name, original[name], fresh[name]) for name in compared]
     if warn:
         _warn_of_sizes([sizes for sizes in differing if sizes is not None])
     return made
@@ -155,7 +131,7 @@ def reinitialised(
 def random_ids(module: nn.Module, layout: Layout) -> frozenset[int]:
     """Return the identities of the random parameters, and of those that the module declares as computed from them.
 
-    Tied parameters have one name and several owners.
+    By identity, because tied parameters have one name and several owners.
     """
     names = {*layout.shapes, *getattr(module, "derived", ())}
     return frozenset(id(p) for n, p in module.named_parameters() if n in names)
@@ -182,20 +158,25 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _memory(module: nn.Module, device: torch.device) -> dict[int, Tensor]:
-    """Return tensors with memory for what is on the meta device, by identity."""
-    bare = {id(t): (t, torch.empty_like(t, device=device)) for t in _tensors(module).values() if without_values(t)}
-    return {i: nn.Parameter(m, requires_grad=False) if isinstance(t, nn.Parameter) else m for i, (t, m) in bare.items()}
+    """Return tensors with memory for those on the meta device, by identity."""
+    replacements = {
+        id(t): (t, torch.empty_like(t, device=device)) for t in _tensors(module).values() if without_values(t)
+    }
+    return {
+        i: nn.Parameter(m, requires_grad=False) if isinstance(t, nn.Parameter) else m
+        for i, (t, m) in replacements.items()
+    }
 
 
 def _marked(module: nn.Module, made: nn.Module) -> dict[str, tuple[Tensor, int]]:
-    """Return what has no values in the module, marked, and its version, by name."""
-    given = _tensors(module)
-    blank = {name: tensor for name, tensor in _tensors(made).items() if without_values(given[name])}
+    """Return the tensors without values in `module`, marked in the copy `made`, and their versions, by name."""
+    originals = _tensors(module)
+    blank = {name: tensor for name, tensor in _tensors(made).items() if without_values(originals[name])}
     return {name: (tensor.fill_(_UNSET), tensor._version) for name, tensor in blank.items()}
 
 
 def _still_marked(made: nn.Module, blank: Mapping[str, tuple[Tensor, int]]) -> list[str]:
-    """Return the names of what no initialiser has written, in place, through `.data`, or by another tensor."""
+    """Return the names of tensors that no initialiser wrote in place or through `.data`, or replaced by another."""
     now = _tensors(made)
     return [
         name
@@ -212,13 +193,7 @@ def _warn_of_sizes(found: Sequence[_Sizes]) -> None:
 
 
 def _initialise(made: nn.Module, random: frozenset[int], plain: frozenset[int]) -> None:
-    """Call the initialisers of parts and wholes.
-
-    Args:
-        made: the network.
-        random: identities of the random parameters.
-        plain: of those that no adapter owns.
-    """
+    """Call the initialisers of parts and wholes; `plain` are the random parameters that no adapter owns."""
     for name, part in _bottom_up(made):
         below = frozenset(id(p) for p in part.parameters())
         reset, initialise = _method(part, _OF_PARTS, most=0), _method(part, _OF_WHOLES, most=1)
@@ -231,37 +206,37 @@ def _initialise(made: nn.Module, random: frozenset[int], plain: frozenset[int]) 
 
 def _adapters(made: nn.Module) -> Iterator[_Adapter]:
     """Yield the layers of PEFT whose adapters have initialisers."""
-    found = (getattr(part, "peft_config", None) for part in made.modules())
-    settings: Mapping[str, Any] = next((each for each in found if isinstance(each, Mapping)), {})
+    configurations = (getattr(part, "peft_config", None) for part in made.modules())
+    settings: Mapping[str, Any] = next((each for each in configurations if isinstance(each, Mapping)), {})
     for name, part in made.named_modules():
         if hasattr(type(part), "adapter_layer_names"):
             base = getattr(part, "base_layer", None)
-            under = {id(p) for p in base.parameters()} if isinstance(base, nn.Module) else set[int]()
-            own = frozenset(id(p) for p in part.parameters() if id(p) not in under)
+            wrapped = {id(p) for p in base.parameters()} if isinstance(base, nn.Module) else set[int]()
+            own = frozenset(id(p) for p in part.parameters() if id(p) not in wrapped)
             if resets := tuple(_resets(part, settings)):
                 yield _Adapter(name, part, own, resets)
 
 
 def _resets(part: Any, settings: Mapping[str, Any]) -> Iterator[Callable[[], Any]]:
-    """Yield what initialises each adapter of a layer, as its configuration asks."""
+    """Yield a function for each adapter of a layer that initialises it as its configuration asks."""
     holders = (getattr(part, name, None) for name in part.adapter_layer_names)
     keys = {
         key: None for holder in holders if isinstance(holder, nn.ModuleDict | nn.ParameterDict) for key in [*holder]
     }
     for name in filter(_OF_ADAPTERS.fullmatch, dir(type(part))):
         method = getattr(part, name)
-        first, *rest = inspect.signature(method).parameters
+        first, *option_names = inspect.signature(method).parameters
         for key in keys:
             config = settings.get(key)
-            given = {other: getattr(config, other) for other in rest if hasattr(config, other)}
-            if first == "adapter_name" and set(_required(method)) <= {first, *given}:
-                yield partial(method, key, **given)
+            options = {other: getattr(config, other) for other in option_names if hasattr(config, other)}
+            if first == "adapter_name" and set(_required(method)) <= {first, *options}:
+                yield partial(method, key, **options)
 
 
 def _method(part: nn.Module, names: Sequence[str], *, most: int) -> Callable[..., Any] | None:
     """Return the first method of these names that needs `most` arguments or fewer.
 
-    It is looked up on the class: wrappers such as PEFT's pass on what they lack to the module inside.
+    It is looked up on the class, because wrappers such as PEFT's pass on what they lack to the module inside.
     """
     for name in names:
         if callable(getattr(type(part), name, None)) and len(_required(getattr(part, name))) <= most:
@@ -272,17 +247,13 @@ def _method(part: nn.Module, names: Sequence[str], *, most: int) -> Callable[...
 def _required(method: Callable[..., Any]) -> list[str]:
     """Return the names of a method's required arguments."""
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    own = inspect.signature(method).parameters.items()
-    return [name for name, each in own if each.default is inspect.Parameter.empty and each.kind not in kinds]
+    parameters = inspect.signature(method).parameters.items()
+    return [name for name, each in parameters if each.default is inspect.Parameter.empty and each.kind not in kinds]
 
 
 @contextmanager
 def _explained(name: str, part: nn.Module) -> Iterator[None]:
-    """Name the module whose initialiser failed.
-
-    Raises:
-        ValueError: if one does.
-    """
+    """Name the module whose initialiser fails inside the `with`."""
     try:
         yield
     except Exception as error:
@@ -298,35 +269,35 @@ def _is_constant(tensor: Tensor) -> bool:
 
 
 def _unwritten(made: nn.Module, name: str) -> str:
-    """Return what is wrong with a parameter that no initialiser has written."""
-    owner, _, own = name.rpartition(".")
+    """Return the message about a parameter that no initialiser has written."""
+    owner, _, parameter = name.rpartition(".")
     return (
         f"members cannot be initialised: `{owner or 'the network'}` ({type(made.get_submodule(owner)).__name__}) owns "
-        f"{own}, and no `reset_parameters` or `init_weights` writes it. {_ADVICE}"
+        f"{parameter}, and no `reset_parameters` or `init_weights` writes it. {_ADVICE}"
     )
 
 
 def _compared(name: str, given: Tensor, fresh: Tensor) -> _Sizes | None:
     """Return the magnitudes of a parameter in the module and freshly drawn, if they differ by more than chance.
 
-    Raises:
-        ValueError: if those in the module are much larger or much smaller.
+    It raises ValueError if the parameter in the module is much larger or much smaller.
     """
     if given.ndim < 2 or given.numel() < _FEWEST:
         return None
-    (held, spread), (drawn, other) = _size(given), _size(fresh)
+    (held, held_error), (drawn, drawn_error) = _size(given), _size(fresh)
     if drawn == 0:
         return None
     sizes = _Sizes(name, held, drawn)
     if not _SMALLER <= held / drawn <= _LARGER:
         raise ValueError(f"members cannot be initialised: {sizes}. {_ADVICE}")
-    return sizes if abs(math.log(held / drawn)) > _ERRORS * math.hypot(spread, other) else None
+    return sizes if abs(math.log(held / drawn)) > _ERRORS * math.hypot(held_error, drawn_error) else None
 
 
 def _size(tensor: Tensor) -> tuple[float, float]:
     """Return the root mean square of independent numbers, and the standard error of its logarithm.
 
-    With kurtosis κ = E x⁴ / (E x²)² it is √((κ − 1) / 4n), for normal numbers 1/√(2n); no less is taken for others.
+    With kurtosis κ = E x⁴ / (E x²)² the error is √((κ − 1) / 4n), which is 1/√(2n) for normal numbers; a smaller κ
+    counts as theirs, 3.
     """
     squares = tensor.double().square()
     mean = float(squares.mean())

@@ -36,14 +36,7 @@ class Layout:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
-        """Return the layout of named tensors, in their order.
-
-        Args:
-            tensors: name -> tensor of any shape.
-
-        Returns:
-            A layout of total size D = sum of the tensors' element counts.
-        """
+        """Return the layout of named tensors, in their order."""
         return cls({name: tuple(tensor.shape) for name, tensor in tensors.items()})
 
     @cached_property
@@ -68,13 +61,13 @@ class Layout:
         return tuple(self.shapes)
 
     def split(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return named views of `weights`; a gradient through them comes back as one flat tensor.
+        """Return named views (..., *shape) of `weights` (..., D); a gradient through them is again one flat tensor.
 
         Args:
             weights: tensor (..., D).
 
         Returns:
-            name -> view (..., *shape). Nothing is copied.
+            name -> view. Nothing is copied.
 
         Raises:
             ValueError: if the last axis is not D.
@@ -90,10 +83,10 @@ class Layout:
         return {n: part if len(shape) == 1 else part.view((*lead, *shape)) for (n, shape), part in shapes}
 
     def join(self, tensors: Mapping[str, Tensor], *, out: Tensor | None = None) -> Tensor:
-        """Return the flat vector of named tensors that share their leading axes: the inverse of `split`.
+        """Return the flat vector (..., D) of named tensors (..., *shape) with equal leading axes: inverse of `split`.
 
         Args:
-            tensors: name -> tensor (..., *shape), at least the names of this layout.
+            tensors: name -> tensor, at least the names of this layout.
             out: tensor (..., D) to write to; a new one if None.
 
         Returns:
@@ -115,50 +108,28 @@ class Layout:
         return torch.cat(parts, dim=-1, out=out)
 
     def select(self, globs: Globs) -> tuple[str, ...]:
-        """Return the names that match `globs`, in order.
-
-        Args:
-            globs: one shell-style pattern or several, such as `"head.*"`.
-
-        Returns:
-            The matching names; empty when none match.
-        """
+        """Return the names that match one shell-style pattern or several, such as `"head.*"`, in order."""
         return tuple(name for name in self.shapes if matches(name, globs))
 
     def differences(self, other: Layout) -> list[str]:
-        """Describe how `other` differs from this layout (empty when equal).
-
-        Args:
-            other: the layout to compare with.
-
-        Returns:
-            One sentence fragment per differing name, and one if only the order differs.
-        """
-        said = [f"`{n}` is missing" for n in self.shapes if n not in other.shapes]
-        said += [f"`{n}` is not expected" for n in other.shapes if n not in self.shapes]
-        said += [
+        """Return how `other` differs from this layout: a clause for each name, or one if only the order differs."""
+        clauses = [f"`{n}` is missing" for n in self.shapes if n not in other.shapes]
+        clauses += [f"`{n}` is not expected" for n in other.shapes if n not in self.shapes]
+        clauses += [
             f"`{n}` has shape {tuple(other.shapes[n])}, expected {tuple(shape)}"
             for n, shape in self.shapes.items()
             if n in other.shapes and tuple(other.shapes[n]) != tuple(shape)
         ]
-        if not said and self.names != other.names:
-            said.append("the names come in another order")
-        return said
+        if not clauses and self.names != other.names:
+            clauses.append("the names come in another order")
+        return clauses
 
     def __add__(self, other: Layout) -> Layout:
         return Layout({**self.shapes, **other.shapes})
 
 
 def weight_name(layout: Layout, index: int) -> str:
-    """Return the name of one weight.
-
-    Args:
-        layout: of the flat vector.
-        index: its position there.
-
-    Returns:
-        For example "1.weight[3, 17]".
-    """
+    """Return the name of the weight at an index of the flat vector, for example "1.weight[3, 17]"."""
     name, where = next((n, s) for n, s in layout.slices.items() if s.start <= index < s.stop)
     shape = layout.shapes[name]
     if not shape:

@@ -18,30 +18,19 @@ Random = Globs | Mapping[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class RandomMask:
-    """Which elements of partly random parameters are random.
+    """Which elements of partly random parameters are random."""
 
-    Attributes:
-        indices: parameter -> flat indices of the random elements, int64.
-        tensors: parameter -> its tensor, at least float32, whose other elements are the constants.
-    """
-
+    # parameter -> flat indices of the random elements, int64
     indices: Mapping[str, Tensor] = field(default_factory=dict)
+    # parameter -> its tensor, at least float32, whose other elements are the constants
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def of(cls, named: Mapping[str, Tensor], random: Random) -> RandomMask:
-        """Return the mask that a mapping describes; parameters whose elements are all random are left out.
+        """Return the mask that a mapping describes, without parameters whose elements are all random.
 
-        Args:
-            named: all parameters by name.
-            random: as `Model` takes it.
-
-        Returns:
-            The mask.
-
-        Raises:
-            TypeError: as of `_check_random`.
-            ValueError: if a name is not that of a parameter, or a tensor is not a mask of its shape.
+        The mask of globs is empty. It raises ValueError if a name is no parameter's, or a tensor is not a mask of its
+        shape.
         """
         _check_random(random)
         if not isinstance(random, Mapping):
@@ -60,7 +49,7 @@ class RandomMask:
         return cls(indices, {name: widened(named[name].detach().clone()) for name in indices})
 
     def select(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return parameters; of partly random ones only the random elements, (n,)."""
+        """Return the parameters, of which partly random ones are reduced to their random elements, (n,)."""
         return {n: t.flatten()[self.indices[n]] if n in self.indices else t for n, t in named.items()}
 
     def fill(self, views: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -80,11 +69,7 @@ class RandomMask:
 
 
 def _check_random(random: Random) -> None:
-    """Check the type of `random`, before names are looked up.
-
-    Raises:
-        TypeError: if it is neither a string, nor a sequence of strings, nor a mapping.
-    """
+    """Raise TypeError if `random` is neither a string, nor a sequence of strings, nor a mapping."""
     globs = [random] if isinstance(random, str) else random
     if not isinstance(globs, Mapping | list | tuple) or not all(isinstance(glob, str) for glob in globs):
         raise TypeError(f"`random` must be a glob such as 'head.*', several, or parameter -> mask; got {seen(random)}.")
@@ -98,5 +83,5 @@ def is_random(name: str, random: Random) -> bool:
 
 
 def names_of(random: Random) -> Globs:
-    """Return globs, or the names of a mapping, for a message."""
+    """Return the globs, or the names of a mapping, for a message."""
     return list(random) if isinstance(random, Mapping) else random

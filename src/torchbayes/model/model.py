@@ -49,7 +49,7 @@ Hook = Callable[[Any], tuple[Any, Any]]
 
 
 class Scales(NamedTuple):
-    """Factors of the tempered log joint density on the full-data scale."""
+    """Factors of log p(y|f) and log p(w) in the tempered log joint density on the full-data scale."""
 
     likelihood: float
     prior: float
@@ -86,27 +86,27 @@ class Model:
         """Put network, likelihood and prior together.
 
         Args:
-            network: any nn.Module (copied, never written to), or a function that builds a fresh one; the latter is
-                needed for several members where the constructor draws weights in a way that the modules' own
-                initialisers do not, and its weights take no memory beside the members'; nor do those of a module on the
-                meta device, which its initialisers draw. A network that changes its inputs in place is given copies.
+            network: any nn.Module (copied, never written to), or a function that builds a fresh one. Give a function if
+                several members are fitted and the constructor draws weights in a way that the modules' own initialisers
+                do not. The weights of a function, or of a module on the meta device, take no memory beside the
+                members'. A network that changes its inputs in place gets copies.
             likelihood: one of `torchbayes.likelihoods`, or a function from outputs to a torch Distribution.
-            prior: one prior for all weights, or a mapping glob -> prior, or a joint prior over all of them. None leaves
-                it open: N(0, 1), but where samplers on minibatches are given no step size, held-out rows may choose
-                a smaller scale. Methods that are to be compared need a prior that is given.
-            random: glob or globs of the network's random parameters, such as `"head.*"`; the rest are constants. Or
+            prior: one prior for all weights, a mapping glob -> prior, or a joint prior over all weights. None leaves it
+                open: it is N(0, 1), but samplers on minibatches without a given step size may choose a smaller scale on
+                held-out rows. To compare methods, give a prior.
+            random: glob or globs of the network's random parameters, such as `"head.*"`; the others are constants. Or
                 parameter -> bool mask of its random elements, as `subnetwork` gives.
             temperature: T of the tempered posterior; 1 is the Bayes posterior.
             tempering: what T divides.
-            batch: turns what a loader yields into (inputs, targets); the default knows tuples and mappings. Labels (B,
-                T) of tokens (B, T) are then moved one place forward where the network's own loss does so, as in causal
-                language models, unless they are one place ahead of the tokens already; the likelihood needs an
-                `ignore_index` for the last place.
+            batch: turns what a loader yields into (inputs, targets); the default takes tuples and mappings. With the
+                default, labels (B, T) of tokens (B, T) move one place forward if the network's own loss does so, as in
+                causal language models, unless they are already one place ahead of the tokens; the likelihood then needs
+                an `ignore_index` for the last place.
             shared: inputs without an axis of rows, which belong to all rows (a table of context, the edges of a graph):
                 keys of a mapping, or positions in a tuple. All other inputs must have the same number of rows.
             coupled: whether rows depend on each other, as under a partial likelihood, a contrast within a batch or
-                attention between rows: all of them then go through the network at once, whatever `chunk_size` says,
-                and what takes rows one by one or in parts is refused. A likelihood may say so by `coupled = True`.
+                attention between rows. Then all rows go through the network at once, whatever `chunk_size` is, and
+                methods that take rows one by one or in parts are refused. A likelihood may say so by `coupled = True`.
 
         Raises:
             ValueError: if the temperature is not positive, or prior globs and parameters do not match up.
@@ -131,23 +131,20 @@ class Model:
         self._labels = Labels(self.network)
 
     def unpack(self, batch: Any) -> Batch:
-        """Turn what a loader yields into a `Batch` on the network's device, floating inputs in its dtype.
+        """Return what a loader yields as a `Batch` on the network's device, floating inputs in its dtype.
 
         Args:
             batch: a tuple (inputs, targets), a mapping with `labels` or `targets`, or what the model's hook takes.
-
-        Returns:
-            The batch.
 
         Raises:
             ValueError: if tensors differ in their number of rows, or labels are misaligned with their tokens.
         """
         inputs, targets = (self._hook or default_batch)(batch)
-        found = Batch(self.place(inputs), self.place(targets, "targets"))
-        check_equally_many(found)
+        rows = Batch(self.place(inputs), self.place(targets, "targets"))
+        check_equally_many(rows)
         if self._hook is not None:
-            return found
-        return self._labels.placed(found, self.likelihood)
+            return rows
+        return self._labels.placed(rows, self.likelihood)
 
     def place(self, rows: Any, what: Literal["inputs", "targets"] = "inputs") -> Any:
         """Return inputs or targets as tensors on the network's device, floating-point ones in its dtype.
@@ -158,19 +155,17 @@ class Model:
             ValueError: if tensors differ in their number of rows, or an input named in `shared` is missing.
         """
         rows = dict(rows) if isinstance(rows, Mapping) else rows
-        own = with_shared(rows, self.shared) if what == "inputs" else rows
+        tree = with_shared(rows, self.shared) if what == "inputs" else rows
         precision = self.network.precision
         dtype = precision.inputs if what == "inputs" else precision.weights
-        placed = moved(own, self.network.device, dtype)
-        check_rows(own, what)
+        placed = moved(tree, self.network.device, dtype)
+        check_rows(tree, what)
         return placed
 
     def scales(self, num_data: int, rows: int) -> Scales:
-        """Return the factors of Σ log p(y|f) over `rows` rows and of log p(w) in the log joint density.
+        """Return the factors of Σ log p(y|f) over B = `rows` rows and of log p(w) in the log joint density of N rows.
 
-        Args:
-            num_data: N, rows of the full data.
-            rows: B, rows the sum runs over.
+        N is `num_data`.
         """
         return Scales(
             num_data / rows / self.temperature, 1.0 if self.tempering == "likelihood" else 1 / self.temperature
@@ -185,7 +180,7 @@ class Model:
     def log_likelihood(
         self, weights: Tensor | Mapping[str, Tensor], batch: Batch | tuple[Any, Any], buffers: Buffers | None = None
     ) -> Tensor:
-        """Return log p(y_b | f_w(x_b)) of each row.
+        """Return log p(y_b | f_w(x_b)) of each row, in nats, untempered.
 
         Args:
             weights: one flat vector (D,) or its named views.
@@ -193,7 +188,7 @@ class Model:
             buffers: buffers of the network; its own if None.
 
         Returns:
-            Tensor (B,), in nats, untempered.
+            Tensor (B,).
         """
         batch = batch if isinstance(batch, Batch) else self.unpack(batch)
         views, learned = self.split(weights)
@@ -215,7 +210,8 @@ class Model:
             Scalar tensor, in nats, differentiable in the weights.
         """
         batch = batch if isinstance(batch, Batch) else self.unpack(batch)
-        batch = batch._replace(inputs=with_shared(batch.inputs, self.shared))  # else their rows could be counted
+        # without the wrapper, the rows of shared inputs could be counted as rows of data
+        batch = batch._replace(inputs=with_shared(batch.inputs, self.shared))
         scale = self.scales(num_data, batch.size)
         return scale.likelihood * self.log_likelihood(weights, batch).sum() + scale.prior * self.log_prior(weights)
 
@@ -229,17 +225,16 @@ class Model:
         return with_learned(self, self.network.weights().unsqueeze(0))[0]
 
     def check(self, batch: Batch | tuple[Any, Any]) -> Tensor:
-        """Check one batch against network and likelihood, and say in one sentence what does not fit.
+        """Return the outputs for one batch (B, ...), after checking that it fits network and likelihood.
+
+        The shape of later batches can be checked against these outputs.
 
         Args:
             batch: rows, as `unpack` takes or gives them.
 
-        Returns:
-            Outputs of the network for the rows, (B, ...): later batches can be checked against their shape.
-
         Raises:
             ValueError: if there are no rows, inputs are not finite, rows and targets differ in number, the network
-                cannot take the inputs, or the targets cannot come from its outputs.
+                cannot take the inputs, or the targets cannot come from its outputs. One sentence says which.
         """
         batch = batch if isinstance(batch, Batch) else self.unpack(batch)
         if batch.size == 0:
@@ -255,18 +250,9 @@ class Model:
 
 
 def unpack_inputs(model: Model, batch: Any) -> Batch:
-    """Turn a batch that may have no targets into a `Batch`; its targets are None where it has none.
+    """Turn a batch that may have no targets into a `Batch`, whose targets are then None.
 
-    Args:
-        model: the model.
-        batch: as for `Model.unpack`; or a tensor, a list or tuple of one, or a mapping without targets: inputs alone.
-
-    Returns:
-        The batch.
-
-    Raises:
-        ValueError: if tensors differ in their number of rows.
-        TypeError: if the model's hook cannot read the batch.
+    A tensor, a list or tuple of one tensor, or a mapping without targets is inputs alone.
     """
     if model._hook is not None or not is_unlabelled(batch):
         return model.unpack(batch)
@@ -274,28 +260,20 @@ def unpack_inputs(model: Model, batch: Any) -> Batch:
 
 
 def place_inputs(model: Model, inputs: Any) -> Any:
-    """Return inputs as `Model.place` does; without targets that a mapping holds beside them."""
+    """Return inputs as `Model.place` does, dropping targets that a mapping holds beside them."""
     return model.place(only_inputs(inputs) if isinstance(inputs, Mapping) and model._hook is None else inputs)
 
 
 def ready(model: Model, batch: Batch, *, members: bool = False) -> Batch:
-    """Return a batch, possibly made by hand, in the form that `unpack` gives.
+    """Return a batch, possibly made by hand, in the form that `unpack` gives; inputs that all rows share are wrapped.
 
-    Args:
-        model: the model.
-        batch: rows (B, ...), or (M, B, ...).
-        members: whether each member has its own rows.
-
-    Returns:
-        The batch; inputs that all rows share are wrapped.
-
-    Raises:
-        SettingError: if the labels of a causal language model are the tokens themselves, not shifted.
+    It raises SettingError if the labels of a causal language model are the tokens themselves, not shifted. With
+    `members`, each member has its own rows (M, B, ...).
     """
-    found = batch._replace(inputs=with_shared(batch.inputs, model.shared))
+    wrapped = batch._replace(inputs=with_shared(batch.inputs, model.shared))
     if model._hook is None:
-        model._labels.check(found.map(lambda t: t[0]) if members else found, model.likelihood)
-    return found
+        model._labels.check(wrapped.map(lambda t: t[0]) if members else wrapped, model.likelihood)
+    return wrapped
 
 
 def having(
@@ -305,19 +283,9 @@ def having(
     prior: PriorRules | Joint | None = None,
     likelihood: Likelihood | None = None,
 ) -> Model:
-    """Return a model with another network, prior or likelihood; the rest is shared, not copied.
+    """Return a model with another network, prior or likelihood; everything else is shared, not copied.
 
-    Args:
-        model: the model; it stays as it is.
-        network: the new network, whose prior must be given too; the same network if None.
-        prior: the new prior; the same prior if None.
-        likelihood: the new likelihood, with the same learned parameters; the same likelihood if None.
-
-    Returns:
-        The model.
-
-    Raises:
-        ValueError: if the likelihood learns other parameters, or the prior is over another number of weights.
+    A new network needs a new prior too. A new likelihood must learn the same parameters, else ValueError.
     """
     other = copy.copy(model)
     if likelihood is not None:
@@ -335,11 +303,7 @@ def having(
 
 
 def having_scale(model: Model, scale: float) -> Model:
-    """Return a model whose prior was left open under N(0, scale²), still open.
-
-    Raises:
-        ValueError: if the prior of the model was given.
-    """
+    """Return a model whose prior was left open with the prior N(0, scale²), still open; ValueError if one was given."""
     if model.open_scale is None:
         raise ValueError("the prior of this model was given; its scale is not open.")
     other = having(model, prior=Normal(scale))
@@ -348,11 +312,7 @@ def having_scale(model: Model, scale: float) -> Model:
 
 
 def _names_of_shared(shared: Any) -> tuple[str | int, ...]:
-    """Return keys and positions of inputs that all rows share.
-
-    Raises:
-        TypeError: if they are neither strings nor integers; booleans are not accepted.
-    """
+    """Return keys and positions of inputs that all rows share, once their types are checked (no booleans)."""
     names = (shared,) if isinstance(shared, str | int) else shared
     if not isinstance(names, Sequence) or not all(isinstance(name, str) or is_whole(name) for name in names):
         raise TypeError(f"`shared` must be keys of a mapping of inputs, or places in a tuple; got {seen(shared)}.")
@@ -366,7 +326,7 @@ def with_learned(model: Model, weights_MD: Tensor) -> Tensor:
 
 
 def _axes(network: Network) -> dict[str, Axes]:
-    """Return what the axes of random parameters are to their layers."""
+    """Return, for each random parameter, what its axes mean in its layer."""
     return axes_of(network.module, network.layout.names)
 
 
@@ -376,16 +336,14 @@ def _priors(learned: Mapping[str, Learned]) -> dict[str, Prior]:
 
 
 def check_finite(inputs: Any) -> None:
-    """Check every floating tensor of `inputs`.
+    """Raise ValueError if a floating tensor of `inputs` has NaN or infinite values.
 
-    Raises:
-        ValueError: if one has NaN or infinite values. Infinite values are allowed in inputs that all rows share:
-            additive attention masks hold -inf.
+    Infinite values are allowed in inputs that all rows share, because additive attention masks hold -inf.
     """
     for leaf in pytree.tree_leaves(inputs):
         shared = isinstance(leaf, Shared)
         for tensor in filter(torch.is_floating_point, tensors_of(leaf)):
-            if bool(tensor.sum().isfinite()):  # so all are, and no mask as large as the data is needed to tell
+            if bool(tensor.sum().isfinite()):  # a finite sum has finite terms, and needs no mask as large as the data
                 continue
             wrong = torch.isnan(tensor) if shared else ~torch.isfinite(tensor)
             if wrong.any():

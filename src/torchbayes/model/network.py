@@ -1,11 +1,11 @@
 """An nn.Module as a pure function of flat weights: buffers, fresh initialisation and batch-norm policy.
 
 The user's module is copied once and never written to. Parameters that are random (matched by the glob and with
-`requires_grad`) live in the flat vector; the others are constants. Modules under which no parameter is random always
+`requires_grad`) live in the flat vector; the others are constants. Modules without random parameters below them always
 run in evaluation mode, so a frozen backbone keeps its batch-norm statistics and its dropout stays off.
 
-The random weights of a given module are kept. Those that a factory draws, or for a module on the meta device its own
-initialisers, are drawn again where they are asked for: a large network takes no memory beside what moves.
+The random weights of a given module are kept. Weights that a factory draws, or the initialisers of a module on the meta
+device, are drawn again on demand, so that a large network takes no memory beside the members' weights.
 """
 
 from __future__ import annotations
@@ -42,19 +42,20 @@ class Network:
     Attributes:
         layout: names and shapes of the random weights.
         shapes: names and shapes of the parameters that are random, in part or wholly.
-        random: which those are, as given by the user.
-        class_axis: which axis of what the module returns becomes the last one of the outputs.
+        random: the globs or masks of random parameters, as given by the user.
+        class_axis: which axis of the module's result becomes the last one of the outputs.
         precision: the dtypes of weights, inputs and parameters.
         mask: parameters of which only some elements are random.
         constants: name -> tensor of the parameters that are not random.
         buffers: name -> tensor of the buffers that training may change, as the given module holds them; none is sparse.
         batch_norms: names of the batch-norm layers whose statistics depend on random weights.
-        by_batch: names of those without running statistics, whose outputs depend on the batch in evaluation too.
+        by_batch: names of the batch-norm layers without running statistics, whose outputs depend on the batch in
+            evaluation too.
         convolutional: whether it convolves images.
-        held: what runs it with other weights.
+        held: runs the module with other weights.
     """
 
-    @torch.inference_mode(False)  # what is made in that mode cannot be differentiated later
+    @torch.inference_mode(False)  # tensors made in that mode cannot be differentiated later
     def __init__(self, module: Given, random: Random = "*", *, class_axis: int = -1) -> None:
         """Copy the module and lay out its random weights.
 
@@ -62,12 +63,12 @@ class Network:
             module: a network, or a function without arguments that makes a freshly initialised one. All random
                 parameters of a network may be on the meta device.
             random: glob or globs of the random parameters; or parameter -> bool mask of its random elements.
-            class_axis: which axis of what it returns becomes the last one of the outputs.
+            class_axis: which axis of the module's result becomes the last one of the outputs.
 
         Raises:
             TypeError: if it is no module or factory of modules, cannot be copied, or has weights of unlike dtypes.
             ValueError: if no parameter is random, a parameter is not initialised yet or split over processes, a mask
-                does not fit, or what is not random has no values.
+                does not fit, or a constant has no values.
         """
         factory = None if isinstance(module, nn.Module) else module
         self.class_axis, made = class_axis, made_by(module)
@@ -78,12 +79,12 @@ class Network:
         self.layout = Layout.of(chosen)
         self.shapes = Layout.of(only(self.layout.names, named))
         self.device = device_of(made, chosen, factory)
-        held = factory is None and not any(map(without_values, chosen.values()))
-        self._held_D = self.layout.join(chosen) if held else None  # of low precision where all of them are
+        has_values = factory is None and not any(map(without_values, chosen.values()))
+        self._held_D = self.layout.join(chosen) if has_values else None  # below float32 if all of them are
         template = functional_copy(made, places(named, self.layout, self.mask, held_D=self._held_D))
         self.constants = {n: p.detach() for n, p in template.named_parameters() if n not in chosen}
-        come = () if factory else loaded(made, self.layout)
-        self._origin = Origin(factory, template, self.layout, self.mask, device=self.device, loaded=come)
+        from_checkpoint = () if factory else loaded(made, self.layout)
+        self._origin = Origin(factory, template, self.layout, self.mask, device=self.device, loaded=from_checkpoint)
         live = _live_modules(template, self.layout)
         moving = [(n, b) for n, b in template.named_buffers() if b.layout == torch.strided]  # sparse ones stay
         self.buffers = {n: b.clone() for n, b in moving if n.rpartition(".")[0] in live}
@@ -112,20 +113,13 @@ class Network:
         return self._origin.drawn()[0] if self._held_D is None else self.layout.split(self._held_D)
 
     def arrange(self, inputs: Any) -> Any:
-        """Return inputs in the memory layout that is fastest for the network: channels last where it convolves images.
-
-        Args:
-            inputs: tensor (B, ...), or a tuple or mapping of such.
-
-        Returns:
-            Equal inputs.
-        """
+        """Return equal inputs in the memory layout that is fastest: channels last where images are convolved."""
         return on_rows(_channels_last, inputs) if self.convolutional else inputs
 
     def weights(self) -> Tensor:
-        """Return the random weights the given module holds, or those that are drawn again, a new tensor (D,)."""
-        own_D = self.layout.join(self.initial) if self._held_D is None else self._held_D
-        return own_D.to(self.dtype, copy=self._held_D is not None)
+        """Return the random weights that the given module holds, or freshly drawn ones, as a new tensor (D,)."""
+        weights_D = self.layout.join(self.initial) if self._held_D is None else self._held_D
+        return weights_D.to(self.dtype, copy=self._held_D is not None)
 
     def __call__(self, weights: Tensor | Mapping[str, Tensor], inputs: Any, buffers: Buffers | None = None) -> Tensor:
         """Return the outputs f_w(x).
@@ -150,17 +144,14 @@ class Network:
             raise
 
     def ask(self, views: Mapping[str, Tensor], inputs: Any, buffers: Buffers | None = None) -> dict[str, Tensor]:
-        """Return the state that the module holds in a call, after finding out whether it changes its inputs in place.
+        """Return the state that the module holds in a call with these arguments.
 
-        Args:
-            views: random weights by name.
-            inputs: as in a call.
-            buffers: as in a call.
+        The first call in each mode finds out whether the module changes its inputs or buffers in place.
         """
         state = {**self.precision.cast(self.mask.fill(views)), **(self.buffers if buffers is None else buffers)}
-        seen = self.held.ask(state, inputs, device=self.device)
-        if buffers is None and seen is not None:  # the network's own stay as they are
-            state.update({name: state[name].clone() for name in seen.buffers if name in self.buffers})
+        effects = self.held.ask(state, inputs, device=self.device)
+        if buffers is None and effects is not None:  # a call must not change the network's own buffers
+            state.update({name: state[name].clone() for name in effects.buffers if name in self.buffers})
         return state
 
     def training(self) -> AbstractContextManager[None]:
@@ -170,7 +161,7 @@ class Network:
     def fresh(self, seeds: Sequence[int]) -> tuple[Tensor, Buffers]:
         """Return freshly initialised random weights and buffers, one set per seed.
 
-        By a factory, or else by the module's own initialisers (`torchbayes.model.initialisation`), from a generator.
+        They come from the factory, or else from the module's own initialisers (`torchbayes.model.initialisation`).
 
         Args:
             seeds: M seeds.
@@ -201,8 +192,8 @@ class Network:
     ) -> Buffers:
         """Return buffers whose batch-norm statistics are those of `batches` under these weights.
 
-        Running means and variances become the averages over all batches, each weighted by its number of rows, as
-        SWA needs (Izmailov et al. 2018). Only batch norm runs in training mode; dropout stays off.
+        Running means and variances become the averages over all batches, each weighted by its number of rows, as SWA
+        needs (Izmailov et al. 2018). Only batch norm runs in training mode; dropout stays off.
 
         Args:
             weights: flat vector (D,) or its named views.
@@ -218,41 +209,37 @@ class Network:
         buffers = {n: b.clone() for n, b in (buffers or self.buffers).items()}
         layers: list[Any] = [self.module.get_submodule(n) for n in self.batch_norms]
         momenta = [layer.momentum for layer in layers]
-        views, seen = self.layout.split(weights) if isinstance(weights, Tensor) else weights, 0
+        views, num_rows = self.layout.split(weights) if isinstance(weights, Tensor) else weights, 0
         try:
             for layer in layers:
                 layer.training = True
             with torch.no_grad():
                 for inputs in batches:
                     size = batch_size(inputs)
-                    seen += size
+                    num_rows += size
                     for layer in layers:
-                        layer.momentum = size / seen
+                        layer.momentum = size / num_rows
                     self(views, self.arrange(inputs), buffers)
         finally:
             for layer, momentum in zip(layers, momenta, strict=True):
                 layer.momentum = momentum
             self.module.eval()
-        if not seen:
+        if not num_rows:
             raise ValueError("batch-norm statistics cannot be recalibrated without data; got no batch.")
         return buffers
 
 
 def module_at(network: Network, weights_D: Tensor) -> nn.Module:
-    """Return a copy of the network's module that holds weights, all of whose parameters can be trained."""
+    """Return a copy of the network's module that holds these weights; all its parameters can be trained."""
     named, buffers = dict(network.module.named_parameters()), dict(network.module.named_buffers())
     views = network.mask.fill(network.layout.split(weights_D.detach()))
-    own = {id(named[name]): nn.Parameter(view.to(named[name].dtype, copy=True)) for name, view in views.items()}
-    others = {id(buffers[name]): buffer.clone() for name, buffer in network.buffers.items()}
-    return copied(network.module, {**own, **others}).requires_grad_(True)
+    parameters = {id(named[name]): nn.Parameter(view.to(named[name].dtype, copy=True)) for name, view in views.items()}
+    moving = {id(buffers[name]): buffer.clone() for name, buffer in network.buffers.items()}
+    return copied(network.module, {**parameters, **moving}).requires_grad_(True)
 
 
 def _chosen(named: Mapping[str, Tensor], random: Random) -> dict[str, Tensor]:
-    """Return the random parameters by name.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """Return the random parameters by name; ValueError if there is none."""
     trainable = {name: parameter.detach() for name, parameter in named.items() if parameter.requires_grad}
     chosen = {name: tensor for name, tensor in trainable.items() if is_random(name, random)}
     if not chosen:
@@ -268,7 +255,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def outputs_of(made: Any, class_axis: int) -> Tensor:
-    """Return the outputs (B, ..., K) in what a network returned."""
+    """Return the outputs (B, ..., K) in a network's result."""
     outputs = widened(tensor_of(made))
     if class_axis != -1:  # a view, even where nothing moves, would hide the layer that made the outputs
         outputs = outputs.movedim(class_axis, -1)
@@ -276,11 +263,7 @@ def outputs_of(made: Any, class_axis: int) -> Tensor:
 
 
 def tensor_of(made: Any) -> Tensor:
-    """Return the tensor of outputs from what a network returned.
-
-    Raises:
-        OutputsError: if there are none.
-    """
+    """Return the tensor of outputs in a network's result: itself or its `logits`; OutputsError if there is none."""
     if isinstance(made, Tensor):
         return made
     logits = made.get("logits") if isinstance(made, Mapping) else getattr(made, "logits", None)
@@ -300,11 +283,7 @@ def _channels_last(tensor: Tensor) -> Tensor:
 
 
 def _parameters(made: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters of a network by name.
-
-    Raises:
-        ValueError: if there are none, or one is not initialised yet.
-    """
+    """Return the parameters of a network by name; ValueError if there are none, or one is not initialised yet."""
     named = plainly_named(made.named_parameters())
     lazy = [n for n, p in named.items() if isinstance(p, nn.UninitializedParameter)]
     if lazy:
@@ -317,28 +296,24 @@ def _parameters(made: nn.Module) -> dict[str, Tensor]:
 def _live_modules(module: nn.Module, layout: Layout) -> frozenset[str]:
     """Return the names of the modules that follow training mode.
 
-    A module is live if a random parameter is somewhere below it, or if it has no parameters and its parent is live.
+    A module is live if a parameter below it is random, or if it has no parameters and its parent is live.
     """
     random, live = random_ids(module, layout), set[str]()
 
     def visit(name: str, part: nn.Module, parent_live: bool) -> None:
         below = [id(p) for p in part.parameters()]
-        mine = any(p in random for p in below) if below else parent_live
-        if mine:
+        is_live = any(p in random for p in below) if below else parent_live
+        if is_live:
             live.add(name)
         for child, submodule in part.named_children():
-            visit(f"{name}.{child}".lstrip("."), submodule, mine)
+            visit(f"{name}.{child}".lstrip("."), submodule, is_live)
 
     visit("", module, True)
     return frozenset(live)
 
 
 def refuse_by_batch(network: Network) -> None:
-    """Check that the outputs of a row do not depend on the other rows of the batch.
-
-    Raises:
-        ValueError: if it has batch norm without running statistics.
-    """
+    """Raise ValueError if a row's outputs depend on the other rows, by batch norm without running statistics."""
     if network.by_batch:
         raise ValueError(
             f"`{network.by_batch[0]}` is a batch norm without running statistics, whose outputs depend on the batch in "
@@ -347,11 +322,7 @@ def refuse_by_batch(network: Network) -> None:
 
 
 def _refuse_one_row(error: ValueError, batch_norms: Sequence[str]) -> None:
-    """Say what is wrong where batch norm fails on one row.
-
-    Raises:
-        SettingError: if that is what an error says.
-    """
+    """Raise SettingError in the place of an error that says that batch norm fails on one row."""
     if batch_norms and "more than 1 value per channel" in str(error):
         raise SettingError(
             f"`{batch_norms[0]}` is a batch norm, which takes statistics over the rows of a batch in training, and a "
@@ -366,18 +337,9 @@ class InputsError(ValueError):
 
 @contextmanager
 def taking(inputs: Any) -> Iterator[None]:
-    """Turn a network's failure on its inputs into one kind of error.
+    """Turn a network's failure on `inputs` inside the `with` into InputsError.
 
-    Args:
-        inputs: what the network is given inside the `with`.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        InputsError: if the network fails on them.
-        OutOfMemoryError: if the device is out of memory.
-        OutputsError: if it takes them but returns no outputs.
+    Being out of memory, and OutputsError where the network takes the inputs but returns no outputs, pass through.
     """
     try:
         yield
@@ -386,9 +348,11 @@ def taking(inputs: Any) -> Iterator[None]:
     except (RuntimeError, TypeError, IndexError, InputsError) as error:
         cause = error.__cause__ if isinstance(error, InputsError) else error
         shapes = on_rows(lambda t: tuple(t.shape), unshared(inputs))
-        said = f"the network cannot take inputs of shape {shapes}: {str(cause).rstrip('.')}."
+        message = f"the network cannot take inputs of shape {shapes}: {str(cause).rstrip('.')}."
         if whole := {str(t.dtype) for t in tensors_of(inputs) if not t.is_floating_point() and not t.is_complex()}:
-            said += f" Some are {' and '.join(sorted(whole))}: if they are quantities and no indices, give `.float()`."
+            message += (
+                f" Some are {' and '.join(sorted(whole))}: if they are quantities and no indices, give `.float()`."
+            )
         if isinstance(inputs, tuple | list):
-            said += f" They are taken for {len(inputs)} arguments of its forward; give inputs without targets."
-        raise InputsError(said) from cause
+            message += f" They are taken for {len(inputs)} arguments of its forward; give inputs without targets."
+        raise InputsError(message) from cause

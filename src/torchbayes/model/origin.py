@@ -1,7 +1,7 @@
-"""Where random weights come from: the module that holds them, a factory, or the initialisers of a module without any.
+"""Where random weights come from: the module that holds them, a factory, or the initialisers of an empty module.
 
 The weights that a module holds are kept, once. Those of a factory, or of a module on the meta device, are drawn again
-where they are asked for, so that a large network takes no memory beside what moves.
+on demand, so that a large network takes no memory beside the members' weights.
 """
 
 from __future__ import annotations
@@ -27,33 +27,21 @@ Given = nn.Module | Callable[[], nn.Module]
 
 @dataclass(frozen=True, eq=False)
 class Origin:
-    """What draws the random weights of a network.
+    """The source of a network's random weights."""
 
-    Attributes:
-        factory: makes freshly initialised networks; None where the module's own initialisers draw.
-        module: the network.
-        layout: its random weights.
-        mask: parameters of which only some elements are random.
-        device: of the weights.
-        loaded: names of parameters that were loaded from a checkpoint.
-    """
-
+    # makes freshly initialised networks; None if the module's own initialisers draw
     factory: Callable[[], nn.Module] | None
     module: nn.Module
     layout: Layout
     mask: RandomMask
     device: torch.device
-    loaded: Sequence[str] = ()
+    loaded: Sequence[str] = ()  # names of parameters from a checkpoint
 
     def drawn(self, seed: int | None = None, *, warn: bool = False) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Return the random weights, and all buffers, of one freshly initialised network, by name.
 
-        Args:
-            seed: of a member; None for the network that a model is made of.
-            warn: as of `reinitialised`.
-
-        Raises:
-            ValueError: if the factory made another network before, or as of `reinitialised`.
+        The seed is that of a member; None gives the network of the model itself. Errors and `warn` are as of
+        `reinitialised`; a factory that makes another network than before raises ValueError too.
         """
         with _seeded(seed, self.device):
             if self.factory is not None:
@@ -68,21 +56,16 @@ class Origin:
 
 
 def made_by(given: Given) -> nn.Module:
-    """Return a module without wrappers around it, or the one that a factory makes.
-
-    Raises:
-        TypeError: if there is none.
-        ValueError: as of `bare`.
-    """
+    """Return a module without wrappers around it, or the one that a factory makes; TypeError if there is none."""
     if isinstance(given, nn.Module):
         return bare(given)
     if not callable(given):
         raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {seen(given)}.")
     with _seeded(None):  # a factory draws from the global generator, which is the user's
-        made = given()
-    if not isinstance(made, nn.Module):
-        raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {seen(made)} from it.")
-    return bare(made)
+        module = given()
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"`network` must be an nn.Module or a function that makes one; got {seen(module)} from it.")
+    return bare(module)
 
 
 def _seeded(seed: int | None, device: torch.device | str = "cpu") -> AbstractContextManager[Any]:
@@ -93,21 +76,15 @@ def _seeded(seed: int | None, device: torch.device | str = "cpu") -> AbstractCon
 
 
 def device_of(made: nn.Module, chosen: Mapping[str, Tensor], factory: Callable[[], nn.Module] | None) -> torch.device:
-    """Return the device of random weights; where they have no values that of the rest, or else the default one.
+    """Return the device of random weights; if they have no values, that of the other tensors, or else the default one.
 
-    Args:
-        made: the network.
-        chosen: its random parameters.
-        factory: what made it; None if it was given.
-
-    Raises:
-        ValueError: if only some of them have values, or a factory or the default device gives none.
+    It raises ValueError if only some of the weights have values, or a factory or the default device gives none.
     """
     absent = [name for name, tensor in chosen.items() if without_values(tensor)]
     if not absent:
         return next(iter(chosen.values())).device
-    there = [tensor.device for tensor in (*made.parameters(), *made.buffers()) if not without_values(tensor)]
-    device = (there or [torch.get_default_device()])[0]
+    devices = [tensor.device for tensor in (*made.parameters(), *made.buffers()) if not without_values(tensor)]
+    device = (devices or [torch.get_default_device()])[0]
     if factory is not None or device.type == "meta":
         raise ValueError(
             f"`{absent[0]}` is made on the meta device, where it gets no values. Call Model outside of `with "
@@ -122,7 +99,7 @@ def device_of(made: nn.Module, chosen: Mapping[str, Tensor], factory: Callable[[
 
 
 def _elsewhere(module: nn.Module) -> str:
-    """Return where the parameters are that have no values, as a predicate."""
+    """Return where the parameters without values are, as a predicate."""
     if any(hasattr(part, "_hf_hook") for part in module.modules()):
         return (
             "are offloaded: accelerate keeps their values in memory or on disk, and loads them as each layer runs, "
@@ -135,13 +112,10 @@ def _elsewhere(module: nn.Module) -> str:
 def places(
     named: Mapping[str, Tensor], layout: Layout, mask: RandomMask, *, held_D: Tensor | None
 ) -> dict[int, nn.Parameter]:
-    """Return what the network's module holds in the place of random parameters, by their identity.
+    """Return the parameters that replace random ones in the network's module, by identity.
 
-    Args:
-        named: the parameters of the module that it is a copy of.
-        layout: the random ones.
-        mask: which of these are random in part; they are copied.
-        held_D: the weights that are kept, of which the module gets views; it gets tensors without memory if None.
+    They are views of `held_D`, or tensors without memory if that is None. Parameters that are random in part are
+    copied.
     """
     whole = [name for name in layout.names if name not in mask.indices]
     if held_D is None:
@@ -152,18 +126,10 @@ def places(
 
 
 def check_known(module: nn.Module, drawn: Container[str]) -> None:
-    """Check that all that is not drawn has values.
-
-    Args:
-        module: the network; what it declares as `derived` is computed from what is drawn.
-        drawn: names of parameters and buffers that initialisers or a factory draw.
-
-    Raises:
-        ValueError: if a parameter or a buffer has none.
-    """
+    """Raise ValueError if a parameter or buffer has no values and is neither drawn nor computed from drawn ones."""
     named, derived = [*module.named_parameters(), *module.named_buffers()], getattr(module, "derived", ())
-    others = [(name, tensor) for name, tensor in named if name not in drawn and name not in derived]
-    absent = [name for name, tensor in others if without_values(tensor)]
+    constants = [(name, tensor) for name, tensor in named if name not in drawn and name not in derived]
+    absent = [name for name, tensor in constants if without_values(tensor)]
     if absent:
         raise ValueError(
             f"{len(absent)} parameters and buffers that are not random {_elsewhere(module)}, such as `{absent[0]}`. "

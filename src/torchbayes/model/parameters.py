@@ -66,7 +66,7 @@ class Parameters:
 
         tb.Parameters(mu=(), tau=constraints.positive, theta=(8,), w=(3, constraints.simplex), cut=(4, tb.ordered))
 
-    A shape, a constraint of `torch.distributions.constraints` for a single number, or a shape that ends in a
+    Each is a shape, a constraint of `torch.distributions.constraints` for a single number, or a shape that ends in a
     constraint. Simplices and ordered vectors lie on the last axis: `(5, 3, constraints.simplex)` are five simplices.
 
     Attributes:
@@ -82,8 +82,8 @@ class Parameters:
 
         Raises:
             TypeError: if one is neither.
-            ValueError: if there are none, a shape is empty or does not fit the constraint, or nothing maps the real
-                numbers one to one on the constraint, as for whole numbers.
+            ValueError: if there are none, a shape is empty or does not fit the constraint, or no bijection maps the
+                real numbers to the constraint, as for whole numbers.
         """
         if not parameters:
             raise ValueError("`parameters` must name at least one; got none. Write Parameters(mu=(), theta=(8,)).")
@@ -106,26 +106,14 @@ class Parameters:
         return {name: f"{own.constraint} of shape {own.shape}" for name, own in self._parameters.items()}
 
     def constrained(self, weights: Tensor) -> dict[str, Tensor]:
-        """Return the parameters on their own scale.
-
-        Args:
-            weights: vectors without constraints, (..., D).
-
-        Returns:
-            name -> tensor (..., *shape).
-        """
+        """Return the parameters (..., *shape) on their own scale, by name, from free vectors (..., D)."""
         free = self.layout.split(weights)
         return {name: own.transform(free[name]) for name, own in self._parameters.items()}
 
     def log_jacobian(self, weights: Tensor, named: Mapping[str, Tensor]) -> Tensor:
-        """Return log |det d(parameters)/d(weights)|, in nats.
+        """Return log |det d(parameters)/d(weights)|, (...), in nats.
 
-        Args:
-            weights: vectors without constraints, (..., D).
-            named: `constrained(weights)`.
-
-        Returns:
-            Tensor (...).
+        `weights` (..., D) have no constraints, and `named` is `constrained(weights)`.
         """
         total, lead = weights.new_zeros(weights.shape[:-1]), weights.shape[:-1]
         for name, free in self.layout.split(weights).items():
@@ -169,12 +157,7 @@ class Parameters:
 
 
 def _parameter(name: str, said: Any) -> _Parameter:
-    """Return a parameter from its shape, its constraint, or both.
-
-    Raises:
-        TypeError: as of `Parameters`.
-        ValueError: likewise.
-    """
+    """Return a parameter from its shape, its constraint, or both; errors as of `Parameters`."""
     parts = tuple(said) if isinstance(said, tuple | list) else (said,)
     restricted = bool(parts) and isinstance(parts[-1], constraints.Constraint)
     constraint, shape = (parts[-1], parts[:-1]) if restricted else (constraints.real, parts)
@@ -188,18 +171,18 @@ def _parameter(name: str, said: Any) -> _Parameter:
         raise ValueError(f"`{name}` must have axes of length 1 or more; got shape {shape}.")
     try:
         transform: Any = biject_to(constraint)
-        free = torch.zeros(transform.inverse_shape(shape), dtype=torch.float64)
-        value = transform(free)
-        log_jacobian = transform.log_abs_det_jacobian(free, value)
+        unconstrained = torch.zeros(transform.inverse_shape(shape), dtype=torch.float64)
+        value = transform(unconstrained)
+        log_jacobian = transform.log_abs_det_jacobian(unconstrained, value)
         fits = value.shape == shape and bool(constraint.check(value).all() and torch.isfinite(log_jacobian).all())
     except (NotImplementedError, ValueError, RuntimeError, IndexError) as error:
         raise ValueError(f"`{name}`: no bijection leads to {constraint} in shape {shape}{_why(error)}.") from error
-    if not fits or not math.prod(free.shape):
+    if not fits or not math.prod(unconstrained.shape):
         raise ValueError(f"`{name}` must have a shape and bounds that fit {constraint}; got shape {shape}.")
     return _Parameter(shape, constraint, transform)
 
 
 def _why(error: Exception) -> str:
-    """Return the first line of an error after a colon, where it says something."""
-    said = (str(error).splitlines() or [""])[0].rstrip(".: ")
-    return f": {said}" if said else ""
+    """Return the first line of an error after a colon; an empty string if the error has no text."""
+    line = (str(error).splitlines() or [""])[0].rstrip(".: ")
+    return f": {line}" if line else ""

@@ -1,8 +1,9 @@
 """Networks that compute in bfloat16 or float16, wholly or in part.
 
-The flat vector of random weights is at least float32: a step of an optimiser or a sampler is smaller than the gap
-between two numbers of 8 bits, and would be lost. Each parameter is cast to its own dtype where the network is called,
-gradients come back through the cast in the dtype of the vector, and outputs are cast to float32 before the likelihood.
+The flat vector of random weights is at least float32, because a step of an optimiser or a sampler is smaller than the
+gap between two numbers of 8 bits, and would be lost. Each parameter is cast to its own dtype where the network is
+called. Gradients come back through the cast in the dtype of the vector, and outputs are cast to float32 before the
+likelihood.
 """
 
 from __future__ import annotations
@@ -18,32 +19,17 @@ LOW = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Precision:
-    """The dtypes of a network.
+    """The dtypes of a network."""
 
-    Attributes:
-        weights: of the flat vector, the likelihood and the targets.
-        inputs: of floating-point inputs: that of the first parameter where it is of lower precision than float32, else
-            that of the vector.
-        casts: random parameter -> its dtype in the network, for those of lower precision than float32.
-    """
-
-    weights: torch.dtype
-    inputs: torch.dtype
-    casts: Mapping[str, torch.dtype]
+    weights: torch.dtype  # of the flat vector, the likelihood and the targets
+    inputs: torch.dtype  # of floating-point inputs: the first parameter's if that is below float32, else the vector's
+    casts: Mapping[str, torch.dtype]  # random parameter -> its dtype in the network, if below float32
 
     @classmethod
     def of(cls, named: Mapping[str, Tensor], random: Mapping[str, Tensor]) -> Precision:
-        """Return the dtypes of a network.
+        """Return the dtypes of a network from all its parameters, and the random ones.
 
-        Args:
-            named: all parameters by name.
-            random: the random ones.
-
-        Returns:
-            The dtypes.
-
-        Raises:
-            TypeError: if the random ones do not have one floating-point dtype, apart from those of lower precision.
+        It raises TypeError if the random ones, apart from those below float32, do not share one floating-point dtype.
         """
         dtypes = {p.dtype for p in random.values()}
         wide = {torch.float32 if dtype in LOW else dtype for dtype in dtypes}
@@ -67,7 +53,7 @@ class Precision:
         return {n: t.to(self.casts[n]) if n in self.casts else t for n, t in tensors.items()}
 
     def __str__(self) -> str:
-        """Return in words which random parameters are of lower precision; an empty string if none is."""
+        """Return in words which random parameters are below float32; an empty string if none is."""
         counts = {dtype: [*self.casts.values()].count(dtype) for dtype in LOW}
         return ", ".join(f"{count} random parameters in {dtype}" for dtype, count in counts.items() if count)
 

@@ -1,11 +1,11 @@
 """Labels of token sequences: which output a network compares with each label, found out by probing its loss.
 
-Causal language models of Hugging Face are given `labels=input_ids` and compare the output at place t with the label at
-place t + 1 within their own loss; models that classify tokens, and some decoders, compare it with the label at place t.
-No attribute tells them apart, so the network's loss is probed: does it depend on the first label?
+Causal language models of Hugging Face take `labels=input_ids`, and their own loss compares the output at place t with
+the label at place t + 1. Models that classify tokens, and some decoders, compare it with the label at place t. No
+attribute tells them apart, so the network's loss is probed: does it depend on the first label?
 
-Labels that are one place ahead of the tokens already, as in (tokens[:, :-1], tokens[:, 1:]), are recognised by their
-values, batch by batch, and stay where they are.
+Labels that are already one place ahead of the tokens, as in (tokens[:, :-1], tokens[:, 1:]), are recognised by their
+values, batch by batch, and stay in place.
 """
 
 from __future__ import annotations
@@ -37,20 +37,12 @@ class Labels:
         self._asked: tuple[bool | None] | None = None
 
     def placed(self, batch: Batch, likelihood: Likelihood) -> Batch:
-        """Return the batch, its labels moved one place forward where the network compares them so.
+        """Return the batch, its labels moved one place forward if the network compares them so.
 
-        Args:
-            batch: rows; unchanged unless the labels are integers (B, T) for tokens (B, T), and if they are one place
-                ahead of the tokens already.
-            likelihood: its `ignore_index` fills the last place, which has no next token. For a weighted likelihood, the
-                labels are those of its pairs (labels, weights).
-
-        Returns:
-            The batch.
-
-        Raises:
-            ValueError: if labels must be moved and the likelihood cannot ignore the last place, or if the labels are
-                the tokens themselves and the network's loss does not show how it compares them.
+        Labels stay in place unless they are integers (B, T) for tokens (B, T), and if they are already one place ahead.
+        Labels of a weighted likelihood are those of its pairs (labels, weights). The likelihood's `ignore_index` fills
+        the last place, which has no next token. It raises ValueError if there is none, or if the labels are the tokens
+        and the network's loss does not show how it compares them.
         """
         ignored = getattr(unweighted(likelihood), "ignore_index", None)
 
@@ -60,14 +52,9 @@ class Labels:
         return batch._replace(targets=map_values(one, likelihood, batch.targets))
 
     def check(self, batch: Batch, likelihood: Likelihood) -> None:
-        """Check a batch, possibly made by hand, whose labels should be aligned already.
+        """Raise SettingError if labels are the tokens themselves and the network compares them one place later.
 
-        Args:
-            batch: rows.
-            likelihood: as of `placed`.
-
-        Raises:
-            SettingError: if the labels are the tokens themselves, and the network compares them one place later.
+        The batch may be made by hand, and its labels should be aligned already.
         """
         ignored = getattr(unweighted(likelihood), "ignore_index", None)
 
@@ -102,7 +89,7 @@ class Labels:
                 "the labels are the input tokens themselves, so the network would learn to copy them. Give Model "
                 "`batch=`, a function that returns (inputs, targets), such as tokens[:, :-1] and tokens[:, 1:]."
             )
-        # labels that fit both readings, as where all tokens are equal, are correct either way
+        # labels that fit both readings, as equal tokens do, are correct either way
         if not later or (ahead is not False and same is False):
             return labels
         if ignored is None:
@@ -150,7 +137,7 @@ def _compares_later(network: Network, inputs: Any, targets: Tensor) -> bool | No
         try:
             with torch.no_grad():
                 made: Any = functional_call(network.module, state, args, {**kwargs, "labels": changed})
-        except Exception:  # whatever a network raises that takes no labels
+        except Exception:  # a network that takes no labels may raise anything
             return None
         loss = made.get("loss") if isinstance(made, Mapping) else getattr(made, "loss", None)
         if not isinstance(loss, Tensor) or loss.numel() != 1 or not torch.isfinite(loss):

@@ -1,15 +1,14 @@
-r"""Subspaces of the weights: a network as a function of a few coordinates (Izmailov et al. 2019).
+"""Subspaces of the weights: a network as a function of a few coordinates (Izmailov et al. 2019).
 
-An affine subspace holds the weights o + z P, with an origin o and R directions, the rows of P. The coordinates u are
-those in which the model's normal prior N(m, S), conditioned on the subspace, is standard normal:
+An affine subspace holds the weights o + z P, with an origin o and R directions, the rows of P. In the coordinates u the
+model's normal prior N(m, S), conditioned on the subspace, is standard normal:
 
     A = P S⁻¹ Pᵀ = L Lᵀ,    w = o + (m' + u L⁻¹) P,    m' = (m − o) S⁻¹ Pᵀ A⁻¹,    u ~ N(0, I)
 
-so the prior stays that of the model, and all directions have a similar scale. With a prior scale s the prior is one of
-the coordinates z instead, whatever the model's is: z ~ N(0, s² I) and w = o + s u P, as in the paper. The directions
-then have the lengths of the rows of P, which are one standard deviation of a trajectory where they are its principal
-components. Learned parameters of the likelihood are not weights of the network: they remain separate coordinates,
-after u.
+So the prior stays that of the model, and all directions have a similar scale. With a prior scale s, whatever the
+model's prior, z ~ N(0, s² I) and w = o + s u P, as in the paper. The directions then have the lengths of the rows of P,
+which are one standard deviation of a trajectory if they are its principal components. Learned parameters of the
+likelihood are not weights of the network: they remain separate coordinates, after u.
 """
 
 from __future__ import annotations
@@ -35,17 +34,14 @@ NETWORK = "network."
 
 
 class Reduced(nn.Module):
-    """A network as a function of coordinates in a subspace of its random weights.
+    """A network as a function of the coordinates u in a subspace of its random weights; u is its one random parameter.
 
-    Attributes:
-        coordinates: u, the one random parameter.
-        network: the network, whose random parameters are computed from the coordinates at every call.
-        derived: names of those parameters; their modules follow training mode, like those of random parameters.
-        space: the subspace.
+    The parameters of `network` named in `derived` are computed from u at every call. Their modules follow training
+    mode, as those of random parameters do.
     """
 
     def __init__(self, space: Subspace) -> None:
-        """Put the network of a subspace's model and the coordinates of the origin together."""
+        """Start at the coordinates of the subspace's origin."""
         super().__init__()
         self.coordinates = nn.Parameter(space.coordinates(space.origin_D))
         self.network, self.space = space.whole.network.module, space
@@ -63,10 +59,10 @@ class Subspace:
 
     Attributes:
         whole: the model over all weights.
-        origin_D: weights at which coordinates are those of `start`.
+        origin_D: o, the weights at the coordinates where a fit starts.
         basis_RD: P.
         centre_D: weights at u = 0.
-        axes_RD: what u is multiplied by: w = centre + u axes.
+        axes_RD: factor of u: w = centre + u axes.
         rank: R.
         prior_scale: s; None for the model's prior.
     """
@@ -78,8 +74,8 @@ class Subspace:
             model: the model, with a normal prior unless `prior_scale` is given.
             origin: o, the random weights of the network, (D,); learned parameters of the likelihood may follow.
             basis_RD: P, R linearly independent directions (R, D); columns after the network's D weights are ignored.
-            prior_scale: s, standard deviation of the coordinates z of w = o + z P, for N(0, s² I) in the place of the
-                model's prior; None keeps the model's.
+            prior_scale: s, standard deviation of the coordinates z of w = o + z P: their prior N(0, s² I) replaces the
+                model's. None keeps the model's.
 
         Raises:
             TypeError: if an argument is of another kind.
@@ -91,8 +87,8 @@ class Subspace:
         check_positive(**given(prior_scale=prior_scale))
         size = _check_weights(model, origin=origin, basis_RD=basis_RD)
         self.whole, network = model, model.network
-        held = (t[..., :size].detach().to(network.device, network.dtype) for t in (origin, basis_RD))
-        self.origin_D, self.basis_RD = held
+        placed = (t[..., :size].detach().to(network.device, network.dtype) for t in (origin, basis_RD))
+        self.origin_D, self.basis_RD = placed
         self.rank, self.prior_scale = len(basis_RD), prior_scale
         centre_D, axes_RD, self._weighted_RD = _axes(model, self.origin_D, self.basis_RD, prior_scale)
         self.centre_D, self.axes_RD = (t.to(self.basis_RD) for t in (centre_D, axes_RD))
@@ -110,9 +106,6 @@ class Subspace:
             seed: seed of the directions.
             prior_scale: s, as above.
 
-        Returns:
-            The subspace.
-
         Raises:
             ValueError: if there are more directions than weights.
         """
@@ -128,21 +121,24 @@ class Subspace:
     ) -> Subspace:
         """Return the subspace through the mean of a posterior, along its principal components.
 
-        These are the components of its low-rank part where it has one, as that of SWAG, which holds the last deviations
-        of a trajectory; of several members those of (1/M) Σ_m (F_mᵀ F_m + (μ_m − μ)(μ_m − μ)ᵀ), without the diagonals
-        of their covariances. Else they are those of its members, if it is a point mass at each, or of draws: all those
-        that a sampler made. A curve spans a plane.
+        These are the components of its low-rank part if it has one, as SWAG does, whose low-rank part holds the last
+        deviations of a trajectory. Several such members have the components of
+
+            (1/M) Σ_m (F_mᵀ F_m + (μ_m − μ)(μ_m − μ)ᵀ)
+
+        without the diagonals of their covariances. Any other posterior has those of its members, if it is a point mass
+        at each, or those of draws: for a sampler, of all draws that it made. A curve spans a plane.
 
         Args:
             posterior: any posterior over all weights, such as that of a run.
             rank: R.
             prior_scale: s, as above: 1 is about the spread of the posterior.
-            model: the model of the subspace, where it is another than the posterior's: the same network at another
-                temperature, or with another prior.
+            model: the model of the subspace, if not the posterior's: the same network at another temperature, or with
+                another prior.
 
         Returns:
             The subspace; the length of a direction is the posterior's standard deviation along it, as far as these
-            components show it.
+                components show it.
 
         Raises:
             ValueError: if the posterior spans fewer directions, such as a single point mass.
@@ -163,7 +159,7 @@ class Subspace:
         Args:
             model: the model.
             weights_SD: snapshots of a trajectory, draws, or members.
-            rank: R, fewer than there are weights.
+            rank: R, less than the number of rows.
             prior_scale: s, as above.
 
         Returns:
@@ -206,11 +202,11 @@ class Subspace:
     @cached_property
     def checksum(self) -> str:
         """A hexadecimal checksum by which a resumed run recognises its subspace."""
-        parts = (
+        contents = (
             tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes() for tensor in (self.origin_D, self.basis_RD)
         )
         scale = b"" if self.prior_scale is None else repr(self.prior_scale).encode()
-        return f"{reduce(lambda before, part: zlib.crc32(part, before), (*parts, scale), 0):08x}"
+        return f"{reduce(lambda before, part: zlib.crc32(part, before), (*contents, scale), 0):08x}"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Subspace:
         """Return itself: it is immutable, and held by modules that are copied."""
@@ -218,19 +214,19 @@ class Subspace:
 
     def lift(self, coordinates: Tensor) -> Tensor:
         """Return the weights (..., D) at coordinates (..., R); learned parameters of the likelihood follow both."""
-        own, rest = coordinates[..., : self.rank], coordinates[..., self.rank :]
-        weights = self.centre_D + own @ self.axes_RD
-        return torch.cat([weights, rest], dim=-1) if rest.shape[-1] else weights
+        coordinates_R, learned = coordinates[..., : self.rank], coordinates[..., self.rank :]
+        weights = self.centre_D + coordinates_R @ self.axes_RD
+        return torch.cat([weights, learned], dim=-1) if learned.shape[-1] else weights
 
     def coordinates(self, weights: Tensor) -> Tensor:
         """Return the coordinates (..., R) of the point nearest to weights (..., D), in the metric of the prior.
 
-        With `prior_scale` it is the Euclidean metric.
+        With `prior_scale` the metric is Euclidean.
         """
         size = len(self.centre_D)
-        own, rest = weights[..., :size], weights[..., size:]
-        found = (own.double() - self.centre_D.double()) @ self._weighted_RD.T
-        return torch.cat([found.to(own), rest], dim=-1)
+        network_weights, learned = weights[..., :size], weights[..., size:]
+        coordinates_R = (network_weights.double() - self.centre_D.double()) @ self._weighted_RD.T
+        return torch.cat([coordinates_R.to(network_weights), learned], dim=-1)
 
     def lowered(self, buffers: Buffers) -> Buffers:
         """Return buffers of the network under the names that they have in the model over the coordinates."""
@@ -242,7 +238,7 @@ class Subspace:
 
 
 class Spread(Protocol):
-    """What a subspace can be laid through: the part of a posterior that is needed."""
+    """The part of a posterior that `Subspace.of` needs."""
 
     @property
     def model(self) -> Model:
@@ -270,10 +266,9 @@ def space_of(model: Model) -> Subspace | None:
 
 
 def in_parameters(space: Subspace) -> tuple[Layout, Tensor, Tensor]:
-    """Return a subspace as one of all parameters of its network, in which those that are not random are constant.
+    """Return the subspace in all E parameters of its network, of which those that are not random are constant.
 
-    Returns:
-        Names and shapes of the parameters, w at u = 0, (E,), and the axes, (R, E).
+    It is the layout of the parameters, w at u = 0, (E,), and the axes, (R, E).
     """
     network = space.whole.network
     if not network.constants and not network.mask.indices:
@@ -294,24 +289,23 @@ def having_model(space: Subspace, model: Model) -> Subspace:
 
 
 def _landmarks(posterior: Spread, rank: int) -> Tensor:
-    """Return weights whose mean and principal components are those of a posterior, (S, D)."""
-    held = posterior.tensors()
-    factor_MRD = held.get("covariance.factor_MRD")
+    """Return weights (S, D) with the mean and the principal components of a posterior."""
+    tensors = posterior.tensors()
+    factor_MRD = tensors.get("covariance.factor_MRD")
     if factor_MRD is None:
         count = posterior.default_draws
         return posterior.sample(count * -(-(rank + 1) // count))
-    means_MD, count = held["mean_MD"].double(), 2 * factor_MRD.shape[0] * factor_MRD.shape[1]
+    means_MD, count = tensors["mean_MD"].double(), 2 * factor_MRD.shape[0] * factor_MRD.shape[1]
     centre_D, spread_MRD = means_MD.mean(0), factor_MRD.shape[1] ** 0.5 * factor_MRD
     away_MRD = (means_MD - centre_D).unsqueeze(1)
     rows_SD = torch.cat([away_MRD + spread_MRD, away_MRD - spread_MRD]).flatten(0, 1)
-    return centre_D + (1 - 1 / count) ** 0.5 * rows_SD  # so that the divisor S − 1 gives the covariance of the mixture
+    return centre_D + (1 - 1 / count) ** 0.5 * rows_SD  # the divisor S − 1 then gives the mixture's covariance
 
 
 def _axes(model: Model, origin_D: Tensor, basis_RD: Tensor, prior_scale: float | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return centre and axes of the coordinates u, and the rows by which they are found from weights, in float64.
+    """Return centre and axes of the coordinates u, and the rows that map weights to u, in float64.
 
-    Raises:
-        ValueError: if the prior is improper along a direction, or the directions are linearly dependent.
+    It raises ValueError if the prior is improper along a direction, or the directions are linearly dependent.
     """
     origin_D, basis_RD = origin_D.double(), basis_RD.double()
     weighted_RD = basis_RD if prior_scale is not None else _precise(model, basis_RD)
@@ -333,11 +327,7 @@ def _axes(model: Model, origin_D: Tensor, basis_RD: Tensor, prior_scale: float |
 
 
 def _check_weights(model: Model, **weights: Tensor) -> int:
-    """Return the number of the network's random weights, after checking rows of weights against it.
-
-    Raises:
-        ValueError: if a tensor has the wrong number of columns, no rows, or numbers that are not finite.
-    """
+    """Return D, after checking rows of weights: number of columns, at least one row, finite numbers."""
     check_kind(Model, "a Model", model=model)
     size = model.network.layout.size
     for name, tensor in weights.items():
@@ -351,23 +341,19 @@ def _check_weights(model: Model, **weights: Tensor) -> int:
 
 
 def _precise(model: Model, basis_RD: Tensor) -> Tensor:
-    """Return P S⁻¹.
-
-    Raises:
-        ValueError: if the prior is not normal.
-    """
-    size, found = basis_RD.shape[1], []
+    """Return P S⁻¹; ValueError if the prior is not normal."""
+    size, blocks = basis_RD.shape[1], []
     for segment in model.prior.segments:
-        prior, part = segment.prior, basis_RD[:, segment.where]
+        prior, basis_columns = segment.prior, basis_RD[:, segment.where]
         if segment.where.start >= size:
             continue
         if isinstance(prior, Normal):
-            found.append(part / prior.scale**2)
+            blocks.append(basis_columns / prior.scale**2)
         elif isinstance(prior, Joint) and segment.where.stop <= size:
-            found.append(prior.covariance.solve(part.to(prior.loc_D).unsqueeze(1))[:, 0].to(basis_RD))
+            blocks.append(prior.covariance.solve(basis_columns.to(prior.loc_D).unsqueeze(1))[:, 0].to(basis_RD))
         else:
             raise ValueError(
                 "a subspace takes the model's prior along its directions, which must be normal, and if it correlates "
                 "weights, without learned parameters of the likelihood. Use priors.Normal, or give `prior_scale`."
             )
-    return torch.cat(found, dim=1)
+    return torch.cat(blocks, dim=1)

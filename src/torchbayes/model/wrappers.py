@@ -1,8 +1,8 @@
 """Modules wrapped by `torch.compile` or data parallelism, whose parameters are named as in the modules inside.
 
-A wrapper holds its module as `_orig_mod` or `module`, and so would every name, of a file or a glob, depend on whether
-it is there. It is taken off: a wrapper is compiled for the parameters that it holds, and is compiled again for those of
-every call, and one of data parallelism splits rows, which `ranks=` does. The plan "compiled" compiles a fit as a whole.
+A wrapper holds its module as `_orig_mod` or `module`, so that names in files and globs would depend on it. Wrappers are
+removed. A wrapper of `torch.compile` would compile again for the parameters of every call, and data parallelism splits
+rows, which `ranks=` does. The plan "compiled" compiles a fit as a whole.
 """
 
 from __future__ import annotations
@@ -15,11 +15,7 @@ _INSIDE, _SHARDED = "_orig_mod", "_fsdp_wrapped_module"
 
 
 def bare(module: nn.Module) -> nn.Module:
-    """Return a module without the wrappers around the whole of it.
-
-    Raises:
-        ValueError: if its weights are split over processes.
-    """
+    """Return a module without the wrappers around it; ValueError if its weights are split over processes."""
     shards = any(_SHARDED in part._modules for part in module.modules())
     if shards or any(hasattr(parameter, "full_tensor") for parameter in module.parameters()):
         raise ValueError(
@@ -33,14 +29,10 @@ def bare(module: nn.Module) -> nn.Module:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return a module without wrappers; its own submodules are replaced in place.
-
-    Raises:
-        ValueError: as of `bare`.
-    """
+    """Return a module without wrappers; its own submodules are replaced in place. Errors are as of `bare`."""
     module = bare(module)
     for part in module.modules():
-        for name, child in [*part._modules.items()]:  # not `named_children`, which gives a shared one once
+        for name, child in [*part._modules.items()]:  # `named_children` would give a shared module once
             if child is not None and _INSIDE in child._modules:
                 part._modules[name] = unwrapped(child)
     return module

@@ -1,9 +1,9 @@
 """Compile a C++ source of the folder `sources` once, and load it.
 
-The shared library is kept in the user's cache folder under a name that depends on the source, its headers, the flags,
-the compiler, the processor and its own content, so that a stale, foreign or damaged one is never loaded. Matrix
-products come from the BLAS inside PyTorch's own library, whose entry points are passed as pointers: there is nothing to
-link and no second thread pool.
+The shared library is kept in the user's cache folder. Its name depends on the source, its headers, the flags, the
+compiler, the processor and its own content, so a stale, foreign or damaged one is never loaded. Matrix products come
+from the BLAS inside PyTorch's own library. Their entry points are passed as pointers, so there is nothing to link and
+no second thread pool.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ENVIRONMENT = "TORCHBAYES_NATIVE"
 SOURCES = Path(__file__).with_name("sources")
 DTYPES = (torch.float32, torch.float64)
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
-# Normal numbers must be the same bits on every processor: products and sums are rounded one by one.
+# Normal numbers must be the same bits on every processor, so products and sums are rounded one by one.
 _FLAGS_OF = {"mean_field": ("-ffp-contract=off",), "noise": ("-ffp-contract=off",)}
 
 
@@ -37,20 +37,11 @@ class UnavailableError(RuntimeError):
 
 @functools.cache
 def load(name: str) -> ctypes.CDLL:
-    """Return the compiled library of `NAME.cpp`, with what its source asks for passed to it.
+    """Return the compiled library of `NAME.cpp`, with the routines its source asks for passed to it.
 
-    That is matrix products (`use_blas`), and the normal numbers of the library "noise" (`use_normals`), which is
-    compiled without contraction.
-
-    Args:
-        name: name of a source.
-
-    Returns:
-        The library.
-
-    Raises:
-        UnavailableError: if kernels are switched off, there is no compiler or no BLAS where it is needed, or the
-            compiler fails.
+    These are matrix products (`use_blas`), and the normal numbers of the library "noise" (`use_normals`), which is
+    compiled without contraction. Raises an UnavailableError if kernels are switched off, there is no compiler or no
+    needed BLAS, or the compiler fails.
     """
     if os.environ.get(ENVIRONMENT) == "0":
         raise UnavailableError(f"kernels are switched off by {ENVIRONMENT}=0")
@@ -60,7 +51,7 @@ def load(name: str) -> ctypes.CDLL:
     path = _compiled(source)
     try:
         library = ctypes.CDLL(str(path))
-    except OSError as error:  # such as where machines with other system libraries share the folder
+    except OSError as error:  # for example if machines with other system libraries share the folder
         path.unlink(missing_ok=True)
         raise UnavailableError(f"{path} could not be loaded and was removed: {error}") from error
     if blas is not None:
@@ -75,11 +66,9 @@ def load(name: str) -> ctypes.CDLL:
 
 
 def typed(name: str, arguments: Mapping[str, tuple[Any, ...]]) -> ctypes.CDLL | None:
-    """Return the compiled library of `NAME.cpp`; None where there is none.
+    """Return the compiled library of `NAME.cpp`, or None, with argument types set for some of its functions.
 
-    Args:
-        name: name of a source.
-        arguments: of some of its functions, each there in float32 and in float64.
+    Each function exists in float32 and in float64.
     """
     try:
         library = load(name)
@@ -102,15 +91,11 @@ def available() -> bool:
 
 
 def _blas() -> list[int | None]:
-    """Return the addresses of two matrix products and of the function that sets their threads, in PyTorch's library.
-
-    Raises:
-        UnavailableError: if it has none.
-    """
-    found = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    if not torch.backends.mkl.is_available() or not found.exists():
+    """Return the addresses of two matrix products and of the function that sets their threads, in PyTorch's library."""
+    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    if not torch.backends.mkl.is_available() or not path.exists():
         raise UnavailableError("this build of PyTorch has no MKL")
-    torch_library = ctypes.CDLL(str(found))
+    torch_library = ctypes.CDLL(str(path))
     try:
         routines = torch_library.sgemm_, torch_library.dgemm_, torch_library.MKL_Set_Num_Threads_Local
     except AttributeError as error:
@@ -125,8 +110,7 @@ def _address(routine: Any) -> int | None:
 def _compiled(source: Path) -> Path:
     """Return the path of the shared library, compiling it if it is not there yet.
 
-    Raises:
-        UnavailableError: if there is no compiler, it fails, or there is nowhere to write.
+    Raises an UnavailableError if there is no compiler, it fails, or there is nowhere to write.
     """
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if not compiler:
@@ -150,14 +134,14 @@ def _compiled(source: Path) -> Path:
 
 
 def _texts(source: Path) -> list[str]:
-    """Return the text of a source and of the headers of its folder, if it has any."""
+    """Return the text of a source, and of the headers of its folder if it includes any."""
     text = source.read_text()
     headers = sorted(source.parent.glob("*.hpp")) if '#include "' in text else []
     return [text, *(header.read_text() for header in headers)]
 
 
 def _processor() -> str:
-    """Return an identification of the processor: code for one may not run on another that shares the folder."""
+    """Return an identification of the processor, because code for one may not run on another that shares the folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line for line in lines if line.startswith(("flags", "Features")))

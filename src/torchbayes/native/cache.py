@@ -1,8 +1,8 @@
 """Compiled libraries in a private folder of the user, each under a name that ends in the checksum of its content.
 
-Loaded code runs with the user's rights, and a truncated library kills the process that loads it (SIGBUS). So the folder
-is private (0700), and a file is loaded only if it belongs to the user, nobody else may write to it, and its content
-matches its name. Otherwise the library is compiled anew and replaced.
+Loaded code runs with the user's rights, and a truncated library kills the process that loads it (SIGBUS). Therefore
+the folder is private (0700), and a file is loaded only if it belongs to the user, nobody else may write to it, and
+its content matches its name. Otherwise the library is compiled anew and replaced.
 """
 
 from __future__ import annotations
@@ -17,21 +17,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-_STALE = 3600.0  # seconds after which a compilation is taken to have been killed
+_STALE = 3600.0  # seconds after which a compilation counts as killed
 
 
 def library(name: str, make: Callable[[Path], None]) -> Path:
-    """Return a compiled library, making it if there is no valid one.
+    """Return the path of a compiled library, calling `make` to write it if there is no valid one.
 
-    Args:
-        name: depends on what it is compiled from.
-        make: writes it to a path.
-
-    Returns:
-        Its path.
-
-    Raises:
-        OSError: if there is nowhere to write, or others may write to the folder; the message says so.
+    The name depends on what it is compiled from. Raises an OSError if there is nowhere to write, or others may write
+    to the folder.
     """
     folder = _private(_home())
     for path in folder.glob(f"{name}-*.so"):
@@ -44,8 +37,8 @@ def library(name: str, make: Callable[[Path], None]) -> Path:
         make(made)
         made.chmod(0o600)
         with made.open("rb") as file:
-            os.fsync(file.fileno())  # else a power cut may leave the name without the bytes
-        return made.replace(folder / _named(name, made))  # atomically: another process may be doing the same
+            os.fsync(file.fileno())  # otherwise a power cut may leave the name without the bytes
+        return made.replace(folder / _named(name, made))  # atomic, because another process may do the same
 
 
 def _home() -> Path:
@@ -64,30 +57,27 @@ def _named(name: str, path: Path) -> str:
 def _private(home: Path) -> Path:
     """Return the folder of the libraries, made if needed, to which only the user can write.
 
-    Only the user, root, and owners of folders above the user's cache can replace it.
-
-    Raises:
-        OSError: if somebody else can.
+    Only the user, root, and owners of folders above the user's cache can replace it; otherwise an OSError is raised.
     """
     folder = home / "torchbayes" / "native"
     home.mkdir(mode=0o755, parents=True, exist_ok=True)
     folder.parent.mkdir(mode=0o755, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
-    about = folder.lstat()
-    if not stat.S_ISDIR(about.st_mode):
+    folder_stat = folder.lstat()
+    if not stat.S_ISDIR(folder_stat.st_mode):
         raise OSError(f"{folder} is a link, not a folder; remove it")
-    for place, found, owners in (
-        (folder, about, {os.geteuid()}),
+    for place, place_stat, owners in (
+        (folder, folder_stat, {os.geteuid()}),
         (folder.parent, folder.parent.stat(), {os.geteuid(), 0}),
         (home, home.stat(), {os.geteuid(), 0}),
     ):
-        if found.st_uid not in owners:
+        if place_stat.st_uid not in owners:
             raise OSError(f"{place} belongs to another user; set XDG_CACHE_HOME to a folder of your own")
     for place in folder.resolve().parents:
-        above = place.stat()
-        if (who := _writers(above)) and not above.st_mode & stat.S_ISVTX:
+        parent_stat = place.stat()
+        if (who := _writers(parent_stat)) and not parent_stat.st_mode & stat.S_ISVTX:
             raise OSError(f"{who} can write to {place}, and so replace {folder}; set XDG_CACHE_HOME to another folder")
-    if stat.S_IMODE(about.st_mode) != stat.S_IRWXU:
+    if stat.S_IMODE(folder_stat.st_mode) != stat.S_IRWXU:
         folder.chmod(stat.S_IRWXU)
     return folder
 
@@ -100,16 +90,16 @@ def _writers(about: os.stat_result) -> str:
 
 
 def _is_private(group: int) -> bool:
-    """Return whether a group is root's, or the one of the user's own name that many systems give to every user."""
+    """Return whether a group is root's, or the group with the user's own name that many systems give every user."""
     import grp  # not on Windows
     import pwd
 
     try:
-        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+        user, group_entry = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
     except KeyError:
         return group == 0
-    own = (user.pw_gid, user.pw_name) == (group, found.gr_name) and set(found.gr_mem) <= {user.pw_name}
-    return own or group == 0
+    is_users = (user.pw_gid, user.pw_name) == (group, group_entry.gr_name) and set(group_entry.gr_mem) <= {user.pw_name}
+    return is_users or group == 0
 
 
 def _is_own(about: os.stat_result) -> bool:
@@ -120,7 +110,7 @@ def _is_own(about: os.stat_result) -> bool:
 
 def _sweep(folder: Path) -> None:
     """Remove leftovers of compilations that were killed."""
-    for left in folder.glob("build-*"):
+    for leftover in folder.glob("build-*"):
         with suppress(FileNotFoundError):
-            if time.time() - left.stat().st_mtime > _STALE:
-                shutil.rmtree(left, ignore_errors=True)
+            if time.time() - leftover.stat().st_mtime > _STALE:
+                shutil.rmtree(leftover, ignore_errors=True)

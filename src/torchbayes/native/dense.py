@@ -15,7 +15,7 @@ from torchbayes.checks import check_memory
 from torchbayes.native.build import load
 from torchbayes.native.description import Layer, Noise, RowsStruct, Segment, Stage, network, prior, space
 
-_LITTLE = 1 << 20  # bytes that are not worth asking the system how many are free
+_LITTLE = 1 << 20  # bytes up to which free memory is not checked
 
 Affine = tuple[Tensor, Tensor]
 """Centre (E,) and axes (R, E) of a subspace of E weights."""
@@ -24,11 +24,8 @@ Affine = tuple[Tensor, Tensor]
 class DenseKernel:
     """Value, gradient and outputs of M networks at once: linear layers, with or without leading convolutions and pools.
 
-    Attributes:
-        size: D; of a subspace, its coordinates and what follows them.
-        affine: the subspace; None if the vector holds weights.
-        outputs: K.
-        target: prior and subspace as the kernel takes them.
+    `size` is D; in a subspace (`affine`) it counts its coordinates and the numbers after them. `outputs` is K.
+    `target` holds prior and subspace as the kernel takes them.
     """
 
     def __init__(
@@ -41,18 +38,12 @@ class DenseKernel:
         stages: Sequence[Stage] = (),
         affine: Affine | None = None,
     ) -> None:
-        """Describe the network to the kernel.
+        """Describe the network, with its likelihood `noise`, to the kernel.
 
-        Args:
-            size: the length of the flat vector of the network.
-            layers: the linear layers in order.
-            noise: the likelihood.
-            segments: the prior as far as the kernel has it; contiguous segments that cover the members' vectors.
-            stages: convolutions and pools before the layers, in order; rows are then images.
-            affine: a subspace: the first R numbers of members' vectors are coordinates of the first E of the network's.
-
-        Raises:
-            UnavailableError: if the kernel cannot be built here.
+        `size` is the length of the flat vector of the network. `segments` are contiguous, cover the members' vectors,
+        and describe the part of the prior that the kernel computes. Rows are images if there are `stages` before the
+        linear layers. In a subspace, the first R numbers of members' vectors are coordinates of the first E of the
+        network's. Raises an UnavailableError if the kernel cannot be built here.
         """
         made = partial(DenseKernel, noise=noise, segments=segments, stages=stages, affine=affine)
         self._made_of = (made, (size, layers))
@@ -77,23 +68,11 @@ class DenseKernel:
         gradient_MD: Tensor | None,
         chunk_size: int,
     ) -> tuple[Tensor, Tensor]:
-        """Return Σ_b log p(y_b|f_b) and the prior's part that depends on w, of each member, and write the gradient.
+        """Return Σ_b log p(y_b|f_b) and the w-dependent part of log p(w), each float64 (M,), and write the gradient.
 
-        Args:
-            weights_MD: weights.
-            inputs: rows (M, B, ...) of each member, or (B, ...) that all share.
-            targets: their targets, with the same leading axes.
-            shared: whether all members see the same rows.
-            scale: factor on the log likelihood's gradient.
-            prior_scale: factor on the log prior's gradient.
-            gradient_MD: receives scale · d log p(y|w)/dw + prior_scale · d log p(w)/dw; None if it is not wanted.
-            chunk_size: rows that go through a network at once.
-
-        Returns:
-            Two float64 tensors (M,).
-
-        Raises:
-            ValueError: if a class label is not one of the network's outputs.
+        Rows are (M, B, ...) of each member, or (B, ...) if shared, and targets have the same leading axes.
+        `gradient_MD`, unless None, receives scale · d log p(y|w)/dw + prior_scale · d log p(w)/dw. Raises a
+        ValueError if a class label is not one of the network's outputs.
         """
         members = len(weights_MD)
         weights_MD = weights_MD.contiguous()
@@ -129,20 +108,9 @@ class DenseKernel:
     ) -> tuple[Tensor, Tensor]:
         """Move every member by its number of leapfrog steps, in place, and return what `evaluate` returns at the end.
 
-        Args:
-            phase: weights, momenta and gradient of the density at the weights, each (M, D), contiguous, changed.
-            rows: inputs (B, ...) and targets that all members share.
-            step_size_M: step size of each, float64.
-            steps_M: steps of each, int64, at least 1.
-            inverse_mass_MD: inverse of a diagonal mass; ones if None.
-            scales: factors on the gradients of log likelihood and log prior.
-            chunk_size: most rows that go through a network at once.
-
-        Returns:
-            Two float64 tensors (M,).
-
-        Raises:
-            ValueError: if a class label is not one of the network's outputs.
+        `phase` is weights, momenta and gradient of the density, each (M, D), contiguous. `rows` are inputs (B, ...)
+        and targets that all members share. `step_size_M` is float64, `steps_M` int64, at least 1; the inverse mass is
+        diagonal, ones if None. `scales` are factors on the gradients of log likelihood and log prior.
         """
         members, dtype = len(phase[0]), phase[0].dtype
         values_M, priors_M = torch.empty(2, members, dtype=torch.float64).unbind()
@@ -169,15 +137,9 @@ class DenseKernel:
         return values_M, priors_M
 
     def predict(self, weights_SD: Tensor, inputs: Tensor, *, chunk_size: int) -> Tensor:
-        """Return the outputs of S networks on the same rows.
+        """Return the outputs (S, B, K) of S networks on the same rows (B, ...).
 
-        Args:
-            weights_SD: weights; not copied if each row is contiguous, whatever the stride of the rows.
-            inputs: rows (B, ...).
-            chunk_size: rows that go through a network at once.
-
-        Returns:
-            Tensor (S, B, K).
+        Weights are not copied if each row is contiguous, whatever the stride of the rows.
         """
         weights_SD = weights_SD if weights_SD.stride(-1) == 1 else weights_SD.contiguous()
         inputs = inputs.contiguous()
@@ -200,15 +162,15 @@ class DenseKernel:
 
     def _rows(self, inputs: Tensor, targets: Tensor, groups: int, chunk_size: int) -> RowsStruct:
         """Return rows as the kernel takes them; `groups` is M when every member has its own, else 1."""
-        own = groups > 1
+        is_own = groups > 1
         image = inputs.shape[-3:] if self._images else (self._width, 0, 0)
         features = math.prod(image) if self._images else self._width
         return RowsStruct(
             inputs.data_ptr(),
             targets.data_ptr(),
             inputs.numel() // (features * groups),
-            inputs.numel() // groups if own else 0,
-            targets.numel() // groups if own else 0,
+            inputs.numel() // groups if is_own else 0,
+            targets.numel() // groups if is_own else 0,
             min(chunk_size, max(len(inputs), 1)),
             features,
             image[1],
@@ -216,7 +178,7 @@ class DenseKernel:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return self._made_of  # a loaded library can be neither copied nor pickled
+        return self._made_of  # because a loaded library can be neither copied nor pickled
 
 
 def call(
@@ -228,25 +190,16 @@ def call(
     groups: int,
     chunk_size: int,
 ) -> None:
-    """Call a function of the library that takes a network, rows, other arguments and the number of threads.
+    """Call a function of the library, with a network, rows, `arguments` and the number of threads.
 
-    Args:
-        kernel: of the network.
-        name: of the function, without its dtype.
-        dtype: of weights and inputs.
-        arguments: between the rows and the number of threads.
-        rows: inputs and targets.
-        groups: M when every member has its own rows, else 1.
-        chunk_size: most rows that go through a network at once.
-
-    Raises:
-        ValueError: if a class label is not one of the network's outputs.
+    `name` is without the dtype of weights and inputs. `groups` is M when every member has its own rows, else 1.
+    Raises a ValueError if a class label is not one of the network's outputs.
     """
     inputs, targets = rows[0].contiguous(), rows[1].contiguous()
-    about, threads = kernel._rows(inputs, targets, groups, chunk_size), ctypes.c_int64(torch.get_num_threads())
+    described, threads = kernel._rows(inputs, targets, groups, chunk_size), ctypes.c_int64(torch.get_num_threads())
     function = kernel._functions[name, dtype]
-    fine = function(ctypes.byref(kernel._network), ctypes.byref(about), *arguments, threads)
-    if not fine:
+    succeeded = function(ctypes.byref(kernel._network), ctypes.byref(described), *arguments, threads)
+    if not succeeded:
         raise ValueError(
             f"class labels must lie in 0..{kernel.outputs - 1}, as the network has {kernel.outputs} outputs; "
             f"got {int(targets.min())}..{int(targets.max())}."
@@ -255,12 +208,12 @@ def call(
 
 def _functions() -> dict[tuple[str, torch.dtype], Any]:
     """Return the library's functions by name and dtype."""
-    library, found = load("dense"), {}
+    library, functions = load("dense"), {}
     for dtype in (torch.float32, torch.float64):
         for name in ("evaluate", "spread", "leapfrog", "slice", "trees", "predict"):
-            found[name, dtype] = getattr(library, f"{name}_{str(dtype).removeprefix('torch.')}")
-            found[name, dtype].restype = None if name == "predict" else ctypes.c_bool
-    return found
+            functions[name, dtype] = getattr(library, f"{name}_{str(dtype).removeprefix('torch.')}")
+            functions[name, dtype].restype = None if name == "predict" else ctypes.c_bool
+    return functions
 
 
 def _pointer(tensor: Tensor) -> ctypes.c_void_p:

@@ -35,18 +35,10 @@ class Family(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Layer:
-    """One linear layer and the activation after it.
+    """One linear layer and the activation after it."""
 
-    Attributes:
-        weight_at: where its matrix (fan_out, fan_in) starts in the flat vector.
-        bias_at: where its bias starts; -1 if it has none.
-        fan_in: width of its input.
-        fan_out: width of its output.
-        activation: the activation that follows.
-    """
-
-    weight_at: int
-    bias_at: int
+    weight_at: int  # start of its matrix (fan_out, fan_in) in the flat vector
+    bias_at: int  # start of its bias; -1 if it has none
     fan_in: int
     fan_out: int
     activation: Activation = Activation.IDENTITY
@@ -62,32 +54,20 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Stage:
-    """One convolution or pool, and the activation after it. Sizes are (height, width).
-
-    Attributes:
-        kind: which kind of stage.
-        channels: channels of its input and of its output.
-        kernel: size of its window.
-        stride: step from one window to the next.
-        padding: zeros around the image, fewer than the window reaches.
-        dilation: distance between neighbours in a window.
-        weight_at: where its weights (out, in, height, width) start in the flat vector; -1 for a pool.
-        bias_at: where its bias starts; -1 if it has none.
-        activation: the activation that follows.
-    """
+    """One convolution or pool, and the activation after it. Sizes are (height, width)."""
 
     kind: Kind
-    channels: tuple[int, int]
-    kernel: tuple[int, int]
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int] = (0, 0)
-    dilation: tuple[int, int] = (1, 1)
-    weight_at: int = -1
-    bias_at: int = -1
+    channels: tuple[int, int]  # of its input and of its output
+    kernel: tuple[int, int]  # size of its window
+    stride: tuple[int, int] = (1, 1)  # step from one window to the next
+    padding: tuple[int, int] = (0, 0)  # zeros around the image, fewer than the window reaches
+    dilation: tuple[int, int] = (1, 1)  # distance between neighbours in a window
+    weight_at: int = -1  # start of its weights (out, in, height, width) in the flat vector; -1 for a pool
+    bias_at: int = -1  # start of its bias; -1 if it has none
     activation: Activation = Activation.IDENTITY
 
     def sides(self, height: int, width: int) -> tuple[int, int]:
-        """Return height and width of the output for an input of this size; not positive where it is too small."""
+        """Return height and width of the output for an input of this size; not positive if it is too small."""
         sizes = zip((height, width), self.kernel, self.stride, self.padding, self.dilation, strict=True)
         high, wide = ((size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, s, p, d in sizes)
         return high, wide
@@ -95,29 +75,21 @@ class Stage:
 
 @dataclass(frozen=True)
 class Noise:
-    """The likelihood.
-
-    Attributes:
-        family: which one.
-        scales: fixed noise scales of a Gaussian, 1 or K; empty when they are learned.
-        scales_at: where learned log scales start in the flat vector.
-        num_scales: how many noise scales there are.
-        floor: smallest variance of a heteroscedastic Gaussian.
-    """
+    """The likelihood."""
 
     family: Family
-    scales: tuple[float, ...] = ()
-    scales_at: int = -1
-    num_scales: int = 0
-    floor: float = 0.0
+    scales: tuple[float, ...] = ()  # fixed noise scales of a Gaussian, 1 or K; empty when they are learned
+    scales_at: int = -1  # start of learned log scales in the flat vector
+    num_scales: int = 0  # number of noise scales, fixed or learned
+    floor: float = 0.0  # smallest variance of a heteroscedastic Gaussian
 
 
 @dataclass(frozen=True)
 class Segment:
     """A run of the flat vector with one prior: normal, or that of log scales.
 
-    The latter is −degrees (u + ½ e^{−2u}) with u = w − location. Precision and degrees are 0 where it is flat or left
-    to the caller.
+    The latter is −degrees (u + ½ e^{−2u}) with u = w − location. Precision and degrees are 0 where the prior is flat
+    or left to the caller.
     """
 
     start: int
@@ -201,17 +173,7 @@ class SpaceStruct(ctypes.Structure):
 
 
 def network(size: int, layers: Sequence[Layer], *, stages: Sequence[Stage], noise: Noise) -> NetworkStruct:
-    """Return a network as the kernel takes it.
-
-    Args:
-        size: D, the length of the flat vector.
-        layers: the linear layers in order.
-        stages: the convolutions and pools before them, in order.
-        noise: the likelihood.
-
-    Returns:
-        The structure.
-    """
+    """Return a network as the kernel takes it; `size` is D, the length of the flat vector."""
     return NetworkStruct(
         size,
         len(layers),
@@ -230,14 +192,7 @@ def network(size: int, layers: Sequence[Layer], *, stages: Sequence[Stage], nois
 
 
 def prior(segments: Sequence[Segment]) -> PriorStruct:
-    """Return a prior as the kernel takes it.
-
-    Args:
-        segments: its contiguous segments.
-
-    Returns:
-        The structure.
-    """
+    """Return a prior of contiguous segments as the kernel takes it."""
     return PriorStruct(
         len(segments),
         _integers([*(s.start for s in segments), segments[-1].stop]),
@@ -248,14 +203,9 @@ def prior(segments: Sequence[Segment]) -> PriorStruct:
 
 
 def space(centre_E: Tensor, axes_RE: Tensor) -> SpaceStruct:
-    """Return a subspace as the kernel takes it, which holds no reference to its tensors.
+    """Return a subspace as the kernel takes it, without references to its tensors, which must be contiguous.
 
-    Args:
-        centre_E: weights at coordinates 0, contiguous.
-        axes_RE: one row for each coordinate, contiguous.
-
-    Returns:
-        The structure.
+    `centre_E` are the weights at coordinates 0; `axes_RE` has one row for each coordinate.
     """
     return SpaceStruct(*axes_RE.shape, centre_E.data_ptr(), axes_RE.data_ptr())
 

@@ -8,9 +8,9 @@ counter-based generator Philox4x32-10 (Salmon, Moraes, Dror and Shaw 2011, "Para
 - float64: u₁ = (n + ½) / 2⁵², n the top 52 bits of w₀w₁, and u₂ = the top 53 bits of w₂w₃ / 2⁵³;
   |z| ≤ sqrt(106 log 2) = 8.5717.
 
-On a CPU a kernel computes them (normal.hpp), elsewhere or without a compiler tensor operations. Both use polynomials
-for log, sin and cos, and only operations that IEEE 754 rounds in one way, in the same order: the numbers are the same
-bits whatever the number of threads, the processor and the implementation.
+On a CPU a kernel computes them (normal.hpp), elsewhere or without a compiler tensor operations do. Both use
+polynomials for log, sin and cos, and only operations that IEEE 754 rounds in one way, in the same order. So the
+numbers are the same bits whatever the number of threads, the processor and the implementation.
 """
 
 from __future__ import annotations
@@ -34,27 +34,16 @@ _BLOCKS_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 20}  # in tensor operations, eac
 
 @dataclass(frozen=True)
 class _Format:
-    """Constants that depend on the dtype, the same as in normal.hpp.
+    """Constants that depend on the dtype, the same as in normal.hpp."""
 
-    Attributes:
-        word: integers of the same size.
-        fraction: bits of a fraction.
-        radius: bits of u₁.
-        angle: bits of u₂.
-        root_half: the bits of sqrt(½).
-        log: P of log((1 + s)/(1 − s)) = 2s (1 + s² P(s²)) for |s| ≤ (√2 − 1)/(√2 + 1).
-        sine: P of sin(πy/4) = y P(y²) for |y| ≤ 1.
-        cosine: P of cos(πy/4) = P(y²) for |y| ≤ 1.
-    """
-
-    word: torch.dtype
-    fraction: int
-    radius: int
-    angle: int
-    root_half: int
-    log: tuple[float, ...]
-    sine: tuple[float, ...]
-    cosine: tuple[float, ...]
+    word: torch.dtype  # integers of the same size
+    fraction: int  # bits of a fraction
+    radius: int  # bits of u₁
+    angle: int  # bits of u₂
+    root_half: int  # the bits of sqrt(½)
+    log: tuple[float, ...]  # P of log((1 + s)/(1 − s)) = 2s (1 + s² P(s²)) for |s| ≤ (√2 − 1)/(√2 + 1)
+    sine: tuple[float, ...]  # P of sin(πy/4) = y P(y²) for |y| ≤ 1
+    cosine: tuple[float, ...]  # P of cos(πy/4) = P(y²) for |y| ≤ 1
 
 
 _FORMATS = {
@@ -107,45 +96,22 @@ _FORMATS = {
 
 
 def fill_normal(out: Tensor, *, seed: int, stream: int) -> Tensor:
-    """Fill a tensor in place with standard normal numbers, a function of (seed, stream, position) alone.
+    """Fill a tensor in place with standard normal numbers, a function of (seed, stream, position) alone, and return it.
 
-    Numbers of different seeds or streams are independent. A shorter tensor holds the first numbers of a longer one of
-    the same dtype, in the order of memory. The float32 and float64 numbers of the same seed and stream are neither
-    equal nor independent.
-
-    Args:
-        out: contiguous tensor of any shape, float32 or float64; not one that requires gradients.
-        seed: key, 0 ≤ seed < 2⁶⁴.
-        stream: which of 2⁶⁴ independent streams, for instance the step; 0 ≤ stream < 2⁶⁴.
-
-    Returns:
-        `out`.
-
-    Raises:
-        TypeError: if `out` is of another dtype, or seed or stream is not an integer.
-        ValueError: if `out` is not contiguous or requires gradients, or seed or stream is out of range.
+    The tensor is contiguous, float32 or float64, and requires no gradients; seed and stream are below 2⁶⁴. Numbers of
+    different seeds or streams are independent. A shorter tensor holds the first numbers of a longer one of the same
+    dtype, in the order of memory. The float32 and float64 numbers of the same seed and stream are neither equal nor
+    independent. Raises a TypeError for another dtype or no integer; a ValueError for another tensor or a number out
+    of range.
     """
     return _fill(out, (1, out.numel()), [seed], stream)
 
 
 def fill_normal_rows(out_MD: Tensor, seeds: Sequence[int], stream: int) -> Tensor:
-    """Fill each row as `fill_normal` would with its own seed, all in one call.
+    """Fill each row as `fill_normal` would with its own seed, all in one call, and return the tensor.
 
-    Row m is `fill_normal(out_MD[m], seed=seeds[m], stream=stream)` exactly: a member's numbers do not depend on the
-    others.
-
-    Args:
-        out_MD: contiguous tensor (M, ...), float32 or float64; not one that requires gradients.
-        seeds: M keys, 0 ≤ seed < 2⁶⁴.
-        stream: which of 2⁶⁴ independent streams; 0 ≤ stream < 2⁶⁴.
-
-    Returns:
-        `out_MD`.
-
-    Raises:
-        TypeError: if `out_MD` is of another dtype, or a seed or stream is not an integer.
-        ValueError: if `out_MD` does not have a row for each seed, is not contiguous or requires gradients, or a seed or
-            stream is out of range.
+    Row m is `fill_normal(out_MD[m], seed=seeds[m], stream=stream)` exactly, so a member's numbers do not depend on
+    the others. Raises a ValueError if there is not one row for each seed, and errors as `fill_normal` does.
     """
     if out_MD.ndim == 0 or len(out_MD) != len(seeds):
         raise ValueError(
@@ -158,19 +124,9 @@ def fill_normal_rows(out_MD: Tensor, seeds: Sequence[int], stream: int) -> Tenso
 def fill_signs(out: Tensor, *, seed: int, stream: int) -> Tensor:
     """Fill a tensor in place with 1 and −1, each by a bit of the generator: a function of (seed, stream, position).
 
-    Bit i of word w of block b says the sign of number 128 b + 32 w + i: 0 for 1, 1 for −1.
-
-    Args:
-        out: contiguous tensor of any shape and any floating-point dtype; not one that requires gradients.
-        seed: key, 0 ≤ seed < 2⁶⁴.
-        stream: which of 2⁶⁴ independent streams; not one of normals under the same seed.
-
-    Returns:
-        `out`.
-
-    Raises:
-        TypeError: if seed or stream is not an integer.
-        ValueError: if one is out of range.
+    Bit i of word w of block b is the sign of number 128 b + 32 w + i: 0 for 1, 1 for −1. The stream must not be one
+    of normals under the same seed. The tensor is returned; it may have any floating-point dtype, and requires no
+    gradients.
     """
     keys, stream, count = keys_of((seed,)), _integer("stream", stream), out.numel()
     library = _library() if out.device.type == "cpu" and out.dtype == torch.float32 and out.is_contiguous() else None
@@ -187,12 +143,7 @@ def fill_signs(out: Tensor, *, seed: int, stream: int) -> Tensor:
 def philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
     """Return the four words of one block of Philox4x32-10, from which the numbers are made.
 
-    Args:
-        counter: four words of 32 bits, least significant first: block, then stream.
-        key: two words of 32 bits, least significant first.
-
-    Returns:
-        Four integers below 2³².
+    All words have 32 bits, least significant first. The counter has four, block and then stream; the key has two.
     """
     library = _library()
     if library is None:
@@ -204,7 +155,7 @@ def philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
 
 
 def _fill(out: Tensor, shape: tuple[int, int], seeds: Sequence[int], stream: int) -> Tensor:
-    """Return `out`, taken as rows of the given shape (M, D), filled."""
+    """Return `out`, filled as rows of the given shape (M, D)."""
     _check_tensor(out)
     keys, stream = keys_of(tuple(seeds)), _integer("stream", stream)
     library = _library() if out.device.type == "cpu" else None
@@ -222,17 +173,12 @@ def _fill(out: Tensor, shape: tuple[int, int], seeds: Sequence[int], stream: int
         ctypes.c_uint64(stream),
         ctypes.c_int64(torch.get_num_threads()),
     )
-    torch.autograd.graph.increment_version(out)  # autograd must notice, as with any operation in place
+    torch.autograd.graph.increment_version(out)  # tells autograd, as any operation in place does
     return out
 
 
 def _check_tensor(out: Tensor) -> None:
-    """Check that a tensor can be filled.
-
-    Raises:
-        TypeError: if the dtype is neither float32 nor float64.
-        ValueError: if the tensor is not contiguous or requires gradients.
-    """
+    """Check that a tensor is float32 or float64, contiguous, and does not require gradients."""
     if out.dtype not in _FORMATS:
         raise TypeError(f"`out` must be float32 or float64; got {out.dtype}. Fill a float32 tensor and convert it.")
     if not out.is_contiguous():
@@ -246,17 +192,12 @@ def _check_tensor(out: Tensor) -> None:
 
 @lru_cache(maxsize=16)
 def keys_of(seeds: tuple[int, ...]) -> ctypes.Array[ctypes.c_uint64]:
-    """Return seeds as the kernel takes them; cached, as they are the same at every step."""
+    """Return seeds as the kernel takes them; cached, because they are the same at every step."""
     return (ctypes.c_uint64 * len(seeds))(*(_integer("seed", seed) for seed in seeds))
 
 
 def _integer(name: str, value: int) -> int:
-    """Return a seed or stream.
-
-    Raises:
-        TypeError: if it is not an integer.
-        ValueError: if it does not fit into 64 bits without sign.
-    """
+    """Return a seed or stream as an integer, after checking that it fits into 64 bits without sign."""
     try:
         integer = operator.index(value)
     except TypeError as error:
@@ -268,7 +209,7 @@ def _integer(name: str, value: int) -> int:
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    """Return the compiled kernel, or None where there is none; tried once, as a compiler may fail slowly."""
+    """Return the compiled kernel, or None without one; tried once, because a compiler may fail slowly."""
     try:
         library = load("noise")
     except UnavailableError:
@@ -297,7 +238,7 @@ def _fill_by_tensors(out_MD: Tensor, seeds: Sequence[int], stream: int) -> None:
 
 @lru_cache(maxsize=16)
 def _halves(seeds: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the lower and upper words of seeds, (M, 1); cached, as a copy to a GPU would wait for it at every step."""
+    """Return the lower and upper words of seeds, (M, 1); cached, to avoid waiting for a copy to a GPU at every step."""
     halves = ([seed & _LOW for seed in seeds], [seed >> 32 for seed in seeds])
     low_M1, high_M1 = (torch.tensor(half, device=device).unsqueeze(1) for half in halves)
     return low_M1, high_M1
@@ -308,7 +249,7 @@ def _words(low: Tensor, high: Tensor, stream: Sequence[int], key: Sequence[Tenso
     k0, k1 = key
     c0, c1, c2, c3 = low, high, torch.full_like(low, stream[0]), torch.full_like(low, stream[1])
     for _ in range(_ROUNDS):
-        # products of 64 bits wrap around into the sign: all bits are right, if factors have empty upper halves
+        # Products of 64 bits wrap around into the sign; all bits are right if factors have empty upper halves.
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0 = (p1 >> 32).bitwise_xor_(c1).bitwise_xor(k0).bitwise_and_(_LOW)
         c2 = (p0 >> 32).bitwise_xor_(c3).bitwise_xor(k1).bitwise_and_(_LOW)
@@ -349,7 +290,7 @@ def _squared_radius(n: Tensor, dtype: torch.dtype) -> Tensor:
     shifted = (n.to(dtype) + 0.5).view(form.word) - (form.root_half - one)
     e = (form.radius + 1 - (shifted >> form.fraction)).to(dtype)
     f = ((shifted & (one - 1)) + form.root_half).view(dtype) - 1.0
-    if dtype == torch.float32:  # n was rounded: close to 1 the exact difference keeps all digits, and f below 0
+    if dtype == torch.float32:  # n was rounded; the exact difference keeps all digits close to 1, and f below 0
         f = torch.where(e == 0, ((n ^ _LOW).to(dtype) + 0.5) * -(2.0**-32), f)
     s = f / (f + 2.0)
     z = s * s
@@ -364,7 +305,7 @@ def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
 
 
 def _root(x: Tensor) -> Tensor:
-    """Return the square root, correctly rounded, by NumPy: PyTorch's on a CPU is not, in the last bit."""
+    """Return the square root, correctly rounded; by NumPy on a CPU, because PyTorch's is not in the last bit."""
     if x.device.type == "cpu":
         return torch.from_numpy(np.sqrt(x.numpy()))
     return x.sqrt()

@@ -1,4 +1,4 @@
-"""Noise of given variances, added to numbers, with what its derivative by the variances needs (mean_field.cpp)."""
+"""Noise of given variances, added to numbers, with the ratio that derivatives by variances need (mean_field.cpp)."""
 
 from __future__ import annotations
 
@@ -11,20 +11,16 @@ from torch import Tensor
 from torchbayes.native.build import DTYPES, typed
 from torchbayes.native.noise import fill_normal
 
-LEAST = 1e-20  # of a variance whose root is differentiated
+LEAST = 1e-20  # smallest variance whose root is differentiated
 
 
 def perturb(mean: Tensor, variance: Tensor, *, seed: int, stream: int) -> None:
-    """Add noise of given variances to numbers: m ← m + √v ∘ ζ and v ← ζ/√v, 0 where v is next to 0.
+    """Add noise of given variances to numbers in place: m ← m + √v ∘ ζ and v ← ζ/√v, 0 where v is next to 0.
 
-    Args:
-        mean: m; changed.
-        variance: v, of the same shape and dtype; changed.
-        seed: of the noise ζ, which is that of `fill_normal`.
-        stream: of the noise.
+    The noise ζ is that of `fill_normal`.
     """
-    usual = mean.device.type == "cpu" and mean.dtype in DTYPES and mean.is_contiguous() and variance.is_contiguous()
-    if usual and _library() is not None:
+    supported = mean.device.type == "cpu" and mean.dtype in DTYPES and mean.is_contiguous() and variance.is_contiguous()
+    if supported and _library() is not None:
         numbers = (mean.numel(), seed, stream, LEAST, torch.get_num_threads())
         name = f"perturb_{'float32' if mean.dtype == torch.float32 else 'float64'}"
         getattr(_library(), name)(mean.data_ptr(), variance.data_ptr(), *numbers)
@@ -35,7 +31,7 @@ def perturb(mean: Tensor, variance: Tensor, *, seed: int, stream: int) -> None:
 
 
 def perturb_by(mean: Tensor, variance: Tensor, noise: Tensor) -> None:
-    """Do the same with noise that is given."""
+    """Change numbers and variances as `perturb` does, with given noise."""
     certain = variance < LEAST
     root = variance.clamp_min_(LEAST).sqrt_()
     mean.addcmul_(root, noise)

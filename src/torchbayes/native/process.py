@@ -1,9 +1,9 @@
-"""Settings of PyTorch that belong to the whole process, changed so that threads do not meet.
+"""Settings of PyTorch that belong to the whole process, changed so that threads do not interfere.
 
-A setting that is saved and put back by each thread on its own ends wrong where threads overlap: the second one saves
-what the first has set. `WhileAny` counts who is inside. Where a thread can do without the setting, it does: kernels of
-attention are chosen by a mode of the thread. The working directory is of this kind too: paths are made full where they
-come in.
+If each thread saves and restores a setting on its own, it ends wrong where threads overlap: the second one saves what
+the first has set. `WhileAny` counts the threads inside. Where a thread can do without the setting, it does: attention
+is replaced by a mode of the thread. The working directory belongs to the process too, so paths are made absolute
+where they come in.
 """
 
 from __future__ import annotations
@@ -24,20 +24,15 @@ Undo = Callable[[], object]
 
 
 class WhileAny:
-    """A change of the process that lasts while any thread is inside."""
+    """A change of the process that lasts while any thread is inside; `change` makes it and returns how to undo it."""
 
     def __init__(self, change: Callable[[], Undo]) -> None:
-        """Note how to make the change.
-
-        Args:
-            change: makes it, and returns what puts back what was before.
-        """
         self._change, self._lock, self._inside = change, threading.Lock(), 0
         self._undo: Undo | None = None
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Be inside while the `with` lasts."""
+        """Make the change while the `with` lasts; the last thread to leave undoes it."""
         with self._lock:
             if not self._inside:
                 self._undo = self._change()
@@ -65,7 +60,7 @@ def _without_fused_encoders() -> Undo:
 
 
 def _in_full_float32(backend: Any, products: Any) -> Callable[[], Undo]:
-    """Return how to compute products of float32 numbers in float32."""
+    """Return a change after which products of float32 numbers are computed in float32."""
     operations = (products, backend.conv, backend.rnn)
 
     def change() -> Undo:
@@ -84,10 +79,10 @@ def _in_full_float32(backend: Any, products: Any) -> Callable[[], Undo]:
 
 
 quiet_vmap = WhileAny(_without_vmap_warnings)
-"""Silence torch's warnings of operations that it vectorises slowly."""
+"""Silence torch's warnings about operations that it vectorises slowly."""
 
 encoders_by_parts = WhileAny(_without_fused_encoders)
-"""Run encoders of transformers by their parts: the fused operator cannot be looked into."""
+"""Run encoders of transformers by their parts, because operations inside the fused operator cannot be seen."""
 
 _CPU, _CUDA = torch.backends.mkldnn, torch.backends.cudnn
 full_float32 = {
@@ -103,12 +98,11 @@ class _PlainAttention(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Return what the call gives."""
         kwargs = kwargs or {}
         if func is F.scaled_dot_product_attention:
             return _attention(*args, **kwargs)
         if func is F.multi_head_attention_forward and not kwargs.get("need_weights", True):
-            # calls the other by a way that no mode sees; where it returns weights, it has plain operations
+            # It calls the other function unseen by any mode; if it returns weights, it uses plain operations.
             return func(*args, **{**kwargs, "need_weights": True})[0], None
         return func(*args, **kwargs)
 
@@ -116,7 +110,7 @@ class _PlainAttention(TorchFunctionMode):
 def plain_attention() -> AbstractContextManager[Any]:
     """Return a context in which attention can be differentiated twice and vectorised, in this thread alone.
 
-    Its other kernels can be neither.
+    PyTorch's other kernels of attention allow neither.
     """
     return _PlainAttention()
 
@@ -141,12 +135,12 @@ def _one_thread() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    # a fork copies one thread and no other: PyTorch and the kernels would wait forever for those of their teams
+    # A fork copies only one thread, so PyTorch and the kernels would wait forever for their other threads.
     os.register_at_fork(after_in_child=_one_thread)
 
 
 def full_path(path: str | os.PathLike[str]) -> Path:
-    """Return a path from the root, with ~ as the home directory: the working directory may change later."""
+    """Return an absolute path, with ~ as the home directory, because the working directory may change later."""
     path = Path(path)
     with suppress(RuntimeError):  # no such user
         path = path.expanduser()
@@ -154,13 +148,13 @@ def full_path(path: str | os.PathLike[str]) -> Path:
 
 
 def short_path(path: str | os.PathLike[str]) -> Path:
-    """Return a path as it is told: from the working directory where it lies below that."""
+    """Return a path for messages: relative to the working directory if it lies below it."""
     path = Path(path)
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def outside_inference() -> AbstractContextManager[Any]:
-    """Return a context without `torch.inference_mode`: what is made in that cannot be differentiated later."""
+    """Return a context without `torch.inference_mode`, because tensors made under it cannot be differentiated later."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 

@@ -16,17 +16,11 @@ from torchbayes.native.noise import keys_of
 
 @dataclass(frozen=True)
 class Call:
-    """What is random in one layer whose weights are distributions.
+    """The random numbers of one layer whose weights are distributions."""
 
-    Attributes:
-        stream: of the noise of its outputs; None where signs are flipped.
-        before: signs (M, B, in) of its inputs, of the network's dtype; None for local noise.
-        after: those (M, B, out) of its outputs.
-    """
-
-    stream: int | None
-    before: Tensor | None = None
-    after: Tensor | None = None
+    stream: int | None  # of the noise of its outputs; None where signs are flipped
+    before: Tensor | None = None  # signs (M, B, in) of its inputs, of the network's dtype; None for local noise
+    after: Tensor | None = None  # those (M, B, out) of its outputs
 
 
 class _Spread(ctypes.Structure):
@@ -47,25 +41,15 @@ class _Spread(ctypes.Structure):
 
 
 class SecondWeights(NamedTuple):
-    """What the second products of M networks are formed with.
+    """The second weights of M networks, from which second products are formed, and what belongs to them."""
 
-    Attributes:
-        weights_MD: their weights, contiguous.
-        factor_MD: what scales are multiplied by to give these, contiguous.
-        gradient_MD: receives the gradient by the scales, contiguous; where nothing is, it must hold zeros.
-        calls: of the layers with weights, convolutions first.
-        seeds: one per member.
-        first: number of the first row, of those that all processes share.
-        least: variance below which an output has no noise.
-    """
-
-    weights_MD: Tensor
-    factor_MD: Tensor
-    gradient_MD: Tensor
-    calls: Sequence[Call]
-    seeds: tuple[int, ...]
-    first: int
-    least: float
+    weights_MD: Tensor  # contiguous
+    factor_MD: Tensor  # factors that turn scales into these weights, contiguous
+    gradient_MD: Tensor  # receives the gradient by the scales, contiguous; must be 0 where none is written
+    calls: Sequence[Call]  # of the layers with weights, convolutions first
+    seeds: tuple[int, ...]  # one per member
+    first: int  # number of the first row among those that all processes share
+    least: float  # variance below which an output has no noise
 
 
 def evaluate_spread(
@@ -80,24 +64,13 @@ def evaluate_spread(
 ) -> tuple[Tensor, Tensor]:
     """Return Σ_b log p(y_b|f_b) of each member under weights that are distributions, and write its gradients.
 
-    Args:
-        kernel: the kernel of the network.
-        means_MD: means of the weights, contiguous.
-        rows: inputs (M, B, ...) of each member and their targets.
-        second: the second products, whose gradient is written too.
-        scale: factor on the gradients.
-        gradient_MD: receives that by the means, contiguous.
-        chunk_size: most rows that go through a network at once.
-
-    Returns:
-        Two float64 tensors (M,): the sum, and a number that is finite where the gradients are.
-
-    Raises:
-        ValueError: if a class label is not one of the network's outputs.
+    The second result is finite if the gradients are; both are float64 (M,). `rows` are inputs (M, B, ...) of each
+    member and their targets. `scale` is a factor on the gradients; `gradient_MD` receives that by the means. Tensors
+    of weights and gradients are contiguous. Raises a ValueError if a class label is not one of the network's outputs.
     """
     members, calls = len(means_MD), second.calls
     values_M, health_M = torch.empty(2, members, dtype=torch.float64).unbind()
-    about = _Spread(
+    spread = _Spread(
         second.weights_MD.data_ptr(),
         second.factor_MD.data_ptr(),
         second.gradient_MD.data_ptr(),
@@ -110,7 +83,7 @@ def evaluate_spread(
         second.least,
     )
     arguments = (
-        ctypes.byref(about),
+        ctypes.byref(spread),
         ctypes.c_int64(members),
         ctypes.c_void_p(means_MD.data_ptr()),
         ctypes.c_double(scale),

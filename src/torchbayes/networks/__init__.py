@@ -1,8 +1,8 @@
 """The networks of the papers, as plain `nn.Module`s without anything Bayesian.
 
-Each factory takes `(input_shape, num_outputs)` and its own settings by keyword; `build` reaches them by name.
-All of them run under `torch.func.functional_call`, `torch.func.vmap` and `torch.compile`, and every module that owns
-parameters has `reset_parameters`, from which the members of an ensemble get their fresh initialisations.
+Each factory takes `(input_shape, num_outputs)` and its own settings by keyword; `build` reaches them by name. All of
+them run under `torch.func.functional_call`, `torch.func.vmap` and `torch.compile`. Every module that owns parameters
+has `reset_parameters`, which gives the members of an ensemble their fresh initialisations.
 """
 
 from torchbayes.networks.convolutional import lenet, small_cnn

@@ -48,7 +48,7 @@ def lenet(
     colours, *sides = image_shape(input_shape, smallest=16, network="lenet")
     height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
     first, second = channels
-    # ReLU and max commute; ReLU after the pool touches a quarter of the values.
+    # ReLU and max commute, and ReLU after the pool has a quarter of the values.
     return nn.Sequential(
         nn.Conv2d(colours, first, 5), nn.MaxPool2d(2), nn.ReLU(),
         nn.Conv2d(first, second, 5), nn.MaxPool2d(2), nn.ReLU(),
@@ -76,7 +76,7 @@ def small_cnn(input_shape: InputShape, num_outputs: int, *, dropout: float = 0.0
         A module (B, *input_shape) -> (B, K).
 
     Raises:
-        ValueError: if the input is not an image or too small, or a share is not one.
+        ValueError: if the input is not an image or too small, or `dropout` is not in [0, 1).
     """
     check_outputs(num_outputs)
     check_share(dropout=dropout)

@@ -25,9 +25,8 @@ def mlp(
 
         h_0 = x,  h_l = φ(W_l h_{l-1} + b_l),  f = W_L h_{L-1} + b_L.
 
-    With dropout each h_l but the inputs is multiplied by a random mask in training mode.
-
-    Weights and biases start as PyTorch's default for linear layers, U(−1/√fan_in, 1/√fan_in).
+    With dropout each hidden h_l is multiplied by a random mask in training mode. Weights and biases start as PyTorch's
+    default for linear layers, U(−1/√fan_in, 1/√fan_in).
 
     Args:
         input_shape: shape of one input without the batch axis, or the number of its features.
@@ -40,7 +39,7 @@ def mlp(
         A module (B, *input_shape) -> (B, K).
 
     Raises:
-        ValueError: if a size is not positive, a share is not one, or the activation is unknown.
+        ValueError: if a size is not positive, `dropout` is not in [0, 1), or the activation is unknown.
     """
     check_outputs(num_outputs)
     check_choice(tuple(ACTIVATIONS), activation=activation)

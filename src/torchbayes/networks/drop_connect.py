@@ -12,14 +12,14 @@ from torchbayes.checks import check_share, seen
 class DropConnect(nn.Module):
     """A layer whose weights are dropped at random: f = layer with (Z/k) ∘ W, Z_ij ~ Bernoulli(k), k = 1 − rate.
 
-    While it trains all rows of a batch share a mask, which is new at every step: a step is one at a draw of
-    q(W) = M ∘ Z, M = W/k, as a prediction is. `MCDropout` trains it and draws from it: a drawn function has one mask
-    for all batches. Biases are not dropped. Under a normal prior N(0, s²) of W the ELBO that is maximised is that of
-    the prior N(0, s²/k) of M, as for units.
+    In training all rows of a batch share a mask, which is new at every step: like a prediction, a step uses one draw
+    of q(W) = M ∘ Z, M = W/k. `MCDropout` trains it and draws from it: a drawn function has one mask for all batches.
+    Biases are not dropped. Under a normal prior N(0, s²) of W the ELBO that is maximised is that of the prior N(0,
+    s²/k) of M, as for units.
 
     Attributes:
         layer: with a parameter `weight`, such as nn.Linear or nn.Conv2d.
-        dropout: the rate, the probability of a weight to be dropped.
+        dropout: the rate, the probability that a weight is dropped.
     """
 
     def __init__(self, layer: nn.Module, dropout: float = 0.1) -> None:

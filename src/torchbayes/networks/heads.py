@@ -12,11 +12,11 @@ from torchbayes.checks import check_counts, check_kind, check_tensor, seen
 
 
 class MultiHead(nn.Module):
-    """f(x, t) = head_t(body(x)): rows say which head they go through.
+    """f(x, t) = head_t(body(x)): each row has the number of its head.
 
-    All heads are in one network, so that weights, priors and posteriors of all tasks are those of one model, and each
-    row has the number of its head beside its inputs: see `for_head`. The outputs of the other heads are computed and
-    not used.
+    All heads are in one network, so that weights, priors and posteriors of all tasks are those of one model. Each row
+    has the number of its head beside its inputs: see `for_head`. The outputs of the other heads are computed and not
+    used.
 
     Attributes:
         body: what the tasks share.
@@ -24,7 +24,7 @@ class MultiHead(nn.Module):
     """
 
     def __init__(self, body: nn.Module, heads: Iterable[nn.Module]) -> None:
-        """Put a body and heads together, which are used as they are.
+        """Combine a body and heads, without copying them.
 
         Args:
             body: what the tasks share.
@@ -53,7 +53,7 @@ class MultiHead(nn.Module):
             head: number of each row's head, int64 (B,).
         """
         features = self.body(inputs)
-        each = torch.stack([one(features) for one in self.heads], dim=1)
+        each = torch.stack([module(features) for module in self.heads], dim=1)
         where = head.view(-1, *[1] * (each.ndim - 1)).expand(-1, 1, *each.shape[2:])
         return each.gather(1, where).squeeze(1)
 

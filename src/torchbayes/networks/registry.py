@@ -41,11 +41,7 @@ def names() -> dict[str, str]:
 
 
 def factories() -> dict[str, Callable[..., nn.Module]]:
-    """Return the function that builds each network.
-
-    Returns:
-        name -> function.
-    """
+    """Return the function that builds each network, by name."""
     return {name: factory for name, (factory, _) in _FACTORIES.items()}
 
 

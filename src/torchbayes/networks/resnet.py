@@ -1,8 +1,8 @@
 """Residual networks of 20 layers for small images, with filter response or batch normalisation.
 
-Both have three stages of three blocks with 16, 32 and 64 channels, or with w, 2w and 4w for another width w; the first
-block of the second and third stage halves the image by stride. Convolutions and the head start as He et al. (2015),
-N(0, 2/fan_in), biases at zero; normalisation layers start at scale one and shift zero.
+Both have three stages of three blocks with w, 2w and 4w channels, w = 16 by default; the first block of the second and
+third stage halves the image by stride. Convolutions and the head start as He et al. (2015), N(0, 2/fan_in), biases at
+zero; normalisation layers start at scale one and shift zero.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch._C._functorch import peek_interpreter_stack  # no public way says whe
 from torchbayes.checks import check_counts, check_flags, check_positive
 from torchbayes.networks.shapes import InputShape, check_outputs, image_shape
 
-WIDTH = 16  # channels of the first stage; each further stage has twice as many as the one before
+WIDTH = 16  # channels of the first stage; each further stage doubles them
 STAGES = BLOCKS = 3
 
 
@@ -28,7 +28,7 @@ def _he_normal(layer: nn.Conv2d | nn.Linear) -> None:
 
 
 class _Conv2d(nn.Conv2d):
-    """A convolution whose own reset is the initialisation of He et al. (2015)."""
+    """A convolution that resets as in He et al. (2015)."""
 
     def reset_parameters(self) -> None:
         """Draw weights from N(0, 2/fan_in); set biases to zero."""
@@ -36,7 +36,7 @@ class _Conv2d(nn.Conv2d):
 
 
 class _Linear(nn.Linear):
-    """A linear layer whose own reset is the initialisation of He et al. (2015)."""
+    """A linear layer that resets as in He et al. (2015)."""
 
     def reset_parameters(self) -> None:
         """Draw weights from N(0, 2/fan_in); set biases to zero."""
@@ -44,13 +44,13 @@ class _Linear(nn.Linear):
 
 
 class _FilterResponse(torch.autograd.Function):
-    """y = γ r x + β and r = 1/√(ν² + ε), differentiable as often as one likes.
+    """y = γ r x + β and r = 1/√(ν² + ε), differentiable any number of times.
 
     With g and h the gradients by y and r, and sums over the n places of a channel of an image, the one by x is
 
         γ r g − x (γ Σ g x + h) r³ / n.
 
-    Autograd by itself goes over the images once for each use of x, and takes twice as long.
+    Autograd by itself passes over the images once for each use of x, and takes twice as long.
     """
 
     @staticmethod
@@ -61,7 +61,7 @@ class _FilterResponse(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
-        """Keep the images and r: as an output, it has a gradient when that of y is differentiated."""
+        """Keep the images and r, which as an output has a gradient when that of y is differentiated."""
         images, weight, _, _ = inputs
         ctx.save_for_backward(images, weight, output[1])
         ctx.save_for_forward(images, weight, output[1])
@@ -88,7 +88,7 @@ class _FilterResponse(torch.autograd.Function):
 class _Threshold(torch.autograd.Function):
     """max(y, τ); where the two are equal each gets half of the gradient, as with `torch.maximum`.
 
-    The share of y is ½ (1 + sign(y − τ)): arithmetic, which is several times faster than the masks of autograd.
+    The share of y is ½ (1 + sign(y − τ)), which is several times faster than the masks of autograd.
     """
 
     @staticmethod
@@ -120,15 +120,15 @@ class _Threshold(torch.autograd.Function):
 def _applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """Return a function with its own backward pass, or without it where that does not pay.
 
-    A compiler fuses what autograd does. Under a transform, as the curvature of a row asks for, PyTorch takes longer to
-    find its way to a backward pass of one's own than that pass saves.
+    A compiler fuses autograd's operations. Under a transform, as for the curvature of a row, PyTorch takes longer to
+    find a custom backward pass than the pass saves.
     """
     plain = torch.compiler.is_compiling() or peek_interpreter_stack() is not None
     return function.forward if plain else function.apply
 
 
 def _share(normed: Tensor, threshold: Tensor) -> Tensor:
-    """Return what share of a gradient by max(y, τ) is that of y: 0, ½ or 1."""
+    """Return the share of a gradient by max(y, τ) that belongs to y: 0, ½ or 1."""
     return (torch.sign(normed - threshold) + 1) / 2
 
 

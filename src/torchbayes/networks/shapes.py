@@ -12,17 +12,7 @@ InputShape = int | Sequence[int]
 
 
 def num_features(input_shape: InputShape) -> int:
-    """Return the number of values in one input.
-
-    Args:
-        input_shape: shape of one input without the batch axis, or the number of its features.
-
-    Returns:
-        The product of the sizes.
-
-    Raises:
-        ValueError: if the shape is empty or a size is not positive.
-    """
+    """Return the number of values in one input, the product of its sizes without the batch axis."""
     sizes = _sizes(input_shape)
     if not sizes:
         raise ValueError(
@@ -34,16 +24,7 @@ def num_features(input_shape: InputShape) -> int:
 def image_shape(input_shape: InputShape, *, smallest: int, network: str) -> tuple[int, int, int]:
     """Return `input_shape` as (channels, height, width) after checking that the network can take it.
 
-    Args:
-        input_shape: shape of one image without the batch axis.
-        smallest: least height and width in pixels.
-        network: name for the message.
-
-    Returns:
-        (channels, height, width).
-
-    Raises:
-        ValueError: if it is not three positive sizes, or the image is too small.
+    `smallest` is the least height and width in pixels; `network` is the name for the message.
     """
     sizes = _sizes(input_shape)
     if len(sizes) != 3:
@@ -62,14 +43,7 @@ def image_shape(input_shape: InputShape, *, smallest: int, network: str) -> tupl
 
 
 def check_outputs(num_outputs: int) -> None:
-    """Check the number of outputs K.
-
-    Args:
-        num_outputs: K.
-
-    Raises:
-        ValueError: if it is not positive.
-    """
+    """Check the number of outputs K."""
     check_counts(num_outputs=num_outputs)
 
 

@@ -34,7 +34,6 @@ class Draws(Posterior):
 
     @property
     def members(self) -> int:
-        """M, the number of chains."""
         return self.weights_MSD.shape[0]
 
     @property
@@ -44,34 +43,26 @@ class Draws(Posterior):
 
     @property
     def chain_length(self) -> int:
-        """S, of each chain."""
         return self.weights_MSD.shape[1]
 
     @property
     def still(self) -> bool:
-        """Whether no chain ever moved, in 20 draws or more: all proposals were rejected, or too small to tell."""
+        """Whether no chain ever moved, over at least 20 draws: each proposal was rejected or too small."""
         first_MD, *others = self.weights_MSD.unbind(1)
         return len(others) + 1 >= _FEWEST and all(torch.equal(draw_MD, first_MD) for draw_MD in others)
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
-        """Return draws: all of them when `draws` is their number, else a random subsample of each chain.
+        """Return weights (draws, D), row s from chain s mod M: all draws, or a random subsample of each chain.
 
-        Up to S draws per chain are taken without replacement; more repeat the chain. When all are returned they are a
-        view, if they are stored draw after draw, as by samplers.
-
-        Args:
-            draws: number of rows, a multiple of M.
-            seed: seed of the subsample.
-
-        Returns:
-            Tensor (draws, D); row s is from chain s mod M.
+        Up to S draws of a chain are taken without replacement; beyond S the chain is repeated. If all draws are
+        asked for and they are stored draw after draw, as samplers store them, the result is a view.
 
         Raises:
             ValueError: if `draws` is not a multiple of M, or weights that must be copied do not fit in memory.
         """
-        members, kept, _ = self.weights_MSD.shape
+        members, length, _ = self.weights_MSD.shape
         draws, seed = self.check_draws(draws), as_seed(seed)
-        if draws == members * kept and _in_order(self.weights_MSD):
+        if draws == members * length and _in_order(self.weights_MSD):
             return self.weights_MSD.transpose(0, 1).flatten(0, 1)
         check_memory(draws * self.weights_MSD[0, 0].nbytes, "the drawn weights", self.weights_MSD.device, draws=draws)
         order_SM = self._order(draws // members, seed).to(self.weights_MSD.device)
@@ -80,20 +71,18 @@ class Draws(Posterior):
 
     def _order(self, per_chain: int, seed: int) -> Tensor:
         """Return the indices of the draws taken from each chain, (S, M)."""
-        members, kept, _ = self.weights_MSD.shape
-        if per_chain == kept:
-            return torch.arange(kept).unsqueeze(1).expand(-1, members)
-        source, rounds = generator(Purpose.SUBSAMPLE, seed), -(-per_chain // kept)
+        members, length, _ = self.weights_MSD.shape
+        if per_chain == length:
+            return torch.arange(length).unsqueeze(1).expand(-1, members)
+        source, rounds = generator(Purpose.SUBSAMPLE, seed), -(-per_chain // length)
         return torch.stack(
-            [torch.cat([torch.randperm(kept, generator=source) for _ in range(rounds)]) for _ in range(members)], 1
+            [torch.cat([torch.randperm(length, generator=source) for _ in range(rounds)]) for _ in range(members)], 1
         )[:per_chain]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the draws by name."""
         return {"weights_MSD": self.weights_MSD}
 
     def settings(self) -> dict[str, Any]:
-        """Return no settings."""
         return {}
 
     @classmethod
@@ -104,6 +93,6 @@ class Draws(Posterior):
 
 
 def _in_order(weights_MSD: Tensor) -> bool:
-    """Return whether all rows have one stride, draw after draw and chain after chain, so that (S M, D) is a view."""
-    (members, kept, _), (of_chain, of_draw, _) = weights_MSD.shape, weights_MSD.stride()
-    return members == 1 or kept == 1 or of_draw == members * of_chain
+    """Return whether the rows lie draw after draw, then chain after chain, so that (S M, D) is a view."""
+    (members, length, _), (of_chain, of_draw, _) = weights_MSD.shape, weights_MSD.stride()
+    return members == 1 or length == 1 or of_draw == members * of_chain

@@ -1,7 +1,7 @@
-"""Files: safetensors and JSON with checksums and a format version, no pickle. Written completely or not at all.
+"""Files in safetensors and JSON, without pickle, with checksums and a format version, each written whole or not at all.
 
-Every tensor carries the CRC-32 of its dtype, shape and bytes, every description that of its JSON (`crc`), so that a
-file changed by a disk error, a bad copy or an edit is refused and never misread.
+Every tensor carries the CRC-32 of its dtype, shape and bytes, every description that of its JSON (`crc`). A file
+changed by a disk error, a bad copy or an edit is therefore refused and never misread.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _KEY = "torchbayes"
 _MAPPED = 1 << 28  # bytes above which a tensor is mapped from its file instead of read into memory
 _ALIGNMENT = 64  # bytes: alignment of torch's own tensors on a CPU
 _CHANCE = "[a-z0-9_]{8}"  # the random part of a temporary file's name
-_WINDOWS = os.name == "nt"  # which neither renames nor removes open files
+_WINDOWS = os.name == "nt"  # Windows neither renames nor removes open files
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -47,20 +47,11 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def whole_file(path: str | Path) -> Iterator[Path]:
-    """Write a file completely or not at all.
+    """Yield a temporary name in the same folder; what is written there becomes the file when the `with` ends.
 
-    What is written to the temporary name that this yields is flushed to disk and renamed when the `with` ends, so a
-    reader sees the old file or the new one; an error inside leaves nothing behind. The temporary file of a killed
-    process stays until the same file is written again; on Windows, until it is removed by hand.
-
-    Args:
-        path: where the file goes; its folder is made if needed.
-
-    Yields:
-        A temporary name in the same folder.
-
-    Raises:
-        OSError: if the disk is full or not writable; the old file is intact.
+    The content is flushed to disk and renamed, so a reader sees the old file or the new one. An error inside, such
+    as a full disk (OSError), leaves the old file intact. The folder is made if needed. The temporary file of a
+    killed process stays until the same file is written again; on Windows until it is removed by hand.
     """
     path = full_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,15 +61,15 @@ def whole_file(path: str | Path) -> Iterator[Path]:
         yield name
         with open(name, "rb") as file:
             os.fsync(file.fileno())
-        if handle is not None:  # safetensors makes a file of its own, which is private
+        if handle is not None:  # safetensors replaces it by a private file
             os.chmod(name, stat.S_IMODE(os.fstat(handle).st_mode))
         os.replace(name, path)
     except (OSError, SafetensorError) as error:
         name.unlink(missing_ok=True)
-        inner = re.search(r"os error (\d+)", str(error))  # how safetensors reports it
+        inner = re.search(r"os error (\d+)", str(error))  # how safetensors states the error number
         number = getattr(error, "errno", None) or (int(inner[1]) if inner else None)
-        said = os.strerror(number) if number else error
-        text = f"{path} could not be written ({said}); what was there before is whole.{advice(number)}"
+        reason = os.strerror(number) if number else error
+        text = f"{path} could not be written ({reason}); what was there before is whole.{advice(number)}"
         raise (OSError(number, text) if number else OSError(text)) from error
     except BaseException:
         name.unlink(missing_ok=True)
@@ -89,7 +80,7 @@ def whole_file(path: str | Path) -> Iterator[Path]:
 
 
 def _temporary(path: Path) -> tuple[int | None, Path]:
-    """Return a new file next to a path, open, and locked while it is written; an ordinary one, not private."""
+    """Return a new file beside `path`, of ordinary mode: its handle, locked while it is written, and its name."""
     while True:
         name = path.parent / f".{path.name}.{secrets.token_hex(4)}{PART}"
         try:
@@ -100,50 +91,38 @@ def _temporary(path: Path) -> tuple[int | None, Path]:
             os.close(handle)
             return None, name
         try:
-            ours = take(handle)
-        except OSError:  # a file system without locks, where nothing is swept
-            ours = True
-        if ours and os.path.exists(name):
+            locked = take(handle)
+        except OSError:  # the file system has no locks, so nothing is swept
+            locked = True
+        if locked and os.path.exists(name):
             return handle, name
-        os.close(handle)  # another process removed it as a leftover before it was locked here
+        os.close(handle)  # another process took it for a leftover and removed it before it was locked
         name.unlink(missing_ok=True)
 
 
 def sweep(folder: Path, name: str | None = None) -> None:
-    """Remove the temporary files that killed processes left in a folder; those being written to stay.
+    """Remove temporary files left by killed processes, of the file `name` or of all; those still being written stay.
 
-    On Windows, where temporary files are not kept open and so not locked, all stay.
-
-    Args:
-        folder: the folder.
-        name: remove only those of the file with this name.
+    On Windows all stay, because temporary files are not kept open there and so not locked.
     """
     if _WINDOWS:
         return
-    of = ".+" if name is None else re.escape(name)
-    for left in folder.glob(f".*{PART}"):
-        if not re.fullmatch(rf"\.{of}\.{_CHANCE}{re.escape(PART)}", left.name):
+    stem = ".+" if name is None else re.escape(name)
+    for leftover in folder.glob(f".*{PART}"):
+        if not re.fullmatch(rf"\.{stem}\.{_CHANCE}{re.escape(PART)}", leftover.name):
             continue
-        with suppress(OSError), open(left, "r+b", opener=open_own) as file:
+        with suppress(OSError), open(leftover, "r+b", opener=open_own) as file:
             if take(file.fileno()):
-                left.unlink(missing_ok=True)
+                leftover.unlink(missing_ok=True)
 
 
 def advice(number: int | None, then: str = "go on") -> str:
-    """Return what to do about a full disk, and nothing about another system error, as the end of a message."""
+    """Return the end of a message: what to do about a full disk; empty for other system errors."""
     return f" Make room, then {then}." if number in _FULL else ""
 
 
 def write_whole(path: str | Path, content: bytes) -> Path:
-    """Write bytes to a file, completely or not at all.
-
-    Args:
-        path: where the file goes; its folder is made if needed.
-        content: the bytes of the file.
-
-    Returns:
-        The path.
-    """
+    """Write bytes to a file, completely or not at all; return its full path."""
     with whole_file(path) as temporary:
         temporary.write_bytes(content)
     return full_path(path)
@@ -159,25 +138,15 @@ def sealed(entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unsealed(text: str | bytes) -> dict[str, Any]:
-    """Return the entries that were `sealed`.
-
-    Args:
-        text: the JSON.
-
-    Returns:
-        The entries, without the checksum.
-
-    Raises:
-        ValueError: if they differ from what was sealed; the message is a clause.
-    """
+    """Return the entries that were `sealed`, without the checksum; a ValueError, a clause, if they have changed."""
     try:
         entries = json.loads(text)
         if not isinstance(entries, dict):
             raise ValueError("it is no JSON object")
-        stated = entries.pop("crc", None)
-        if stated is None:
+        expected = entries.pop("crc", None)
+        if expected is None:
             raise ValueError("it has no checksum")
-        if stated != crc(json.dumps(entries).encode()):
+        if expected != crc(json.dumps(entries).encode()):
             raise ValueError("its checksum is that of other contents")
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
@@ -185,18 +154,9 @@ def unsealed(text: str | bytes) -> dict[str, Any]:
 
 
 def described(text: str | bytes, path: str | Path, *, restore: str = RESTORE) -> dict[str, Any]:
-    """Return the description of a file: entries that were `sealed`, of this format.
+    """Return the entries of a description that was `sealed`; `path` and `restore` are for messages.
 
-    Args:
-        text: the JSON.
-        path: where it was found, for messages.
-        restore: what to do about a damaged file, for messages.
-
-    Returns:
-        The entries.
-
-    Raises:
-        ValueError: if it is damaged, or of another format.
+    A ValueError says that it is damaged or of another format.
     """
     number = _format_of(text)
     if number > FORMAT:
@@ -215,7 +175,7 @@ def described(text: str | bytes, path: str | Path, *, restore: str = RESTORE) ->
 
 
 def _format_of(text: str | bytes) -> int:
-    """Return the format of a description, the current one if unreadable; format 1 did not always state it."""
+    """Return the format of a description, or the current one if unreadable; format 1 was not always stated."""
     try:
         number = json.loads(text).get("format", 1)
     except (ValueError, RecursionError, AttributeError):
@@ -224,37 +184,17 @@ def _format_of(text: str | bytes) -> int:
 
 
 def write_described(path: str | Path, entries: Mapping[str, Any]) -> Path:
-    """Write a description to a JSON file, completely or not at all.
-
-    Args:
-        path: the file.
-        entries: JSON-serialisable; `format` and `crc` are added.
-
-    Returns:
-        The path.
-    """
+    """Write JSON entries, with `format` and `crc` added, to a file, completely or not at all; return its path."""
     return write_whole(path, (json.dumps(sealed({"format": FORMAT, **entries}), indent=2) + "\n").encode())
 
 
 def read_described(path: str | Path, *, restore: str = RESTORE) -> dict[str, Any]:
-    """Read what `write_described` wrote.
-
-    Args:
-        path: the file.
-        restore: what to do about a damaged file, for messages.
-
-    Returns:
-        The entries.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if it is damaged, or of another format.
-    """
+    """Read what `write_described` wrote; a ValueError if it is damaged or of another format."""
     return described(as_file(path).read_bytes(), path, restore=restore)
 
 
 def run_of(folder: str | Path) -> str | None:
-    """Return the name of the run in a directory, None if it has none or its description is damaged."""
+    """Return the name of the run in a directory; None if it has none or its description is damaged."""
     try:
         return read_described(full_path(folder) / CONFIG).get("run")
     except (OSError, ValueError):
@@ -262,17 +202,7 @@ def run_of(folder: str | Path) -> str | None:
 
 
 def read_json(path: str | Path) -> Any:
-    """Read a file of cached results.
-
-    Args:
-        path: a JSON file.
-
-    Returns:
-        Its content.
-
-    Raises:
-        ValueError: if it is damaged.
-    """
+    """Read a JSON file of cached results; a ValueError if it is damaged."""
     try:
         return json.loads(as_file(full_path(path)).read_bytes())
     except (ValueError, RecursionError) as error:
@@ -283,39 +213,26 @@ def read_json(path: str | Path) -> Any:
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Path:
-    """Write tensors and a JSON header to one file, completely or not at all.
+    """Write tensors and a JSON header to one file, completely or not at all; return its path.
 
-    Args:
-        path: where to write; folders are made.
-        tensors: name -> tensor.
-        header: JSON-serialisable description; `format` and checksums are added.
-
-    Returns:
-        The path.
+    `format` and checksums are added to the header.
     """
-    pairs = [name for name, tensor in tensors.items() if tensor.dtype == torch.complex128]  # unknown to safetensors
+    pairs = [
+        name for name, tensor in tensors.items() if tensor.dtype == torch.complex128
+    ]  # safetensors has no complex128
     real = {**tensors, **{name: torch.view_as_real(tensors[name].resolve_conj()) for name in pairs}}
-    own = _apart({name: tensor.detach().cpu().contiguous() for name, tensor in real.items()})
-    sums = {name: checksum(tensor) for name, tensor in own.items()}
+    separate = _apart({name: tensor.detach().cpu().contiguous() for name, tensor in real.items()})
+    sums = {name: checksum(tensor) for name, tensor in separate.items()}
     text = json.dumps(sealed({"format": FORMAT, **header, "tensors": sums, "pairs": pairs}))
     with whole_file(path) as temporary:
-        save_file(own, temporary, metadata={_KEY: text})
+        save_file(separate, temporary, metadata={_KEY: text})
     return full_path(path)
 
 
 def read_tensors(path: str | Path, device: torch.device | str = "cpu") -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `write_tensors` wrote.
+    """Read what `write_tensors` wrote, (tensors, header); a ValueError if it is damaged, foreign or of another format.
 
-    Args:
-        path: file to read.
-        device: device of the tensors.
-
-    Returns:
-        (tensors, header); tensors up to 256 MiB are aligned like torch's own, larger ones stay mapped into memory.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if the file is damaged, not written by torchbayes, or of another format.
+    Tensors up to 256 MiB are aligned like torch's own; larger ones stay mapped into memory.
     """
     with _opened(path) as file:
         header = _header(file, path)
@@ -336,32 +253,14 @@ def aligned(tensor: Tensor) -> Tensor:
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
-    """Read only the header of a file of tensors.
-
-    Args:
-        path: file to read.
-
-    Returns:
-        The header.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if the header is damaged, not written by torchbayes, or of another format.
-    """
+    """Read only the header of a file of tensors; a ValueError if it is damaged, foreign or of another format."""
     with _opened(path) as file:
         return _header(file, path)
 
 
 @contextmanager
 def _opened(path: str | Path) -> Iterator[Any]:
-    """Open a safetensors file, translating its errors.
-
-    Yields:
-        The open file.
-
-    Raises:
-        ValueError: if it is damaged.
-    """
+    """Yield an open safetensors file; its errors become a ValueError that the file is damaged."""
     try:
         with safe_open(as_file(path), framework="pt", device="cpu") as file:
             yield file
@@ -379,9 +278,9 @@ def _header(file: Any, path: str | Path) -> dict[str, Any]:
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors of which no two share memory, as safetensors requires."""
     seen: set[int] = set()
-    found = {}
+    separate = {}
     for name, tensor in tensors.items():
-        place = tensor.untyped_storage().data_ptr()
-        found[name] = tensor.clone() if place in seen else tensor
-        seen.add(place)
-    return found
+        address = tensor.untyped_storage().data_ptr()
+        separate[name] = tensor.clone() if address in seen else tensor
+        seen.add(address)
+    return separate

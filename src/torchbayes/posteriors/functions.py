@@ -21,7 +21,7 @@ from torchbayes.posteriors.problems import is_finite, warn_of
 
 
 def _overview(functions: Functions) -> Overview:
-    """Return what is shown of it."""
+    """Return what is displayed of the functions."""
     return Overview("Functions", {"draws": functions.draws, "model": functions.model})
 
 
@@ -34,7 +34,7 @@ class Functions:
         model: the model.
         weights_SD: the drawn weights.
         buffers_S: the buffers of each draw, (S, ...); the network's own if None.
-        masks_S: the dropout masks of each draw; None where dropout is off, or in the weights.
+        masks_S: the dropout masks of each draw; None where dropout is off or is part of the weights.
     """
 
     model: Model
@@ -59,14 +59,11 @@ class Functions:
 
     @torch.no_grad()
     def __call__(self, inputs: Any, *, chunk_size: int = 1024) -> Tensor:
-        """Return the outputs of every drawn function.
+        """Return the outputs of every drawn function, (S, B, K), in float32 where the weights have lower precision.
 
         Args:
-            inputs: tensor (B, ...), or a tuple or mapping of such.
-            chunk_size: rows that go through a network at once: the bound on memory besides the result.
-
-        Returns:
-            Tensor (S, B, K), in float32 where the weights have lower precision.
+            inputs: tensor (B, ...), or a tuple or mapping of such tensors.
+            chunk_size: rows that go through a network at once; bounds the memory used besides the result.
 
         Raises:
             ValueError: if there are no rows, or `chunk_size` is not positive.
@@ -79,11 +76,7 @@ class Functions:
         return outputs(self.model, self.weights_SD, inputs, chunk_size=chunk_size, **drawn)
 
     def some(self, where: slice | Tensor) -> Functions:
-        """Return some of the functions.
-
-        Args:
-            where: which, by a slice, or a tensor of their numbers or of bool.
-        """
+        """Return some of the functions, chosen by a slice, a tensor of indices or a tensor of bool."""
         where = where if isinstance(where, slice) else where.to(self.weights_SD.device)
         buffers_S = {n: b[where] for n, b in self.buffers_S.items()} if self.buffers_S else None
         places = torch.arange(self.draws)[where if isinstance(where, slice) else where.cpu()].tolist()
@@ -94,7 +87,7 @@ class Functions:
         """Return the average of these functions as a plain module, with copies of their weights; see `ModelAverage`.
 
         Args:
-            level: of the central intervals of numbers; none if None.
+            level: of the central intervals of numbers; no intervals if None.
 
         Raises:
             ValueError: if the level is not between 0 and 1, or the weights do not fit in memory.
@@ -104,17 +97,10 @@ class Functions:
 
 
 def check_weights(model: Model, *axes: str, **weights: Tensor) -> None:
-    """Check that tensors hold weights of a model, with last axis D.
+    """Check that real floating-point tensors hold weights of a model, with last axis D.
 
-    Args:
-        model: the model.
-        axes: letters of the axes before D, the first of which must not be empty.
-        weights: the tensors by name.
-
-    Raises:
-        TypeError: if the model is not a Model, or a tensor not one of real numbers in floating point.
-        ValueError: if a tensor has the wrong axes, or one of members' weights is not finite. Draws may be, of a chain
-            that went astray; whoever uses them is warned.
+    `axes` are the letters of the axes before D; the first must not be empty. Weights of members must be finite.
+    Draws (axis S) need not be, because a chain may have diverged; whoever uses them is warned.
     """
     check_kind(Model, "a Model", model=model)
     check_tensor(*axes, "D", **weights)

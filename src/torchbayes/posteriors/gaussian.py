@@ -17,15 +17,7 @@ from torchbayes.posteriors.posterior import Posterior, normals, readable
 
 
 def check_gaussian(posterior: Any, advice: str = "Fit by Laplace or SWAG.") -> None:
-    """Check that a posterior is a mixture of Gaussians, without working out their covariances.
-
-    Args:
-        posterior: any.
-        advice: what to do if it is none.
-
-    Raises:
-        TypeError: if it has no `gaussian`.
-    """
+    """Raise a TypeError unless a posterior is a mixture of Gaussians; their covariances are not computed."""
     if not hasattr(type(posterior), "gaussian"):
         raise TypeError(f"`posterior` must be a Laplace posterior or a Gaussian one; got {seen(posterior)}. {advice}")
 
@@ -38,8 +30,8 @@ class Gaussian(Posterior):
     Attributes:
         mean_MD: the means.
         covariance: Σ, one matrix per member.
-        linear: whether outputs are linear in all weights whose variance is not 0, as in those of a last layer, so that
-            they are normal: predictions are then those of `Linearised` unless draws are asked for.
+        linear: whether outputs are linear in all weights with positive variance, such as those of a last layer, and
+            so are normal. Predictions are then those of `Linearised` unless draws are asked for.
         log_evidence_M: estimate of the log evidence, float64 (M,), in nats; None where there is none.
     """
 
@@ -49,7 +41,7 @@ class Gaussian(Posterior):
     log_evidence_M: Tensor | None = field(default=None, kw_only=True)
 
     kind = "gaussian"
-    found = ""  # how the network is built, as of `LaplacePosterior`: not known
+    found = ""  # the support of the layers, as in `LaplacePosterior`: unknown
 
     def __post_init__(self) -> None:
         check_weights(self.model, "M", mean_MD=self.mean_MD)
@@ -72,12 +64,11 @@ class Gaussian(Posterior):
 
     @property
     def gaussian(self) -> Gaussian:
-        """This posterior, as every one that is a mixture of Gaussians has it."""
+        """This posterior itself; every mixture of Gaussians has this property."""
         return self
 
     @property
     def members(self) -> int:
-        """M."""
         return len(self.mean_MD)
 
     @property
@@ -91,18 +82,11 @@ class Gaussian(Posterior):
         return -(-30 // self.members) * self.members
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
-        """Return weights w = μ_m + R_m z with R Rᵀ = Σ.
-
-        Args:
-            draws: S, a multiple of M.
-            seed: seed of z; draw s depends on (seed, s) alone.
-
-        Returns:
-            Tensor (S, D).
+        """Return weights w = μ_m + R_m z with R Rᵀ = Σ, (S, D); row s of z depends on (seed, s) alone.
 
         Raises:
-            ValueError: if there is not one covariance for each mean, S is not a multiple of M, or the weights do not
-                fit in memory.
+            ValueError: if there is not one covariance for each mean, S is not a multiple of M, or the weights do
+                not fit in memory.
         """
         members, draws = self.members, self.check_draws(draws)
         noise = normals(seed, draws, self.covariance.noise_size, like=self.mean_MD)
@@ -114,14 +98,7 @@ class Gaussian(Posterior):
         return centred.add_(self.mean_MD).flatten(0, 1)
 
     def log_prob(self, weights: Tensor) -> Tensor:
-        """Return log q(w), the log density of the mixture.
-
-        Args:
-            weights: tensor (..., D).
-
-        Returns:
-            Float64 tensor (...), in nats.
-        """
+        """Return log q(w), the log density of the mixture, in nats: float64 (...) for weights (..., D)."""
         square = self.covariance.quadratic(weights.unsqueeze(-2) - self.mean_MD)
         log_norm = self.covariance.logdet() + weights.shape[-1] * math.log(2 * math.pi)
         return torch.logsumexp(-0.5 * (square + log_norm), dim=-1) - math.log(self.members)
@@ -140,13 +117,11 @@ class Gaussian(Posterior):
         return self.log_evidence_M
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the means, the structure's tensors and the evidence, where it is known, by name."""
-        known = {} if self.log_evidence_M is None else {"log_evidence_M": self.log_evidence_M}
+        evidence = {} if self.log_evidence_M is None else {"log_evidence_M": self.log_evidence_M}
         parts = {f"covariance.{n}": t for n, t in self.covariance.tensors().items()}
-        return {"mean_MD": self.mean_MD, **known, **parts}
+        return {"mean_MD": self.mean_MD, **evidence, **parts}
 
     def settings(self) -> dict[str, Any]:
-        """Return the name of the structure, and that outputs are linear where they are."""
         return {"covariance": self.covariance.kind, **({"linear": True} if self.linear else {})}
 
     @classmethod

@@ -29,8 +29,8 @@ from torchbayes.posteriors.problems import warn_of
 class LaplacePosterior(Posterior):
     """q(w) = (1/M) Σ_m N(w; w_m, P_m⁻¹), P_m = diag(√r) (H_m + diag(d)) diag(√r).
 
-    r is the precision of the prior that the modes were found under, H the curvature of the likelihood in units of r, d
-    a factor on the prior's precision: 1 as fitted; tuning changes it, and the prior of `model` with it.
+    r is the precision of the prior under which the modes were found, and H the curvature of the likelihood in units
+    of r. d is a factor on the prior's precision, 1 as fitted; tuning changes it, and with it the prior of `model`.
 
     Attributes:
         mean_MD: the modes w_m.
@@ -39,13 +39,14 @@ class LaplacePosterior(Posterior):
         strength_D: d; 0 where the prior is flat or is part of H.
         log_likelihood_M: Σ_n log p(y_n|f(x_n)) at the modes, float64, in nats.
         num_data: N, rows.
-        num_targets: number of target values, weighted as their rows: N times those of one row if there are no weights.
-        noise_scale: factor on the noise scale of a regression that has been tuned; 1 as fitted.
-        exact: H as a dense matrix, by which the noise is chosen; None where there is no noise to choose, H is dense
+        num_targets: number of target values, weighted as their rows; without weights N times the values of one row.
+        noise_scale: factor on the noise scale of a tuned regression; 1 as fitted.
+        exact: H as a dense matrix, by which the noise is tuned; None where there is no noise to tune, H is dense
             already, or the weights are too many, or few compared with the targets.
-        found: the support of the network's layers, over which the covariance is, as `LayerSupport.text`.
-        prior_chosen: whether the prior of `model` is the normal one of precision r ∘ d, no longer that of the modes.
-        noise_chosen: whether the noise of `model` is no longer that of the modes.
+        found: the support of the network's layers over which the covariance is, as `LayerSupport.text`.
+        prior_chosen: whether the prior of `model` is the normal one of precision r ∘ d instead of that of the
+            modes.
+        noise_chosen: whether the noise of `model` differs from that of the modes.
     """
 
     mean_MD: Tensor
@@ -91,7 +92,6 @@ class LaplacePosterior(Posterior):
 
     @property
     def members(self) -> int:
-        """M."""
         return len(self.mean_MD)
 
     @property
@@ -100,19 +100,10 @@ class LaplacePosterior(Posterior):
         return self.gaussian.default_draws
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
-        """Return weights drawn from the Gaussians.
-
-        Args:
-            draws: S, a multiple of M.
-            seed: seed of the draws.
-
-        Returns:
-            Tensor (S, D).
-        """
         return self.gaussian.sample(draws, seed=seed)
 
     def log_prob(self, weights: Tensor) -> Tensor:
-        """Return log q(w), (...) in nats, for weights (..., D)."""
+        """Return log q(w) in nats, (...), for weights (..., D)."""
         return self.gaussian.log_prob(weights)
 
     def log_evidence(self) -> Tensor:
@@ -134,33 +125,33 @@ class LaplacePosterior(Posterior):
             )
         size = self.mean_MD.shape[1]
         log_prior_M = self.model.log_prior(self.mean_MD).double()
-        _, in_units = unscaled(self.gaussian.covariance)
-        left = dropped(self.curvature, self.strength_D)
-        _warn_of(left)
-        logdet_M = in_units.logdet() - self.reference_MD.double().log().sum(-1) - left.logdet_M
+        _, unitless = unscaled(self.gaussian.covariance)
+        discarded = dropped(self.curvature, self.strength_D)
+        _warn_of(discarded)
+        logdet_M = unitless.logdet() - self.reference_MD.double().log().sum(-1) - discarded.logdet_M
         return self.log_likelihood_M + log_prior_M + size / 2 * math.log(2 * math.pi) + 0.5 * logdet_M
 
     def effective_parameters(self) -> Tensor:
-        """Return how many weights the data determine at each mode, γ = D − tr P₀ P⁻¹, P₀ the prior's part of P; (M,).
+        """Return how many weights the data determine at each mode, γ = D − tr P₀ P⁻¹, P₀ the prior's part of P.
 
-        Between 0 and D, float64; weights with a flat prior count fully. MacKay (1992).
+        Float64 (M,), between 0 and D; weights with a flat prior count fully. MacKay (1992).
         """
         joint, covariance = self.model.prior.joint, self.gaussian.covariance
         if joint is not None and not joint.is_independent:
             share = self.model.scales(1, 1).prior
             return self.strength_D.numel() - share * precision_trace(like(joint, self.mean_MD).covariance, covariance)
         dropped_M = dropped(self.curvature, self.strength_D).shares_MD.sum(-1)
-        left_MD = covariance.diagonal().double() * (self.reference_MD * self.strength_D).double()
-        return self.strength_D.numel() - left_MD.sum(-1) + dropped_M
+        prior_share_MD = covariance.diagonal().double() * (self.reference_MD * self.strength_D).double()
+        return self.strength_D.numel() - prior_share_MD.sum(-1) + dropped_M
 
     def with_strength(self, strength_D: Tensor) -> LaplacePosterior:
         """Return the posterior under another prior precision, r ∘ d, at the same modes.
 
-        Args:
-            strength_D: factor d on that of the modes, positive, (D,); learned parameters of the likelihood keep theirs.
+        The prior of its model is N(loc, 1/(r d)).
 
-        Returns:
-            The posterior; its model has the normal prior N(loc, 1/(r d)).
+        Args:
+            strength_D: positive factor d on the precision at the modes, (D,). Learned parameters of the likelihood
+                keep their prior.
 
         Raises:
             ValueError: if a factor is not positive, or the prior is flat or correlated.
@@ -177,13 +168,10 @@ class LaplacePosterior(Posterior):
         return dataclasses.replace(self, model=model, strength_D=strength_D, prior_chosen=True)
 
     def with_noise(self, factor: float) -> LaplacePosterior:
-        """Return the posterior of a regression with another noise scale, at the same modes.
+        """Return the posterior of a regression, and its model, with another noise scale, at the same modes.
 
         Args:
             factor: on the fixed noise scale of the likelihood.
-
-        Returns:
-            The posterior; its model has the noise.
 
         Raises:
             TypeError: if the likelihood has no fixed noise scale.
@@ -200,34 +188,32 @@ class LaplacePosterior(Posterior):
         return dataclasses.replace(self, model=model, noise_chosen=True, **changed)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return everything that defines the posterior, for saving."""
-        own = {n: getattr(self, n) for n in ("mean_MD", "reference_MD", "strength_D", "log_likelihood_M")}
-        own |= {"exact": self.exact.matrix_MDD} if self.exact else {}
-        return own | {f"curvature.{n}": t for n, t in self.curvature.tensors().items()}
+        tensors = {n: getattr(self, n) for n in ("mean_MD", "reference_MD", "strength_D", "log_likelihood_M")}
+        tensors |= {"exact": self.exact.matrix_MDD} if self.exact else {}
+        return tensors | {f"curvature.{n}": t for n, t in self.curvature.tensors().items()}
 
     def settings(self) -> dict[str, Any]:
-        """Return what is saved as JSON."""
-        own = {name: getattr(self, name) for name in ("num_data", "num_targets", "noise_scale", "found")}
+        numbers = {name: getattr(self, name) for name in ("num_data", "num_targets", "noise_scale", "found")}
         noise = {"scales": list(fixed_noise(self.model.likelihood))} if self.noise_chosen else {}
-        return {"curvature": self.curvature.kind, "tuned": self.prior_chosen, **own, **noise}
+        return {"curvature": self.curvature.kind, "tuned": self.prior_chosen, **numbers, **noise}
 
     @classmethod
     def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> LaplacePosterior:
-        """Return the posterior rebuilt from what `tensors` and `settings` gave, with the given or its own model."""
+        """Return the posterior rebuilt from what `tensors` and `settings` gave."""
         parts = {n.removeprefix("curvature."): t for n, t in tensors.items() if n.startswith("curvature.")}
         reference_MD, strength_D = tensors["reference_MD"], tensors["strength_D"]
         model = _having_precision(model, reference_MD[0] * strength_D) if settings["tuned"] else model
         factor, scales = settings["noise_scale"], tuple(settings.get("scales", ()))
         model = _having_scales(model, scales, factor)
-        own = (tensors["mean_MD"], restore_curvature(settings["curvature"], parts), reference_MD, strength_D)
+        gaussians = (tensors["mean_MD"], restore_curvature(settings["curvature"], parts), reference_MD, strength_D)
         numbers = (tensors["log_likelihood_M"], settings["num_data"], settings["num_targets"], factor)
         exact = DenseCurvature(tensors["exact"]) if "exact" in tensors else None
         chosen = {"prior_chosen": settings["tuned"], "noise_chosen": bool(scales) or factor != 1}
-        return cls(model, *own, *numbers, exact=exact, found=settings.get("found", ""), **chosen)
+        return cls(model, *gaussians, *numbers, exact=exact, found=settings.get("found", ""), **chosen)
 
 
 def _having_precision(model: Any, precision_D: Tensor) -> Any:
-    """Return the model with independent normal priors of these precisions, around its own prior means.
+    """Return the model with independent normal priors of these precisions around its own prior means.
 
     Learned parameters of the likelihood keep their prior.
     """
@@ -237,16 +223,12 @@ def _having_precision(model: Any, precision_D: Tensor) -> Any:
 
 
 def _having_scales(model: Any, scales: tuple[float, ...], factor: float) -> Any:
-    """Return the model with noise scales of a file, of which those of an earlier version may hold the factor alone."""
+    """Return the model with the noise scales of a file; files of an earlier version may hold only the factor."""
     return having(model, likelihood=having_scales(model.likelihood, scales)) if scales else having_noise(model, factor)
 
 
 def having_noise(model: Any, factor: float) -> Any:
-    """Return the model of a regression with its fixed noise scale multiplied by a factor.
-
-    Raises:
-        TypeError: if the likelihood has no fixed noise scale.
-    """
+    """Return the model of a regression with its fixed noise scale times `factor`; a TypeError if it has none."""
     return model if factor == 1.0 else having(model, likelihood=rescaled(model.likelihood, factor))
 
 
@@ -263,13 +245,7 @@ def _warn_of(left: Dropped) -> None:
 
 
 def as_prior(posterior: LaplacePosterior | Gaussian) -> Joint:
-    """Return a Gaussian posterior of one mode as a prior for the next task.
-
-    Args:
-        posterior: a posterior of one member.
-
-    Returns:
-        The joint prior over all weights; pass it to `Model` as `prior`.
+    """Return a Gaussian posterior of one mode as the prior of the next task; pass it to `Model` as `prior`.
 
     Raises:
         ValueError: if the posterior is a mixture.

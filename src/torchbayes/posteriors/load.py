@@ -24,64 +24,54 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
 
     Args:
         path: the file.
-        model: the model it was fitted with: layout, likelihood, prior, temperature, and the parameters and buffers that
-            are not inferred, must be those in the file. For a tuned Laplace posterior it may also be that posterior's
-            own model; the chosen prior and noise are in the file, and so are what a likelihood took from the training
-            targets and the scale of a prior that was left open.
+        model: the model it was fitted with. Layout, likelihood, prior, temperature and all parameters and buffers
+            that are not inferred must equal those in the file. For a tuned Laplace posterior it may also be that
+            posterior's own model. The file holds the chosen prior and noise, what a likelihood took from the
+            training targets, and the scale of a prior that was left open.
         calibration: makes a pass over training inputs; needed by networks with batch norm.
 
     Returns:
         The posterior, on the model's device.
 
     Raises:
-        ValueError: if the file is damaged, of an unknown kind, from another run than the rest of its directory, or of
-            another layout, likelihood or prior than the model's; the message says in what they differ.
+        ValueError: if the file is damaged, of an unknown kind, from another run than the rest of its directory, or
+            differs from the model in layout, likelihood or prior; the message says in what.
     """
     check_kind(Model, "the `Model` that it was fitted with", model=model)
     path = full_path(path)
     tensors, header = read_tensors(path, model.network.device)
     if header.get("kind") not in KINDS:
-        known = ", ".join(sorted(KINDS))
-        raise ValueError(f"{path} holds a {header.get('kind')!r}, not a posterior; known are {known}.")
+        kinds = ", ".join(sorted(KINDS))
+        raise ValueError(f"{path} holds a {header.get('kind')!r}, not a posterior; known are {kinds}.")
     buffers = {n.removeprefix(BUFFERS): t for n, t in tensors.items() if n.startswith(BUFFERS)}
     try:
         check_layout(path, header["layout"], model)
         run, settings = header.get("run"), header["settings"]
-        # a file of another name may be stored there without belonging to the run
+        # files of other names need not belong to the run
         if run is not None and path.name == POSTERIOR and run_of(path.parent) not in {run, None}:
             raise ValueError(f"{path} belongs to another run than {path.with_name(CONFIG)}. {RESTORE}")
-        if settings.get("beside"):  # a sampler's draws stay in the file they were streamed to
+        if settings.get("beside"):  # a sampler's draws stay in the file to which they were streamed
             tensors["weights_MSD"] = read_draws(path.parent, model, run=run, count=settings["draws"])
         model = as_recorded(model, header.get("model") or {})
         posterior = KINDS[header["kind"]].restore(model, tensors, settings)
         check_model(path, header, posterior.model)  # a tuned posterior has replaced the given model
-        about = {"statistics_known": header["statistics_known"], "problems": tuple(header.get("problems", ()))}
+        notes = {"statistics_known": header["statistics_known"], "problems": tuple(header.get("problems", ()))}
         saved = next(iter(posterior.tensors().values())).dtype
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged: its parts do not fit ({error}). Restore it or fit again.") from error
     if saved != model.network.dtype:
         raise ValueError(f"{path} holds {saved} weights; the model's are {model.network.dtype}. Convert the network.")
-    return dataclasses.replace(posterior, buffers_M=buffers or None, calibration=calibration, **about)
+    return dataclasses.replace(posterior, buffers_M=buffers or None, calibration=calibration, **notes)
 
 
 def read_draws(
     folder: str | Path, model: Model, *, run: str | None = None, count: int | None = None, verify: bool = False
 ) -> Tensor:
-    """Return the draws of a run, mapped into memory where the model is on a CPU.
+    """Return the draws of a run, (M, S, D), on the model's device; on a CPU they are mapped into memory.
 
-    Args:
-        folder: the run directory.
-        model: the model whose weights they are.
-        run: name of the run they must belong to; any if None.
-        count: number of draws per chain to return, which must exist; all if None.
-        verify: compare all with their checksums, however many there are.
-
-    Returns:
-        Tensor (M, S, D), on the model's device.
-
-    Raises:
-        FileNotFoundError: if there are none.
-        ValueError: if they are damaged, or of another model or run.
+    They must belong to `run`, if it is given. `count` is the number of draws per chain, which must exist; all by
+    default. `verify` compares all of them with their checksums, however many there are. A ValueError if they are
+    damaged, or belong to another model or run.
     """
     file = DrawFile.open(folder)
     check_layout(file.path, file.about["layout"], model)
@@ -98,7 +88,7 @@ def read_draws(
 
 
 def _drawn(checkpoint: Path) -> int:
-    """Return the number of draws when a checkpoint was written, 0 if it cannot be read."""
+    """Return the number of draws when a checkpoint was written; 0 if it cannot be read."""
     try:
         return int(read_header(checkpoint).get("about", {}).get("draws", 0))
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
-"""Locks that die with their process: one writer for a directory, and temporary files that are still being written.
+"""Locks that end with their process: one writer per directory, and temporary files that are still being written.
 
-The lock itself is the operating system's, on an open file (`flock`, which Linux turns into a lock on the server for
-NFS). It ends with the process that took it, however that process ends, so a leftover lock file blocks nobody. Forked
-children do not hold it.
+The lock is the operating system's, on an open file (`flock`, which Linux turns into a lock on the server for NFS).
+It ends with the process that took it, however that ends, so a leftover lock file blocks nobody. Forked children do
+not hold it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ except ImportError:  # Windows
 from torchbayes.native.process import full_path
 
 NAME = "run.lock"
-_BYTE = 1 << 30  # the byte locked on Windows, where a locked byte cannot be read: after the holder's name
+_BYTE = 1 << 30  # the byte locked on Windows, beyond the holder's name, because a locked byte cannot be read there
 
 
 class FileWarning(UserWarning):
@@ -36,16 +36,10 @@ class FileWarning(UserWarning):
 
 
 def take(handle: int) -> bool:
-    """Lock an open file for this process alone, without waiting.
+    """Lock an open file for this process alone, without waiting; return whether that succeeded.
 
-    Args:
-        handle: the open file; the lock ends when it is closed.
-
-    Returns:
-        Whether it is locked now; if not, another process has it.
-
-    Raises:
-        OSError: if its file system does not support locks.
+    If not, another process has the lock. It ends when the file is closed. An OSError if the file system has no
+    locks.
     """
     if fcntl is not None:
         try:
@@ -65,20 +59,10 @@ def take(handle: int) -> bool:
 
 
 def open_own(path: str | Path, flags: int) -> int:
-    """Open a file that this library writes in place: a regular file, which has this one name.
+    """Open a file that this library writes in place, with `flags` of `os.open`; usable as the `opener` of `open`.
 
-    What a link points to is somebody else's, as are the other names of a file: neither is ever written to.
-
-    Args:
-        path: of the file.
-        flags: of `os.open`; as an `opener`, `open` gives them.
-
-    Returns:
-        The open file.
-
-    Raises:
-        FileExistsError: if it is a link, a pipe or the like, or has another name.
-        OSError: if it cannot be opened.
+    A FileExistsError unless it is a regular file with exactly one name: the target of a link, or a file with other
+    names, belongs to somebody else and is never written to.
     """
     apart = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     try:
@@ -86,14 +70,14 @@ def open_own(path: str | Path, flags: int) -> int:
             raise FileExistsError(f"`{path}` is a link. {_APART}")
         handle = os.open(path, flags | apart, 0o666)
     except OSError as error:
-        if error.errno not in {errno.ELOOP, errno.ENXIO}:  # a link that was just made; a pipe that nobody reads
+        if error.errno not in {errno.ELOOP, errno.ENXIO}:  # a link made since the check above; a pipe that nobody reads
             raise
         raise FileExistsError(f"`{path}` is a link or a pipe. {_APART}") from error
-    about = os.fstat(handle)
-    if stat.S_ISREG(about.st_mode) and about.st_nlink <= 1:
+    status = os.fstat(handle)
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1:
         return handle
     os.close(handle)
-    kind = "is no file" if not stat.S_ISREG(about.st_mode) else f"is one file under {about.st_nlink} names"
+    kind = "is no file" if not stat.S_ISREG(status.st_mode) else f"is one file under {status.st_nlink} names"
     raise FileExistsError(f"`{path}` {kind}. {_APART}")
 
 
@@ -101,57 +85,46 @@ _APART = "What a run writes must be a plain file of its own: remove it, or put a
 
 
 def shorten(path: Path, size: int) -> None:
-    """Cut a file of a run to a size, as `open_own` opens it."""
+    """Cut a file of a run to `size` bytes; it is opened by `open_own`."""
     with open(path, "r+b", opener=open_own) as file:
         file.truncate(size)
 
 
 def folder_in(directory: str | os.PathLike[str], *names: str) -> Path:
-    """Return a folder within a run's, which must not be a link to a place outside.
+    """Return the path of a folder nested in a run's directory; it need not exist.
 
-    Args:
-        directory: of the run; itself it may be a link, which the user has named.
-        names: of the folders, each in the one before.
-
-    Returns:
-        Its path; it need not be there yet.
-
-    Raises:
-        FileExistsError: if one of them is a link.
+    A FileExistsError if one of the folders is a link, which could lead outside. The directory itself may be one,
+    because the user named it.
     """
-    place = Path(directory)
+    inner = Path(directory)
     for name in names:
-        place /= name
-        if place.is_symlink():
+        inner /= name
+        if inner.is_symlink():
             raise FileExistsError(
-                f"`{place}` is a link, and what is written for a run stays within it. Remove the link, or name another "
+                f"`{inner}` is a link, and what is written for a run stays within it. Remove the link, or name another "
                 f"directory."
             )
-    return place
+    return inner
 
 
 class Locked:
     """The right to write to a directory, held by one process at a time; a context manager.
 
-    `run.lock` in the directory names the holder. It is removed at the end; one left by a killed process is taken over.
+    `run.lock` in the directory names the holder. It is removed at the end; one left by a killed process is taken
+    over.
     """
 
     def __init__(self, directory: str | Path) -> None:
         """Take the lock; the directory is made if needed.
 
-        Args:
-            directory: the directory to write to.
-
-        Raises:
-            BlockingIOError: if another process, or another fit of this one, is writing there; it says who.
-            FileExistsError: if the directory is a file, or its `run.lock` is a link.
-            OSError: if it cannot be written to.
+        A BlockingIOError says which other process, or that another fit of this one, is writing there. A
+        FileExistsError if the directory is a file or its `run.lock` a link.
         """
         self.directory = full_path(directory)
         if self.directory.is_file():
             raise FileExistsError(f"`{self.directory}` is a file where a folder should be. Choose another directory.")
         self.directory.mkdir(parents=True, exist_ok=True)
-        # kept open, so that a directory made later cannot get the same inode
+        # stays open so that a directory made later cannot get the same inode
         self._folder = os.open(self.directory, os.O_RDONLY) if os.name != "nt" else None
         self._handle: int | None = None
         try:
@@ -185,10 +158,8 @@ class Locked:
     def check(self) -> None:
         """Check, before something is written, that this process still has the directory.
 
-        Raises:
-            BlockingIOError: if another process has taken it over.
-            FileNotFoundError: if the directory was removed.
-            OSError: if this process was forked from the one that has the lock.
+        A BlockingIOError if another process has taken it over, a FileNotFoundError if it was removed, an OSError if
+        this process was forked from the one that has the lock.
         """
         if self._handle is None:
             raise OSError(f"{self.directory} is written to by the process that this one was forked from, not by this.")
@@ -198,7 +169,8 @@ class Locked:
             raise FileNotFoundError(
                 f"{self.directory} was removed or replaced while it was written to. What it held is gone; start anew."
             )
-        lost, self._handle = self._handle, self._taken()  # only the lock file was removed
+        # The directory is still there, and only the lock file was removed.
+        lost, self._handle = self._handle, self._taken()
         os.close(lost)
 
     def forget(self) -> None:
@@ -214,15 +186,15 @@ class Locked:
 
     def _taken(self) -> int:
         while True:
-            handle, ours = self._opened()
+            handle, writable = self._opened()
             try:
-                if not self._free(handle, ours):
+                if not self._free(handle, writable):
                     raise BlockingIOError(
                         f"{self.directory} is being written to by {_holder(self.path)}. Wait until that ends, or "
                         f"choose another directory."
                     )
-                # else its holder has finished, and removed it after it was opened here
-                if _is_at(handle, self.path) and (ours or not self._removed()):
+                # Otherwise the holder has finished and removed the file after it was opened here.
+                if _is_at(handle, self.path) and (writable or not self._removed()):
                     _sign(handle)
                     return handle
             except BaseException:
@@ -231,10 +203,9 @@ class Locked:
             os.close(handle)
 
     def _opened(self) -> tuple[int, bool]:
-        """Return the lock file, open, and whether it is writable, which another user's is not.
+        """Return the handle of the lock file, and whether it is writable; another user's is not.
 
-        Raises:
-            PermissionError: if it can be neither made nor read.
+        A PermissionError if it can be neither made nor read.
         """
         try:
             return open_own(self.path, os.O_RDWR | os.O_CREAT), True
@@ -244,7 +215,7 @@ class Locked:
             return open_own(self.path, os.O_RDONLY), False
 
     def _removed(self) -> bool:
-        """Return whether a lock file that names another holder could be removed; else it is locked as it is."""
+        """Return whether a lock file that names another holder could be removed; if not, it is locked as it is."""
         try:
             self.path.unlink()
         except OSError:
@@ -255,7 +226,7 @@ class Locked:
         try:
             return take(handle)
         except OSError as error:
-            if not ours:  # NFS does not lock files opened for reading only
+            if not ours:  # NFS does not lock files opened only for reading
                 raise PermissionError(
                     f"{self.path} is another user's, and its file system does not tell whether that user's process "
                     f"still writes there ({error.strerror}). Remove it if none does, or choose another directory."
@@ -283,24 +254,24 @@ if hasattr(os, "register_at_fork"):
 
 def _is_at(handle: int, path: Path) -> bool:
     try:
-        about = path.lstat() if path.name == NAME else path.stat()
-        return os.path.samestat(os.fstat(handle), about)
+        status = path.lstat() if path.name == NAME else path.stat()
+        return os.path.samestat(os.fstat(handle), status)
     except FileNotFoundError:
         return False
 
 
 def _sign(handle: int) -> None:
-    about = {"host": socket.gethostname(), "process": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-    with suppress(OSError):  # a full disk: the lock holds without its holder's name
+    holder = {"host": socket.gethostname(), "process": os.getpid(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    with suppress(OSError):  # on a full disk the lock holds without its holder's name
         os.ftruncate(handle, 0)
         os.lseek(handle, 0, os.SEEK_SET)
-        os.write(handle, (json.dumps(about) + "\n").encode())
+        os.write(handle, (json.dumps(holder) + "\n").encode())
 
 
 def _holder(path: Path) -> str:
-    """Return in words who holds a lock."""
+    """Return who holds a lock, in words."""
     try:
-        about = json.loads(path.read_text("utf-8"))
-        return f"process {about['process']} on {about['host']}, since {about['since']}"
-    except (OSError, ValueError, KeyError, TypeError):  # it was just created or removed
+        holder = json.loads(path.read_text("utf-8"))
+        return f"process {holder['process']} on {holder['host']}, since {holder['since']}"
+    except (OSError, ValueError, KeyError, TypeError):  # the file was just created or removed
         return "another process"

@@ -1,4 +1,4 @@
-"""Point masses: one weight vector per member. One is standard training, M are a deep ensemble."""
+"""Point masses: one weight vector per member. One member is standard training, M are a deep ensemble."""
 
 from __future__ import annotations
 
@@ -37,57 +37,46 @@ class Point(Posterior):
         """Return the ensemble of networks that were trained elsewhere, each with its own batch-norm statistics.
 
         Args:
-            model: the model of these networks; what is not random must be the same in all of them.
+            model: the model of these networks; what is not random must be equal in all of them.
             networks: a module, a state dict or the path of a checkpoint, as for `Collector.collect`; or a list of
-                these, one for each member.
-
-        Returns:
-            The posterior.
+                these, one per member.
 
         Raises:
-            ValueError: if parameters are missing, have other shapes or are not finite, one that is not random differs
-                from the model's, the likelihood has learned parameters that a network does not hold, or a file is
-                damaged.
+            ValueError: if parameters are missing, have other shapes or are not finite; if one that is not random
+                differs from the model's; if the likelihood has learned parameters that a network does not hold; or
+                if a file is damaged.
             FileNotFoundError: if there is no such file.
             TypeError: if a network is none of these.
         """
         check_kind(Model, "a Model", model=model)
-        found = [weights_of(model, one, what) for what, one in named("networks", networks)]
+        trained = [weights_of(model, one, what) for what, one in named("networks", networks)]
         names = [PREFIX + name for name in model.likelihood.parameters()]
-        if names and not all(one.learned for one in found):
+        if names and not all(one.learned for one in trained):
             raise ValueError(
                 f"`{names[0]}` is learned, and a network does not hold it. Put it in its state dict, as in "
-                f"`{{**net.state_dict(), '{names[0]}': value}}`, or estimate it by `SWA(members={len(found)})"
+                f"`{{**net.state_dict(), '{names[0]}': value}}`, or estimate it by `SWA(members={len(trained)})"
                 f".collector(model)`."
             )
-        buffers_M = {name: torch.stack([one.buffers[name] for one in found]) for name in model.network.buffers}
-        weights_MD = torch.stack([one.weights_D for one in found])
+        buffers_M = {name: torch.stack([one.buffers[name] for one in trained]) for name in model.network.buffers}
+        weights_MD = torch.stack([one.weights_D for one in trained])
         return cls(model, weights_MD, buffers_M=buffers_M or None, statistics_known=True)
 
     @property
     def members(self) -> int:
-        """M."""
         return len(self.weights_MD)
 
     @property
     def centre(self) -> Point:
-        """Itself."""
+        """The posterior itself."""
         return self
 
     @property
     def default_draws(self) -> int:
-        """M: a point mass has one distinct draw per member."""
+        """M, because a point mass has one distinct draw per member."""
         return self.members
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
-        """Return the members' weights, repeated to S rows; the seed is not used.
-
-        Args:
-            draws: S, a multiple of M.
-            seed: ignored, as a point mass has no randomness.
-
-        Returns:
-            Tensor (S, D).
+        """Return the members' weights, repeated to (S, D); the seed is not used.
 
         Raises:
             ValueError: if S is not a multiple of M, or the weights do not fit in memory.
@@ -98,11 +87,9 @@ class Point(Posterior):
         return self.weights_MD[torch.arange(draws) % self.members]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the weights by name."""
         return {"weights_MD": self.weights_MD}
 
     def settings(self) -> dict[str, Any]:
-        """Return no settings."""
         return {}
 
     @classmethod

@@ -1,7 +1,7 @@
 """Posterior: the result of inference, from which functions can be drawn.
 
-Every posterior carries the member axis M as an equal mixture: draw s comes from member s mod M, so any multiple of M
-draws weighs the members equally and the first M draws are one per member.
+Every posterior is an equal mixture over its member axis M. Draw s comes from member s mod M, so any multiple of M
+draws weighs the members equally, and the first M draws are one per member.
 """
 
 from __future__ import annotations
@@ -42,25 +42,20 @@ _Kind = TypeVar("_Kind", bound=Any)
 
 
 def readable(kind: _Kind) -> _Kind:
-    """Return a kind of posterior, after registering it so that its files can be read: a class decorator."""
+    """Register a kind of posterior so that its files can be read, and return it: a class decorator."""
     KINDS[kind.kind] = kind
     return kind
 
 
 class Beside(NamedTuple):
-    """What S draws have beside their weights.
+    """What S draws have beside their weights."""
 
-    Attributes:
-        buffers_S: buffers, each (S, ...), in the place of those that belong to the weights.
-        masks_S: dropout masks.
-    """
-
-    buffers_S: Buffers | None = None
+    buffers_S: Buffers | None = None  # each (S, ...), in the place of the buffers that belong to the weights
     masks_S: tuple[Mask, ...] | None = None
 
 
 def _overview(posterior: Posterior) -> Overview:
-    """Return what is shown of it."""
+    """Return what is displayed of the posterior."""
     facts = {"members": posterior.members, "draws": posterior.default_draws, "model": posterior.model}
     return Overview(type(posterior).__name__, facts, problems=posterior.problems)
 
@@ -76,8 +71,8 @@ class Posterior(ABC):
         statistics_known: whether batch-norm statistics in `buffers_M` belong to the draws; if not, each draw of a
             network with batch norm is recalibrated on training data.
         calibration: training inputs for batch-norm statistics; set by `fit`, not saved.
-        problems: known problems, one clause each, such as "chain 2 never moved". They are saved, and functions that use
-            the posterior warn of them.
+        problems: known problems, one clause each, such as "chain 2 never moved". They are saved, and functions that
+            use the posterior warn of them.
     """
 
     model: Model
@@ -88,9 +83,9 @@ class Posterior(ABC):
 
     kind = "abstract"
     linear = False  # whether outputs are linear in all weights that vary
-    of_linearised = False  # whether it is of the linearised network, whose prior and noise can be chosen afterwards
-    prior_chosen = noise_chosen = False  # whether they were
-    still = False  # whether none of them ever moved
+    of_linearised = False  # whether the network is linearised, so that prior and noise can be tuned after the fit
+    prior_chosen = noise_chosen = False  # whether prior and noise were tuned
+    still = False  # whether no chain ever moved
 
     @property
     @abstractmethod
@@ -100,55 +95,44 @@ class Posterior(ABC):
     @property
     @abstractmethod
     def default_draws(self) -> int:
-        """How many draws `predict` takes by default."""
+        """The number of draws that `predict` takes by default."""
 
     @property
     def centre(self) -> Any:
-        """The networks that draws are spread around, as a `Point`, itself if it is one; None where there are none."""
+        """The networks around which draws are spread, as a `Point` (itself if it is one); None without such."""
         return None
 
     @property
     def chain_length(self) -> int | None:
-        """Draws of each chain, in the order in which they were visited; None where there are no chains."""
+        """S, the draws of each chain, in the order in which they were visited; None where there are no chains."""
         return None
 
     @abstractmethod
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
-        """Return weights (S, D), one draw per row; draw s is from member s mod M."""
+        """Return weights (S, D), one draw per row; S is a multiple of M, and draw s is from member s mod M."""
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """Return everything that defines the posterior, for saving."""
+        """Return all tensors that define the posterior, by name, for saving."""
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """Return the JSON-serialisable settings that define it, for saving."""
+        """Return the JSON-serialisable settings that define the posterior, for saving."""
 
     def calibrated(self, calibration: Calibration) -> Self:
-        """Return the posterior with training inputs, and with everything it has cached."""
+        """Return the posterior with these training inputs; what it has cached stays."""
         return _having(self, calibration=calibration)
 
     def with_problems(self, problems: Iterable[str]) -> Self:
-        """Return the posterior with these problems added, and with everything it has cached."""
+        """Return the posterior with these problems added; what it has cached stays."""
         return _having(self, problems=tuple(dict.fromkeys((*self.problems, *problems))))
 
-    # empty rather than abstract: of most posteriors the weights are all that is drawn
+    # Not abstract, because most posteriors draw nothing but weights.
     def beside(self, draws: int, *, seed: int) -> Beside | None:  # noqa: B027
-        """Return what a draw has beside its weights; None if nothing.
-
-        Args:
-            draws: S.
-            seed: seed of the draws.
-        """
+        """Return what S draws have beside their weights; None if nothing."""
 
     def check_draws(self, draws: int) -> int:
-        """Return `draws` if it gives all members equal weight.
-
-        Args:
-            draws: S.
-
-        Returns:
-            S.
+        """Return S if it gives all members equal weight.
 
         Raises:
             ValueError: if S is not a positive multiple of M.
@@ -165,16 +149,14 @@ class Posterior(ABC):
         return draws
 
     def functions(self, draws: int | None = None, *, seed: int = 0) -> Functions:
-        """Return S functions drawn from the posterior; the same ones for every batch they are applied to.
+        """Return S functions drawn from the posterior: a callable inputs -> outputs (S, B, K).
 
-        A network with batch norm gets statistics recalibrated on training data for each draw of weights.
+        They are the same for every batch. For a network with batch norm, statistics are recalibrated on training
+        data for each draw of weights.
 
         Args:
             draws: S, a multiple of M; the posterior's default if None.
             seed: seed of the draws.
-
-        Returns:
-            A callable inputs -> outputs (S, B, K).
 
         Raises:
             ValueError: if S is not a multiple of M, the weights do not fit in memory, or batch-norm statistics are
@@ -188,15 +170,14 @@ class Posterior(ABC):
         return Functions(self.model, weights_SD, buffers_S, beside.masks_S)
 
     def module(self, draws: int | None = None, *, seed: int = 0, level: float | None = 0.95) -> ModelAverage:
-        """Return the model average as a plain `nn.Module`, which can be exported: what `predict` gives, by name.
+        """Return the model average, what `predict` gives, as a plain `nn.Module`: inputs -> tensors by name.
+
+        It can be exported.
 
         Args:
             draws: S, a multiple of M; the posterior's default if None. A call takes S passes through the network.
             seed: seed of the draws, as for `predict`.
-            level: of the central intervals of numbers; none if None.
-
-        Returns:
-            The module: inputs -> name -> tensor.
+            level: of the central intervals of numbers; no intervals if None.
 
         Raises:
             ValueError: as `functions` does, or if the level is not between 0 and 1.
@@ -204,7 +185,7 @@ class Posterior(ABC):
         return self.functions(draws, seed=seed).module(level=level)
 
     def save(self, path: str | Path) -> Path:
-        """Write the posterior to a safetensors file with a JSON header, atomically.
+        """Write the posterior to a safetensors file with a JSON header, completely or not at all.
 
         Args:
             path: where to write, such as `run/posterior.safetensors`.
@@ -216,27 +197,26 @@ class Posterior(ABC):
 
 
 def on_trial(posterior: _Kind) -> _Kind:
-    """Return a posterior without its problems: of one that is only tried, a user need not be warned."""
+    """Return a posterior without its problems, because a user need not be warned of one that is only tried."""
     return _having(posterior, problems=())
 
 
 def _having(posterior: _Kind, **fields: Any) -> _Kind:
     """Return a posterior with other fields."""
-    found = copy(posterior)  # not `replace`, which would drop what is cached
+    changed = copy(posterior)  # `replace` would drop what is cached
     for name, value in fields.items():
-        object.__setattr__(found, name, value)
-    return found
+        object.__setattr__(changed, name, value)
+    return changed
 
 
 def _buffers_of(posterior: Posterior, weights_SD: Tensor) -> Buffers | None:
-    """Return the buffers of each draw, (S, ...), None if there are none.
+    """Return the buffers of each draw, (S, ...); None if there are none.
 
-    Raises:
-        ValueError: if batch-norm statistics are needed and there are no training inputs.
+    A ValueError if batch-norm statistics are needed and there are no training inputs.
     """
     network, members = posterior.model.network, posterior.members
-    own = posterior.buffers_M or network.stacked_buffers(members)
-    buffers_S = {n: b[torch.arange(len(weights_SD)) % members] for n, b in own.items()}
+    buffers_M = posterior.buffers_M or network.stacked_buffers(members)
+    buffers_S = {n: b[torch.arange(len(weights_SD)) % members] for n, b in buffers_M.items()}
     if not network.batch_norms or posterior.statistics_known:
         return buffers_S or None
     if posterior.calibration is None:
@@ -246,10 +226,10 @@ def _buffers_of(posterior: Posterior, weights_SD: Tensor) -> Buffers | None:
         )
     views, _ = posterior.model.split(weights_SD)
     for s in range(len(weights_SD)):
-        mine = network.recalibrate(
+        recalibrated = network.recalibrate(
             {n: v[s] for n, v in views.items()}, posterior.calibration(), {n: b[s] for n, b in buffers_S.items()}
         )
-        for n, b in mine.items():
+        for n, b in recalibrated.items():
             buffers_S[n][s] = b
     return buffers_S
 
@@ -261,7 +241,7 @@ def packed(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def header_of(posterior: Posterior, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the header of a posterior's file, with these settings."""
+    """Return the header of a posterior's file with these settings."""
     return {
         "kind": posterior.kind,
         "layout": {name: list(shape) for name, shape in posterior.model.layout.shapes.items()},
@@ -274,7 +254,7 @@ def header_of(posterior: Posterior, settings: Mapping[str, Any]) -> dict[str, An
 
 
 def _replaced(posterior: Posterior) -> Container[str]:
-    """Return the buffers of the network that are not used: the file holds others, or each draw gets its statistics."""
+    """Return the names of unused network buffers: the file holds others, or each draw gets its own statistics."""
     network = posterior.model.network
     if posterior.buffers_M:
         return posterior.buffers_M.keys()
@@ -283,22 +263,10 @@ def _replaced(posterior: Posterior) -> Container[str]:
 
 
 def normals(seed: int, draws: int, size: int, *, like: Tensor) -> Tensor:
-    """Return standard normals (draws, size) on the device and of the dtype of `like`, reproducible row by row.
+    """Return standard normals (draws, size) on the device and of the dtype of `like`, the same on every device.
 
-    Row s depends on (seed, s) alone, so the first draws of a longer request are the draws of a shorter one. They are
-    the same on every device.
-
-    Args:
-        seed: seed of the request.
-        draws: number of rows.
-        size: number of columns.
-        like: a tensor with the device and dtype wanted.
-
-    Returns:
-        Tensor (draws, size).
-
-    Raises:
-        ValueError: if they do not fit in memory.
+    Row s depends on (seed, s) alone, so the first draws of a longer request are the draws of a shorter one. A
+    ValueError if they do not fit in memory.
     """
     seed = as_seed(seed)
     check_memory(draws * size * like.itemsize, "the noise of the drawn weights", like.device, draws=draws)

@@ -1,4 +1,4 @@
-"""Known problems of results, and the one place where functions that use a result warn of them."""
+"""Known problems of results, and the only place where functions that use a result warn of them."""
 
 from __future__ import annotations
 
@@ -17,22 +17,18 @@ _LOOKED_AT = 1000
 
 
 class ProblemWarning(UserWarning):
-    """A result is used that is known not to be trustworthy."""
+    """A result is used although it is known not to be trustworthy."""
 
 
-# each text once in a process, and not again by every verb; behind all filters of the user
+# Shows each text once per process, not once per function that uses the result; filters of the user come first.
 warnings.simplefilter("once", ProblemWarning, append=True)
 
 
 def warn_of(problems: Sequence[str], what: str = "this posterior") -> None:
-    """Warn, in one line, if there are problems.
+    """Warn in one line of the problems of `what`, if there are any: clauses such as "chain 2 never moved".
 
-    The warning points at the caller's line outside the package. Python shows each text once, whichever verbs use the
-    result, unless filters of the user say something else.
-
-    Args:
-        problems: sentences without a full stop, such as "chain 2 never moved"; nothing happens if there are none.
-        what: what has the problems.
+    The warning points at the caller's line outside the package. Python shows each text once, whichever functions
+    use the result, unless filters of the user say otherwise.
     """
     if problems:
         text = f"{what} should not be trusted: {'; '.join(problems)}."
@@ -40,12 +36,9 @@ def warn_of(problems: Sequence[str], what: str = "this posterior") -> None:
 
 
 def checked(check: Callable[[], Sequence[str]]) -> tuple[Sequence[str], str]:
-    """Return the problems that a check of a result finds, and the exception that ended it, in words; empty if none did.
+    """Return the problems that `check` finds in a result, and in words the exception that ended it, else "".
 
-    A check may meet unforeseen networks and data, and must not lose the result.
-
-    Args:
-        check: returns the problems.
+    A check may meet unforeseen networks and data, and its failure must not lose the result.
     """
     try:
         return check(), ""
@@ -55,47 +48,38 @@ def checked(check: Callable[[], Sequence[str]]) -> tuple[Sequence[str], str]:
 
 
 def warn_unchecked(raised: str, what: str = "this posterior") -> None:
-    """Warn if the check of a result ended with an exception; to be called once the result is saved.
-
-    Args:
-        raised: the exception, as `checked` returns it; nothing happens if it is empty.
-        what: what was checked.
-    """
+    """Warn if `checked` returned an exception; call this once the result is saved."""
     if raised:
         text = f"{what} is complete, but whether it can be trusted could not be checked ({raised}). Look at the log."
         note(text)
 
 
 def note(text: str) -> None:
-    """Warn at the caller's line outside the package.
-
-    Args:
-        text: whole sentences.
-    """
+    """Warn, in whole sentences, at the caller's line outside the package."""
     warnings.warn(text, stacklevel=_levels_to_caller())
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Return whether every element is finite, without the memory that `torch.isfinite` needs: twice the tensor's."""
-    return not tensor.numel() or bool(torch.isfinite(torch.stack(tensor.aminmax())).all())  # NaN where one is
+    """Return whether every element is finite; `torch.isfinite` on the tensor would need twice its memory."""
+    # Minimum and maximum are NaN if an element is.
+    return not tensor.numel() or bool(torch.isfinite(torch.stack(tensor.aminmax())).all())
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Return a problem if the tensors that define a posterior, as `Posterior.tensors` gives them, are not all finite.
+    """Return a problem if tensors that define a posterior, as `Posterior.tensors` gives them, are not all finite.
 
-    Args:
-        tensors: by name; of one with more than 1,000 rows per member, such as draws, 1,000 are checked.
+    Of a tensor with more than 1,000 rows per member, such as draws, 1,000 are checked.
     """
     for name, tensor in tensors.items():
-        for m, part in enumerate(tensor.unbind() if tensor.ndim > 1 else [tensor]):
-            rows = part[:: -(-len(part) // _LOOKED_AT)] if part.ndim > 1 and len(part) else [part]
+        for m, member in enumerate(tensor.unbind() if tensor.ndim > 1 else [tensor]):
+            rows = member[:: -(-len(member) // _LOOKED_AT)] if member.ndim > 1 and len(member) else [member]
             if not all(map(is_finite, rows)):
                 return [f"`{name}` of member {m} is not finite (fit again at smaller steps)"]
     return []
 
 
 def _levels_to_caller() -> int:
-    """Return how many frames the first one outside the package is above the calling function."""
+    """Return how many frames above the calling function the first one outside the package is."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, _GENERATED)):
         level, frame = level + 1, frame.f_back

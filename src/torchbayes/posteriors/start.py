@@ -1,4 +1,4 @@
-"""Where a fit begins: weights and buffers of members, from a module, a posterior or a tensor."""
+"""The starting weights and buffers of members, from a module, a posterior or a tensor."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from torchbayes.posteriors.trained import check_values
 
 
 def number_of_starts(start: nn.Module | Posterior | Tensor) -> int:
-    """Return how many sets of weights a start holds: the rows of a matrix, the members of a point posterior, or one."""
+    """Return how many sets of weights a start holds: rows of a matrix, members of a point posterior, or one."""
     if isinstance(start, nn.Module):
         return 1
     start = _points(start)
@@ -31,7 +31,7 @@ def number_of_starts(start: nn.Module | Posterior | Tensor) -> int:
 
 
 def centred(start: Any) -> tuple[Any, Tensor | None]:
-    """Return a start, and where it is Gaussian its means with the standard deviations of the weights, (M, D)."""
+    """Return a start; for a Gaussian its means, with the standard deviations of the weights, (M, D)."""
     if not isinstance(start, Posterior) or not hasattr(type(start), "gaussian"):
         return start, None
     gaussian: Gaussian = start.gaussian  # type: ignore[attr-defined]
@@ -46,19 +46,10 @@ def start_of(
     *,
     space: Subspace | None = None,
 ) -> tuple[Tensor, Buffers]:
-    """Return starting weights (M, D) and buffers (M, ...) of the members; coordinates (M, R) in a subspace.
+    """Return starting weights (M, D) and buffers (M, ...) of the members; in a subspace coordinates (M, R).
 
-    Args:
-        model: the model.
-        start: as for `fit`.
-        seeds: one seed per member.
-        space: a subspace, at whose origin they start by default.
-
-    Returns:
-        Both.
-
-    Raises:
-        ValueError: if `start` does not fit the model or the number of members.
+    `start` is as for `fit`; in `space` members start at the origin by default. A ValueError if it does not fit the
+    model or the number of members.
     """
     if space is None:
         return _start_of(model, start, seeds)
@@ -78,11 +69,7 @@ def _points(start: Posterior | Tensor) -> Posterior | Tensor:
 def _start_of(
     model: Model, start: nn.Module | Posterior | Tensor | None, seeds: Sequence[int]
 ) -> tuple[Tensor, Buffers]:
-    """Return starting weights and buffers of the members over all weights.
-
-    Raises:
-        ValueError: if `start` does not fit the model or the number of members.
-    """
+    """Return starting weights and buffers of the members over all weights; a ValueError if `start` does not fit."""
     members = len(seeds)
     if start is None:
         return model.starting_weights(seeds)
@@ -108,29 +95,24 @@ def _start_of(
 def _from_module(model: Model, module: nn.Module, members: int) -> tuple[Tensor, Buffers]:
     """Return the weights and buffers of a trained module, once per member.
 
-    Raises:
-        ValueError: if its parameters do not match the model's network, or are split over processes.
+    A ValueError if its parameters do not match the model's network or are split over processes.
     """
     module = bare(module)
-    held = plainly_named(module.named_parameters())
-    own = model.network
-    shapes = Layout({n: tuple(held[n].shape) for n in own.layout.names if n in held})
-    said = own.shapes.differences(shapes)
-    if said:
-        raise ValueError(f"`start` does not fit the model's network: {'; '.join(said[:5])}.")
-    check_values({**only(own.layout.names, held), **dict(module.named_buffers())}, "`start`")
-    network = Network(module, own.random if own.mask.indices else own.layout.names)
-    weights_MD = with_learned(model, network.weights().to(own.device, own.dtype).expand(members, -1))
+    parameters = plainly_named(module.named_parameters())
+    original = model.network
+    shapes = Layout({n: tuple(parameters[n].shape) for n in original.layout.names if n in parameters})
+    differences = original.shapes.differences(shapes)
+    if differences:
+        raise ValueError(f"`start` does not fit the model's network: {'; '.join(differences[:5])}.")
+    check_values({**only(original.layout.names, parameters), **dict(module.named_buffers())}, "`start`")
+    network = Network(module, original.random if original.mask.indices else original.layout.names)
+    weights_MD = with_learned(model, network.weights().to(original.device, original.dtype).expand(members, -1))
     check_finite_start(start=weights_MD[:1])
     return weights_MD if weights_MD.is_contiguous() else weights_MD.clone(), network.stacked_buffers(members)
 
 
 def check_finite_start(**starts: Tensor) -> None:
-    """Check where chains or members begin.
-
-    Raises:
-        ValueError: if a weight is NaN or infinite.
-    """
+    """Raise a ValueError if a weight at which chains or members begin is NaN or infinite."""
     for name, weights in starts.items():
         if not is_finite(weights):
             bad = int((~torch.isfinite(weights)).sum())

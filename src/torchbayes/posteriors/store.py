@@ -37,7 +37,7 @@ from torchbayes.posteriors.locks import open_own, shorten
 _SUM = 8  # bytes of a checksum: a multiple of every dtype's, so that rows can be viewed as an array
 _AT_ONCE = 1 << 28  # bytes that are verified whenever they are read
 _PIECE = 1 << 20  # bytes read at a time, so that they stay in the cache; at least one row
-# else a private mapping counts as committed memory; Python 3.11 has no name for the flag
+# Without this flag a private mapping counts as committed memory. Python 3.11 has no name for it.
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 _KINDS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _RESTORE = "Restore it or sample again."
@@ -45,14 +45,10 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _KINDS}
 
 
 class DrawFile:
-    """Draws of M chains in a folder.
+    """Draws of M chains (`members`) of D weights (`size`) in draws.bin (`path`).
 
-    Attributes:
-        path: draws.bin.
-        about: the content of draws.json: `chains` M, `weights` D, `dtype`, `layout` and the `run` they belong to.
-        members: M.
-        size: D.
-        dtype: dtype of the weights.
+    `about` is the content of draws.json: `chains` M, `weights` D, `dtype`, `layout` and the `run` to which they
+    belong.
     """
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
@@ -63,20 +59,10 @@ class DrawFile:
 
     @classmethod
     def create(cls, folder: str | Path, like_MD: Tensor, layout: Mapping[str, Any], *, run: str = "") -> DrawFile:
-        """Start an empty file, or continue the one that exists if it is of the same kind.
+        """Start an empty file, or continue one of the same kind; `like_MD` has the shape and dtype of a draw.
 
-        Args:
-            folder: where it goes; made if needed.
-            like_MD: weights with the shape and dtype of a draw.
-            layout: name -> shape of the weights, for readers.
-            run: name of the run.
-
-        Returns:
-            The file.
-
-        Raises:
-            TypeError: if the dtype of the weights is not supported.
-            ValueError: if the folder holds draws of another shape, dtype, layout or run, or its description is damaged.
+        `layout` maps names to shapes of the weights, for readers. A TypeError if the dtype is not supported; a
+        ValueError if the folder holds draws of another shape, dtype, layout or run, or its description is damaged.
         """
         folder = full_path(folder)
         members, size = like_MD.shape
@@ -84,7 +70,7 @@ class DrawFile:
         if dtype not in _DTYPES:
             raise TypeError(f"draws must be one of {', '.join(_DTYPES)}; got {dtype}. Convert the network.")
         shapes = {name: list(shape) for name, shape in layout.items()}
-        about = {
+        description = {
             "format": FORMAT,
             "run": run,
             "chains": members,
@@ -95,7 +81,7 @@ class DrawFile:
         header, content = folder / "draws.json", folder / "draws.bin"
         sweep(folder, content.name)
         if header.exists():
-            if read_described(header, restore=_RESTORE) != about:
+            if read_described(header, restore=_RESTORE) != description:
                 raise ValueError(
                     f"{folder} holds draws of another shape, dtype, layout or run. Choose another directory."
                 )
@@ -103,36 +89,28 @@ class DrawFile:
             raise ValueError(f"{content} has no {header.name} beside it. Restore that, or choose another directory.")
         else:
             folder.mkdir(parents=True, exist_ok=True)
-            _make(content)  # before its description, so that a reader who finds that finds both
-            write_described(header, about)
+            _make(content)  # before its description, so that a reader who finds the description finds both
+            write_described(header, description)
         _make(content)
-        return cls(folder, about)
+        return cls(folder, description)
 
     @classmethod
     def open(cls, folder: str | Path) -> DrawFile:
-        """Open the file of a run, finished or not.
+        """Open the file in a run directory, whether the run is finished or not.
 
-        Args:
-            folder: the run directory.
-
-        Returns:
-            The file.
-
-        Raises:
-            FileNotFoundError: if there are no draws.
-            ValueError: if the description is damaged or of another format.
+        A FileNotFoundError if there are no draws, a ValueError if the description is damaged or of another format.
         """
         folder = full_path(folder)
         if not (folder / "draws.json").is_file() or not (folder / "draws.bin").is_file():
             raise FileNotFoundError(f"there are no draws in {folder}.")
-        about = read_described(folder / "draws.json", restore=_RESTORE)
-        if "chains" not in about:
+        description = read_described(folder / "draws.json", restore=_RESTORE)
+        if "chains" not in description:
             raise ValueError(f"{folder / 'draws.json'} is a description of something else than draws. {_RESTORE}")
-        return cls(folder, about)
+        return cls(folder, description)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one draw of one chain, with its checksum."""
+        """Bytes of one draw of one chain, including its checksum."""
         return self.size * self.dtype.itemsize + _SUM
 
     @property
@@ -147,13 +125,8 @@ class DrawFile:
     def append(self, weights_MD: Tensor) -> None:
         """Append one draw of every chain.
 
-        Args:
-            weights_MD: the draw.
-
-        Raises:
-            FileExistsError: if the file is a link to another one.
-            OSError: if it cannot be written, as on a full disk; earlier draws stay readable.
-            ValueError: if it does not have the file's shape and dtype.
+        A FileExistsError if the file is a link, an OSError if it cannot be written, as on a full disk; earlier
+        draws stay readable. A ValueError if the draw does not have the file's shape and dtype.
         """
         assert sys.byteorder == "little", "draws.bin is little-endian"
         if weights_MD.shape != (self.members, self.size) or weights_MD.dtype != self.dtype:
@@ -187,16 +160,11 @@ class DrawFile:
             os.fsync(file.fileno())
 
     def truncate(self, count: int) -> None:
-        """Drop all draws but the first `count`, which must be valid, as when a run resumes from a checkpoint.
+        """Drop all but the first `count` draws, as when a run resumes from a checkpoint.
 
-        Readers keep the draws that they have mapped: where complete draws are dropped, the others go to a new file that
-        replaces the old one, whose space is freed once nobody reads it any more.
-
-        Args:
-            count: draws to keep.
-
-        Raises:
-            ValueError: if there are fewer, or one of them is damaged.
+        A ValueError if one of these is missing or damaged. Readers keep the draws that they have mapped. Where
+        complete draws are dropped, the others go to a new file that replaces the old one, whose space is freed once
+        nobody reads it any more.
         """
         if len(self) < count:
             raise ValueError(
@@ -206,7 +174,7 @@ class DrawFile:
         with self.path.open("rb") as file:
             _verify(self, file, count)
         whole = count * self.draw_bytes
-        if len(self) == count:  # followed at most by an incomplete draw
+        if len(self) == count:  # at most an incomplete draw follows
             shorten(self.path, whole)
             return
         with whole_file(self.path) as temporary:
@@ -214,25 +182,18 @@ class DrawFile:
             os.truncate(temporary, whole)
 
     def read(self, count: int | None = None, *, verify: bool = False) -> Tensor:
-        """Return complete draws as one tensor (M, S, D), mapped into memory: of large files only what is used is read.
+        """Return the first `count` draws, by default all, as a tensor (M, S, D) that is mapped into memory.
 
-        What is written to the tensor is the reader's own, and never reaches the file.
-
-        Args:
-            count: number of draws to return, which must exist; all if None.
-            verify: compare draws with their checksums even beyond 256 MiB, which reads all of them.
-
-        Returns:
-            The draws.
-
-        Raises:
-            ValueError: if there are fewer, or a verified one is damaged.
+        Only what is used is read, and what is written to the tensor never reaches the file. `verify` compares draws
+        with their checksums even beyond 256 MiB, which reads all of them. A ValueError if there are fewer, or a
+        verified one is damaged.
         """
         with self.path.open("rb") as file:
-            there = os.fstat(file.fileno()).st_size // self.draw_bytes  # of this open file: another may replace it
-            count = there if count is None else count
-            if there < count:
-                raise ValueError(f"{self.path} is damaged: it holds {there} draws, not {count}. {_RESTORE}")
+            # The size of this open file, because another may replace it.
+            complete = os.fstat(file.fileno()).st_size // self.draw_bytes
+            count = complete if count is None else count
+            if complete < count:
+                raise ValueError(f"{self.path} is damaged: it holds {complete} draws, not {count}. {_RESTORE}")
             if not count:
                 return torch.empty(self.members, 0, self.size, dtype=self.dtype)
             if verify or count * self.draw_bytes <= _AT_ONCE:
@@ -244,34 +205,30 @@ class DrawFile:
 
 
 def _make(path: Path) -> None:
-    """Make an empty file, unless there is one."""
+    """Make an empty file unless it exists."""
     with open(path, "ab", opener=open_own):
         pass
 
 
 def _begun(run: str) -> int:
-    """Return the initial value of the checksum of every row of a run."""
+    """Return the initial value of the checksums of a run's rows."""
     return zlib.crc32(run.encode())
 
 
 def _verify(draws: DrawFile, file: BinaryIO, count: int) -> None:
-    """Compare the first draws of an open file with their checksums.
-
-    Raises:
-        ValueError: if one is damaged.
-    """
+    """Compare the first draws of an open file with their checksums; a ValueError if one is damaged."""
     begun, rows, at_once = _begun(draws.about["run"]), count * draws.members, max(1, _PIECE // draws.row_bytes)
     file.seek(0)
     for first in range(0, rows, at_once):
-        wanted = min(at_once, rows - first)
-        content = file.read(wanted * draws.row_bytes)
-        whole = len(content) // draws.row_bytes  # fewer than expected if another program has shortened the file
-        held = np.frombuffer(content, np.uint8, whole * draws.row_bytes).reshape(whole, draws.row_bytes)
-        found = np.fromiter(map(zlib.crc32, held[:, :-_SUM], repeat(begun)), np.uint64, whole)
-        found += np.arange(first, first + whole, dtype=np.uint64)
-        same = found == held[:, -_SUM:].copy().view("<u8")[:, 0]
+        expected = min(at_once, rows - first)
+        content = file.read(expected * draws.row_bytes)
+        whole = len(content) // draws.row_bytes  # fewer if another program has shortened the file
+        content_rows = np.frombuffer(content, np.uint8, whole * draws.row_bytes).reshape(whole, draws.row_bytes)
+        sums = np.fromiter(map(zlib.crc32, content_rows[:, :-_SUM], repeat(begun)), np.uint64, whole)
+        sums += np.arange(first, first + whole, dtype=np.uint64)
+        same = sums == content_rows[:, -_SUM:].copy().view("<u8")[:, 0]
         sound = whole if same.all() else int(same.argmin())
-        if sound < wanted:
+        if sound < expected:
             number = (first + sound) // draws.members
             raise ValueError(
                 f"{draws.path} is damaged: draw {number + 1} is not what was written there. The {number} before it are "

@@ -1,4 +1,4 @@
-"""Posteriors in a subspace: over a few coordinates, and thereby over all weights."""
+"""Posteriors over a few coordinates of a subspace, and thereby over all weights."""
 
 from __future__ import annotations
 
@@ -52,43 +52,27 @@ class InSubspace(Posterior):
 
     @property
     def members(self) -> int:
-        """M."""
         return self.inner.members
 
     @property
     def default_draws(self) -> int:
-        """As many as the posterior over the coordinates draws by default."""
         return self.inner.default_draws
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
-        """Return the weights of drawn coordinates.
-
-        Args:
-            draws: S, a multiple of M.
-            seed: seed of the draws.
-
-        Returns:
-            Tensor (S, D).
-
-        Raises:
-            ValueError: if S is not a multiple of M, or the weights do not fit in memory.
-        """
         check_memory(draws * self.model.layout.size * self.space.origin_D.itemsize, "the drawn weights", draws=draws)
         return self.space.lift(self.inner.sample(draws, seed=seed))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the posterior over the coordinates, and those of the subspace, by name."""
         inner = {_INNER + name: tensor for name, tensor in self.inner.tensors().items()}
         return {**inner, "origin_D": self.space.origin_D, "basis_RD": self.space.basis_RD}
 
     def settings(self) -> dict[str, Any]:
-        """Return kind and settings of the posterior over the coordinates, and the scale of their prior."""
-        own = {} if self.space.prior_scale is None else {"prior_scale": self.space.prior_scale}
-        return {"kind": self.inner.kind, "inner": self.inner.settings(), **own}
+        scale = {} if self.space.prior_scale is None else {"prior_scale": self.space.prior_scale}
+        return {"kind": self.inner.kind, "inner": self.inner.settings(), **scale}
 
     @classmethod
     def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> InSubspace:
         """Return the posterior rebuilt from what `tensors` and `settings` gave."""
         space = Subspace(model, tensors["origin_D"], tensors["basis_RD"], prior_scale=settings.get("prior_scale"))
-        own = {name.removeprefix(_INNER): tensor for name, tensor in tensors.items() if name.startswith(_INNER)}
-        return cls.of(KINDS[settings["kind"]].restore(space.model, own, settings["inner"]), space)
+        coordinates = {name.removeprefix(_INNER): tensor for name, tensor in tensors.items() if name.startswith(_INNER)}
+        return cls.of(KINDS[settings["kind"]].restore(space.model, coordinates, settings["inner"]), space)

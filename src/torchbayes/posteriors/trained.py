@@ -1,8 +1,8 @@
-"""Weights that were trained elsewhere, read from a module, a state dict or a checkpoint; nothing is written to it.
+"""Weights that were trained elsewhere, read from a module, a state dict or a checkpoint, which are never written to.
 
-Wrappers change the names of parameters: `module.` of data parallelism, `_orig_mod.` of torch.compile, an attribute such
-as `model.` of a LightningModule. Names are compared as they are, then without the parts that wrappers add, both below
-any common prefix.
+Wrappers change the names of parameters: `module.` of data parallelism, `_orig_mod.` of torch.compile, an attribute
+such as `model.` of a LightningModule. Names are compared first as they are, then without the parts that wrappers
+add, both times below any common prefix.
 """
 
 from __future__ import annotations
@@ -37,32 +37,16 @@ _SAVE = "Save `net.state_dict()`, by torch.save or safetensors."
 
 
 class Weights(NamedTuple):
-    """What a trained network holds, as copies on the model's device and in its dtype.
+    """What a trained network holds, as copies on the model's device and in its dtype."""
 
-    Attributes:
-        weights_D: all random weights; learned likelihood parameters that it does not hold are at their initial values.
-        buffers: name -> tensor of the buffers that training may change.
-        learned: whether it holds the likelihood's learned parameters.
-    """
-
+    # all random weights; learned likelihood parameters that it does not hold are at their initial values
     weights_D: Tensor
-    buffers: Buffers
-    learned: bool
+    buffers: Buffers  # those that training may change
+    learned: bool  # whether it holds the likelihood's learned parameters
 
 
 def named(what: str, trained: Trained | Sequence[Trained]) -> list[tuple[str, Trained]]:
-    """Return trained networks, one or a list of them, with what each is called in messages.
-
-    Args:
-        what: the name of the argument.
-        trained: the networks.
-
-    Returns:
-        (name, network) of each.
-
-    Raises:
-        ValueError: if the list is empty.
-    """
+    """Return (name in messages, network) of one trained network or each of a list; a ValueError if it is empty."""
     if isinstance(trained, str) or not isinstance(trained, Sequence):
         return [(what, trained)]
     if not trained:
@@ -71,26 +55,16 @@ def named(what: str, trained: Trained | Sequence[Trained]) -> list[tuple[str, Tr
 
 
 def weights_of(model: Model, trained: Trained, what: str) -> Weights:
-    """Return the weights of a trained network.
+    """Return weights and buffers of a trained network: a module, a state dict, or the path of a checkpoint.
 
-    Args:
-        model: the model of this network.
-        trained: the module, a state dict, or the path of a checkpoint: safetensors, or what torch.save wrote.
-        what: the name of the argument, for messages.
-
-    Returns:
-        Weights and buffers.
-
-    Raises:
-        ValueError: if parameters are missing, have other shapes or are not finite, one that is not random differs from
-            the model's, or a file is damaged or holds no state dict.
-        FileNotFoundError: if there is no such file.
-        TypeError: if it is none of these.
+    A checkpoint is in safetensors or what torch.save wrote. `what` names the argument in messages. A ValueError if
+    parameters are missing, have other shapes or are not finite, one that is not random differs from the model's, or
+    a file is damaged or holds no state dict.
     """
     if isinstance(trained, str | PathLike):
-        what, held = str(trained), _read(full_path(trained))
+        what, tensors = str(trained), _read(full_path(trained))
     elif isinstance(trained, nn.Module):
-        what, held = (
+        what, tensors = (
             f"`{what}`",
             {
                 **dict(trained.named_parameters(remove_duplicate=False)),
@@ -98,35 +72,34 @@ def weights_of(model: Model, trained: Trained, what: str) -> Weights:
             },
         )
     elif isinstance(trained, Mapping):
-        what, held = f"`{what}`", _state_of(trained)
+        what, tensors = f"`{what}`", _state_of(trained)
     else:
         raise TypeError(f"`{what}` must be a module, a state dict or the path of a checkpoint; got {seen(trained)}.")
-    if not held:
+    if not tensors:
         raise ValueError(f"{what} holds no tensors by name, as a state dict does. {_SAVE}")
-    network, held = model.network, _renamed(model, {n: t.detach() for n, t in held.items()}, what)
-    _check_shapes(network.shapes + Layout.of(network.buffers), held, what)
-    check_values(held, what)
-    _check_constants(model, held, what)
-    mine = {n: t.to(network.device, network.dtype) for n, t in only(network.layout.names, held).items()}
-    _check_finite(mine, what)
-    weights_D = with_learned(model, network.layout.join(network.mask.select(mine)).unsqueeze(0))[0]
-    own = model.layout.shapes.keys() - network.layout.shapes.keys()
-    learned = bool(own) and own <= held.keys()
+    network, tensors = model.network, _renamed(model, {n: t.detach() for n, t in tensors.items()}, what)
+    _check_shapes(network.shapes + Layout.of(network.buffers), tensors, what)
+    check_values(tensors, what)
+    _check_constants(model, tensors, what)
+    random = {n: t.to(network.device, network.dtype) for n, t in only(network.layout.names, tensors).items()}
+    _check_finite(random, what)
+    weights_D = with_learned(model, network.layout.join(network.mask.select(random)).unsqueeze(0))[0]
+    learned_names = model.layout.shapes.keys() - network.layout.shapes.keys()
+    learned = bool(learned_names) and learned_names <= tensors.keys()
     if learned:
-        views = only(own, model.layout.split(weights_D))
-        _check_shapes(Layout.of(views), held, what)
-        _check_finite(only(own, held), what)
+        views = only(learned_names, model.layout.split(weights_D))
+        _check_shapes(Layout.of(views), tensors, what)
+        _check_finite(only(learned_names, tensors), what)
         for name, view in views.items():
-            view.copy_(held[name])
-    buffers = {n: held.get(n, b).to(b.device, b.dtype, copy=True) for n, b in network.buffers.items()}
+            view.copy_(tensors[name])
+    buffers = {n: tensors.get(n, b).to(b.device, b.dtype, copy=True) for n, b in network.buffers.items()}
     return Weights(weights_D, buffers, learned)
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint by name; no code in it is run.
+    """Return the tensors of a checkpoint by name, without running code in it.
 
-    Raises:
-        ValueError: if it is damaged, or holds objects other than tensors and plain values.
+    A ValueError if it is damaged, or holds objects other than tensors and plain values.
     """
     if as_file(path).suffix == ".safetensors":
         try:
@@ -135,7 +108,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             raise ValueError(f"{path} is damaged or not a safetensors file ({error}). {_SAVE}") from error
     try:
         return _state_of(torch.load(path, map_location="cpu", weights_only=True))
-    except Exception as error:  # whatever pickles of unknown content raise
+    except Exception as error:  # pickles of unknown content may raise anything
         foreign = (
             re.search(r"GLOBAL (\w+(?:\.\w+)+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
         )
@@ -147,7 +120,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _state_of(content: Any) -> dict[str, Tensor]:
-    """Return the tensors of a state dict, or of the one that a checkpoint holds beside other things."""
+    """Return the tensors of a state dict, or of the one that a checkpoint holds among other things."""
     if not isinstance(content, Mapping):
         return {}
     inner = next((content[key] for key in _HOLDERS if isinstance(content.get(key), Mapping)), content)
@@ -155,17 +128,16 @@ def _state_of(content: Any) -> dict[str, Tensor]:
 
 
 def _renamed(model: Model, held: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
-    """Return what a trained network holds under the model's names, and the rest under its own.
+    """Return the tensors of a trained network, under the model's names where it has them, else under their own.
 
-    Raises:
-        ValueError: if a random parameter is missing, or they are found below several prefixes.
+    A ValueError if a random parameter is missing, or all are found below several prefixes.
     """
     network = model.network
-    wanted = [*network.layout.names, *network.constants, *(n for n, _ in network.module.named_buffers())]
+    own_names = [*network.layout.names, *network.constants, *(n for n, _ in network.module.named_buffers())]
     random = network.layout.names
     for rename in (str, _plain):
-        names, plain = {rename(n): n for n in held}, {n: rename(n) for n in wanted}
-        if len(names) < len(held):  # without the wrappers' parts two names are one
+        names, plain = {rename(n): n for n in held}, {n: rename(n) for n in own_names}
+        if len(names) < len(held):  # without the wrappers' parts two names coincide
             continue
         prefixes = _prefixes([plain[n] for n in random], names)
         if len(prefixes) > 1:
@@ -174,9 +146,9 @@ def _renamed(model: Model, held: Mapping[str, Tensor], what: str) -> dict[str, T
                 f"Pass the part that is meant."
             )
         if prefixes:
-            below = {n: prefixes[0] + plain[n] for n in wanted}
-            mine = {n: held[names[full]] for n, full in below.items() if full in names}
-            return {**{n: t for n, t in held.items() if n not in wanted}, **mine}
+            below = {n: prefixes[0] + plain[n] for n in own_names}
+            matched = {n: held[names[full]] for n, full in below.items() if full in names}
+            return {**{n: t for n, t in held.items() if n not in own_names}, **matched}
     likely = Counter(h.removesuffix(n) for n in random for h in held if h == n or h.endswith(f".{n}"))
     prefix = likely.most_common(1)[0][0] if likely else ""
     missing = [n for n in random if prefix + n not in held]
@@ -187,7 +159,7 @@ def _renamed(model: Model, held: Mapping[str, Tensor], what: str) -> dict[str, T
 
 
 def _prefixes(wanted: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Return the prefixes below which all wanted names are found: none at all, or else all that there are."""
+    """Return the prefixes below which all wanted names are found: [""] if they are found as they are, else all."""
     names = set(names)
     if names.issuperset(wanted):
         return [""]
@@ -200,42 +172,26 @@ def _plain(name: str) -> str:
 
 
 def check_values(held: Mapping[str, Tensor], what: str) -> None:
-    """Check that tensors hold values.
-
-    Args:
-        held: tensors by name.
-        what: what holds them, for messages.
-
-    Raises:
-        ValueError: if one is on the meta device.
-    """
+    """Raise a ValueError if a tensor is on the meta device and so has no values; `what` names what holds them."""
     absent = [name for name, tensor in held.items() if without_values(tensor)]
     if absent:
         raise ValueError(f"{what} has no values for {_listed(absent)}, as on the meta device. Load its weights first.")
 
 
 def _check_shapes(wanted: Layout, held: Mapping[str, Tensor], what: str) -> None:
-    """Check the shapes of parameters and buffers.
-
-    Raises:
-        ValueError: if one differs.
-    """
-    there = Layout({n: shape for n, shape in wanted.shapes.items() if n in held})
-    said = there.differences(Layout.of(only(there.names, held)))
-    if said:
-        more = f" and {len(said) - 5} more" if len(said) > 5 else ""
+    """Raise a ValueError if the shape of a parameter or buffer differs."""
+    shared = Layout({n: shape for n, shape in wanted.shapes.items() if n in held})
+    faults = shared.differences(Layout.of(only(shared.names, held)))
+    if faults:
+        more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
         raise ValueError(
-            f"{what} does not fit the model's network: {'; '.join(said[:5])}{more}. Pass the network that the model "
+            f"{what} does not fit the model's network: {'; '.join(faults[:5])}{more}. Pass the network that the model "
             f"was made of."
         )
 
 
 def _check_constants(model: Model, held: Mapping[str, Tensor], what: str) -> None:
-    """Check that what is not random is as it was when the model was made; warn of buffers that are not.
-
-    Raises:
-        ValueError: if a parameter differs.
-    """
+    """Raise a ValueError if a parameter that is not random differs from the model's; warn of such buffers."""
     network = model.network
     _check_shapes(Layout.of(network.constants), held, what)
     changed = [n for n, t in network.constants.items() if n in held and not _same(t, held[n])]
@@ -260,16 +216,12 @@ def _check_constants(model: Model, held: Mapping[str, Tensor], what: str) -> Non
 
 
 def _same(own: Tensor, other: Tensor) -> bool:
-    """Return whether a tensor is the model's, to the precision of the other."""
+    """Return whether a tensor equals the model's, to the precision of `other`."""
     return own.shape == other.shape and torch.equal(own.to(other.device, other.dtype), other)
 
 
 def _check_finite(tensors: Mapping[str, Tensor], what: str) -> None:
-    """Check weights.
-
-    Raises:
-        ValueError: if one is NaN or infinite.
-    """
+    """Raise a ValueError if a weight is NaN or infinite."""
     for name, tensor in tensors.items():
         bad = int((~torch.isfinite(tensor)).sum())
         if bad:

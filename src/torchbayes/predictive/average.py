@@ -29,19 +29,16 @@ class Predictive(Mixture):
         outputs_SBK: outputs of the drawn functions, before the likelihood.
         likelihood: turns outputs into a distribution of targets.
         parameters: learned likelihood parameters of each draw, broadcasting against the outputs.
-        function_variance: variance of each draw's outputs in closed form, (S, B, K), where a draw is a Gaussian over
-            functions and the likelihood a normal one; None where draws are functions.
+        function_variance: variance of each draw's outputs in closed form, (S, B, K), where a draw is a Gaussian
+            over functions and the likelihood is normal; None where draws are functions.
     """
 
     @classmethod
     def from_probs(cls, probs: Tensor) -> Predictive:
-        """Make the predictive of published class probabilities.
+        """Return the predictive of published class probabilities.
 
         Args:
             probs: tensor (B, K), or (S, B, K) with one set per draw; rows sum to 1.
-
-        Returns:
-            The predictive.
 
         Raises:
             ValueError: if the shape is wrong or rows do not sum to 1 within 1e-3.
@@ -52,17 +49,14 @@ class Predictive(Mixture):
         return cls((probs if probs.ndim == 3 else probs.unsqueeze(0)).log(), Categorical())
 
     def log_prob(self, targets: Any) -> Tensor:
-        """Return log p(y_b | x_b, D) = logsumexp_s log p(y_b | f_s(x_b)) − log S.
+        """Return log p(y_b | x_b, D) = logsumexp_s log p(y_b | f_s(x_b)) − log S, (B,), in nats.
 
-        Weights of rows and classes do not enter, and ignored places contribute nothing. A soft label gives Σ_k q_k log
-        p(k).
+        Weights of rows and classes are not used, and ignored places contribute nothing. A soft label gives Σ_k q_k
+        log p(k).
 
         Args:
             targets: (B, ...) or a tree of such, aligned with the outputs: labels of a causal language model as
                 `model.unpack` moves them, one place earlier than in `labels=input_ids`.
-
-        Returns:
-            Tensor (B,), in nats.
         """
         judged = scored(self.likelihood, self.outputs_SBK[0], targets)
         likelihood = judged.likelihood if self.function_variance is None else Custom(lambda _: self.distribution)
@@ -76,7 +70,7 @@ class Predictive(Mixture):
                 loss. For Bernoulli (A, 2): the columns are 0 and 1.
 
         Returns:
-            The actions (B, ...), of tied ones the first, and their expected losses (B, ...).
+            The actions (B, ...), the first of tied ones, and their expected losses (B, ...).
 
         Raises:
             TypeError: if the likelihood is not over classes, or losses are not numbers.
@@ -88,7 +82,7 @@ class Predictive(Mixture):
         """Return the ends of the central interval of each number: the quantiles at (1 ∓ level) / 2.
 
         Args:
-            level: probability inside, in (0, 1); half of the rest lies on either side.
+            level: probability inside, in (0, 1).
 
         Returns:
             Low and high ends, (B, K') each; from samples where the likelihood's Distribution has no `cdf`.

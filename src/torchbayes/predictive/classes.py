@@ -1,4 +1,4 @@
-"""Distributions over classes: averaged probabilities, entropies, the decisions that cost least, and what they lack."""
+"""Distributions over classes: averaged probabilities, entropies, decisions of least loss, and errors of others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Decision(NamedTuple):
     """What to do at each input.
 
     Attributes:
-        action: index of the action of least expected loss, (B, ...), int64; of tied ones the first.
+        action: index of the action of least expected loss, (B, ...), int64; the first of tied ones.
         loss: its expected loss, (B, ...), in the units of the losses.
     """
 
@@ -25,22 +25,15 @@ class Decision(NamedTuple):
 
 
 class UndefinedError(TypeError, AttributeError):
-    """What predictions of these targets do not have; `hasattr` says so too."""
+    """Predictions of such targets have no such quantity; `hasattr` is False too."""
 
 
 class UnknownError(NotImplementedError, AttributeError):
-    """What predictions have, but torch does not know of their distribution; `hasattr` is False too."""
+    """The quantity exists, but torch has no formula for this distribution; `hasattr` is False too."""
 
 
 def over_classes(distribution: Distribution) -> distributions.Categorical | distributions.Bernoulli:
-    """Return a distribution over classes.
-
-    Args:
-        distribution: that of a likelihood.
-
-    Raises:
-        UndefinedError: if it is not over classes.
-    """
+    """Return the distribution of a likelihood if it is over classes; an UndefinedError otherwise."""
     if not isinstance(distribution, distributions.Categorical | distributions.Bernoulli):
         raise UndefinedError(
             f"class probabilities exist for Categorical and Bernoulli likelihoods; this one gives "
@@ -50,14 +43,7 @@ def over_classes(distribution: Distribution) -> distributions.Categorical | dist
 
 
 def class_probs(distribution: Distribution) -> Tensor:
-    """Return averaged probabilities over all classes, (B, ..., K): an axis of two for Bernoulli.
-
-    Args:
-        distribution: S distributions over classes.
-
-    Raises:
-        TypeError: if they are not over classes.
-    """
+    """Return averaged probabilities over all classes, (B, ..., K), of S distributions; two for Bernoulli."""
     kind = over_classes(distribution)
     probs = torch.as_tensor(kind.probs).mean(0)
     if not isinstance(kind, distributions.Bernoulli):
@@ -66,11 +52,10 @@ def class_probs(distribution: Distribution) -> Tensor:
 
 
 def moment(distribution: Distribution, name: Literal["mean", "variance"]) -> Tensor:
-    """Return mean or variance of each of S distributions, (S, B, ...).
+    """Return the mean or variance of each of S distributions, (S, B, ...).
 
-    Raises:
-        UndefinedError: if they are over classes, whose numbers are names.
-        UnknownError: if torch has no such moment of them.
+    An UndefinedError if they are over classes, whose numbers are names; an UnknownError if torch has no such
+    moment.
     """
     if isinstance(_inner(distribution), distributions.Categorical):
         raise UndefinedError(
@@ -86,11 +71,7 @@ def moment(distribution: Distribution, name: Literal["mean", "variance"]) -> Ten
 
 
 def check_ordered(distribution: Distribution) -> None:
-    """Check that quantiles and intervals exist: targets are single numbers.
-
-    Raises:
-        TypeError: if they are classes, or several numbers together.
-    """
+    """Raise a TypeError unless targets are single numbers, so that quantiles and intervals exist."""
     kind = _inner(distribution)
     if isinstance(kind, distributions.Categorical | distributions.Bernoulli):
         raise TypeError("classes have no quantiles and no intervals. Use `probs`.")
@@ -102,54 +83,41 @@ def check_ordered(distribution: Distribution) -> None:
 
 
 def _inner(distribution: Distribution) -> Distribution:
-    """Return the distribution of a single target of several that are independent."""
+    """Return the distribution of one of several independent targets."""
     while isinstance(distribution, distributions.Independent):
         distribution = distribution.base_dist
     return distribution
 
 
 def average_entropies(distribution: Distribution) -> tuple[Tensor, Tensor, Tensor]:
-    """Return total and expected entropy and mutual information, in one pass over the rows, a few at a time.
+    """Return total and expected entropy and mutual information of S distributions over classes.
 
-    Args:
-        distribution: S distributions over classes.
-
-    Returns:
-        (B, ...) each, float64, in nats.
-
-    Raises:
-        TypeError: if they are not over classes.
+    Each is (B, ...), float64, in nats; all in one pass over the rows, a few at a time.
     """
-    classes, found = over_classes(distribution), []
+    classes, by_rows = over_classes(distribution), []
     by_logits, binary = "logits" in vars(classes), isinstance(classes, distributions.Bernoulli)
-    given = torch.as_tensor(classes.logits if by_logits else classes.probs)
-    for part in given.split(rows_at_once(given), dim=1):
-        found.append(entropies(_pairs(part.double(), by_logits=by_logits, binary=binary)))
-    total, expected, mutual = (torch.cat(parts) for parts in zip(*found, strict=True))
+    parameters = torch.as_tensor(classes.logits if by_logits else classes.probs)
+    for rows in parameters.split(rows_at_once(parameters), dim=1):
+        by_rows.append(entropies(_pairs(rows.double(), by_logits=by_logits, binary=binary)))
+    total, expected, mutual = (torch.cat(parts) for parts in zip(*by_rows, strict=True))
     return total, expected, mutual
 
 
 def _pairs(given: Tensor, *, by_logits: bool, binary: bool) -> Tensor:
-    """Return probabilities over all classes; from logits where possible, as 1 − p and log p lose precision.
+    """Return probabilities over all classes, two for Bernoulli.
 
-    Bernoulli gets an axis of two.
+    They come from logits where possible, because 1 − p and log p lose precision.
     """
     if binary:
-        both = torch.stack([-given, given] if by_logits else [1 - given, given], dim=-1)
-        return both.sigmoid() if by_logits else both
+        pairs = torch.stack([-given, given] if by_logits else [1 - given, given], dim=-1)
+        return pairs.sigmoid() if by_logits else pairs
     return given.softmax(-1) if by_logits else given / given.sum(-1, keepdim=True)
 
 
 def decided(probs: Tensor, loss_AK: Any) -> Decision:
-    """Return the actions of least expected loss.
+    """Return the actions of least expected loss under averaged class probabilities (B, ..., K).
 
-    Args:
-        probs: averaged class probabilities, (B, ..., K).
-        loss_AK: loss of each action when each class is true.
-
-    Raises:
-        TypeError: if the losses are not numbers.
-        ValueError: if their shape does not fit, or one is not finite.
+    A TypeError if the losses are not numbers; a ValueError if their shape does not fit, or one is not finite.
     """
     losses, classes = as_numbers("loss_AK", loss_AK).to(probs.device), probs.shape[-1]
     if losses.ndim != 2 or not len(losses) or losses.shape[1] != classes:

@@ -1,8 +1,8 @@
 """Predictions as columns of a table, in the units of the raw targets: what `torchbayes predict` writes.
 
-Of classes: the most probable one, the probability of each, and two measures of uncertainty in nats: the entropy of the
-averaged probabilities, and the mutual information, what the drawn functions disagree about. Of numbers: mean, standard
-deviation, the part of it that is the function's, and the bounds of a central interval.
+For classes: the most probable one, the probability of each, and two measures of uncertainty in nats: the entropy of
+the averaged probabilities, and the mutual information, the disagreement of the drawn functions. For numbers: mean,
+standard deviation, its part that is due to the function, and the ends of a central interval.
 """
 
 from __future__ import annotations
@@ -25,35 +25,18 @@ from torchbayes.predictive.mixture import Mixture
 
 @dataclass(frozen=True)
 class Units:
-    """In what predictions are told.
+    """The units in which predictions are reported."""
 
-    Attributes:
-        classes: names of the classes; none for a regression.
-        targets: from raw to standardised targets; None where they are not standardised.
-        level: share of the targets that an interval should hold.
-    """
-
-    classes: tuple[str, ...] = ()
-    targets: Standardise | None = None
-    level: float = 0.95
+    classes: tuple[str, ...] = ()  # names; none for a regression
+    targets: Standardise | None = None  # from raw to standardised targets; None where they are not standardised
+    level: float = 0.95  # share of the targets that an interval should hold
 
     def __post_init__(self) -> None:
         check_level(self.level)
 
 
 def columns(predictive: Mixture, units: Units) -> dict[str, np.ndarray]:
-    """Return predictions as columns.
-
-    Args:
-        predictive: at N inputs.
-        units: in what they are told.
-
-    Returns:
-        name -> (N,).
-
-    Raises:
-        TypeError: if it is neither of classes nor of numbers.
-    """
+    """Return predictions at N inputs as columns, name -> (N,); a TypeError unless they are classes or numbers."""
     kind = predictive.distribution
     if isinstance(kind, distributions.Categorical | distributions.Bernoulli):
         return _of_classes(predictive, units.classes)
@@ -68,11 +51,7 @@ def columns(predictive: Mixture, units: Units) -> dict[str, np.ndarray]:
 
 
 def _of_classes(predictive: Mixture, classes: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return class, probabilities and uncertainty.
-
-    Raises:
-        TypeError: if there are several places in a row.
-    """
+    """Return class, probabilities and uncertainty; a TypeError if there are several places in a row."""
     rows = predictive.outputs_SBK.shape[1]
     probs = predictive.probs.double()
     if isinstance(predictive.distribution, distributions.Bernoulli):
@@ -84,27 +63,27 @@ def _of_classes(predictive: Mixture, classes: Sequence[str]) -> dict[str, np.nda
             f"torchbayes.predict from Python."
         )
     names = list(classes) or [str(k) for k in range(probs.shape[1])]
-    found = {"prediction": np.array(names)[_array(probs.argmax(1))]}
-    found |= {f"p({name})": _array(column) for name, column in zip(names, probs.T, strict=True)}
-    found["entropy"] = _array(predictive.entropy.reshape(rows))
-    if predictive.draws > 1:  # a single function, or a closed form over functions, has none
-        found["mutual_information"] = _array(predictive.mutual_information.reshape(rows))
-    return found
+    columns = {"prediction": np.array(names)[_array(probs.argmax(1))]}
+    columns |= {f"p({name})": _array(column) for name, column in zip(names, probs.T, strict=True)}
+    columns["entropy"] = _array(predictive.entropy.reshape(rows))
+    if predictive.draws > 1:  # a single function, or a closed form over functions, has no mutual information
+        columns["mutual_information"] = _array(predictive.mutual_information.reshape(rows))
+    return columns
 
 
 def _of_numbers(predictive: Mixture, units: Units, *, width: int) -> dict[str, np.ndarray]:
     """Return mean, standard deviations and interval of each output, in raw units."""
     low, high = central_interval(predictive, 1 - units.level)
     shift, scale = (0.0, 1.0) if units.targets is None else (units.targets.mean.double(), units.targets.scale.double())
-    places = {"mean": predictive.mean, f"low_{units.level:g}": low, f"high_{units.level:g}": high}
+    locations = {"mean": predictive.mean, f"low_{units.level:g}": low, f"high_{units.level:g}": high}
     spreads = {"sd": predictive.variance.sqrt(), "sd_of_function": predictive.epistemic.sqrt()}
-    found: dict[str, np.ndarray] = {}
-    raw = {name: value.double().cpu() * scale + shift for name, value in places.items()}
+    columns: dict[str, np.ndarray] = {}
+    raw = {name: value.double().cpu() * scale + shift for name, value in locations.items()}
     raw |= {name: value.double().cpu() * scale for name, value in spreads.items()}
-    for name in ("mean", "sd", "sd_of_function", *list(places)[1:]):
+    for name in ("mean", "sd", "sd_of_function", *list(locations)[1:]):
         for k, column in enumerate(raw[name].reshape(-1, width).T):
-            found[name if width == 1 else f"{name}[{k}]"] = _array(column)
-    return found
+            columns[name if width == 1 else f"{name}[{k}]"] = _array(column)
+    return columns
 
 
 def _array(values: Tensor) -> np.ndarray:
@@ -114,15 +93,15 @@ def _array(values: Tensor) -> np.ndarray:
 def frame_of(
     predictive: Mixture, *, level: float = 0.9, classes: Sequence[str] = (), targets: Standardise | None = None
 ) -> Any:
-    """Return predictions as a pandas DataFrame, a row for each input.
+    """Return predictions as a pandas DataFrame, one row per input.
 
-    Of numbers: mean, sd, sd_of_function, and the ends of the central interval; of classes: prediction, p(CLASS),
+    For numbers: mean, sd, sd_of_function, and the ends of the central interval. For classes: prediction, p(CLASS),
     entropy, and mutual_information where there are several draws.
 
     Args:
         predictive: the predictions.
         level: probability inside the interval, in (0, 1).
-        classes: their names; their numbers if there are none.
+        classes: their names; by default their numbers.
         targets: from raw to standardised targets, such as `data.target_standardise`: numbers are then in raw units.
 
     Raises:
@@ -138,7 +117,7 @@ def frame_of(
 
 
 def overview_of(predictive: Mixture) -> Overview:
-    """Return what a predictive says of itself: how many functions and rows, and its columns at the first rows."""
+    """Return what is displayed of a predictive: numbers of functions and rows, and columns of the first rows."""
     draws, rows = predictive.outputs_SBK.shape[:2]
     facts = {"draws": draws, "rows": rows, "likelihood": brief(predictive.likelihood)}
     if predictive.outputs_SBK.ndim > 2:

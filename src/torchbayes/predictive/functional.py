@@ -1,7 +1,8 @@
-r"""Laplace in the space of functions: a Gaussian process whose kernel is the network's own, for small data.
+"""Laplace in the space of functions: a Gaussian process whose kernel is the network's own, for small data.
 
-The network linearised at a mode w*, with prior covariance S and Jacobians J of all N rows, is a Gaussian process with
-kernel k(x, x') = J(x) S J(x')ᵀ. With Λ = L Lᵀ the curvature of the likelihood in the outputs and A = I + Lᵀ K L,
+The network linearised at a mode w*, with prior covariance S and Jacobians J of all N rows, is a Gaussian process
+with kernel k(x, x') = J(x) S J(x')ᵀ. With Λ = L Lᵀ the curvature of the likelihood in the outputs and A = I + Lᵀ K
+L,
 
     Cov f(x) = k(x, x) − k(x, X) L A⁻¹ Lᵀ k(X, x),    log det P − log det S⁻¹ = log det A,
 
@@ -38,7 +39,6 @@ from torchbayes.predictive.links import Link, centre_of, link_of
 
 
 def _overview(laplace: FunctionalLaplace) -> Overview:
-    """Return what is shown of it."""
     return Overview("FunctionalLaplace", {"link": laplace.link, "model": laplace.model})
 
 
@@ -85,9 +85,6 @@ class FunctionalLaplace:
             inputs: tensor (B, ...), or a tuple or mapping of such.
             diagonal: return variances alone.
 
-        Returns:
-            The Gaussians.
-
         Raises:
             ValueError: if the network cannot take the inputs.
         """
@@ -95,14 +92,16 @@ class FunctionalLaplace:
 
     def _functions(self, inputs: Any, *, diagonal: bool, centre: Centre | None = None) -> Functions:
         outputs_BK, parts = _doubled(self.tangent.linear(inputs, centre=centre))
-        over = self.tangent.leaves(self.prior)
-        own = covariance(over, parts, diagonal=diagonal)
-        cross = cross_covariance(over, (self.train, parts), limit=self.tangent.chunk)
+        leaves = self.tangent.leaves(self.prior)
+        prior = covariance(leaves, parts, diagonal=diagonal)
+        cross = cross_covariance(leaves, (self.train, parts), limit=self.tangent.chunk)
         rows, outputs = outputs_BK.shape
-        seen = torch.einsum("nrk,nkq->nrq", self.root_NRK, cross.view(len(self.root_NRK), outputs, -1)).flatten(0, 1)
-        taken = torch.linalg.solve_triangular(self.cholesky, seen, upper=False).T.view(rows, outputs, -1)
-        known = taken.square().sum(-1) if diagonal else taken @ taken.mT
-        spread = (own - known).clamp_min(0) if diagonal else own - known
+        projected = torch.einsum("nrk,nkq->nrq", self.root_NRK, cross.view(len(self.root_NRK), outputs, -1)).flatten(
+            0, 1
+        )
+        whitened = torch.linalg.solve_triangular(self.cholesky, projected, upper=False).T.view(rows, outputs, -1)
+        explained = whitened.square().sum(-1) if diagonal else whitened @ whitened.mT
+        spread = (prior - explained).clamp_min(0) if diagonal else prior - explained
         return Functions(outputs_BK.unsqueeze(0), spread.to(outputs_BK).unsqueeze(0))
 
     def predictive(self, inputs: Any, *, chunk_size: int = 256) -> Predictive:
@@ -112,30 +111,23 @@ class FunctionalLaplace:
             inputs: tensor (B, ...), or a tuple or mapping of such.
             chunk_size: rows at once, at most.
 
-        Returns:
-            The predictive.
-
         Raises:
             ValueError: if there are no rows, they are not finite, or the network cannot take them.
         """
         link = link_of(self.link, self.model.likelihood, outputs=self.tangent.outputs)
         functions = partial(self._functions, centre=centre_of(link))
         weights_MD, placed = self.tangent.weights_D.unsqueeze(0), checked(self.model, inputs)
-        own = {"samples": self.samples, "seed": self.seed, "rows": min(chunk_size, 256)}
-        return linked(link, self.model, weights_MD, functions=functions, inputs=placed, **own)
+        options = {"samples": self.samples, "seed": self.seed, "rows": min(chunk_size, 256)}
+        return linked(link, self.model, weights_MD, functions=functions, inputs=placed, **options)
 
 
 def _doubled(linear: Linear) -> Linear:
-    """Return a linear form with its Jacobian in double precision: posterior variances are differences."""
+    """Return a linear form with its Jacobian in double precision, because posterior variances are differences."""
     return Linear(linear.outputs_BK, [part.double() for part in linear.parts])
 
 
 def _check_axes(tangent: Tangent) -> None:
-    """Check that a row has one axis of outputs.
-
-    Raises:
-        ValueError: if it has several.
-    """
+    """Raise a ValueError unless a row has one axis of outputs."""
     if len(tangent.shape) > 1:
         raise ValueError(
             f"the functional form needs one axis of outputs for a row, (K,); the network gives {tangent.shape} for a "
@@ -144,18 +136,14 @@ def _check_axes(tangent: Tangent) -> None:
 
 
 def _fit(model: Model, outputs_NK: Tensor, targets: Any) -> Tensor:
-    """Return Σ log p(y|f), float64.
-
-    Raises:
-        ValueError: if it is not finite.
-    """
-    found = model.likelihood.log_prob(outputs_NK, targets).sum(dtype=torch.float64)
-    if not found.isfinite():
+    """Return Σ log p(y|f), float64; a ValueError if it is not finite."""
+    total = model.likelihood.log_prob(outputs_NK, targets).sum(dtype=torch.float64)
+    if not total.isfinite():
         raise ValueError(
             "the log likelihood at the mode is not finite. Look for extreme values in the data or the weights, and for "
             "targets that the network says are impossible."
         )
-    return found
+    return total
 
 
 @explained()
@@ -170,23 +158,23 @@ def functional_laplace(
 ) -> FunctionalLaplace:
     """Return the functional form of a Laplace posterior with the dense Gauss-Newton matrix.
 
-    Time grows with (N R)³ and with N R D, memory with (N R)² and N times what a row takes in the layers, where R is the
-    number of columns of Λ per row: K in a regression, K − 1 for K classes.
+    Time grows with (N R)³ and with N R D, memory with (N R)² and N times what a row takes in the layers, where R is
+    the number of columns of Λ per row: K in a regression, K − 1 for K classes.
 
     Args:
         model: its prior is normal, or has a precision at the mode.
         data: all training data, as for `fit`.
         start: the mode: a trained module, a point posterior of one member, or flat weights.
         link: as for `Linearised`.
-        largest: bound on N R, the size of the matrix, where R is the number of columns of Λ per row.
+        largest: bound on N R, the size of the matrix.
         chunk: numbers that a piece of a Jacobian may hold.
 
     Returns:
         The posterior over functions.
 
     Raises:
-        ValueError: if there are too many rows, the prior is flat or correlated, the model tempered, the data or the
-            start do not fit, or the log likelihood at the mode is not finite.
+        ValueError: if there are too many rows, the prior is flat or correlated, the model is tempered, the data or
+            the start do not fit, or the log likelihood at the mode is not finite.
     """
     check_kind(Model, "a Model", model=model)
     check_counts(largest=largest, chunk=chunk)

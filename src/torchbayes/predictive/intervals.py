@@ -13,28 +13,20 @@ from torchbayes.model.likelihoods.quantiles import check_level, is_discrete
 from torchbayes.predictive.classes import check_ordered
 from torchbayes.predictive.mixture import Mixture
 
-_SAMPLES = 2000  # for the quantiles of a row whose distribution function is not known
-_AT_ONCE = 2**24  # numbers that `Tensor.quantile` takes
+_SAMPLES = 2000  # for the quantiles of a row without a known distribution function
+_AT_ONCE = 2**24  # the most numbers that `Tensor.quantile` takes
 
 
 def central_interval(predictive: Mixture, outside: float = 0.05) -> tuple[Tensor, Tensor]:
-    """Return the ends of the central interval of each number that is predicted.
+    """Return the ends of the central interval of each number, each (B, K'), with probability `outside` outside.
 
-    Args:
-        predictive: of numbers.
-        outside: probability that the interval leaves out, half of it on either side.
-
-    Returns:
-        The quantiles at `outside` / 2 and 1 - `outside` / 2, each (B, K').
+    They are the quantiles at `outside` / 2 and 1 − `outside` / 2.
     """
     levels = predictive.outputs_SBK.new_tensor([outside / 2, 1 - outside / 2])
     try:
         low, high = predictive.quantile(levels)
-    except (
-        NotImplementedError,
-        TypeError,
-        ValueError,
-    ):  # of joint ones, or beyond bounds by rounding
+    except (NotImplementedError, TypeError, ValueError):
+        # There is no `cdf` for joint numbers, or a quantile is out of bounds by rounding.
         low, high = torch.cat([samples.quantile(levels, dim=0) for samples in samples_of(predictive)], dim=1)
     return low, high
 
@@ -47,28 +39,18 @@ def checked_interval(predictive: Mixture, level: float) -> tuple[Tensor, Tensor]
 
 
 def levels_reached(predictive: Mixture, targets: Tensor) -> Tensor:
-    """Return the level of the smallest central interval that holds each target.
+    """Return the level of the smallest central interval that holds each target (B, K'): in [0, 1], (B, K').
 
-    Args:
-        predictive: of numbers.
-        targets: (B, K').
-
-    Returns:
-        Levels in [0, 1], (B, K'), as `torchbayes.metrics.central_level` defines them.
+    `torchbayes.metrics.central_level` defines it.
     """
     return central_level(*probabilities_below(predictive, targets))
 
 
 def probabilities_below(predictive: Mixture, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the predicted probability of values below each target, and of values up to it.
+    """Return F(y−) and F(y), the predicted probability of values below each target (B, K') and up to it, (B, K') each.
 
-    Args:
-        predictive: of numbers.
-        targets: (B, K').
-
-    Returns:
-        F(y-) and F(y), (B, K') each, in [0, 1]. Where the distribution function is known, both are equal unless values
-        are whole numbers; else they are shares of samples.
+    Where the distribution function is known, both are equal unless values are whole numbers; else they are shares
+    of samples.
     """
     distribution = predictive.distribution
     try:
@@ -77,32 +59,24 @@ def probabilities_below(predictive: Mixture, targets: Tensor) -> tuple[Tensor, T
     except (NotImplementedError, ValueError):
         pieces, start, shares = samples_of(predictive), 0, []
         for samples in pieces:
-            own = targets[start : start + samples.shape[1]]
-            shares.append(torch.stack([(samples < own).to(own).mean(0), (samples <= own).to(own).mean(0)]))
+            observed = targets[start : start + samples.shape[1]]
+            shares.append(
+                torch.stack([(samples < observed).to(observed).mean(0), (samples <= observed).to(observed).mean(0)])
+            )
             start += samples.shape[1]
         below, up_to = torch.cat(shares, dim=1)
     return below.clamp(0, 1), up_to.clamp(0, 1)
 
 
 def samples_of(predictive: Mixture) -> Iterator[Tensor]:
-    """Yield as many samples of each draw, 2,000 in all or more, for some rows after the others, (C, b, K').
-
-    Args:
-        predictive: of numbers.
-    """
+    """Yield samples (C, b, K') of successive blocks of b rows: equally many of each draw, 2,000 in all or more."""
     count = -(-_SAMPLES // predictive.draws) * predictive.draws
-    for place, piece in enumerate(pieces_of(predictive, count, _AT_ONCE)):
-        yield piece.sample(count, seed=place)
+    for number, piece in enumerate(pieces_of(predictive, count, _AT_ONCE)):
+        yield piece.sample(count, seed=number)
 
 
 def pieces_of(predictive: Mixture, count: int, at_once: int) -> Iterator[Mixture]:
-    """Yield the predictive of some rows after the others.
-
-    Args:
-        predictive: at B inputs.
-        count: numbers that are held for each output.
-        at_once: numbers that may be held.
-    """
+    """Yield the predictive of successive blocks of rows, with `count` numbers per output at most `at_once` each."""
     outputs_SBK, spread = predictive.outputs_SBK, predictive.function_variance
     step = max(at_once // (count * outputs_SBK[0, 0].numel()), 1)
     for start in range(0, outputs_SBK.shape[1], step):

@@ -1,8 +1,9 @@
-r"""The linearised predictive of a last layer as a plain module: one pass through the network, and a closed form.
+"""The linearised predictive of a last layer as a plain module: one pass through the network, and a closed form.
 
-With the last layer's inputs a (and a 1 for its bias) and weights N(W*, Σ), the outputs at a place are W* a with the
-covariance V_kl = aᵀ Σ_kl a, exactly. Where Σ = U diag(v) Uᵀ on the grid of the weights, U = U_R ⊗ U_C, that is
-U_R diag(Σ_i v_oi (U_Cᵀ a)_i²) U_Rᵀ; where Σ = R Rᵀ it is F Fᵀ with F_kz = Σ_i R_kiz a_i, or by strips of the inputs.
+With the last layer's inputs a (with a 1 appended for its bias) and weights N(W*, Σ), the outputs at a place are W*
+a with covariance V_kl = aᵀ Σ_kl a, exactly. Where Σ = U diag(v) Uᵀ on the grid of the weights, U = U_R ⊗ U_C, that
+is U_R diag(Σ_i v_oi (U_Cᵀ a)_i²) U_Rᵀ. Where Σ = R Rᵀ it is F Fᵀ with F_kz = Σ_i R_kiz a_i, or by strips of the
+inputs.
 """
 
 from __future__ import annotations
@@ -30,35 +31,30 @@ _INSTEAD = "Use `posterior.module(draws=30)`, which averages draws."
 
 
 class Passed(nn.Module):
-    """Takes the place of the last layer: passes its inputs on, and remembers what it gave at every call."""
+    """Takes the place of the last layer: returns its inputs, and records what it returned at every call."""
 
     gave: tuple[Tensor, ...] = ()
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the inputs."""
-        given = inputs.view(inputs.shape)
-        self.gave = (*self.gave, given)
-        return given
+        view = inputs.view(inputs.shape)
+        self.gave = (*self.gave, view)
+        return view
 
 
 @readable
 class LinearisedModule(PredictiveModule):
-    """The closed form of a last layer, a mixture over its members: what `Linearised` predicts, in one forward pass."""
+    """The closed form of a last layer, a mixture over its members: what `Linearised` predicts, in one pass."""
 
     kind = "linearised module"
     parts = ("shared", "head", "covariance", "learned")
 
     @classmethod
     def of(cls, posterior: Gaussian, *, link: str, level: float | None) -> LinearisedModule:
-        """Return the module of a Gaussian posterior over a last layer.
+        """Return the module of a Gaussian posterior over a last layer, with `link` as for `Linearised`.
 
-        Args:
-            posterior: the Gaussian.
-            link: as of `Linearised`.
-            level: of the central intervals; none if None.
-
-        Raises:
-            ValueError: if the link is no closed form, or other weights than those of one linear layer are random.
+        It has no intervals if `level` is None. A ValueError if the link has no closed form, or other weights than
+        those of one linear layer are random.
         """
         model = posterior.model
         name, layer = _random_layer(model.network)
@@ -68,12 +64,12 @@ class LinearisedModule(PredictiveModule):
                 f"the link 'samples' draws functions for the rows of every call; no module does so. {_INSTEAD}"
             )
         grid_KI, random = _grid(model, name)
-        full = link not in MARGINAL or link == CENTRED  # whose roots need the outputs together
+        full = link not in MARGINAL or link == CENTRED  # these links need the outputs together
         terms = [term for placed in forms(posterior.covariance) for term in _terms(placed, grid_KI, full=full)]
-        own = shared(model.network.module, random)
-        fixed = {"bias_K": own.pop(f"{name}bias")} if f"{name}bias" in own else {}
+        tensors = shared(model.network.module, random)
+        fixed = {"bias_K": tensors.pop(f"{name}bias")} if f"{name}bias" in tensors else {}
         parts = {
-            "shared": own,
+            "shared": tensors,
             "head": {"weight_MKI": posterior.mean_MD[:, grid_KI].clone(), **fixed},
             "covariance": {f"{n}.{key}": t for n, term in enumerate(terms) for key, t in term.items()},
             "learned": {n: p.clone() for n, p in model.split(posterior.mean_MD)[1].items()},
@@ -89,46 +85,39 @@ class LinearisedModule(PredictiveModule):
         return network
 
     def forward(self, inputs: Any) -> dict[str, Tensor]:
-        """Return the average at inputs, and its uncertainty, by name.
+        """Return the average at inputs and its uncertainty, by name.
 
-        Args:
-            inputs: tensor (B, ...); a tuple becomes positional arguments of the network, a mapping keyword arguments.
-
-        Raises:
-            ValueError: if the network changes the outputs of its last layer, or uses it more than once.
+        A tuple becomes positional arguments of the network, a mapping keyword arguments. A ValueError if the
+        network changes the outputs of its last layer, or uses it more than once.
         """
-        seen, head, link = self._seen(inputs), self.part("head"), self._settings["link"]
+        features, head, link = self._seen(inputs), self.part("head"), self._settings["link"]
         weight_MKI = head["weight_MKI"]
-        rows_PI = seen.reshape(-1, seen.shape[-1])
+        rows_PI = features.reshape(-1, features.shape[-1])
         rows_PI = F.pad(rows_PI, (0, weight_MKI.shape[-1] - rows_PI.shape[-1]), value=1.0)
         mean_MPK = rows_PI @ weight_MKI.mT + head.get("bias_K", 0.0)
         centre = centre_of(link)
         middle = None if centre is None else centre(mean_MPK)
         spread = self._covariance(rows_PI, full=link not in MARGINAL, centre_MPK=middle)
-        mean, spread = (t.unflatten(1, seen.shape[:-1]) if seen.ndim > 2 else t for t in (mean_MPK, spread))
+        mean, spread = (t.unflatten(1, features.shape[:-1]) if features.ndim > 2 else t for t in (mean_MPK, spread))
         return self.summed_up(mean, spread) if link == "gaussian" else self.summed_up(CLOSED[link](mean, spread))
 
     def _seen(self, inputs: Any) -> Tensor:
-        """Return the inputs of the last layer, (B, ..., I).
-
-        Raises:
-            ValueError: as a call does.
-        """
+        """Return the inputs of the last layer, (B, ..., I); a ValueError as for a call."""
         state = self.part("shared")
         passed: Any = self._network.module.get_submodule(self._settings["layer"].removesuffix("."))
         self._network.ask(state, inputs, device=self.part("head")["weight_MKI"].device)
         passed.gave = ()
-        made = tensor_of(self._network.run(state, inputs))
-        gave, passed.gave = passed.gave, ()
-        if not torch.compiler.is_dynamo_compiling() and (len(gave) != 1 or made is not gave[0]):
+        outputs = tensor_of(self._network.run(state, inputs))
+        passed_on, passed.gave = passed.gave, ()
+        if not torch.compiler.is_dynamo_compiling() and (len(passed_on) != 1 or outputs is not passed_on[0]):
             raise ValueError(
                 f"the network must return what `{self._settings['layer']}weight` gives, at its only call; it gives "
                 f"something else. {_INSTEAD}"
             )
-        return made
+        return outputs
 
     def _covariance(self, rows_PI: Tensor, *, full: bool, centre_MPK: Tensor | None) -> Tensor:
-        """Return V of every place, (M, P, K, K), or its diagonal, of the outputs less their mean if one is given."""
+        """Return V of every place, (M, P, K, K), or its diagonal; of the outputs less their mean for a centre."""
         terms: dict[str, dict[str, Tensor]] = defaultdict(dict)
         for name, tensor in self.part("covariance").items():
             number, _, key = name.partition(".")
@@ -155,41 +144,44 @@ def _of_grid(rows_PI: Tensor, term: Mapping[str, Tensor], full: bool, centre_MPK
         return torch.diag_embed(spread) if full else spread
     if not full:
         return spread @ rows.square().mT
-    pairs_MKQ = (rows.mT.unsqueeze(-1) * rows.mT.unsqueeze(-2)).flatten(-2)  # one product for all rows, not one each
+    pairs_MKQ = (rows.mT.unsqueeze(-1) * rows.mT.unsqueeze(-2)).flatten(-2)  # one product for all rows
     return (spread @ pairs_MKQ).unflatten(-1, rows.shape[1:])
 
 
 def _of_root(rows_PI: Tensor, term: Mapping[str, Tensor], full: bool, centre_MPK: Tensor | None) -> Tensor:
     ((name, root_MKIZ),) = term.items()
-    seen = torch.einsum("pi,mkiz->mpkz", rows_PI, root_MKIZ)
+    projected = torch.einsum("pi,mkiz->mpkz", rows_PI, root_MKIZ)
     if centre_MPK is not None:
-        seen = seen - centre_MPK.unsqueeze(-2) @ seen
-    gram = seen @ seen.mT if full else seen.square().sum(-1)
+        projected = projected - centre_MPK.unsqueeze(-2) @ projected
+    gram = projected @ projected.mT if full else projected.square().sum(-1)
     return gram if name == "plus_MKIZ" else -gram
 
 
 def _terms(placed: PlacedForm, grid_KI: Tensor, *, full: bool) -> Iterator[dict[str, Tensor]]:
-    """Yield the terms of one block of Σ on the grid of the layer's weights; only those within outputs if not `full`.
+    """Yield the terms of one block of Σ on the grid of the layer's weights, name -> tensor.
 
-    Yields:
-        name -> tensor.
+    If not `full`, only those within outputs.
     """
     where, form = placed
-    at = where.new_full((int(torch.cat([where, grid_KI.flatten()]).max()) + 1,), -1)
-    at[grid_KI.flatten()] = torch.arange(grid_KI.numel(), device=at.device)
-    at = at[where]
-    inside = at >= 0  # other weights are the likelihood's, which the outputs do not depend on
+    position = where.new_full((int(torch.cat([where, grid_KI.flatten()]).max()) + 1,), -1)
+    position[grid_KI.flatten()] = torch.arange(grid_KI.numel(), device=position.device)
+    position = position[where]
+    inside = position >= 0  # other weights are the likelihood's, on which the outputs do not depend
     if not inside.any():
         return
 
     def on_grid(values_MnZ: Tensor) -> Tensor:
-        found = values_MnZ.new_zeros(len(values_MnZ), grid_KI.numel(), values_MnZ.shape[-1])
-        found[:, at[inside]] = values_MnZ[:, inside]
-        return found.unflatten(1, grid_KI.shape)
+        on_layer = values_MnZ.new_zeros(len(values_MnZ), grid_KI.numel(), values_MnZ.shape[-1])
+        on_layer[:, position[inside]] = values_MnZ[:, inside]
+        return on_layer.unflatten(1, grid_KI.shape)
 
     if form.variance is not None:
         flat = form.variance.ndim == 2
-        yield {"variance_MKI": on_grid(form.variance.unsqueeze(-1))[..., 0]} if flat else _on_layer(form, at, grid_KI)
+        yield (
+            {"variance_MKI": on_grid(form.variance.unsqueeze(-1))[..., 0]}
+            if flat
+            else _on_layer(form, position, grid_KI)
+        )
     if form.root_MDZ is not None:
         root_MKIZ = on_grid(form.root_MDZ)
         yield strips(root_MKIZ) if full else {"plus_MKIZ": torch.linalg.qr(root_MKIZ.mT).R.mT.contiguous()}
@@ -200,27 +192,23 @@ def _terms(placed: PlacedForm, grid_KI: Tensor, *, full: bool) -> Iterator[dict[
 
 
 def _on_layer(form: Form, at: Tensor, grid_KI: Tensor) -> dict[str, Tensor]:
-    """Return variances over the layer, or over its weights or biases alone, with their bases."""
+    """Return variances over the layer, or over its weights or its biases alone, with their bases."""
     assert form.variance is not None
     variance_MKn, size = form.variance[:, 0], grid_KI.shape[1]
     columns = (at % size).view(variance_MKn.shape[1:])[0]
-    found = {"variance_MKI": variance_MKn.clone()}
+    tensors = {"variance_MKI": variance_MKn.clone()}
     if form.rows_MGOO is not None:
-        found["rows_MKK"] = form.rows_MGOO[:, 0].clone()
+        tensors["rows_MKK"] = form.rows_MGOO[:, 0].clone()
     if form.columns_MGII is not None or len(columns) < size:
         identity = torch.eye(len(columns), dtype=variance_MKn.dtype, device=variance_MKn.device)
         basis = identity if form.columns_MGII is None else form.columns_MGII[:, 0]
-        found["columns_MII"] = basis.new_zeros(len(variance_MKn), size, len(columns))
-        found["columns_MII"][:, columns] = basis
-    return found
+        tensors["columns_MII"] = basis.new_zeros(len(variance_MKn), size, len(columns))
+        tensors["columns_MII"][:, columns] = basis
+    return tensors
 
 
 def _random_layer(network: Network) -> tuple[str, nn.Linear]:
-    """Return the name of the linear layer whose weights alone are random, with a dot at its end, and the layer.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """Return the only linear layer with random weights, after its name and a dot; a ValueError if there is none."""
     names = network.layout.names
     name = names[0].removesuffix("weight")
     layers = {
@@ -241,7 +229,7 @@ def _random_layer(network: Network) -> tuple[str, nn.Linear]:
 
 
 def _grid(model: Model, name: str) -> tuple[Tensor, list[str]]:
-    """Return the positions of the layer's weights, and last its biases, in the flat vector; and their names."""
+    """Return the positions in the flat vector of the layer's weights, with its biases last, and their names."""
     layout, names = model.layout, [n for n in model.network.layout.names if n.startswith(name)]
     places = torch.arange(layout.size, device=model.network.device)
     weight_KI = layout.split(places)[f"{name}weight"]

@@ -1,18 +1,18 @@
-r"""Predictives in closed form: a Gaussian posterior N(w*, Σ) pushed through the network linearised at w*.
+"""Predictives in closed form: a Gaussian posterior N(w*, Σ) pushed through the network linearised at w*.
 
     f(x) ~ N( f_{w*}(x), J(x) Σ J(x)ᵀ ),    J the Jacobian of the outputs in the weights
 
-is the predictive that belongs to a Laplace posterior with Gauss-Newton curvature (Khan et al. 2019; Immer et al. 2021):
-that posterior is the exact one of a generalised linear model, whose predictive does not degrade where draws of weights
+is the predictive of a Laplace posterior with Gauss-Newton curvature (Khan et al. 2019; Immer et al. 2021): that
+posterior is the exact one of a generalised linear model. Its predictive does not degrade where draws of weights
 leave the region in which the network is nearly linear. The link maps f to the targets:
 
     gaussian   regression: y ~ N(f*, J Σ Jᵀ + noise²), exact
     probit     for Bernoulli sigmoid(f* / √(1 + π V / 8)) (MacKay 1992); softmax((f*_k − f̄*) / √(1 + π V_k / 8)), f̄ the
-    mean of the outputs and V_k the variance of f_k less the mean of the others
+               mean of the outputs and V_k the variance of f_k less the mean of the others
     pairwise   p_k ∝ 1 / Σ_j exp(−(f*_k − f*_j) / √(1 + π (V_kk + V_jj − 2 V_jk) / 8)): one probit for every pair of
-    classes, with correlations (Lu et al. 2020)
-    bridge     Dirichlet with α_k = (1 − 2/K + e^{f*_k} / K² Σ_j e^{−f*_j}) / V_kk (Hobbhahn et al. 2022), its mean, for
-    the Gaussian of f − Σ_k f_k / K
+               classes, with correlations (Lu et al. 2020)
+    bridge     the mean of a Dirichlet with α_k = (1 − 2/K + e^{f*_k} / K² Σ_j e^{−f*_j}) / V_kk (Hobbhahn et al. 2022),
+               for the Gaussian of f − Σ_k f_k / K
     samples    f drawn from the Gaussian: any likelihood
 """
 
@@ -48,19 +48,13 @@ from torchbayes.randomness.seeds import Purpose, generator
 
 
 class Functions(NamedTuple):
-    """Gaussian outputs of each member at B inputs.
+    """Gaussian outputs of each member at B inputs."""
 
-    Attributes:
-        mean_MBK: f_{w*}(x), (M, B, ..., K) with places of a sequence or an image in between.
-        covariance_MBKK: J Σ Jᵀ of each place, (M, B, ..., K, K); only its diagonal, (M, B, ..., K), if so requested.
-    """
-
-    mean_MBK: Tensor
-    covariance_MBKK: Tensor
+    mean_MBK: Tensor  # f_{w*}(x), (M, B, ..., K) with places of a sequence or an image in between
+    covariance_MBKK: Tensor  # J Σ Jᵀ of each place, (M, B, ..., K, K); or only its diagonal, (M, B, ..., K)
 
 
 def _overview(linearised: Linearised) -> Overview:
-    """Return what is shown of it."""
     return Overview("Linearised", {"link": linearised.link, "posterior": linearised.posterior})
 
 
@@ -69,16 +63,17 @@ def _overview(linearised: Linearised) -> Overview:
 class Linearised:
     """The linearised predictive of a Laplace or other Gaussian posterior.
 
-    It takes the place of a posterior in `predict`, `stream` and `evaluate`. With M members it is the mixture of theirs.
-    Links in closed form have no draws, so mutual information is that between members, 0 for a single one; within a
-    member it needs "samples". Where a row has several places, as tokens and pixels, those links make them independent
-    given the member, while functions are sampled for all places of a row together: N² covariances of its N outputs.
+    It takes the place of a posterior in `predict`, `stream` and `evaluate`. With M members it is the mixture of
+    theirs. Links in closed form have no draws, so mutual information is that between members, 0 for a single one;
+    within a member it needs "samples". Where a row has several places, such as tokens or pixels, these links make
+    them independent given the member. Functions instead are sampled for all places of a row together: N²
+    covariances of its N outputs.
 
     Attributes:
         posterior: Laplace, or a Gaussian over any structure.
-        link: "auto" is "gaussian" for regression and "normal_cdf" for Probit, which are exact; "pairwise" for up to 100
-            classes, "probit" for more and for Bernoulli, "samples" for other likelihoods. "probit" takes K variances
-            instead of K² covariances.
+        link: "auto" is "gaussian" for regression and "normal_cdf" for Probit, which are exact; "pairwise" for up to
+            100 classes, "probit" for more and for Bernoulli, "samples" for other likelihoods. "probit" takes K
+            variances instead of K² covariances.
         samples: functions drawn for each member by "samples".
         seed: seed of these functions.
         chunk: numbers that a piece of the rows may take: the bound on memory.
@@ -112,9 +107,6 @@ class Linearised:
             inputs: tensor (B, ...), or a tuple or mapping of such.
             diagonal: return only variances: with many outputs, K² is much more than K.
 
-        Returns:
-            The Gaussians.
-
         Raises:
             ValueError: if the network cannot take the inputs, or there are no rows.
         """
@@ -126,11 +118,11 @@ class Linearised:
     ) -> Functions:
         """Return mean and covariance of each place, or of all outputs of a row together, (M, B, N, N).
 
-        Variances are those of the outputs less their mean where its weights are given.
+        If `centre` gives weights of the mean of the outputs, variances are those of the outputs less this mean.
         """
-        own: dict[str, Any] = {"diagonal": diagonal, "together": together, "centre": centre}
-        each = [tangent.functions(placed, over, **own) for tangent, over in self._tangents(placed)]
-        return Functions(torch.stack([mean for mean, _ in each]), torch.stack([spread for _, spread in each]))
+        options: dict[str, Any] = {"diagonal": diagonal, "together": together, "centre": centre}
+        gaussians = [tangent.functions(placed, leaves, **options) for tangent, leaves in self._tangents(placed)]
+        return Functions(torch.stack([mean for mean, _ in gaussians]), torch.stack([spread for _, spread in gaussians]))
 
     def joint(self, inputs: Any) -> Functions:
         """Return mean (M, B, ..., K) and the covariance of all outputs at all inputs, (M, B, ..., K, B, ..., K).
@@ -138,16 +130,13 @@ class Linearised:
         Args:
             inputs: tensor (B, ...), or a tuple or mapping of such; memory grows with (B K)².
 
-        Returns:
-            The Gaussians.
-
         Raises:
             ValueError: if the network cannot take the inputs, or there are no rows.
         """
         with outside_inference():
             placed = checked(self.model, inputs)
-            each = [tangent.joint(placed, own) for tangent, own in self._tangents(placed)]
-        return Functions(torch.stack([mean for mean, _ in each]), torch.stack([matrix for _, matrix in each]))
+            gaussians = [tangent.joint(placed, leaves) for tangent, leaves in self._tangents(placed)]
+        return Functions(torch.stack([mean for mean, _ in gaussians]), torch.stack([matrix for _, matrix in gaussians]))
 
     def predictive(self, inputs: Any, *, chunk_size: int = 1024) -> Predictive:
         """Return the predictive at inputs, a mixture over the members.
@@ -162,51 +151,50 @@ class Linearised:
         Raises:
             ValueError: if the network cannot take the inputs, or there are no rows.
         """
-        own = {"samples": self.samples, "seed": self.seed, "rows": chunk_size}
+        options = {"samples": self.samples, "seed": self.seed, "rows": chunk_size}
         with outside_inference():
             means_MD, placed = self.posterior.gaussian.mean_MD, checked(self.model, inputs)
             link = link_of(self.link, self.model.likelihood, outputs=self._tangents(placed)[0][0].outputs)
             functions = partial(self._functions, together=link == "samples", centre=centre_of(link))
-            return linked(link, self.model, means_MD, functions=functions, inputs=placed, **own)
+            return linked(link, self.model, means_MD, functions=functions, inputs=placed, **options)
 
     def module(self, *, level: float | None = 0.95) -> LinearisedModule:
-        """Return the closed form of a last layer as a plain `nn.Module`, which can be exported: one pass, no draws.
+        """Return the closed form of a last layer as a plain `nn.Module` that can be exported: inputs -> name -> tensor.
+
+        A call takes one pass through the network and no draws.
 
         Args:
-            level: of the central intervals of numbers; none if None.
-
-        Returns:
-            The module: inputs -> name -> tensor.
+            level: of the central intervals of numbers; no intervals if None.
 
         Raises:
-            ValueError: if the random weights are not those of one linear layer, the link is "samples", or the level is
-                not between 0 and 1.
+            ValueError: if the random weights are not those of one linear layer, the link is "samples", or the level
+                is not between 0 and 1.
         """
         return LinearisedModule.of(self.posterior.gaussian, link=self.link, level=level)
 
     def _tangents(self, inputs: Any) -> list[tuple[Tangent, list[Leaf]]]:
         """Return the network linearised at every member, and the member's covariance.
 
-        The support of its layers is known from the fit, or determined from the inputs: again where there are more rows
+        The support of its layers is known from the fit, or determined from the inputs, anew if there are more rows
         than before.
         """
         text = self.posterior.found
-        rows, known = 0 if text else min(batch_size(inputs), SPREAD_ROWS), self._known
-        if all(rows > before for before in [*known]):
+        rows, cache = 0 if text else min(batch_size(inputs), SPREAD_ROWS), self._known
+        if all(rows > before for before in [*cache]):
             gaussian, buffers_M = self.posterior.gaussian, self.posterior.buffers_M or {}
-            own = [{n: b[m] for n, b in buffers_M.items()} or None for m in range(gaussian.members)]
+            buffers = [{n: b[m] for n, b in buffers_M.items()} or None for m in range(gaussian.members)]
             structures = [gaussian.covariance.member(m) for m in range(gaussian.members)]
-            options = {"buffers": own[0], "structure": structures[0], "chunk": self.chunk}
-            found = LayerSupport.parse(text) if text else None
-            tangent = Tangent.at(self.model, gaussian.mean_MD[0], inputs, **options, support=found)
-            known[rows] = [
+            options = {"buffers": buffers[0], "structure": structures[0], "chunk": self.chunk}
+            support = LayerSupport.parse(text) if text else None
+            tangent = Tangent.at(self.model, gaussian.mean_MD[0], inputs, **options, support=support)
+            cache[rows] = [
                 (
-                    replace(tangent, weights_D=gaussian.mean_MD[m], buffers=own[m]),
+                    replace(tangent, weights_D=gaussian.mean_MD[m], buffers=buffers[m]),
                     tangent.leaves(structure) if m else tangent.over,
                 )
                 for m, structure in enumerate(structures)
             ]
-        return known[max([*known])]
+        return cache[max([*cache])]
 
     @cached_property
     def _known(self) -> dict[int, list[tuple[Tangent, list[Leaf]]]]:
@@ -214,33 +202,22 @@ class Linearised:
 
 
 def preferred(posterior: Posterior, draws: int | None = None, *, seed: int = 0) -> Linearised | Drawn:
-    """Return what a posterior predicts with by default: linearised where `by_outputs` says so, else drawn functions.
+    """Return what a posterior predicts with by default, for `predict` and `evaluate`.
 
-    Args:
-        posterior: any.
-        draws: number of functions, a multiple of the members; they are drawn from any posterior then.
-        seed: of the draws.
-
-    Returns:
-        What `predict` and `evaluate` take.
+    It is linearised where `by_outputs` says so, else drawn functions, and always drawn functions if `draws` is
+    given.
     """
-    found = by_outputs(posterior, seed=seed) if draws is None else None
-    return posterior.functions(draws, seed=seed) if found is None else found
+    linearised = by_outputs(posterior, seed=seed) if draws is None else None
+    return posterior.functions(draws, seed=seed) if linearised is None else linearised
 
 
 def by_outputs(posterior: Any, *, seed: int = 0) -> Linearised | None:
-    """Return the linearised form of a posterior that predicts with it by default: of Laplace, and of a last layer.
+    """Return the linearised form of a Laplace posterior, and of one over a last layer; None for any other.
 
-    The Gaussian of a Laplace posterior belongs to the linearised network, and draws of weights leave the region where
-    the network is nearly linear. Outputs that are linear in all weights that vary are normal, in one pass through the
-    network: for normal noise and Probit the predictive is exact, else it averages values drawn from the outputs.
-
-    Args:
-        posterior: any.
-        seed: of the values.
-
-    Returns:
-        The linearised form; None for any other posterior.
+    These predict with it by default. The Gaussian of a Laplace posterior belongs to the linearised network, and
+    draws of weights leave the region where the network is nearly linear. Outputs that are linear in all weights
+    that vary are normal, and take one pass through the network. For normal noise and Probit the predictive is
+    exact; else it averages values drawn from the outputs with `seed`.
     """
     if getattr(posterior, "of_linearised", False):
         return Linearised(posterior)
@@ -251,11 +228,7 @@ def by_outputs(posterior: Any, *, seed: int = 0) -> Linearised | None:
 
 
 def checked(model: Model, inputs: Any) -> Any:
-    """Return inputs on the model's device.
-
-    Raises:
-        ValueError: if there are no rows, or they are not finite.
-    """
+    """Return inputs on the model's device; a ValueError if there are no rows, or they are not finite."""
     placed = model.place(inputs)
     check_finite(placed)
     if batch_size(placed) == 0:
@@ -274,30 +247,20 @@ def linked(
     samples: int = 100,
     seed: int = 0,
 ) -> Predictive:
-    """Return the predictive of Gaussian outputs under a link.
+    """Return the predictive, a mixture over the members, of Gaussian outputs under a link that `link_of` returned.
 
-    Args:
-        link: as `link_of` returns it.
-        model: the model.
-        weights_MD: weights of the members, for their learned likelihood parameters.
-        functions: inputs, diagonal -> Gaussian outputs; variances are enough for some, and "samples"
-            takes the covariance of all outputs of a row.
-        inputs: as `checked` returns them.
-        rows: rows that go through the network at once, at most.
-        samples: functions drawn for each member by "samples".
-        seed: seed of these functions.
-
-    Returns:
-        The predictive, a mixture over the members.
+    `functions` maps inputs and `diagonal` to Gaussian outputs: variances suffice for links in `MARGINAL`, and
+    "samples" takes the covariance of all outputs of a row. `weights_MD` hold the learned likelihood parameters.
+    `inputs` are as `checked` returns them; at most `rows` go through the network at once.
     """
     pieces = [rows_of(inputs, slice(a, a + rows)) for a in range(0, batch_size(inputs), rows)]
-    found = (functions(piece, diagonal=link in MARGINAL) for piece in pieces)
-    if link in CLOSED:  # piece by piece, as K² covariances per row may not fit in memory
-        both = [(each.mean_MBK, CLOSED[link](*each)) for each in found]
-        mean_MBK, averaged_MBK = (torch.cat(each, dim=1) for each in zip(*both, strict=True))
+    gaussians = (functions(piece, diagonal=link in MARGINAL) for piece in pieces)
+    if link in CLOSED:  # piece by piece, because K² covariances per row may not fit in memory
+        averaged = [(each.mean_MBK, CLOSED[link](*each)) for each in gaussians]
+        mean_MBK, averaged_MBK = (torch.cat(each, dim=1) for each in zip(*averaged, strict=True))
         check_outputs(model.likelihood, mean_MBK)
         return Predictive(averaged_MBK, model.likelihood)
-    mean_MBK, spread = (torch.cat(each, dim=1) for each in zip(*found, strict=True))
+    mean_MBK, spread = (torch.cat(each, dim=1) for each in zip(*gaussians, strict=True))
     extra = [1] * (mean_MBK.ndim - 2)  # B, and places
     parameters = {n: p.view(len(p), *extra, *p.shape[1:]) for n, p in model.split(weights_MD)[1].items()}
     if link == "gaussian":
@@ -309,7 +272,7 @@ def linked(
 
 
 def _drawn(mean_MBK: Tensor, covariance_MBNN: Tensor, samples: int, *, seed: int) -> Tensor:
-    """Return values of functions, (samples · M, B, ..., K), draw s from member s mod M, independently for each row."""
+    """Return functions (samples · M, B, ..., K), drawn independently for each row; draw s is from member s mod M."""
     variance = covariance_MBNN.diagonal(dim1=-2, dim2=-1)
     source = generator(Purpose.OUTPUTS, seed, device=mean_MBK.device)
     noise = torch.randn(samples, *variance.shape, generator=source, dtype=mean_MBK.dtype, device=mean_MBK.device)
@@ -317,5 +280,5 @@ def _drawn(mean_MBK: Tensor, covariance_MBNN: Tensor, samples: int, *, seed: int
         return (mean_MBK + (noise * variance.sqrt()).view(samples, *mean_MBK.shape)).flatten(0, 1)
     values, vectors = eigh(covariance_MBNN)
     root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
-    # not root @ noise, which would copy the root for every draw
+    # root @ noise would copy the root for every draw
     return (mean_MBK + torch.einsum("mbkl,smbl->smbk", root, noise).view(samples, *mean_MBK.shape)).flatten(0, 1)

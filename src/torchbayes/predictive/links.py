@@ -23,7 +23,7 @@ _KINDS: dict[str, tuple[type[Any], ...]] = {
     "pairwise": (Categorical,),
     "bridge": (Categorical,),
 }
-_MANY = 100  # outputs, beyond which K² covariances per row are computed only on request
+_MANY = 100  # outputs; beyond, K² covariances per row are computed only on request
 
 
 def normal_cdf(mean: Tensor, variance: Tensor) -> Tensor:
@@ -39,82 +39,66 @@ def probit(mean: Tensor, variance: Tensor) -> Tensor:
 def centre(outputs: Tensor) -> Tensor:
     """Return weights of the mean of the outputs, (..., K): equal, but 0 for a class whose probability underflows."""
     behind = outputs - outputs.amax(-1, keepdim=True)
-    kept = behind > math.log(torch.finfo(outputs.dtype).tiny)
-    return kept.to(outputs.dtype) / kept.sum(-1, keepdim=True)
+    used = behind > math.log(torch.finfo(outputs.dtype).tiny)
+    return used.to(outputs.dtype) / used.sum(-1, keepdim=True)
 
 
 def class_probit(mean: Tensor, apart: Tensor) -> Tensor:
-    """Return logits (f_k − f̄) / √(1 + π V_k / 8), V_k the variance of f_k less the mean of the other outputs.
+    """Return logits (f_k − f̄) / √(1 + π V_k / 8), (..., K), V_k the variance of f_k less the mean of the others.
 
-    The softmax ignores what all outputs share, and so do these. For two classes they are the probit of the difference.
-
-    Args:
-        mean: (..., K); a class whose probability underflows, as where it is masked, is left out of the means.
-        apart: Var[f_k − f̄], (..., K), f̄ the mean of the outputs under the weights of `centre`.
-
-    Returns:
-        Tensor (..., K).
+    The softmax ignores what all outputs share, and so do these. For two classes they are the probit of the
+    difference. `apart` is Var[f_k − f̄], (..., K), f̄ the mean under the weights of `centre`: a class whose
+    probability underflows, such as a masked one, does not count.
     """
-    kept = centre(mean) > 0
-    classes = kept.sum(-1, keepdim=True).to(mean.dtype)
-    middle = torch.where(kept, mean, 0.0).sum(-1, keepdim=True) / classes
-    # f_k less the mean of the other n − 1 outputs is n / (n − 1) times f_k less the mean of all
-    others = torch.where(kept, classes / (classes - 1).clamp_min(1), 1.0)
-    return probit(mean - middle, others.square() * apart)
+    used = centre(mean) > 0
+    classes = used.sum(-1, keepdim=True).to(mean.dtype)
+    average = torch.where(used, mean, 0.0).sum(-1, keepdim=True) / classes
+    # f_k less the mean of the other n − 1 outputs is n / (n − 1) times f_k less the mean of all outputs.
+    factor = torch.where(used, classes / (classes - 1).clamp_min(1), 1.0)
+    return probit(mean - average, factor.square() * apart)
 
 
 def pairwise_probit(mean: Tensor, covariance: Tensor) -> Tensor:
     """Return logits log p_k, p_k ∝ 1 / Σ_j exp(−(f_k − f_j) / √(1 + π Var[f_k − f_j] / 8)) (Lu et al. 2020).
 
-    Args:
-        mean: (..., K); a class that is masked has −∞, and gets probability 0.
-        covariance: (..., K, K).
-
-    Returns:
-        Tensor (..., K), normalised.
+    They are normalised, (..., K). A masked class has mean −∞, and gets probability 0.
     """
     variance = covariance.diagonal(dim1=-2, dim2=-1)
     apart = (variance.unsqueeze(-1) + variance.unsqueeze(-2)).sub(covariance, alpha=2).clamp_min(0)
-    one, other = mean.unsqueeze(-1), mean.unsqueeze(-2)
-    less = torch.where(one == other, 0.0, other - one)  # two masked classes are equal as well
-    less = less * mean.new_ones(()).add(apart, alpha=math.pi / 8).rsqrt()
-    return (-torch.logsumexp(less, dim=-1)).log_softmax(-1)
+    row, column = mean.unsqueeze(-1), mean.unsqueeze(-2)
+    difference = torch.where(row == column, 0.0, column - row)  # two masked classes are equal too
+    difference = difference * mean.new_ones(()).add(apart, alpha=math.pi / 8).rsqrt()
+    return (-torch.logsumexp(difference, dim=-1)).log_softmax(-1)
 
 
 def laplace_bridge(mean: Tensor, covariance: Tensor) -> Tensor:
-    """Return logits of the mean of the Dirichlet that the Laplace bridge gives (Hobbhahn et al. 2022).
+    """Return normalised logits, (..., K), of the mean of the Laplace bridge's Dirichlet (Hobbhahn et al. 2022).
 
     The bridge is between the Dirichlet and Gaussians on the plane Σ_k f_k = 0. The softmax ignores what all outputs
-    share, so the Gaussian is projected onto the plane: f − Σ_k f_k / K has the same softmax. Its authors condition the
-    Gaussian on the plane instead, which is the same only where the sum is independent of the projection.
-
-    Args:
-        mean: (..., K); a class whose probability underflows, as where it is masked, is left out: its log probability
-            is then that of the probit of its difference from the likeliest class.
-        covariance: (..., K, K).
-
-    Returns:
-        Tensor (..., K), normalised.
+    share, so the Gaussian is projected onto the plane: f − Σ_k f_k / K has the same softmax. Its authors instead
+    condition the Gaussian on the plane, which is the same only where the sum is independent of the projection. A
+    class whose probability underflows, such as a masked one, is left out; its log probability is that of the probit
+    of its difference from the likeliest class.
     """
     limits, marginal = torch.finfo(mean.dtype), covariance.diagonal(dim1=-2, dim2=-1)
     behind, top = _behind(mean, covariance)
-    kept = behind > math.log(limits.tiny)
-    classes = kept.sum(-1, keepdim=True).to(mean.dtype)
-    mean = torch.where(kept, mean, 0.0)
-    mean = torch.where(kept, mean - mean.sum(-1, keepdim=True) / classes, -torch.inf)
-    shared = torch.where(kept.unsqueeze(-2), covariance, 0.0).sum(-1) / classes
-    total = torch.where(kept, shared, 0.0).sum(-1, keepdim=True) / classes
-    # what is left where all of the variance is shared is rounding
+    used = behind > math.log(limits.tiny)
+    classes = used.sum(-1, keepdim=True).to(mean.dtype)
+    mean = torch.where(used, mean, 0.0)
+    mean = torch.where(used, mean - mean.sum(-1, keepdim=True) / classes, -torch.inf)
+    shared = torch.where(used.unsqueeze(-2), covariance, 0.0).sum(-1) / classes
+    total = torch.where(used, shared, 0.0).sum(-1, keepdim=True) / classes
+    # Where all of the variance is shared, the difference is rounding.
     variance = torch.maximum(marginal - 2 * shared + total, limits.eps * marginal).clamp_min(limits.tiny)
-    # in logarithms, as e^f may overflow
-    spread = mean + torch.logsumexp(torch.where(kept, -mean, -torch.inf), dim=-1, keepdim=True) - 2 * classes.log()
+    # In logarithms, because e^f may overflow.
+    spread = mean + torch.logsumexp(torch.where(used, -mean, -torch.inf), dim=-1, keepdim=True) - 2 * classes.log()
     constant = (1 - 2 / classes).clamp_min(0).log().expand_as(mean)
     log_alpha = torch.logaddexp(constant, spread) - variance.log()
-    return torch.where(kept, log_alpha, log_alpha.gather(-1, top) + behind).log_softmax(-1)
+    return torch.where(used, log_alpha, log_alpha.gather(-1, top) + behind).log_softmax(-1)
 
 
 def _behind(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the probit of the difference of every class from the likeliest, and which that is, (..., 1)."""
+    """Return the probit of the difference of every class from the likeliest class, and its index, (..., 1)."""
     top = mean.argmax(-1, keepdim=True)
     variance = covariance.diagonal(dim1=-2, dim2=-1)
     shared = covariance.gather(-1, top.unsqueeze(-2).expand(*variance.shape, 1)).squeeze(-1)
@@ -142,20 +126,14 @@ EXACT = frozenset({"gaussian", "normal_cdf"})
 
 
 def centre_of(link: str) -> Callable[[Tensor], Tensor] | None:
-    """Return the weights of the mean that a link takes the outputs from; None for one that takes them as they are."""
+    """Return the weights of the mean that a link subtracts from the outputs; None for a link that does not."""
     return centre if link == CENTRED else None
 
 
 def link_of(link: str, likelihood: Likelihood, *, outputs: int = 1) -> str:
-    """Return the link in use: the requested one, or the one that "auto" stands for; `CENTRED` for "probit" of classes.
+    """Return the link in use: the requested one, or what "auto" stands for; `CENTRED` for "probit" of classes.
 
-    Args:
-        link: as for `Linearised`.
-        likelihood: p(y | f).
-        outputs: K.
-
-    Raises:
-        ValueError: if it is unknown, or does not suit the likelihood.
+    A ValueError if it is unknown, or does not suit the likelihood.
     """
     check_choice(get_args(Link), link=link)
     if link == "auto":
@@ -169,7 +147,7 @@ def link_of(link: str, likelihood: Likelihood, *, outputs: int = 1) -> str:
 
 
 def _goes_with(link: str, likelihood: Likelihood) -> bool:
-    """Return whether a closed form suits a likelihood: its distribution, or its density for exact ones."""
+    """Return whether a closed form suits a likelihood: its distribution, or its density for exact links."""
     plain = unweighted(likelihood)
     if not any(isinstance(plain, kind) and type(plain).distribution is kind.distribution for kind in _KINDS[link]):
         return False

@@ -1,13 +1,13 @@
-r"""A prior whose functions are like those of a Gaussian process: scales of normal priors, found by matching moments.
+"""A prior whose functions are like those of a Gaussian process: scales of normal priors, found by matching moments.
 
-Weights of parameter l are w = s_l ε, ε ~ N(0, I). The functions of a network at B inputs have second moments
-M = E[f fᵀ], (B, B) for each output; those of a Gaussian process of mean 0 have its covariance C. The scales minimise
+Weights of parameter l are w = s_l ε, ε ~ N(0, I). The functions of a network at B inputs have second moments M =
+E[f fᵀ], (B, B) for each output; those of a Gaussian process of mean 0 have its covariance C. The scales minimise
 
     ‖M − C‖²_F / ‖C‖²_F,    ‖M‖²_F ≈ (1/(S(S−1))) Σ_{s≠t} (f_sᵀ f_t)²,    tr(M C) ≈ (1/S) Σ_s f_sᵀ C f_s
 
-the squared maximum mean discrepancy under the kernel (fᵀg)², of which this is an unbiased estimate: there is no error
-that would shrink the scales, however few draws a step takes. Gradients go through the draws to log s (Flam-Shepherd,
-Requeima and Duvenaud 2017; Tran, Rossi, Milios and Filippone 2022, who take the Wasserstein distance).
+the squared maximum mean discrepancy under the kernel (fᵀg)². The estimate is unbiased, so no error shrinks the
+scales, however few draws a step takes. Gradients go through the draws to log s (Flam-Shepherd, Requeima and
+Duvenaud 2017; Tran, Rossi, Milios and Filippone 2022, who take the Wasserstein distance).
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ Kernel = Callable[[Any], Tensor]
 """Inputs -> covariance (B, B) of a Gaussian process of mean 0 at them."""
 
 _EXACT = "donot_use_mm_for_euclid_dist"
-_STEP = 0.1  # learning rate of Adam on log s, which falls to zero
+_STEP = 0.1  # learning rate of Adam on log s; it falls to zero
 _BETAS = (0.9, 0.95)
-_CLOSE = 0.1  # distance at which a prior that is no closer than the start is near enough all the same
-_JUDGED = 1000  # draws by which the distances are told
+_CLOSE = 0.1  # below this distance a prior is near enough, even if no closer than the start
+_JUDGED = 1000  # draws from which the distances are computed
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class RBFKernel:
         check_settings(self)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Return the covariance (B, B), float64, at inputs (B, ...), each taken as one vector."""
+        """Return the covariance (B, B), float64, at inputs (B, ...), each flattened to a vector."""
         flat = inputs.double().flatten(1)
         return self.scale**2 * torch.exp(
             -0.5 * torch.cdist(flat, flat, compute_mode=_EXACT).square() / self.lengthscale**2
@@ -84,13 +84,12 @@ class LinearKernel:
         check_settings(self)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Return the covariance (B, B), float64, at inputs (B, ...), each taken as one vector."""
+        """Return the covariance (B, B), float64, at inputs (B, ...), each flattened to a vector."""
         flat = inputs.double().flatten(1)
         return self.scale**2 * flat @ flat.T + self.bias_scale**2
 
 
 def _overview(matched: MatchedPrior) -> Overview:
-    """Return what is shown of it."""
     facts = {"before": matched.before, "after": matched.after, "steps": len(matched.loss)}
     rows = [(name, shortened(repr(prior))) for name, prior in matched.priors.items()]
     return Overview("MatchedPrior", facts, header=("parameter", "prior"), rows=rows, problems=matched.problems)
@@ -103,10 +102,10 @@ class MatchedPrior:
 
     Attributes:
         priors: parameter -> Normal, the `prior` of a Model.
-        before: distance of the prior that the search began at from the process, as `after`.
-        after: 2-Wasserstein distance between normal distributions with the moments of the functions, of about 1,000
-            draws, and of the process, over the square root of the trace of the latter's covariance: 0 where they are
-            the same, but for the error of the draws; 1 where all functions are 0.
+        before: distance from the process of the prior at the start of the search, as `after`.
+        after: 2-Wasserstein distance between normals with the moments of the functions, from about 1,000 draws, and
+            of the process, over the square root of the trace of the process's covariance: 0, up to the error of the
+            draws, where they are equal; 1 where all functions are 0.
         loss: the loss of every step.
         problems: known problems, one clause each.
     """
@@ -119,7 +118,7 @@ class MatchedPrior:
 
 
 class _Target(NamedTuple):
-    """Inputs as the model places them, the covariance there, and how many draws a step takes."""
+    """Inputs as the model places them, the covariance there, and the number of draws per step."""
 
     inputs: Any
     covariance_BB: Tensor
@@ -130,29 +129,29 @@ class _Target(NamedTuple):
 def match_prior(
     model: Model, inputs: Any, kernel: Kernel | Tensor, *, steps: int = 400, draws: int = 64, seed: int = 0
 ) -> MatchedPrior:
-    """Return normal priors of mean 0, a scale for each parameter, whose functions are like those of a Gaussian process.
+    """Return normal priors of mean 0, one scale per parameter, whose functions are like those of a Gaussian process.
 
-    Every output is taken for a draw from the same process. The search starts at the standard deviations of the model's
-    prior. Where several scales give the same functions, as in neighbouring layers around a ReLU, it finds one of them.
-    Learned parameters of the likelihood keep their priors. How close a network comes is told by `after`: few hidden
-    units, or activations of another smoothness, do not have the functions of every kernel.
+    Every output is taken for a draw from the same process. The search starts at the standard deviations of the
+    model's prior. Where several scales give the same functions, as in neighbouring layers around a ReLU, it finds
+    one of them. Learned parameters of the likelihood keep their priors. `after` says how close the network comes:
+    few hidden units, or activations of another smoothness, cannot have the functions of every kernel.
 
     Args:
         model: its prior must have a standard deviation for every weight.
-        inputs: tensor (B, ...), or a tuple or mapping of such, at which functions are compared; some dozens are enough.
+        inputs: tensor (B, ...), or a tuple or mapping of such, at which functions are compared; some dozens are
+            enough.
         kernel: inputs -> covariance (B, B), such as `RBFKernel()`, or the matrix itself.
         steps: steps of Adam on the logarithms of the scales.
         draws: functions drawn in a step.
         seed: seed of the draws.
 
     Returns:
-        The priors, with what is known about how close they come. A warning where they are not closer than the start,
-        nor close.
+        The priors, and how close they come. A warning if they are neither closer than the start nor close.
 
     Raises:
         TypeError: if the model is not a Model, or the kernel neither a function nor a matrix.
-        ValueError: if the covariance does not fit the inputs, the network has batch norm, or the prior of a weight has
-            no finite standard deviation.
+        ValueError: if the covariance does not fit the inputs, the network has batch norm, or the prior of a weight
+            has no finite standard deviation.
     """
     check_kind(Model, "a Model", model=model)
     check_counts(steps=steps)
@@ -173,48 +172,45 @@ def match_prior(
     size = model.network.layout.size
     check_memory(2 * draws * size * model.network.dtype.itemsize, "the weights", model.network.device, draws=draws)
     first_P = _start(model)
-    found_P, losses = _search(model.network, target, first_P, steps=steps, seed=seed)
-    before, after = (_distance(model.network, target, each, seed=seed) for each in (first_P, found_P))
-    said = f"its distance from the process is {after:.3g}, no less than {before:.3g} at the start"
-    problems = () if after < max(before, _CLOSE) else (said,)
+    matched_P, losses = _search(model.network, target, first_P, steps=steps, seed=seed)
+    before, after = (_distance(model.network, target, each, seed=seed) for each in (first_P, matched_P))
+    problem = f"its distance from the process is {after:.3g}, no less than {before:.3g} at the start"
+    problems = () if after < max(before, _CLOSE) else (problem,)
     warn_of(problems, "this prior")
-    priors = {name: Normal(float(scale)) for name, scale in zip(names, found_P.exp(), strict=True)}
+    priors = {name: Normal(float(scale)) for name, scale in zip(names, matched_P.exp(), strict=True)}
     return MatchedPrior(priors, before, after, tuple(losses), problems)
 
 
 def _covariance(kernel: Any, inputs: Any) -> Tensor:
     """Return the covariance of the process at inputs, float64 (B, B).
 
-    Raises:
-        TypeError: if the kernel is neither a function nor a matrix.
-        ValueError: if it is not (B, B), finite, symmetric and positive semi-definite, or zero.
+    A ValueError unless it is (B, B), finite, symmetric, positive semi-definite and not zero.
     """
     function: Any = kernel if callable(kernel) and not isinstance(kernel, Tensor | type) else None
-    found = kernel if function is None else function(inputs)
-    if not isinstance(found, Tensor):
+    value = kernel if function is None else function(inputs)
+    if not isinstance(value, Tensor):
         raise TypeError(
             f"`kernel` must be a matrix (B, B), or a function of inputs such as RBFKernel(); got {seen(kernel)}."
         )
     rows = batch_size(inputs)
-    if found.shape != (rows, rows):
-        raise ValueError(f"`kernel` must give a matrix ({rows}, {rows}) at {rows} inputs; got {tuple(found.shape)}.")
-    matrix = found.detach().double()
+    if value.shape != (rows, rows):
+        raise ValueError(f"`kernel` must give a matrix ({rows}, {rows}) at {rows} inputs; got {tuple(value.shape)}.")
+    matrix = value.detach().double()
     top = float(matrix.abs().max())
     if not 0 < top < math.inf or float((matrix - matrix.T).abs().max()) > 1e-6 * top:
         raise ValueError(
-            f"`kernel` must give a finite, symmetric matrix that is not 0; got {seen(found)}, largest {top:g}."
+            f"`kernel` must give a finite, symmetric matrix that is not 0; got {seen(value)}, largest {top:g}."
         )
     lowest = float(eigh(matrix)[0].min())
     if lowest < -1e-6 * top * rows:
-        raise ValueError(f"`kernel` must give a covariance; got {seen(found)} with the eigenvalue {lowest:.3g}.")
+        raise ValueError(f"`kernel` must give a covariance; got {seen(value)} with the eigenvalue {lowest:.3g}.")
     return (matrix + matrix.T) / 2
 
 
 def _start(model: Model) -> Tensor:
     """Return log s of every parameter of the network under the model's prior, (P,), float64.
 
-    Raises:
-        ValueError: if the prior of a weight has no finite standard deviation.
+    A ValueError if the prior of a weight has no finite standard deviation.
     """
     stds_D, layout = model.prior.stds(), model.network.layout
     squares = torch.stack([stds_D[layout.slices[name]].square().mean() for name in layout.names])
@@ -230,8 +226,7 @@ def _start(model: Model) -> Tensor:
 def _search(network: Network, target: _Target, first_P: Tensor, *, steps: int, seed: int) -> tuple[Tensor, list[float]]:
     """Return log s of every parameter, the mean over the last quarter of the steps of Adam, and the losses.
 
-    Raises:
-        ValueError: if functions are not finite.
+    A ValueError if functions are not finite.
     """
     log_P = first_P.clone().requires_grad_()
     optimizer = torch.optim.Adam([log_P], lr=_STEP, betas=_BETAS)
@@ -241,7 +236,8 @@ def _search(network: Network, target: _Target, first_P: Tensor, *, steps: int, s
             group["lr"] = 0.5 * _STEP * (1 + math.cos(math.pi * step / steps))
         with differentiable():
             square, cross = _moments(_functions(network, log_P, target, draws=target.draws, seed=(seed, step)), target)
-            size = size or float(square.detach().clamp_min(0)) + total  # of the step before, which is independent
+            # After the first step, the size of the step before, whose draws are independent.
+            size = size or float(square.detach().clamp_min(0)) + total
             loss = (square - 2 * cross + total) / size  # bounded, so that Adam forgets a wild start
             (log_P.grad,) = torch.autograd.grad(loss, log_P)
         losses.append(float((square - 2 * cross).detach()) / total + 1)
@@ -272,26 +268,26 @@ def _functions(network: Network, log_P: Tensor, target: _Target, *, draws: int, 
     try:
         with StackedLayers(), quiet_vmap():
             outputs_SBK = vmap(one)(weights_SD)
-    except RuntimeError:  # an operation without a batching rule
+    except RuntimeError:  # an operation has no batching rule
         outputs_SBK = torch.stack([one(weights_D) for weights_D in weights_SD])
     return outputs_SBK.double().flatten(2)
 
 
 def _moments(outputs_SBK: Tensor, target: _Target) -> tuple[Tensor, Tensor]:
-    """Return unbiased estimates of ‖M‖²_F and tr(M C), means over the outputs."""
+    """Return unbiased estimates of ‖M‖²_F and tr(M C), averaged over the outputs."""
     draws, _, outputs = outputs_SBK.shape
     gram_KSS = torch.einsum("sbk,tbk->kst", outputs_SBK, outputs_SBK).square()
-    own = gram_KSS.diagonal(dim1=1, dim2=2).sum()
-    square = (gram_KSS.sum() - own) / (draws * (draws - 1) * outputs)
+    diagonal = gram_KSS.diagonal(dim1=1, dim2=2).sum()
+    square = (gram_KSS.sum() - diagonal) / (draws * (draws - 1) * outputs)
     cross = torch.einsum("sbk,bc,sck->", outputs_SBK, target.covariance_BB, outputs_SBK) / (draws * outputs)
     return square, cross
 
 
 @torch.no_grad()
 def _distance(network: Network, target: _Target, log_P: Tensor, *, seed: int) -> float:
-    """Return the distance of functions from the process, as `MatchedPrior.after` says.
+    """Return the distance of functions from the process, as `MatchedPrior.after` defines it.
 
-    W² = |m|² + tr C + tr Ĉ − 2 tr(C^½ Ĉ C^½)^½, of which the last is the nuclear norm of the centred functions / √S
+    W² = |m|² + tr C + tr Ĉ − 2 tr(C^½ Ĉ C^½)^½; the last trace is the nuclear norm of the centred functions / √S
     times C^½.
     """
     blocks = -(-_JUDGED // target.draws)

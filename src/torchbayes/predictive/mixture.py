@@ -1,4 +1,4 @@
-"""An equal mixture of predictive distributions: what the average is, its moments, its quantiles and samples of it."""
+"""An equal mixture of predictive distributions: its average, moments, quantiles and samples."""
 
 from __future__ import annotations
 
@@ -19,15 +19,7 @@ from torchbayes.randomness.seeds import Purpose, seeded
 
 @dataclass(frozen=True)
 class Mixture:
-    """An equal mixture of S predictive distributions at B inputs.
-
-    Attributes:
-        outputs_SBK: outputs of the drawn functions, before the likelihood.
-        likelihood: turns outputs into a distribution of targets.
-        parameters: learned likelihood parameters of each draw, broadcasting against the outputs.
-        function_variance: variance of each draw's outputs in closed form, (S, B, K), where a draw is a Gaussian over
-            functions and the likelihood a normal one; None where draws are functions.
-    """
+    """An equal mixture of S predictive distributions at B inputs; `Predictive` describes the fields."""
 
     outputs_SBK: Tensor
     likelihood: Likelihood
@@ -45,10 +37,10 @@ class Mixture:
     @property
     def distribution(self) -> Distribution:
         """The S distributions p(y | f_s), batch shape (S, B, ...)."""
-        own = self._noise
+        noise = self._noise
         if self.function_variance is None:
-            return own
-        return distributions.Normal(own.mean, (own.variance + self.function_variance).sqrt(), validate_args=False)
+            return noise
+        return distributions.Normal(noise.mean, (noise.variance + self.function_variance).sqrt(), validate_args=False)
 
     @property
     def _noise(self) -> Distribution:
@@ -59,8 +51,7 @@ class Mixture:
     def probs(self) -> Tensor:
         """Averaged class probabilities: (B, K) for classes; for Bernoulli the probability of 1, shape of the targets.
 
-        Raises:
-            TypeError: if the likelihood is not over classes.
+        A TypeError if the likelihood is not over classes.
         """
         return torch.as_tensor(over_classes(self.distribution).probs).mean(0)
 
@@ -110,36 +101,33 @@ class Mixture:
         return total, expected, mutual
 
     def quantile(self, levels: Tensor | float) -> Tensor:
-        """Return quantiles of the average of univariate distributions; of counts these are counts.
+        """Return quantiles of the average of univariate distributions, exact to rounding; of counts these are counts.
 
         Args:
             levels: tensor (Q,) or one number, in (0, 1).
 
         Returns:
-            Tensor (Q, B, K'), or (B, K') for one number; exact to rounding.
+            Tensor (Q, B, K'), or (B, K') for one number.
 
         Raises:
             ValueError: if there is no level, or one is not in (0, 1).
             TypeError: if levels are not numbers, or the likelihood is over classes.
             NotImplementedError: if the likelihood's Distribution has no `cdf`.
         """
-        asked = as_numbers("levels", levels).to(self.outputs_SBK)
-        single, levels_Q = asked.ndim == 0, asked.reshape(-1)
+        numbers = as_numbers("levels", levels).to(self.outputs_SBK)
+        single, levels_Q = numbers.ndim == 0, numbers.reshape(-1)
         if not levels_Q.numel() or not ((levels_Q > 0) & (levels_Q < 1)).all():
-            raise ValueError(f"`levels` must lie in (0, 1); got {asked.tolist()}.")
+            raise ValueError(f"`levels` must lie in (0, 1); got {numbers.tolist()}.")
         check_ordered(self.distribution)
-        found = average_quantile(self.distribution, levels_Q)
-        return found[0] if single else found
+        quantiles_Q = average_quantile(self.distribution, levels_Q)
+        return quantiles_Q[0] if single else quantiles_Q
 
     def sample(self, count: int, *, seed: int = 0) -> Tensor:
-        """Return targets drawn from the average: draw s mod S, then its distribution.
+        """Return targets drawn from the average, (count, B, ...): draw s mod S, then its distribution.
 
         Args:
             count: number of samples per input.
             seed: seed of the noise.
-
-        Returns:
-            Tensor (count, B, ...).
 
         Raises:
             ValueError: if `count` is not positive, or the samples do not fit in memory.
@@ -154,11 +142,7 @@ class Mixture:
 
 
 def _check_parts(mixture: Mixture) -> None:
-    """Check the parts of a mixture.
-
-    Raises:
-        ValueError: if shapes do not fit.
-    """
+    """Raise a ValueError if the shapes of a mixture's parts do not fit."""
     outputs_SBK, spread = mixture.outputs_SBK, mixture.function_variance
     check_tensor(outputs_SBK=outputs_SBK, **given(function_variance=spread))
     check_object(("distribution", "log_prob"), "Categorical()", likelihood=mixture.likelihood)
@@ -172,13 +156,9 @@ def _check_parts(mixture: Mixture) -> None:
 
 
 def check_outputs(likelihood: Likelihood, outputs_SBK: Tensor) -> None:
-    """Check that outputs say something: a logit of −∞ is that of a masked class, but not all of a row can be.
-
-    Raises:
-        ValueError: if one is NaN or +∞, or no class is left.
-    """
+    """Raise a ValueError if an output is NaN or +∞, or all classes of a row are masked by logits of −∞."""
     if not outputs_SBK.is_floating_point() or bool(outputs_SBK.sum().isfinite()):
-        return  # so all are
+        return  # so all are finite
     wrong = outputs_SBK.isnan() | outputs_SBK.isposinf()
     if isinstance(unweighted(likelihood), Categorical):
         wrong = wrong | outputs_SBK.isneginf().all(-1, keepdim=True)

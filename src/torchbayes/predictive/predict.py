@@ -1,4 +1,4 @@
-"""predict and stream: functions drawn from a posterior, or its closed form, at inputs."""
+"""Predictions at inputs, by functions drawn from a posterior or by its closed form: `predict` and `stream`."""
 
 from __future__ import annotations
 
@@ -38,11 +38,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Sampled:
-    """The average of drawn functions.
-
-    Attributes:
-        functions: the functions.
-    """
+    """The average of drawn functions."""
 
     functions: Functions
 
@@ -57,7 +53,7 @@ class Sampled:
 
 
 def _predictive(functions: Functions, outputs_SBK: Tensor) -> Predictive:
-    """Return the predictive, each draw's learned likelihood parameters shaped to broadcast against its outputs."""
+    """Return the predictive, with learned likelihood parameters shaped to broadcast against the outputs."""
     extra = outputs_SBK.ndim - 2  # axes between draws and outputs: B, and positions of a sequence or an image
     parameters = {n: p.view(len(p), *[1] * extra, *p.shape[1:]) for n, p in functions.parameters.items()}
     return Predictive(outputs_SBK, functions.model.likelihood, parameters)
@@ -76,11 +72,11 @@ def predict(
 
     Args:
         posterior: a posterior, functions already drawn from one, or a `Linearised` one.
-        inputs: tensor (B, ...), a tuple or mapping of such, or a DataLoader, with or without targets, which are
-            ignored. Every row of a loader is read once in the order of its data set, shuffled or not. Its outputs are
-            kept, S · N · K numbers; use `stream` when that is too much.
-        draws: S, a multiple of the members; the posterior's default if None, and for a Laplace posterior, or
-            one of a last layer, the form of `Linearised`, which draws no weights. Not for functions.
+        inputs: tensor (B, ...), a tuple or mapping of such, or a DataLoader; its targets, if any, are ignored.
+            Every row of a loader is read once in the order of its data set, shuffled or not. Its outputs are kept,
+            S · N · K numbers; use `stream` when that is too much.
+        draws: S, a multiple of the members; the posterior's default if None. For a Laplace posterior, or one of a
+            last layer, the default is the form of `Linearised`, which draws no weights. Not for functions.
         seed: seed of the draws.
         chunk_size: rows that go through a network at once.
 
@@ -88,22 +84,23 @@ def predict(
         The predictive, with outputs (S, B, K).
 
     Raises:
-        ValueError: if `draws` does not fit, inputs are empty or not finite, or outputs differ in shape between batches.
+        ValueError: if `draws` does not fit, inputs are empty or not finite, or outputs differ in shape between
+            batches.
     """
     source = as_source(posterior, draws, seed)
     check_counts(chunk_size=chunk_size)
     if not isinstance(inputs, DataLoader):
         check_finite(placed := place_inputs(source.model, inputs))
         return _watched(source, placed, chunk_size)
-    parts: list[Predictive] = []
-    for each, _ in stream(source, inputs, chunk_size=chunk_size):
-        parts.append(each)
-        check_alike(parts[0].outputs_SBK[0], each.outputs_SBK[0], "outputs")
-    if not parts:
+    predictives: list[Predictive] = []
+    for predictive, _ in stream(source, inputs, chunk_size=chunk_size):
+        predictives.append(predictive)
+        check_alike(predictives[0].outputs_SBK[0], predictive.outputs_SBK[0], "outputs")
+    if not predictives:
         raise ValueError("the loader yields no rows; there is nothing to predict.")
-    joined = torch.cat([p.outputs_SBK for p in parts], dim=1)
-    spreads = [p.function_variance for p in parts if p.function_variance is not None]
-    return replace(parts[0], outputs_SBK=joined, function_variance=torch.cat(spreads, dim=1) if spreads else None)
+    joined = torch.cat([p.outputs_SBK for p in predictives], dim=1)
+    spreads = [p.function_variance for p in predictives if p.function_variance is not None]
+    return replace(predictives[0], outputs_SBK=joined, function_variance=torch.cat(spreads, dim=1) if spreads else None)
 
 
 @explained()
@@ -121,8 +118,8 @@ def stream(
         posterior: a posterior, functions already drawn from one, or a `Linearised` one.
         batches: a DataLoader, of which every row is read once in the order of its data set, or any iterable of
             batches that the model's hook can read; without a hook they need no targets.
-        draws: S, a multiple of the members; the posterior's default if None, and for a Laplace posterior, or
-            one of a last layer, the form of `Linearised`, which draws no weights. Not for functions.
+        draws: S, a multiple of the members; the posterior's default if None. For a Laplace posterior, or one of a
+            last layer, the default is the form of `Linearised`, which draws no weights. Not for functions.
         seed: seed of the draws.
         chunk_size: rows that go through a network at once.
 
@@ -154,18 +151,14 @@ def _watched(source: Source, inputs: Any, chunk_size: int) -> Predictive:
     """Return the predictive at inputs; warn if the network draws random numbers for it, as functions must not."""
     network = source.model.network
     with watched(network.device) as drawn:
-        found = source.predictive(inputs, chunk_size=chunk_size)
-    if said := random_at(network, inputs, drew=drawn.moved):
-        warn_of([said], "this prediction")
-    return found
+        predictive = source.predictive(inputs, chunk_size=chunk_size)
+    if problem := random_at(network, inputs, drew=drawn.moved):
+        warn_of([problem], "this prediction")
+    return predictive
 
 
 def as_functions(posterior: Posterior | Functions, draws: int | None, seed: int) -> Functions:
-    """Return functions drawn from a posterior, or those given.
-
-    Raises:
-        ValueError: if `draws` is given with functions and differs from their number.
-    """
+    """Return functions drawn from a posterior, or those given; a ValueError if `draws` differs from their number."""
     if isinstance(posterior, Functions):
         if draws not in {None, posterior.draws}:
             raise ValueError(f"these are {posterior.draws} functions already drawn; got draws={draws}. Leave it out.")
@@ -176,15 +169,12 @@ def as_functions(posterior: Posterior | Functions, draws: int | None, seed: int)
 def as_source(posterior: Posterior | Functions | Source, draws: int | None, seed: int) -> Source:
     """Return a source of predictives: functions drawn from a posterior, those given, or a closed form.
 
-    That of a Laplace posterior and of a last layer is linearised unless draws are asked for: see `by_outputs`.
-
-    Raises:
-        ValueError: if `draws` is given where nothing is drawn, or a number is out of range.
-        TypeError: if it is none of these.
+    For Laplace posteriors and last layers it is linearised unless draws are asked for: see `by_outputs`. A
+    ValueError if `draws` is given where nothing is drawn, or a number is out of range.
     """
     seed = as_seed(seed)
-    if draws is None and (found := by_outputs(posterior, seed=seed)) is not None:
-        return found
+    if draws is None and (linearised := by_outputs(posterior, seed=seed)) is not None:
+        return linearised
     if isinstance(posterior, Posterior | Functions):
         return Sampled(as_functions(posterior, draws, seed))
     check_object(("model", "predictive"), "what `fit` returns", posterior=posterior)

@@ -1,10 +1,11 @@
-r"""What a model believes of functions before it sees data: networks with weights drawn from the prior.
+"""What a model believes of functions before it sees data: networks with weights drawn from the prior.
 
     p(y | x) = ∫ p(y | f_w(x)) p(w) dw ≈ (1/S) Σ_s p(y | f_s(x)),     f_s = f_{w_s},  w_s ~ p(w)
 
-A prior over weights that looks vague can be strong as one over functions. What it says of two inputs is the correlation
-of their outputs over the draws, ρ(x, x′) = Cov[f(x), f(x′)] / √(Var f(x) Var f(x′)): of a linear model under N(0, α² I)
-without bias it is the cosine xᵀx′/(|x||x′|), of a wide ReLU network that of the arc-cosine kernel (Cho and Saul 2009).
+A prior over weights that looks vague can be strong as a prior over functions. What it says of two inputs is the
+correlation of their outputs over the draws, ρ(x, x′) = Cov[f(x), f(x′)] / √(Var f(x) Var f(x′)). For a linear model
+under N(0, α² I) without bias it is the cosine xᵀx′/(|x||x′|), for a wide ReLU network that of the arc-cosine kernel
+(Cho and Saul 2009).
 """
 
 from __future__ import annotations
@@ -28,11 +29,10 @@ from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.predict import predict
 from torchbayes.randomness.seeds import Purpose, mix
 
-_BLOCK = 1 << 24  # weights that are drawn at a time: a prior draws them in float64
+_BLOCK = 1 << 24  # weights drawn at a time, because a prior draws them in float64
 
 
 def _overview(prior: PriorPredictive) -> Overview:
-    """Return what is shown of it."""
     return Overview("PriorPredictive", {"draws": prior.predictive.draws, "model": prior.functions.model})
 
 
@@ -63,8 +63,8 @@ class PriorPredictive:
     def correlation_KBB(self) -> Tensor:
         """Correlation of every output between all pairs of inputs over the draws, (K, B, B), float64.
 
-        NaN at inputs where an output is the same for all draws. Outputs at several places of a row are outputs of their
-        own.
+        NaN at inputs where an output is equal for all draws. Outputs at several places of a row count as several
+        outputs.
 
         Raises:
             ValueError: if there is one draw, an output is not finite, or the matrices do not fit in memory.
@@ -72,8 +72,8 @@ class PriorPredictive:
         standard_SBK = self._standard
         _, rows, outputs = standard_SBK.shape
         check_memory(8 * outputs * rows**2, "correlations of each output", standard_SBK.device, inputs=rows)
-        found_KBB = torch.einsum("sbk,sck->kbc", standard_SBK, standard_SBK)
-        return _symmetric(found_KBB).clamp(-1, 1)
+        products_KBB = torch.einsum("sbk,sck->kbc", standard_SBK, standard_SBK)
+        return _symmetric(products_KBB).clamp(-1, 1)
 
     @cached_property
     def correlation(self) -> Tensor:
@@ -87,35 +87,35 @@ class PriorPredictive:
         check_memory(16 * rows**2, "the correlations", standard_SBK.device, inputs=rows)
         moving_KB = standard_SBK[0].isfinite().double().T
         flat = standard_SBK.nan_to_num(0.0).transpose(0, 1).flatten(1)
-        return (_symmetric(flat @ flat.T) / (moving_KB.T @ moving_KB)).clamp(-1, 1)  # 0/0 where no output of both moves
+        # The quotient is 0/0 where no output varies at both inputs.
+        return (_symmetric(flat @ flat.T) / (moving_KB.T @ moving_KB)).clamp(-1, 1)
 
     def class_correlation(self, labels: Any) -> Tensor:
-        """Return the mean correlation between inputs of each two classes.
+        """Return the mean correlation between inputs of each two classes, float64 (C, C), ordered as `labels.unique()`.
 
-        Pairs of an input with itself, and with inputs at which the functions do not vary, are left out.
+        Pairs of an input with itself, and with inputs at which the functions do not vary, are left out; NaN on the
+        diagonal for a class of one input.
 
         Args:
             labels: whole numbers (B,), the class of each input.
-
-        Returns:
-            Float64 tensor (C, C), in the order of `labels.unique()`; NaN on the diagonal for a class of one input.
 
         Raises:
             TypeError: if labels are not whole numbers.
             ValueError: if there is not one for each input, or as `correlation_KBB`.
         """
-        found = self.correlation
-        member_BC = _one_hot(labels, len(found)).to(found)
-        different = found.isfinite() & ~torch.eye(len(found), dtype=torch.bool, device=found.device)
-        total = member_BC.T @ torch.where(different, found, 0.0) @ member_BC
+        correlation_BB = self.correlation
+        member_BC = _one_hot(labels, len(correlation_BB)).to(correlation_BB)
+        different = correlation_BB.isfinite() & ~torch.eye(
+            len(correlation_BB), dtype=torch.bool, device=correlation_BB.device
+        )
+        total = member_BC.T @ torch.where(different, correlation_BB, 0.0) @ member_BC
         return total / (member_BC.T @ different.double() @ member_BC)
 
     @cached_property
     def _standard(self) -> Tensor:
-        """Return outputs less their mean over draws, of norm 1 over the draws: (S, B, K), float64; NaN where constant.
+        """Return outputs less their mean, with norm 1 over the draws: (S, B, K), float64; NaN where constant.
 
-        Raises:
-            ValueError: if there is one draw, or an output is not finite.
+        A ValueError if there is one draw, or an output is not finite.
         """
         outputs_SBK = self.outputs_SBK.double().flatten(2)
         if len(outputs_SBK) < 2:
@@ -138,9 +138,9 @@ def prior_predictive(
 ) -> PriorPredictive:
     """Draw functions from the prior of a model.
 
-    Weights and learned parameters of the likelihood are drawn from their priors; a temperature does not enter. What a
-    likelihood takes from training targets, the scale of a prior of the noise, is 1. Dropout is off. A draw of a network
-    with batch norm gets the statistics that the inputs of `calibration` have under its weights, as the draws of
+    Weights and learned parameters of the likelihood are drawn from their priors; a temperature has no effect. What
+    a likelihood takes from training targets, the scale of a prior of the noise, is 1. Dropout is off. A draw of a
+    network with batch norm gets the statistics of the `calibration` inputs under its weights, as the draws of
     posteriors do from training data.
 
     Args:
@@ -149,15 +149,16 @@ def prior_predictive(
         draws: S.
         seed: seed of the draws.
         chunk_size: rows that go through a network at once.
-        calibration: for networks with batch norm: inputs, such as those of the training data, in any form of `inputs`.
+        calibration: for networks with batch norm: inputs, such as those of the training data, in any form of
+            `inputs`.
 
     Returns:
         The functions, and what they predict.
 
     Raises:
         TypeError: if `model` is not a Model.
-        ValueError: if a prior is improper or cannot be drawn from, inputs are empty or not finite, the weights do not
-            fit in memory, or the network has batch norm and `calibration` is None.
+        ValueError: if a prior is improper or cannot be drawn from, inputs are empty or not finite, the weights do
+            not fit in memory, or the network has batch norm and `calibration` is None.
     """
     functions = prior_functions(model, draws, seed=seed, calibration=calibration, chunk_size=chunk_size)
     return PriorPredictive(functions, predict(functions, inputs, chunk_size=chunk_size))
@@ -166,11 +167,7 @@ def prior_predictive(
 def prior_functions(
     model: Model, draws: int, *, seed: int, calibration: Any = None, chunk_size: int = 1024
 ) -> Functions:
-    """Return S networks with weights drawn from the prior; arguments as of `prior_predictive`.
-
-    Raises:
-        ValueError: as `prior_predictive`.
-    """
+    """Return S networks with weights drawn from the prior; arguments and errors as of `prior_predictive`."""
     check_kind(Model, "a Model", model=model)
     check_counts(draws=draws, chunk_size=chunk_size)
     seed, network, size = as_seed(seed), model.network, model.layout.size
@@ -183,8 +180,8 @@ def prior_functions(
     weights_SD = torch.empty(draws, size, dtype=network.dtype, device=network.device)
     block = max(1, _BLOCK // size)
     for number, start in enumerate(range(0, draws, block)):
-        part = weights_SD[start : start + block]
-        part.copy_(model.prior.sample(len(part), seed=mix(Purpose.PRIOR_PREDICTIVE, seed, number)))
+        block_SD = weights_SD[start : start + block]
+        block_SD.copy_(model.prior.sample(len(block_SD), seed=mix(Purpose.PRIOR_PREDICTIVE, seed, number)))
     if not network.batch_norms:
         return Functions(model, weights_SD, network.stacked_buffers(draws) or None)
     views, _ = model.split(weights_SD)
@@ -196,16 +193,12 @@ def prior_functions(
 
 
 def _passed(model: Model, inputs: Any, chunk_size: int) -> Iterator[Any]:
-    """Yield inputs batch by batch, as the model places them.
-
-    Raises:
-        ValueError: if they are not finite.
-    """
+    """Yield inputs batch by batch, as the model places them; a ValueError if they are not finite."""
     if isinstance(inputs, DataLoader):
         for item in inputs:
-            found = model.unpack(item).inputs
-            check_finite(found)
-            yield found
+            batch = model.unpack(item).inputs
+            check_finite(batch)
+            yield batch
         return
     check_finite(placed := model.place(inputs))
     for start in range(0, batch_size(placed), chunk_size):
@@ -213,16 +206,14 @@ def _passed(model: Model, inputs: Any, chunk_size: int) -> Iterator[Any]:
 
 
 def _symmetric(products: Tensor) -> Tensor:
-    """Return products of all pairs without the rounding in which (i, j) and (j, i) differ on some machines."""
+    """Return products of all pairs, made symmetric: rounding of (i, j) and (j, i) differs on some machines."""
     return 0.5 * (products + products.mT)
 
 
 def _one_hot(labels: Any, rows: int) -> Tensor:
     """Return the class of each input as a row with one 1, (B, C), classes in increasing order.
 
-    Raises:
-        TypeError: if labels are not whole numbers.
-        ValueError: if there is not one for each input.
+    A TypeError if labels are not whole numbers, a ValueError if there is not one for each input.
     """
     try:
         labels_B = torch.as_tensor(labels)

@@ -1,10 +1,10 @@
-r"""Predictives by propagated moments: independent normal weights pushed through a fully connected ReLU network.
+"""Predictives by propagated moments: independent normal weights pushed through a fully connected ReLU network.
 
     f(x) ~ N( m_L(x), v_L(x) ),    y ~ N( m_L(x), v_L(x) + noise² )
 
 with the mean and variance of every layer's outputs in closed form, as if the units of a layer were independent and
-normal (Hernandez-Lobato and Adams 2015; the formulas are in `torchbayes.native.propagation`). It is the predictive that
-probabilistic backpropagation is trained by. One pass through the network, no draws.
+normal (Hernandez-Lobato and Adams 2015; the formulas are in `torchbayes.native.propagation`). Probabilistic
+backpropagation is trained by this predictive. It takes one pass through the network and no draws.
 """
 
 from __future__ import annotations
@@ -38,34 +38,27 @@ _WANTED = (
 
 
 def rectifier_network(model: Model) -> Architecture:
-    """Return the layers of a fully connected ReLU network.
-
-    Args:
-        model: whose network it is.
-
-    Raises:
-        ValueError: if it is another network; the message names the layer.
-    """
+    """Return the layers of a fully connected ReLU network; for another network a ValueError that names the layer."""
     module = model.network.module
-    other = next((n for n, m in module.named_modules() if type(m) not in _KNOWN), None)
-    if other is not None:
-        what = f"`{other}` is a {type(module.get_submodule(other)).__name__}" if other else f"got {seen(module)}"
-        raise ValueError(f"{_WANTED}; {what}. Take `networks.mlp`, or another method, such as VI().")
+    stranger = next((n for n, m in module.named_modules() if type(m) not in _KNOWN), None)
+    if stranger is not None:
+        problem = (
+            f"`{stranger}` is a {type(module.get_submodule(stranger)).__name__}" if stranger else f"got {seen(module)}"
+        )
+        raise ValueError(f"{_WANTED}; {problem}. Take `networks.mlp`, or another method, such as VI().")
     try:
-        found = architecture(module, model.network.layout, device=torch.device("cpu"))
+        network = architecture(module, model.network.layout, device=torch.device("cpu"))
     except UnavailableError as error:
         raise ValueError(f"{_WANTED}; {error}. Take `networks.mlp`, or another method, such as VI().") from error
-    if found.stages or any(layer.activation not in {Activation.IDENTITY, Activation.RELU} for layer in found.layers):
+    if network.stages or any(
+        layer.activation not in {Activation.IDENTITY, Activation.RELU} for layer in network.layers
+    ):
         raise ValueError(f"{_WANTED}; got {seen(module)}. Take `networks.mlp`, or another method, such as VI().")
-    return found
+    return network
 
 
 def normal_noise(model: Model) -> GaussianLikelihood:
-    """Return the likelihood of one observation, if it is normal noise of a fixed or learned scale.
-
-    Raises:
-        ValueError: if it is another likelihood.
-    """
+    """Return the likelihood of one observation; a ValueError unless it is normal noise of fixed or learned scale."""
     likelihood = unweighted(model.likelihood)
     if not isinstance(likelihood, GaussianLikelihood) or not own(likelihood, "curvature_root"):
         raise ValueError(
@@ -76,19 +69,14 @@ def normal_noise(model: Model) -> GaussianLikelihood:
 
 
 def flattened(network: Architecture, inputs: Any, *, axis: int) -> Tensor:
-    """Return rows as vectors, float64: the axes after `axis` are joined.
-
-    Raises:
-        ValueError: if the network does not take them.
-    """
+    """Return rows as float64 vectors, joining axes after `axis`; a ValueError if the network does not take them."""
     if not isinstance(inputs, Tensor) or not network.takes(inputs.shape[axis + 1 :]):
-        what = f"shape {tuple(inputs.shape[axis + 1 :])}" if isinstance(inputs, Tensor) else seen(inputs)
-        raise ValueError(f"the network takes rows of {network.rows}; got rows of {what}. Give one tensor of rows.")
+        rows = f"shape {tuple(inputs.shape[axis + 1 :])}" if isinstance(inputs, Tensor) else seen(inputs)
+        raise ValueError(f"the network takes rows of {network.rows}; got rows of {rows}. Give one tensor of rows.")
     return inputs.flatten(axis + 1).double()
 
 
 def _overview(propagated: Propagated) -> Overview:
-    """Return what is shown of it."""
     return Overview("Propagated", {"posterior": propagated.posterior})
 
 
@@ -97,8 +85,8 @@ def _overview(propagated: Propagated) -> Overview:
 class Propagated:
     """The closed-form predictive of a Gaussian with independent weights, such as that of `PBP`.
 
-    It takes the place of a posterior in `predict`, `stream` and `evaluate`: with M members it is the mixture of theirs.
-    Computed in float64. A learned noise counts with its mean square.
+    It takes the place of a posterior in `predict`, `stream` and `evaluate`: with M members it is the mixture of
+    theirs. Computed in float64. A learned noise counts with its mean square.
 
     Attributes:
         posterior: a Gaussian over a diagonal, of a fully connected ReLU network with normal noise.
@@ -140,27 +128,24 @@ class Propagated:
         rows_BI, like_MD = flattened(network, placed, axis=0), self.posterior.mean_MD
         spread_MD = self.posterior.covariance.diagonal().double()
         pairs = list(zip(like_MD.double(), spread_MD, strict=True))
-        parts = rows_BI.split(chunk_size)
-        found = [[outputs_of(network.layers, *pair, inputs_BI=part) for part in parts] for pair in pairs]
-        each = (torch.stack([torch.cat([part[n] for part in member]) for member in found]) for n in (0, 1))
+        chunks = rows_BI.split(chunk_size)
+        moments = [[outputs_of(network.layers, *pair, inputs_BI=chunk) for chunk in chunks] for pair in pairs]
+        each = (torch.stack([torch.cat([chunk[n] for chunk in member]) for member in moments]) for n in (0, 1))
         mean_MBK, variance_MBK = (tensor.to(like_MD) for tensor in each)
         return mean_MBK, variance_MBK
 
     def predictive(self, inputs: Any, *, chunk_size: int = 1024) -> Predictive:
-        """Return the predictive at inputs, a mixture over the members.
+        """Return the predictive at inputs, a mixture over the members, which are its draws.
 
         Args:
             inputs: tensor (B, ...).
             chunk_size: rows that go through the network at once.
-
-        Returns:
-            The predictive; its draws are the members.
 
         Raises:
             ValueError: if the network cannot take the inputs, or there are no rows.
         """
         mean_MBK, variance_MBK = self.functions(inputs, chunk_size=chunk_size)
         locs, spreads = (self.model.split(t)[1] for t in (self.posterior.mean_MD, self.posterior.covariance.diagonal()))
-        # s² of log s ~ N(m, v) has the mean exp(2 m + 2 v)
+        # For log s ~ N(m, v), s² has the mean exp(2 m + 2 v).
         noise = {name: (loc + spreads[name]).unsqueeze(1) for name, loc in locs.items()}
         return Predictive(mean_MBK, self.model.likelihood, noise, function_variance=variance_MBK)

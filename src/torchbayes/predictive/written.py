@@ -19,19 +19,10 @@ _ROWS = 2048  # predicted at once, so that the outputs of all draws need not be 
 
 
 def columns_of(posterior: Any, inputs: Tensor, units: Units) -> dict[str, np.ndarray]:
-    """Return predictions at inputs as columns.
+    """Return predictions at inputs (N, ...) as columns, name -> (N,); `posterior` as for `predict`.
 
-    Args:
-        posterior: a posterior, functions drawn from one, or a `Linearised` one.
-        inputs: (N, ...).
-        units: in what they are told.
-
-    Returns:
-        name -> (N,).
-
-    Raises:
-        ValueError: if there are no rows.
-        TypeError: if predictions are neither classes nor one number for each output.
+    A ValueError if there are no rows, a TypeError if predictions are neither classes nor one number for each
+    output.
     """
     if not len(inputs):
         raise ValueError("there are no rows to predict.")
@@ -40,16 +31,14 @@ def columns_of(posterior: Any, inputs: Tensor, units: Units) -> dict[str, np.nda
 
 
 def write_columns(path: Path, columns: Mapping[str, np.ndarray], *, names: Sequence[str] | None = None) -> None:
-    """Write predictions to a CSV file, whole or not at all.
+    """Write columns, name -> (N,), to a CSV file, whole or not at all.
 
-    Args:
-        path: of the file.
-        columns: name -> (N,). Texts that a spreadsheet would run as formulas get a single quote in front.
-        names: what tells the rows apart; their numbers, counted from 1, if None.
+    Texts that a spreadsheet would run as formulas get a single quote in front. `names` label the rows; by default
+    they are numbered from 1.
     """
     lines: list[str] = []
     rows: Any = SimpleNamespace(write=lines.append)
-    writer = csv.writer(rows)  # which quotes texts with either sign of its line ends
+    writer = csv.writer(rows)  # it quotes texts with either character of its line ends
     writer.writerow(["row" if names is None else "name", *map(_shown, columns)])
     count = len(next(iter(columns.values())))
     cells = (names or range(1, count + 1), *(values.tolist() for values in columns.values()))
@@ -57,7 +46,7 @@ def write_columns(path: Path, columns: Mapping[str, np.ndarray], *, names: Seque
     write_whole(path, "".join(f"{line[:-2]}\n" for line in lines).encode())
 
 
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # what cells begin with that spreadsheets run
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # first characters of cells that spreadsheets run
 
 
 def _shown(value: Any) -> Any:

@@ -1,1 +1,1 @@
-"""Streams of random numbers: functions of a purpose, a seed and a step, and of nothing else."""
+"""Streams of random numbers, which are functions only of a purpose, a seed and a step."""

@@ -1,16 +1,16 @@
 """Random numbers that no other thread can disturb, for code that has no argument for a generator.
 
 Initialisers, dropout, Distributions and the constructors of users draw from PyTorch's default generator, which all
-threads of a process share. Inside a block operations are handed a generator of the block instead: a mode of PyTorch,
-which belongs to one thread, passes it to each operation that would draw from the default one. The default generator is
-neither read nor moved, so that blocks in several threads, and what users draw or seed meanwhile, do not meet.
+threads of a process share. Inside a block, a mode of PyTorch, which belongs to one thread, passes the block's own
+generator to each operation that would draw from the default one. The default generator is neither read nor moved, so
+blocks in several threads, and what users draw or seed meanwhile, do not interfere.
 
-`torch.manual_seed`, `torch.get_rng_state` and `torch.random.fork_rng` act on the same generator inside a block: a
-constructor that seeds features of its own gets these. `torch.random` looks the default generator up by a name of its
-own, at which an object stands that knows the thread.
+`torch.manual_seed`, `torch.get_rng_state` and `torch.random.fork_rng` act on the block's generator inside a block: a
+constructor that seeds its own features gets these. `torch.random` finds the default generator by a name of its own;
+an object that knows the thread takes its place there.
 
-Kernels of a GPU that draw by themselves take no generator. There the default one of the device is seeded, with a lock
-that lets one block on a GPU run at a time, and restored.
+Kernels of a GPU that draw by themselves take no generator. For them the default one of the device is seeded and
+restored, under a lock that lets one block on a GPU run at a time.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _TAKEN = "generator"
-_COMPOSITE, _ALONE = "CompositeImplicitAutograd", "alone"  # made of others; draws, and takes no generator
-# functions of torch.nn.functional written in Python that draw nothing, and that networks call often
+_COMPOSITE, _ALONE = "CompositeImplicitAutograd", "alone"  # made of other operations; draws without a generator
+# Functions of torch.nn.functional, written in Python, that draw nothing and that networks call often.
 _PLAIN: set[Any] = {
     getattr(F, name)
     for name in (
@@ -43,36 +43,28 @@ _PLAIN: set[Any] = {
 
 
 class _Own(threading.local):
-    """What is drawn from in a thread.
+    """The mode of the innermost block of a thread."""
 
-    Attributes:
-        drawn: of the innermost block; None outside of all.
-    """
-
-    drawn: Drawn | None = None
+    drawn: Drawn | None = None  # None outside of all blocks
 
 
 class Drawn(TorchDispatchMode):
-    """While active, operations on the CPU that would draw from the default generator draw from another one.
+    """While active, operations on the CPU that would draw from the default generator draw from `source` instead.
 
-    Attributes:
-        source: that generator.
-        used: whether anything was drawn.
+    `used` says whether anything was drawn.
     """
 
     def __init__(self, source: torch.Generator) -> None:
-        """Take a generator."""
         super().__init__()
         self.source, self.used = source, False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Return what an operation gives."""
         kwargs, way = kwargs or {}, _way(func)
         if way is None:
             return func(*args, **kwargs)
-        if way == _COMPOSITE:  # under inference_mode these arrive whole; not `decompose`, whose RNNs have no dropout
+        if way == _COMPOSITE:  # whole under inference_mode; not `decompose`, whose RNNs have no dropout
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
         if not draws(func, args, kwargs):
@@ -80,13 +72,13 @@ class Drawn(TorchDispatchMode):
         self.used = True
         if (device := _device(args, kwargs)) not in {"cpu", "meta"}:
             return func(*args, **kwargs)
-        if way == _ALONE or device == "meta":  # which has no generator of its own
+        if way == _ALONE or device == "meta":  # meta has no generator of its own
             with _in_place_of_default(self.source):
                 return func(*args, **kwargs)
         if not isinstance(way, int):
             return way(*args, **{**kwargs, _TAKEN: self.source})
-        given = args[way] if way < len(args) else kwargs.get(_TAKEN)
-        if given is not None and given is not torch.default_generator:
+        passed = args[way] if way < len(args) else kwargs.get(_TAKEN)
+        if passed is not None and passed is not torch.default_generator:
             return func(*args, **kwargs)
         if way < len(args):
             return func(*args[:way], self.source, *args[way + 1 :], **kwargs)
@@ -102,7 +94,6 @@ class _Filter(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Return what the call gives."""
         kwargs, drawn = kwargs or {}, _OWN.drawn
         if drawn is None or _draws_nothing(func):
             return func(*args, **kwargs)
@@ -113,44 +104,28 @@ class _Filter(TorchFunctionMode):
 
 
 class _OfThread:
-    """Stands for the default generator of the CPU in `torch.random`: inside a block it is the block's."""
+    """Replaces the default generator of the CPU in `torch.random`: inside a block it is the block's."""
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the generator."""
         return getattr(torch.default_generator if _OWN.drawn is None else _OWN.drawn.source, name)
 
 
 _OWN, _STAND_IN = _Own(), _OfThread()
-_DEFAULT = threading.RLock()  # held while a default generator is not where its users left it
+_DEFAULT = threading.RLock()  # held while a default generator has another state than its users left
 
 
 @contextmanager
 def drawing_under(seed: int, device: torch.device | str = "cpu") -> Iterator[Drawn]:
-    """Run code that draws from default generators under a seed.
-
-    Args:
-        seed: the seed.
-        device: where numbers are drawn, beside the CPU.
-
-    Yields:
-        The mode.
-    """
+    """Run code that draws from default generators, of the CPU and `device`, under a seed; yield the mode."""
     with _begun(seed, device) as drawn, drawn:
         yield drawn
 
 
 @contextmanager
 def network_under(seed: int, device: torch.device | str = "cpu") -> Iterator[None]:
-    """Run a network, most of whose functions draw nothing, under a seed: at a fraction of the cost.
+    """Run a network, most of whose functions draw nothing, under a seed, at a fraction of the cost of `drawing_under`.
 
-    Numbers that are drawn out of Python's sight, as in a ScriptModule, have no seed.
-
-    Args:
-        seed: the seed.
-        device: as above.
-
-    Yields:
-        Nothing.
+    Numbers that are drawn outside Python, as in a ScriptModule, have no seed.
     """
     with _begun(seed, device), _Filter():
         yield
@@ -158,11 +133,7 @@ def network_under(seed: int, device: torch.device | str = "cpu") -> Iterator[Non
 
 @contextmanager
 def _begun(seed: int, device: torch.device | str) -> Iterator[Drawn]:
-    """Let a thread draw from a generator of its own, which is not handed to operations yet.
-
-    Yields:
-        The mode that hands it to them.
-    """
+    """Give a thread its own generator, and yield the mode, not yet active, that passes it to operations."""
     device, before = torch.device(device), _OWN.drawn
     torch.random.default_generator = _STAND_IN  # type: ignore[assignment]
     with _gpu(seed, device) if device.type == "cuda" else nullcontext():
@@ -187,7 +158,7 @@ def _gpu(seed: int, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _in_place_of_default(source: torch.Generator) -> Iterator[None]:
-    """Let the default generator be where another one is, which moves on by what is drawn."""
+    """Give the default generator the state of another one, which then advances by what is drawn."""
     default = torch.default_generator
     with _DEFAULT:
         before = default.get_state()
@@ -201,27 +172,27 @@ def _in_place_of_default(source: torch.Generator) -> Iterator[None]:
 
 @cache
 def _way(func: Any) -> Any:
-    """Return how an operation is handed a generator.
+    """Return how an operation gets a generator.
 
-    Returns:
-        The place of the argument; the overload that has one; a word above; None for an operation that draws nothing.
+    It is the position of the argument, the overload that has one, one of the words above, or None for an operation
+    that draws nothing.
     """
-    own = [(argument.name, str(argument.type)) for argument in func._schema.arguments]
+    arguments = [(argument.name, str(argument.type)) for argument in func._schema.arguments]
     if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), _COMPOSITE):
         return _COMPOSITE
-    names = [name for name, _ in own]
+    names = [name for name, _ in arguments]
     if _TAKEN in names:
         return names.index(_TAKEN)
     packet = func.overloadpacket
     for other in (getattr(packet, name) for name in packet.overloads()):
-        rest = [(argument.name, str(argument.type)) for argument in other._schema.arguments]
-        if len(rest) > len(own) and [each for each in rest if each[0] != _TAKEN] == own:
+        others = [(argument.name, str(argument.type)) for argument in other._schema.arguments]
+        if len(others) > len(arguments) and [each for each in others if each[0] != _TAKEN] == arguments:
             return other
     return _ALONE if torch.Tag.nondeterministic_seeded in func.tags else None
 
 
 def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether an operation draws random numbers; attention in one piece does where there is dropout."""
+    """Return whether an operation draws random numbers; fused attention does if it has dropout."""
     if torch.Tag.nondeterministic_seeded not in func.tags and _way(func) is None:
         return False
     names = [argument.name for argument in func._schema.arguments]
@@ -233,7 +204,7 @@ def draws(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 @lru_cache(maxsize=4096)
 def _draws_nothing(func: Any) -> bool:
-    """Return whether a function surely draws nothing: those of the compiled part of PyTorch say it by their name."""
+    """Return whether a function surely draws nothing; compiled functions of PyTorch are known by their names."""
     name = getattr(func, "__name__", "")
     if func in _PLAIN or name == "__get__":
         return True
@@ -248,8 +219,8 @@ def _draws_nothing(func: Any) -> bool:
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return True
     overloads = [getattr(packet, each) for each in packet.overloads()]
-    said = [name, *(argument.name for each in overloads for argument in each._schema.arguments)]
-    if any("drop" in word or word == _TAKEN for word in said):
+    words = [name, *(argument.name for each in overloads for argument in each._schema.arguments)]
+    if any("drop" in word or word == _TAKEN for word in words):
         return False
     return all(torch.Tag.nondeterministic_seeded not in each.tags for each in overloads)
 
@@ -263,7 +234,7 @@ def _device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def _dropout(drawn: Drawn, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Return what `F.dropout` gives, the numbers being those of the block."""
+    """Return the result of `F.dropout` with the numbers of the block."""
     if not training or inplace or not 0 < p < 1 or input.device.type != "cpu":
         with drawn:
             return F.dropout(input, p, training, inplace)

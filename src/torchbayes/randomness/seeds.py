@@ -1,9 +1,9 @@
-"""Seeds: independent streams of random numbers that depend on nothing but integers.
+"""Seeds: independent streams of random numbers that depend only on integers.
 
-Every random number is a function of (purpose, seed, step), or of some other numbering of the calls. A run can therefore
-be resumed without storing generator states, and a member draws the same numbers wherever it runs and with which others.
-Draws for one purpose are independent of those for another under the same seed, and of those of users after
-`torch.manual_seed`.
+Every random number is a function of (purpose, seed, step), or of some other numbering of the calls. A run can
+therefore be resumed without storing generator states, and a member draws the same numbers wherever and with whatever
+others it runs. Draws for one purpose are independent of those for another under the same seed, and of those of users
+after `torch.manual_seed`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _MASK, _STEP = (1 << 64) - 1, 0x9E3779B97F4A7C15
 class Purpose(enum.IntEnum):
     """What random numbers are for: all streams of the library, each used at one place of the source.
 
-    The number of a purpose that is removed is never reused, so that the others keep their streams. Those of 72
-    to 89, 202 and 203 that are not here are numbers of the distribution torchbayes-experiments.
+    The number of a removed purpose is never reused, so that the others keep their streams. Missing numbers from 72 to
+    89, and 202 and 203, belong to the distribution torchbayes-experiments.
     """
 
     # a fit
@@ -53,12 +53,12 @@ class Purpose(enum.IntEnum):
     FIRST_STEP = 17  # momentum by which the first step size is found
     DIFFUSION = 18  # of stochastic-gradient samplers
     THERMOSTAT = 19  # momentum that SGNHT starts with
-    DISPERSED = 20  # where chains start that are given no start
+    DISPERSED = 20  # starts of chains that are given none
     HALVINGS = 30  # of a step size
     # variational methods
     VARIATIONAL = 110  # weights of a step
     FACTOR = 111  # of the covariance that a low-rank family starts with
-    LAYER_WEIGHTS = 112  # of a pass by layers: what no layer takes as a distribution
+    LAYER_WEIGHTS = 112  # weights that no layer takes as a distribution, in a pass by layers
     LAYER_OUTPUTS = 113  # noise of a layer
     LAYER_SIGNS = 114  # of flipout
     LAYER_MASKS = 115  # what the network draws in such a pass
@@ -77,8 +77,8 @@ class Purpose(enum.IntEnum):
     PIECE = 31  # seeds of the rows of one piece
     FISHER = 32  # targets drawn from the model
     DIRECTIONS = 33  # initial ones of a low rank
-    LAYERS = 34  # column of gradients by which layers are tested
-    CALLS = 35  # the same for the order of calls
+    LAYERS = 34  # column of gradients for testing layers
+    CALLS = 35  # column of gradients for testing the order of calls
     LINEARITY = 36  # weights at which a network must be linear
     # evidence
     MOVE_MOMENTUM = 41
@@ -101,16 +101,16 @@ class Purpose(enum.IntEnum):
     FOREIGN = 62  # out-of-distribution images
     CORRUPTION = 63
     # comparisons
-    DISTANCE = 71  # targets whose distance from the reference's is taken
+    DISTANCE = 71  # targets compared with those of the reference
     FOREIGN_RESAMPLES = 85
     READING = 204  # of rows that are drawn anew whenever they are read
     GRADIENT_NOISE = 205
     UNSEEN_ROWS = 206
     # particles
-    PRIOR_FUNCTIONS = 95  # weights of the networks whose functions tell the score of the prior
+    PRIOR_FUNCTIONS = 95  # weights of networks whose functions give the score of the prior
     PRIOR_NETWORK = 96  # what these draw
     EXTRA = 98  # rows beside those of a batch
-    APART = 97  # where particles begin that were given one start
+    APART = 97  # starts of particles that were given a single one
     # variational inference
     WEIGHT_NOISE = 90  # of the draws that a step of IVON takes its gradients at
     NETWORK_AT_DRAW = 91  # seeds of what a network draws at each of them
@@ -118,18 +118,18 @@ class Purpose(enum.IntEnum):
     MASKS = 100  # of one call of dropout in a forward pass
     MASKED_DRAW = 101  # seeds of the draws
     MINIBATCH = 102  # whose statistics a draw has
-    CONCRETE = 103  # masks by which rates are learned
+    CONCRETE = 103  # masks for learning dropout rates
     # flows
     FLOW_NOISE = 120  # of the draws of a step
     FLOW_START = 121  # parameters that a flow starts with
-    FLOW_MAPS = 122  # what networks of maps are made with, and never run with
+    FLOW_MAPS = 122  # weights with which networks of maps are made, but never run
     # last layers
     LAST_LAYER_FACTOR = 130  # of the covariance of a last layer that a low rank starts with
     LAST_LAYER_MASKS = 131  # what the network draws in a step
-    LAST_LAYER = 132  # inputs and weights by which a linear layer is told
+    LAST_LAYER = 132  # inputs and weights by which a linear layer is recognised
     # adversarial training
     ATTACK = 133  # what the network draws where inputs are differentiated
-    GRADIENT_TRIAL = 134  # where it is looked for what has a gradient
+    GRADIENT_TRIAL = 134  # what the network draws in a test of which weights have a gradient
     # elliptical slices and curves
     SLICE_ELLIPSE = 135  # the second point of an ellipse
     SLICE_LEVEL = 136  # height of a slice, and the first angle on it
@@ -143,20 +143,20 @@ class Purpose(enum.IntEnum):
     # geometry
     MATCHING = 140  # order of the groups in a sweep
     PERMUTED = 141  # units at random
-    TRACED = 142  # inputs of a network that is looked at without data
-    SPECTRUM = 145  # signs by which a spectrum is probed
+    TRACED = 142  # made-up inputs of a network that is watched without data
+    SPECTRUM = 145  # signs that probe a spectrum
     TRACE = 146  # signs of Hutch++
     BASIN = 147  # directions from a minimum
     COEFFICIENT = 148  # chains around a minimum
     COEFFICIENT_ROWS = 149  # minibatches that they see
-    COEFFICIENT_START = 195  # chains that lead to where they start
+    COEFFICIENT_START = 195  # chains that end where these start
     COEFFICIENT_HALF = 196  # chains of steps of half the size
     STIFFNESS = 150  # probe of the largest curvature
     SURFACE = 151  # directions of a plane
-    CURVED = 152  # vector that an iteration begins with
+    CURVED = 152  # first vector of an iteration
     INTERIOR = 193  # points in a simplex
     # compression
-    UNIT_NOISE = 194  # in the place of units, by which constants are told
+    UNIT_NOISE = 194  # replaces units in a test of which are constants
     # sites
     SITE_LINEARITY = 180  # weights at which a network must be linear in them
     # flat regions
@@ -165,7 +165,7 @@ class Purpose(enum.IntEnum):
     FLAT_MASKS = 157  # seeds of what a network draws there
     # functions of priors
     PRIOR_PREDICTIVE = 171  # seeds of the blocks of drawn weights
-    PRIOR_MATCHING = 172  # draws by which a prior is matched to a Gaussian process
+    PRIOR_MATCHING = 172  # draws for matching a prior to a Gaussian process
     # sequences of tasks
     TASK = 200  # seeds of the fits after the first
     CORESET = 201  # rows set aside
@@ -183,23 +183,17 @@ def mix(purpose: int, *integers: int) -> int:
 
 
 def streams(purpose: Purpose, seeds: Sequence[int], *integers: int) -> np.ndarray:
-    """Return hashes of a purpose, each of many seeds, and integers, uint64 (M,), which `continued` goes on with.
+    """Return hashes of a purpose, each of many seeds, and integers, uint64 (M,), which `continued` extends.
 
-    Half of such a hash is `mix` of the same.
+    Half of such a hash is `mix` of the same integers.
     """
     return continued(_begun(purpose, tuple(seeds)), *integers)
 
 
 def continued(streams_M: np.ndarray, *integers: int, count: int | None = None) -> np.ndarray:
-    """Return hashes of what others are hashes of, and of more integers.
+    """Return hashes, uint64 (M,), of the content of other hashes and of more integers.
 
-    Args:
-        streams_M: the others.
-        integers: what else they depend on.
-        count: if given, the numbers 0 to count − 1 follow as the last integer.
-
-    Returns:
-        uint64 array (M,), or (M, count).
+    With `count`, the numbers 0 to count − 1 follow as the last integer, and the result is (M, count).
     """
     value = streams_M
     for integer in integers:
@@ -210,16 +204,9 @@ def continued(streams_M: np.ndarray, *integers: int, count: int | None = None) -
 
 
 def fractions(seed: int, shape: Sequence[int]) -> np.ndarray:
-    """Return numbers uniform on [0, 1), multiples of 2⁻⁵³, each a hash of the seed and of its own place.
+    """Return float64 numbers uniform on [0, 1), multiples of 2⁻⁵³, each a hash of the seed and of its position.
 
-    A smaller array is a corner of a larger one.
-
-    Args:
-        seed: one that `mix` gave.
-        shape: of the array.
-
-    Returns:
-        float64 array.
+    The seed is one of `mix`. A smaller array is a corner of a larger one.
     """
     value = np.array([_stirred((seed + _STEP) & _MASK)], dtype=np.uint64)
     for size in shape:
@@ -229,7 +216,7 @@ def fractions(seed: int, shape: Sequence[int]) -> np.ndarray:
 
 @lru_cache(maxsize=16)
 def _begun(purpose: Purpose, seeds: tuple[int, ...]) -> np.ndarray:
-    """Return the hash of a purpose and each seed; cached, as seeds are the same at every step."""
+    """Return the hash of a purpose and each seed; cached, because seeds are the same at every step."""
     first = np.array([seed & _MASK for seed in seeds], dtype=np.uint64) + _STEP
     return _stirred(first + _stirred((purpose + _STEP) & _MASK))
 
@@ -244,7 +231,7 @@ def _stirred(value: _Hash) -> _Hash:
 def member_seeds(seed: int, members: int) -> list[int]:
     """Return the seeds of M members; the first is `seed` itself.
 
-    Member m of a fit with `seed` is the fit of one member with `member_seeds(seed, M)[m]`.
+    Member m of a fit with `seed` equals the fit of one member with `member_seeds(seed, M)[m]`.
 
     Args:
         seed: seed of the whole fit.
@@ -266,8 +253,8 @@ def generator(purpose: int, *integers: int, device: torch.device | str = "cpu") 
 
 
 def seeded(purpose: Purpose, *integers: int, device: torch.device | str = "cpu") -> AbstractContextManager[Drawn]:
-    """Return a context for code that draws from PyTorch's default generators, which are not moved: under a seed.
+    """Return a context in which code draws from PyTorch's default generators under a seed, without moving them.
 
-    Needed where there is no generator argument: initialisers, dropout and Distributions.
+    It is needed where there is no generator argument: initialisers, dropout and Distributions.
     """
     return drawing_under(mix(purpose, *integers), device)

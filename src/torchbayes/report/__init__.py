@@ -1,7 +1,4 @@
-"""Figures, tables and the HTML report, made from plain arrays.
-
-Nothing here depends on models or posteriors: everything is passed as arrays, numbers and names.
-"""
+"""Figures, tables and the HTML report, made from plain arrays, numbers and names, without models or posteriors."""
 
 from torchbayes.report import figures
 from torchbayes.report.html import Picture, versions, write_report

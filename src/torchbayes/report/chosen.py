@@ -1,4 +1,4 @@
-"""What held-out rows chose for a fit, and the prior and noise that a posterior has, in words."""
+"""Phrases on what held-out rows chose for a fit, and on the prior and noise of a posterior."""
 
 from __future__ import annotations
 
@@ -27,47 +27,35 @@ _WORDS: dict[str, Callable[[Any], str]] = {
 
 
 def settings_chosen(directory: Path) -> list[str]:
-    """Return the settings that held-out rows chose for the fit in a directory, each in words; none if they chose none.
-
-    Args:
-        directory: of the run.
-    """
-    found = recorded(directory)
-    chosen = {} if found is None else found[1].get("chosen") or {}
+    """Return the settings that held-out rows chose for the run in a directory, each in words; empty if none."""
+    record = recorded(directory)
+    chosen = {} if record is None else record[1].get("chosen") or {}
     settings = {**chosen.get("mode", {}), **chosen.get("settings", {})}
     settings |= {name: chosen[name] for name in ("prior_scale",) if name in chosen}
     return [say(settings[name]) for name, say in _WORDS.items() if name in settings]
 
 
 def chosen_by_rows(directory: Path) -> str:
-    """Return what held-out rows chose for a fit, and how many they were, as a sentence; empty if they chose nothing.
-
-    Args:
-        directory: of the run.
-    """
+    """Return a sentence on what held-out rows chose for a run, and how many rows; empty if they chose nothing."""
     settings = settings_chosen(directory)
     if not settings:
         return ""
-    found = recorded(directory)
-    held_out = [] if found is None else found[1]["chosen"]["held_out"]
+    record = recorded(directory)
+    held_out = [] if record is None else record[1]["chosen"]["held_out"]
     trials = f" in {len(held_out)} trial runs" if len(held_out) > 1 else ""
     return f"{sum(held_out):,} training rows, held out{trials}, chose {listed(settings)}. The fit itself had all rows."
 
 
 def chosen_scales(posterior: Posterior) -> str:
-    """Return the prior and the noise that a Laplace posterior was given after its fit, as a sentence, or nothing.
-
-    Args:
-        posterior: any.
-    """
+    """Return a sentence on the prior and noise that a Laplace posterior got after its fit; empty if it got none."""
     if not (posterior.prior_chosen or posterior.noise_chosen):
         return ""
-    model, said = posterior.model, []
+    model, phrases = posterior.model, []
     if posterior.prior_chosen:
-        said.append(f"its prior has the scale {_range(model.prior.stds()[: model.network.layout.size])}")
+        phrases.append(f"its prior has the scale {_range(model.prior.stds()[: model.network.layout.size])}")
     if posterior.noise_chosen:
-        said.append(f"its noise the scale {listed([f'{scale:.3g}' for scale in fixed_noise(model.likelihood)])}")
-    return f"Prior and noise above are those of the training; of the posterior {listed(said)}."
+        phrases.append(f"its noise the scale {listed([f'{scale:.3g}' for scale in fixed_noise(model.likelihood)])}")
+    return f"Prior and noise above are those of the training; of the posterior {listed(phrases)}."
 
 
 def _range(values_D: Tensor) -> str:

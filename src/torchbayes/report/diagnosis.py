@@ -1,7 +1,4 @@
-"""The section of a report that says whether chains have converged: tables, remarks in words, pictures, one page.
-
-A `Diagnosis` is passed directly: it holds numbers and names only.
-"""
+"""The section of a report on whether chains have converged: tables, remarks, pictures, and one page."""
 
 from __future__ import annotations
 
@@ -22,26 +19,21 @@ from torchbayes.report.html import Picture, save_pictures, write_report
 from torchbayes.report.tables import Table
 from torchbayes.report.words import capital, listed
 
-LOW_EBFMI = 0.3  # below it energies are explored slowly (Betancourt 2016)
-_PER = 1000  # gradients that efficiencies are given for
+LOW_EBFMI = 0.3  # energies are explored slowly below it (Betancourt 2016)
+_PER = 1000  # efficiencies are per this many gradients
 
 
 def space_numbers(diagnosis: Diagnosis, space: str) -> dict[str, float]:
     """Return the numbers of one space; quantities that never move are counted and left out of the others.
 
-    Args:
-        diagnosis: diagnosis of a run.
-        space: a name of its `spaces`.
-
-    Returns:
-        quantities, unmoved, rhat_median, rhat_largest, rhat_within_1.01, rhat_within_1.05 and rhat_within_1.1 (shares),
-        ess_bulk_median, ess_bulk_least, ess_tail_least, ess_per_1000_gradients (of the median bulk size), mcse_largest
-        (Monte Carlo standard error of a mean, in the units of the quantity). NaN where there is nothing to say.
+    Keys: quantities, unmoved, rhat_median, rhat_largest, rhat_within_1.01, rhat_within_1.05 and rhat_within_1.1
+    (shares), ess_bulk_median, ess_bulk_least, ess_tail_least, ess_per_1000_gradients (of the median bulk size),
+    mcse_largest (Monte Carlo standard error of a mean, in the units of the quantity). NaN where there is no number.
     """
-    found = diagnosis.spaces[space]
-    moved = ~found.rhat.flatten().isnan()
+    sizes = diagnosis.spaces[space]
+    moved = ~sizes.rhat.flatten().isnan()
     rhat, bulk, tail, mcse = (
-        part.flatten()[moved] for part in (found.rhat, found.ess_bulk, found.ess_tail, found.mcse)
+        values.flatten()[moved] for values in (sizes.rhat, sizes.ess_bulk, sizes.ess_tail, sizes.mcse)
     )
     per_gradient = diagnosis.per_gradient(space).flatten()[moved]
     return {
@@ -61,16 +53,12 @@ def space_numbers(diagnosis: Diagnosis, space: str) -> dict[str, float]:
 def numbers(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return a diagnosis in numbers that JSON holds; None for what is not finite or not known.
 
-    Args:
-        diagnosis: diagnosis of a run.
-
-    Returns:
-        chains, draws, gradients, `spaces` (as `space_numbers` gives them) and `by_chain` (one number per chain).
+    Keys: chains, draws, gradients, `spaces` (as from `space_numbers`) and `by_chain` (one number per chain).
     """
     spaces = {space: space_numbers(diagnosis, space) for space in diagnosis.spaces}
     by_chain = {name: column.tolist() for name, column in _by_chain(diagnosis).items()}
-    whole = {"chains": diagnosis.chains, "draws": diagnosis.draws, "gradients": diagnosis.gradients}
-    return _plain({**whole, "spaces": spaces, "by_chain": by_chain})
+    totals = {"chains": diagnosis.chains, "draws": diagnosis.draws, "gradients": diagnosis.gradients}
+    return _plain({**totals, "spaces": spaces, "by_chain": by_chain})
 
 
 _COLUMNS = {
@@ -93,32 +81,19 @@ _NARROW = (
 def space_table(diagnosis: Diagnosis, columns: Sequence[str] = tuple(_COLUMNS), *, caption: str = "") -> Table:
     """Return the table of spaces: R-hat and effective sizes of weights, functions and log likelihoods.
 
-    Args:
-        diagnosis: diagnosis of a run.
-        columns: which, by their heads.
-        caption: how to read it.
-
-    Returns:
-        The table; columns without information are left out.
+    `columns` are chosen by their heads; those without information are left out.
     """
-    found = {space: space_numbers(diagnosis, space) for space in diagnosis.spaces}
-    entries = {head: [_entry(of_space[_COLUMNS[head][0]]) for of_space in found.values()] for head in columns}
+    spaces = {space: space_numbers(diagnosis, space) for space in diagnosis.spaces}
+    entries = {head: [_entry(of_space[_COLUMNS[head][0]]) for of_space in spaces.values()] for head in columns}
     idle = {head: all(e is None for e in of_head) for head, of_head in entries.items()}
-    idle["unmoved"] = not any(of_space["unmoved"] for of_space in found.values())
+    idle["unmoved"] = not any(of_space["unmoved"] for of_space in spaces.values())
     heads = [head for head in columns if not idle[head]]
-    rows = [[space, *(entries[head][row] for head in heads)] for row, space in enumerate(found)]
+    rows = [[space, *(entries[head][row] for head in heads)] for row, space in enumerate(spaces)]
     return Table(["space", *heads], rows, caption, formats={head: _COLUMNS[head][1] for head in heads})
 
 
 def space_tables(diagnosis: Diagnosis) -> list[Table]:
-    """Return the table of spaces in parts that fit a page: R-hat, and effective sizes where they are known.
-
-    Args:
-        diagnosis: diagnosis of a run.
-
-    Returns:
-        One or two tables, the caption under the last.
-    """
+    """Return the table of spaces in one or two parts that fit a page: R-hat, and effective sizes if they are known."""
     titles = ("R-hat, space by space", "Effective sample sizes, space by space")
     first, second = (
         replace(space_table(diagnosis, columns), title=title) for columns, title in zip(_NARROW, titles, strict=True)
@@ -128,86 +103,65 @@ def space_tables(diagnosis: Diagnosis) -> list[Table]:
 
 
 def chain_table(diagnosis: Diagnosis) -> Table | None:
-    """Return the table of chains: what the log says of each after burn-in.
-
-    Args:
-        diagnosis: diagnosis of a run.
-
-    Returns:
-        The table; None without a log.
-    """
+    """Return the table of what the log holds on each chain after burn-in; None without a log."""
     columns = _by_chain(diagnosis)
     if diagnosis.record is None:
         return None
     heads = {name.replace("_", " ").replace("ebfmi", "E-BFMI"): column for name, column in columns.items()}
     rows = [[str(chain + 1), *(_entry(c[chain].item()) for c in columns.values())] for chain in range(diagnosis.chains)]
-    said = (
+    caption = (
         f"After {diagnosis.record.burn_in:,} iterations of burn-in, whose gradients are counted apart. Gradients are "
         f"passes over the data."
     )
     if "ebfmi" in columns:
-        said += f" E-BFMI: how well new momenta explore the energies; near 1 is good, below {LOW_EBFMI} slow."
+        caption += f" E-BFMI: how well new momenta explore the energies; near 1 is good, below {LOW_EBFMI} slow."
     formats = {"E-BFMI": ".2f", "acceptance": ".1%", "divergences": "d", "saturated": ".1%", "step size": ".3g"}
     formats |= {"gradients": ",.0f", "gradients in burn-in": ",.0f"}
     used = {name: form for name, form in formats.items() if name in heads}
-    return Table(["chain", *heads], rows, said, formats=used, title="Chain by chain")
+    return Table(["chain", *heads], rows, caption, formats=used, title="Chain by chain")
 
 
 def caption(diagnosis: Diagnosis) -> str:
-    """Return how to read the table of spaces.
-
-    Args:
-        diagnosis: diagnosis of a run.
-
-    Returns:
-        Sentences.
-    """
-    said = f"{capital(_chains(diagnosis))}. "
+    """Return sentences on how to read the table of spaces."""
+    text = f"{capital(_chains(diagnosis))}. "
     if diagnosis.chains == 1:
-        said += "R-hat compares the two halves of the one chain: a drift shows, another mode does not. "
+        text += "R-hat compares the two halves of the one chain: a drift shows, another mode does not. "
     else:
-        said += "R-hat (rank-normalised, split) compares the chains and their halves. "
-    said += "ESS: effective sample size, of all chains together. R-hat and bulk ESS are medians."
+        text += "R-hat (rank-normalised, split) compares the chains and their halves. "
+    text += "ESS: effective sample size, of all chains together. R-hat and bulk ESS are medians."
     if not math.isnan(diagnosis.gradients):
-        said += f" Gradients: {diagnosis.gradients:,.0f} passes over the data after burn-in, all chains."
-    return said
+        text += f" Gradients: {diagnosis.gradients:,.0f} passes over the data after burn-in, all chains."
+    return text
 
 
 def remarks(diagnosis: Diagnosis) -> list[str]:
-    """Return an interpretation of the numbers, in words.
-
-    Args:
-        diagnosis: diagnosis of a run.
-
-    Returns:
-        Sentences.
-    """
+    """Return an interpretation of the numbers, in sentences."""
     functions, weights = (space_numbers(diagnosis, space) for space in (diagnosis.functions, "weights"))
-    said = _log_remarks(diagnosis)
+    sentences = _log_remarks(diagnosis)
     for space, found in (("weights", weights), (diagnosis.functions, functions)):
         if found["unmoved"]:
-            said.append(f"{found['unmoved']:,} of {found['quantities']:,} {space} never move.")
+            sentences.append(f"{found['unmoved']:,} of {found['quantities']:,} {space} never move.")
     for bound in BOUNDS[::-1]:
         shares = [found[f"rhat_within_{bound}"] for found in (functions, weights)]
         if not math.isnan(sum(shares)):
             parts = (f"{_percent(s)} of {n}" for s, n in zip(shares, (diagnosis.functions, "weights"), strict=True))
-            said.append(f"R-hat is at most {bound} for {' and '.join(parts)}.")
+            sentences.append(f"R-hat is at most {bound} for {' and '.join(parts)}.")
     enough, least = ENOUGH * diagnosis.chains, functions["ess_bulk_least"]
     if math.isnan(least):
-        said.append(f"With {diagnosis.draws} draws of each chain effective sample sizes cannot be estimated yet.")
+        sentences.append(f"With {diagnosis.draws} draws of each chain effective sample sizes cannot be estimated yet.")
     elif least < enough:
-        said.append(
+        sentences.append(
             f"The smallest effective sample size of {diagnosis.functions} is {least:.0f}. R-hat and effective sample "
             f"sizes are reliable only if it is at least {enough}, {ENOUGH} for each chain."
         )
     if not math.isnan(functions["mcse_largest"]):
-        said.append(
+        sentences.append(
             f"Averaged over draws, {diagnosis.functions} have Monte Carlo standard errors of up to "
             f"{functions['mcse_largest']:.2g}, if the chains have converged."
         )
     if diagnosis.chains == 1:
-        said.append("One chain cannot show whether another would find another mode. Run several.")
-    return said
+        sentences.append("One chain cannot show whether another would find another mode. Run several.")
+    return sentences
 
 
 def _log_remarks(diagnosis: Diagnosis) -> list[str]:
@@ -223,19 +177,19 @@ def _log_remarks(diagnosis: Diagnosis) -> list[str]:
     if record.divergences_M is not None:
         parts.append(f"{_range(record.divergences_M, 'd')} divergences")
     parts.append(f"{_range(record.gradients_M, ',.0f')} gradients")
-    said = [f"Each chain: {', '.join(parts)}."]
+    sentences = [f"Each chain: {', '.join(parts)}."]
     if record.divergences_M is not None and record.divergences_M.sum() > 0:
-        said.append(
+        sentences.append(
             "After a divergence, an energy error above 1,000: take smaller steps, or raise `target_acceptance`."
         )
     if record.saturated_M is not None and record.saturated_M.sum() > 0:
-        said.append(
+        sentences.append(
             f"Of the trajectories of each chain, {_range(100 * record.saturated_M, '.1f')} % were cut short by "
             f"`max_doublings`, which makes it slow: raise it, or adapt the `mass`."
         )
     if record.ebfmi_M is not None and (record.ebfmi_M < LOW_EBFMI).any():
-        said.append(f"An E-BFMI below {LOW_EBFMI} says that energies are explored slowly.")
-    return said
+        sentences.append(f"An E-BFMI below {LOW_EBFMI} says that energies are explored slowly.")
+    return sentences
 
 
 def _range(column: Tensor, form: str) -> str:
@@ -244,14 +198,7 @@ def _range(column: Tensor, form: str) -> str:
 
 
 def pictures(diagnosis: Diagnosis) -> dict[str, Picture]:
-    """Draw everything that applies.
-
-    Args:
-        diagnosis: diagnosis of a run.
-
-    Returns:
-        file name without ending -> picture.
-    """
+    """Draw everything that applies: file name without ending -> picture."""
     shown = {name: diagnosis.spaces[name] for name in ("weights", diagnosis.functions)}
     moving = {name: space for name, space in shown.items() if not space.rhat.isnan().all()}
     drawn: dict[str, Picture] = {}
@@ -301,18 +248,7 @@ def write_diagnosis(
     lead: str = "",
     settings: str | Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write the page and its pictures, `rhat.png`, `ess.png` and `traces.png`, replacing earlier ones.
-
-    Args:
-        directory: the directory; created if needed.
-        diagnosis: diagnosis of a run.
-        title: heading.
-        lead: what was run.
-        settings: the configuration of the run.
-
-    Returns:
-        Path of `report.html`.
-    """
+    """Write `report.html`, `rhat.png`, `ess.png` and `traces.png`, replacing earlier ones; return the page's path."""
     drawn = pictures(diagnosis)
     chains = chain_table(diagnosis)
     return write_report(
@@ -328,18 +264,7 @@ def write_diagnosis(
 def write_approximation(
     directory: Path, found: Approximation, *, title: str, lead: str = "", settings: Mapping[str, Any] | None = None
 ) -> Path:
-    """Write the page of a posterior with a density: k-hat, and what it means.
-
-    Args:
-        directory: the directory; created if needed.
-        found: how close the posterior is.
-        title: heading.
-        lead: what was run.
-        settings: the configuration of the run.
-
-    Returns:
-        Path of `report.html`.
-    """
+    """Write the page of a posterior with a density (k-hat and what it means) to `report.html`; return its path."""
     heads = ["k-hat", "verdict", "draws", "effective draws", "rows", "weights"]
     row = [found.k, found.verdict, found.draws, found.ess, found.rows, found.weights]
     caption = "k-hat is the shape of the tail of the importance weights: below 0.5 good, up to 0.7 usable."
@@ -372,9 +297,9 @@ def _by_chain(diagnosis: Diagnosis) -> dict[str, Tensor]:
 
 
 def _quantile(values: Tensor, share: float) -> float:
-    """Return the order statistic below a share: torch's own quantile refuses long tensors."""
-    known = values[~values.isnan()].sort().values
-    return float(known[round(share * (len(known) - 1))]) if len(known) else math.nan
+    """Return the order statistic at a share, because torch's own quantile refuses long tensors."""
+    finite = values[~values.isnan()].sort().values
+    return float(finite[round(share * (len(finite) - 1))]) if len(finite) else math.nan
 
 
 def _share(holds: Tensor) -> float:

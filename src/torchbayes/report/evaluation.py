@@ -1,4 +1,4 @@
-"""What an evaluation looks like: pictures and tables of the test rows of a classifier or a regression."""
+"""Pictures and tables of the test rows of a classifier or a regression."""
 
 from __future__ import annotations
 
@@ -18,37 +18,22 @@ from torchbayes.report.html import Picture
 from torchbayes.report.scales import told
 from torchbayes.report.tables import Table
 
-CLASSES = 20  # most classes of which a matrix is drawn
-CONFUSIONS = 15  # rows of the table in its place
-IMAGES, ROWS = 12, 10  # of the inputs that the average is least sure about
-_SAME = 1.02  # ratio of standard deviations below which they are all the same
+CLASSES = 20  # most classes for a drawn confusion matrix
+CONFUSIONS = 15  # rows of the table that replaces it
+IMAGES, ROWS = 12, 10  # how many of the inputs with the highest entropy are shown
+_SAME = 1.02  # standard deviations count as equal below this ratio
 
 
 class Section(NamedTuple):
-    """A part of a page.
-
-    Attributes:
-        tables: in order.
-        pictures: file name without ending -> picture.
-        remarks: sentences, such as why a picture is missing.
-    """
+    """A part of a page."""
 
     tables: list[Table]
-    pictures: dict[str, Picture]
-    remarks: list[str]
+    pictures: dict[str, Picture]  # file name without ending -> picture
+    remarks: list[str]  # sentences, such as why a picture is missing
 
 
 def classification(label: str, data: Data, found: Evaluation) -> Section:
-    """Return what tells how good a classifier's probabilities are, and where it errs.
-
-    Args:
-        label: of the method.
-        data: the data set.
-        found: its evaluation on the test rows.
-
-    Returns:
-        The section; without labels it says so.
-    """
+    """Return the section on how good a classifier's probabilities are, and where it errs."""
     probs, labels, scores = found.probs, _hard(found.labels), found.scores
     if probs is None or labels is None or scores is None:
         return Section([], {}, ["The targets are no class labels, so there are no pictures of how often it is right."])
@@ -72,7 +57,7 @@ def classification(label: str, data: Data, found: Evaluation) -> Section:
 
 
 def _hard(labels: Tensor | None) -> Tensor | None:
-    """Return labels as classes where soft ones leave nothing open, as those of two classes in floating point."""
+    """Return soft labels that are all one-hot, such as 0.0 and 1.0 of two classes, as classes; others unchanged."""
     if labels is None or not labels.is_floating_point() or not (labels.amax(-1) == 1).all():
         return labels
     return labels.argmax(-1)
@@ -95,13 +80,13 @@ def _entropy(label: str, entropy: Tensor, correct: Tensor, classes: int) -> Pict
     image = figures.entropy_histograms(
         {label: (right if len(right) else wrong, foreign if len(wrong) else {})}, classes, known=known
     )
-    said = f"{len(right):,} right and {len(wrong):,} wrong predictions, each group as shares of its own."
+    text = f"{len(right):,} right and {len(wrong):,} wrong predictions, each group as shares of its own."
     return Picture(
         "Doubt about right and wrong predictions",
         image,
-        f"{said} Drawn is the predictive entropy of {label}. Wrong predictions should be met with doubt: to the right, "
+        f"{text} Drawn is the predictive entropy of {label}. Wrong predictions should be met with doubt: to the right, "
         f"where right ones are rare.",
-        alt=f"Histograms of the predictive entropy of {label} on {said}",
+        alt=f"Histograms of the predictive entropy of {label} on {text}",
     )
 
 
@@ -125,7 +110,7 @@ def _errors(
     elif (confused := confusions_table(counts, names)) is not None:
         tables.append(confused)
     if found.scores is None or len(probs) != len(data.test.inputs):
-        return tables, drawn  # places of a sequence, or rows that are left out: no row of the test set
+        return tables, drawn  # rows are not those of the test set: places of a sequence, or some are left out
     doubtful = found.scores.entropy.argsort(descending=True, stable=True)
     if not data.is_image:
         return [*tables, doubtful_table(doubtful[:ROWS], probs, labels, names=names)], drawn
@@ -143,18 +128,10 @@ def _errors(
 
 
 def confusions_table(counts: Tensor, names: list[str]) -> Table | None:
-    """Return the most frequent confusions.
-
-    Args:
-        counts: (K, K), true classes by predicted ones.
-        names: of the classes.
-
-    Returns:
-        The table; None if no class is taken for another.
-    """
+    """Return the most frequent confusions of counts (K, K), true by predicted class; None if there are none."""
     wrong, size = counts.clone().fill_diagonal_(0), counts.sum(1)
     order = wrong.flatten().argsort(descending=True, stable=True)[:CONFUSIONS].tolist()
-    pairs = [divmod(place, len(names)) for place in order if wrong.flatten()[place] > 0]
+    pairs = [divmod(index, len(names)) for index in order if wrong.flatten()[index] > 0]
     if not pairs:
         return None
     rows = [[names[t], names[p], float(wrong[t, p]), float(wrong[t, p] / size[t])] for t, p in pairs]
@@ -167,17 +144,7 @@ def confusions_table(counts: Tensor, names: list[str]) -> Table | None:
 
 
 def doubtful_table(rows: Tensor, probs: Tensor, labels: Tensor, *, names: list[str]) -> Table:
-    """Return the rows that the average is least sure about.
-
-    Args:
-        rows: their numbers in the test set, the least certain first.
-        probs: averaged probabilities of all its rows, (N, K).
-        labels: true classes, (N,).
-        names: of the classes.
-
-    Returns:
-        The table.
-    """
+    """Return a table of the given test rows, from probabilities (N, K) and true classes (N,) of all test rows."""
     entropy = metrics.entropy(probs)
     predicted = probs.argmax(-1)
     lines = [
@@ -197,19 +164,10 @@ def doubtful_table(rows: Tensor, probs: Tensor, labels: Tensor, *, names: list[s
 
 
 def regression(label: str, data: Data, found: Numbers) -> Section:
-    """Return what tells how good predicted numbers and their intervals are, in raw units.
-
-    Args:
-        label: of the method.
-        data: the data set.
-        found: predicted and observed numbers of the test rows.
-
-    Returns:
-        The section.
-    """
+    """Return the section on how good predicted numbers and their intervals are, in raw units."""
     units = data.target_standardise or Standardise.identity()
     observed, mean, low, high = (
-        units.inverse(part).flatten() for part in (found.targets, found.mean, found.low, found.high)
+        units.inverse(values).flatten() for values in (found.targets, found.mean, found.low, found.high)
     )
     scale = (found.scale * units.scale).flatten()
     drawn, remarks = {}, []
@@ -244,15 +202,7 @@ def regression(label: str, data: Data, found: Numbers) -> Section:
 
 
 def transforms(label: str, found: Evaluation) -> dict[str, Picture]:
-    """Return a picture of the probability integral transforms; none where there are none.
-
-    Args:
-        label: of the method.
-        found: its evaluation on the test rows.
-
-    Returns:
-        file name without ending -> picture.
-    """
+    """Return a picture of the probability integral transforms, by file name; empty if there are none."""
     if found.pit is None:
         return {}
     weights = None if found.weights is None else found.weights.view(-1, *[1] * (found.pit.ndim - 1))
@@ -268,14 +218,7 @@ def transforms(label: str, found: Evaluation) -> dict[str, Picture]:
 
 
 def coverage(found: Numbers) -> tuple[Tensor, Tensor]:
-    """Return the share of targets in central intervals of each level.
-
-    Args:
-        found: predicted and observed numbers.
-
-    Returns:
-        Levels 0, 0.01, ..., 1 and shares, (101,) each, float64.
-    """
+    """Return levels 0, 0.01, ..., 1 and the share of targets in central intervals of each, float64 (101,) each."""
     levels = torch.linspace(0, 1, 101, dtype=torch.float64)
     reached, weights = found.levels.double(), found.weights[:, None].expand_as(found.levels)
     shares = [metrics.weighted_mean(reached <= level, weights) for level in levels]
@@ -283,8 +226,8 @@ def coverage(found: Numbers) -> tuple[Tensor, Tensor]:
 
 
 def _coverage(label: str, found: Numbers) -> Picture:
-    whole = bool((found.targets == found.targets.round()).all())
-    counts = " Targets are whole numbers, of which intervals hold more than their level says." if whole else ""
+    are_counts = bool((found.targets == found.targets.round()).all())
+    counts = " Targets are whole numbers, of which intervals hold more than their level says." if are_counts else ""
     return Picture(
         "Coverage of central intervals",
         figures.coverage_curves({label: coverage(found)}, found.levels.numel()),

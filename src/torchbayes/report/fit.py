@@ -1,4 +1,4 @@
-"""The page about one fit: what was fitted to what, how good it is on the test rows, and how the training went."""
+"""The page about one fit: what was fitted to what, its metrics on the test rows, and its training."""
 
 from __future__ import annotations
 
@@ -28,71 +28,49 @@ from torchbayes.report.surfaces import band_over, surface_over
 from torchbayes.report.tables import Table
 from torchbayes.report.words import capital, likelihood_of, prior_of, with_settings
 
-_LOGGED = {"epoch": ("nll", "loss"), "step": ("log_likelihood", "log_density")}  # of optimisers, of samplers
+_LOGGED = {"epoch": ("nll", "loss"), "step": ("log_likelihood", "log_density")}  # logged by optimisers, by samplers
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """One fit, loaded and evaluated on its test rows.
+    """One fit, loaded and evaluated on its test rows."""
 
-    Attributes:
-        run: its directory.
-        setup: data and model.
-        posterior: what it found.
-        settings: its configuration.
-        functions: what predicts.
-        evaluation: of the test rows.
-        numbers: predicted and observed numbers; None for classes.
-        records: its log.
-    """
-
-    run: Path
+    run: Path  # its directory
     setup: Setup
     posterior: Posterior
-    settings: Mapping[str, Any]
-    functions: Functions | Source
-    evaluation: Evaluation
-    numbers: Numbers | None
-    records: list[dict[str, Any]]
+    settings: Mapping[str, Any]  # its configuration
+    functions: Functions | Source  # what predicts
+    evaluation: Evaluation  # of the test rows
+    numbers: Numbers | None  # predicted and observed numbers; None for classes
+    records: list[dict[str, Any]]  # its log
 
     @property
     def method(self) -> Mapping[str, Any]:
-        """The settings of the method."""
+        """Settings of the method."""
         return self.settings["method"].get("init_args") or {}
 
     @property
     def label(self) -> str:
-        """How the method is called."""
+        """Label of the method in the catalogue, or the name of its class."""
         path = str(self.settings["method"]["class_path"])
         module, _, name = path.rpartition(".")
         if module != "torchbayes" or name not in classes():
             return name
-        same = [entry for entry in METHODS.values() if entry.load() is classes()[name]]
-        alone = self.posterior.members == 1  # of MAP and SWAG there is an entry for one member and one for several
-        return next((e for e in same if bool(e.first_of) == alone), same[0]).label
+        entries = [entry for entry in METHODS.values() if entry.load() is classes()[name]]
+        single = self.posterior.members == 1  # MAP and SWAG have one entry for a single member and one for several
+        return next((e for e in entries if bool(e.first_of) == single), entries[0]).label
 
 
 def evaluated(run: Path, setup: Setup, posterior: Posterior, *, draws: int | None = None, seed: int = 0) -> Fitted:
     """Evaluate a fit on its test rows.
 
-    Args:
-        run: its directory.
-        setup: data and model.
-        posterior: what the fit found.
-        draws: functions to draw, a multiple of the members; the posterior's default if None, and Laplace linearised.
-        seed: of the draws.
-
-    Returns:
-        The fit.
-
-    Raises:
-        ValueError: if `draws` does not fit.
+    `draws` functions are drawn, a multiple of the members; if None, the posterior's default, and Laplace is linearised.
     """
     functions = preferred(posterior, draws, seed=seed)
-    found = evaluate(functions, tuple(setup.data.test), target_scale=setup.target_scale)
-    numbers = predicted_numbers(functions, tuple(setup.data.test)) if found.probs is None else None
+    evaluation = evaluate(functions, tuple(setup.data.test), target_scale=setup.target_scale)
+    numbers = predicted_numbers(functions, tuple(setup.data.test)) if evaluation.probs is None else None
     return Fitted(
-        run, setup, posterior, read_config(run / CONFIG), functions, evaluation=found, numbers=numbers,
+        run, setup, posterior, read_config(run / CONFIG), functions, evaluation=evaluation, numbers=numbers,
         records=read_log(run),
     )  # fmt: skip
 
@@ -116,20 +94,13 @@ _MEANINGS = {
 
 
 def metric_table(fitted: Fitted) -> Table:
-    """Return the metrics on the test rows, each with what it means and which way is better.
-
-    Args:
-        fitted: the fit.
-
-    Returns:
-        The table.
-    """
+    """Return the metrics on the test rows, each with its meaning and which way is better."""
     found, data, rows = fitted.evaluation, fitted.setup.data, []
-    known = found.intervals() if len(found.log_prob) > 1 else {}
+    intervals = found.intervals() if len(found.log_prob) > 1 else {}
     scale = fitted.setup.target_scale
-    same = constant(fitted.setup.model, data.train.targets, data.test.targets, target_scale=scale)
-    values, constants = _with_r_squared(found), {} if same is None else _with_r_squared(same)
-    most = math.nan if found.probs is None else math.log(found.probs.shape[-1])
+    baseline = constant(fitted.setup.model, data.train.targets, data.test.targets, target_scale=scale)
+    values, constants = _with_r_squared(found), {} if baseline is None else _with_r_squared(baseline)
+    largest_entropy = math.nan if found.probs is None else math.log(found.probs.shape[-1])
     for name, value in values.items():
         better, meaning = _MEANINGS.get(name, (None, ""))
         if name == "mutual_information" and not (
@@ -140,8 +111,8 @@ def metric_table(fitted: Fitted) -> Table:
             )
         if name == "nll" and fitted.numbers is not None:
             meaning = "negative log density of the targets (nats per row): confident mistakes cost most"
-        ends = "{:.4g} to {:.4g}".format(*known[name]).replace("-", "−") if name in known else None
-        meaning = meaning.format(most=most, unit=data.target_unit)
+        ends = "{:.4g} to {:.4g}".format(*intervals[name]).replace("-", "−") if name in intervals else None
+        meaning = meaning.format(most=largest_entropy, unit=data.target_unit)
         rows.append([name, value, ends, constants.get(name), better or "–", meaning])
     what = "the share of each class" if found.probs is not None else "the mean and the standard deviation"
     return Table(
@@ -154,7 +125,7 @@ def metric_table(fitted: Fitted) -> Table:
 
 
 def _with_r_squared(evaluation: Evaluation) -> dict[str, float]:
-    """Return the metrics, with R² behind the mean absolute error where there are numbers."""
+    """Return the metrics, with R² after the mean absolute error where there are numbers."""
     explained = r_squared(evaluation)
     values: dict[str, float] = {}
     for name, value in evaluation.metrics.items():
@@ -165,50 +136,43 @@ def _with_r_squared(evaluation: Evaluation) -> dict[str, float]:
 
 
 def lead(fitted: Fitted) -> list[str]:
-    """Return what was fitted to what, how it predicts, and what is known to be wrong with it.
-
-    Args:
-        fitted: the fit.
-
-    Returns:
-        Paragraphs.
-    """
+    """Return paragraphs on what was fitted to what, how it predicts, and its known problems."""
     setup, posterior, problem = fitted.setup, fitted.posterior, fitted.setup.problem
     data = setup.data
-    what = f"a classification into {data.num_classes} classes" if data.num_classes else f"a {data.task}"
-    named = data.source if data.source.startswith(data.name) else f"{data.name} ({data.source})"
-    said = [
-        f"Data: {named}, {what} with {len(data.train.inputs):,} training and "
+    task = f"a classification into {data.num_classes} classes" if data.num_classes else f"a {data.task}"
+    source = data.source if data.source.startswith(data.name) else f"{data.name} ({data.source})"
+    parts = [
+        f"Data: {source}, {task} with {len(data.train.inputs):,} training and "
         f"{len(data.test.inputs):,} test rows. {' '.join([*data.notes, ''])}"
         f"Network: {with_settings(problem.network, problem.network_settings)}, {setup.model.layout.size:,} weights. "
         f"Likelihood: {likelihood_of(problem)}. Prior of the weights: {prior_of(problem)}."
         + (f" Temperature: {problem.temperature:g} (1 is Bayes)." if problem.temperature != 1 else ""),
         f"{_length(fitted)} {_predicts(fitted)}",
     ]
-    said[-1] = " ".join(filter(None, [said[-1], chosen_by_rows(fitted.run), chosen_scales(posterior)]))
+    parts[-1] = " ".join(filter(None, [parts[-1], chosen_by_rows(fitted.run), chosen_scales(posterior)]))
     if posterior.problems:
-        said.append(f"Warning: this posterior should not be trusted: {'; '.join(posterior.problems)}.")
-    same = constant(setup.model, data.train.targets, data.test.targets, target_scale=setup.target_scale)
-    said += filter(None, [worse(fitted.evaluation.metrics, same and same.metrics)])
+        parts.append(f"Warning: this posterior should not be trusted: {'; '.join(posterior.problems)}.")
+    baseline = constant(setup.model, data.train.targets, data.test.targets, target_scale=setup.target_scale)
+    parts += filter(None, [worse(fitted.evaluation.metrics, baseline and baseline.metrics)])
     if posterior.chain_length is not None:
-        said.append(f"Whether the chains have converged is what torchbayes diagnose {quote(str(fitted.run))} tells.")
-    return said
+        parts.append(f"Whether the chains have converged is what torchbayes diagnose {quote(str(fitted.run))} tells.")
+    return parts
 
 
 def _length(fitted: Fitted) -> str:
-    """Return what was run: how many members, how long, from where."""
+    """Return a sentence on the run: how many members, how long, from where."""
     method, members = fitted.method, fitted.posterior.members
     unit = "chain" if "chains" in method else "mode" if fitted.settings.get("start") else "member"
-    said = f"Method: {fitted.label}, {'one' if members == 1 else members} {unit}{'s' if members > 1 else ''}"
-    said += f", {method['epochs']:,} epochs" if isinstance(method.get("epochs"), int) else ""
-    said += f", {method['steps']:,} steps" if isinstance(method.get("steps"), int) else ""
-    said += f", of which {method['burn_in']:,} are burn-in" if isinstance(method.get("burn_in"), int) else ""
+    sentence = f"Method: {fitted.label}, {'one' if members == 1 else members} {unit}{'s' if members > 1 else ''}"
+    sentence += f", {method['epochs']:,} epochs" if isinstance(method.get("epochs"), int) else ""
+    sentence += f", {method['steps']:,} steps" if isinstance(method.get("steps"), int) else ""
+    sentence += f", of which {method['burn_in']:,} are burn-in" if isinstance(method.get("burn_in"), int) else ""
     start = fitted.settings.get("start")
-    return f"{said}{f', started at the fit in {start}' if start else ''}, seed {fitted.settings.get('seed', 0)}."
+    return f"{sentence}{f', started at the fit in {start}' if start else ''}, seed {fitted.settings.get('seed', 0)}."
 
 
 def _predicts(fitted: Fitted) -> str:
-    """Return what the predictions are an average of."""
+    """Return a sentence on what the predictions average."""
     if not isinstance(fitted.functions, Functions):
         return "Predictions are those of the network linearised at the mode, in closed form."
     draws = fitted.functions.draws
@@ -216,14 +180,7 @@ def _predicts(fitted: Fitted) -> str:
 
 
 def sections(fitted: Fitted) -> Section:
-    """Return tables and pictures: of the test rows, of an input space of one or two dimensions, and of the training.
-
-    Args:
-        fitted: the fit.
-
-    Returns:
-        All sections as one.
-    """
+    """Return tables and pictures of the test rows, of an input space of one or two dimensions, and of the training."""
     data, label, numbers = fitted.setup.data, fitted.label, fitted.numbers
     if fitted.evaluation.probs is not None:
         tables, drawn, remarks = classification(label, data, fitted.evaluation)
@@ -239,10 +196,10 @@ def sections(fitted: Fitted) -> Section:
         drawn["surface"] = surface_over(data, {label: fitted.functions})
     trained = _training(fitted)
     if trained is None:
-        begun = fitted.settings.get("start")
+        start = fitted.settings.get("start")
         remarks.append(
             "There is no curve of its training: "
-            + (f"the fit began at {begun}, which has a report of its own." if begun else "its log has too few lines.")
+            + (f"the fit began at {start}, which has a report of its own." if start else "its log has too few lines.")
         )
     else:
         drawn["training"] = trained
@@ -250,7 +207,7 @@ def sections(fitted: Fitted) -> Section:
 
 
 def _training(fitted: Fitted) -> Picture | None:
-    """Return curves of what the log holds, None where there is nothing to draw a curve of."""
+    """Return curves of what the log holds; None if there is no curve to draw."""
     for at, names in _LOGGED.items():
         keys = [name for name in names if sum(name in record for record in fitted.records) > 1]
         if keys:
@@ -260,7 +217,7 @@ def _training(fitted: Fitted) -> Picture | None:
 
 def _curves(fitted: Fitted, keys: list[str], *, over: str) -> Picture:
     sampler = over == "step"
-    said = (
+    meaning = (
         "Chains that have settled wander around one level."
         if sampler
         else "The loss is the negative log density, with that of the prior, divided by the number of rows."
@@ -269,21 +226,13 @@ def _curves(fitted: Fitted, keys: list[str], *, over: str) -> Picture:
     return Picture(
         "Along the chains" if sampler else "Training",
         figures.training_curves({fitted.label: fitted.records}, keys, x=over),
-        f"{fitted.label} on the training rows. {said}{each}",
+        f"{fitted.label} on the training rows. {meaning}{each}",
         alt=f"Curves of {' and '.join(keys)} against the {over}.",
     )
 
 
 def write_fit(directory: Path, fitted: Fitted) -> Path:
-    """Write the page and its pictures, in the place of earlier ones.
-
-    Args:
-        directory: where; made if needed.
-        fitted: the fit.
-
-    Returns:
-        Path of `report.html`.
-    """
+    """Write `report.html` and its pictures, replacing earlier ones; return its path."""
     tables, drawn, remarks = sections(fitted)
     return write_report(
         directory / "report.html",

@@ -1,4 +1,4 @@
-"""The report: one HTML file that carries its pictures, style and settings inside itself."""
+"""The report: one HTML file that includes its pictures, style and settings."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class Picture:
     """A figure of the report.
 
     Attributes:
-        title: its heading.
-        image: a matplotlib figure, the bytes of a PNG, or the path of one.
-        caption: what is drawn, of which data, and how to read it, so that the picture can stand alone.
-        alt: what it shows, for readers who do not see it; the caption if empty.
+        title: Heading.
+        image: A matplotlib figure, the bytes of a PNG, or the path of one.
+        caption: What is drawn, of which data, and how to read it, so that the picture can stand alone.
+        alt: What it shows, for readers who do not see it; the caption if empty.
     """
 
     title: str
@@ -43,7 +43,7 @@ class Picture:
 
     @property
     def text(self) -> str:
-        """What stands in the place of the picture for readers who do not see it, on one line."""
+        """The alternative text, on one line."""
         return " ".join((self.alt or self.caption or self.title).split())
 
     def __post_init__(self) -> None:
@@ -56,15 +56,15 @@ def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that decide the numbers.
 
     Returns:
-        name -> version; packages that are not installed are left out.
+        name -> version of the packages that are installed.
     """
-    found = {"python": platform.python_version()}
+    by_package = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            by_package[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return by_package
 
 
 def write_report(
@@ -78,26 +78,26 @@ def write_report(
     about: str = "",
     settings: str | Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write one self-contained HTML file: it needs no network and no other file.
+    """Write one self-contained HTML file, which needs no network and no other file.
 
-    A short script inside sorts tables by a column and hides the rows of methods; without it all rows are shown in their
+    A short script inside sorts tables by a column and hides the rows of methods; without it all rows are shown in
     order.
 
     Args:
-        path: the file, for example `run/report.html`; written whole or not at all.
-        title: heading.
-        lead: what was done and found; paragraphs are separated by empty lines.
-        tables: in order.
-        figures: in order, after the tables.
-        folded: tables that are opened by a click, beneath the figures.
-        about: how it was made, folded too; paragraphs are separated by empty lines.
-        settings: the resolved configuration, YAML text or a mapping, shown folded with the versions in use.
+        path: The file, such as `run/report.html`; written whole or not at all.
+        title: Heading.
+        lead: What was done and found; paragraphs are separated by empty lines.
+        tables: In order.
+        figures: In order, after the tables.
+        folded: Tables that open on a click, beneath the figures.
+        about: How it was made, folded too; paragraphs are separated by empty lines.
+        settings: The resolved configuration, YAML text or a mapping, shown folded with the versions in use.
 
     Returns:
         The path.
 
     Raises:
-        ValueError: if an image is not a PNG.
+        ValueError: An image is not a PNG.
     """
     import jinja2
     import yaml
@@ -129,21 +129,13 @@ def write_report(
 
 
 def save_pictures(home: Path, drawn: Mapping[str, Picture]) -> list[Picture]:
-    """Write pictures as PNG files, and return them so that a page with them need not draw them again.
-
-    Args:
-        home: directory; made if needed.
-        drawn: file name without ending -> picture.
-
-    Returns:
-        The pictures with the bytes of their files, in order.
-    """
-    found = []
+    """Write pictures (name without ending -> picture) as PNG files; return them as bytes, to avoid redrawing."""
+    pictures = []
     for name, picture in drawn.items():
         image = _png(picture)
         write_whole(home / f"{name}.png", image)
-        found.append(replace(picture, image=image))
-    return found
+        pictures.append(replace(picture, image=image))
+    return pictures
 
 
 def _paragraphs(text: str) -> list[str]:
@@ -151,23 +143,15 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def _parts(name: str, parts: Any, kind: type) -> list[Any]:
-    """Return parts of a report, of one kind.
-
-    Raises:
-        TypeError: if one is of another.
-    """
-    found = list(parts) if isinstance(parts, Iterable) and not isinstance(parts, str) else [parts]
-    for part in found:
+    """Return parts of a report as a list, checked to be of one kind."""
+    checked = list(parts) if isinstance(parts, Iterable) and not isinstance(parts, str) else [parts]
+    for part in checked:
         check_kind(kind, f"objects of {kind.__name__}", **{name: part})
-    return found
+    return checked
 
 
 def _png(picture: Picture) -> bytes:
-    """Return the image of a picture as the bytes of a PNG.
-
-    Raises:
-        ValueError: if it is of another kind.
-    """
+    """Return the image of a picture as the bytes of a PNG."""
     image = picture.image
     if isinstance(image, (str, Path)):
         image = full_path(image).read_bytes()
@@ -179,7 +163,7 @@ def _png(picture: Picture) -> bytes:
 
 def _figure(picture: Picture) -> dict[str, Any]:
     data = _png(picture)
-    # The header of a PNG gives its width in pixels; scaling by it sets the text of all figures in one size.
+    # The header of a PNG has its width in pixels. Scaling by it sets the text of all figures in one size.
     width = int.from_bytes(data[16:20], "big") * CSS_PER_INCH // DPI
     return {
         "title": picture.title,

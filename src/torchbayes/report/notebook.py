@@ -1,4 +1,4 @@
-"""A figure that a notebook shows where it is the last value of a cell."""
+"""A figure that a notebook shows if it is the last value of a cell."""
 
 from __future__ import annotations
 

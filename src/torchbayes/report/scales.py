@@ -21,45 +21,26 @@ FAR = 4.0
 
 
 def share_axis(axis: Axis, metric: str) -> None:
-    """Write a metric as per cent if it is a share.
-
-    Args:
-        axis: an x or y axis.
-        metric: its name or label, such as "agreement with HMC".
-    """
+    """Write a metric, given by name or label, as per cent if it is a share."""
     if metric.lower().startswith(SHARES):
         percent_axis(axis)
 
 
 def told(value: float, measure: str) -> str:
-    """Return a number as a sentence says it: "97.5 %" of a share, else with three decimals.
-
-    Args:
-        value: the number.
-        measure: name or label of the metric.
-    """
+    """Return a number as text: "97.5 %" for a share, else with three decimals."""
     text = f"{100 * value:.1f} %" if measure.lower().startswith(SHARES) else f"{value:.3f}"
     return text.replace("-", "−")
 
 
 def far_apart(values: Iterable[float], ends: Iterable[float] = ()) -> bool:
-    """Return whether values are better told apart on a logarithmic axis, which their intervals must allow.
-
-    Args:
-        values: what is drawn; what is not finite does not count.
-        ends: of the intervals.
-    """
-    known = [value for value in values if math.isfinite(value)]
-    lowest = min([*known, *(end for end in ends if math.isfinite(end))], default=0.0)
-    return lowest > 0 and max(known, default=0.0) > FAR * min(known, default=0.0)
+    """Return whether values need a logarithmic axis, which they and the ends of their intervals must allow."""
+    finite = [value for value in values if math.isfinite(value)]
+    lowest = min([*finite, *(end for end in ends if math.isfinite(end))], default=0.0)
+    return lowest > 0 and max(finite, default=0.0) > FAR * min(finite, default=0.0)
 
 
 def log_scale(axes: Axes) -> None:
-    """Make the horizontal axis logarithmic, with plain numbers at 1, 2 and 5 of each decade.
-
-    Args:
-        axes: the panel.
-    """
+    """Make the horizontal axis logarithmic, with plain numbers at 1, 2 and 5 of each decade."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axes.set_xscale("log")
@@ -69,11 +50,6 @@ def log_scale(axes: Axes) -> None:
 
 
 def label_ends(grid: np.ndarray, used: int) -> None:
-    """Write the ticks of a shared horizontal axis under the panels of a grid that have no panel below them.
-
-    Args:
-        grid: axes, (rows, columns).
-        used: how many hold a panel, in reading order.
-    """
+    """Write the ticks of a shared horizontal axis under those of the first `used` panels with no panel below them."""
     for axes in list(grid.flat)[max(used - grid.shape[1], 0) : used]:
         axes.tick_params(labelbottom=True)

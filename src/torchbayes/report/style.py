@@ -34,7 +34,7 @@ DPI = 160
 INK, QUIET, FAINT = "#1f2430", "#6b7280", "#c9ced6"
 
 _RC: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",  # comes with matplotlib: the same picture on every machine
+    "font.family": "DejaVu Sans",  # shipped with matplotlib, so pictures are the same on every machine
     "font.size": 8.5,
     "axes.titlesize": 9.5,
     "figure.labelsize": 8.5,
@@ -66,9 +66,8 @@ _RC: dict[Any, Any] = {
 }
 
 
-# Hues of Okabe & Ito (2008), distinguishable under the common forms of colour blindness, and more where these run out.
-# A method that has a look of its own in the catalogue keeps it, so that a reader of two reports meets the same method
-# in the same colour, with the same marker.
+# Hues of Okabe & Ito (2008), distinguishable under the common forms of colour blindness, and some more. A method with
+# a look in the catalogue keeps it, so that a reader of two reports meets it in the same colour with the same marker.
 _KNOWN: dict[str, Look] = {key: Look("#a3324b", "X") for key in ("vi", "mfvi", "variational")}
 _COLOURS = (
     "#6b7280", "#0072b2", "#e69f00", "#d55e00", "#56b4e9", "#009e73", "#cc79a7", "#7a3e9d", "#8c6d1f", "#14606b",
@@ -82,61 +81,54 @@ def _key(name: str) -> str:
 
 
 def _own_looks() -> dict[str, Look]:
-    """Return the looks of the catalogue by name, label and other names, without case, spaces and signs."""
-    found = dict(_KNOWN)
+    """Return the looks of the catalogue by name, label and other names, in lower case without spaces and signs."""
+    by_key = dict(_KNOWN)
     for entry in METHODS.values():
         if entry.look is not None:
-            found |= {_key(name): entry.look for name in (entry.name, entry.label, *entry.also)}
-    return found
+            by_key |= {_key(name): entry.look for name in (entry.name, entry.label, *entry.also)}
+    return by_key
 
 
 def looks(methods: Iterable[str]) -> dict[str, Look]:
     """Return colour and marker of each method.
 
     Names of the catalogue (MAP, deep ensemble, SWAG, MultiSWAG, HMC, ...; case, spaces and hyphens do not matter) look
-    the same everywhere, the first of two that share a look. Others take the colours, and then the markers, that are
-    used least, in order; give every figure of a report the same names in the same order to keep them the same. No two
-    names have both in common.
+    the same everywhere; if two share a look, the first keeps it. Other names take the least used colours, then the
+    least used markers, in order, so give every figure of a report the same names in the same order. No two names have
+    both in common.
 
     Args:
-        methods: names, in the order of the legend.
+        methods: Names, in the order of the legend.
 
     Returns:
         name -> look.
 
     Raises:
-        TypeError: if there are no names.
+        TypeError: There are no names.
     """
     names = [] if isinstance(methods, str) or not isinstance(methods, Iterable) else list(dict.fromkeys(methods))
     if not names or not all(isinstance(name, str) for name in names):
         raise TypeError(f"`methods` must be names, at least one; got {seen(methods)}.")
-    own, found = _own_looks(), {}
+    catalogue, chosen = _own_looks(), {}
     for name in names:
-        look = own.get(_key(name))
-        if look is not None and look not in found.values():
-            found[name] = look
+        look = catalogue.get(_key(name))
+        if look is not None and look not in chosen.values():
+            chosen[name] = look
     for name in names:
-        if name not in found:
-            found[name] = _free(list(found.values()))
-    return {name: found[name] for name in names}
+        if name not in chosen:
+            chosen[name] = _free(list(chosen.values()))
+    return {name: chosen[name] for name in names}
 
 
 def _free(taken: Sequence[Look]) -> Look:
-    """Return a look that no method has yet: of the colours used least the first, with the first marker used least."""
+    """Return a look that no method has yet: the first least used colour, with the first least used marker."""
     colours, markers = Counter(look.colour for look in taken), Counter(look.marker for look in taken)
     every = [Look(colour, marker) for colour in _COLOURS for marker in _MARKERS]
     return min(every, key=lambda look: (look in taken, colours[look.colour], markers[look.marker]))
 
 
 def house_style(function: Callable[P, R]) -> Callable[P, R]:
-    """Run a function that draws under the house style, leaving matplotlib's settings as they were.
-
-    Args:
-        function: any function that makes or saves a figure.
-
-    Returns:
-        The function in style.
-    """
+    """Make a function that draws or saves run in the house style, and leave matplotlib's settings as they were."""
 
     @wraps(function)
     def styled(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -149,42 +141,21 @@ def house_style(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure on an Agg canvas.
-
-    Args:
-        width: inches.
-        height: inches.
-
-    Returns:
-        The figure.
-    """
+    """Return an empty figure of this size in inches, on an Agg canvas."""
     from torchbayes.report.notebook import NotebookFigure
 
     return NotebookFigure(figsize=(width, height))
 
 
 def grid_shape(panels: int, widest: int = 4) -> tuple[int, int]:
-    """Return (rows, columns) that hold a number of panels in rows of about equal length.
-
-    Args:
-        panels: how many.
-        widest: most columns.
-
-    Returns:
-        (rows, columns).
-    """
+    """Return (rows, columns) that hold a number of panels in rows of about equal length, at most `widest` columns."""
     rows = math.ceil(panels / widest)
     return rows, math.ceil(panels / rows)
 
 
 def legend_above(figure: Figure, handles: Mapping[str, Any]) -> None:
-    """Put one legend above all axes, where it covers nothing, in as few rows as the width allows.
-
-    Args:
-        figure: the figure.
-        handles: label -> matplotlib artist.
-    """
-    widths = [0.066 * len(label) + 0.62 for label in handles]  # inches at the house's font size
+    """Put one legend (label -> artist) above all axes, in as few rows as the width allows."""
+    widths = [0.066 * len(label) + 0.62 for label in handles]  # inches at the house font size
     columns = len(widths)
     while columns > 1 and sum(map(max, np.array_split(widths, columns))) > figure.get_figwidth():
         columns -= 1
@@ -193,25 +164,13 @@ def legend_above(figure: Figure, handles: Mapping[str, Any]) -> None:
 
 
 def note_below(figure: Figure, *lines: str) -> None:
-    """Write what all panels share, the horizontal axis first, under the figure, wrapped to its width.
-
-    Args:
-        figure: the figure.
-        *lines: texts, one paragraph each.
-    """
+    """Write lines below the figure, a paragraph each, wrapped to its width; the first names the horizontal axis."""
     width = int(figure.get_figwidth() / 0.064)
     figure.supxlabel("\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in lines))
 
 
 def panel_title(axes: Axes, text: str, look: Look | None = None, *, below: str = "") -> None:
-    """Title one panel, wrapped, in the colour of its method.
-
-    Args:
-        axes: the panel.
-        text: the title.
-        look: of the method; ink without one.
-        below: a quiet second line.
-    """
+    """Title one panel, wrapped, in the colour of its method, with a quiet second line `below`."""
     if below:
         axes.text(0.5, 1.05, below, transform=axes.transAxes, ha="center", color=INK)
     axes.set_title(
@@ -220,21 +179,12 @@ def panel_title(axes: Axes, text: str, look: Look | None = None, *, below: str =
 
 
 def percent_axis(axis: Axis) -> None:
-    """Write shares between 0 and 1 as per cent.
-
-    Args:
-        axis: an x or y axis.
-    """
+    """Write shares between 0 and 1 as per cent."""
     axis.set_major_formatter(lambda share, _position: f"{100 * share:.6g} %".replace("-", "−"))
 
 
 def remove_spare(grid: np.ndarray, used: int) -> None:
-    """Remove the axes of a grid that hold no panel.
-
-    Args:
-        grid: axes in reading order.
-        used: how many hold one.
-    """
+    """Remove the axes of a grid after the first `used`, in reading order."""
     for axes in list(grid.flat)[used:]:
         axes.remove()
 
@@ -256,29 +206,19 @@ _METRICS: dict[str, tuple[str, Literal["low", "high"] | None]] = {
 
 
 def metric_label(metric: str, better: Literal["low", "high"] | None = None) -> str:
-    """Return the axis label of a metric: what it is, its unit, and which way is better.
+    """Return the axis label of a metric: its name, unit, and which way is better, such as "accuracy, higher is better".
 
-    Args:
-        metric: a name such as "NLL"; unknown names stand for themselves.
-        better: direction, for metrics the house does not know.
-
-    Returns:
-        For example "accuracy (higher is better)".
+    Unknown names stand for themselves; `better` gives their direction.
     """
-    label, known = _METRICS.get(metric.lower(), (metric, None))
+    label, usual = _METRICS.get(metric.lower(), (metric, None))
     if better is not None:
         check_choice(("low", "high"), better=better)
-    direction = better or known
+    direction = better or usual
     return label if direction is None else f"{label}, {direction}er is better"
 
 
 def check_panels(**mappings: Any) -> None:
-    """Check what figures are made of: name -> values.
-
-    Raises:
-        TypeError: if one is not a mapping.
-        ValueError: if one is empty.
-    """
+    """Check that arguments are non-empty mappings."""
     for name, value in mappings.items():
         check_kind(Mapping, "a mapping from names", **{name: value})
         if not value:
@@ -286,11 +226,7 @@ def check_panels(**mappings: Any) -> None:
 
 
 def check_pairs(length: int, **mappings: Mapping[str, Any]) -> None:
-    """Check that every entry of mappings is a tuple of some length.
-
-    Raises:
-        TypeError: if one is not.
-    """
+    """Check that every entry of mappings is a tuple of some length."""
     for name, mapping in mappings.items():
         for key, value in mapping.items():
             if not isinstance(value, tuple | list) or len(value) != length:
@@ -298,20 +234,10 @@ def check_pairs(length: int, **mappings: Mapping[str, Any]) -> None:
 
 
 def as_array(values: Any, ndim: int, name: str, *, finite: bool = False) -> np.ndarray:
-    """Return tensors, arrays and lists as a float64 array after checking the number of axes.
+    """Return a tensor on any device, an array or nested lists as a non-empty float64 array with `ndim` axes.
 
-    Args:
-        values: a torch tensor on any device, an array or nested lists.
-        ndim: number of axes it must have.
-        name: for the message.
-        finite: refuse NaN and infinity.
-
-    Returns:
-        A new or shared array.
-
-    Raises:
-        TypeError: if it holds anything but numbers.
-        ValueError: if the number of axes is wrong, the array is empty, or a value is not finite where it must be.
+    The array may share memory. Raises TypeError for anything but numbers, ValueError for a wrong shape or, where they
+    must be finite, values that are not.
     """
     try:
         plain = values.detach().cpu().double().numpy() if hasattr(values, "detach") else values
@@ -330,8 +256,8 @@ def png(figure: Figure, *, dpi: int = DPI) -> bytes:
     """Return a figure as a PNG file; the same figure gives the same bytes.
 
     Args:
-        figure: the figure.
-        dpi: dots per inch.
+        figure: The figure.
+        dpi: Dots per inch.
 
     Returns:
         The bytes of the file.
@@ -347,9 +273,9 @@ def savefig(figure: Figure, path: str | Path, *, dpi: int = DPI) -> Path:
     """Save a figure as PNG, completely or not at all.
 
     Args:
-        figure: the figure.
-        path: the file; its folder is made if needed.
-        dpi: dots per inch.
+        figure: The figure.
+        path: The file; its folder is made if needed.
+        dpi: Dots per inch.
 
     Returns:
         The path.

@@ -1,4 +1,4 @@
-"""Pictures of what posteriors say over a whole input space of one or two dimensions."""
+"""Pictures of predictions over a whole input space of one or two dimensions."""
 
 from __future__ import annotations
 
@@ -16,20 +16,12 @@ from torchbayes.report import figures
 from torchbayes.report.html import Picture
 from torchbayes.report.words import listed
 
-# The noise-free function of a toy problem, if there is a formula; in raw units.
+# Noise-free functions of toy problems that have a formula, in raw units.
 TRUTH: dict[str, Callable[[Tensor], Tensor]] = {"toy_sine": lambda x: torch.sin(3 * x)}
 
 
 def band_over(data: Data, named: Mapping[str, Functions | Source]) -> Picture:
-    """Draw functions of one input with their bands, and the training data, in raw units.
-
-    Args:
-        data: a regression on one input.
-        named: label -> what predicts.
-
-    Returns:
-        The picture, a panel for each label.
-    """
+    """Draw functions of one input with their bands and the training data, in raw units, a panel for each label."""
     targets = data.target_standardise or Standardise.identity()
     shift, scale = float(targets.mean), float(targets.scale)
     every = torch.cat([data.train.inputs, data.test.inputs])
@@ -60,15 +52,7 @@ def band_over(data: Data, named: Mapping[str, Functions | Source]) -> Picture:
 
 
 def surface_over(data: Data, named: Mapping[str, Functions | Source]) -> Picture:
-    """Draw the probability of the second of two classes and the entropy over the plane of two inputs, in raw units.
-
-    Args:
-        data: a classification into two classes on two inputs.
-        named: label -> what predicts.
-
-    Returns:
-        The picture, a column for each label.
-    """
+    """Draw P(second class) and the entropy over the plane of two inputs, in raw units, a column for each label."""
     points = data.standardise.inverse(data.train.inputs)
     low, high = points.amin(0), points.amax(0)
     room = 0.6 * (high - low)

@@ -23,19 +23,12 @@ Entry = str | Number | tuple[Number, Number] | None
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell as it is shown.
-
-    Attributes:
-        text: what is written.
-        best: whether it is the best of its column.
-        number: whether it is set like a number.
-        value: the number behind the text, without its error; NaN where there is none.
-    """
+    """A cell as it is shown."""
 
     text: str
-    best: bool
-    number: bool
-    value: float = math.nan
+    best: bool  # best of its column
+    number: bool  # set like a number
+    value: float = math.nan  # without its error; NaN for text
 
     @property
     def sorts_by(self) -> str:
@@ -47,21 +40,21 @@ class Cell:
 class Table:
     """Rows of names and numbers, in which the best value of a column is marked.
 
-    Values that read the same once rounded share the mark, and so do the rows of `ties`; NaN and empty cells never get
-    it. Where all values of a column read the same nothing is marked.
+    Values that read the same once rounded share the mark, and so do the rows of `ties`; NaN and empty cells are never
+    marked. Where all values of a column read the same, none is marked.
 
     Args:
-        columns: names of the columns.
-        rows: one entry per column: text, number, (number, error) or None.
-        caption: what the table shows and how to read it.
+        columns: Names of the columns.
+        rows: One entry per column: text, number, (number, error) or None.
+        caption: What the table shows and how to read it.
         better: column -> "low" or "high" for columns with a best value.
-        formats: column -> format specification of its numbers; ".3f" if not given, integers as they are.
-        ties: column -> rows, from 0, that are marked like its best value, as chance may part them.
-        title: what the table is of, in a few words; stands over it where a page folds it.
-        beside: number of last rows that stand beside the others for comparison, and are never marked.
+        formats: column -> format specification of its numbers; ".3f" by default, integers as they are.
+        ties: column -> rows, from 0, that are marked like its best value because the difference may be chance.
+        title: What the table is about, in a few words; shown where a page folds it.
+        beside: Number of last rows that are there for comparison, and never marked.
 
     Raises:
-        ValueError: if a row has another length, or `better`, `formats` or `ties` names no column.
+        ValueError: A row has another length, or `better`, `formats` or `ties` names no column.
     """
 
     columns: Sequence[str]
@@ -74,12 +67,6 @@ class Table:
     beside: int = 0
 
     def __post_init__(self) -> None:
-        """Check lengths, names and directions.
-
-        Raises:
-            ValueError: see the class.
-            TypeError: if an argument is of the wrong kind.
-        """
         columns = self.columns
         if (
             isinstance(columns, str)
@@ -114,13 +101,13 @@ class Table:
 
     @cached_property
     def cells(self) -> list[list[Cell]]:
-        """The cells, row by row, rounded and marked."""
+        """Cells, row by row, rounded and marked."""
         columns = [self._column(name, [row[i] for row in self.rows]) for i, name in enumerate(self.columns)]
         return [list(row) for row in zip(*columns, strict=True)]
 
     @property
     def numeric(self) -> list[bool]:
-        """Whether each column is one of numbers: no text in it, and at least one number."""
+        """Whether each column holds numbers: no text, and at least one number."""
         return [
             any(row[i] is not None for row in self.rows) and not any(isinstance(row[i], str) for row in self.rows)
             for i in range(len(self.columns))
@@ -170,11 +157,11 @@ class Table:
         values = [_value(entry) for entry in entries]
         ranked = len(texts) - self.beside
         pairs = zip(map(_main, texts[:ranked]), values[:ranked], strict=True)
-        known = {text: value for text, value in pairs if not math.isnan(value)}
+        value_of = {text: value for text, value in pairs if not math.isnan(value)}
         best: str | None = None
-        if name in self.better and len(known) > 1:
+        if name in self.better and len(value_of) > 1:
             choose = min if self.better[name] == "low" else max
-            best = choose(known, key=known.__getitem__)
+            best = choose(value_of, key=value_of.__getitem__)
         tied = self.ties.get(name, ())
         marked = [
             best is not None and row < ranked and (_main(t) == best or row in tied) for row, t in enumerate(texts)

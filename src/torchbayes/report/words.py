@@ -1,4 +1,4 @@
-"""What pages say of problems, in words."""
+"""Phrases for pages: problems, priors and likelihoods in words."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def with_settings(name: str, settings: Mapping[str, Any]) -> str:
 
 
 def prior_of(problem: Problem) -> str:
-    """Return the prior of a problem: "N(0, 0.3²)"; one for each glob, in their order."""
+    """Return the prior of a problem, such as "N(0, 0.3²)"; one for each glob, in their order."""
     scale = 1.0 if problem.prior_scale is None else problem.prior_scale
     if problem.prior == "normal" and not problem.prior_settings:
         return f"N(0, {scale:g}²)"
@@ -43,6 +43,6 @@ def _named_prior(name: str, settings: Mapping[str, Any], scale: float) -> str:
 
 
 def likelihood_of(problem: Problem) -> str:
-    """Return the likelihood of a problem: "gaussian (scale learned)"."""
+    """Return the likelihood of a problem, such as "gaussian (scale learned)"."""
     entry = LIKELIHOODS.get(problem.likelihood)
     return with_settings(problem.likelihood, {**(entry.settings if entry else {}), **problem.likelihood_settings})

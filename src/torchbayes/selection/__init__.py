@@ -1,4 +1,4 @@
-"""Selection: `fit` chooses what is left open by held-out rows, through the driver, and then runs to the end."""
+"""Selection: `fit` chooses open settings by held-out rows, through the driver, and then runs to the end."""
 
 from torchbayes.selection.fit import fit
 

@@ -1,4 +1,4 @@
-"""What held-out rows choose of a method and a model, before the run itself."""
+"""The settings of a method and a model that held-out rows choose, before the run itself."""
 
 from __future__ import annotations
 
@@ -37,35 +37,24 @@ def choose(
 ) -> tuple[Model, Method, dict[str, Any]]:
     """Return model and method with the settings that held-out rows choose, and what to record of the choice.
 
-    Args:
-        model: what is fitted.
-        source: the training rows.
-        method: the settings.
-        begin: where all members start; the seed of the first is also that of the rows that are held out.
-        validation: as of `fit`.
-        directory: of the run, which keeps its choice when it is resumed.
-        callbacks: as of `fit`; None shows progress.
-
-    Returns:
-        The model, the method, and entries of the run's description: what `validation` was, and what was chosen.
-
-    Raises:
-        ValueError: if rows are to choose a prior that is given, or the method does not take this model.
+    The record is entries of the run's description: what `validation` was, and what was chosen. A run in `directory`
+    keeps its choice when it is resumed. The first seed of `begin` also draws the rows that are held out. A
+    ValueError if rows are to choose a prior that is given, or the method does not take this model.
     """
-    asked = _asked(model, validation)
+    entries = _asked(model, validation)
     choices = _open(model, method, validation)
     if not choices or (validation is None and source.num_data < FEWEST):
-        return model, method, asked
-    if directory is not None and (found := recorded(Path(directory))) is not None:
-        record = found[1].get("chosen")  # a run without one is another run, which is said when it is resumed
-        return (model, method, asked) if record is None else _as_recorded(model, method, record, asked)
+        return model, method, entries
+    if directory is not None and (run := recorded(Path(directory))) is not None:
+        record = run[1].get("chosen")  # a run without a record is another run, which is reported when it is resumed
+        return (model, method, entries) if record is None else _as_recorded(model, method, record, entries)
     folds = folds_of(model, source, validation, seed=begin.seeds[0])
     if not folds:
-        return model, method, asked
-    first = begin.some(slice(1), method.needs.modes)  # refuses what the method does not take, before any trial
-    first.state(method, density_of(model, source, method), source.steps_per_epoch)
-    with search_bar(callbacks, method) as told:
-        chosen = _of_all(choices, Search(model, method, folds, begin, told))
+        return model, method, entries
+    initial = begin.some(slice(1), method.needs.modes)  # so a method refuses a model before any trial
+    initial.state(method, density_of(model, source, method), source.steps_per_epoch)
+    with search_bar(callbacks, method) as progress:
+        chosen = _of_all(choices, Search(model, method, folds, begin, progress))
     record = {
         "settings": dict(chosen.settings),
         "held_out": [fold.size for fold in folds],
@@ -73,14 +62,13 @@ def choose(
         **({"mode": dict(chosen.mode)} if method.needs.start is not None else {}),
         **given(prior_scale=chosen.prior_scale, learned=chosen.learned),
     }
-    return _as_recorded(model, method, record, asked)
+    return _as_recorded(model, method, record, entries)
 
 
 def _open(model: Model, method: Method, validation: float | Any) -> list[Choice]:
-    """Return the choices that are to be made: those that are open, or all where rows are given for them.
+    """Return the choices to be made: those that are open, or all where rows are given for them.
 
-    Raises:
-        ValueError: if the rows could choose the scale of the prior alone, and that is given.
+    A ValueError if the rows could choose only the scale of the prior, and that is given.
     """
     choices = [c for c in method.choices if model.open_scale is not None or not isinstance(c, PriorScale)]
     if validation is None:
@@ -94,25 +82,25 @@ def _open(model: Model, method: Method, validation: float | Any) -> list[Choice]
 
 
 def _of_all(choices: Sequence[Choice], search: Search) -> Chosen:
-    """Return what is chosen, one after the other; no more once a descent has diverged at once."""
+    """Return all choices, made one after the other; the rest is not made once a descent has diverged at once."""
     chosen = Chosen({}, {})
     for choice in choices:
-        found = _of(choice, search, chosen.mode)
-        if isinstance(choice, Epochs) and not found.record:
+        latest = _of(choice, search, chosen.mode)
+        if isinstance(choice, Epochs) and not latest.record:
             return chosen
-        search = search.having(found)
+        search = search.having(latest)
         chosen = Chosen(
-            {**chosen.settings, **found.settings},
-            {**chosen.record, **found.record},
-            prior_scale=found.prior_scale if chosen.prior_scale is None else chosen.prior_scale,
-            learned=found.learned if chosen.learned is None else chosen.learned,
-            mode={**chosen.mode, **found.mode},
+            {**chosen.settings, **latest.settings},
+            {**chosen.record, **latest.record},
+            prior_scale=latest.prior_scale if chosen.prior_scale is None else chosen.prior_scale,
+            learned=latest.learned if chosen.learned is None else chosen.learned,
+            mode={**chosen.mode, **latest.mode},
         )
     return chosen
 
 
 def _of(choice: Choice, search: Search, mode: Mapping[str, Any]) -> Chosen:
-    """Return what is chosen of one thing that is open."""
+    """Return what is chosen for one open setting."""
     if isinstance(choice, Epochs):
         return choose_epochs(choice, search)
     if isinstance(choice, Lowered):
@@ -129,7 +117,7 @@ def _as_recorded(
 
 
 def _asked(model: Model, validation: float | Any) -> dict[str, Any]:
-    """Return what a resumed run must be asked for as well: the same share, or as many rows of their own."""
+    """Return what a resumed run must share: the same share of rows, or as many rows of their own."""
     if validation is None or isinstance(validation, float):
         return {"validation": validation}
     return {"validation": {"rows": given_rows(model, validation).num_data}}

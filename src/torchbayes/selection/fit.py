@@ -1,4 +1,4 @@
-"""fit: what is open is chosen, the driver runs to the end, and the result is judged."""
+"""fit: open settings are chosen, the driver runs to the end, and the result is judged."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def fit(
 ) -> InSubspace: ...
 
 
-@torch.inference_mode(False)  # nothing that is made in inference mode can be differentiated
+@torch.inference_mode(False)  # tensors made in inference mode cannot be differentiated
 @explained(positional="Pass inputs and targets as one pair: fit(model, (inputs, targets), method).")
 def fit(
     model: Model,
@@ -88,57 +88,58 @@ def fit(
 ) -> Posterior:
     """Infer the posterior over a model's weights.
 
-    Every random number is a function of (seed, member, step). A run that was killed and resumed therefore equals one
-    that was not bit for bit, and member m equals, to rounding, a run of its own with `member_seeds(seed, M)[m]`, except
-    where members see each other. The same call gives the same result to rounding, and bit for bit when the method's
+    Every random number is a function of (seed, member, step). A run that was killed and resumed therefore equals
+    bit for bit one that was not. Member m equals, to rounding, a run of its own with `member_seeds(seed, M)[m]`,
+    unless members interact. The same call gives the same result to rounding, and bit for bit when the method's
     `plan` is set.
 
     Args:
         model: network, likelihood and prior.
-        data: training data: a tuple (inputs, targets) of tensors, a Dataset, a DataLoader or a list of batches. Every
-            row counts once (docs/decisions/0027-what-counts-as-a-row.md).
+        data: training data: a tuple (inputs, targets) of tensors, a Dataset, a DataLoader or a list of batches.
+            Every row counts once (docs/decisions/0027-what-counts-as-a-row.md).
         method: how to infer, such as `MAP(members=5)` or `SWAG(epochs=60)`.
         start: where to begin: a trained module or flat weights (D,), the same for every member; (M, D) or a point
-            posterior, one per member. VI, IVON and BSAM also begin at a Gaussian posterior. They begin with its
-            standard deviations, at other starts with those that the gradients of about 128 rows leave, where these
-            are narrower than their own, and not 0. A noise scale that a module does not hold begins at what is
-            most probable at its residuals. None initialises members afresh, by the network's own initialisers or
-            factory; of a trained or loaded module only the frozen weights are then used. Laplace has as many members
-            as the start has modes; where there is none, `MAP()` of its members finds them, in the folder `start` of
-            the directory.
+            posterior, one per member. VI, IVON and BSAM also begin at a Gaussian posterior, with its standard
+            deviations. At other starts they begin with those that the gradients of about 128 rows leave, where
+            these are narrower than their own, and not 0. A noise scale that a module does not hold begins at its
+            most probable value given the residuals. None initialises members afresh, by the network's own
+            initialisers or factory; of a trained or loaded module only the frozen weights are then used. Laplace
+            has as many members as the start has modes; without a start, `MAP()` of its members finds them, in the
+            folder `start` of the directory.
         seed: seed of initialisation, data order and noise.
         directory: run directory for configuration, log, checkpoint and posterior; nothing is written if None.
         resume: continue the run in `directory` from its last checkpoint; starts afresh if it has none yet.
         steps: length of the run instead of the method's, for samplers: resumed with more steps, a finished run
             continues as if it had been that long from the start.
         callbacks: called with an `Event` at the end of each epoch; a callback that returns True ends the fit there.
-            None shows a progress bar on a terminal, elsewhere a line after each tenth of the run, on standard error,
-            and the like for the trial runs in which held-out rows choose settings; an empty tuple shows nothing.
+            None shows a progress bar on a terminal, elsewhere a line after each tenth of the run, on standard
+            error, and the same for the trial runs in which held-out rows choose settings; an empty tuple shows
+            nothing.
         ranks: processes that share the fit, each of which makes this same call: `Ranks.grid()` under torchrun. The
-            result is that of one process to rounding. The first of them writes, and calls the callbacks with the state
-            of its own members; the directory must be one that all of them see.
-        space: a subspace of the weights to infer in; the posterior is one over weights all the same. Members start at
-            its origin, or at what is nearest in it to `start`.
+            result is that of one process to rounding. The first of them writes, and calls the callbacks with the
+            state of its own members; all of them must see the directory.
+        space: a subspace of the weights to infer in; the posterior is still one over weights. Members start at its
+            origin, or at its nearest point to `start`.
         validation: rows that choose how long MAP, SWA and SWAG train, and Laplace without a start: a share of the
-            training rows, such as 0.1, or data of their own. A first run of one member, without the rows that are held
-            out, finds the epoch after which these are most likely; where they are fewer than 500 there are up to five
-            such runs, each with other rows held out. The run itself then has all training rows and twice as many
-            epochs, at most those that the method sets and, with ten rows or more for each weight, at least the usual
-            number; a learned noise begins no lower than they ask for. They also choose how SWA and SWAG average, the
-            prior of Laplace, length and factor of OnlineLaplace, and for IVON and samplers on minibatches without a
-            step size the scale of a prior that the model leaves open. None does this only where such a setting is left
-            open, such as the epochs of a method: with a tenth of the rows, but at least 50 of them or a fifth. What was
-            chosen is in the `config.json` of the directory.
+            training rows, such as 0.1, or data of their own. A first run of one member, without the held-out rows,
+            finds the epoch after which these are most likely; if they are fewer than 500 there are up to five such
+            runs, each with other rows held out. The run itself then has all training rows and twice as many epochs,
+            at most those that the method sets and, with ten rows or more for each weight, at least the usual
+            number; a learned noise begins no lower than held-out rows ask for. They also choose how SWA and SWAG
+            average, the prior of Laplace, length and factor of OnlineLaplace, and for IVON and samplers on
+            minibatches without a step size the scale of a prior that the model leaves open. None does this only if
+            such a setting is left open, such as the epochs of a method: with a tenth of the rows, but at least 50
+            of them or a fifth. The choice is in the `config.json` of the directory.
 
     Returns:
-        The posterior, on every rank. Its model is the one given, with what a likelihood takes from the training targets
-        (`likelihoods.Gaussian`). With batch norm it can recalibrate its draws on the training data. The draws of a
-        sampler with a directory stay on disk, in `draws.bin`, and are read as they are used.
+        The posterior, on every rank. Its model is the one given, with what a likelihood takes from the training
+        targets (`likelihoods.Gaussian`). With batch norm it can recalibrate its draws on the training data. The
+        draws of a sampler with a directory stay on disk, in `draws.bin`, and are read as they are used.
 
     Raises:
         ValueError: if the data, the start or the directory do not fit; nothing has been changed then.
-        DivergedError: if a loss is not finite; with a directory, the last finite state is in its checkpoint, or where
-            ranks share the members the last one that was written.
+        DivergedError: if a loss is not finite; with a directory, the last finite state is in its checkpoint, or
+            where ranks share the members the last one that was written.
         LostRankError: if another rank died or stopped.
         OSError: if another process writes to the directory (it says which), or it cannot be written to.
         TypeError: if an argument is of the wrong kind, such as a class in the place of an object.
@@ -147,39 +148,40 @@ def fit(
     check_fit(model, method, start, **options, steps=steps, space=space)
     check_validation(method, validation, start)
     seed, directory = as_seed(seed), None if directory is None else full_path(directory)
-    options["directory"], shown = directory, callbacks if (ranks or Ranks()).first else ()
-    asked: dict[str, Any] = {"validation": validation, "directory": directory, "callbacks": shown}
+    options["directory"], shown_to = directory, callbacks if (ranks or Ranks()).first else ()
+    search: dict[str, Any] = {"validation": validation, "directory": directory, "callbacks": shown_to}
     method = of_length(method, steps)
     model, space = informed(model, data, space=space, directory=directory)
-    given, entries = start, dict[str, Any]()
+    first_start, entries = start, dict[str, Any]()
     if method.needs.start is not None:
-        place: dict[str, Any] = {"seed": seed, "space": space}
-        method, start, entries = _at_modes(model, data, method, start=start, place=place, asked=asked, options=options)
+        base: dict[str, Any] = {"seed": seed, "space": space}
+        method, start, entries = _at_modes(model, data, method, start=start, place=base, asked=search, options=options)
     shard = Shard(method.members, ranks or Ranks())
     check_shares(model, method, shard.ranks)
     check_size(model, method, members=shard.count, in_memory=directory is None)
-    known = start.problems if isinstance(start, Posterior) else ()
-    warn_of(known if given is not None else (), "`start`")  # the fit of one that was sought has warned of it
+    problems = start.problems if isinstance(start, Posterior) else ()
+    # A start that was sought has been warned of by its own fit.
+    warn_of(problems if first_start is not None else (), "`start`")
     source, faults = rows_of(model, data, method)
     model, begin = begin_at(model, method, start, seed=seed, space=space, source=source)
     if method.needs.start is None and method.choices:
-        model, method, entries = choose(model, source, method, begin=begin, **asked)
+        model, method, entries = choose(model, source, method, begin=begin, **search)
         begin = begin.with_learned(entries.get("chosen", {}).get("learned"))
     constants = {} if directory is None else describe_constants(model if space is None else space.whole, method)
-    about = {**describe_run(model, source, method, seed=seed, space=space), **constants, **entries}
+    description = {**describe_run(model, source, method, seed=seed, space=space), **constants, **entries}
     density = density_of(model, source, method, ranks=shard.ranks)
-    trim()  # of copies that initialisers and a first run made
-    fresh = [begin.some(shard.local, method.needs.modes).state(method, density, about["steps_per_epoch"])]
+    trim()  # frees copies that initialisers and a first run made
+    fresh = [begin.some(shard.local, method.needs.modes).state(method, density, description["steps_per_epoch"])]
     del begin
-    with Run(directory, about, resume=resume, shard=shard) as run:
+    with Run(directory, description, resume=resume, shard=shard) as run:
         state = run_to_end(density, source, method, run=run, fresh=fresh, callbacks=callbacks)
-        trim()  # of memory that only steps need
-        # problems of modes are problems of what is built on them; other methods move away from their start
-        inherited = known if method.needs.start is not None else ()
+        trim()  # frees memory that only steps need
+        # Problems of modes are problems of what is built on them. Other methods move away from their start.
+        inherited = problems if method.needs.start is not None else ()
         posterior, raised = _judged(density, source, method, state=state, run=run, known=(*inherited, *faults))
         posterior = posterior if space is None else InSubspace.of(posterior, space)
         run.save(posterior)
-    warn_of([problem for problem in posterior.problems if problem not in known])
+    warn_of([problem for problem in posterior.problems if problem not in problems])
     warn_unchecked(raised)
     return posterior
 
@@ -196,8 +198,8 @@ def _at_modes(
 ) -> tuple[Method, Any, dict[str, Any]]:
     """Return a method with one member per mode of a start, the modes, and an entry `chosen` of the run or none.
 
-    Where none is given, a training run looks for one, in the folder `start` of the directory, so that a resumed run
-    need not train again.
+    Without a start, a training run finds one, in the folder `start` of the directory, so that a resumed run need
+    not train again.
     """
     if start is not None:
         return with_members_of(method, start), start, {}
@@ -205,14 +207,14 @@ def _at_modes(
     if directory is not None and not options["resume"]:
         check_free(directory)
     method, seeker, begin, entries = modes_to_seek(model, data, method, **place, **asked)
-    own = None if directory is None else folder_in(directory, START)
-    return method, fit(model, data, seeker, start=begin, **place, **{**options, "directory": own}), entries
+    start_folder = None if directory is None else folder_in(directory, START)
+    return method, fit(model, data, seeker, start=begin, **place, **{**options, "directory": start_folder}), entries
 
 
 def _judged(
     density: Any, source: Source, method: Method, *, state: Any, run: Run, known: Sequence[str]
 ) -> tuple[Posterior, str]:
-    """Return the posterior of a final state, with its problems, and the error that ended its check if one did."""
+    """Return the posterior of a final state, with its problems, and the error that ended its check, if any."""
     state = run.shard.whole(state)
     posterior = method.posterior(density, state, run.shelf).calibrated(source.inputs)
     case = Case(posterior, source, run.history)

@@ -12,21 +12,16 @@ from torchbayes.model.model import Model
 from torchbayes.model.sources.sources import Source, as_source
 from torchbayes.randomness.seeds import Purpose, generator
 
-FEWEST = 20  # rows of which none are held out unless that is asked for
-# rows that are held out where nobody says how many; how many there should be in all folds; how many folds at most
+FEWEST = 20  # with fewer rows, none are held out unless asked for
+# Held-out rows by default; rows that all folds together should have; most folds.
 _HELD_OUT, _ENOUGH, _FOLDS = 50, 500, 5
 
 
 class Fold(NamedTuple):
-    """Training rows, and rows that are held out of them.
+    """Training rows, and rows that are held out of them."""
 
-    Attributes:
-        rows: to train on.
-        held_out: the others, in batches.
-    """
-
-    rows: Source
-    held_out: Sequence[Batch]
+    rows: Source  # to train on
+    held_out: Sequence[Batch]  # the others, in batches
 
     @property
     def size(self) -> int:
@@ -35,30 +30,29 @@ class Fold(NamedTuple):
 
 
 def folds_of(model: Model, source: Source, validation: float | Any, *, seed: int) -> list[Fold]:
-    """Return training rows with those that are held out; none where rows cannot be told apart.
+    """Return training rows with those that are held out; none if rows cannot be told apart.
 
-    Raises:
-        ValueError: if a share was asked for of rows that cannot be told apart, or it leaves none.
+    A ValueError if a share was asked for of rows that cannot be told apart, or it leaves none.
     """
     if validation is not None and not isinstance(validation, float):
-        given = given_rows(model, validation)
-        given.check(training=True)
-        return [Fold(source, given.some(given.num_data))]
+        own_rows = given_rows(model, validation)
+        own_rows.check(training=True)
+        return [Fold(source, own_rows.some(own_rows.num_data))]
     count = source.num_data
-    held = round(count * validation) if validation else min(max(count // 10, _HELD_OUT), count // 5)
-    if not 0 < held < count:
-        raise ValueError(f"`validation` {validation} of {count} rows holds out {held} of them. Give another share.")
+    size = round(count * validation) if validation else min(max(count // 10, _HELD_OUT), count // 5)
+    if not 0 < size < count:
+        raise ValueError(f"`validation` {validation} of {count} rows holds out {size} of them. Give another share.")
     order = torch.randperm(count, generator=generator(Purpose.HELD_OUT, seed))
     folds = []
-    for number in range(min(_FOLDS, count // held, -(-_ENOUGH // held))):
+    for number in range(min(_FOLDS, count // size, -(-_ENOUGH // size))):
         out = torch.zeros(count, dtype=torch.bool)
-        out[order[number * held : (number + 1) * held]] = True
-        kept, held_out = (source.kept(where.nonzero()[:, 0]) for where in (~out, out))
-        if kept is None or held_out is None:
+        out[order[number * size : (number + 1) * size]] = True
+        training, held_out = (source.kept(where.nonzero()[:, 0]) for where in (~out, out))
+        if training is None or held_out is None:
             if validation is None:
                 return []
             raise ValueError("a share of ready-made batches cannot be held out. Give `validation` data of its own.")
-        folds.append(Fold(kept, held_out.some(held)))
+        folds.append(Fold(training, held_out.some(size)))
     return folds
 
 

@@ -1,21 +1,21 @@
-r"""How long to train: chosen by a first run of one member, on rows that other rows are held out of.
+"""How long to train: chosen by first runs of one member, without the held-out rows that judge them.
 
-A network that is trained too long interpolates the training rows: its noise scale goes to zero, its probabilities to
-zero and one. The first run has a constant learning rate. After an epoch e the held-out rows have the mean negative
-log likelihood v_e, in nats a target, and
+A network that is trained too long interpolates the training rows: its noise scale goes to zero, its probabilities
+to zero and one. The first run has a constant learning rate. After an epoch e the held-out rows have the mean
+negative log likelihood v_e, in nats per target, and
 
     e* = min { e : v_e ≤ min_e' v_e' + 0.02 },    epochs = max(4, 2 e*)
 
 are those of the run itself, which has all rows and a learning rate that falls: at half the rate on average, 2 e*
-epochs cover the same distance. The first run ends where v has not fallen for 0.3 e epochs, 10 epochs and
-300 steps, or after 50 epochs or 8,000 steps, whichever is more. Where few rows are held out there are several such
-runs, each without rows of its own, and v is their mean. A network with ten rows or more for each weight cannot
-interpolate them, and trains for the usual length at least.
+epochs cover the same distance. The first run ends if v has not fallen for 0.3 e epochs, 10 epochs and 300 steps, or
+after 50 epochs or 8,000 steps, whichever is more. If few rows are held out there are several such runs, each
+without rows of its own, and v is their mean. A network with ten rows or more for each weight cannot interpolate
+them, and trains for at least the usual length.
 
-Held-out rows also give the noise of new rows, at the weights that predict them best. A learned scale moves by at most
-the learning rate a step. It falls as the network learns, and where training is to stop after a few steps it does not
-get up from half the spread of the targets to a larger noise. So a fit whose length held-out rows choose begins no lower
-than at their estimate (docs/decisions/0033-a-noise-that-does-not-begin-too-low.md).
+Held-out rows also give the noise of new rows, at the weights that predict them best. A learned scale moves by at
+most the learning rate per step. It falls as the network learns, and if training stops after a few steps it does not
+get from half the spread of the targets up to a larger noise. So a fit whose length held-out rows choose begins no
+lower than at their estimate (docs/decisions/0033-a-noise-that-does-not-begin-too-low.md).
 """
 
 from __future__ import annotations
@@ -43,33 +43,33 @@ from torchbayes.posteriors.point import Point
 from torchbayes.selection.folds import Fold
 from torchbayes.selection.trials import Chosen, Search, nll_of_draws, nll_under
 
-FACTOR, _SHORTEST = 2, 4  # epochs at least: SWAG needs two snapshots in the second half of them
-_ROWS = 10  # for each weight: fewer weights interpolate nothing, and a shorter run would only miss the mode
-_EQUAL = 0.02  # nats: an earlier epoch that is as good to within this is preferred
+FACTOR, _SHORTEST = 2, 4  # fewest epochs: SWAG needs two snapshots in the second half of them
+_ROWS = 10  # for each weight; so few weights interpolate nothing, and a shorter run would only miss the mode
+_EQUAL = 0.02  # nats; an earlier epoch that is as good to within this is preferred
 _LONGEST = 8000  # steps of the first run
-_NEXT = 1.05  # ratio of the epochs after which held-out rows are looked at: each of the first twenty, then fewer
+_NEXT = 1.05  # ratio of the epochs after which held-out rows are evaluated: each of the first twenty, then fewer
 _PATIENCE = {"epochs": 10, "steps": 300, "share": 0.3}
 
 
 def choose_epochs(choice: Epochs, search: Search) -> Chosen:
     """Return the number of epochs that held-out rows choose, and what is chosen with it.
 
-    The record has the epochs of the first runs, the best one, and the mean negative log likelihood of the held-out rows
-    there, in nats a target. Where the runs diverged at once nothing is chosen.
+    The record has the epochs of the first runs, the best one, and the mean negative log likelihood of the held-out
+    rows there, in nats per target. If the runs diverged at once, nothing is chosen.
     """
-    found = _of_first_runs(choice, search)
-    if found is None:
+    outcome = _of_first_runs(choice, search)
+    if outcome is None:
         return Chosen({}, {})
-    epochs, record, learned = found
+    epochs, record, learned = outcome
     epochs = max(choice.least, epochs)
     lengths = dict.fromkeys(choice.settings, epochs)
     settings, mode = {**lengths, **choice.known}, {"epochs": epochs} if choice.mode else {}
-    found = Chosen(settings, record, learned=learned, mode=mode)
-    return _with_best(choice.then, found, search.having(found)) if choice.then else found
+    outcome = Chosen(settings, record, learned=learned, mode=mode)
+    return _with_best(choice.then, outcome, search.having(outcome)) if choice.then else outcome
 
 
 def _with_best(then: Sequence[Mapping[str, Any]], found: Chosen, search: Search) -> Chosen:
-    """Return what was found with those of some settings under which held-out rows are most likely, the first of equals.
+    """Return what was found, with those settings under which held-out rows are most likely, the first of equals.
 
     A trial run of each trains one member on each fold.
     """
@@ -84,28 +84,28 @@ def _with_best(then: Sequence[Mapping[str, Any]], found: Chosen, search: Search)
 
 
 def _of_first_runs(choice: Epochs, search: Search) -> tuple[int, dict[str, Any], list[float] | None] | None:
-    """Return the epochs, a record, and the learned parameters to begin with; None where all runs diverged at once."""
+    """Return the epochs, a record, and the learned parameters to begin with; None if all runs diverged at once."""
     descent, folds, per_epoch = choice.descent, search.folds, search.folds[0].rows.steps_per_epoch
     most = descent.epochs or max(USUAL_EPOCHS, -(-_LONGEST // per_epoch))
     method = seeker(epochs=most, optimizer=descent.optimizer, schedule=Constant(), plan=descent.plan)
     density = search.density(method)
     runs = [*_runs(method, search)]
-    epoch, seen, best = 0, dict[int, float](), list[Point]()
+    epoch, nll_by_epoch, best = 0, dict[int, float](), list[Point]()
     try:
-        while epoch < most and not _out_of_patience(seen, per_epoch):
+        while epoch < most and not _out_of_patience(nll_by_epoch, per_epoch):
             states = [_last(islice(run, per_epoch)) for run in runs]
             epoch += 1
-            if epoch >= max(seen, default=0) * _NEXT + 1 or epoch == most:
+            if epoch >= max(nll_by_epoch, default=0) * _NEXT + 1 or epoch == most:
                 points = [method.posterior(density, state) for state in states]
-                seen[epoch] = _nll(points, folds)
-                best = points if seen[epoch] == min(seen.values()) else best
-            search.told(epoch, most, seen[max(seen)])
-    except DivergedError:  # what was seen before stands; a run that diverges again says so itself
+                nll_by_epoch[epoch] = _nll(points, folds)
+                best = points if nll_by_epoch[epoch] == min(nll_by_epoch.values()) else best
+            search.told(epoch, most, nll_by_epoch[max(nll_by_epoch)])
+    except DivergedError:  # earlier results count; if the run itself diverges, it reports that
         pass
-    if not seen or not math.isfinite(least := min(seen.values())):
+    if not nll_by_epoch or not math.isfinite(least := min(nll_by_epoch.values())):
         return None
-    early = next(epoch for epoch, nll in seen.items() if nll <= least + _EQUAL)
-    record = {"first_run": epoch, "best_epoch": early, "nll": seen[early]}
+    early = next(epoch for epoch, nll in nll_by_epoch.items() if nll <= least + _EQUAL)
+    record = {"first_run": epoch, "best_epoch": early, "nll": nll_by_epoch[early]}
     few = density.model.layout.size * _ROWS <= folds[0].rows.num_data
     shortest = epochs_of(None, per_epoch) if few else _SHORTEST
     learned_P = _learned(best, folds)
@@ -113,7 +113,7 @@ def _of_first_runs(choice: Epochs, search: Search) -> tuple[int, dict[str, Any],
 
 
 def _runs(method: Method, search: Search) -> Iterator[Iterator[tuple[Any, Info]]]:
-    """Yield a run on each fold. They take turns at one gradient; weights and slots are their own."""
+    """Yield a run on each fold. They take turns at one gradient, with their own weights and slots."""
     density, begin, gradient_MD = search.density(method), search.begin.some(slice(1)), None
     for fold in search.folds:
         state = begin.state(method, density, fold.rows.steps_per_epoch)
@@ -129,7 +129,7 @@ def _last(run: Iterator[tuple[Any, Info]]) -> Any:
 
 
 def _out_of_patience(seen: Mapping[int, float], steps_per_epoch: int) -> bool:
-    """Return whether the first run has not become better for long."""
+    """Return whether the first run has not improved for long."""
     if not seen:
         return False
     best = min(seen, key=seen.__getitem__)
@@ -138,7 +138,7 @@ def _out_of_patience(seen: Mapping[int, float], steps_per_epoch: int) -> bool:
 
 
 def _nll(points: Sequence[Point], folds: Sequence[Fold]) -> float:
-    """Return the mean negative log likelihood of all held-out rows, in nats a target; ∞ where it is not finite."""
+    """Return the mean negative log likelihood of all held-out rows, in nats per target; ∞ if it is not finite."""
     total = sum(float(log_likelihoods(p, fold.held_out).sum()) for p, fold in zip(points, folds, strict=True))
     return -total / sum(num_targets(points[0].model, fold.held_out) for fold in folds)
 
@@ -146,8 +146,8 @@ def _nll(points: Sequence[Point], folds: Sequence[Fold]) -> float:
 def _learned(points: Sequence[Point], folds: Sequence[Fold]) -> Tensor | None:
     """Return the learned parameters that held-out rows ask for, (P,): the mean over folds of the most probable ones.
 
-    None where there are none, the likelihood says where they start, or there is no maximum.
+    None if there are none, the likelihood says where they start, or there is no maximum.
     """
-    each = [most_probable(point, fold.held_out, fold.size) for point, fold in zip(points, folds, strict=True)]
-    known = [value_P for value_P in each if value_P is not None]
-    return torch.stack(known).mean(0) if len(known) == len(each) else None
+    maximisers = [most_probable(point, fold.held_out, fold.size) for point, fold in zip(points, folds, strict=True)]
+    maxima = [value_P for value_P in maximisers if value_P is not None]
+    return torch.stack(maxima).mean(0) if len(maxima) == len(maximisers) else None

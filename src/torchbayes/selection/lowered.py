@@ -4,14 +4,13 @@ They begin at the values of Bayes' rule, a weight β = 1 of the KL divergence an
 
     β* = β_k,    β_k = 10^{−k/2},        σ* = σ_k,    σ_k = 2^−k,        k the first with v_{k+1} > v_k − 0.02
 
-where v_k is the mean negative log likelihood of the held-out rows under the average prediction, in nats a row.
+where v_k is the mean negative log likelihood of the held-out rows under the average prediction, in nats per row.
 
-A normal distribution of independent weights is far from the posterior of a network. Where there are few rows, to come
-closer to the prior gains its bound more than to explain the data, so that at β = 1 it underfits. Less weight on the
-divergence is what is commonly done about it (Wenzel et al. 2020 list examples); held-out rows say how much.
-
-A standard normal prior suits most tables. Where there are few rows and much noise a network drawn from it varies too
-much, and even its exact posterior predicts worse than a network whose training was stopped early.
+A normal distribution of independent weights is far from the posterior of a network. With few rows, its bound gains
+more from coming closer to the prior than from explaining the data, so that at β = 1 it underfits. The common remedy
+is less weight on the divergence (Wenzel et al. 2020 list examples); held-out rows say how much. A standard normal
+prior suits most tables. With few rows and much noise, a network drawn from it varies too much, and even its exact
+posterior predicts worse than a network whose training was stopped early.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from torchbayes.methods.protocol import Method, name_of_members
 from torchbayes.model.model import having_scale
 from torchbayes.selection.trials import Chosen, Search, mean_nll, nll_under
 
-_FOLDS, _EQUAL = 3, 0.02  # of a prior's scale, whose values differ by more than the noise of so many; nats, no gain
+_FOLDS, _EQUAL = 3, 0.02  # folds for a prior's scale, enough to tell its values apart; nats that count as no gain
 
 
 def choose_setting(choice: Lowered, search: Search) -> Chosen:
-    """Return the value of a setting; the first where the runs diverged."""
+    """Return the value of a setting; the first one if the runs diverged."""
     search = replace(search, begin=search.begin.some(slice(1)))
     settings = {name_of_members(search.method): 1, **choice.trial}
 
@@ -44,7 +43,7 @@ def choose_setting(choice: Lowered, search: Search) -> Chosen:
 
 
 def choose_scale(choice: PriorScale, search: Search) -> Chosen:
-    """Return the scale of the prior; 1 where the runs diverged."""
+    """Return the scale of the prior; 1 if the runs diverged."""
     begin = search.begin.some(slice(min(choice.members, search.method.members)))
     search, settings = replace(search, begin=begin), {name_of_members(search.method): len(begin.seeds)}
     if choice.length is not None:
@@ -64,7 +63,7 @@ def _having(method: Method, settings: Any) -> Any:
 
 
 def _lowest(values: Sequence[float], nll: Callable[[float], float], search: Search) -> tuple[float, dict[float, float]]:
-    """Return the first of falling values after which the next gains less than 0.02 nats, and what each of them gave."""
+    """Return the first of falling values after which the next gains less than 0.02 nats, and the score of each."""
     nlls: dict[float, float] = {}
     chosen = values[0]
     for value in values:

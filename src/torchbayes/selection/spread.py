@@ -1,11 +1,11 @@
-r"""Standard deviations that a start bears.
+"""Standard deviations that weights can have at a start.
 
-At trained weights the likelihood bears a spread that depends on how sharp the mode is, weight by weight:
+At trained weights the likelihood allows a spread that depends on how sharp the mode is, weight by weight:
 
     σ = 1/√(λ F),    F = E_i (∂/∂w log p(y_i | x_i, w))²,    λ = N/T
 
-with F the diagonal of the empirical Fisher information of a row, from the gradients g of 64 parts of b rows, few of
-them, as F ≈ E b g² where ∇ℓ is near 0.
+with F the diagonal of the empirical Fisher information of a row. It is computed from the gradients g of 64 groups
+of b rows, few of them, as F ≈ E b g² where ∇ℓ is near 0.
 """
 
 from __future__ import annotations
@@ -20,17 +20,14 @@ from torchbayes.methods.optimise.parts import split
 from torchbayes.model.network import Buffers
 from torchbayes.model.sources.sources import Source
 
-_PARTS = 64  # of a batch, whose gradients are squared: of two rows each where it has 128
+_PARTS = 64  # groups of a batch whose gradients are squared: two rows each for 128 rows
 
 
 def borne(density: LogDensity, source: Source, begin: tuple[Tensor, Buffers], *, seeds: Sequence[int]) -> Tensor:
-    """Return σ of each weight of each member at some weights, (M, D); infinite where nothing is known of it.
+    """Return σ of each weight of each member at the weights of `begin`, (M, D); infinite where nothing is known of it.
 
-    Args:
-        density: of all rows, which need not hold them.
-        source: the rows, of which about 128 are read.
-        begin: the weights (M, D), and the network's buffers of each member.
-        seeds: one seed per member.
+    `begin` has weights (M, D) and the network's buffers of each member. About 128 rows of the source are read; the
+    density is of all rows, which it need not hold.
     """
     weights_MD, buffers = begin
     gradient_MD = torch.empty_like(weights_MD)
@@ -38,10 +35,10 @@ def borne(density: LogDensity, source: Source, begin: tuple[Tensor, Buffers], *,
     batches = [] if density.model.coupled else source.some(2 * _PARTS)
     rows = sum(batch.size for batch in batches)
     for batch in batches:
-        each = batch.map(lambda t: t.expand(len(seeds), *t.shape))
-        for piece in split(each, _PARTS, seeds=seeds, model=density.model):
-            kept = {name: buffer.clone() for name, buffer in buffers.items()}
-            density.nll(weights_MD, piece.rows, buffers=kept, seeds=piece.seeds, out=gradient_MD)
+        stacked = batch.map(lambda t: t.expand(len(seeds), *t.shape))
+        for piece in split(stacked, _PARTS, seeds=seeds, model=density.model):
+            buffers_M = {name: buffer.clone() for name, buffer in buffers.items()}
+            density.nll(weights_MD, piece.rows, buffers=buffers_M, seeds=piece.seeds, out=gradient_MD)
             total_MD.add_(gradient_MD.to(total_MD.dtype).square(), alpha=(piece.share * batch.size) ** 2 / rows)
     ess = density.num_data * density.model.scales(density.num_data, density.num_data).likelihood
     return (total_MD * ess).rsqrt()

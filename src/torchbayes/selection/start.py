@@ -1,4 +1,4 @@
-"""Where a fit begins, and with how many members: at what is given, or at networks that a training run finds."""
+"""Where a fit begins, and with how many members: at a given start, or at networks that a training run finds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def begin_at(
 ) -> tuple[Model, Begin]:
     """Return the model over what is inferred, weights or coordinates, and where the members begin.
 
-    Their standard deviations are those of a Gaussian start, or else those that a start bears.
+    Their standard deviations are those of a Gaussian start, or else those that the likelihood allows at the start.
     """
     members = member_seeds(seed, method.members)
     seeds = [seed for seed in members for _ in range(method.needs.modes)]
@@ -50,11 +50,7 @@ def begin_at(
 
 
 def of_length(method: Method, steps: int | None) -> Method:
-    """Return the method with the length that was asked for.
-
-    Raises:
-        ValueError: if its length is not free.
-    """
+    """Return the method with the length that was asked for; a ValueError if its length is not free."""
     if steps is None:
         return method
     if not method.needs.chain:
@@ -66,10 +62,9 @@ def of_length(method: Method, steps: int | None) -> Method:
 
 
 def with_members_of(method: Method, start: nn.Module | Posterior | Tensor) -> Method:
-    """Return a method that begins at modes with as many members as those of a start are enough for.
+    """Return a method that begins at modes, with as many members as the modes of a start suffice for.
 
-    Raises:
-        ValueError: if some are left over.
+    A ValueError if some are left over.
     """
     count, modes = number_of_starts(start), method.needs.modes
     if count % modes:
@@ -91,22 +86,12 @@ def modes_to_seek(
     directory: Path | None,
     callbacks: Sequence[Callback] | None,
 ) -> tuple[Method, Method, Point | None, dict[str, Any]]:
-    """Return a method that begins at modes with what held-out rows choose, and the training that is to find these.
+    """Return a method that begins at modes with the choices of held-out rows, and the training that finds the modes.
 
-    Args:
-        model: as of `fit`, like the others.
-        data: the training data.
-        method: how to infer.
-        seed: of the run.
-        space: a subspace to infer in.
-        validation: the rows that choose.
-        directory: of the run; the training has the folder `start` there.
-        callbacks: to show progress with.
-
-    Returns:
-        The method, the training, where this begins if not afresh, and an entry `chosen` of the run or none.
+    Then where this training begins, if not afresh, and an entry `chosen` of the run or none. Arguments as of `fit`;
+    the training has the folder `start` in the directory of the run.
     """
-    own = None if directory is None else folder_in(directory, START)  # refuses a link before anything is trained
+    folder = None if directory is None else folder_in(directory, START)  # a link is refused before anything is trained
     seeker: Method = method.needs.start
     source = as_source(model, data, seeker.needs.batch_size or ROWS)
     source.check(training=method.needs.network == "train")
@@ -114,12 +99,12 @@ def modes_to_seek(
     seeds = member_seeds(seed, method.needs.modes * method.members)
     begin = Begin(*start_of(model, None, seeds, space=space), seeds)
     inner = model if space is None else space.model
-    asked: dict[str, Any] = {"validation": validation, "directory": directory, "callbacks": callbacks}
-    _, method, entry = choose(inner, source, method, begin=begin, **asked)
+    choosing: dict[str, Any] = {"validation": validation, "directory": directory, "callbacks": callbacks}
+    _, method, entry = choose(inner, source, method, begin=begin, **choosing)
     chosen = entry.get("chosen", {})
     mode = chosen.get("mode", {})
-    if own is not None and (found := recorded(own)) is not None:  # a search that is repeated may round differently
-        mode = {name: found[1]["method"].get(name, value) for name, value in mode.items()}
+    if folder is not None and (run := recorded(folder)) is not None:  # a repeated search may round differently
+        mode = {name: run[1]["method"].get(name, value) for name, value in mode.items()}
     seeker = _having(seeker, **mode, members=len(seeds))
     if (learned := chosen.get("learned")) is None:
         return method, seeker, None, entry

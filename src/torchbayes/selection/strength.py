@@ -1,10 +1,10 @@
 """The factor on the precision of the prior of a Gaussian around weights of a training run.
 
-A run whose length held-out rows chose ends before its mode, with weights that predict well as they are. The evidence
-takes them for a mode, and a Gaussian under the prior that it chooses is then too wide: on eight of fifteen tables its
-linearised predictive was worse than the network alone, by up to 0.5 nats. So the same held-out rows choose the factor d
-on the precision of the prior: of those whose mean negative log likelihood, in nats a row, is within 0.005 of the least,
-the smallest, which leaves the posterior as wide as these rows allow.
+A run whose length held-out rows chose ends before its mode, with weights that predict well. The evidence takes them
+for a mode, and a Gaussian under the prior that it chooses is then too wide: on eight of fifteen tables its
+linearised predictive was worse than the network alone, by up to 0.5 nats. So the same held-out rows choose the
+factor d on the precision of the prior. Of the factors whose mean negative log likelihood, in nats per row, is
+within 0.005 of the least, the smallest is taken, which leaves the posterior as wide as these rows allow.
 """
 
 from __future__ import annotations
@@ -20,24 +20,21 @@ from torchbayes.predictive.linearised import Linearised
 from torchbayes.selection.folds import Fold
 from torchbayes.selection.trials import Chosen, Search, mean_nll, trial
 
-_EQUAL = 0.005  # nats a row
+_EQUAL = 0.005  # nats per row
 
 
 def choose_strength(choice: Strength, search: Search, mode: Mapping[str, Any]) -> Chosen:
-    """Return the factor, with the settings beside it that go best with one; nothing where the prior is flat.
+    """Return the factor, with the settings beside it that go best with it; nothing if the prior is flat.
 
-    Args:
-        choice: what is open.
-        search: the method with what was chosen before.
-        mode: settings of the training that finds where the method begins.
+    `mode` holds settings of the training that finds where the method begins.
     """
     search = replace(search, begin=search.begin.some(slice(1)))
     names = {name for settings in choice.beside for name in settings}
     chosen = {name: getattr(search.method, name) for name in names}
-    each = [chosen, *choice.beside]
-    methods: list[Any] = [replace(search.method, **choice.trial, **settings) for settings in each]  # type: ignore[type-var]
+    candidates = [chosen, *choice.beside]
+    methods: list[Any] = [replace(search.method, **choice.trial, **settings) for settings in candidates]  # type: ignore[type-var]
     report, best, tried = _report(methods, search), dict[str, Any](), list[dict[str, Any]]()
-    for settings, method in zip(each, methods, strict=True):
+    for settings, method in zip(candidates, methods, strict=True):
         nlls = _by_factor([_around(method, fold, search, mode, report) for fold in search.folds], search.folds)
         if not nlls:
             continue
@@ -50,7 +47,7 @@ def choose_strength(choice: Strength, search: Search, mode: Mapping[str, Any]) -
 
 
 def _around(method: Any, fold: Fold, search: Search, mode: Mapping[str, Any], report: Callable[[], object]) -> Any:
-    """Return the posterior of a trial run, which begins at the mode of another one where the method needs such."""
+    """Return the posterior of a trial run, which begins at the mode of another run if the method needs one."""
     begin, seeker = search.begin, method.needs.start
     if seeker is not None:
         seeker = replace(seeker, members=1, **mode)
@@ -60,15 +57,17 @@ def _around(method: Any, fold: Fold, search: Search, mode: Mapping[str, Any], re
 
 
 def _report(methods: Sequence[Any], search: Search) -> Callable[[], object]:
-    """Return what is called after each epoch of a trial run."""
+    """Return the callback after each epoch of a trial run."""
     per_epoch, done = search.folds[0].rows.steps_per_epoch, itertools.count(1)
     most = len(search.folds) * sum(method.length(per_epoch) // per_epoch for method in methods)
     return lambda: search.told(next(done), most, None)
 
 
 def _by_factor(posteriors: Sequence[LaplacePosterior], folds: Sequence[Fold]) -> dict[float, float]:
-    """Return the negative log likelihood of held-out rows under each factor; none where a prior is flat."""
-    if any(bool((posterior.strength_D == 0).any()) for posterior in posteriors):  # there is nothing to multiply
+    """Return the negative log likelihood of held-out rows under each factor; none if a prior is flat."""
+    if any(
+        bool((posterior.strength_D == 0).any()) for posterior in posteriors
+    ):  # a flat prior has no precision to multiply
         return {}
     return {factor: mean_nll([_under(each, factor) for each in posteriors], folds) for factor in FACTORS}
 

@@ -1,4 +1,4 @@
-"""Trial runs of a method on rows that others are held out of, and how well those are predicted."""
+"""Trial runs of a method on rows without the held-out ones, and how well those are predicted."""
 
 from __future__ import annotations
 
@@ -23,55 +23,46 @@ from torchbayes.posteriors.posterior import Posterior, on_trial
 from torchbayes.predictive.predict import predict
 from torchbayes.selection.folds import Fold
 
-_DRAWS = 16  # at most
-_ROWS = 500  # of each fold that predictions are made for, in whole batches
+_DRAWS = 16  # most draws of a posterior
+_ROWS = 500  # rows of each fold that are predicted, in whole batches
 
 
 class Chosen(NamedTuple):
-    """What held-out rows have chosen.
+    """The choices of held-out rows."""
 
-    Attributes:
-        settings: settings of the method by name.
-        record: what was seen, by name, for the description of the run.
-        prior_scale: σ of the model's prior N(0, σ²), where that is open; None leaves it as it is.
-        learned: the least values at which the learned parameters of the likelihood begin; None leaves them as they are.
-        mode: settings of the training that finds where the method begins, by name.
-    """
-
-    settings: Mapping[str, Any]
-    record: Mapping[str, Any]
-    prior_scale: float | None = None
+    settings: Mapping[str, Any]  # of the method, by name
+    record: Mapping[str, Any]  # results of the choice by name, for the description of the run
+    prior_scale: float | None = None  # σ of the model's prior N(0, σ²), if that is open; None leaves it
+    # least initial values of the learned parameters of the likelihood; None leaves them
     learned: Sequence[float] | None = None
-    mode: Mapping[str, Any] = {}
+    mode: Mapping[str, Any] = {}  # settings, by name, of the training that finds where the method begins
 
 
 @dataclass(frozen=True)
 class Search:
-    """What a choice is made with.
+    """The means by which a choice is made.
 
-    Attributes:
-        model: the model.
-        method: the method, with what has been chosen before.
-        folds: rows to train on with those held out.
-        begin: where the members start.
-        told: called as the search goes on with the trials or epochs done, the most there can be, and the negative log
-            likelihood of the held-out rows, where it is known.
+    `told` is called during the search with the trials or epochs done, the most there can be, and the negative log
+    likelihood of the held-out rows, if it is known.
     """
 
     model: Model
-    method: Method
-    folds: Sequence[Fold]
-    begin: Begin
+    method: Method  # with earlier choices
+    folds: Sequence[Fold]  # rows to train on, with those held out
+    begin: Begin  # where the members start
     told: Callable[[int, int, float | None], object] = lambda *_: None
     _densities: dict[Any, LogDensity] = field(default_factory=dict, compare=False, repr=False)
 
     def having(self, found: Chosen) -> Search:
-        """Return the search with what was chosen."""
+        """Return the search with these choices made."""
         method: Any = replace(self.method, **found.settings)  # type: ignore[type-var]
         return replace(self, method=method, begin=self.begin.with_learned(found.learned))
 
     def density(self, method: Method, model: Model | None = None) -> LogDensity:
-        """Return the target of rows that are not held out; of one kind there is one, which measures its plan once."""
+        """Return the target of rows that are not held out.
+
+        Methods of one kind share one, which measures its plan once.
+        """
         kind = method.needs.network, method.plan, id(model)
         if kind not in self._densities:
             self._densities[kind] = density_of(model or self.model, self.folds[0].rows, method)
@@ -81,15 +72,7 @@ class Search:
 def trial(
     method: Method, density: LogDensity, fold: Fold, *, begin: Begin, after_epoch: Callable[[], object] = lambda: None
 ) -> Any:
-    """Return the posterior after a run on the rows of a fold that are not held out.
-
-    Args:
-        method: the settings.
-        density: the target.
-        fold: the rows.
-        begin: where the members start.
-        after_epoch: called after each epoch.
-    """
+    """Return the posterior after a run on the rows of a fold that are not held out."""
     per_epoch = fold.rows.steps_per_epoch
     shelf, reader = MemoryShelf(Shard(len(begin.seeds))), Reader(fold.rows, begin.seeds)
     state = first = begin.state(method, density, per_epoch)
@@ -103,14 +86,9 @@ def trial(
 def nll_under(
     search: Search, method: Method, folds: Sequence[Fold], *, score: Callable[..., float], **on: Any
 ) -> float:
-    """Return the score of a trial run on each fold: negative log likelihood; infinite where one diverged.
+    """Return `score`, a negative log likelihood, of trial runs on all folds; infinite if one diverged.
 
-    Args:
-        search: where the runs begin.
-        method: the settings.
-        folds: the rows.
-        score: of posteriors and folds.
-        **on: the model, if it is another than that of the search.
+    `on` holds the model, if it is another than that of the search.
     """
     try:
         density = search.density(method, **on)
@@ -120,7 +98,7 @@ def nll_under(
 
 
 def nll_of_draws(posteriors: Sequence[Posterior], folds: Sequence[Fold]) -> float:
-    """Return the mean over folds of the negative log likelihood of held-out rows, in nats a target.
+    """Return the mean over folds of the negative log likelihood of held-out rows, in nats per target.
 
     It is that of the average prediction of at most 16 draws.
     """
@@ -134,13 +112,10 @@ def nll_of_draws(posteriors: Sequence[Posterior], folds: Sequence[Fold]) -> floa
 
 
 def mean_nll(posteriors: Sequence[Any], folds: Sequence[Fold]) -> float:
-    """Return the mean negative log likelihood of held-out rows under predictive distributions, in nats a row.
+    """Return the mean negative log likelihood of held-out rows under predictive distributions, in nats per row.
 
-    It is infinite where no row counts, as all are ignored or have weight 0.
-
-    Args:
-        posteriors: what `predict` takes, one for each fold.
-        folds: of whose held-out rows at most about 500 each are predicted.
+    `posteriors` are what `predict` takes, one for each fold; at most about 500 held-out rows of each are predicted.
+    Infinite if no row counts, because all are ignored or have weight 0.
     """
     total = weight = 0.0
     for posterior, fold in zip(posteriors, folds, strict=True):

@@ -21,32 +21,24 @@ from torchbayes.predictive.linearised import Linearised
 def compare_networks(
     settings: Settings, *, callbacks: Sequence[Callback] | None = (), say: Callable[[str], None] = lambda _: None
 ) -> dict[str, dict[str, Any]]:
-    """Find the evidence of every network, one after the other.
+    """Return the evidence of every network, trained one after the other.
 
-    Args:
-        settings: what is compared.
-        callbacks: as `fit` takes them, for the training.
-        say: called with a line when the training of a network begins.
-
-    Returns:
-        network -> numbers, in nats: `log_evidence`, `log_evidence_per_row`, `log_likelihood` (at the mode), `occam`
-        (the log Occam factor, their difference), `weights`, `effective` (weights that the data determine), `scales`
-        (prior scale of every parameter), `at_mode`, `test_nll`, and `test_accuracy` or `test_rmse`.
-
-    Raises:
-        ValueError: if data, likelihood and network do not go together.
+    network -> numbers, in nats: `log_evidence`, `log_evidence_per_row`, `log_likelihood` (at the mode), `occam` (the
+    log Occam factor, their difference), `weights`, `effective` (weights that the data determine), `scales` (prior
+    scale of every parameter), `at_mode`, `test_nll`, and `test_accuracy` or `test_rmse`. `say` is called with a line
+    when the training of a network begins. Raises ValueError if data, likelihood and network do not go together.
     """
     problem = settings.problem
     data = settings.problem_of(settings.networks[0]).setup().data
     models = {name: settings.problem_of(name).model(data) for name in settings.networks}
     for model in models.values():
-        _ = model.layout  # builds the network, so that one that cannot take the data is refused before any is trained
-    found = {}
+        _ = model.layout  # builds the network: one that cannot take the data is refused before any is trained
+    numbers = {}
     with problem.threading():
         for name, model in models.items():
             say(f"training: {name}, {model.layout.size:,} weights")
-            found[name] = _numbers(settings, name, model, data, callbacks=callbacks)
-    return found
+            numbers[name] = _numbers(settings, name, model, data, callbacks=callbacks)
+    return numbers
 
 
 def _numbers(
@@ -54,7 +46,7 @@ def _numbers(
 ) -> dict[str, Any]:
     """Return the numbers of one network."""
     method = replace(settings.map, members=1, plan=usual_plan(settings.problem_of(name)))
-    # from weights that interpolate the rows no evidence leads back: so only trainings under a chosen prior go to a mode
+    # no evidence leads back from weights that interpolate, so only trainings under a chosen prior go to a mode
     onward = replace(method, epochs=epochs_of(method.epochs, -(-len(data.train.inputs) // method.batch_size)))
     again = [onward] * settings.rounds if settings.tune_prior != "model" else []
     laplace = Laplace(settings.structure, settings.curvature, prior="model")

@@ -17,23 +17,15 @@ RESULTS, FIGURE = "results.json", "evidence.png"
 
 
 def table(settings: Settings, found: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Return the comparison as a table.
-
-    Args:
-        settings: what was compared.
-        found: what `compare_networks` returned.
-
-    Returns:
-        One row per network.
-    """
+    """Return the comparison, as `compare_networks` returned it, as a table with one row per network."""
     kind = "test_accuracy" if "test_accuracy" in next(iter(found.values())) else "test_rmse"
     label = {"test_accuracy": "accuracy", "test_rmse": "RMSE"}[kind]
     rows = []
-    for name, one in found.items():
-        low, high = min(one["scales"].values()), max(one["scales"].values())
+    for name, numbers_of in found.items():
+        low, high = min(numbers_of["scales"].values()), max(numbers_of["scales"].values())
         scale = f"{low:.3g}" if math.isclose(low, high, rel_tol=1e-6) else f"{low:.3g} to {high:.3g}"
         numbers = ("log_evidence", "log_evidence_per_row", "log_likelihood", "occam", "weights", "effective")
-        rows.append([name, *(one[key] for key in numbers), scale, one["test_nll"], one[kind]])
+        rows.append([name, *(numbers_of[key] for key in numbers), scale, numbers_of["test_nll"], numbers_of[kind]])
     evidence = {"log evidence": ",.1f", "log likelihood": ",.1f", "Occam factor": ",.1f"}
     return Table(
         ["network", "log evidence", "per row", "log likelihood", "Occam factor", "weights", "effective",
@@ -47,21 +39,13 @@ def table(settings: Settings, found: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def tables(settings: Settings, found: Mapping[str, Mapping[str, Any]]) -> list[Table]:
-    """Return the table in two parts, for narrow terminals.
-
-    Args:
-        settings: what was compared.
-        found: what `compare_networks` returned.
-
-    Returns:
-        The evidence, and the rest.
-    """
+    """Return the table in two parts, for narrow terminals: the evidence, and the other columns."""
     whole, parts = table(settings, found), []
     for columns in (range(5), (0, *range(5, len(whole.columns)))):
         names = [whole.columns[i] for i in columns]
-        own = [{n: v for n, v in each.items() if n in names} for each in (whole.better, whole.formats)]
+        options = [{n: v for n, v in each.items() if n in names} for each in (whole.better, whole.formats)]
         rows = [[row[i] for i in columns] for row in whole.rows]
-        parts.append(Table(names, rows, whole.caption if parts else "", better=own[0], formats=own[1]))  # type: ignore[arg-type]
+        parts.append(Table(names, rows, whole.caption if parts else "", better=options[0], formats=options[1]))  # type: ignore[arg-type]
     return parts
 
 
@@ -80,14 +64,7 @@ def caption(settings: Settings) -> str:
 
 
 def remarks(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the remarks on a comparison, one line each.
-
-    Args:
-        found: what `compare_networks` returned.
-
-    Returns:
-        Which network the evidence favours, and which networks are not at a mode.
-    """
+    """Return lines on which network the evidence favours, and which networks are not at a mode."""
     ranked = sorted(found, key=lambda name: found[name]["log_evidence"], reverse=True)
     lines = []
     if len(ranked) > 1:
@@ -100,33 +77,16 @@ def remarks(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def check_directory(directory: Path, *, overwrite: bool = False) -> None:
-    """Check that results can go into a directory.
-
-    Args:
-        directory: where the results go.
-        overwrite: whether results in it may be replaced.
-
-    Raises:
-        ValueError: if it holds results and `overwrite` is not set.
-    """
+    """Raise ValueError if a directory holds results and `overwrite` is not set."""
     if (directory / RESULTS).exists() and not overwrite:
         raise ValueError(f"{directory} already holds results. Add --overwrite, or choose another --directory.")
 
 
 def write(directory: Path, settings: Settings, found: Mapping[str, Mapping[str, Any]]) -> Path:
-    """Write `results.json`, `evidence.png` and `config.yaml`.
-
-    Args:
-        directory: made if needed.
-        settings: what was compared.
-        found: what `compare_networks` returned.
-
-    Returns:
-        Path of `results.json`.
-    """
+    """Write `results.json`, `evidence.png` and `config.yaml`; return the path of the first."""
     write_config(directory, settings.config())
     measures = {"log evidence per row": "log_evidence_per_row", "test NLL": "test_nll"}
-    panels = {label: {name: float(one[key]) for name, one in found.items()} for label, key in measures.items()}
+    panels = {label: {name: float(numbers[key]) for name, numbers in found.items()} for label, key in measures.items()}
     drawn = figures.fidelity_dots(panels, better={"log evidence per row": "high", "test NLL": "low"})
     write_whole(directory / FIGURE, png(drawn))
     record = {"settings": json.loads(json.dumps(settings.config())), "networks": found}

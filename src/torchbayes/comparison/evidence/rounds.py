@@ -1,11 +1,11 @@
 """Empirical Bayes: train, approximate by Laplace, choose the prior by the evidence, train again under it.
 
 A Laplace approximation needs a mode of the model whose evidence it estimates. A prior chosen at a mode moves the mode,
-so training and choosing the prior alternate: the fixed point of MacKay (1992), with networks in the place of his linear
-models. The weights shrink and grow with the prior, so plain alternation approaches the fixed point slowly. Each round
-therefore goes further than the evidence at the present weights says: with x the log precision that the weights were
-trained under and y(x) the one that the evidence then chooses, the next is x + (y − x)/(1 − ρ), ρ the slope of y between
-rounds (Wegstein 1958).
+so training and choosing the prior alternate, towards the fixed point of MacKay (1992), with networks in the place of
+his linear models. The weights shrink and grow with the prior, so plain alternation approaches the fixed point slowly.
+Each round therefore takes a longer step than the evidence at the present weights suggests: with x the log precision
+that the weights were trained under and y(x) the one that the evidence then chooses, the next is x + (y − x)/(1 − ρ), ρ
+the slope of y between rounds (Wegstein 1958).
 """
 
 from __future__ import annotations
@@ -28,19 +28,17 @@ from torchbayes.posteriors import LaplacePosterior, Point
 from torchbayes.posteriors.problems import ProblemWarning
 from torchbayes.selection import fit
 
-_STRIDE, _LONGEST = 1.5, 4.0  # 1/(1 − ρ) until there is a slope, and its maximum
-_WIDEST = 16.0  # maximum factor on a precision per round: that of weights which the data do not determine is unbounded
+_STRIDE, _LONGEST = 1.5, 4.0  # 1/(1 − ρ) before a slope is known, and its maximum
+_WIDEST = 16.0  # maximum factor on a precision per round, because weights that the data do not determine have no bound
 
 
 @dataclass(frozen=True)
 class Round:
     """A trained network with its Laplace approximations.
 
-    Attributes:
-        mode: the weights.
-        fitted: Laplace under the prior that the weights were trained under.
-        tuned: the same under the prior that maximises the evidence at these weights; its mode is elsewhere.
-        at_mode: whether the weights are at a mode, by the gradient.
+    `fitted` is under the prior that the weights were trained under. `tuned` is under the prior that maximises the
+    evidence at these weights; its mode is elsewhere. `at_mode` says, by the gradient, whether the weights are at a
+    mode.
     """
 
     mode: Point
@@ -62,29 +60,20 @@ def train_in_rounds(
 ) -> list[Round]:
     """Train, choose the prior by the evidence, and train again under it, starting from the weights of the last round.
 
-    Args:
-        model: network, likelihood and the initial prior.
-        data: what `fit` takes.
-        first: how the network is trained in the first round.
-        laplace: how the posterior at the weights is approximated; its own `prior` should be "model".
-        groups: which factors on the prior's precision are free, as `tune` takes them.
-        again: how the network is trained in each further round.
-        seed: of initialisation and data orders.
-        callbacks: as `fit` takes them, for the training.
-
-    Returns:
-        All rounds, in order; problems are in the posteriors, whose use warns of them.
+    `first` trains the first round and each of `again` a further one. The `prior` of `laplace` should be "model".
+    `groups` are the free factors on the prior's precision, as in `tune`. Returns all rounds, in order; their problems
+    are in the posteriors, whose use warns of them.
     """
-    found: list[Round] = []
-    with warnings.catch_warnings():  # what becomes of the problems of a round is for who uses it to say
+    rounds: list[Round] = []
+    with warnings.catch_warnings():  # the posteriors keep the problems, and their use warns
         warnings.simplefilter("ignore", ProblemWarning)
         for method in (first, *again):
-            known = _next(found) if found else model
-            start = found[-1].mode if found else None
-            mode = cast("Point", fit(known, data, method, start=start, seed=seed, callbacks=callbacks))
-            fitted, at_mode = laplace_at(known, data, laplace, start=mode)
-            found.append(Round(mode, fitted, tune(fitted, prior=groups), at_mode))
-    return found
+            current = _next(rounds) if rounds else model
+            start = rounds[-1].mode if rounds else None
+            mode = cast("Point", fit(current, data, method, start=start, seed=seed, callbacks=callbacks))
+            fitted, at_mode = laplace_at(current, data, laplace, start=mode)
+            rounds.append(Round(mode, fitted, tune(fitted, prior=groups), at_mode))
+    return rounds
 
 
 def _next(found: Sequence[Round]) -> Model:
@@ -95,7 +84,7 @@ def _next(found: Sequence[Round]) -> Model:
         return last.model
     stride_D = torch.full_like(gap_D, _STRIDE)
     if len(found) > 1:
-        # y − x changes by (ρ − 1) times the change of x; where x has not changed there is no slope
+        # y − x changes by (ρ − 1) times the change of x; without a change of x there is no slope
         moved_D = (last.reference_MD[0] / found[-2].fitted.reference_MD[0]).log()
         closed_D = found[-2].tuned.strength_D.log() - gap_D
         stride_D = torch.where(moved_D.abs() > 1e-4, moved_D / closed_D, stride_D).nan_to_num(nan=_STRIDE)
@@ -109,16 +98,9 @@ def best_round(found: Sequence[Round]) -> Round:
 
 
 def laplace_at(model: Model, data: Any, method: Laplace, *, start: Tensor | Point) -> tuple[LaplacePosterior, bool]:
-    """Return a Laplace posterior, and whether its weights are at a mode, as a value instead of a warning.
+    """Return a Laplace posterior at weights, and whether they are at a mode, as a value instead of a warning.
 
-    Args:
-        model: the model.
-        data: what `fit` takes.
-        method: how the posterior is approximated.
-        start: the weights.
-
-    Returns:
-        The posterior, and False if the weights are not at a mode. Other problems stay with the posterior.
+    Other problems stay with the posterior.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ProblemWarning)

@@ -23,13 +23,13 @@ class Settings:
     """What is compared and how.
 
     Attributes:
-        problem: data, likelihood and the prior to begin with; its network settings are those of `mlp`.
-        map: how each network is trained, and trained again under each prior that was chosen; where its epochs are open,
+        problem: data, likelihood and the initial prior; its network settings are those of `mlp`.
+        map: how each network is trained, and trained again under each prior that was chosen. If its epochs are open,
             held-out rows choose those of the first training, and the others take as many as come near a mode.
         networks: names of networks; `cnn` is short for `small_cnn`.
         tune_prior: whose scale the evidence chooses: "model" (none), "scalar" (one) or "layer" (one for each layer); a
-            prior that is not normal is taken as the normal with its curvature then.
-        rounds: how often the networks are trained again under the prior that was chosen; the mode moves with it.
+            prior that is not normal is then replaced by the normal with its curvature.
+        rounds: how often the networks are trained again under the chosen prior, which moves the mode.
         structure: of the Laplace approximation.
         curvature: of the Laplace approximation.
         seed: of initialisation and data order.
@@ -56,18 +56,18 @@ class Settings:
         check_choice(TUNED, tune_prior=self.tune_prior)
         if self.rounds < 0:
             raise ValueError(f"`rounds` must not be negative; got {self.rounds}. 0 trains once.")
-        Laplace(self.structure, self.curvature, prior="model")  # refuses what does not go together
+        Laplace(self.structure, self.curvature, prior="model")  # raises if structure and curvature do not go together
         if self.problem.temperature != 1:
             raise ValueError(f"the evidence is that of T = 1; got temperature {self.problem.temperature}.")
 
     def problem_of(self, network: str) -> Problem:
         """Return the problem of one of the networks."""
-        own = self.problem.network_settings if network == "mlp" else {}
-        return replace(self.problem, network=ALIASES.get(network, network), network_settings=own)
+        settings = self.problem.network_settings if network == "mlp" else {}
+        return replace(self.problem, network=ALIASES.get(network, network), network_settings=settings)
 
     def config(self) -> dict[str, Any]:
         """Return the settings as a configuration file holds them."""
         problem = {name: value for name, value in entries(self.problem).items() if name != "network"}
         method = {name: value for name, value in entries(self.map).items() if name not in {"members", "plan"}}
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in {"problem", "map", "networks"}}
-        return {**problem, "map": method, "networks": list(self.networks), **own}
+        options = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in {"problem", "map", "networks"}}
+        return {**problem, "map": method, "networks": list(self.networks), **options}

@@ -23,20 +23,12 @@ _TESTS += (("test_images", "test_labels"),)
 
 
 def as_data(name: str, found: Any, *, split: int = 0, train_size: int | None = None) -> Data:
-    """Return what a user's loader gave as a data set.
+    """Return what a user's loader gave as a data set, standardised with the statistics of the training rows.
 
-    Args:
-        name: of the data set.
-        found: a data set; or inputs and targets, arrays, tensors or lists of numbers; or these and test inputs and test
-            targets, in pairs or one after the other; or a dict of such by the names that archives may have.
-        split: which draw of the test rows, where none are given.
-        train_size: keep this many training rows, drawn at random; all by default.
-
-    Returns:
-        The data set, standardised with the statistics of the training rows.
-
-    Raises:
-        ValueError: if the arrays do not fit together.
+    `found` is a data set; or inputs and targets (arrays, tensors or lists of numbers); or these and test inputs and
+    test targets, in pairs or one after the other; or a dict of such by the names that archives may have. `split`
+    numbers the draw of the test rows, where none are given; `train_size` keeps that many training rows, drawn at
+    random.
     """
     if isinstance(found, Data):
         if train_size is not None:
@@ -52,24 +44,15 @@ def as_data(name: str, found: Any, *, split: int = 0, train_size: int | None = N
 def read_archive(path: Path, *, split: int = 0, train_size: int | None = None) -> Data:
     """Return an npz archive as a data set.
 
-    Args:
-        path: of the archive, whose arrays have names such as inputs and targets, or x_train, y_train, x_test, y_test.
-        split: which draw of the test rows, where none are given.
-        train_size: keep this many training rows, drawn at random; all by default.
-
-    Returns:
-        The data set.
+    Its arrays have names such as inputs and targets, or x_train, y_train, x_test, y_test. See `as_data` for the
+    settings.
     """
     pairs = _named(str(path), _archive(path))
     return _assembled(str(path), path.stem, path.name, pairs, split=split, train_size=train_size)
 
 
 def _named(where: str, held: Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    """Return inputs and targets, and those for testing, by their names.
-
-    Raises:
-        ValueError: if there are none, or those for testing are not whole.
-    """
+    """Return inputs and targets, and those for testing, by their names."""
     train = next((pair for pair in _NAMES if set(pair) <= held.keys()), None)
     if train is None:
         raise ValueError(
@@ -87,11 +70,7 @@ def _named(where: str, held: Mapping[str, Any]) -> list[tuple[Any, Any]]:
 def _assembled(
     where: str, name: str, source: str, pairs: Sequence[tuple[Any, Any]], *, split: int, train_size: int | None
 ) -> Data:
-    """Return pairs of inputs and targets as a data set.
-
-    Raises:
-        ValueError: if they do not fit together.
-    """
+    """Return pairs of inputs and targets as a data set."""
     parts, dtype = [rows_of(where, *pair) for pair in pairs], as_array(where, "inputs", pairs[0][0]).dtype
     shape = parts[0].inputs.shape[1:]
     for part, (inputs, _) in zip(parts[1:], pairs[1:], strict=True):
@@ -101,35 +80,27 @@ def _assembled(
 
 
 def read_arrays_of(shape: Sequence[int], dtype: np.dtype | None = None) -> Any:
-    """Return what reads rows of new inputs from an .npz or .npy file.
-
-    Args:
-        shape: of one row.
-        dtype: of the inputs that were fitted, which tells what white is; any if None.
-
-    Returns:
-        path -> rows.
-    """
+    """Return what reads rows of new inputs of this shape and dtype (any if None) from an .npz or .npy file."""
 
     def read(path: Path) -> Rows:
         if path.suffix == ".npy":
             with opened(path, "a whole array") as file:
-                held = {"inputs": np.asarray(np.load(file, allow_pickle=False))}
+                arrays = {"inputs": np.asarray(np.load(file, allow_pickle=False))}
         elif path.suffix == ".npz":
-            held = _archive(path)
+            arrays = _archive(path)
         else:
             raise ValueError(
                 f"new rows here are arrays, in an .npy file or in an .npz file with `inputs`; got {path.name}. "
                 f"Write it with numpy.save."
             )
-        names = next((pair for pair in (*_TESTS, *_NAMES) if pair[0] in held), None)
+        names = next((pair for pair in (*_TESTS, *_NAMES) if pair[0] in arrays), None)
         if names is None:
-            raise ValueError(f"{path} must hold an array `inputs`; it holds {', '.join(held) or 'none'}.")
-        found = held[names[0]]
-        laid, _ = laid_out(found)
-        inputs = numbers(path.name, laid)
-        check_alike(f"inputs of {path.name}", inputs, shape, was=dtype, now=found.dtype)
-        targets = held.get(names[1])
+            raise ValueError(f"{path} must hold an array `inputs`; it holds {', '.join(arrays) or 'none'}.")
+        raw = arrays[names[0]]
+        reordered, _ = laid_out(raw)
+        inputs = numbers(path.name, reordered)
+        check_alike(f"inputs of {path.name}", inputs, shape, was=dtype, now=raw.dtype)
+        targets = arrays.get(names[1])
         return Rows(inputs, None if targets is None else _column(targets))
 
     return read

@@ -1,4 +1,4 @@
-"""What the texts in a column of a table look like: missing values, numbers, or numbers with units and separators."""
+"""Recognition of the texts in a table's columns: missing values, numbers, or numbers with units and separators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from torchbayes.checks import seen
 from torchbayes.data.own.table import Table, missing, texts_of
 
-MANY = 20  # different values beyond which numbers are no names, and texts no classes
+MANY = 20  # with more different values, numbers are not names and texts not classes
 
 _PLAIN = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[+-]?inf(?:inity)?", re.ASCII)
 _WRITTEN = re.compile(  # a sign, a currency, digits with separators, a unit
@@ -24,38 +24,28 @@ _PLAINLY = "as plain numbers, such as 1234.56"
 
 
 class Cells(NamedTuple):
-    """What the cells of a column are that have a value.
+    """Counts of the cells of a column that have a value."""
 
-    Attributes:
-        rows: how many there are.
-        values: different ones.
-        numbers: cells that are plain numbers.
-        scale: different numbers among them.
-        texts: the other cells.
-        first: of these, with the number of its row and the name of its table, in words.
-        written: whether all look like numbers, some with units or separators.
-    """
-
-    rows: int
-    values: int
-    numbers: int
-    scale: int
-    texts: int
-    first: str
-    written: bool
+    rows: int  # cells
+    values: int  # different values
+    numbers: int  # cells that are plain numbers
+    scale: int  # different numbers among them
+    texts: int  # the other cells
+    first: str  # the first of these, with its row and table, in words
+    written: bool  # whether all look like numbers, some with units or separators
 
 
 def look_at(name: str, tables: Sequence[Table]) -> Cells | None:
-    """Return what the cells of a column are, over several tables; None where no table has texts in it."""
+    """Count the cells of a column over several tables; None where no table has texts in it."""
     columns = [table.columns[name] for table in tables]
     if all(column.dtype.kind != "O" for column in columns):
         return None
     counts = Counter(text for column in columns for text in texts_of(column[~missing(column)]))
     plain = {text for text in counts if _PLAIN.fullmatch(text)}
     numbers = sum(counts[text] for text in plain)
-    first = next((said for table in tables if (said := _first(table, name, plain))), "")
+    first_text = next((said for table in tables if (said := _first(table, name, plain))), "")
     written = look_like_numbers(counts)
-    return Cells(counts.total(), len(counts), numbers, len(plain), counts.total() - numbers, first, written)
+    return Cells(counts.total(), len(counts), numbers, len(plain), counts.total() - numbers, first_text, written)
 
 
 def look_like_numbers(texts: Collection[str]) -> bool:
@@ -64,64 +54,42 @@ def look_like_numbers(texts: Collection[str]) -> bool:
 
 
 def check_target(name: str, tables: Sequence[Table], task: Literal["classification", "regression"] | None) -> None:
-    """Check that texts in the target are classes, not numbers of which some or all are no plain ones.
-
-    Args:
-        name: of the target.
-        tables: that have it.
-        task: what the user says the target is.
-
-    Raises:
-        ValueError: if they are numbers.
-    """
-    found = None if task == "classification" else look_at(name, tables)
-    if found is None:
+    """Raise ValueError if texts in the target are numbers with stray texts or units, and not classes."""
+    cells = None if task == "classification" else look_at(name, tables)
+    if cells is None:
         return
     or_classes = "If its values are classes: --data_settings.task classification."
-    if found.texts and found.scale > (0 if task == "regression" else MANY):
-        do = f"Write them {_PLAINLY}" if found.written else "Correct such cells"
+    if cells.texts and cells.scale > (0 if task == "regression" else MANY):
+        advice = f"Write them {_PLAINLY}" if cells.written else "Correct such cells"
         raise ValueError(
-            f"the target {name!r} has {_amount(found.numbers, 'number')} and {_amount(found.texts, 'text')}; the first "
-            f"is {found.first}. {do}, or empty them: rows without a target are left out. {or_classes}"
+            f"the target {name!r} has {_amount(cells.numbers, 'number')} and {_amount(cells.texts, 'text')}; the first "
+            f"is {cells.first}. {advice}, or empty them: rows without a target are left out. {or_classes}"
         )
-    if task is None and found.values > MANY and (found.written or found.values > found.rows / 2):
+    if task is None and cells.values > MANY and (cells.written or cells.values > cells.rows / 2):
         raise ValueError(
-            f"the target {name!r} has {found.values:,} different texts in {found.rows:,} rows, and classes repeat; the "
-            f"first is {found.first}. Write numbers plainly, such as 1234.56. {or_classes}"
+            f"the target {name!r} has {cells.values:,} different texts in {cells.rows:,} rows, and classes repeat; the "
+            f"first is {cells.first}. Write numbers plainly, such as 1234.56. {or_classes}"
         )
 
 
 def check_input(name: str, tables: Sequence[Table]) -> None:
-    """Check that a column does not hold numbers and a few texts, which would make it one of texts.
+    """Raise ValueError if at least half of a column are numbers of many values, and the rest texts.
 
-    Args:
-        name: of the column.
-        tables: of which it is an input.
-
-    Raises:
-        ValueError: if at least half of it are numbers, with many different values, and others are texts.
+    Such a column would become one of texts.
     """
-    found = look_at(name, [table for table in tables if name in table.columns])
-    if found is None or not found.texts or found.scale <= MANY or 2 * found.numbers < found.rows:
+    cells = look_at(name, [table for table in tables if name in table.columns])
+    if cells is None or not cells.texts or cells.scale <= MANY or 2 * cells.numbers < cells.rows:
         return
-    do = f"Write them {_PLAINLY}" if found.written else "Correct or empty such cells"
+    do = f"Write them {_PLAINLY}" if cells.written else "Correct or empty such cells"
     raise ValueError(
-        f"the column {name!r} has {_amount(found.numbers, 'number')} and {_amount(found.texts, 'text')}; the first is "
-        f'{found.first}. {do}, or take all for names, --data_settings.categorical "[{name}]", or leave the column out, '
+        f"the column {name!r} has {_amount(cells.numbers, 'number')} and {_amount(cells.texts, 'text')}; the first is "
+        f'{cells.first}. {do}, or take all for names, --data_settings.categorical "[{name}]", or leave the column out, '
         f'--data_settings.leave_out "[{name}]".'
     )
 
 
 def far(name: str, numbers: np.ndarray) -> list[str]:
-    """Return a sentence on numbers that are far from all others, where there are such.
-
-    Args:
-        name: of their column.
-        numbers: (N,), finite.
-
-    Returns:
-        One sentence, or none.
-    """
+    """Return a sentence on finite numbers (N,) that are far from all others: over 1000 interquartile ranges."""
     low, middle, high = np.percentile(numbers, [25, 50, 75])
     distance = abs(numbers - middle)
     count = int((distance > 1000 * (high - low)).sum())
@@ -134,7 +102,7 @@ def far(name: str, numbers: np.ndarray) -> list[str]:
 
 
 def _first(table: Table, name: str, plain: Collection[str]) -> str:
-    """Return the first text that is no plain number, and its place, in words; nothing where there is none."""
+    """Return the first text that is no plain number, and its place, in words; empty if there is none."""
     column = table.columns[name]
     rows = np.flatnonzero(~missing(column))
     text, row = next(((t, i) for t, i in zip(texts_of(column[rows]), rows, strict=True) if t not in plain), ("", -1))

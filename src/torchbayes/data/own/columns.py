@@ -1,4 +1,4 @@
-"""How the columns of a table become numbers, by rules that are fitted to the training rows and can be told."""
+"""How the columns of a table become numbers, by rules that are fitted to the training rows and can be stated."""
 
 from __future__ import annotations
 
@@ -13,30 +13,21 @@ from torchbayes.data.own.dates import Dates, fit_dates
 from torchbayes.data.own.rows import Encoded, as_number, shortened
 from torchbayes.data.own.table import MARKS, Table, missing, texts_of
 
-MOST_VALUES = 50  # of a column of texts that becomes columns of zeros and ones; at most half as many as rows, too
+MOST_VALUES = 50  # values of a one-hot column of texts; also at most half as many as rows
 
-_LARGEST = 1e100  # beyond, squares are no finite numbers
+_LARGEST = 1e100  # squares of larger numbers overflow
 
 
 @dataclass(frozen=True)
 class Column:
-    """How one column of a table becomes numbers.
-
-    Attributes:
-        name: of the column.
-        values: of a category, in order; None for a number.
-        fill: what stands for a missing number.
-        flag: whether a further column says where it was missing.
-        low: smallest number among the training rows.
-        high: largest number among the training rows.
-    """
+    """How one column of a table becomes numbers."""
 
     name: str
-    values: tuple[str, ...] | None = None
-    fill: float = 0.0
-    flag: bool = False
-    low: float = 0.0
-    high: float = 0.0
+    values: tuple[str, ...] | None = None  # sorted values of a category; None for a number
+    fill: float = 0.0  # replaces a missing number
+    flag: bool = False  # whether a further column marks missing numbers
+    low: float = 0.0  # smallest training value
+    high: float = 0.0  # largest training value
 
     @property
     def width(self) -> int:
@@ -44,15 +35,7 @@ class Column:
         return 1 + self.flag if self.values is None else len(self.values)
 
     def write(self, held: np.ndarray, block: np.ndarray) -> list[str]:
-        """Write the values of a column as numbers.
-
-        Args:
-            held: the values, (rows,).
-            block: where they go, (rows, width), zeros.
-
-        Returns:
-            Sentences on values that training rows do not have.
-        """
+        """Write values (rows,) into the zeros `block` (rows, width); return sentences on values new to training."""
         return self._write_number(held, block) if self.values is None else self._write_category(held, block)
 
     def _write_number(self, held: np.ndarray, block: np.ndarray) -> list[str]:
@@ -70,43 +53,31 @@ class Column:
         return []
 
     def _write_category(self, held: np.ndarray, block: np.ndarray) -> list[str]:
-        place = {value: i for i, value in enumerate(self.values or ())}
-        known = np.flatnonzero(~missing(held))
-        texts = texts_of(held[known])
-        found = np.array([place.get(text, -1) for text in texts], dtype=np.int64)
-        block[known[found >= 0], found[found >= 0]] = 1.0
-        strange = sorted(set(texts) - place.keys())
-        if not strange:
+        index_of = {value: i for i, value in enumerate(self.values or ())}
+        present = np.flatnonzero(~missing(held))
+        texts = texts_of(held[present])
+        indices = np.array([index_of.get(text, -1) for text in texts], dtype=np.int64)
+        block[present[indices >= 0], indices[indices >= 0]] = 1.0
+        unknown = sorted(set(texts) - index_of.keys())
+        if not unknown:
             return []
         return [
-            f"Rows with a value of {self.name!r} that no training row has ({shortened(strange, 3)}), taken as none of "
-            f"its values: {(found < 0).sum():,}."
+            f"Rows with a value of {self.name!r} that no training row has ({shortened(unknown, 3)}), taken as none of "
+            f"its values: {(indices < 0).sum():,}."
         ]
 
 
 @dataclass(frozen=True)
 class Columns:
-    """How a table becomes numbers.
-
-    Attributes:
-        columns: those that do.
-        where: the table they were fitted to, for messages.
-    """
+    """How a table becomes numbers."""
 
     columns: tuple[Column | Dates, ...]
-    where: str
+    where: str  # the table they were fitted to, for messages
 
     def __call__(self, table: Table) -> Encoded:
-        """Return the rows of a table as numbers.
+        """Return a table, which may have more columns, as numbers (rows, features), with sentences on unseen values.
 
-        Args:
-            table: with the columns, and perhaps others.
-
-        Returns:
-            Numbers (rows, features), and sentences on values that the training rows do not have.
-
-        Raises:
-            ValueError: if a column is not there, or holds texts in the place of numbers.
+        Raises ValueError if a column is absent, or holds texts in the place of numbers.
         """
         absent = [repr(column.name) for column in self.columns if column.name not in table.columns]
         if absent:
@@ -132,59 +103,46 @@ class Columns:
 def fit_columns(
     table: Table, where: str, *, left: dict[str, str], categorical: Sequence[str]
 ) -> tuple[Columns, tuple[str, ...]]:
-    """Return how a table becomes numbers, and sentences that tell it.
+    """Return how a table of training rows becomes numbers, and sentences that describe it.
 
-    Args:
-        table: the training rows.
-        where: name of the table.
-        left: columns that are no inputs, and why, where that is to be told.
-        categorical: columns that are categories whatever they hold.
-
-    Returns:
-        The encoder and the sentences.
-
-    Raises:
-        ValueError: if no column is left.
+    `left` maps columns that are no inputs to the reason, if that is to be told. `categorical` columns are categories
+    whatever they hold. Raises ValueError if no column is left.
     """
-    columns, odd, reasons, absent = [], [], {name: why for name, why in left.items() if why}, {}
+    columns, outliers, reasons, absent = [], [], {name: why for name, why in left.items() if why}, {}
     for name, values in table.columns.items():
         if name in left:
             continue
-        made = _column(name, values, category=name in categorical)
-        if isinstance(made, str):
-            reasons[name] = made
+        column = _column(name, values, category=name in categorical)
+        if isinstance(column, str):
+            reasons[name] = column
             continue
-        columns.append(made)
-        if isinstance(made, Column) and made.values is None:
-            odd += far(name, values[~missing(values)].astype(np.float64))
+        columns.append(column)
+        if isinstance(column, Column) and column.values is None:
+            outliers += far(name, values[~missing(values)].astype(np.float64))
         if count := int(missing(values).sum()):
             absent[name] = count
     if not columns:
         told = "; ".join(f"{name} ({why})" for name, why in reasons.items())
         raise ValueError(f"no column of {where} can be an input: {told or 'it has only the target'}. Add columns.")
-    return Columns(tuple(columns), where), (*_told(columns, reasons, absent), *odd)
+    return Columns(tuple(columns), where), (*_told(columns, reasons, absent), *outliers)
 
 
 def _column(name: str, values: np.ndarray, *, category: bool) -> Column | Dates | str:
-    """Return how a column becomes numbers, or why it is left out.
-
-    Raises:
-        ValueError: if a number is infinite.
-    """
+    """Return how a column becomes numbers, or why it is left out."""
     absent = missing(values)
-    held = values[~absent]
-    if not len(held):
+    present = values[~absent]
+    if not len(present):
         return "empty"
-    texts = sorted(set(texts_of(held))) if held.dtype.kind == "O" or category else []
-    if not absent.any() and (len(texts) == 1 or (not texts and (held == held[0]).all())):
-        return f"the same in every row, {held[0]}"
-    if texts and not category and (dates := fit_dates(name, texts_of(held), flag=bool(absent.any()))) is not None:
+    texts = sorted(set(texts_of(present))) if present.dtype.kind == "O" or category else []
+    if not absent.any() and (len(texts) == 1 or (not texts and (present == present[0]).all())):
+        return f"the same in every row, {present[0]}"
+    if texts and not category and (dates := fit_dates(name, texts_of(present), flag=bool(absent.any()))) is not None:
         return dates
     if texts:
-        few = len(texts) <= min(MOST_VALUES, len(held) / 2) or category
+        few = len(texts) <= min(MOST_VALUES, len(present) / 2) or category
         like = ", which look like numbers with units or separators: write them plainly"
         return Column(name, tuple(texts)) if few else f"{len(texts):,} different texts{like * look_like_numbers(texts)}"
-    numbers = held.astype(np.float64)
+    numbers = present.astype(np.float64)
     if np.isinf(numbers).any():
         raise ValueError(f"the column {name!r} must be finite; it has infinite values. Remove those rows.")
     if abs(numbers).max() > _LARGEST:
@@ -196,11 +154,7 @@ def _column(name: str, values: np.ndarray, *, category: bool) -> Column | Dates 
 
 
 def _numbers(name: str, held: np.ndarray, absent: np.ndarray) -> np.ndarray:
-    """Return a column of numbers, which may come as texts.
-
-    Raises:
-        ValueError: if one is not a finite number.
-    """
+    """Return a column of numbers, which may come as texts."""
     numbers = np.array([*map(as_number, held)]) if held.dtype.kind == "O" else held.astype(np.float64)
     wrong = np.flatnonzero(~absent & ~np.isfinite(numbers))
     if len(wrong):
@@ -212,26 +166,26 @@ def _numbers(name: str, held: np.ndarray, absent: np.ndarray) -> np.ndarray:
 
 
 def _told(columns: Sequence[Column | Dates], reasons: dict[str, str], absent: dict[str, int]) -> list[str]:
-    """Return sentences on what became of the columns."""
+    """Return sentences on how each column is used."""
     numbers = [column.name for column in columns if isinstance(column, Column) and column.values is None]
     dates = [column.told for column in columns if isinstance(column, Dates)]
     texts = [f"{column.name} ({len(column.values)})" for column in columns if column.values is not None]
     width = sum(column.width for column in columns)
-    parts = [f"{_count(numbers, 'number')} ({shortened(numbers)})"] if numbers else []
-    parts += [f"{_count(dates, 'column of dates', 'columns of dates')}: {'; '.join(dates)}"] if dates else []
+    kinds = [f"{_count(numbers, 'number')} ({shortened(numbers)})"] if numbers else []
+    kinds += [f"{_count(dates, 'column of dates', 'columns of dates')}: {'; '.join(dates)}"] if dates else []
     if texts:
-        parts += [f"{_count(texts, 'category', 'categories')}, each with a column for each value ({shortened(texts)})"]
+        kinds += [f"{_count(texts, 'category', 'categories')}, each with a column for each value ({shortened(texts)})"]
     in_all = "" if width == len(numbers) else f"; {width} column{'' if width == 1 else 's'} in all"
-    told = [f"Inputs: {' and '.join(parts)}{in_all}, standardised."]
+    sentences = [f"Inputs: {' and '.join(kinds)}{in_all}, standardised."]
     if absent:
         counts = [f"{name} ({count:,})" for name, count in absent.items()]
-        told.append(
+        sentences.append(
             f"Missing in training rows: {shortened(counts)}. A number or date becomes the median, and a column says "
             f"where; a category is none of its values."
         )
     if reasons:
-        told.append(f"Left out: {'; '.join(f'{name} ({why})' for name, why in reasons.items())}.")
-    return told
+        sentences.append(f"Left out: {'; '.join(f'{name} ({why})' for name, why in reasons.items())}.")
+    return sentences
 
 
 def _count(names: Sequence[str], one: str, many: str = "numbers") -> str:

@@ -1,7 +1,7 @@
 """Columns of dates: how they are written, and what numbers they become.
 
-A date becomes the days since the first one of the training rows, and of its year and its places in the year, the week
-and the day those that differ between training rows. What comes round again is a point on a circle, (sin, cos), so that
+A date becomes the days since the first one of the training rows; and of its year and its places in the year, the week
+and the day, those that differ between training rows. A periodic quantity is a point on a circle, (sin, cos), so that
 December is next to January.
 """
 
@@ -48,12 +48,7 @@ _DIFFER: dict[str, Callable[[datetime], float]] = {
 
 
 def read_date(text: str, form: str) -> datetime | None:
-    """Return the date that a text stands for, in UTC where it names a zone; None if it is not written so.
-
-    Args:
-        text: of a cell.
-        form: as `strptime` takes it, or `ISO`.
-    """
+    """Return the date of a text, in UTC if it names a zone; None unless of this `form`, `strptime`'s or `ISO`."""
     date = None
     with suppress(ValueError):
         date = datetime.fromisoformat(text) if form == ISO else datetime.strptime(text, form)
@@ -61,42 +56,27 @@ def read_date(text: str, form: str) -> datetime | None:
 
 
 def forms_of(texts: Sequence[str]) -> list[str]:
-    """Return the forms in which all texts are dates, the most usual first.
-
-    Args:
-        texts: different ones, at least one. Digits alone are numbers, and no dates.
-    """
+    """Return the forms in which all (different) texts are dates, the most usual first; digits alone are no dates."""
     if any((text.replace(".", "").replace("-", "").isdigit() and len(text) < 6) or text.isdigit() for text in texts):
         return []
-    found = list(_FORMS)
-    for some in (texts[:_SCREENED], texts):
-        found = [form for form in found if all(read_date(text, form) is not None for text in some)]
-    return found
+    forms = list(_FORMS)
+    for sample in (texts[:_SCREENED], texts):
+        forms = [form for form in forms if all(read_date(text, form) is not None for text in sample)]
+    return forms
 
 
 @dataclass(frozen=True)
 class Dates:
-    """How one column of dates becomes numbers.
-
-    Attributes:
-        name: of the column.
-        form: how its dates are written.
-        first: the first date of the training rows, from which days are counted.
-        fill: days that stand for a missing date: the median.
-        flag: whether a further column says where it was missing.
-        high: days from the first to the last date of the training rows.
-        parts: of year, month, weekday and time of day those that differ between training rows.
-        other: another form in which all its dates could be read; empty if there is none.
-    """
+    """How one column of dates becomes numbers."""
 
     name: str
-    form: str
-    first: datetime
-    fill: float
-    flag: bool
-    high: float
-    parts: tuple[str, ...]
-    other: str = ""
+    form: str  # how its dates are written
+    first: datetime  # of the training rows; days count from it
+    fill: float  # days that replace a missing date: the median
+    flag: bool  # whether a further column marks missing dates
+    high: float  # days from the first to the last training date
+    parts: tuple[str, ...]  # of year, month, weekday and time of day, those that differ
+    other: str = ""  # another form in which all its dates could be read
 
     values = None  # it is no category
     low = 0.0
@@ -108,42 +88,34 @@ class Dates:
 
     @property
     def told(self) -> str:
-        """What becomes of it, in words."""
+        """A phrase on how the column is used."""
         last = self.first.toordinal() + int(self.high)
-        also = f", read as {self.form} and not as {self.other}" if self.other else ""
+        instead_of = f", read as {self.form} and not as {self.other}" if self.other else ""
         return (
-            f"{self.name} ({self.first:%Y-%m-%d} to {datetime.fromordinal(last):%Y-%m-%d}{also}; as "
+            f"{self.name} ({self.first:%Y-%m-%d} to {datetime.fromordinal(last):%Y-%m-%d}{instead_of}; as "
             f"{', '.join(('elapsed days', *self.parts))})"
         )
 
     def write(self, held: np.ndarray, block: np.ndarray) -> list[str]:
-        """Write the dates of a column as numbers.
+        """Write values (rows,) into the zeros `block` (rows, width); return sentences on missing values.
 
-        Args:
-            held: the values, (rows,).
-            block: where they go, (rows, width), zeros.
-
-        Returns:
-            Sentences on values that training rows do not have.
-
-        Raises:
-            ValueError: if one is not written as the dates of the training rows are.
+        Raises ValueError if one is not written as the dates of the training rows are.
         """
         absent = missing(held) | np.array([value in MARKS for value in held.tolist()], dtype=bool)
-        place = np.flatnonzero(~absent)
-        texts = texts_of(held[place])
-        known = {text: read_date(text, self.form) for text in dict.fromkeys(texts)}
-        wrong = next((row for row, text in zip(place, texts, strict=True) if known[text] is None), None)
+        present = np.flatnonzero(~absent)
+        texts = texts_of(held[present])
+        date_of = {text: read_date(text, self.form) for text in dict.fromkeys(texts)}
+        wrong = next((row for row, text in zip(present, texts, strict=True) if date_of[text] is None), None)
         if wrong is not None:
             example = f"{self.first:%Y-%m-%d}" if self.form == ISO else f"{self.first:{self.form}}"
             raise ValueError(
                 f"the column {self.name!r} must hold dates such as {example}, as in the training rows; row {wrong + 1} "
                 f"has {seen(held[wrong])}. Correct it or leave it empty."
             )
-        rows = {text: self._numbers(date) for text, date in known.items() if date is not None}
+        rows = {text: self._numbers(date) for text, date in date_of.items() if date is not None}
         block[absent, 0] = self.fill
         if texts:
-            block[place, : self.width - self.flag] = np.array([rows[text] for text in texts])
+            block[present, : self.width - self.flag] = np.array([rows[text] for text in texts])
         if self.flag:
             block[:, -1] = absent
         elif absent.any():
@@ -162,13 +134,7 @@ class Dates:
 
 
 def fit_dates(name: str, texts: Sequence[str], *, flag: bool) -> Dates | None:
-    """Return how a column of texts becomes numbers, if all are dates; None for others.
-
-    Args:
-        name: of the column.
-        texts: of all rows that have one.
-        flag: whether there are rows that have none.
-    """
+    """Return how a column of texts becomes numbers, if all are dates; else None. `flag`: some rows have none."""
     forms = forms_of(sorted(set(texts)))
     if not forms:
         return None

@@ -1,4 +1,4 @@
-"""Data sets from files and folders of users, each by the reader of its form; and new rows for any data set."""
+"""Data sets from files and folders of users, each read by its form; and new rows for any data set."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from torchbayes.native.process import full_path
 
 
 def is_file_name(name: str) -> bool:
-    """Return whether the name of a data set is that of a file or folder: one that exists, or is written as such."""
+    """Return whether a data set's name is a file or folder: one that exists, or is written like one."""
     path = Path(name)
     return "/" in name or is_table(path) or path.suffix == ".npz" or (name != "" and _exists(full_path(path)))
 
@@ -32,23 +32,18 @@ def is_file_name(name: str) -> bool:
 def _exists(path: Path) -> bool:
     try:
         return path.exists()
-    except (OSError, ValueError):  # a name that is too long, or holds a zero byte
+    except (OSError, ValueError):  # the name is too long or holds a zero byte
         return False
 
 
 def _existing(path: Path, named: str = "") -> Path:
-    """Return the full path of a file or folder.
-
-    Raises:
-        FileNotFoundError: if nothing is there.
-        ValueError: if it is a pipe or a device.
-    """
-    found = full_path(path)
-    if not _exists(found):
+    """Return the full path of a file or folder. Raises FileNotFoundError if absent, ValueError for a pipe or device."""
+    full = full_path(path)
+    if not _exists(full):
         raise FileNotFoundError(f"there is no file or folder {path}{named}. Correct the path.")
-    if not found.is_file() and not found.is_dir():
+    if not full.is_file() and not full.is_dir():
         raise ValueError(f"{path} is a pipe or a device, and no file or folder. Write its content to a file.")
-    return found
+    return full
 
 
 def read_data(
@@ -56,30 +51,22 @@ def read_data(
 ) -> Data:
     """Return a file or folder as a data set: a table, an npz archive, images by class, or a Hugging Face data set.
 
-    Args:
-        path: of the file or folder.
-        settings: of its form, such as `target`, the column of a table that is to be predicted.
-        split: which draw of the test rows, where none are given.
-        train_size: keep this many training rows, drawn at random; all by default.
-
-    Returns:
-        The data set, with `notes` on what was made of the rows, and a `reader` for new ones.
-
-    Raises:
-        FileNotFoundError: if there is no such file or folder.
-        ValueError: if it holds no data, or its form has no such setting.
+    `settings` are those of its form, such as `target`, the column of a table to predict. `split` numbers the draw of
+    the test rows, where none are given; `train_size` keeps that many training rows, drawn at random. The data set has
+    `notes` on how the rows were read, and a `reader` for new ones. Raises FileNotFoundError for no such file,
+    ValueError if it holds no data or its form has no such setting.
     """
-    found = _existing(path, ", which `data` names")
-    read, what = _reader(found)
-    known = [name for name in inspect.signature(read).parameters if name not in {"path", "split", "train_size"}]
+    full = _existing(path, ", which `data` names")
+    read, kind = _reader(full)
+    names = [name for name in inspect.signature(read).parameters if name not in {"path", "split", "train_size"}]
     for name in settings or {}:
-        if name not in known:
-            has = f"Its settings are {', '.join(known)}." if known else "It has none."
-            raise ValueError(f"{found.name} is {what}, which has no setting {seen(name)}. {has}")
-    return _read(read, str(found), _stamp(found), json.dumps(dict(settings or {})), split, train_size)
+        if name not in names:
+            has = f"Its settings are {', '.join(names)}." if names else "It has none."
+            raise ValueError(f"{full.name} is {kind}, which has no setting {seen(name)}. {has}")
+    return _read(read, str(full), _stamp(full), json.dumps(dict(settings or {})), split, train_size)
 
 
-@lru_cache(maxsize=2)  # the defaults of a command depend on the data, which the run then needs again
+@lru_cache(maxsize=2)  # a command reads the data twice: for its defaults, and for the run
 def _read(
     read: Callable[..., Data], path: str, _: tuple[Any, ...], settings: str, split: int, train_size: int | None
 ) -> Data:
@@ -87,18 +74,14 @@ def _read(
 
 
 def _stamp(path: Path) -> tuple[Any, ...]:
-    """Return what changes when a file, or one in a folder, is written."""
+    """Return times of change and sizes of a file, or of those in a folder."""
     tables = list(tabular.tables_in(path).values()) if path.is_dir() and not is_saved(path) else []
     files = [path] if path.is_file() else tables or sorted(files_in(path))
     return tuple((str(file), *((s := file.stat()).st_mtime_ns, s.st_size)) for file in files)
 
 
 def _reader(path: Path) -> tuple[Callable[..., Data], str]:
-    """Return what reads a file or folder, and what it is, in words.
-
-    Raises:
-        ValueError: if it is no data.
-    """
+    """Return what reads a file or folder, and its form in words. Raises ValueError if it is no data."""
     if path.is_dir():
         if is_saved(path):
             return hugging_face.reader_of(path), "a Hugging Face data set"
@@ -124,33 +107,20 @@ def _reader(path: Path) -> tuple[Callable[..., Data], str]:
 def read_new(data: Data, path: Path) -> New:
     """Return new rows for the model of a data set, read as its own rows were.
 
-    Args:
-        data: the data set.
-        path: a file or folder: of a table's data set a table with the same columns, of images images, of arrays an .npy
-            or .npz file.
-
-    Returns:
-        The rows.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-        ValueError: if the rows are not like those of the data set.
+    `path` is a table with the same columns for the data set of a table, images for images, an .npy or .npz file for
+    arrays. Raises FileNotFoundError for no such file, ValueError if the rows are not like those of the data set.
     """
-    found = _existing(path)
-    return (data.reader or _reader_of(data))(found, data)
+    full = _existing(path)
+    return (data.reader or _reader_of(data))(full, data)
 
 
 def _reader_of(data: Data) -> Callable[[Path, Data], New]:
-    """Return what reads new rows for a data set that comes from no file of the user."""
+    """Return the reader of new rows for a data set that comes from no file of the user."""
     return Reader(partial(_rows, data=data), partial(_encoded, data=data), data.standardise.to(torch.float64))
 
 
 def _rows(path: Path, *, data: Data) -> Rows:
-    """Return rows from a file of arrays, of images, or of numbers in a table.
-
-    Raises:
-        ValueError: if they have another shape.
-    """
+    """Return rows from a file of arrays, of images, or of numbers in a table."""
     shape = data.input_shape
     if data.is_image and (path.is_dir() or is_image(path)):
         return images.read_images(path, (shape[0], shape[1], shape[2]), data)
@@ -166,11 +136,7 @@ def _rows(path: Path, *, data: Data) -> Rows:
 
 
 def _encoded(inputs: np.ndarray, *, data: Data) -> Encoded:
-    """Return inputs as numbers.
-
-    Raises:
-        ValueError: if one is not finite, or of an image not from 0 to 1.
-    """
+    """Return inputs as numbers. Raises ValueError if one is not finite, or a pixel is not in [0, 1]."""
     if not np.isfinite(inputs).all():
         raise ValueError(
             "new inputs must be finite numbers; some are missing or infinite. Fill them or leave them out."

@@ -1,4 +1,4 @@
-"""Inputs and targets that users give: which forms are taken, how images lie in arrays, and what is refused."""
+"""Inputs and targets that users give: which forms are accepted, and how images lie in arrays."""
 
 from __future__ import annotations
 
@@ -23,22 +23,11 @@ _SMALLEST = 8  # height and width of images whose channel is not written
 
 
 def in_pairs(name: str, found: Any) -> list[tuple[Any, Any]]:
-    """Return what a function gave as pairs of inputs and targets, those for testing second.
-
-    Args:
-        name: of the function, for messages.
-        found: what it gave.
-
-    Returns:
-        One pair, or two.
-
-    Raises:
-        TypeError: if it is something else.
-    """
+    """Return what a user's function gave as one or two pairs of inputs and targets, the test pair second."""
     if isinstance(found, tuple | list) and len(found) == 4:
         return [(found[0], found[1]), (found[2], found[3])]
     if isinstance(found, tuple | list) and len(found) == 2:
-        return [(part[0], part[1]) for part in found] if all(map(_is_pair, found)) else [(found[0], found[1])]
+        return [(pair[0], pair[1]) for pair in found] if all(map(_is_pair, found)) else [(found[0], found[1])]
     raise TypeError(f"{name} must give {_FORM}; got {seen(found)}.{_advice(found)}")
 
 
@@ -52,7 +41,7 @@ def _holds_rows(value: Any) -> bool:
 
 
 def _advice(value: Any) -> str:
-    """Return what to do with objects that hold rows and are no arrays."""
+    """Return advice for objects that hold rows and are no arrays."""
     if hasattr(value, "save_to_disk"):
         return " Save it with save_to_disk, and give that folder to --data."
     if hasattr(value, "to_numpy"):
@@ -63,28 +52,19 @@ def _advice(value: Any) -> str:
 
 
 def as_array(name: str, what: str, value: Any) -> np.ndarray:
-    """Return inputs or targets as an array.
+    """Return an array, a tensor, or lists of numbers as one array.
 
-    Args:
-        name: where they come from, for messages.
-        what: inputs or targets.
-        value: an array, a tensor, or lists of numbers.
-
-    Returns:
-        The array.
-
-    Raises:
-        TypeError: if it is something else.
-        ValueError: if it holds several arrays, or rows of several lengths.
+    `name` says where it comes from and `what` whether it is inputs or targets, for messages. Raises TypeError for
+    anything else, ValueError for several arrays or rows of several lengths.
     """
-    several = isinstance(value, tuple) and any(getattr(part, "ndim", 0) for part in value)
+    several = isinstance(value, tuple) and any(getattr(entry, "ndim", 0) for entry in value)
     if several or isinstance(value, Mapping):
         raise ValueError(f"{what} of {name} must be one array; got several. {_SEVERAL}")
     if isinstance(value, Dataset | DataLoader) or hasattr(value, "save_to_disk") or not hasattr(value, "__len__"):
         raise TypeError(f"{name} must give {_FORM}; got {seen(value)} as {what}.{_advice(value)}")
     if isinstance(value, Tensor):
         value = value.detach().cpu()
-        value = value.float() if value.dtype == torch.bfloat16 else value  # which numpy has not
+        value = value.float() if value.dtype == torch.bfloat16 else value  # numpy has no bfloat16
     try:
         return np.asarray(value)
     except (ValueError, TypeError) as error:
@@ -95,19 +75,10 @@ def as_array(name: str, what: str, value: Any) -> np.ndarray:
 
 
 def rows_of(name: str, inputs: Any, targets: Any) -> Rows:
-    """Return inputs and targets as rows, with a note on how images lie in the array.
+    """Return inputs and targets as rows: images in bytes, other inputs in float64, with a note on the layout of images.
 
-    Args:
-        name: where they come from, for messages.
-        inputs: of every row.
-        targets: one for each.
-
-    Returns:
-        The rows: images in bytes, other inputs in float64.
-
-    Raises:
-        TypeError: if they are no numbers, or targets no names either.
-        ValueError: if their rows differ in number, there are none, or numbers are not finite.
+    Raises TypeError if inputs are no numbers, or targets neither numbers nor names. Raises ValueError if there are no
+    rows, their numbers differ, or a number is not finite.
     """
     x, y = as_array(name, "inputs", inputs), as_array(name, "targets", targets)
     y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
@@ -132,20 +103,15 @@ def rows_of(name: str, inputs: Any, targets: Any) -> Rows:
     _check_finite(name, "targets", y)
     if y.dtype.kind == "O" and (missing(y) | (y != y)).any():  # noqa: PLR0124  NaN is not itself
         raise ValueError(f"targets of {name} must be known in every row; some are missing. Leave those rows out.")
-    laid, notes = laid_out(x)
-    return Rows(numbers(name, laid), y, None, notes)
+    reordered, notes = laid_out(x)
+    return Rows(numbers(name, reordered), y, None, notes)
 
 
 def laid_out(inputs: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return images with their channels in the second axis, and a sentence where they lay otherwise.
+    """Return images with their channels in the second axis, with a sentence if the axes were changed.
 
-    Args:
-        inputs: any; images are unsigned bytes of shape (rows, channels, height, width); or (rows, height, width,
-            channels), where the last axis has 1 or 3 entries and the second has not; or (rows, height, width), of 8
-            pixels or more, without colour.
-
-    Returns:
-        The inputs, and one sentence or none.
+    Images are unsigned bytes of shape (rows, channels, height, width); or (rows, height, width, channels), where the
+    last axis has 1 or 3 entries and the second has not; or (rows, height, width), of 8 pixels or more, without colour.
     """
     if inputs.dtype != np.uint8 or not inputs.size:
         return inputs, ()
@@ -159,18 +125,7 @@ def laid_out(inputs: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
 
 
 def numbers(name: str, inputs: np.ndarray) -> np.ndarray:
-    """Return inputs in float64, images as they are.
-
-    Args:
-        name: where they come from, for messages.
-        inputs: as `laid_out` gives them.
-
-    Returns:
-        The numbers.
-
-    Raises:
-        TypeError: if they are none.
-    """
+    """Return inputs, laid out by `laid_out`, in float64; images stay bytes. Raises TypeError for no numbers."""
     _check_dates(name, inputs=inputs)
     if inputs.dtype.kind not in "biuf":
         raise TypeError(
@@ -185,17 +140,10 @@ def numbers(name: str, inputs: np.ndarray) -> np.ndarray:
 
 
 def check_alike(what: str, inputs: np.ndarray, shape: Sequence[int], *, was: np.dtype | None, now: np.dtype) -> None:
-    """Check that inputs are like those that were fitted.
+    """Check that new inputs have the row shape and the kind of dtype of those that were fitted.
 
-    Args:
-        what: they are, for messages.
-        inputs: as `numbers` gives them.
-        shape: of one row that was fitted.
-        was: dtype of the inputs that were fitted; any if None.
-        now: dtype of these, as they were given.
-
-    Raises:
-        ValueError: if their shape is another, or one is in bytes and the other in floating point.
+    `was` is the dtype of the fitted inputs (any if None), `now` the dtype of these as given: bytes and floating point
+    must not be mixed, because what value is white cannot be guessed. `what` is for messages.
     """
     images = len(shape) == 3
     if was == np.uint8 and now != np.uint8 and (images or now.kind == "f"):
@@ -216,10 +164,10 @@ def check_alike(what: str, inputs: np.ndarray, shape: Sequence[int], *, was: np.
 
 
 def _check_dates(name: str, **arrays: np.ndarray) -> None:
-    for what, values in arrays.items():
+    for kind, values in arrays.items():
         if values.dtype.kind in "mM":
             raise TypeError(
-                f"{what} of {name} must be numbers; got dates or times, dtype {values.dtype}. Count days from a first "
+                f"{kind} of {name} must be numbers; got dates or times, dtype {values.dtype}. Count days from a first "
                 f"one: (dates - dates.min()) / numpy.timedelta64(1, 'D'); times by the division alone."
             )
 

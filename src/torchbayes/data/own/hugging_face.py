@@ -33,19 +33,8 @@ def read_saved_images(
 ) -> Data:
     """Return a data set of images that `save_to_disk` wrote.
 
-    Args:
-        path: of the folder.
-        target: column that is to be predicted; one called label or target if None.
-        size: height and width of images; that of the images where they have one, else 32.
-        grey: whether images have one channel; where all of them have if None.
-        split: which draw of the test rows, where none are given.
-        train_size: keep this many training rows, drawn at random; all by default.
-
-    Returns:
-        The data set.
-
-    Raises:
-        ValueError: if an image cannot be read, or no column is named.
+    `target` is the column to predict, one called label or target if None. See `read_folder` for `size` and `grey`,
+    `read_tabular` for `split` and `train_size`.
     """
     parts, of_parts = parts_of(path)
     target, column = _target(path, parts[0], target), columns_of(parts[0], {"Image"})[0]
@@ -56,12 +45,12 @@ def read_saved_images(
         partial(of_images, path, part[column], rows=rows.tolist()) for part, (_, rows) in zip(parts, known, strict=True)
     ]
     shape, notes = shape_of(Counter(each for images in shown for each in images(look)), size=size, grey=grey)
-    made = []
+    arrays = []
     for images, (labels, rows) in zip(shown, known, strict=True):
         values = np.empty((len(rows), *shape), dtype=np.uint8)
         for i, image in enumerate(images(partial(pixels, shape=shape))):
             values[i] = image
-        made.append(Rows(values, labels))
+        arrays.append(Rows(values, labels))
     if dropped := sum(map(len, parts)) - sum(len(rows) for _, rows in known):
         of_parts += (f"Rows left out because they have no value in {target!r}: {dropped:,}.",)
 
@@ -69,7 +58,7 @@ def read_saved_images(
         return read_images(new, shape, data, target=target)
 
     form = Form(path.name, _source(path), read, lambda _: (Encoded, (*notes, *of_parts)))
-    data = assemble(form, made, split=split, train_size=train_size)
+    data = assemble(form, arrays, split=split, train_size=train_size)
     return data
 
 
@@ -85,37 +74,24 @@ def read_saved_table(
 ) -> Data:
     """Return a table that `save_to_disk` wrote.
 
-    Args:
-        path: of the folder.
-        target: column that is to be predicted; one called label or target if None.
-        task: classification or regression.
-        leave_out: columns that are no inputs.
-        categorical: columns whose numbers are names.
-        split: which draw of the test rows, where none are given.
-        train_size: keep this many training rows, drawn at random; all by default.
-
-    Returns:
-        The data set.
-
-    Raises:
-        ValueError: if a column is no column of a table, or no target is named.
+    `target` is the column to predict, one called label or target if None. See `read_tabular` for the other settings.
     """
     parts, notes = parts_of(path)
     target = _target(path, parts[0], target)
     every = parts[0].column_names
-    other = [name for name in every if name not in {*columns_of(parts[0], _PLAIN), *leave_out}]
-    if target in other:
-        labels_of(path, parts[0], target)  # says what is wrong
-    if other:
-        rest = set(every) - {*other, target, *leave_out}
-        leave = "Leave them out with --data_settings.leave_out, or write" if rest else "Write"
+    lists = [name for name in every if name not in {*columns_of(parts[0], _PLAIN), *leave_out}]
+    if target in lists:
+        labels_of(path, parts[0], target)  # raises, saying what is wrong
+    if lists:
+        usable = set(every) - {*lists, target, *leave_out}
+        leave = "Leave them out with --data_settings.leave_out, or write" if usable else "Write"
         raise ValueError(
-            f"columns {shortened(other)} of {path.name} are lists or the like, which no network here takes. {leave} a "
+            f"columns {shortened(lists)} of {path.name} are lists or the like, which no network here takes. {leave} a "
             f"function that gives arrays: --data my_module:load."
         )
-    about = Tabular(path.name, _source(path), target, leave_out, categorical, task, _read_rows)
+    settings = Tabular(path.name, _source(path), target, leave_out, categorical, task, _read_rows)
     tables = [from_frame(_frame(part), str(path)) for part in parts]
-    data = of_tables(about, tables, split=split, train_size=train_size)
+    data = of_tables(settings, tables, split=split, train_size=train_size)
     return replace(data, notes=(*data.notes, *notes))
 
 
@@ -125,9 +101,9 @@ def _read_rows(path: Path) -> Table:
 
 
 def _frame(part: Any) -> Any:
-    """Return the columns of a data set that a table has, as a data frame of pandas."""
+    """Return the columns of a data set that a table can have, as a pandas data frame."""
     frame = part.select_columns(columns_of(part, _PLAIN)).to_pandas()
-    for name in columns_of(part, {"ClassLabel"}):  # numbers of names: no numbers
+    for name in columns_of(part, {"ClassLabel"}):  # class indices become names
         frame[name] = [None if gone else part.features[name].names[int(k)] for k, gone in _numbered(frame[name])]
     return frame
 
@@ -138,11 +114,7 @@ def reader_of(path: Path) -> Callable[..., Data]:
 
 
 def _target(path: Path, part: Any, target: str | None) -> str:
-    """Return the name of the column to predict.
-
-    Raises:
-        ValueError: if there is no such column, or none is named.
-    """
+    """Return the name of the column to predict."""
     names = list(part.column_names)
     named = [name for name in TARGETS if name in names]
     if target is None and not named:

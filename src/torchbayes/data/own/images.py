@@ -38,28 +38,20 @@ def read_folder(
 ) -> Data:
     """Return a folder of images as a data set.
 
-    Args:
-        path: of a folder with a folder for each class; or with folders train and test, or the like, that have these.
-        size: height and width, or one number for both, to which images are scaled after their longer side is cut to
-            the same shape; if None that of the images where they have one, else 32.
-        grey: whether images have one channel; if None, where all of them have.
-        split: which draw of the test rows, where none are given.
-        train_size: keep this many training rows, drawn at random; all by default.
-
-    Returns:
-        The data set.
-
-    Raises:
-        ValueError: if there are no such folders, or a file is no image.
+    `path` holds a folder for each class; or folders train and test, or the like, that have these. `size` is the height
+    and width, or one number for both, to which images are scaled after their longer side is cut to that shape; if None
+    that of the images where they have one, else 32. If `grey` is None, images have one channel where all of them are
+    grey. `split` numbers the draw of the test rows, where none are given; `train_size` keeps that many training rows,
+    drawn at random.
     """
     names, of_parts = parts_in(path) or Parts((".",), ())
     files = [by_class(path / name) for name in names]
-    looks = Counter(of_file(file, look) for found in files for group in found.values() for file in group)
+    looks = Counter(of_file(file, look) for classes in files for group in classes.values() for file in group)
     shape, notes = shape_of(looks, size=size, grey=grey)
     parts = []
-    for found in files:
-        listed = [file for group in found.values() for file in group]
-        labels = np.repeat(list(found), [len(group) for group in found.values()])
+    for classes in files:
+        listed = [file for group in classes.values() for file in group]
+        labels = np.repeat(list(classes), [len(group) for group in classes.values()])
         parts.append(Rows(load(listed, shape)[0], labels))
 
     def read(new: Path) -> Rows:
@@ -75,23 +67,15 @@ def _fit(notes: tuple[str, ...], _: np.ndarray) -> tuple[Encoder, tuple[str, ...
 
 
 def parts_in(folder: Path) -> Parts | None:
-    """Return the folders for training and testing within a folder; None where its folders are classes.
+    """Return the folders for training and testing within a folder, with sentences; None where its folders are classes.
 
-    A folder that itself holds images is a class, whatever its name.
-
-    Args:
-        folder: of the data set.
-
-    Returns:
-        Those that are used, with sentences on them.
-
-    Raises:
-        ValueError: if names do not tell parts from classes, or there is no part for training.
+    A folder that itself holds images is a class, whatever its name. Raises ValueError if names do not tell parts from
+    classes, or there is no part for training.
     """
     inner = [each for each in folders_in(folder) if images_in(each)]
     named = [each for each in inner if kind_of(each.name)]
     flat = [each.name for each in named if any(map(is_image, each.iterdir()))]
-    parts, others = [each.name for each in named if each.name not in flat], [e.name for e in inner if e not in named]
+    parts, others = ([each.name for each in named if each.name not in flat], [e.name for e in inner if e not in named])
     trains = any(kind_of(name) == "train" for name in parts)
     if (trains and flat) or (len(flat) > 1 and not others):
         raise ValueError(
@@ -109,36 +93,23 @@ def parts_in(folder: Path) -> Parts | None:
 
 
 def by_class(folder: Path) -> dict[str, list[Path]]:
-    """Return the images in each folder of a folder.
-
-    Raises:
-        ValueError: if there are not at least two folders with images.
-    """
-    found = {inner.name: images_in(inner) for inner in folders_in(folder)}
-    found = {name: files for name, files in found.items() if files}
-    if len(found) < 2:
+    """Return the images in each folder of a folder. Raises ValueError for fewer than two with images."""
+    images = {inner.name: images_in(inner) for inner in folders_in(folder)}
+    images = {name: files for name, files in images.items() if files}
+    if len(images) < 2:
         raise ValueError(
             f"{folder} must hold a folder of images for each class, such as {folder.name}/cat and {folder.name}/dog; "
-            f"folders with images: {', '.join(found) or 'none'}. Images have names that end in "
+            f"folders with images: {', '.join(images) or 'none'}. Images have names that end in "
             f"{shortened(SUFFIXES)}."
         )
-    return found
+    return images
 
 
 def read_images(path: Path, shape: tuple[int, int, int], data: Data, *, target: str | None = None) -> Rows:
-    """Return new images.
+    """Return new images, with targets where every image has one of the data set.
 
-    Args:
-        path: of an image, of a folder of images, of one with a folder for each class, or of a Hugging Face data set.
-        shape: channels, height and width.
-        data: the data set to which they are new.
-        target: the column of targets of a Hugging Face data set; one called label or target if None.
-
-    Returns:
-        The rows, with targets where every image has one of the data set.
-
-    Raises:
-        ValueError: if there are no images.
+    `path` is an image, a folder of images, one with a folder for each class, or a Hugging Face data set, in which
+    `target` names the column of targets (label or target if None). `shape` is (channels, height, width).
     """
     if is_saved(path):
         return _saved_images(path, shape, data, target)
@@ -170,11 +141,7 @@ def _opens(path: Path) -> bool:
 
 
 def _check_one_part(path: Path, data: Data) -> None:
-    """Check that a folder of new images is not a whole data set.
-
-    Raises:
-        ValueError: if it has parts.
-    """
+    """Raise ValueError if a folder of new images is a whole data set with parts."""
     names = [each.name for each in folders_in(path) if kind_of(each.name) and images_in(each)]
     if any(each not in data.classes and not any(map(is_image, (path / each).iterdir())) for each in names):
         example = next((name for name in names if kind_of(name) == "test"), names[0])
@@ -184,7 +151,7 @@ def _check_one_part(path: Path, data: Data) -> None:
 
 
 def _known(labels: np.ndarray | None, data: Data, what: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
-    """Return targets where all are classes of the data set, else none and a sentence on it."""
+    """Return targets if all are classes of the data set, else None and a sentence on it."""
     if labels is None:
         return None, ()
     if data.task == "classification":
@@ -197,11 +164,7 @@ def _known(labels: np.ndarray | None, data: Data, what: str) -> tuple[np.ndarray
 
 
 def _saved_images(path: Path, shape: tuple[int, int, int], data: Data, target: str | None) -> Rows:
-    """Return new images of a Hugging Face data set.
-
-    Raises:
-        ValueError: if no column holds images.
-    """
+    """Return new images of a Hugging Face data set. Raises ValueError if no column holds images."""
     part = new_rows_of(path)
     columns = columns_of(part, {"Image"})
     if not columns:
@@ -209,12 +172,12 @@ def _saved_images(path: Path, shape: tuple[int, int, int], data: Data, target: s
             f"new rows of {data.name} are images, and no column of {path.name} holds any: it has "
             f"{shortened(part.column_names)}. Give one with a column of the kind Image."
         )
-    made = [*of_images(path, part[columns[0]], lambda image: (look(image), pixels(image, shape)))]
+    looked_at = [*of_images(path, part[columns[0]], lambda image: (look(image), pixels(image, shape)))]
     column = target or next((name for name in TARGETS if name in part.column_names), None)
     labels = None
     if column is not None and column in part.column_names:
-        found, rows = labels_of(path, part, column)
-        labels = found if len(rows) == len(part) else None
+        values_found, rows = labels_of(path, part, column)
+        labels = values_found if len(rows) == len(part) else None
     targets, notes = _known(labels, data, "the label")
-    looks: Counter[Look] = Counter(each for each, _ in made)
-    return Rows(np.stack([values for _, values in made]), targets, None, (*resized(looks, shape), *notes))
+    looks: Counter[Look] = Counter(each for each, _ in looked_at)
+    return Rows(np.stack([values for _, values in looked_at]), targets, None, (*resized(looks, shape), *notes))

@@ -1,4 +1,4 @@
-"""Parts of data sets by the usual names: for training, for testing, and for validation, which here are for testing."""
+"""Parts of data sets by their usual names: train, test, and validation, which here serves for testing."""
 
 from __future__ import annotations
 
@@ -13,34 +13,21 @@ _WORDS = {
 
 
 class Parts(NamedTuple):
-    """Which parts of a data set are used.
+    """Which parts of a data set are used."""
 
-    Attributes:
-        names: of the part for training, and of that for testing where there is one.
-        notes: what is used for testing, and what is not used, in sentences.
-    """
-
-    names: tuple[str, ...]
-    notes: tuple[str, ...]
+    names: tuple[str, ...]  # training part, and test part where there is one
+    notes: tuple[str, ...]  # which part tests, and which are not used, in sentences
 
 
 def kind_of(name: str) -> str | None:
-    """Return whether a name is that of a part: train, test or validation; None if it is another, in any case."""
+    """Return the kind of part that a name means, in any case: train, test or validation; else None."""
     return next((kind for kind, words in _WORDS.items() if name.lower() in words), None)
 
 
 def chosen(whole: str, names: Sequence[str]) -> Parts:
-    """Return which parts of a data set are used.
+    """Return which parts are used; rows for validation are test rows where there are no others.
 
-    Args:
-        whole: name of the data set.
-        names: of its parts.
-
-    Returns:
-        The parts: rows for validation are test rows where there are no others.
-
-    Raises:
-        ValueError: if there is no part for training, or two are for the same.
+    Raises ValueError if there is no part for training, or two are for the same.
     """
     by_kind = {kind: [name for name in names if kind_of(name) == kind] for kind in _WORDS}
     if not by_kind["train"]:
@@ -55,6 +42,6 @@ def chosen(whole: str, names: Sequence[str]) -> Parts:
         notes.append(f"All rows are of the part {used[0]}: there is none to test on.")
     elif held_out == "validation":
         notes.append(f"Test rows: those of the part {used[1]}, as there is no part called test.")
-    if rest := [name for name in names if name not in used]:
-        notes.append(f"Not used: {', '.join(rest)}.")
+    if unused := [name for name in names if name not in used]:
+        notes.append(f"Not used: {', '.join(unused)}.")
     return Parts(used, tuple(notes))

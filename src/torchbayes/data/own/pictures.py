@@ -1,4 +1,4 @@
-"""Images as arrays: how they look, which shape they get, and their pixels."""
+"""Images as arrays: their look (size, colour), the shape they get, and their pixels."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-_MANY = 50_000  # entries of a folder that are looked at, whatever they are
-_SHARE = 0.1  # of them that are images, beyond
+_MANY = 50_000  # entries of a folder that are examined before the share of images counts
+_SHARE = 0.1  # least share of images beyond that
 _DEEP = {"I", "I;16", "I;16B", "F"}  # modes of more than 8 bits
 SIZE = 32  # height and width of images that come in several sizes
 _ORIENTATION = 0x0112  # tag of EXIF
@@ -26,32 +26,29 @@ Look = tuple[int, int, bool]  # height, width, and whether an image is without c
 
 
 def is_image(path: Path) -> bool:
-    """Return whether a path has the name of an image."""
+    """Return whether a path has the name of an image and is not hidden."""
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
 def images_in(folder: Path) -> list[Path]:
-    """Return the images in a folder and in those within it, in order; nothing that is hidden."""
+    """Return the images in a folder and in those within it, sorted; hidden ones are skipped."""
     return [file for file in sorted(files_in(folder)) if is_image(file)]
 
 
 def files_in(folder: Path) -> list[Path]:
-    """Return the files in a folder and in those within it; nothing that is hidden.
+    """Return the files in a folder and in those within it; hidden ones are skipped.
 
-    Of links to folders those in the folder itself are followed, as they may be its classes; not those to a place that
-    the folder lies in.
-
-    Raises:
-        ValueError: if there are very many files, and hardly one is an image.
+    Links to folders are followed only in the folder itself, as they may be its classes, and never to a place that the
+    folder lies in. Raises ValueError if there are very many files, and hardly one is an image.
     """
     files, images, entries, waiting = [], 0, 0, [folder]
     while waiting:
-        place = waiting.pop()
-        inner = folders_in(folder) if place == folder else None
-        with os.scandir(place) as found:
-            for entry in found:
+        directory = waiting.pop()
+        inner = folders_in(folder) if directory == folder else None
+        with os.scandir(directory) as listing:
+            for entry in listing:
                 entries += 1
-                path = place / entry.name
+                path = directory / entry.name
                 if entry.name.startswith("."):
                     continue
                 if entry.is_dir(follow_symlinks=False) if inner is None else path in inner:
@@ -68,27 +65,20 @@ def files_in(folder: Path) -> list[Path]:
 
 
 def folders_in(folder: Path) -> list[Path]:
-    """Return the folders in a folder, in order, but hidden ones, and links to a place that the folder lies in."""
-    whole = folder.resolve()
+    """Return the folders in a folder, sorted, without hidden ones and links to a place that the folder lies in."""
+    resolved = folder.resolve()
     inner = [each for each in sorted(folder.iterdir()) if not each.name.startswith(".") and each.is_dir()]
-    return [each for each in inner if not each.is_symlink() or not whole.is_relative_to(each.resolve())]
+    return [each for each in inner if not each.is_symlink() or not resolved.is_relative_to(each.resolve())]
 
 
 def shape_of(
     looks: Counter[Look], *, size: int | Sequence[int] | None, grey: bool | None
 ) -> tuple[tuple[int, int, int], tuple[str, ...]]:
-    """Return the shape that all images get, and sentences on it.
+    """Return the shape (channels, height, width) that all images get, and sentences on it.
 
-    Args:
-        looks: how many images have each height, width and want of colour, as `look` gives them.
-        size: height and width, or one number for both; that of the images where they have one, else 32, if None.
-        grey: whether images have one channel; where all of them have if None.
-
-    Returns:
-        Channels, height and width, and the sentences.
-
-    Raises:
-        ValueError: if the settings are no size, or so many images cannot be held.
+    `looks` counts the images of each look. `size` is height and width, or one number for both; if None, that of the
+    images where they have one, else 32. If `grey` is None, images have one channel where none has colour. Raises
+    ValueError for a wrong setting, or if the images do not fit in memory.
     """
     sides = [size, size] if is_whole(size) else size
     if sides is not None and not (isinstance(sides, list | tuple) and len(sides) == 2 and all(map(_is_side, sides))):
@@ -110,15 +100,7 @@ def shape_of(
 
 
 def resized(looks: Counter[Look], shape: Sequence[int]) -> tuple[str, ...]:
-    """Return a sentence on images that are scaled, where there are such.
-
-    Args:
-        looks: how many images have each height, width and want of colour.
-        shape: that they get: channels, height and width.
-
-    Returns:
-        One sentence, or none.
-    """
+    """Return a sentence on images that are scaled to `shape` (channels, height, width); empty if there are none."""
     height, width = shape[1:]
     changed = sum(count for each, count in looks.items() if each[:2] != (height, width))
     if not changed:
@@ -135,33 +117,22 @@ def _is_side(value: object) -> bool:
 
 def look(image: Image.Image) -> Look:
     """Return height, width, and whether an image is without colour; upright, as its camera says."""
-    # Pillow itself turns TIFF, its height and width too
+    # Pillow itself turns TIFF, including its height and width
     turned = image.format != "TIFF" and _orientation(image) in {5, 6, 7, 8}
     width, height = reversed(image.size) if turned else image.size
     return height, width, image.mode in {"L", "1", "LA", *_DEEP}
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return how the camera was held, as EXIF says; 1, upright, where it does not."""
+    """Return the EXIF orientation, 1 (upright) where there is none."""
     try:
         return image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # whatever Pillow makes of a damaged header; damaged pixels are found later
+    except Exception:  # Pillow raises anything for a damaged header; damaged pixels are found later
         return 1
 
 
 def of_file(file: Path, of: Callable[[Image.Image], _T]) -> _T:
-    """Return what a function makes of the image in a file.
-
-    Args:
-        file: of the image.
-        of: the function, which may read the pixels.
-
-    Returns:
-        What it returns.
-
-    Raises:
-        ValueError: if it is no whole image.
-    """
+    """Apply `of`, which may read the pixels, to the image in a file. Raises ValueError for no whole image."""
     from PIL import Image
 
     try:
@@ -172,18 +143,7 @@ def of_file(file: Path, of: Callable[[Image.Image], _T]) -> _T:
 
 
 def pixels(image: Image.Image, shape: tuple[int, int, int]) -> np.ndarray:
-    """Return an image as bytes, turned upright, cut around its middle and scaled.
-
-    Args:
-        image: any.
-        shape: channels, height and width.
-
-    Returns:
-        uint8 (channels, height, width).
-
-    Raises:
-        ValueError: if its pixels have more than 8 bits.
-    """
+    """Return an image as uint8 (channels, height, width): turned upright, cut around its middle and scaled."""
     from PIL import Image, ImageOps
 
     channels, height, width = shape
@@ -192,9 +152,9 @@ def pixels(image: Image.Image, shape: tuple[int, int, int]) -> np.ndarray:
             "it has more than 8 bits a pixel, and does not say which value is white; convert it to 8 bits, or write a "
             "function that gives arrays: --data my_module:load"
         )
-    image.load()  # only then do all formats tell their orientation
+    image.load()  # some formats tell their orientation only after loading
     image = ImageOps.exif_transpose(image)
-    if "A" in image.getbands() or "transparency" in image.info:  # what is transparent is white
+    if "A" in image.getbands() or "transparency" in image.info:  # transparent pixels become white
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     image = image.convert("L" if channels == 1 else "RGB")
@@ -204,20 +164,12 @@ def pixels(image: Image.Image, shape: tuple[int, int, int]) -> np.ndarray:
 
 
 def load(files: Sequence[Path], shape: tuple[int, int, int]) -> tuple[np.ndarray, Counter[Look]]:
-    """Return the pixels of images, and how they looked.
-
-    Args:
-        files: of the images.
-        shape: channels, height and width.
-
-    Returns:
-        uint8 (N, channels, height, width), and how many had each height, width and want of colour.
-    """
-    found, looks = np.empty((len(files), *shape), dtype=np.uint8), Counter[Look]()
+    """Return the pixels of images, uint8 (N, channels, height, width), and how many had each look."""
+    values, looks = np.empty((len(files), *shape), dtype=np.uint8), Counter[Look]()
     for i, file in enumerate(files):
-        seen_so, found[i] = of_file(file, lambda image: (look(image), pixels(image, shape)))
-        looks[seen_so] += 1
-    return found, looks
+        image_look, values[i] = of_file(file, lambda image: (look(image), pixels(image, shape)))
+        looks[image_look] += 1
+    return values, looks
 
 
 def said(error: BaseException) -> str:

@@ -1,7 +1,7 @@
-"""Rows of a user's data made into a data set: what the targets are, which rows are for testing, what is standardised.
+"""How rows of a user's data become a data set: what the targets are, which rows test, what is standardised.
 
-What kind of rows they are, of a table, of arrays or of images, is the matter of a `Form`; it knows how rows are read
-and how, given those for training, their inputs become numbers. New rows, read later, go the same way.
+A `Form` holds what depends on the kind of rows (table, arrays, images): how to read rows and how, given those for
+training, to turn their inputs into numbers. New rows, read later, go the same way.
 """
 
 from __future__ import annotations
@@ -20,41 +20,29 @@ from torchbayes.checks import seen, whole
 from torchbayes.data.base import Data, Raw, Standardise, finish, subset_of, unit_images
 
 HELD_OUT = 0.1
-CLASSES = 1000  # beyond, whole numbers are taken for a regression that was not written as one
+CLASSES = 1000  # with more, whole numbers are taken for a regression written as integers
 Task = Literal["classification", "regression"]
 
 
 class Rows(NamedTuple):
-    """Rows as a file holds them.
+    """Rows as a file holds them."""
 
-    Attributes:
-        inputs: a table or an array, of which a mask picks rows.
-        targets: one for each row; None where the file has none.
-        names: what tells the rows apart, such as names of files; their numbers, counted from 1, if None.
-        notes: what was done to them as they were read, in sentences.
-    """
-
-    inputs: Any
-    targets: np.ndarray | None
-    names: Sequence[str] | None = None
-    notes: tuple[str, ...] = ()
+    inputs: Any  # table or array, indexed by a mask
+    targets: np.ndarray | None  # None where the file has none
+    names: Sequence[str] | None = None  # identify the rows, such as file names; None: numbers from 1
+    notes: tuple[str, ...] = ()  # how they were changed while reading, in sentences
 
     def pick(self, mask: np.ndarray) -> Rows:
-        """Return the rows at which a mask is true."""
-        names = None if self.names is None else [name for name, kept in zip(self.names, mask, strict=True) if kept]
+        """Return the rows where a mask is true."""
+        names = None if self.names is None else [name for name, keep in zip(self.names, mask, strict=True) if keep]
         return Rows(self.inputs[mask], None if self.targets is None else self.targets[mask], names)
 
 
 class Encoded(NamedTuple):
-    """Inputs as numbers.
+    """Inputs as numbers."""
 
-    Attributes:
-        values: float64 (rows, features); or uint8 (rows, channels, height, width), of images.
-        notes: what had to be done to these rows, in sentences.
-    """
-
-    values: np.ndarray
-    notes: tuple[str, ...] = ()
+    values: np.ndarray  # float64 (rows, features), or uint8 (rows, channels, height, width) for images
+    notes: tuple[str, ...] = ()  # what had to be done to these rows, in sentences
 
 
 Encoder = Callable[[Any], Encoded]
@@ -62,68 +50,34 @@ Encoder = Callable[[Any], Encoded]
 
 @dataclass(frozen=True)
 class Form:
-    """One form of data that users have.
-
-    Attributes:
-        name: of the data set.
-        source: where the rows come from, in one line.
-        read: reads rows from a file, with or without targets.
-        fit: returns, for the inputs of the training rows, the encoder and sentences on what it does.
-        most: whole numbers are classes where there are at most so many different ones.
-        task: what the targets are, where the user says it.
-    """
+    """One form of data that users have."""
 
     name: str
-    source: str
-    read: Callable[[Path], Rows]
-    fit: Callable[[Any], tuple[Encoder, tuple[str, ...]]]
-    most: int | None = None
-    task: Task | None = None
+    source: str  # where the rows come from, in one line
+    read: Callable[[Path], Rows]  # with or without targets
+    fit: Callable[[Any], tuple[Encoder, tuple[str, ...]]]  # of training inputs: encoder, sentences on it
+    most: int | None = None  # whole numbers are classes if they have at most this many values
+    task: Task | None = None  # as the user states it
 
 
 class New(NamedTuple):
-    """New rows, ready for the model.
+    """New rows, ready for the model."""
 
-    Attributes:
-        inputs: as those of the data set.
-        targets: likewise; None where the file has none.
-        names: what tells the rows apart; their numbers, counted from 1, if None.
-        notes: what had to be done to them, in sentences.
-    """
-
-    inputs: Tensor
-    targets: Tensor | None
-    names: Sequence[str] | None
-    notes: tuple[str, ...]
+    inputs: Tensor  # in the form of the data set
+    targets: Tensor | None  # None where the file has none
+    names: Sequence[str] | None  # identify the rows; None: numbers from 1
+    notes: tuple[str, ...]  # what had to be done to them, in sentences
 
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """Reads new rows as those of a data set were read.
-
-    Attributes:
-        read: reads rows from a file.
-        encode: makes numbers of their inputs.
-        standardise: these, in float64: a column's mean can be large beside its spread.
-    """
+    """Reads new rows in the way the rows of a data set were read."""
 
     read: Callable[[Path], Rows]
     encode: Encoder
-    standardise: Standardise
+    standardise: Standardise  # in float64, because a column's mean can be large beside its spread
 
     def __call__(self, path: Path, data: Data) -> New:
-        """Return the rows of a file.
-
-        Args:
-            path: of the file.
-            data: the data set to which they are new.
-
-        Returns:
-            The rows.
-
-        Raises:
-            ValueError: if they are not like those of the data set.
-        """
         rows = self.read(path)
         encoded = self.encode(rows.inputs)
         values = torch.from_numpy(encoded.values)
@@ -136,19 +90,10 @@ class Reader:
 
 
 def assemble(form: Form, parts: Sequence[Rows], *, split: int, train_size: int | None) -> Data:
-    """Return rows as a data set.
+    """Return rows as a data set, standardised with the statistics of the training rows.
 
-    Args:
-        form: of the rows.
-        parts: those for training and those for testing; or all, of which a tenth is held out.
-        split: which draw of the test rows, where none are given.
-        train_size: keep this many training rows, drawn at random; all by default.
-
-    Returns:
-        The data set, standardised with the statistics of the training rows.
-
-    Raises:
-        ValueError: if the parts do not fit together, or are too small.
+    `parts` are training and test rows, or all rows, of which a tenth is held out; `split` numbers the draw of these.
+    `train_size` keeps that many training rows, drawn at random.
     """
     split = whole("split", split, least=0)
     classes, numbers = _classes(form, [np.asarray(part.targets) for part in parts])
@@ -166,44 +111,32 @@ def assemble(form: Form, parts: Sequence[Rows], *, split: int, train_size: int |
     if train_size is not None:
         train = train.pick(subset_of(form.name, len(np.asarray(train.targets)), train_size))
     encode, notes = form.fit(train.inputs)
-    made = [encode(part.inputs) for part in (train, test)]
-    (x, y), (x_test, y_test) = ((e.values, np.asarray(p.targets)) for e, p in zip(made, (train, test), strict=True))
+    encoded = [encode(part.inputs) for part in (train, test)]
+    (x, y), (x_test, y_test) = ((e.values, np.asarray(p.targets)) for e, p in zip(encoded, (train, test), strict=True))
     images = x.dtype == np.uint8
     data = finish(form.name, Raw((x, y), (x_test, y_test), form.source, classes, 255 if images else None))
     exact = data.standardise if images else Standardise.fit(torch.from_numpy(x))
-    said = (_of_rows(form, data, apart=apart), _of_targets(form, data, np.asarray(numbers[0])), *notes)
+    notes_of_data = (_of_rows(form, data, apart=apart), _of_targets(form, data, np.asarray(numbers[0])), *notes)
     checksum = 0
-    for held in ("\n".join(classes).encode(), *(np.ascontiguousarray(part).data for part in (x, y, x_test, y_test))):
-        checksum = zlib.crc32(held, checksum)
-    of_test = (*made[1].notes, *repeated(data, data.test.inputs))
-    said += tuple(f"Of the test rows: {note[0].lower()}{note[1:]}" for note in of_test)
-    return replace(data, notes=said, reader=Reader(form.read, encode, exact), checksum=checksum)
+    for content in ("\n".join(classes).encode(), *(np.ascontiguousarray(part).data for part in (x, y, x_test, y_test))):
+        checksum = zlib.crc32(content, checksum)
+    of_test = (*encoded[1].notes, *repeated(data, data.test.inputs))
+    notes_of_data += tuple(f"Of the test rows: {note[0].lower()}{note[1:]}" for note in of_test)
+    return replace(data, notes=notes_of_data, reader=Reader(form.read, encode, exact), checksum=checksum)
 
 
 def encode_targets(name: str, targets: np.ndarray, data: Data) -> Tensor:
-    """Return targets as those of a data set.
-
-    Args:
-        name: of the file they come from, for messages.
-        targets: as the file holds them.
-        data: the data set.
-
-    Returns:
-        Labels (N,), or standardised numbers (N, 1).
-
-    Raises:
-        ValueError: if one is no class of the data set, or not a finite number.
-    """
+    """Return targets in the form of a data set: labels (N,), or standardised numbers (N, 1). `name` is for messages."""
     if data.classes:
-        place = {label: i for i, label in enumerate(data.classes)}
+        label_of = {label: i for i, label in enumerate(data.classes)}
         texts = [str(target) for target in targets.tolist()]
-        wrong = next((i for i, text in enumerate(texts) if text not in place), None)
+        wrong = next((i for i, text in enumerate(texts) if text not in label_of), None)
         if wrong is not None:
             raise ValueError(
                 f"row {wrong + 1} of {name} is of the class {texts[wrong]!r}; those of {data.name} are "
                 f"{shortened(data.classes)}. Remove such rows."
             )
-        return torch.tensor([place[text] for text in texts], dtype=torch.int64)
+        return torch.tensor([label_of[text] for text in texts], dtype=torch.int64)
     numbers = np.array([*map(as_number, targets.tolist())]) if targets.dtype.kind in "USO" else targets
     wrong = next(iter(np.flatnonzero(~np.isfinite(numbers))), None)
     if wrong is not None:
@@ -212,12 +145,12 @@ def encode_targets(name: str, targets: np.ndarray, data: Data) -> Tensor:
             f"finite numbers. Correct or remove such rows."
         )
     values = torch.from_numpy(numbers.astype(np.float64)).reshape(-1, 1)
-    known = data.target_standardise
-    return (values if known is None else (values - known.mean.double()) / known.scale.double()).float()
+    scaling = data.target_standardise
+    return (values if scaling is None else (values - scaling.mean.double()) / scaling.scale.double()).float()
 
 
 def as_number(value: object) -> float:
-    """Return a value as a number, NaN where it is none."""
+    """Return a value as a float, NaN where it is none."""
     try:
         return float(value)  # type: ignore[arg-type]
     except (ValueError, TypeError):
@@ -225,17 +158,13 @@ def as_number(value: object) -> float:
 
 
 def shortened(names: Sequence[str], most: int = 12) -> str:
-    """Return names in one phrase, of many the first."""
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(map(str, names[:most])) + rest
+    """Join names with commas; beyond `most`, say how many more."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
 
 
 def _classes(form: Form, targets: list[np.ndarray]) -> tuple[tuple[str, ...], list[np.ndarray]]:
-    """Return the names of the classes, none for a regression, and the targets of each part as labels or numbers.
-
-    Raises:
-        ValueError: if there is one class, there are too many, or texts are to be a regression.
-    """
+    """Return class names (none for a regression), and the targets of each part as labels or numbers."""
     kind = np.concatenate(targets).dtype.kind
     texts = kind in "USO"
     values, labels = np.unique(
@@ -265,11 +194,7 @@ def _classes(form: Form, targets: list[np.ndarray]) -> tuple[tuple[str, ...], li
 
 
 def _held_out(name: str, rows: Rows, split: int, *, stratify: bool) -> tuple[Rows, Rows]:
-    """Return training and test rows, in their own order.
-
-    Raises:
-        ValueError: if there are too few rows to hold any out.
-    """
+    """Return training and test rows, a tenth of each class or of all, in their own order."""
     targets = np.asarray(rows.targets)
     rng, test = np.random.default_rng(split), np.zeros(len(targets), dtype=bool)
     groups = [np.flatnonzero(targets == k) for k in np.unique(targets)] if stratify else [np.arange(len(targets))]
@@ -304,23 +229,15 @@ def _of_targets(form: Form, data: Data, numbers: np.ndarray) -> str:
         )
     counts = np.bincount(numbers, minlength=len(data.classes))
     shown = [f"{label} ({count:,})" for label, count in zip(data.classes, counts, strict=True)]
-    other = "" if form.most is None else " A number instead: --data_settings.task regression."
+    advice = "" if form.most is None else " A number instead: --data_settings.task regression."
     whole_numbers = all(label.lstrip("-").isdigit() for label in data.classes)
-    return f"Targets: {len(data.classes)} classes, {shortened(shown)}.{other if whole_numbers else ''}"
+    return f"Targets: {len(data.classes)} classes, {shortened(shown)}.{advice if whole_numbers else ''}"
 
 
 def repeated(data: Data, inputs: Tensor) -> tuple[str, ...]:
-    """Return a sentence on rows whose inputs are those of a training row, where there are such.
-
-    Args:
-        data: whose training rows they are.
-        inputs: (N, ...), as those of the data set.
-
-    Returns:
-        One sentence, or none.
-    """
-    known = {row.tobytes() for row in data.train.inputs.numpy()}
-    shared = sum(row.tobytes() in known for row in inputs.numpy())
+    """Return a sentence on rows whose inputs equal those of a training row; empty if there are none."""
+    training_rows = {row.tobytes() for row in data.train.inputs.numpy()}
+    shared = sum(row.tobytes() in training_rows for row in inputs.numpy())
     if not shared:
         return ()
     return (

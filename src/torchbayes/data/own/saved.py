@@ -27,21 +27,14 @@ def is_saved(path: Path) -> bool:
 def parts_of(path: Path) -> tuple[list[Any], tuple[str, ...]]:
     """Return the rows for training and those for testing, or all rows, and sentences on the choice.
 
-    Args:
-        path: of the folder.
-
-    Returns:
-        One data set, or two, and the sentences.
-
-    Raises:
-        ValueError: if the package is missing, the folder is damaged, a part is empty, or the parts are others.
+    Raises ValueError if the package is missing, the folder is damaged, or the parts are empty or have other names.
     """
-    found = _load(path)
-    if not isinstance(found, dict):
-        parts, notes = {path.name: found}, ()
+    saved = _load(path)
+    if not isinstance(saved, dict):
+        parts, notes = {path.name: saved}, ()
     else:
-        names, notes = chosen(str(path), list(found))
-        parts = {f"the part {name} of {path.name}": found[name] for name in names}
+        names, notes = chosen(str(path), list(saved))
+        parts = {f"the part {name} of {path.name}": saved[name] for name in names}
     for name, part in parts.items():
         if not len(part):
             raise ValueError(_EMPTY.format(name))
@@ -49,36 +42,22 @@ def parts_of(path: Path) -> tuple[list[Any], tuple[str, ...]]:
 
 
 def new_rows_of(path: Path) -> Any:
-    """Return the rows of a data set that is new.
-
-    Args:
-        path: of the folder.
-
-    Returns:
-        The rows.
-
-    Raises:
-        ValueError: if it has several parts, or it is empty or damaged.
-    """
-    found = _load(path)
-    if isinstance(found, dict):
-        if len(found) != 1:
-            example = next((name for name in found if name == "test"), next(iter(found), "test"))
+    """Return the rows of a new data set. Raises ValueError if it has several parts, or is empty or damaged."""
+    saved = _load(path)
+    if isinstance(saved, dict):
+        if len(saved) != 1:
+            example = next((name for name in saved if name == "test"), next(iter(saved), "test"))
             raise ValueError(
-                f"{path} has the parts {', '.join(found)}, and new rows are one of them. Name it: {path / example}."
+                f"{path} has the parts {', '.join(saved)}, and new rows are one of them. Name it: {path / example}."
             )
-        found = next(iter(found.values()))
-    if not len(found):
+        saved = next(iter(saved.values()))
+    if not len(saved):
         raise ValueError(_EMPTY.format(str(path)))
-    return found
+    return saved
 
 
 def _load(path: Path) -> Any:
-    """Return what a folder holds: a data set, or a dict of its parts.
-
-    Raises:
-        ValueError: if the package is missing, or the folder is damaged or without rows.
-    """
+    """Return what a folder holds: a data set, or a dict of its parts."""
     try:
         datasets = import_module("datasets")
     except ImportError as error:
@@ -87,7 +66,7 @@ def _load(path: Path) -> Any:
         ) from error
     try:
         return datasets.load_from_disk(str(path))
-    except Exception as error:  # whatever the package says of damaged files
+    except Exception as error:  # the package raises anything for damaged files
         empty = next(filter(_holds_nothing, sorted(path.rglob("state.json"))), None)
         if empty is not None:
             raise ValueError(_EMPTY.format(str(empty.parent))) from error
@@ -95,7 +74,7 @@ def _load(path: Path) -> Any:
 
 
 def _holds_nothing(state: Path) -> bool:
-    """Return whether a data set was saved without rows: the package cannot read it then."""
+    """Return whether a data set was saved without rows, which the package cannot read."""
     try:
         return json.loads(state.read_text("utf-8"))["_data_files"] == []
     except (OSError, ValueError, KeyError, TypeError):
@@ -108,20 +87,7 @@ def columns_of(part: Any, kinds: Iterable[str]) -> list[str]:
 
 
 def of_images(path: Path, column: Any, of: Callable[[Any], _T], *, rows: Iterable[int] | None = None) -> Iterator[_T]:
-    """Yield what a function makes of each image.
-
-    Args:
-        path: of the data set, for messages.
-        column: of images.
-        of: the function.
-        rows: which; all if None.
-
-    Yields:
-        What it returns.
-
-    Raises:
-        ValueError: if an image cannot be read.
-    """
+    """Yield what a function returns for each image of a column, or of its `rows`. `path` is for messages."""
     for i in range(len(column)) if rows is None else rows:
         try:
             image = column[int(i)]
@@ -136,19 +102,10 @@ def of_images(path: Path, column: Any, of: Callable[[Any], _T], *, rows: Iterabl
 
 
 def labels_of(path: Path, part: Any, target: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the targets of a column.
+    """Return the targets of a column, class names as texts, and the rows (from 0) that have one.
 
-    Args:
-        path: of the data set, for messages.
-        part: its rows.
-        target: the column.
-
-    Returns:
-        The targets of the rows that have one, names of classes as texts; and which rows these are, numbered from 0. No
-        target is one that is missing, empty or, of classes, below 0.
-
-    Raises:
-        ValueError: if the column does not hold one value for each row.
+    A target that is missing, empty or, for classes, below 0 counts as none. Raises ValueError if the column does not
+    hold one value for each row.
     """
     feature = part.features[target]
     if not columns_of(part, {"Value", "ClassLabel"}).count(target):
@@ -159,8 +116,8 @@ def labels_of(path: Path, part: Any, target: str) -> tuple[np.ndarray, np.ndarra
     values = list(part[target])
     named = type(feature).__name__ == "ClassLabel"
     rows = [i for i, value in enumerate(values) if not _is_missing(value) and not (named and value < 0)]
-    found = [feature.int2str(int(values[i])) if named else values[i] for i in rows]
-    return np.asarray(found), np.asarray(rows, dtype=np.int64)
+    labels = [feature.int2str(int(values[i])) if named else values[i] for i in rows]
+    return np.asarray(labels), np.asarray(rows, dtype=np.int64)
 
 
 def _is_missing(value: Any) -> bool:

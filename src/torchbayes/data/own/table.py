@@ -24,26 +24,23 @@ _SAMPLE = 2**16  # letters by which the separator is recognised
 _MOST = 20_000  # columns, each of which takes a millisecond
 _LONGEST = 2**24  # letters of a first line
 _SEPARATORS = ("\t", ";", ",", "|")
-# missing values, as people and programs write them: none of them is a usual value of anything else
+# spellings of missing values; none of them is a usual value of anything else
 _ABSENT = ("", "?", "NA", "na", "N/A", "n/a", "N.A.", "n.a.", "n.a", "#NA", "#N/A", "#n/a", "NaN", "nan", "NAN")
 _ABSENT += ("NULL", "Null", "null", "None", "<NA>", "<na>")
-MARKS = (".", "-", "--", "---")  # among numbers alone: elsewhere they are values, such as + and -
+MARKS = (".", "-", "--", "---")  # missing among numbers only: elsewhere they are values, such as + and -
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
     """Columns by name, each of the same number of rows.
 
-    Attributes:
-        columns: bools, whole numbers, floating point with NaN where a number is missing, or texts (dtype object) with
-            None where one is.
-        name: of the file that it comes from.
-        notes: what is odd about it, in sentences.
+    A column holds bools, whole numbers, floating point with NaN for missing, or texts (dtype object) with None for
+    missing.
     """
 
     columns: dict[str, np.ndarray]
-    name: str = ""
-    notes: tuple[str, ...] = ()
+    name: str = ""  # of the file
+    notes: tuple[str, ...] = ()  # oddities, in sentences
 
     @property
     def names(self) -> list[str]:
@@ -54,12 +51,12 @@ class Table:
         return len(next(iter(self.columns.values())))
 
     def __getitem__(self, mask: np.ndarray) -> Table:
-        """Return the rows at which a mask is true."""
+        """Return the rows where a mask is true."""
         return replace(self, columns={name: values[mask] for name, values in self.columns.items()})
 
 
 def missing(values: np.ndarray) -> np.ndarray:
-    """Return where a column has no value, as a mask."""
+    """Return a mask of missing values."""
     if values.dtype.kind == "f":
         return np.isnan(values)
     if values.dtype.kind == "O":
@@ -73,19 +70,7 @@ def texts_of(values: np.ndarray) -> list[str]:
 
 
 def from_frame(frame: pd.DataFrame, name: str, notes: tuple[str, ...] = ()) -> Table:
-    """Return a data frame as a table.
-
-    Args:
-        frame: of pandas.
-        name: where it comes from, for messages.
-        notes: what is odd about it, in sentences.
-
-    Returns:
-        The table.
-
-    Raises:
-        ValueError: if it has no rows, or two columns of one name.
-    """
+    """Return a pandas data frame as a table; `name` is for messages. Raises ValueError for no rows or equal columns."""
     names = [str(column).strip() for column in frame.columns]
     if len(frame) == 0 or not names:
         raise ValueError(f"{name} has no rows. A table has names of columns in its first line, and rows below.")
@@ -97,7 +82,7 @@ def from_frame(frame: pd.DataFrame, name: str, notes: tuple[str, ...] = ()) -> T
 
 
 def _values(column: Any) -> np.ndarray:
-    """Return a column of a data frame, of pandas' many kinds, as one of a table."""
+    """Return a pandas column of any kind as a column of a table."""
     kind = column.dtype.kind
     if kind in "biuf" and not column.isna().any():
         return column.to_numpy(dtype={"b": np.bool_, "f": np.float64}.get(kind, np.int64))
@@ -119,19 +104,11 @@ def _suffix(path: Path) -> str:
 
 
 def read_table(path: Path, encoding: str | None = None) -> Table:
-    """Read a table.
+    """Read a Parquet file, or text whose values are separated by comma, semicolon, tab, bar or spaces.
 
-    Args:
-        path: of a Parquet file, or of text with a separator between values: comma, semicolon, tab, bar or spaces. Where
-            the first line holds numbers alone, the columns are called 1, 2, ... Empty cells and usual spellings, such
-            as NA, n/a and ?, are missing values; among numbers dashes and points are, too.
-        encoding: of text; UTF-8, or UTF-16 with its mark, if None.
-
-    Returns:
-        The table.
-
-    Raises:
-        ValueError: if it is no table.
+    Where the first line holds numbers alone, the columns are called 1, 2, ... Empty cells and usual spellings, such as
+    NA, n/a and ?, are missing values; among numbers dashes and points are, too. `encoding` of text is UTF-8, or UTF-16
+    with its mark, if None. Raises ValueError if it is no table.
     """
     import pandas as pd
 
@@ -151,26 +128,22 @@ def read_table(path: Path, encoding: str | None = None) -> Table:
             f"it is in, such as --data_settings.encoding latin-1."
         ) from error
     except (pd.errors.ParserError, pd.errors.ParserWarning, pd.errors.EmptyDataError, OSError, ValueError) as error:
-        said = " ".join(str(error).split()).rstrip(".")
-        raise ValueError(f"{path} cannot be read as a table: {said}. Correct it or save it again.") from error
+        message = " ".join(str(error).split()).rstrip(".")
+        raise ValueError(f"{path} cannot be read as a table: {message}. Correct it or save it again.") from error
     return from_frame(frame, str(path), notes)
 
 
 def _check_parquet(path: Path) -> None:
-    """Check that the columns of a Parquet file fit in memory, by what the file says of itself."""
+    """Check that the columns of a Parquet file fit in memory, by its metadata."""
     from pyarrow.parquet import read_metadata
 
-    about = read_metadata(path)
-    groups = (about.row_group(i).total_byte_size for i in range(about.num_row_groups))
-    check_unpacked(path, max(sum(groups), about.num_rows * about.num_columns))
+    metadata = read_metadata(path)
+    groups = (metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+    check_unpacked(path, max(sum(groups), metadata.num_rows * metadata.num_columns))
 
 
 def _read_text(path: Path, encoding: str) -> tuple[pd.DataFrame, tuple[str, ...]]:
-    """Return a table of text, and what is odd about it.
-
-    Raises:
-        ValueError: if it is empty or binary.
-    """
+    """Return a table of text, and sentences on its oddities."""
     import pandas as pd
 
     sample, line = _head(path, encoding)
@@ -193,7 +166,7 @@ def _read_text(path: Path, encoding: str) -> tuple[pd.DataFrame, tuple[str, ...]
         "low_memory": False,
     }
     with warnings.catch_warnings():
-        warnings.simplefilter("error", pd.errors.ParserWarning)  # a row of another length is no row
+        warnings.simplefilter("error", pd.errors.ParserWarning)  # pandas only warns of a row of another length
         frame = pd.read_csv(path, **options)
         commas = separator == ";" and any(_has_decimal_commas(frame[name]) for name in frame.columns)
         if commas:
@@ -210,7 +183,7 @@ def _read_text(path: Path, encoding: str) -> tuple[pd.DataFrame, tuple[str, ...]
 
 
 def _head(path: Path, encoding: str) -> tuple[str, str]:
-    """Return the beginning of a text, which may be packed, and its first line, unless that is far too long."""
+    """Return the first 65,536 letters of a text, packed or not, and its first line, cut 16 million letters later."""
     from pandas.io.common import get_handle
 
     with get_handle(path, "r", encoding=encoding, compression="infer") as opened:
@@ -220,7 +193,7 @@ def _head(path: Path, encoding: str) -> tuple[str, str]:
 
 
 def _content(path: Path, size: int = -1) -> bytes:
-    """Return the first bytes of a file, which may be packed, or all."""
+    """Return the first `size` bytes of a file, packed or not; all by default."""
     from pandas.io.common import get_handle
 
     with get_handle(path, "rb", compression="infer", is_text=False) as opened:
@@ -228,12 +201,12 @@ def _content(path: Path, size: int = -1) -> bytes:
 
 
 def _marked_encoding(path: Path) -> str:
-    """Return the encoding of a text by the mark that it begins with."""
+    """Return UTF-16 if the text begins with its mark, else UTF-8."""
     return "utf-16" if _content(path, 2) in {codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE} else "utf-8-sig"
 
 
 def _undecodable(path: Path, encoding: str | None) -> str:
-    """Return which line of a text shows that it is in another encoding, in words."""
+    """Name the first line that does not decode, and why."""
     try:
         _content(path).decode(encoding or _marked_encoding(path))
     except UnicodeDecodeError as error:
@@ -243,11 +216,6 @@ def _undecodable(path: Path, encoding: str | None) -> str:
 
 
 def _check_encoding(encoding: str | None) -> None:
-    """Check that an encoding is known.
-
-    Raises:
-        ValueError: if it is not.
-    """
     try:
         "".encode(encoding or "utf-8")
     except (LookupError, TypeError) as error:
@@ -255,20 +223,16 @@ def _check_encoding(encoding: str | None) -> None:
 
 
 def _separator(sample: str) -> tuple[str, list[str]]:
-    """Return what separates the values of a text, and the values of its first line.
-
-    Raises:
-        ValueError: if there is no line.
-    """
+    """Return what separates the values of a text, and the values of its first line."""
     lines = [line for line in sample.splitlines() if line.strip()][:20]
     if not lines:
         raise ValueError("it is empty")
     lines = lines[:-1] if len(sample) == _SAMPLE and len(lines) > 1 else lines  # the last one may be cut
     cells = {mark: [next(csv.reader([line], delimiter=mark)) for line in lines] for mark in _SEPARATORS}
     cells[" "] = [line.split() for line in lines]
-    even = [mark for mark, rows in cells.items() if len(rows[0]) > 1 and len({len(row) for row in rows}) == 1]
-    # spaces only where nothing else will do: texts have them too
-    best = max(even, key=lambda mark: (mark != " ", len(cells[mark][0])), default=",")
+    uniform = [mark for mark, rows in cells.items() if len(rows[0]) > 1 and len({len(row) for row in rows}) == 1]
+    # spaces come last, because texts contain them too
+    best = max(uniform, key=lambda mark: (mark != " ", len(cells[mark][0])), default=",")
     return best, cells[best][0]
 
 
@@ -289,16 +253,16 @@ def _has_decimal_commas(column: Any) -> bool:
 
 
 def _without_marks(column: Any, *, commas: bool) -> Any:
-    """Return a column of text without spaces around missing values, and without marks of these among numbers."""
+    """Return a text column without spaces around missing values; marks of missing values are dropped among numbers."""
     import pandas as pd
 
     cells = zip(column, column.isna(), strict=True)
     texts = [None if gone or (text := str(cell).strip()) in _ABSENT else text for cell, gone in cells]
-    held = {i: text for i, text in enumerate(texts) if text is not None and text not in MARKS}
-    if len(held) == column.notna().sum():
+    present = {i: text for i, text in enumerate(texts) if text is not None and text not in MARKS}
+    if len(present) == column.notna().sum():
         return column
-    plain = pd.Series(held, dtype=object)
-    numbers: Any = pd.to_numeric(plain.str.replace(",", ".") if commas and held else plain, errors="coerce")
-    if held and numbers.notna().all():
+    plain = pd.Series(present, dtype=object)
+    numbers: Any = pd.to_numeric(plain.str.replace(",", ".") if commas and present else plain, errors="coerce")
+    if present and numbers.notna().all():
         return numbers.reindex(range(len(texts))).set_axis(column.index)
     return pd.Series(texts, index=column.index, dtype=object)

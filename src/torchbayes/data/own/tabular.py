@@ -1,9 +1,9 @@
 """Tables with a target column, made into data sets.
 
-A column of numbers stays one; where numbers are missing it gets the median of the training rows, and a further column
-says where. A column of texts, or of numbers that the user names as categorical, becomes a column of zeros and ones for
-each of its values. Left out are columns without information: constant, empty, row numbers, and texts of which nearly
-every row has another.
+A column of numbers stays one; missing numbers become the median of the training rows, and a further column marks them.
+A column of texts, or of numbers that the user names as categorical, becomes a column of zeros and ones for each of its
+values. Columns without information are left out: constant, empty, row numbers, and texts that differ in nearly every
+row.
 """
 
 from __future__ import annotations
@@ -23,51 +23,31 @@ from torchbayes.data.own.columns import Columns, fit_columns
 from torchbayes.data.own.rows import Encoder, Form, Reader, Rows, Task, assemble
 from torchbayes.data.own.table import Table, is_table, missing, read_table, texts_of
 
-_COUNTED = 20  # rows that a column counts from any number on: fewer may be chance
-_YEARS = (1700, 2100)  # whole numbers that count, and are times
+_COUNTED = 20  # least rows of a column that counts from any number: with fewer it may be chance
+_YEARS = (1700, 2100)  # consecutive whole numbers in this range are times
 _DETERMINED = 0.9999  # correlation
 
 
 @dataclass(frozen=True)
 class Tabular:
-    """What a user says of a table.
-
-    Attributes:
-        name: of the data set.
-        source: where it comes from, in one line.
-        target: column that is to be predicted.
-        leave_out: columns that are no inputs.
-        categorical: columns that are categories whatever they hold, such as postcodes.
-        task: classification or regression; by the target's values if None.
-        read: reads a table from a file.
-    """
+    """What a user states about a table."""
 
     name: str
-    source: str
+    source: str  # in one line
     target: str | None
-    leave_out: Sequence[str] = ()
-    categorical: Sequence[str] = ()
-    task: Task | None = None
+    leave_out: Sequence[str] = ()  # columns that are no inputs
+    categorical: Sequence[str] = ()  # columns that are categories whatever they hold, such as postcodes
+    task: Task | None = None  # by the target's values if None
     read: Callable[[Path], Table] = read_table
 
     def check(self, names: Sequence[str]) -> str:
-        """Check what is said against the names of the columns.
-
-        Args:
-            names: of the columns.
-
-        Returns:
-            The target.
-
-        Raises:
-            ValueError: if there is no such column.
-        """
+        """Check the settings against the names of the columns, and return the target."""
         if self.target is None:
             raise ValueError(f"say which column of {self.name} is to be predicted: --target {' or '.join(names[:20])}.")
         listed = {"target": [self.target], "leave_out": self.leave_out, "categorical": self.categorical}
-        for what, columns in listed.items():
+        for setting, columns in listed.items():
             if isinstance(columns, str) or not all(isinstance(name, str) for name in columns):
-                raise ValueError(f"`{what}` must be a list of names of columns, such as [id]; got {seen(columns)}.")
+                raise ValueError(f"`{setting}` must be a list of names of columns, such as [id]; got {seen(columns)}.")
             for name in columns:
                 check_name(f"column of {self.name}", name, names)
         if self.task not in {None, "classification", "regression"}:
@@ -88,46 +68,26 @@ def read_tabular(
 ) -> Data:
     """Return a table as a data set.
 
-    Args:
-        path: of the file; or of a folder that holds train.csv and test.csv, or the like.
-        target: column that is to be predicted.
-        leave_out: columns that are no inputs.
-        categorical: columns that are categories whatever they hold, such as postcodes.
-        task: classification or regression; by the target's values if None.
-        encoding: of text files, such as latin-1; UTF-8, or UTF-16 with its mark, if None.
-        split: which draw of the test rows, where none are given.
-        train_size: keep this many training rows, drawn at random; all by default.
-
-    Returns:
-        The data set.
+    `path` is a file, or a folder that holds train.csv and test.csv, or the like. `target` is the column to predict;
+    columns in `leave_out` are no inputs; columns in `categorical`, such as postcodes, are categories whatever they
+    hold. The task follows from the target's values if None. `encoding` of text files, such as latin-1, is UTF-8, or
+    UTF-16 with its mark, if None. `split` numbers the draw of the test rows, where none are given; `train_size` keeps
+    that many training rows, drawn at random.
     """
     files = [path] if path.is_file() else list(tables_in(path).values())
     read = partial(read_table, encoding=encoding)
-    about = Tabular(path.name, path.name, target, leave_out, categorical, task, read)
-    return of_tables(about, [read(file) for file in files], split=split, train_size=train_size)
+    settings = Tabular(path.name, path.name, target, leave_out, categorical, task, read)
+    return of_tables(settings, [read(file) for file in files], split=split, train_size=train_size)
 
 
 def of_tables(about: Tabular, tables: Sequence[Table], *, split: int, train_size: int | None) -> Data:
-    """Return tables as a data set.
-
-    Args:
-        about: what the user says of them.
-        tables: all rows; or those for training and those for testing.
-        split: which draw of the test rows, where none are given.
-        train_size: keep this many training rows, drawn at random; all by default.
-
-    Returns:
-        The data set.
-
-    Raises:
-        ValueError: if no row has a target.
-    """
+    """Return tables (all rows; or training and test rows) as a data set; see `read_tabular` for the settings."""
     target = about.check(tables[0].names)
     for table in tables:
         check_name(f"column of {about.name}", target, table.names)
     left = dict.fromkeys(about.leave_out, "as asked") | {target: ""}
     numbers = [name for name in tables[0].names if _counts_rows([t.columns.get(name) for t in tables])]
-    if set(tables[0].names) - {*left, *numbers}:  # else they are the one input there is, such as a time
+    if set(tables[0].names) - {*left, *numbers}:  # otherwise row numbers are the only input, such as a time
         left |= {name: "row numbers" for name in numbers if name not in left}
     check_target(target, tables, about.task)
     for name in tables[0].names:
@@ -136,81 +96,74 @@ def of_tables(about: Tabular, tables: Sequence[Table], *, split: int, train_size
 
     def read(path: Path) -> Rows:
         table = about.read(path)
-        told = target in table.columns and not missing(table.columns[target]).any()
-        return Rows(table, targets_of(target, table.columns[target]) if told else None)
+        complete = target in table.columns and not missing(table.columns[target]).any()
+        return Rows(table, targets_of(target, table.columns[target]) if complete else None)
 
     def fit(table: Table) -> tuple[Encoder, tuple[str, ...]]:
         return fit_columns(table, about.name, left=left, categorical=about.categorical)
 
-    known = [table[~missing(table.columns[target])] for table in tables]
-    if not all(map(len, known)):
+    complete_tables = [table[~missing(table.columns[target])] for table in tables]
+    if not all(map(len, complete_tables)):
         raise ValueError(f"no row of {about.name} has a value in the column {target!r}. Choose another --target.")
-    parts = [Rows(table, targets_of(target, table.columns[target])) for table in known]
+    parts = [Rows(table, targets_of(target, table.columns[target])) for table in complete_tables]
     form = Form(about.name, about.source, read, fit, MANY, about.task)
     data = assemble(form, parts, split=split, train_size=train_size)
-    dropped = sum(map(len, tables)) - sum(map(len, known))
+    dropped = sum(map(len, tables)) - sum(map(len, complete_tables))
     more = (f"Rows left out because they have no value in {target!r}: {dropped:,}.",) if dropped else ()
     more += tuple(dict.fromkeys(note for table in tables for note in table.notes))
     return replace(data, target_name=target, notes=(*data.notes, *more, *_odd_targets(target, data, parts)))
 
 
 def _odd_targets(name: str, data: Data, parts: Sequence[Rows]) -> list[str]:
-    """Return sentences on numeric targets that are the same, far from all others, or those of an input."""
+    """Return sentences on numeric targets that are constant, far from all others, or determined by an input."""
     targets = data.train.targets.double().flatten()
     if data.classes:
         return []
     if (targets == targets[0]).all():
         return [f"The target {name!r} is the same in all training rows: there is nothing to learn from them."]
-    told = far(name, np.concatenate([np.asarray(part.targets, dtype=np.float64) for part in parts]))
+    sentences = far(name, np.concatenate([np.asarray(part.targets, dtype=np.float64) for part in parts]))
     encode = data.reader.encode if isinstance(data.reader, Reader) else None
-    if not isinstance(encode, Columns) or len(targets) < 5:  # fewer are in line by chance
-        return told
+    if not isinstance(encode, Columns) or len(targets) < 5:  # fewer can be collinear by chance
+        return sentences
     starts = np.cumsum([0, *(column.width for column in encode.columns)])
     for start, column in zip(starts[:-1].tolist(), encode.columns, strict=True):
         if column.values is None:
             pair = torch.stack([data.train.inputs[:, start].double(), targets])
             correlation = float(torch.corrcoef(pair)[0, 1])
             if abs(correlation) > _DETERMINED:
-                told.append(
+                sentences.append(
                     f"{column.name!r} determines the target {name!r} (correlation {correlation:.5f}): leave it out if "
                     f"it is not known in advance."
                 )
-    return told
+    return sentences
 
 
 def tables_in(folder: Path) -> dict[str, Path]:
-    """Return the tables for training and testing in a folder, by these words; none if it has no pair."""
-    found: dict[str, Path] = {}
+    """Return the tables called train and test in a folder; none if it has no such pair."""
+    tables: dict[str, Path] = {}
     for word in ("train", "test"):
         files = [file for file in sorted(folder.glob(f"{word}.*")) if is_table(file)]
         if len(files) == 1:
-            found[word] = files[0]
-    return found if len(found) == 2 else {}
+            tables[word] = files[0]
+    return tables if len(tables) == 2 else {}
 
 
 def _counts_rows(parts: Sequence[np.ndarray | None]) -> bool:
-    """Return whether a column counts the rows: from 0 or 1 on, or, where they are many, from any number but a year."""
-    known = [part for part in parts if part is not None and part.dtype.kind == "i"]
-    if len(known) < len(parts) or not all((np.diff(part) == 1).all() for part in known):
+    """Return whether a column counts the rows: from 0 or 1, or, if there are many rows, from any number but a year."""
+    counted = [part for part in parts if part is not None and part.dtype.kind == "i"]
+    if len(counted) < len(parts) or not all((np.diff(part) == 1).all() for part in counted):
         return False
-    if all(len(part) > 2 and part[0] in {0, 1} for part in known):
+    if all(len(part) > 2 and part[0] in {0, 1} for part in counted):
         return True
-    years = all(part[0] >= _YEARS[0] and part[-1] <= _YEARS[1] for part in known)
-    return max(map(len, known)) >= _COUNTED and not years
+    years = all(part[0] >= _YEARS[0] and part[-1] <= _YEARS[1] for part in counted)
+    return max(map(len, counted)) >= _COUNTED and not years
 
 
 def targets_of(name: str, values: np.ndarray) -> np.ndarray:
-    """Return targets: texts, bools, whole numbers or floating point.
+    """Return targets as texts, bools, whole numbers or floating point; `values` has none missing.
 
-    Args:
-        name: of the column.
-        values: of the column, none missing.
-
-    Returns:
-        The targets; whole numbers that come as 3.0, as from tables in which some were missing, as whole numbers.
-
-    Raises:
-        ValueError: if a number is not finite.
+    Whole numbers that come as 3.0, as from tables in which some were missing, become whole numbers. Raises ValueError
+    if a number is infinite.
     """
     if values.dtype.kind == "O":
         return np.array(texts_of(values))

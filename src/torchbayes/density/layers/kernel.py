@@ -1,7 +1,7 @@
-"""Layers that take their weights as distributions, in the library's own kernel.
+"""Layers with normal distributions as weights, in the library's own kernel.
 
 The kernel forms the second product of every layer next to the first (`native/sources/spread.hpp`). Noise is that of
-passes.py bit for bit, results are equal to rounding.
+passes.py bit for bit; results are equal up to rounding.
 """
 
 from __future__ import annotations
@@ -27,25 +27,18 @@ from torchbayes.native.spread import Call, SecondWeights, evaluate_spread
 
 
 class _Linear(NamedTuple):
-    """A layer with weights, in the order in which a network calls them.
+    """A layer with weights, in the order in which a network calls them."""
 
-    Attributes:
-        weight: its place in the flat vector.
-        bias: that of its bias; None if it has none.
-        channels: of inputs and outputs.
-        how: its estimator.
-    """
-
-    weight: slice
-    bias: slice | None
-    channels: tuple[int, int]
-    how: How
+    weight: slice  # its place in the flat vector
+    bias: slice | None  # that of its bias; None if it has none
+    channels: tuple[int, int]  # of inputs and outputs
+    how: How  # its estimator
 
 
 def kernel_for(density: LogDensity, weights_MD: Tensor, batch: Batch, *, hows: Mapping[str, How]) -> DenseModel | None:
-    """Return the kernel that takes these rows; None if there is none, another plan is set, or layers are drawn.
+    """Return the kernel that takes these rows; None without one, with another plan, or if a layer's weight is drawn.
 
-    In a subspace layers have no weights of their own.
+    There is none in a subspace, where layers have no weights of their own.
     """
     model = density.model
     kernel = kernel_of(model)
@@ -58,16 +51,9 @@ def kernel_for(density: LogDensity, weights_MD: Tensor, batch: Batch, *, hows: M
 
 
 def check_pass(density: LogDensity, *, rows: int, native: bool, mixing: Mixing | None = None) -> None:
-    """Check that passes by layers can be run: coupled rows together, by the kernel where it can, else in a loop.
+    """Raise a SettingError if coupled rows are split, or a plan is set that is neither a loop nor a usable kernel.
 
-    Args:
-        density: the density, with a plan where one was set.
-        rows: of the batch.
-        native: whether the kernel can.
-        mixing: how draws are combined.
-
-    Raises:
-        SettingError: if another plan was set, or coupled rows are apart.
+    `native` says whether the kernel can run the pass.
     """
     if density.model.coupled:
         check_whole(rows, density.num_data, mixing)
@@ -90,17 +76,10 @@ def by_kernel(
     about: Pass,
     into: tuple[Tensor, ...],
 ) -> tuple[Tensor, Tensor]:
-    """Return what is said of each member by rows, and write −1/B of the log likelihood's gradient.
+    """Return the sum of log likelihoods of rows, and a number that is finite if the gradients are, each (M,).
 
-    The first number is the sum of their log likelihoods, the second is finite where the gradients are; each (M,).
-
-    Args:
-        kernel: that takes these rows.
-        density: the density.
-        parameters: μ and σ, each (M, D).
-        batch: the rows that are here, (M, B', ...).
-        about: how layers take their weights, which rows these are, and what is random.
-        into: contiguous tensors (M, D) that receive the gradients by means and scales.
+    Writes −1/B of the log likelihood's gradient by means and scales to `into`, contiguous tensors (M, D).
+    `parameters` are μ and σ, each (M, D), and `batch` the rows of this process, (M, B', ...).
     """
     mean_MD, scale_MD = (part_MD.contiguous() for part_MD in parameters)
     slices, random = density.model.layout.slices, about.random
@@ -113,7 +92,7 @@ def by_kernel(
             into[1][:, at] = 0
     factor_MD, calls = _calls(_layers(kernel, slices, about.hows), scale_MD, about)
     seeds = tuple(of.seed for of in random)
-    found = evaluate_spread(
+    results = evaluate_spread(
         kernel.kernel,
         mean_MD,
         (batch.inputs, batch.targets),
@@ -124,7 +103,7 @@ def by_kernel(
     )
     for name, at in drawn.items():
         torch.mul(into[0][:, at], noises[name], out=into[1][:, at])
-    return found
+    return results
 
 
 def _layers(kernel: DenseModel, slices: Mapping[str, slice], hows: Mapping[str, How]) -> list[_Linear]:
@@ -147,7 +126,7 @@ def _drawn(density: LogDensity, name: str, like_MD: Tensor, random: Sequence[Ran
 
 
 def _calls(layers: Sequence[_Linear], scale_MD: Tensor, about: Pass) -> tuple[Tensor, list[Call]]:
-    """Return by which factor scales become second weights: σ for local noise, ε where signs flip; and the calls."""
+    """Return the factors that turn scales into second weights (local: σ, flipped signs: ε), and the calls."""
     local = all(layer.how == "local" for layer in layers)
     factor_MD = scale_MD if local else torch.zeros_like(scale_MD)
     (rows, total), random, calls = about.place, about.random, []

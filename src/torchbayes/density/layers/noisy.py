@@ -1,16 +1,16 @@
-r"""Outputs with noise of their own, and their derivatives in closed form: a = m + √v ∘ ζ.
+"""Outputs with noise of their own, and their derivatives in closed form: a = m + √v ∘ ζ.
 
-    ∂/∂m = g,    ∂/∂v = ½ g ∘ ζ/√v,    0 where v is 0: such an output has no noise
+    ∂/∂m = g,    ∂/∂v = ½ g ∘ ζ/√v,    0 where v is 0, because such an output has no noise
 
-Of a linear layer, m = x μᵀ and v = x² (σ²)ᵀ, with h = g ∘ ζ/√v the gradients are those of two products each:
+In a linear layer, m = x μᵀ and v = x² (σ²)ᵀ. With h = g ∘ ζ/√v, the gradients are two products each:
 
     ∂/∂μ = gᵀ x,    ∂/∂σ = σ ∘ (hᵀ x²),    ∂/∂x = g μ + x ∘ (h σ²)
 
-With the signs r and s of flipout, a = m + s ∘ ((r ∘ x) Δᵀ) and Δ = σ ∘ ε, the same with h = g ∘ s:
+With the signs r and s of flipout, a = m + s ∘ ((r ∘ x) Δᵀ), Δ = σ ∘ ε and h = g ∘ s:
 
     ∂/∂μ = gᵀ x,    ∂/∂σ = ε ∘ (hᵀ (r ∘ x)),    ∂/∂x = g μ + r ∘ (h Δ)
 
-No factor takes a pass of its own over all weights, and gradients are made where they are wanted.
+No factor needs its own pass over all weights, and gradients are written directly to their final memory.
 """
 
 from __future__ import annotations
@@ -27,23 +27,16 @@ Into = tuple[Tensor, Tensor]
 
 
 class Flips(NamedTuple):
-    """What is random in a layer with flipout.
+    """The random numbers of a layer with flipout."""
 
-    Attributes:
-        noise: ε of the weight.
-        bias_noise: that of the bias; None for a bias that is not random.
-        before: r, of the shape of the inputs, or 1 for an axis of positions.
-        after: s, of that of the outputs.
-    """
-
-    noise: Tensor
-    bias_noise: Tensor | None
-    before: Tensor
-    after: Tensor
+    noise: Tensor  # ε of the weight
+    bias_noise: Tensor | None  # that of the bias; None for a bias that is not random
+    before: Tensor  # r, of the shape of the inputs, or 1 for an axis of positions
+    after: Tensor  # s, of that of the outputs
 
 
 def spread(mean: Tensor, variance: Tensor, perturb: Perturb) -> Tensor:
-    """Return m + √v ∘ ζ in the memory of the means; that of the variances, outputs of a layer too, is used as well."""
+    """Return m + √v ∘ ζ in the memory of the means; the memory of the variances is overwritten as well."""
     return _Spread.apply(mean, variance, perturb)  # type: ignore[return-value]
 
 
@@ -55,14 +48,10 @@ def local(
     perturb: Perturb,
     into: Into | None = None,
 ) -> Tensor:
-    """Return the outputs of a linear layer with independent normal weights, (..., out).
+    """Return the outputs (..., out) of a linear layer with independent normal weights, for inputs x (..., in).
 
-    Args:
-        inputs: x, (..., in).
-        mean: of weight (out, in) and bias (out,); None for no bias.
-        scale: their standard deviations; None for a bias that is not random.
-        perturb: adds the noise, of means and variances (..., out).
-        into: memory for the gradients by mean and scale of the weight.
+    `mean` and `scale` are those of weight (out, in) and bias (out,); None for no bias, or one that is not random.
+    `perturb` adds the noise, and `into` is memory for the gradients by mean and scale of the weight.
     """
     return _Local.apply(inputs, *mean, *scale, perturb, into)  # type: ignore[return-value]
 
@@ -75,14 +64,9 @@ def flipped(
     flips: Flips,
     into: Into | None = None,
 ) -> Tensor:
-    """Return the outputs of a linear layer under one draw of its weights, with signs for each example, (..., out).
+    """Return the outputs (..., out) of a linear layer under one draw of its weights, with signs for each example.
 
-    Args:
-        inputs: x, (..., in).
-        mean: of weight (out, in) and bias (out,); None for no bias.
-        scale: their standard deviations; None for a bias that is not random.
-        flips: what is random.
-        into: memory for the gradients by mean and scale of the weight.
+    Arguments are as for `local`, with `flips` for the random numbers.
     """
     return _Flipped.apply(inputs, *mean, *scale, flips, into)  # type: ignore[return-value]
 

@@ -1,24 +1,25 @@
-r"""The density of weights that are given as normal distributions instead of points: each layer takes or draws them.
+"""The density of weights that are normal distributions instead of points: each layer uses or draws them.
 
-Weights w = μ + σ ∘ ε are independent. A linear or convolutional layer with the inputs x can say what that means for its
-outputs, and every example then has noise of its own, so that the gradient of a minibatch is less noisy (Kingma,
+Weights w = μ + σ ∘ ε are independent. For a linear or convolutional layer with inputs x, the distribution of its
+outputs is known. Every example can then have noise of its own, so the gradient of a minibatch is less noisy (Kingma,
 Salimans and Welling 2015):
 
     local      a = x μᵀ + √(x² (σ²)ᵀ) ∘ ζ,    ζ standard normal: the outputs' own distribution
     flipout    a = x μᵀ + s ∘ ((r ∘ x)(σ ∘ ε)ᵀ),    r, s = ±1 for each example (Wen et al. 2018)
 
-`local` is exact where the weights serve one position of an example. Where they serve several (convolutions, tokens), it
-draws these independently, although they share their weights: each has the right distribution, but what is summed over
-them later varies too little, so the objective itself is another one. Signs of `flipout` are the same for all positions
-of an example, and keep their covariance. With "auto" layers of one position are local, others flipped.
+`local` is exact where the weights serve one position of an example. Where they serve several (convolutions, tokens),
+it draws these independently although they share weights. Each has the right distribution, but later sums over them
+vary too little, so the objective is a different one. Signs of `flipout` are the same for all positions of an example,
+and keep their covariance. With "auto", layers of one position are local, others flipped.
 
-All that is not the weight or bias of exactly one such layer is drawn once: tied weights, those of norms and embeddings,
-and learned likelihood parameters. Layers are found by the functions that a network calls, not by the classes of its
-modules, so that those of other libraries count too. `nn.MultiheadAttention`, which hands its weights to one function as
-a whole, is taken apart for self-attention; its weights for attention between two sequences are drawn. So are all
-weights of a network that takes derivatives itself, as of physics: noise is no function to differentiate again. So are,
-last, the weights of layers in which the rows have no axis of their own: those on a table that all rows share, or on
-rows and positions in one axis. `uses.uses` finds that axis once for rows of one shape; other uses draw all weights.
+Every parameter that is not weight or bias of exactly one such layer is drawn once: tied weights, those of norms and
+embeddings, and learned likelihood parameters. Layers are found by the functions that a network calls, not by the
+classes of its modules, so layers of other libraries are found too. `nn.MultiheadAttention`, which hands its weights
+to one function, is taken apart for self-attention; its weights for attention between two sequences are drawn. So are
+all weights of a network that takes derivatives itself, as physics-informed ones do, because the noise cannot be
+differentiated again. So are the weights of layers in which the rows have no axis of their own: those on a table that
+all rows share, or with rows and positions in one axis. `uses.uses` finds that axis once for rows of one shape; if
+weights are then used otherwise, all are drawn.
 """
 
 from __future__ import annotations
@@ -50,19 +51,12 @@ from torchbayes.randomness.seeds import Purpose, mix
 
 
 class Gradients(NamedTuple):
-    """What a step knows after a pass.
+    """The result of a pass for a step."""
 
-    Attributes:
-        nll_M: mean negative log likelihood per observation, float64.
-        mean_MD: its gradient by μ.
-        scale_MD: its gradient by σ.
-        health_M: finite where both are.
-    """
-
-    nll_M: Tensor
-    mean_MD: Tensor
-    scale_MD: Tensor
-    health_M: Tensor
+    nll_M: Tensor  # mean negative log likelihood per observation, float64
+    mean_MD: Tensor  # its gradient by μ
+    scale_MD: Tensor  # its gradient by σ
+    health_M: Tensor  # finite where both gradients are
 
 
 def by_layers(
@@ -76,30 +70,23 @@ def by_layers(
     seeds: Sequence[int],
     step: int,
 ) -> Gradients:
-    """Return the mean negative log likelihood per observation under random weights, and its gradient.
+    """Return the mean negative log likelihood per observation under weights N(μ, σ²), and its gradient.
 
-    Args:
-        density: the density: its model and its ranks.
-        mean_MD: μ.
-        scale_MD: σ.
-        batch: one minibatch per member, (M, B, ...).
-        estimator: how layers take their weights.
-        buffers: the network's buffers, (M, ...), changed in place in training mode.
-        seeds: one per member, for all that is random.
-        step: number of the pass; another one has other noise.
+    `batch` holds one minibatch per member, (M, B, ...). `buffers`, (M, ...), are changed in place in training mode.
+    All random numbers follow from one seed per member and the number `step` of the pass.
     """
     ways, (place, batch) = taken(density, batch, estimator), _here(density, batch)
-    found = torch.empty(2, *mean_MD.shape, dtype=mean_MD.dtype, device=mean_MD.device)
-    into = tuple(found.unbind())
-    about = Pass(*ways, place, [Randomness(seed, step) for seed in seeds])
-    kernel = kernel_for(density, mean_MD, batch, hows=about.hows)
+    gradients = torch.empty(2, *mean_MD.shape, dtype=mean_MD.dtype, device=mean_MD.device)
+    into = tuple(gradients.unbind())
+    pass_ = Pass(*ways, place, [Randomness(seed, step) for seed in seeds])
+    kernel = kernel_for(density, mean_MD, batch, hows=pass_.hows)
     check_pass(density, rows=place.total, native=kernel is not None)
     if kernel is None:
-        total_M = _one_by_one(density, (mean_MD, scale_MD), batch, buffers=buffers, about=about, into=into)
-        health_M = torch.linalg.vector_norm(found, dim=-1).sum(0)
+        total_M = _one_by_one(density, (mean_MD, scale_MD), batch, buffers=buffers, about=pass_, into=into)
+        health_M = torch.linalg.vector_norm(gradients, dim=-1).sum(0)
     else:
-        total_M, health_M = by_kernel(kernel, density, (mean_MD, scale_MD), batch=batch, about=about, into=into)
-    density.ranks.sum_(found, total_M, health_M)
+        total_M, health_M = by_kernel(kernel, density, (mean_MD, scale_MD), batch=batch, about=pass_, into=into)
+    density.ranks.sum_(gradients, total_M, health_M)
     return Gradients(total_M * (-1 / place.total), into[0], into[1], health_M)
 
 
@@ -114,31 +101,22 @@ def mixed_by_layers(
     steps: Sequence[int],
     power: float,
 ) -> Gradients:
-    """Return what S passes together say, whose rows are combined as of `torchbayes.density.backend.Mixing`.
+    """Return the result of S passes, numbered `steps`, whose rows are combined by `torchbayes.density.backend.Mixing`.
 
-    Noise of a row is its own, which the expectation of each row allows. The graphs of all passes are held at once.
-
-    Args:
-        density: the density: its model and its ranks.
-        parameters: μ and σ, each (M, D).
-        batch: as of `by_layers`.
-        estimator: as of `by_layers`.
-        buffers: as of `by_layers`.
-        seeds: as of `by_layers`.
-        steps: numbers of the passes, S.
-        power: α.
+    Each row has its own noise, which is valid because the objective is an expectation for each row. The graphs of all
+    passes are held at once. `parameters` are μ and σ, `power` is α; the other arguments are as for `by_layers`.
     """
     ways, (place, batch) = taken(density, batch, estimator), _here(density, batch)
     check_pass(density, rows=place.total, native=False, mixing=Mixing(len(steps), power))
     passes = [Pass(*ways, place, [Randomness(seed, step) for seed in seeds]) for step in steps]
-    total_M, found = _mixed(density, parameters, batch, buffers=buffers, passes=passes, power=power)
-    health_M = torch.linalg.vector_norm(found, dim=-1).sum(0)
-    density.ranks.sum_(found, total_M, health_M)
-    return Gradients(total_M * (-1 / place.total), found[0], found[1], health_M)
+    total_M, gradients = _mixed(density, parameters, batch, buffers=buffers, passes=passes, power=power)
+    health_M = torch.linalg.vector_norm(gradients, dim=-1).sum(0)
+    density.ranks.sum_(gradients, total_M, health_M)
+    return Gradients(total_M * (-1 / place.total), gradients[0], gradients[1], health_M)
 
 
 def _here(density: LogDensity, batch: Batch) -> tuple[Place, Batch]:
-    """Return which rows of a minibatch this process takes, and these."""
+    """Return which rows of a minibatch this process takes, and these rows."""
     rows = batch_size(batch.inputs, 1)
     if density.ranks.data <= 1:
         return Place(slice(0, rows), rows), batch
@@ -159,13 +137,13 @@ def _one_by_one(
     model, totals = density.model, []
     with differentiable(), model.network.training():
         for m, random in enumerate(about.random):
-            alone = batch.map(lambda t, m=m: t[m])
-            alone = alone._replace(inputs=model.network.arrange(alone.inputs))
-            kept = {name: buffer[m] for name, buffer in buffers.items()}
+            rows = batch.map(lambda t, m=m: t[m])
+            rows = rows._replace(inputs=model.network.arrange(rows.inputs))
+            own_buffers = {name: buffer[m] for name, buffer in buffers.items()}
             leaves = tuple(leaves_of(model.layout, part_MD[m]) for part_MD in parameters)
             views = [model.layout.split(part_MD[m]) for part_MD in into]
-            each = _log_prob(density, alone, leaves, kept=kept, about=about, random=random, into=views)
-            total = each.sum(dtype=torch.float64)
+            log_prob_B = _log_prob(density, rows, leaves, kept=own_buffers, about=about, random=random, into=views)
+            total = log_prob_B.sum(dtype=torch.float64)
             _write(total * (-1 / about.place.total), leaves, views)
             totals.append(total.detach())
     return torch.stack(totals)
@@ -180,34 +158,34 @@ def _mixed(
     passes: Sequence[Pass],
     power: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return the sum over rows of the log likelihoods of S passes combined, (M,), and −1/B of its gradients, (2, M, D).
+    """Return sums over rows of the log likelihoods of S passes combined, (M,), and −1/B of their gradients, (2, M, D).
 
-    Every pass has leaves of its own, and memory for their gradients, as layers write there by themselves.
+    Every pass has leaves, and memory for their gradients, of its own, because layers write there directly.
     """
-    model, totals, found = density.model, [], parameters[0].new_zeros(2, *parameters[0].shape)
+    model, totals, gradients = density.model, [], parameters[0].new_zeros(2, *parameters[0].shape)
     mixing, place = Mixing(len(passes), power), passes[0].place
     with differentiable(), model.network.training():
         for m in range(len(parameters[0])):
-            alone = batch.map(lambda t, m=m: t[m])
-            alone = alone._replace(inputs=model.network.arrange(alone.inputs))
-            kept = {name: buffer[m] for name, buffer in buffers.items()}
-            into_SD = found.new_empty(len(passes), *found.shape[::2])
+            member_rows = batch.map(lambda t, m=m: t[m])
+            member_rows = member_rows._replace(inputs=model.network.arrange(member_rows.inputs))
+            held = {name: buffer[m] for name, buffer in buffers.items()}
+            into_SD = gradients.new_empty(len(passes), *gradients.shape[::2])
             leaves, views, rows = [], [], []
             for about, own in zip(passes, into_SD, strict=True):
                 leaves.append(tuple(leaves_of(model.layout, part_MD[m]) for part_MD in parameters))
                 views.append([model.layout.split(part_D) for part_D in own])
-                how: dict[str, Any] = {"kept": kept, "about": about, "random": about.random[m], "into": views[-1]}
-                rows.append(_log_prob(density, alone, leaves[-1], **how, single=True))
-            counts_B = apart(model.likelihood, alone.targets)[2]
+                how: dict[str, Any] = {"kept": held, "about": about, "random": about.random[m], "into": views[-1]}
+                rows.append(_log_prob(density, member_rows, leaves[-1], **how, single=True))
+            counts_B = apart(model.likelihood, member_rows.targets)[2]
             total = mixed(torch.stack(rows).unsqueeze(0), mixing, counts_MB=counts_B).squeeze(0)
             _write(
                 total * (-1 / place.total),
                 [part for pair in leaves for part in pair],
                 [view for pair in views for view in pair],
             )
-            found[:, m] = into_SD.sum(0)
+            gradients[:, m] = into_SD.sum(0)
             totals.append(total.detach())
-    return torch.stack(totals), found
+    return torch.stack(totals), gradients
 
 
 def _log_prob(
@@ -223,7 +201,7 @@ def _log_prob(
 ) -> Tensor:
     """Return the log likelihood of each row under one member, whose buffers are changed in place.
 
-    Where `single`, each row counts once, whatever its weight. Where the network uses a weight in another way than when
+    Where `single`, each row counts once, whatever its weight. If the network uses a weight in another way than when
     it was watched, all weights are drawn.
     """
     memory = {name: (into[0][name], into[1][name]) for name in leaves[0]}
@@ -252,7 +230,7 @@ def _write(total: Tensor, leaves: Sequence[Mapping[str, Tensor]], into: Sequence
     for view, gradient in zip(views, torch.autograd.grad(total, flat, allow_unused=True), strict=True):
         if gradient is None:
             view.zero_()
-        elif gradient.data_ptr() != view.data_ptr():  # else it was made there
+        elif gradient.data_ptr() != view.data_ptr():  # otherwise the layer has written it there
             view.copy_(gradient)
 
 
@@ -262,7 +240,7 @@ class _UsedOtherwiseError(Exception):
 
 @dataclass
 class _Places:
-    """The random tensors of layers, by the identity of what the network holds in their place."""
+    """The random tensors of layers, by the identity of the tensor that the network holds instead."""
 
     mean: dict[int, Tensor] = field(default_factory=dict)
     scale: dict[int, Tensor] = field(default_factory=dict)
@@ -275,8 +253,7 @@ class _Places:
 class _Layers(TorchFunctionMode):
     """While active, layers take their weights as distributions.
 
-    Attributes:
-        held: by name what the network holds: means for layers to take, draws of all else.
+    `held` are the network's parameters by name: means for layers to take, draws of all others.
     """
 
     def __init__(
@@ -303,30 +280,26 @@ class _Layers(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Return what the call gives, with noise where it is that of a layer with random weights.
-
-        Raises:
-            _UsedOtherwiseError: if the network uses a weight in another way than when it was watched.
-        """
+        """Return the result of a call, with noise if it is that of a layer with random weights."""
         attention = taken_apart(self, func, args, kwargs=kwargs or {})
         if attention is not None:
             return attention
         call = layer_call(func, args, kwargs or {})
         if call is None or not (self._is_random(call.weight) or self._is_random(call.bias)):
-            used = any(self._is_random(given) for given in _flat(args, kwargs or {})) and not describes(func)
-            if used or (func is torch.autograd.grad and self._places.taken):
+            is_used = any(self._is_random(parameter) for parameter in _flat(args, kwargs or {})) and not describes(func)
+            if is_used or (func is torch.autograd.grad and self._places.taken):
                 raise _UsedOtherwiseError
             return func(*args, **(kwargs or {}))
         self._calls += 1
-        for given in filter(self._is_random, (call.weight, call.bias)):
-            if id(given) in self._places.taken:  # two calls of a layer have one draw of its weights
+        for parameter in filter(self._is_random, (call.weight, call.bias)):
+            if id(parameter) in self._places.taken:  # two calls of a layer must share one draw of its weights
                 raise _UsedOtherwiseError
-            self._places.taken.add(id(given))
-        of = id(call.weight if self._is_random(call.weight) else call.bias)
-        (_, ndim, axis, _), inputs = self._places.use[of], call.inputs
+            self._places.taken.add(id(parameter))
+        key = id(call.weight if self._is_random(call.weight) else call.bias)
+        (_, ndim, axis, _), inputs = self._places.use[key], call.inputs
         if inputs.ndim != ndim or inputs.shape[axis] != self._place.rows:
             raise _UsedOtherwiseError
-        by = self._local if self._places.how[of] == "local" else self._flipped
+        by = self._local if self._places.how[key] == "local" else self._flipped
         if axis == 0:
             return by(func, call)
         return by(func, call._replace(inputs=inputs.movedim(axis, 0))).movedim(0, axis)
@@ -350,7 +323,7 @@ class _Layers(TorchFunctionMode):
         return noisy.spread(mean, variance, self._perturb)
 
     def _perturb(self, mean: Tensor, variance: Tensor) -> None:
-        """Add noise to outputs, and put its ratio to their standard deviations in the place of the variances."""
+        """Add noise to outputs, and replace the variances by its ratio to their standard deviations."""
         if self._place.total == len(mean):
             perturb(mean, variance, seed=self._random.seed, stream=self._random.outputs(self._calls))
         else:
@@ -378,22 +351,22 @@ class _Layers(TorchFunctionMode):
 
     def _signs(self, like: Tensor, axis: int, number: int) -> Tensor:
         """Return ±1 for each example and channel, the same at all its positions."""
-        whole = self._place.whole(like)
-        shape = [size if at in {0, axis % like.ndim} else 1 for at, size in enumerate(whole)]
+        full_shape = self._place.whole(like)
+        shape = [size if at in {0, axis % like.ndim} else 1 for at, size in enumerate(full_shape)]
         return self._random.signs(self._calls, shape, like, outputs=bool(number))[self._place.own]
 
 
 def _flat(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield what a function is given, one by one, also from lists of tensors."""
-    for given in (*args, *kwargs.values()):
-        if isinstance(given, list | tuple):
-            yield from cast("Sequence[Any]", given)
+    """Yield the arguments of a function one by one, also those in lists."""
+    for argument in (*args, *kwargs.values()):
+        if isinstance(argument, list | tuple):
+            yield from cast("Sequence[Any]", argument)
         else:
-            yield given
+            yield argument
 
 
 def _plain(call: Call) -> bool:
-    """Return whether a product is of tensors of one dtype, and stays so."""
+    """Return whether inputs, weight and bias have one dtype, which autocast does not change."""
     same = call.inputs.dtype == call.weight.dtype and (call.bias is None or call.bias.dtype == call.weight.dtype)
     kind = call.inputs.device.type
     return same and not (torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind))

@@ -1,4 +1,4 @@
-"""What is random in layers that take their weights as distributions: each kind of number has a stream of its own."""
+"""The random numbers of layers with distributions as weights; each kind has a stream of its own."""
 
 from __future__ import annotations
 
@@ -14,12 +14,7 @@ from torchbayes.randomness.seeds import Purpose, mix
 
 
 class Randomness(NamedTuple):
-    """The random numbers of one pass of one member.
-
-    Attributes:
-        seed: of the member.
-        step: number of the pass.
-    """
+    """The random numbers of one pass, number `step`, of the member with this seed."""
 
     seed: int
     step: int
@@ -33,7 +28,7 @@ class Randomness(NamedTuple):
         return self._normals(like, self._stream(call, 2 if bias else 1))
 
     def fill_change(self, call: int, into: Tensor, *, bias: bool) -> None:
-        """Fill a contiguous tensor in float32 or float64 with the same."""
+        """Fill a contiguous tensor in float32 or float64 with the numbers of `change`."""
         fill_normal(into, seed=self.seed, stream=self._stream(call, 2 if bias else 1))
 
     def drawn(self, number: int, like: Tensor) -> Tensor:
@@ -46,7 +41,7 @@ class Randomness(NamedTuple):
         return fill_signs(like.new_empty(tuple(shape)), seed=self.seed, stream=stream)
 
     def noise_of(self, call: int, like: Tensor, shape: Sequence[int]) -> Tensor:
-        """Return the noise of a layer's outputs of a shape."""
+        """Return the noise, of a given shape, of a layer's outputs."""
         return self._normals(like.new_empty(tuple(shape)), self.outputs(call))
 
     def _stream(self, call: int, number: int) -> int:
@@ -60,37 +55,25 @@ class Randomness(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Which rows of a batch are here, where ranks share it: noise of an example does not depend on who computes it.
+    """Which rows of a batch this process has; the noise of an example does not depend on who computes it."""
 
-    Attributes:
-        own: the rows that are here.
-        total: rows of the batch.
-    """
-
-    own: slice
-    total: int
+    own: slice  # the rows of this process
+    total: int  # rows of the batch
 
     @property
     def rows(self) -> int:
-        """Rows that are here."""
+        """Number of rows of this process."""
         return self.own.stop - self.own.start
 
     def whole(self, tensor: Tensor) -> tuple[int, ...]:
-        """Return the shape that a tensor, whose first axis is that of the rows here, has for all rows of the batch."""
+        """Return the shape of a tensor for all rows of the batch; its first axis has the rows of this process."""
         return (self.total, *tensor.shape[1:])
 
 
 class Pass(NamedTuple):
-    """What is the same for all ways of taking a pass.
+    """What all ways of taking a pass share."""
 
-    Attributes:
-        hows: by which estimator each parameter is taken.
-        uses: how layers use those that are not drawn.
-        place: which rows are here.
-        random: the random numbers of each member.
-    """
-
-    hows: Mapping[str, How]
-    uses: Mapping[str, Use]
-    place: Place
-    random: Sequence[Randomness]
+    hows: Mapping[str, How]  # estimator of each parameter
+    uses: Mapping[str, Use]  # how layers use those that are not drawn
+    place: Place  # rows of this process
+    random: Sequence[Randomness]  # random numbers of each member

@@ -1,4 +1,4 @@
-"""Which random weights belong to layers, and where these have the rows: found by watching what a network calls."""
+"""Which random weights belong to layers, and which axis of their inputs is that of the rows, by watching calls."""
 
 from __future__ import annotations
 
@@ -33,28 +33,20 @@ _DESCRIPTIONS: set[Any] = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floa
 
 
 class Use(NamedTuple):
-    """How a layer uses one of its parameters in a forward pass.
+    """How a layer uses one of its parameters in a forward pass."""
 
-    Attributes:
-        layer: number of the layer call, from 1.
-        ndim: axes of its inputs.
-        axis: which of them is that of the rows.
-        single: whether it has one position for each row.
-    """
-
-    layer: int
-    ndim: int
-    axis: int
-    single: bool
+    layer: int  # number of the layer call, from 1
+    ndim: int  # axes of its inputs
+    axis: int  # number of the axis of the rows
+    single: bool  # whether it has one position for each row
 
 
 class _Watch(TorchFunctionMode):
     """While active, notes which functions take which parameters.
 
-    Attributes:
-        counts: how many calls each parameter takes part in, by name.
-        calls: number of the layer call that takes a parameter as weight or bias, and the call, by name.
-        differentiates: whether the network takes a derivative, as informed by physics; noise of outputs has none.
+    `counts` says how many calls take each parameter. `calls` has the layer call, with its number, that takes a
+    parameter as weight or bias. `differentiates` says whether the network takes a derivative, as physics-informed
+    ones do; the noise of outputs has none.
     """
 
     def __init__(self, held: Mapping[str, Tensor]) -> None:
@@ -65,7 +57,6 @@ class _Watch(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Return what the call gives."""
         kwargs = kwargs or {}
         attention = taken_apart(self, func, args, kwargs=kwargs)
         if attention is not None:
@@ -87,44 +78,30 @@ class _Watch(TorchFunctionMode):
 
 
 class _Sizes(TorchDispatchMode):
-    """While active, notes whether the size of any tensor depends on the numbers in others, as that of `x[mask]` does.
-
-    Attributes:
-        depend: whether one does.
-    """
+    """While active, sets `depend` if the size of a tensor depends on numbers in others, as that of `x[mask]` does."""
 
     depend = False
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Return what the operation gives."""
         self.depend |= torch.Tag.dynamic_output_shape in func.tags
         return func(*args, **(kwargs or {}))
 
 
 class Call(NamedTuple):
-    """A call of a layer's function.
+    """A call of a layer's function."""
 
-    Attributes:
-        linear: whether it is linear, and no convolution.
-        inputs: x.
-        weight: its weight.
-        bias: its bias, if any.
-        rest: other arguments.
-        named: other arguments by name.
-    """
-
-    linear: bool
+    linear: bool  # whether it is linear rather than a convolution
     inputs: Tensor
     weight: Tensor
     bias: Tensor | None
-    rest: tuple[Any, ...]
-    named: dict[str, Any]
+    rest: tuple[Any, ...]  # other arguments
+    named: dict[str, Any]  # other arguments by name
 
 
 def describes(func: Callable[..., Any]) -> bool:
-    """Return whether a function says what a tensor is, such as its dtype, whatever its numbers are."""
+    """Return whether a function describes a tensor, such as its dtype, whatever its numbers are."""
     return func in _DESCRIPTIONS
 
 
@@ -132,26 +109,23 @@ def layer_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
     """Return the call of a linear or convolutional layer; None for any other function."""
     if func not in _LAYERS:
         return None
-    given = dict(zip(("input", "weight", "bias"), args, strict=False)) | dict(kwargs)
+    arguments = dict(zip(("input", "weight", "bias"), args, strict=False)) | dict(kwargs)
     named = {name: value for name, value in kwargs.items() if name not in {"input", "weight", "bias"}}
-    return Call(func is F.linear, given["input"], given["weight"], given.get("bias"), args[3:], named)
+    return Call(func is F.linear, arguments["input"], arguments["weight"], arguments.get("bias"), args[3:], named)
 
 
 _USES: WeakKeyDictionary[Network, dict[Any, dict[str, Use]]] = WeakKeyDictionary()
 
 
 def hows(density: LogDensity, batch: Batch, estimator: Estimator) -> dict[str, How]:
-    """Return by which estimator each parameter is taken, from one minibatch per member, (M, B, ...)."""
+    """Return the estimator of each parameter, from one minibatch per member, (M, B, ...)."""
     return how(density, batch.map(lambda t: t[0]), estimator)
 
 
 def taken(density: LogDensity, batch: Batch, estimator: Estimator) -> tuple[dict[str, How], dict[str, Use]]:
-    """Return by which estimator each parameter is taken, and how layers use those that are not drawn.
+    """Return the estimator of each parameter, and how layers use those that are not drawn.
 
-    Args:
-        density: whose model it is.
-        batch: one minibatch per member, (M, B, ...).
-        estimator: the setting.
+    `batch` holds one minibatch per member, (M, B, ...).
     """
     return hows(density, batch, estimator), uses(density.model.network, batch.map(lambda t: t[0]).inputs)
 
@@ -162,30 +136,20 @@ def has_layers(density: LogDensity, batch: Batch) -> bool:
 
 
 def how(density: LogDensity, rows: Batch, estimator: Estimator) -> dict[str, How]:
-    """Return by which estimator each parameter is taken.
-
-    Args:
-        density: whose model it is.
-        rows: some rows, (B, ...).
-        estimator: the setting.
-    """
-    taken = uses(density.model.network, rows.inputs)
+    """Return the estimator of each parameter, from some rows, (B, ...)."""
+    used = uses(density.model.network, rows.inputs)
     auto: dict[bool, How] = {True: "local", False: "flipout"}
     return {
-        name: (auto[taken[name].single] if estimator == "auto" else estimator) if name in taken else "drawn"
+        name: (auto[used[name].single] if estimator == "auto" else estimator) if name in used else "drawn"
         for name in density.model.layout.names
     }
 
 
 def uses(network: Network, inputs: Any) -> dict[str, Use]:
-    """Return the parameters that layers can take as distributions, by name.
+    """Return the parameters that layers can take as distributions, by name, from some rows (B, ...).
 
-    Found by passing the first row twice and three times: the axis of the rows is the one that grows with them. So it is
-    known whatever the other lengths are, equal to the number of rows or not. It is found once for rows of one shape.
-
-    Args:
-        network: the network.
-        inputs: some rows, (B, ...).
+    The first row is passed twice and three times: the axis of the rows is the one that grows with them, whatever the
+    other lengths are. It is found once for rows of one shape.
     """
     known, key = _USES.setdefault(network, {}), tuple(tuple(t.shape[1:]) for t in tensors_of(inputs))
     if key not in known:
@@ -199,11 +163,11 @@ def uses(network: Network, inputs: Any) -> dict[str, Use]:
 
 
 def _watched(network: Network, inputs: Any) -> _Watch | None:
-    """Return how a network in training mode uses its parameters; None where layers cannot take distributions."""
+    """Return how a network in training mode uses its parameters; None if layers cannot take distributions."""
     held, inputs = dict(network.initial), network.arrange(inputs)
     state = {name: buffer.clone() for name, buffer in network.buffers.items()}
     with torch.no_grad(), network.training(), drawing(network, mix(Purpose.LAYER_TRIAL, 0)):
-        network.ask(held, inputs, state)  # which may run it once more
+        network.ask(held, inputs, state)  # may run the network once more
         with _Watch(held) as watch, _Sizes() as sizes:
             network(held, inputs, state)
     return None if watch.differentiates or sizes.depend else watch
@@ -213,21 +177,21 @@ def _compared(two: _Watch | None, three: _Watch | None) -> dict[str, Use]:
     """Return the uses of parameters by layers whose rows are known, from passes of two and of three rows."""
     if two is None or three is None:
         return {}
-    found = dict[str, Use]()
+    known = dict[str, Use]()
     for name, (layer, call) in three.calls.items():
         before = two.calls.get(name)
         axis = None if before is None else _row_axis(before[1], call)
         if axis is not None and two.counts[name] == three.counts[name] == 1:
-            found[name] = Use(layer, call.inputs.ndim, axis, call.linear and call.inputs.ndim == _MATRIX)
-    # a layer one of whose tensors is used elsewhere draws both
-    whole = {layer for name, (layer, _) in three.calls.items() if name not in found}
-    return {name: use for name, use in found.items() if use.layer not in whole}
+            known[name] = Use(layer, call.inputs.ndim, axis, call.linear and call.inputs.ndim == _MATRIX)
+    # If one tensor of a layer is used elsewhere, both are drawn.
+    drawn = {layer for name, (layer, _) in three.calls.items() if name not in known}
+    return {name: use for name, use in known.items() if use.layer not in drawn}
 
 
 def _row_axis(two: Call, three: Call) -> int | None:
-    """Return which axis of a layer's inputs is that of the rows; None where none is, or rows share it with positions.
+    """Return the axis of the rows in a layer's inputs; None without one, or if rows share it with positions.
 
-    A linear layer has it anywhere but at its channels, a convolution in front of them.
+    In a linear layer it is any axis but the channels, in a convolution the one in front of them.
     """
     sizes = [*zip(two.inputs.shape, three.inputs.shape, strict=False)]
     grown = [axis for axis, (a, b) in enumerate(sizes) if a != b]

@@ -17,32 +17,22 @@ Axes = list[Axis]
 
 @dataclass(frozen=True)
 class Call:
-    """One call of an operator.
+    """One call of an operator."""
 
-    Attributes:
-        name: of the operator, without its overload, such as "addmm".
-        values: its arguments by name.
-        out: what it returned.
-        ties: the groups of units.
-        axes_of: tensor -> its axes.
-        used: told (activations, axis) where activations are summed over an axis with weights.
-        pointwise: whether PyTorch says that it works element by element.
-    """
-
-    name: str
-    values: Mapping[str, Any]
-    out: Any
+    name: str  # without the overload, such as "addmm"
+    values: Mapping[str, Any]  # arguments by name
+    out: Any  # what it returned
     ties: Ties
-    axes_of: Callable[[Tensor], Axes]
-    used: Callable[[Tensor, int], None]
-    pointwise: bool
+    axes_of: Callable[[Tensor], Axes]  # tensor -> its axes
+    used: Callable[[Tensor, int], None]  # called with activations and an axis that they are summed over with weights
+    pointwise: bool  # whether PyTorch says that it works element by element
 
     def tensor(self, *names: str) -> Tensor:
-        """Return the first argument there is under one of these names."""
+        """Return the first argument that exists under one of these names."""
         return next(self.values[name] for name in names if name in self.values)
 
     def axes(self, *names: str) -> Axes:
-        """Return the axes of the first argument there is under one of these names."""
+        """Return the axes of the first argument that exists under one of these names."""
         return list(self.axes_of(self.tensor(*names)))
 
     @property
@@ -66,23 +56,14 @@ def shaped(sizes: Sequence[int]) -> Axes:
 
 
 def broadcast(call: Call, tensors: Sequence[Tensor], ndim: int) -> Axes:
-    """Join the axes of tensors that are combined element by element.
-
-    Args:
-        call: the operator.
-        tensors: what it combines.
-        ndim: number of axes of the result.
-
-    Returns:
-        The axes of the result.
-    """
-    found: list[Axis | None] = [None] * ndim
+    """Join the axes of tensors that are combined element by element, and return the `ndim` axes of the result."""
+    joined: list[Axis | None] = [None] * ndim
     for tensor in tensors:
         for back, axis in enumerate(reversed(call.axes_of(tensor)), 1):
             if tensor.shape[-back] != 1:
-                before = found[-back]
-                found[-back] = axis if before is None else call.ties.join(before, axis)
-    return [fixed(1) if axis is None else call.ties.resolved(axis) for axis in found]
+                known = joined[-back]
+                joined[-back] = axis if known is None else call.ties.join(known, axis)
+    return [fixed(1) if axis is None else call.ties.resolved(axis) for axis in joined]
 
 
 def moving(call: Call) -> Iterator[Axis]:

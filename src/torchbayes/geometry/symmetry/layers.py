@@ -9,7 +9,7 @@ from torchbayes.geometry.symmetry.units import Axis, fixed
 
 
 def matrix(call: Call) -> list[Axes]:
-    """Return the axes of a product of matrices, to which a third may be added; it joins the axes it sums over."""
+    """Join the axes that a product of matrices sums over; return those of the result, to which a bias may be added."""
     names = ("batch1", "batch2") if "batch1" in call.values else ("mat1", "mat2")
     a, b = (call.tensor(name, other) for name, other in zip(names, ("self", "mat2"), strict=True))
     left, right = call.axes_of(a), call.axes_of(b)
@@ -22,10 +22,10 @@ def matrix(call: Call) -> list[Axes]:
 
 def _with_bias(call: Call, axes: Axes, added: bool) -> list[Axes]:
     if added:
-        bias, own = call.tensor("self"), call.axes("self")
+        bias, bias_axes = call.tensor("self"), call.axes("self")
         for back in range(1, bias.ndim + 1):
             if bias.shape[-back] != 1:
-                call.ties.join(axes[-back], own[-back])
+                call.ties.join(axes[-back], bias_axes[-back])
     return [[call.ties.resolved(axis) for axis in axes]]
 
 
@@ -44,10 +44,10 @@ def vector(call: Call) -> list[Axes]:
 
 def linear(call: Call) -> list[Axes]:
     """Return the axes of a linear layer's outputs; inputs are joined with the second axis of the weights."""
-    given, weight = call.tensor("input", "self"), call.axes("weight")
+    inputs, weight = call.tensor("input", "self"), call.axes("weight")
     axes = call.axes("input", "self")
     call.ties.join(axes[-1], weight[1])
-    call.used(given, given.ndim - 1)
+    call.used(inputs, inputs.ndim - 1)
     axes[-1] = weight[0]
     if isinstance(call.values.get("bias"), Tensor):
         axes[-1] = call.ties.join(axes[-1], call.axes("bias")[0])
@@ -56,7 +56,7 @@ def linear(call: Call) -> list[Axes]:
 
 def convolution(call: Call) -> list[Axes]:
     """Return the axes of a convolution's outputs; places and kernels stay in order."""
-    given, weight = call.tensor("input", "self"), call.tensor("weight")
+    inputs, weight = call.tensor("input", "self"), call.tensor("weight")
     axes, own = call.axes("input", "self"), call.axes("weight")
     for axis in (*own[2:], *axes[2:]):
         call.ties.fix(axis)
@@ -64,49 +64,49 @@ def convolution(call: Call) -> list[Axes]:
     channels = axes[1]
     if transposed:
         ties.join(channels, own[0])
-        made = own[1] if groups == 1 else _per_group(call, channels, own[1], groups)
+        outputs = own[1] if groups == 1 else _per_group(call, channels, own[1], groups)
     elif groups > 1 and weight.shape[1] == 1:  # each channel by itself
         ties.join(own[0], tuple(s._replace(inner=s.inner * (weight.shape[0] // groups)) if s.group is not None else
                                 fixed(s.count * (weight.shape[0] // groups))[0] for s in channels))  # fmt: skip
-        made = own[0]
+        outputs = own[0]
     elif groups > 1:  # the same order in each group of channels
         ties.join(channels, own[1] * groups)
-        made = _pieces(call, own[0], groups)
+        outputs = _pieces(call, own[0], groups)
     else:
         ties.join(channels, own[1])
-        made = own[0]
-    call.used(given, 1)
+        outputs = own[0]
+    call.used(inputs, 1)
     if isinstance(call.values.get("bias"), Tensor):
-        made = ties.join(made, call.axes("bias")[0])
-    return [[axes[0], ties.resolved(made), *shaped(call.results[0].shape[2:])]]
+        outputs = ties.join(outputs, call.axes("bias")[0])
+    return [[axes[0], ties.resolved(outputs), *shaped(call.results[0].shape[2:])]]
 
 
 def _per_group(call: Call, channels: Axis, outputs: Axis, groups: int) -> Axis:
-    """Return the outputs of a transposed convolution of several groups, whose units stay in their group."""
+    """Return the output axis of a transposed convolution of several groups; units stay in their group."""
     _pieces(call, channels, groups)
     return call.ties.resolved(outputs) * groups
 
 
 def _pieces(call: Call, axis: Axis, pieces: int) -> Axis:
-    """Return an axis in pieces of equal size, which no unit leaves."""
+    """Return an axis in pieces of equal size; no unit leaves its piece."""
     resolved = call.ties.resolved(axis)
     size = sum(segment.size for segment in resolved) // pieces
     return call.ties.join(axis, sum((call.ties.free(size) for _ in range(pieces)), ()))
 
 
 def batch_norm(call: Call) -> list[Axes]:
-    """Return the axes with the channels joined to parameters and statistics."""
+    """Return the axes, the channels joined to those of parameters and statistics."""
     axes = call.axes("input")
     for name in ("weight", "bias", "running_mean", "running_var"):
         if isinstance(call.values.get(name), Tensor):
             axes[1] = call.ties.join(axes[1], call.axes(name)[0])
     channels = call.results[0].shape[1:2]
-    rest = [[axes[1]] if tensor.shape == channels else shaped(tensor.shape) for tensor in call.results[1:]]
-    return [axes, *rest]
+    others = [[axes[1]] if tensor.shape == channels else shaped(tensor.shape) for tensor in call.results[1:]]
+    return [axes, *others]
 
 
 def layer_norm(call: Call) -> list[Axes]:
-    """Return the axes with the last ones joined to the parameters."""
+    """Return the axes, the last ones joined to those of the parameters."""
     axes = call.axes("input")
     for name in ("weight", "bias"):
         if isinstance(call.values.get(name), Tensor):
@@ -116,7 +116,7 @@ def layer_norm(call: Call) -> list[Axes]:
 
 
 def group_norm(call: Call) -> list[Axes]:
-    """Return the axes with the channels kept in their group, and joined to the parameters."""
+    """Return the axes; channels stay in their group, and are joined to the parameters."""
     axes, groups = call.axes("input"), call.values["group"]
     if groups > 1:
         axes[1] = _pieces(call, axes[1], groups)
@@ -127,14 +127,14 @@ def group_norm(call: Call) -> list[Axes]:
 
 
 def weight_norm(call: Call) -> list[Axes]:
-    """Return the axes of the weights that lengths and directions make."""
+    """Return the axes of the weights made of lengths and directions."""
     axes, dim = call.axes("v"), call.values.get("dim", 0)
     axes[dim] = call.ties.join(axes[dim], call.axes("g")[dim])
     return [axes, *(call.axes_of(call.tensor("g")) for _ in call.results[1:])]
 
 
 def attention(call: Call) -> list[Axes]:
-    """Return the axes of the mean values; heads are joined, queries with keys, and the places of keys and values."""
+    """Return the axes of the mean values; heads are joined, queries with keys, and places of keys and values."""
     query, key, value = (call.axes(name) for name in ("query", "key", "value"))
     ties = call.ties
     heads = [ties.join(ties.join(q, k), v) for q, k, v in zip(query[:-2], key[:-2], value[:-2], strict=True)]
@@ -156,7 +156,7 @@ def attention(call: Call) -> list[Axes]:
 
 
 def embedding(call: Call) -> list[Axes]:
-    """Return the axes of the vectors of words, whose own order stays."""
+    """Return the axes of the vectors of words; the order of the words stays."""
     table = call.axes("weight")
     call.ties.fix(table[0])
     return [[*call.axes("indices"), table[1]]]

@@ -26,17 +26,11 @@ _SWEEPS = 1000
 
 @dataclass
 class Matched:
-    """Permutations that bring a network close to a reference.
+    """Permutations that bring a network close to a reference."""
 
-    Attributes:
-        permutations: for each group; unit i of the result is unit permutations[g][i].
-        objective: Σ ⟨A, P(B)⟩ over the weights of all groups, at first and after each step; empty for activations.
-        sweeps: over all groups.
-    """
-
-    permutations: list[Tensor]
-    objective: list[float] = field(default_factory=list)
-    sweeps: int = 0
+    permutations: list[Tensor]  # of each group; unit i of the result is unit permutations[g][i]
+    objective: list[float] = field(default_factory=list)  # Σ ⟨A, P(B)⟩ before and after each step; not for activations
+    sweeps: int = 0  # over all groups
 
 
 def assigned(scores_NN: Tensor) -> tuple[Tensor, float]:
@@ -49,17 +43,13 @@ def assigned(scores_NN: Tensor) -> tuple[Tensor, float]:
 
 
 def units(tensor: Tensor, axis: int, segment: Segment, *, start: int) -> Tensor:
-    """Return what belongs to each unit of a segment of an axis as the rows of a matrix, (units, ...), float64."""
-    part = tensor.movedim(axis, 0)[start : start + segment.size]
-    return part.reshape(segment.units, -1).double()
+    """Return the weights or activations of each unit of a segment as rows of a matrix, (units, ...), float64."""
+    block = tensor.movedim(axis, 0)[start : start + segment.size]
+    return block.reshape(segment.units, -1).double()
 
 
 def check_linear(groups: Iterable[PermutationGroup]) -> None:
-    """Check that no weight has the same units along two axes.
-
-    Raises:
-        ValueError: if one has.
-    """
+    """Raise a ValueError if a weight has the same units along two axes."""
     for group in groups:
         axes: dict[str, int] = {}
         for name, axis, *_ in group.places:
@@ -74,38 +64,30 @@ def check_linear(groups: Iterable[PermutationGroup]) -> None:
 def by_weights(
     groups: PermutationGroups, reference: Mapping[str, Tensor], weights: Mapping[str, Tensor], *, seed: int, member: int
 ) -> Matched:
-    """Match a network by its weights: coordinate descent over the groups, each step a linear assignment.
+    """Match a network B to a reference A by weights: coordinate descent over the groups, each step a linear assignment.
 
-    Args:
-        groups: of the model.
-        reference: A, weights by name.
-        weights: B, likewise.
-        seed: of the order of the groups in each sweep.
-        member: number of the network, which the order depends on as well.
-
-    Returns:
-        The permutations.
+    The order of the groups in each sweep depends on the seed and on `member`, the number of the network.
     """
-    own = [_parameters(group, weights) for group in groups.groups]
-    names = {place.name for group in own for place in group.places}
+    parameters = [_parameters(group, weights) for group in groups.groups]
+    names = {place.name for group in parameters for place in group.places}
     target = {name: reference[name].double() for name in names}
     current = {name: weights[name].double() for name in names}
-    found = Matched([torch.arange(group.size) for group in own], [_inner(target, current)])
+    matched = Matched([torch.arange(group.size) for group in parameters], [_inner(target, current)])
     least = _LEAST_GAIN * max(_inner(target, target), _inner(current, current))
     source = generator(Purpose.MATCHING, seed, member)
-    while found.sweeps < _SWEEPS:
-        gained = 0.0
-        found.sweeps += 1
-        for number in torch.randperm(len(own), generator=source).tolist():
-            order, gain = assigned(_similarity(own[number], target, current))
+    while matched.sweeps < _SWEEPS:
+        total_gain = 0.0
+        matched.sweeps += 1
+        for number in torch.randperm(len(parameters), generator=source).tolist():
+            order, gain = assigned(_similarity(parameters[number], target, current))
             if gain > least:
-                current = moved(current, own[number], order)
-                found.permutations[number] = found.permutations[number][order]
-                found.objective.append(_inner(target, current))
-                gained += gain
-        if not gained:
+                current = moved(current, parameters[number], order)
+                matched.permutations[number] = matched.permutations[number][order]
+                matched.objective.append(_inner(target, current))
+                total_gain += gain
+        if not total_gain:
             break
-    return found
+    return matched
 
 
 def _parameters(group: PermutationGroup, weights: Mapping[str, Tensor]) -> PermutationGroup:
@@ -118,12 +100,12 @@ def _inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
 
 def _similarity(group: PermutationGroup, a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor:
     """Return C[i, j], the inner product of the weights of unit i in A and unit j in B."""
-    some = a[group.places[0].name]
-    found = torch.zeros(group.size, group.size, dtype=torch.float64, device=some.device)
+    example = a[group.places[0].name]
+    inner_NN = torch.zeros(group.size, group.size, dtype=torch.float64, device=example.device)
     for name, axis, start, inner in group.places:
         segment = Segment(0, group.size, inner)
-        found += units(a[name], axis, segment, start=start) @ units(b[name], axis, segment, start=start).T
-    return found
+        inner_NN += units(a[name], axis, segment, start=start) @ units(b[name], axis, segment, start=start).T
+    return inner_NN
 
 
 @dataclass
@@ -145,7 +127,7 @@ class _Moments:
         return cls(each.clone(), each.clone(), each.clone(), each.clone(), products)
 
     def add(self, a: Tensor, b: Tensor, *, weight: float) -> None:
-        """Add samples, both (units, samples), each of which counts as many times."""
+        """Add samples, both (units, samples), each with the same weight."""
         self.first += weight * a.sum(1)
         self.second += weight * b.sum(1)
         self.squares += weight * a.square().sum(1)
@@ -166,7 +148,7 @@ class _Moments:
 
 
 class Recorder:
-    """Runs networks and keeps the activations that each group's units have where they are summed over."""
+    """Runs networks and records the activations of each group's units where they are summed over."""
 
     def __init__(self, groups: PermutationGroups) -> None:
         self._groups = groups
@@ -191,8 +173,8 @@ class Recorder:
         start = 0
         for segment in axes[axis]:
             if segment.group in self._numbers:
-                own = self._seen.setdefault(self._numbers[segment.group], [])
-                own.append(units(tensor, axis, segment, start=start))
+                parts = self._seen.setdefault(self._numbers[segment.group], [])
+                parts.append(units(tensor, axis, segment, start=start))
             start += segment.size
 
 
@@ -205,37 +187,24 @@ def by_activations(
 ) -> list[Matched]:
     """Match networks by the correlations of their units over data, each group by itself.
 
-    Args:
-        groups: of the model.
-        networks: weights and buffers, the reference first.
-        batches: rows, which count as often as the likelihood says.
-        chunk_size: rows that go through a network at once.
-
-    Returns:
-        The permutations of each network after the first.
-
-    Raises:
-        ValueError: if activations are not finite.
+    `networks` are weights and buffers, the reference first. Returns the permutations of each network after the first.
+    Rows count as often as the likelihood says. Raises a ValueError if activations are not finite.
     """
     device = groups.model.network.device
     record = Recorder(groups)
     moments = [[_Moments.empty(group.size, device) for group in groups.groups] for _ in networks[1:]]
     for rows, weight in _alike(groups.model, networks[0], batches, chunk_size):
         target = record(*networks[0], rows)
-        for own, network in zip(moments, networks[1:], strict=True):
+        for sums, network in zip(moments, networks[1:], strict=True):
             for number, samples in record(*network, rows).items():
-                own[number].add(target[number], samples, weight=weight)
-    return [Matched([_matched(each) for each in own]) for own in moments]
+                sums[number].add(target[number], samples, weight=weight)
+    return [Matched([_matched(each) for each in sums]) for sums in moments]
 
 
 def _alike(
     model: Model, network: tuple[Tensor, Buffers], batches: Iterable[Batch], chunk_size: int
 ) -> Iterator[tuple[Any, float]]:
-    """Yield inputs of rows that count equally often, and how often that is: the axis of rows may move in a network.
-
-    Yields:
-        Inputs and the weight.
-    """
+    """Yield inputs of rows of equal weight, and that weight, because the axis of rows may move inside a network."""
     for batch in batches:
         for start in range(0, batch.size, chunk_size):
             rows = batch.map(lambda t, start=start: t[start : start + chunk_size])
@@ -251,11 +220,7 @@ def _alike(
 
 
 def _matched(moments: _Moments) -> Tensor:
-    """Return the permutation by correlations; the given order where no other is better.
-
-    Raises:
-        ValueError: if they are not finite.
-    """
+    """Return the permutation by correlations; the given order where no other is better."""
     correlation = moments.correlation()
     if not correlation.isfinite().all():
         raise ValueError("activations are not finite: a member gives NaN or infinity on `data`. Leave it out.")

@@ -1,4 +1,4 @@
-"""Permutations of hidden units: which axes of which weights must move together, so that the function stays the same."""
+"""Permutations of hidden units: which axes of which weights must move together to keep the function the same."""
 
 from __future__ import annotations
 
@@ -23,26 +23,19 @@ from torchbayes.model.sources.sources import as_source
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.randomness.seeds import Purpose, generator
 
-_WATCHED, _MADE_UP, _COMPARED = 2, 8, 64  # rows: watched for groups; of inputs made up; on which outputs are compared
+_WATCHED, _MADE_UP, _COMPARED = 2, 8, 64  # rows: in the watched run; of made-up inputs; for comparing outputs
 _TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
 _LOW_TOLERANCE = 0.1
 _SIDES = (32, 28, 8, 16, 64, 96, 128, 224, *range(1, 65))
 
 
 class Place(NamedTuple):
-    """Where units of a group are.
+    """Where the units of a group are."""
 
-    Attributes:
-        name: of the parameter or buffer.
-        axis: of its axes.
-        start: first position along it.
-        inner: neighbouring positions of each unit.
-    """
-
-    name: str
-    axis: int
-    start: int
-    inner: int
+    name: str  # of the parameter or buffer
+    axis: int  # number of its axis
+    start: int  # first position along it
+    inner: int  # neighbouring positions of each unit
 
 
 @dataclass(frozen=True)
@@ -63,17 +56,11 @@ class PermutationGroup:
 
 
 class Found(NamedTuple):
-    """What watching a network has found.
+    """What a run of the network has shown."""
 
-    Attributes:
-        ties: the groups of units, those that cannot move among them.
-        axes: parameter or buffer -> its axes.
-        numbers: of the groups that can move, in their order.
-    """
-
-    ties: Ties
-    axes: Mapping[str, Sequence[Axis]]
-    numbers: tuple[int, ...]
+    ties: Ties  # the groups of units, including those that cannot move
+    axes: Mapping[str, Sequence[Axis]]  # parameter or buffer -> its axes
+    numbers: tuple[int, ...]  # of the groups that can move, in their order
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,16 +128,12 @@ class PermutationGroups:
         for order, group in zip(orders, self.groups, strict=True):
             tensors = moved(tensors, group, order.to(weights_D.device))
         names = self.model.network.buffers if buffers is None else buffers
-        moved_D, own = self.model.layout.join(tensors), {name: tensors[name].clone() for name in names}
-        self._check_same((weights_D, buffers), (moved_D, own))
-        return moved_D, own
+        moved_D, moved_buffers = self.model.layout.join(tensors), {name: tensors[name].clone() for name in names}
+        self._check_same((weights_D, buffers), (moved_D, moved_buffers))
+        return moved_D, moved_buffers
 
     def _check_same(self, *networks: tuple[Tensor, Buffers | None]) -> None:
-        """Check that two networks give the same outputs.
-
-        Raises:
-            ValueError: if they do not.
-        """
+        """Raise a ValueError if two networks do not give the same outputs."""
         network = self.model.network
         with torch.no_grad():
             before, after = (network(w[: network.layout.size], self.inputs, buffers) for w, buffers in networks)
@@ -162,12 +145,7 @@ class PermutationGroups:
             )
 
     def _checked(self, permutations: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Return permutations that fit the groups.
-
-        Raises:
-            ValueError: if there is not one for each group.
-            TypeError: if they are no list.
-        """
+        """Return permutations after checking that there is a valid one for each group."""
         if not isinstance(permutations, Sequence) or isinstance(permutations, str):
             raise TypeError(f"`permutations` must be a list of tensors, one for each group; got {seen(permutations)}.")
         if len(permutations) != len(self.groups):
@@ -183,11 +161,11 @@ class PermutationGroups:
 
 
 def moved(tensors: Mapping[str, Tensor], group: PermutationGroup, order: Tensor) -> dict[str, Tensor]:
-    """Return tensors with the units of one group in another order; those that are not there are left out."""
-    found = dict(tensors)
+    """Return tensors with the units of one group in another order; absent tensors are left out."""
+    reordered = dict(tensors)
     for name, axis, start, inner in group.places:
-        if name in found:
-            tensor = found[name]
+        if name in reordered:
+            tensor = reordered[name]
             index = torch.arange(tensor.shape[axis], device=tensor.device)
             positions = index[start : start + group.size * inner].view(group.size, inner)
             index = torch.cat([
@@ -195,26 +173,25 @@ def moved(tensors: Mapping[str, Tensor], group: PermutationGroup, order: Tensor)
                 positions[order.to(index.device)].flatten(),
                 index[start + positions.numel() :],
             ])
-            found[name] = tensor.index_select(axis, index)
-    return found
+            reordered[name] = tensor.index_select(axis, index)
+    return reordered
 
 
 def permutation_groups(model: Model, data: Any = None, *, keep: Globs = ()) -> PermutationGroups:
-    r"""Find which axes of a network's weights hold the same hidden units, by watching it run.
+    """Find which axes of a network's weights hold the same hidden units, by watching it run.
 
-    With permutations P_l of the units of layer l, and P = 1 for inputs and outputs, W_l → P_l W_l P_{l−1}ᵀ and
-    b_l → P_l b_l leave the function of a network of elementwise activations as it is. Layers of many more kinds have
-    such permutations: each axis of each weight begins as a group of its own, and each operator that runs joins those
-    that it sums over, adds or concatenates. Axes of inputs and outputs, of places in images and of kernels are not
-    permuted. A group norm of several groups keeps units in their group; heads of attention share one order of the units
-    in them.
-
+    With permutations P_l of the units of layer l, and P = 1 for inputs and outputs, W_l → P_l W_l P_{l−1}ᵀ and b_l →
+    P_l b_l leave the function of a network of elementwise activations unchanged. Many other layers have such
+    permutations. Each axis of each weight begins as a group of its own, and each operator that runs joins those that
+    it sums over, adds or concatenates. Axes of inputs and outputs, of places in images and of kernels are not
+    permuted. A group norm of several groups keeps units in their group. Heads of attention share one order of the
+    units in them.
     Source: Ainsworth, Hayase and Srinivasa (2022), "Git re-basin", for the groups; the way to find them is our own.
 
     Args:
         model: the model.
-        data: as for `fit`, of which a few inputs are used. If None, inputs of a network that begins with a linear layer
-            or a convolution are made up.
+        data: as for `fit`; a few inputs are used. If None, inputs are made up for a network that begins with a
+            linear layer or a convolution.
         keep: glob or globs of parameters that keep their order, such as those of a layer that cannot be followed.
 
     Returns:
@@ -263,11 +240,7 @@ def _watched(
 
 
 def _checked_globs(keep: Globs) -> Globs:
-    """Return globs.
-
-    Raises:
-        TypeError: if they are none.
-    """
+    """Return globs after checking their type."""
     each = [keep] if isinstance(keep, str) else keep
     if not isinstance(each, Sequence) or not all(isinstance(glob, str) for glob in each):
         raise TypeError(f"`keep` must be a glob of parameters, such as 'head.*', or a list of such; got {seen(keep)}.")
@@ -275,7 +248,7 @@ def _checked_globs(keep: Globs) -> Globs:
 
 
 def state_of(network: Network, weights_D: Tensor, buffers: Buffers) -> dict[str, Tensor]:
-    """Return what the module holds in a call: parameters with random elements and buffers, as new tensors."""
+    """Return what the module holds in a call: parameters filled with random elements, and buffers, as new tensors."""
     filled = network.precision.cast(network.mask.fill(network.layout.split(weights_D)))
     return {name: tensor.detach().clone() for name, tensor in {**filled, **buffers}.items()}
 
@@ -287,30 +260,30 @@ def held_by(network: Network, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _frozen(network: Network, axes: Mapping[str, tuple[Axis, ...]]) -> dict[int, str]:
-    """Return the groups with weights that are not random, and what to say of them."""
+    """Return the groups with weights that are not random, each with a message."""
     moving = {*network.layout.names, *network.buffers} - network.mask.indices.keys()
-    found: dict[int, str] = {}
-    for name, own in axes.items():
-        for axis in own if name not in moving else ():
+    messages: dict[int, str] = {}
+    for name, tensor_axes in axes.items():
+        for axis in tensor_axes if name not in moving else ():
             for segment in axis:
                 if segment.group is not None:
-                    found.setdefault(segment.group, f"`{name}` is not random, so its units stay in order")
-    return found
+                    messages.setdefault(segment.group, f"`{name}` is not random, so its units stay in order")
+    return messages
 
 
 def _groups(axes: Mapping[str, tuple[Axis, ...]], frozen: Mapping[int, str]) -> dict[int, PermutationGroup]:
     """Return the groups that can move, by their numbers among the ties."""
     places: dict[int, list[Place]] = {}
     counts: dict[int, int] = {}
-    for name, own in axes.items():
-        for dim, axis in enumerate(own):
+    for name, tensor_axes in axes.items():
+        for dim, axis in enumerate(tensor_axes):
             start = 0
             for segment in axis:
                 if segment.group is not None and segment.group not in frozen:
                     counts[segment.group] = segment.units
                     places.setdefault(segment.group, []).append(Place(name, dim, start, segment.inner))
                 start += segment.size
-    return {number: PermutationGroup(counts[number], tuple(own)) for number, own in places.items()}
+    return {number: PermutationGroup(counts[number], tuple(listed)) for number, listed in places.items()}
 
 
 def _first_rows(model: Model, data: Any) -> Any:
@@ -319,12 +292,8 @@ def _first_rows(model: Model, data: Any) -> Any:
 
 
 def _made_up(network: Network, state: Mapping[str, Tensor]) -> Tensor:
-    """Return inputs that a network takes.
-
-    Raises:
-        ValueError: if none of those tried fit.
-    """
-    first = next((part for part in network.module.modules() if [*part.parameters(recurse=False)]), None)
+    """Return random inputs that a network takes; a ValueError if no shape that is tried fits."""
+    first = next((layer for layer in network.module.modules() if [*layer.parameters(recurse=False)]), None)
     source = generator(Purpose.TRACED)
     for shape in _shapes(first):
         inputs = torch.randn(_MADE_UP, *shape, generator=source, dtype=torch.float32)
@@ -341,7 +310,7 @@ def _made_up(network: Network, state: Mapping[str, Tensor]) -> Tensor:
 
 
 def _shapes(first: nn.Module | None) -> Iterator[tuple[int, ...]]:
-    """Yield shapes of one row that a network may take which begins with this layer."""
+    """Yield shapes of one row that a network with this first layer may take."""
     if isinstance(first, nn.Linear):
         yield (first.in_features,)
     convolutions = nn.modules.conv._ConvNd

@@ -1,7 +1,7 @@
 """What PyTorch's operators do to the axes of units: one rule for each kind of operator.
 
-A rule takes a `Call` and gives the axes of what it returns. Below all functions and layers, relu(x), x + y and
-`nn.BatchNorm2d` alike, there are a few hundred operators; those without a rule are refused where units reach them.
+A rule takes a `Call` and returns the axes of its results. All functions and layers, relu(x), x + y and
+`nn.BatchNorm2d` alike, run as a few hundred operators. Operators without a rule are refused where units reach them.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ def _constant(call: Call) -> list[Axes]:
 
 
 def _reshape(call: Call) -> list[Axes]:
-    given, made = call.tensor("self"), call.results[0]
-    return [call.ties.reshaped(call.axes("self"), given.shape, made.shape)]
+    tensor, made = call.tensor("self"), call.results[0]
+    return [call.ties.reshaped(call.axes("self"), tensor.shape, made.shape)]
 
 
 def _permute(call: Call) -> list[Axes]:
@@ -60,24 +60,24 @@ def _permute(call: Call) -> list[Axes]:
 
 
 def _expand(call: Call) -> list[Axes]:
-    given, made = call.tensor("self"), call.results[0]
+    tensor, made = call.tensor("self"), call.results[0]
     axes = [call.ties.free(size) for size in made.shape]
-    for back in range(1, given.ndim + 1):
-        if given.shape[-back] == made.shape[-back]:
+    for back in range(1, tensor.ndim + 1):
+        if tensor.shape[-back] == made.shape[-back]:
             axes[-back] = call.axes("self")[-back]
     return [axes]
 
 
 def _repeat(call: Call) -> list[Axes]:
-    given, axes = call.tensor("self"), call.axes("self")
+    tensor, axes = call.tensor("self"), call.axes("self")
     times = call.values["repeats"]
-    axes = [*shaped([1] * (len(times) - given.ndim)), *axes]
-    sizes = [1] * (len(times) - given.ndim) + list(given.shape)
+    axes = [*shaped([1] * (len(times) - tensor.ndim)), *axes]
+    sizes = [1] * (len(times) - tensor.ndim) + list(tensor.shape)
     return [[call.ties.free(n) if size == 1 else axis * n for axis, size, n in zip(axes, sizes, times, strict=True)]]
 
 
 def _cut(call: Call, axis: Axis, sizes: Sequence[int]) -> list[Axis]:
-    """Return the parts of an axis; units are in one of them."""
+    """Return the parts of an axis; each unit is in one of them."""
     if is_fixed(call.ties.resolved(axis)):
         return [fixed(size) for size in sizes]
     parts = [call.ties.free(size) for size in sizes]
@@ -116,10 +116,10 @@ def _select(call: Call) -> list[Axes]:
 
 
 def _cat(call: Call) -> list[Axes]:
-    given = [tensor for tensor in call.values["tensors"] if tensor.shape != (0,)]
-    dim = call.values.get("dim", 0) % given[0].ndim
-    parts, joined = [], list(call.axes_of(given[0]))
-    for tensor in given:
+    tensors = [tensor for tensor in call.values["tensors"] if tensor.shape != (0,)]
+    dim = call.values.get("dim", 0) % tensors[0].ndim
+    parts, joined = [], list(call.axes_of(tensors[0]))
+    for tensor in tensors:
         axes = list(call.axes_of(tensor))
         parts.append(axes[dim])
         joined = [call.ties.join(a, b) if k != dim else a for k, (a, b) in enumerate(zip(joined, axes, strict=True))]
@@ -128,14 +128,14 @@ def _cat(call: Call) -> list[Axes]:
 
 
 def _stack(call: Call) -> list[Axes]:
-    given, made = call.values["tensors"], call.results[0]
-    axes = broadcast(call, given, given[0].ndim)
-    axes.insert(call.values.get("dim", 0) % made.ndim, fixed(len(given)))
+    tensors, made = call.values["tensors"], call.results[0]
+    axes = broadcast(call, tensors, tensors[0].ndim)
+    axes.insert(call.values.get("dim", 0) % made.ndim, fixed(len(tensors)))
     return [axes]
 
 
 def _reduce(call: Call) -> list[Axes]:
-    """Return what is left: a sum does not depend on the order."""
+    """Return the axes that are left: a sum does not depend on the order."""
     axes, dims = call.axes("self"), call.values.get("dim")
     dims = range(len(axes)) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
     gone = {dim % max(len(axes), 1) for dim in dims}
@@ -148,7 +148,7 @@ def _reduce(call: Call) -> list[Axes]:
 
 
 def _ordered(call: Call) -> list[Axes]:
-    """Return the axes, those along which positions matter in fixed order."""
+    """Return the axes; those along which positions matter get a fixed order."""
     axes, dims = call.axes("self"), call.values.get("dim", call.values.get("dims", -1))
     for dim in range(len(axes)) if dims in (None, []) else [dims] if isinstance(dims, int) else dims:
         call.fix(axes[dim])
@@ -156,7 +156,7 @@ def _ordered(call: Call) -> list[Axes]:
 
 
 def _neighbours(call: Call) -> list[Axes]:
-    """Return the axes, the last ones, of places in images and sequences, in fixed order; the name tells how many."""
+    """Return the axes; the last ones, places in images or sequences, stay in order. The name says how many."""
     axes, made = call.axes("self"), call.results[0]
     places = next(int(digit) for digit in "123" if f"{digit}d" in call.name)
     for axis in axes[-places:]:
@@ -202,10 +202,9 @@ def _blocks(call: Call) -> list[Axes]:
 
 
 def _index(call: Call) -> list[Axes]:
-    """Return the axes after one of them, or several by a mask, is picked from by a tensor.
+    """Return the axes after a tensor picks from one of them, or a mask from several.
 
-    Raises:
-        ValueError: if several tensors pick from units.
+    Raises a ValueError if several tensors pick from units.
     """
     axes, picked = call.axes("self"), [(k, i) for k, i in enumerate(call.values["indices"]) if i is not None]
     for k, index in picked:
@@ -223,7 +222,7 @@ def _index(call: Call) -> list[Axes]:
 
 
 def _gather(call: Call) -> list[Axes]:
-    """Return the axes of what is picked along one axis: that of the index, which may hold units of another layer."""
+    """Return the axes of what is picked along one axis: those of the index, which may hold units of another layer."""
     axes, index, dim = call.axes("self"), call.axes("index"), call.values.get("dim", 0)
     call.fix(axes[dim])
     if call.name == "index_select":

@@ -1,4 +1,4 @@
-"""Whether a network gives the same outputs as before: what permuting its units and taking them out must leave alone."""
+"""Comparing a network's outputs before and after its units are permuted or removed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def distance(made: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Return the largest difference between outputs, relative to the largest number that was expected.
+    """Return the largest difference between outputs, relative to the largest expected number.
 
     It is infinite where shapes differ, or only one of two numbers is finite.
     """

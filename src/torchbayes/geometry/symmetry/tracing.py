@@ -1,6 +1,6 @@
 """Watching a network run, operator by operator, for which axes of its weights hold the same units.
 
-The network runs on a few rows, or on chunks of data, as it is: functions, layers and control flow need no rewriting.
+The network runs unchanged on a few rows or on chunks of data, with any functions, layers and control flow.
 """
 
 from __future__ import annotations
@@ -27,25 +27,18 @@ _READS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "_unique2", "
 class Watch(TorchDispatchMode):
     """Follows axes of units through every operator that runs inside the `with`.
 
-    Attributes:
-        ties: the groups of units that are found.
-        where: names of the modules that are running, outermost first.
+    `ties` are the groups of units found; `where` the names of the running modules, outermost first.
     """
 
     def __init__(self, ties: Ties, used: Callable[[Tensor, Axes, int], None] | None = None) -> None:
-        """Start without tensors.
-
-        Args:
-            ties: groups of units.
-            used: told (activations, axes, number of the axis) where activations are summed over units.
-        """
+        """Start without tensors; `used` is called with (activations, axes, axis) where units are summed over."""
         super().__init__()
         self.ties, self._used = ties, used
         self.where: list[str] = []
         self._axes, self._inputs, self._read = WeakIdKeyDictionary(), WeakIdKeyDictionary(), WeakIdKeyDictionary()
 
     def name(self, tensor: Tensor, axes: Axes, *, active: bool = False) -> None:
-        """Say what the axes of a tensor are, and whether it depends on the inputs."""
+        """Set the axes of a tensor, and whether it depends on the inputs."""
         self._axes[tensor] = axes
         if active:
             self._inputs[tensor] = True
@@ -55,16 +48,12 @@ class Watch(TorchDispatchMode):
         return tensor in self._read
 
     def axes_of(self, tensor: Tensor) -> Axes:
-        """Return the axes of a tensor, in fixed order if nothing is known of it."""
-        found = self._axes.get(tensor)
-        return shaped(tensor.shape) if found is None else [self.ties.resolved(axis) for axis in found]
+        """Return the axes of a tensor, in fixed order if it is unknown."""
+        axes = self._axes.get(tensor)
+        return shaped(tensor.shape) if axes is None else [self.ties.resolved(axis) for axis in axes]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        """Run an operator and find the axes of what it returns.
-
-        Returns:
-            What it returns.
-        """
+        """Run an operator, record the axes of its results, and return these."""
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         schema = func._schema.arguments
@@ -83,16 +72,16 @@ class Watch(TorchDispatchMode):
             self._used(tensor, self.axes_of(tensor), axis)
 
     def _made(self, call: Call) -> list[Axes]:
-        """Return the axes of what an operator returned.
+        """Return the axes of the results of an operator.
 
-        Raises:
-            ValueError: if there is no rule for an operator that units reach, or it is called in a way that has none.
+        Raises a ValueError if units reach an operator without a rule, or one whose rule does not cover these
+        arguments.
         """
         rule = None if call.name in _READS else rule_of(call)
         if rule is not None:
             try:
                 made = rule(call)
-            except (LookupError, AttributeError, TypeError, StopIteration):  # arguments that it does not foresee
+            except (LookupError, AttributeError, TypeError, StopIteration):  # arguments that the rule does not cover
                 made = []
             if len(made) >= len(call.results) and all(map(_fits, call.results, made)):
                 return made
@@ -112,7 +101,7 @@ def _fits(tensor: Tensor, axes: Axes) -> bool:
 
 
 def run(module: nn.Module, state: Mapping[str, Tensor], inputs: Any) -> Any:
-    """Return what a module gives while it holds the tensors of `state`; they and the inputs are not changed."""
+    """Return the outputs of a module that holds the tensors of `state`; neither they nor the inputs are changed."""
     args, kwargs = arguments(copied(inputs))
     with torch.no_grad(), encoders_by_parts():
         return functional_call(module, dict(state), args, kwargs)

@@ -1,9 +1,10 @@
-"""Which positions along the axes of tensors are the same units: found by joining axes, one after another.
+"""Which positions along the axes of tensors are the same units, found by joining axes one after another.
 
-An axis is a list of segments. A segment has some units, each with `inner` neighbouring positions: the axis of a linear
-layer behind 50 flattened channels of 4x4 pixels is one segment of 50 units with 16 positions each. Where two axes must
-be in the same order, as those of tensors that are added, their segments are joined; what can only be joined in a fixed
-order is fixed. Every axis begins free, so that what is left free at the end may be permuted.
+An axis is a list of segments. A segment has some units, each with `inner` neighbouring positions: the axis of a
+linear layer behind 50 flattened channels of 4x4 pixels is one segment of 50 units with 16 positions each. Axes that
+must be in the same order, such as those of tensors that are added, have their segments joined. If they can only be
+joined in a fixed order, they become fixed. Every axis begins free, so units that are still free at the end may be
+permuted.
 """
 
 from __future__ import annotations
@@ -14,17 +15,11 @@ from typing import NamedTuple
 
 
 class Segment(NamedTuple):
-    """Neighbouring positions of an axis.
+    """Neighbouring positions of an axis."""
 
-    Attributes:
-        group: number of the group of units; None where the order is fixed.
-        units: how many.
-        inner: positions of each.
-    """
-
-    group: int | None
+    group: int | None  # number of the group of units; None where the order is fixed
     units: int
-    inner: int = 1
+    inner: int = 1  # positions of each unit
 
     @property
     def size(self) -> int:
@@ -46,7 +41,7 @@ def is_fixed(axis: Axis) -> bool:
 
 
 class Ties:
-    """Groups of units, and what each was found to consist of."""
+    """Groups of units, and the axis that each was found to consist of."""
 
     def __init__(self) -> None:
         self._next = 0
@@ -54,22 +49,22 @@ class Ties:
         self.reasons: dict[str, None] = {}  # an ordered set
 
     def free(self, count: int) -> Axis:
-        """Return an axis of units that may be in any order, so far."""
+        """Return an axis of units that may be in any order until they are joined or fixed."""
         if count < 2:
             return fixed(count)
         self._next += 1
         return (Segment(self._next - 1, count),)
 
     def resolved(self, axis: Axis) -> Axis:
-        """Return an axis in groups that are neither divided nor joined to others; neighbours in fixed order are one."""
-        found: list[Segment] = []
+        """Return an axis in groups that are neither divided nor joined to others; fixed neighbours become one."""
+        segments: list[Segment] = []
         for segment in axis:
             for part in self._opened(segment):
-                if part.group is None and found and found[-1].group is None:
-                    found[-1] = Segment(None, found[-1].units + part.size)
+                if part.group is None and segments and segments[-1].group is None:
+                    segments[-1] = Segment(None, segments[-1].units + part.size)
                 else:
-                    found.append(part)
-        return tuple(found)
+                    segments.append(part)
+        return tuple(segments)
 
     def _opened(self, segment: Segment) -> Axis:
         group, count, inner = segment
@@ -86,12 +81,7 @@ class Ties:
         )
 
     def fix(self, axis: Axis, why: str = "") -> None:
-        """Fix the order of an axis.
-
-        Args:
-            axis: the axis.
-            why: said where it may surprise.
-        """
+        """Fix the order of an axis, and note the reason if it may surprise."""
         for segment in self.resolved(axis):
             if segment.group is not None:
                 self._parts[segment.group] = fixed(segment.units)
@@ -99,11 +89,7 @@ class Ties:
                     self.reasons[why] = None
 
     def join(self, one: Axis, other: Axis) -> Axis:
-        """Put two axes of equal size in the same order.
-
-        Returns:
-            That axis, resolved.
-        """
+        """Put two axes of equal size in the same order, and return that axis, resolved."""
         mine, yours = list(self.resolved(one)), list(self.resolved(other))
         while mine and yours:
             a, b = mine[0], yours[0]
@@ -119,7 +105,7 @@ class Ties:
         return self.resolved(one)
 
     def _reconcile(self, a: Segment, b: Segment) -> None:
-        """Bind or divide the groups of two segments that begin at the same position and differ."""
+        """Bind or divide the groups of two different segments that begin at the same position."""
         if a.group is None or (b.group is not None and a.size < b.size):
             a, b = b, a
         assert a.group is not None
@@ -160,8 +146,8 @@ class Ties:
     def split(self, axis: Axis, sizes: Sequence[int]) -> list[Axis]:
         """Return the axes that one becomes when it is unflattened.
 
-        Where its units do not lie along one of them, they move along the last of two, as those in each head of
-        attention, or the first of more, as channels before places, alike at all positions of the others.
+        If its units do not lie along one of them, they move along the last of two, as in each head of attention, or
+        the first of more, as channels before places, in the same order at all positions of the others.
         """
         axis = self.resolved(axis)
         if is_fixed(axis):
@@ -185,7 +171,7 @@ class Ties:
         """Return the axes of a tensor in another shape."""
         if 0 in old or 0 in new:
             return [fixed(size) for size in new]
-        found: list[Axis] = []
+        axes_made: list[Axis] = []
         i = j = 0
         while i < len(old) or j < len(new):
             a, b = i, j
@@ -196,8 +182,8 @@ class Ties:
                 else:
                     right, b = right * new[b], b + 1
             if a - i == 1 and b - j == 1:
-                found.append(self.resolved(axes[i]))
+                axes_made.append(self.resolved(axes[i]))
             else:
-                found += self.split(self.merged(axes[i:a], old[i:a]), new[j:b]) if b > j else []
+                axes_made += self.split(self.merged(axes[i:a], old[i:a]), new[j:b]) if b > j else []
             i, j = a, b
-        return found
+        return axes_made

@@ -1,4 +1,4 @@
-"""What methods share that move some vertices between networks which stay where they are."""
+"""What methods share that move vertices between networks which stay where they are."""
 
 from __future__ import annotations
 
@@ -23,16 +23,11 @@ from torchbayes.posteriors.point import Point
 
 
 class Joining(Scheduled, ABC):
-    """A descent of vertices between trained networks, which `fit` trains where it is given none.
-
-    Attributes:
-        first: checks before the usual ones.
-        then: checks after them.
-    """
+    """A descent of vertices between trained networks, which `fit` trains if none are given."""
 
     if TYPE_CHECKING:
-        first: ClassVar[Sequence[Check]]
-        then: ClassVar[Sequence[Check]]
+        first: ClassVar[Sequence[Check]]  # checks before the usual ones
+        then: ClassVar[Sequence[Check]]  # checks after them
 
     epochs: int | None
     batch_size: int
@@ -50,15 +45,15 @@ class Joining(Scheduled, ABC):
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """How long to train the networks where none are given, and then what is between them."""
+        """The number of epochs for the networks, where none are given, and then for the vertices between them."""
         return (Epochs(self.needs.start, settings=("epochs",) if self.epochs is None else (), mode=True),)
 
     @abstractmethod
     def middle(self, posterior: Any) -> Point:
-        """Return a network of each member that lies farthest from those that are joined."""
+        """Return the network of each member that lies farthest from those that are joined."""
 
     def ending(self, posterior: Any, state: Any) -> Descended:
-        """Return how a run ended, whose networks in the middle are judged as those of a descent; others, besides."""
+        """Return how a run ended: its networks in the middle are judged as those of a descent."""
         middle = self.middle(posterior)
         return Descended(
             weights_MD=middle.weights_MD,
@@ -73,19 +68,12 @@ class Joining(Scheduled, ABC):
 
 @dataclass(frozen=True)
 class Between:
-    """The loss at one point of each member, as a function of the vertices that move.
+    """The loss at one point of each member, as a function of the vertices that move."""
 
-    Attributes:
-        density: the loss as a function of weights.
-        fixed: vertices that stay, each (M, D).
-        fixed_MF: their coefficients, float64.
-        moving_MJ: those of the others.
-    """
-
-    density: LogDensity
-    fixed: Sequence[Tensor]
-    fixed_MF: Tensor
-    moving_MJ: Tensor
+    density: LogDensity  # the loss as a function of weights
+    fixed: Sequence[Tensor]  # vertices that stay, each (M, D)
+    fixed_MF: Tensor  # their coefficients, float64
+    moving_MJ: Tensor  # coefficients of the others
 
     @property
     def model(self) -> Model:
@@ -98,16 +86,18 @@ class Between:
         return self.density.num_data
 
     def loss(self, vertices: Tensor, batch: Batch, *, out: Tensor, **options: Any) -> Value:
-        """Return the loss at the points, and the gradient in the vertices that move, written to `out` (M, J D)."""
-        shape, own_MJ1 = (-1, self.fixed[0].shape[1]), self.moving_MJ.to(vertices).unsqueeze(-1)
+        """Return the loss at the points, and write the gradient in the vertices that move to `out` (M, J D)."""
+        shape, share_MJ1 = (-1, self.fixed[0].shape[1]), self.moving_MJ.to(vertices).unsqueeze(-1)
         point_MD = torch.zeros_like(self.fixed[0])
         for fixed_MD, share_M in zip(self.fixed, self.fixed_MF.to(vertices).unbind(1), strict=True):
             point_MD.addcmul_(fixed_MD, share_M.unsqueeze(-1))
-        for vertex_MD, own_M1 in zip(vertices.unflatten(1, shape).unbind(1), own_MJ1.unbind(1), strict=True):
-            point_MD.addcmul_(vertex_MD, own_M1)  # in place: a product of all would be as large as they are
+        for vertex_MD, share_M1 in zip(vertices.unflatten(1, shape).unbind(1), share_MJ1.unbind(1), strict=True):
+            point_MD.addcmul_(
+                vertex_MD, share_M1
+            )  # in place, because the product with all would be as large as the vertices
         into_MJD = out.unflatten(1, shape)
-        slope_MD = into_MJD[:, -1]  # holds the gradient at the point until those of all others are made of it
+        slope_MD = into_MJD[:, -1]  # holds the gradient at the point until those of all other vertices are computed
         value = self.density.loss(point_MD, batch, out=slope_MD, **options)
-        torch.mul(own_MJ1[:, :-1], slope_MD.unsqueeze(1), out=into_MJD[:, :-1])
-        slope_MD.mul_(own_MJ1[:, -1])
+        torch.mul(share_MJ1[:, :-1], slope_MD.unsqueeze(1), out=into_MJD[:, :-1])
+        slope_MD.mul_(share_MJ1[:, -1])
         return value._replace(gradient=out)

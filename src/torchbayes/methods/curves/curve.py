@@ -1,4 +1,4 @@
-r"""Curve: a path of low loss between two solutions (Garipov et al. 2018; Draxler et al. 2018).
+"""Curve: a path of low loss between two solutions (Garipov et al. 2018; Draxler et al. 2018).
 
     minimise  E_{t ~ U(0,1)} L(φ_θ(t)),   φ_θ(0) = w₁, φ_θ(1) = w₂ fixed,   L = −(T/N) log p(w, D)
 
@@ -7,8 +7,8 @@ curve and a minibatch, and the gradient of the loss there moves the bends:
 
     ∂/∂θ_j L(φ(t)) = c_j(t) ∇L(φ(t))
 
-The prior acts on the point φ(t), not on the bends. They start on the straight line. The networks along the curve
-are solutions that predict differently, and their average is the posterior's prediction.
+The prior acts on the point φ(t), not on the bends. They start on the straight line. The networks along the curve are
+solutions that predict differently, and their average is the posterior's prediction.
 """
 
 from __future__ import annotations
@@ -39,17 +39,11 @@ from torchbayes.randomness.seeds import Purpose
 
 @dataclass(frozen=True)
 class State(Following):
-    """What the next step needs.
+    """What the next step needs."""
 
-    Attributes:
-        trajectory: the descent of the bends, whose weights are those of all bends of a curve, (M, J D).
-        first_MD: the first ends.
-        last_MD: the second ends.
-    """
-
-    trajectory: Trajectory
-    first_MD: Tensor
-    last_MD: Tensor
+    trajectory: Trajectory  # descent of the bends, all those of a curve together, (M, J D)
+    first_MD: Tensor  # the first ends
+    last_MD: Tensor  # the second ends
 
 
 @dataclass(frozen=True)
@@ -57,21 +51,21 @@ class Curve(Joining, Descent):
     """Curves of low loss between solutions: `fit(model, data, Curve(), start=ensemble)`.
 
     The start holds the two ends of every curve, one after the other: the 2 M members of a deep ensemble, rows of
-    weights, or `Point.of(model, [first, second])` of modules. Without one, `fit` trains them by `MAP(batch_size=…)`.
-    Several curves are independent of each other; three solutions are joined pairwise with
+    weights, or `Point.of(model, [first, second])` of modules. Without a start, `fit` trains them by
+    `MAP(batch_size=…)`. Several curves are independent of each other; three solutions are joined pairwise with
     `start=ensemble.weights_MD[[0, 1, 1, 2, 2, 0]]`.
 
     Attributes:
         bends: J, control points between the ends.
         shape: "bezier", or "chain" for straight lines from bend to bend.
-        epochs: passes over the data; None for those that held-out rows choose for the networks where `fit` trains them,
-            and else for 50, or more where these have fewer than 2,000 steps.
+        epochs: passes over the data. None takes those that held-out rows choose for the networks where `fit` trains
+            them, and otherwise 50, or more where these have fewer than 2,000 steps.
         batch_size: rows per step where the data are not batched already.
         optimizer: update rule and learning rate of the bends, on the scale of the mean loss per observation.
         schedule: how the learning rate changes over the run.
         plan: how the stack of curves is run: auto, native, loop, vmap or compiled.
-        members: M, curves whose ends are trained where no start is given; else `fit` sets it to half the networks of
-            the start.
+        members: M, curves whose ends are trained where no start is given; with a start, `fit` sets it to half the
+            number of networks there.
     """
 
     first, then = (same_ends,), (barriers,)
@@ -87,7 +81,6 @@ class Curve(Joining, Descent):
 
     @property
     def ends(self) -> int:
-        """Number of networks that each member joins."""
         return 2
 
     def begin(
@@ -95,21 +88,20 @@ class Curve(Joining, Descent):
     ) -> State:
         """Return the state before the first step, with the bends on straight lines.
 
-        Args:
-            density: the hot function.
-            weights_MD: the ends, (2 M, D), two of each curve one after the other.
-            buffers: the network's buffers at each of them, (2 M, ...).
-            seeds: one seed per curve.
-            steps_per_epoch: length of an epoch.
+        The weights are the ends, (2 M, D), two of each curve one after the other, and so are the buffers.
         """
         first_MD, last_MD = (weights_MD[end::2].clone() for end in (0, 1))
         share_J1 = torch.arange(1, self.bends + 1, dtype=first_MD.dtype, device=first_MD.device).unsqueeze(1)
         bends_MJD = torch.lerp(first_MD.unsqueeze(1), last_MD.unsqueeze(1), share_J1 / (self.bends + 1))
-        own, about = {name: buffer[::2] for name, buffer in buffers.items()}, {"steps_per_epoch": steps_per_epoch}
-        return State(super().begin(density, bends_MJD.flatten(1), own, seeds=seeds, **about), first_MD, last_MD)
+        curve_buffers, options = (
+            {name: buffer[::2] for name, buffer in buffers.items()},
+            {"steps_per_epoch": steps_per_epoch},
+        )
+        return State(
+            super().begin(density, bends_MJD.flatten(1), curve_buffers, seeds=seeds, **options), first_MD, last_MD
+        )
 
     def target(self, density: LogDensity, state: State) -> Between:
-        """Return the loss at one position of each curve."""
         now = state.trajectory
         t_M = uniforms(now.seeds, Purpose.CURVE_POSITION, now.step)
         shares_MP, ends = coefficients(self.shape, t_M, self.bends + 2), (state.first_MD, state.last_MD)
@@ -123,5 +115,4 @@ class Curve(Joining, Descent):
         return CurvePosterior(density.model, points_MPD, self.shape, buffers_M=state.trajectory.buffers or None)
 
     def middle(self, posterior: CurvePosterior) -> Point:
-        """Return the network in the middle of each curve."""
         return posterior.at(0.5)

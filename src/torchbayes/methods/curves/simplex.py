@@ -1,4 +1,4 @@
-r"""Simplex: a volume of low loss around a solution, or between several (Benton et al. 2021).
+"""Simplex: a volume of low loss around a solution, or between several (Benton et al. 2021).
 
     minimise  E_φ L(φ) − (λ/K) Σ_k log V_k,   φ uniform over the simplexes,   L = −(T/N) log p(w, D)
 
@@ -9,11 +9,11 @@ the paper) lies in a simplex of low loss, and several (SPRO) are connected by th
     ∂/∂θ_j = b_j ∇L(φ(b)) − (λ/K) Σ_k n_jk/h_jk
 
 with h_jk the altitude of θ_j over the other vertices of simplex k, and n_jk its direction. All vertices move together,
-where the paper adds one after the other; they start near the mean of the modes, in random directions.
+where the paper adds one after the other. They start near the mean of the modes, in random directions.
 
 The volume costs loss: at the minimum over the size of a simplex, E L lies λ R/2 above L at its mode, if L is quadratic
 with its minimum there. With λ = T/N the objective is the divergence of the uniform distribution over the simplex from
-the posterior in its plane, up to a constant; that posterior has R dimensions of D, so larger λ are usual.
+the posterior in its plane, up to a constant. That posterior has R dimensions of D, so larger λ are usual.
 """
 
 from __future__ import annotations
@@ -45,19 +45,14 @@ from torchbayes.posteriors.curves.volumes import add_slopes, grams, inverses, lo
 from torchbayes.posteriors.point import Point
 from torchbayes.randomness.seeds import Purpose
 
-_START = 0.01  # distance of a vertex from the mean of the modes at first, relative to their size
+_START = 0.01  # initial distance of a vertex from the mean of the modes, relative to their size
 
 
 @dataclass(frozen=True)
 class State(Following):
-    """What the next step needs.
+    """What the next step needs."""
 
-    Attributes:
-        trajectory: the descent of the vertices, whose weights are those of all that move, (M, R D).
-        modes_MKD: the modes.
-    """
-
-    trajectory: Trajectory
+    trajectory: Trajectory  # descent of the vertices that move, all together, (M, R D)
     modes_MKD: Tensor
 
 
@@ -65,21 +60,22 @@ class State(Following):
 class Simplex(Joining, Descent):
     """Simplexes of low loss around solutions: `fit(model, data, Simplex(), start=network)`.
 
-    The start holds the K modes of every complex, one after the other: with `modes=1` each member of a deep ensemble, or
-    of `Point.of(model, modules)`, has a simplex of its own. Without one, `fit` trains them by `MAP(batch_size=…)`.
+    The start holds the K modes of every complex, one after the other: with `modes=1` each member of a deep ensemble,
+    or of `Point.of(model, modules)`, has a simplex of its own. Without a start, `fit` trains them by
+    `MAP(batch_size=…)`.
 
     Attributes:
         vertices: R, trained vertices; a simplex has as many dimensions.
         modes: K, solutions that a complex connects; each has a simplex with the trained vertices.
         volume_weight: λ, nats per observation that a log volume counts.
-        epochs: passes over the data; None for those that held-out rows choose for the networks where `fit` trains them,
-            and else for 50, or more where these have fewer than 2,000 steps.
+        epochs: passes over the data. None takes those that held-out rows choose for the networks where `fit` trains
+            them, and otherwise 50, or more where these have fewer than 2,000 steps.
         batch_size: rows per step where the data are not batched already.
         optimizer: update rule and learning rate of the vertices, on the scale of the mean loss per observation.
         schedule: how the learning rate changes over the run.
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
-        members: M, complexes whose modes are trained where no start is given; else `fit` sets it to the networks of the
-            start over K.
+        members: M, complexes whose modes are trained where no start is given; with a start, `fit` sets it to the
+            number of networks there over K.
     """
 
     first, then = (same_modes,), (inside,)
@@ -96,7 +92,6 @@ class Simplex(Joining, Descent):
 
     @property
     def ends(self) -> int:
-        """Number of networks that each member joins."""
         return self.modes
 
     def begin(
@@ -104,12 +99,7 @@ class Simplex(Joining, Descent):
     ) -> State:
         """Return the state before the first step, with the vertices in random directions from the mean of the modes.
 
-        Args:
-            density: the hot function.
-            weights_MD: the modes, (K M, D), those of each complex one after the other.
-            buffers: the network's buffers at each of them, (K M, ...).
-            seeds: one seed per complex.
-            steps_per_epoch: length of an epoch.
+        The weights are the modes, (K M, D), those of each complex one after the other, and so are the buffers.
 
         Raises:
             ValueError: if there are more vertices than weights.
@@ -126,12 +116,14 @@ class Simplex(Joining, Descent):
         step_M1 = step_M1.where(step_M1 > 0, _START)
         vertices_MV = mean_MD.repeat(1, self.vertices)
         noise_MV = normals(seeds, Purpose.SIMPLEX_START, 0, like=vertices_MV)
-        own, about = {n: buffer[:: self.modes] for n, buffer in buffers.items()}, {"steps_per_epoch": steps_per_epoch}
+        complex_buffers, options = (
+            {n: buffer[:: self.modes] for n, buffer in buffers.items()},
+            {"steps_per_epoch": steps_per_epoch},
+        )
         vertices_MV = vertices_MV.addcmul_(noise_MV, step_M1.to(noise_MV))
-        return State(super().begin(density, vertices_MV, own, seeds=seeds, **about), modes_MKD)
+        return State(super().begin(density, vertices_MV, complex_buffers, seeds=seeds, **options), modes_MKD)
 
     def target(self, density: LogDensity, state: State) -> Between | _Spread:
-        """Return the loss at one point of each complex, less its volume."""
         now, modes = state.trajectory, self.modes
         uniform_M = uniforms(now.seeds, Purpose.SIMPLEX_POSITION, now.step, count=self.vertices + 1)
         number_M = (uniform_M[:, 0] * modes).long()
@@ -153,17 +145,11 @@ class Simplex(Joining, Descent):
 
 @dataclass(frozen=True)
 class _Spread:
-    """The loss at a point of each complex, less the logarithms of its volumes.
+    """The loss at a point of each complex, less the logarithms of its volumes."""
 
-    Attributes:
-        inside: the loss as a function of the vertices.
-        modes_MKD: the modes.
-        weight: λ.
-    """
-
-    inside: Between
+    inside: Between  # the loss as a function of the vertices
     modes_MKD: Tensor
-    weight: float
+    weight: float  # λ
 
     @property
     def model(self) -> Model:
@@ -176,11 +162,11 @@ class _Spread:
         return self.inside.num_data
 
     def loss(self, vertices: Tensor, batch: Batch, *, out: Tensor, **options: Any) -> Value:
-        """Return loss and gradient in the vertices, written to `out` (M, R D); infinite where a volume is 0."""
+        """Return the loss, and write its gradient in the vertices to `out` (M, R D); infinite where a volume is 0."""
         value = self.inside.loss(vertices, batch, out=out, **options)
         shape, modes = (-1, self.modes_MKD.shape[-1]), self.modes_MKD.shape[1]
         others_MRD = vertices.unflatten(1, shape)
         gram_MKRR = grams(self.modes_MKD, others_MRD)
-        about: dict[str, Any] = {"inverse_MKRR": inverses(gram_MKRR), "scale": -self.weight / modes}
-        add_slopes(out.unflatten(1, shape), self.modes_MKD, others_MRD, **about)
+        volumes: dict[str, Any] = {"inverse_MKRR": inverses(gram_MKRR), "scale": -self.weight / modes}
+        add_slopes(out.unflatten(1, shape), self.modes_MKD, others_MRD, **volumes)
         return value._replace(log_density=value.log_density - self.weight * log_volumes(gram_MKRR).mean(1))

@@ -1,7 +1,7 @@
 """What methods share that keep a network of every cycle of the learning rate.
 
-A cycle ends with the steps after which a network is kept: its number of steps depends on the length of the run alone,
-so that nothing but the trajectory is in the state, and a run that is resumed keeps the same networks.
+The steps after which a network is kept depend only on the length of the run. So the state holds nothing but the
+trajectory, and a run that is resumed keeps the same networks.
 """
 
 from __future__ import annotations
@@ -24,19 +24,14 @@ from torchbayes.posteriors.point import Point
 
 
 class Bounds(NamedTuple):
-    """What is known of the cycles of a run.
+    """Bounds on the cycles of a run."""
 
-    Attributes:
-        epochs: of a run that has one cycle, at least.
-        cycles: of a run, at most.
-    """
-
-    epochs: int
-    cycles: int
+    epochs: int  # least length of a run with one cycle
+    cycles: int  # most cycles of a run
 
 
 class Cyclic(ABC):
-    """What descents in cycles share: a network is kept of each cycle."""
+    """Base of descents in cycles, each of which keeps a network."""
 
     epochs: int | None
     batch_size: int
@@ -55,7 +50,7 @@ class Cyclic(ABC):
     @property
     @abstractmethod
     def bounds(self) -> Bounds:
-        """What is known of the cycles before the length of the run is."""
+        """What is known of the cycles before the length of the run is; 50 epochs are assumed where that is open."""
 
     @property
     def needs(self) -> Needs:
@@ -65,7 +60,7 @@ class Cyclic(ABC):
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """How long to train, by training without cycles; enough for one cycle at least."""
+        """The number of epochs, at least enough for one cycle, by training without cycles."""
         least = self.bounds.epochs if self.epochs is None else min(self.bounds.epochs, self.epochs)
         return (Epochs(self, least=least),)
 
@@ -85,15 +80,15 @@ class Cyclic(ABC):
 
     def ending(self, posterior: Draws, state: Trajectory) -> Descended:
         """Return the last weights; the networks kept must be different functions."""
-        about: dict[str, Any] = {"buffers_M": posterior.buffers_M, "calibration": posterior.calibration}
-        last = Point(posterior.model, posterior.weights_MSD[:, -1], **about)
-        said = self.optimizer.caveats(state.weights_MD)
+        options: dict[str, Any] = {"buffers_M": posterior.buffers_M, "calibration": posterior.calibration}
+        last = Point(posterior.model, posterior.weights_MSD[:, -1], **options)
+        caveats = self.optimizer.caveats(state.weights_MD)
         return Descended(
-            weights_MD=state.weights_MD, buffers=state.buffers, result=last, said=said, first=[finite], then=[alike]
+            weights_MD=state.weights_MD, buffers=state.buffers, result=last, said=caveats, first=[finite], then=[alike]
         )
 
 
 def kept(method: Cyclic, total_steps: int, steps_per_epoch: int) -> Sequence[int]:
     """Return the numbers of steps after which a network is kept: those of the last `draws` cycles, or of all."""
-    found = method.ends(total_steps, steps_per_epoch)
-    return found if method.draws is None else found[-method.draws :]
+    ends = method.ends(total_steps, steps_per_epoch)
+    return ends if method.draws is None else ends[-method.draws :]

@@ -1,14 +1,14 @@
-r"""FGE: fast geometric ensembling (Garipov et al. 2018), an ensemble along one training run.
+"""FGE: fast geometric ensembling (Garipov et al. 2018), an ensemble along one training run.
 
-After burn-in, which trains as SWA and SWAG do, the learning rate goes from α₁ down to α₂ and back in cycles of c steps.
-In the i-th step of the cycles, i = 1, 2, …,
+After burn-in, which trains as SWA and SWAG do, the learning rate goes from α₁ down to α₂ and back in cycles of c
+steps. In the i-th step of the cycles, i = 1, 2, …,
 
     t(i) = ((i − 1) mod c + 1)/c
     α(i) = (1 − 2t) α₁ + 2t α₂          for t ≤ ½
            (2 − 2t) α₂ + (2t − 1) α₁    for t > ½
 
-and a network is kept after the ⌈c/2⌉-th step of each, when the rate is lowest: it then lies in a valley of low loss,
-and the high rate between two of them carries the run along that valley to another function. The posterior gives every
+A network is kept after the ⌈c/2⌉-th step of each, when the rate is lowest: it then lies in a valley of low loss, and
+the high rate between two of them carries the run along that valley to another function. The posterior gives every
 network the same weight.
 """
 
@@ -25,7 +25,7 @@ from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.schedules import USUAL_EPOCHS, PiecewiseLinear, Progress
 
-_CYCLES = 10  # by default
+_CYCLES = 10  # default number of cycles
 _HIGH, _LOW = 0.5, 0.05  # default rates, as shares of the optimiser's
 
 
@@ -45,7 +45,7 @@ class FGE(Cyclic, Descent):
         low_lr: α₂; None for a tenth of α₁.
         draws: S, networks kept, those of the last cycles; fewer where the run has fewer; None keeps one of each.
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
-        adversarial: ε of adversarial training, as of `MAP`; None for plain training.
+        adversarial: ε of adversarial training, as in `MAP`; None for plain training.
     """
 
     members: int = 1
@@ -80,11 +80,12 @@ class FGE(Cyclic, Descent):
 
     @property
     def bounds(self) -> Bounds:
-        """What is known of the cycles before the length of the run is; 50 epochs are assumed where that is open."""
         if self.cycle is None:
             return Bounds(1, _CYCLES)
         after = (1 - self.burn_in) * (self.epochs or USUAL_EPOCHS)
-        least = math.ceil(self.cycle / (1 - self.burn_in) - 1e-9)  # 2/(1 − 0.8) is a little more than 10
+        least = math.ceil(
+            self.cycle / (1 - self.burn_in) - 1e-9
+        )  # tolerance, because 2/(1 − 0.8) is a little more than 10 in floating point
         return Bounds(least, max(1, math.ceil(after / self.cycle)))
 
     def cycles(self, total_steps: int, steps_per_epoch: int) -> tuple[int, int, int]:
@@ -124,16 +125,10 @@ class FGE(Cyclic, Descent):
         return total_steps - count * steps, steps, count
 
     def ends(self, total_steps: int, steps_per_epoch: int) -> range:
-        """Return the numbers of steps after which the rate is lowest, one for each cycle.
-
-        Raises:
-            ValueError: if no cycle fits in the run.
-        """
         before, steps, count = self.cycles(total_steps, steps_per_epoch)
         return range(before + (steps + 1) // 2, before + (count - 1) * steps + (steps + 1) // 2 + 1, steps)
 
     def rate(self, now: Progress | Trajectory) -> float:
-        """Return the learning rate of the next step."""
         step, total_steps, steps_per_epoch = now.step, now.total_steps, now.steps_per_epoch
         before, steps, _ = self.cycles(total_steps, steps_per_epoch)
         if step < before:
@@ -143,14 +138,7 @@ class FGE(Cyclic, Descent):
 
 
 def triangle(step: int, steps: int, high: float, *, low: float) -> float:
-    """Return α of a step of a cycle.
-
-    Args:
-        step: i within the cycle, 1 to c.
-        steps: c.
-        high: α₁.
-        low: α₂.
-    """
+    """Return α in step i (`step`, 1 to c) of a cycle of c steps."""
     share = step / steps
     if share <= 0.5:
         return (1 - 2 * share) * high + 2 * share * low

@@ -1,12 +1,12 @@
-r"""Snapshots: an ensemble of the ends of cosine cycles in one training run (Huang et al. 2017).
+"""Snapshots: an ensemble of the ends of cosine cycles in one training run (Huang et al. 2017).
 
-A run of T steps is divided into C cycles. In each the learning rate falls from α₀ to almost zero, and then starts anew
-(Loshchilov and Hutter 2017): in step t = 1, 2, … of a run whose cycles have T/C steps
+A run of T steps is divided into C cycles. In each the learning rate falls from α₀ to almost zero, and then starts
+again (Loshchilov and Hutter 2017). In step t = 1, 2, … of a run whose cycles have T/C steps it is
 
     α(t) = (α₀/2) [cos(π ((t − 1) mod T/C)/(T/C)) + 1]
 
-A network is kept at the end of each cycle, where it has converged; the next start of the rate throws the run out of its
-basin. Where C does not divide T, cycle k ends after ⌊k T/C⌋ steps and the formula holds with its own length. The
+A network is kept at the end of each cycle, where it has converged; the next start of the rate throws the run out of
+its basin. Where C does not divide T, cycle k ends after ⌊k T/C⌋ steps and the formula holds with its own length. The
 posterior gives every network the same weight.
 """
 
@@ -37,7 +37,7 @@ class Snapshots(Cyclic, Descent):
         cycles: C, cycles of the run; fewer where it has fewer steps.
         draws: S, networks kept, those of the last cycles; None keeps one of each.
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
-        adversarial: ε of adversarial training, as of `MAP`; None for plain training.
+        adversarial: ε of adversarial training, as in `MAP`; None for plain training.
     """
 
     members: int = 1
@@ -59,16 +59,13 @@ class Snapshots(Cyclic, Descent):
 
     @property
     def bounds(self) -> Bounds:
-        """What is known of the cycles before the length of the run is."""
         return Bounds(1, self.cycles)
 
     def ends(self, total_steps: int, steps_per_epoch: int) -> list[int]:
-        """Return the numbers of steps after which the rate is lowest, one for each cycle."""
         count = min(self.cycles, total_steps)
         return [number * total_steps // count for number in range(1, count + 1)]
 
     def rate(self, now: Progress | Trajectory) -> float:
-        """Return the learning rate of the next step."""
         step, total_steps, steps_per_epoch = now.step, now.total_steps, now.steps_per_epoch
         ends = [0, *self.ends(total_steps, steps_per_epoch)]
         number = bisect_right(ends, step)

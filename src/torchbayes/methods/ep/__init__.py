@@ -1,1 +1,1 @@
-"""Methods that approximate the likelihood, site by site: expectation propagation and probabilistic backpropagation."""
+"""Methods that approximate the likelihood site by site: expectation propagation and probabilistic backpropagation."""

@@ -1,10 +1,11 @@
-r"""A normal distribution of weights with sites: prior N(m₀, S₀), sites exp(−½ gᵀT g + νᵀg), g = A w.
+"""A normal distribution of weights with sites: prior N(m₀, S₀), sites exp(−½ gᵀT g + νᵀg), g = A w.
 
     q:  precision P = S₀⁻¹ + Σ_n c_n A_nᵀ T_n A_n,   shift h = S₀⁻¹ m₀ + Σ_n c_n A_nᵀ ν_n
 
-The cavity of a site is the marginal of g under q without a part a of it. With S = G Gᵀ the covariance of g and
-M = I − a Gᵀ T G it has the covariance G M⁻¹ Gᵀ, and the mean μ + a G M⁻¹ Gᵀ (T μ − ν). In units of it, g = m + L x, a
-tilted distribution of mean u and covariance W asks for the site with the precision (W⁻¹ − I)/a and the shift W⁻¹u/a.
+The cavity of a site is the marginal of g under q without a part a of the site. With S = G Gᵀ the covariance of g and
+M = I − a Gᵀ T G, the cavity has the covariance G M⁻¹ Gᵀ and the mean μ + a G M⁻¹ Gᵀ (T μ − ν). In units of the cavity,
+g = m + L x, a tilted distribution of mean u and covariance W asks for the site with the precision (W⁻¹ − I)/a and the
+shift W⁻¹u/a.
 """
 
 from __future__ import annotations
@@ -21,31 +22,25 @@ from torchbayes.methods.variational.target import is_normal
 from torchbayes.model.model import Model
 
 _LEAST = 1e-20  # variance of outputs that no weight moves
-_PROPER = 1e-9  # least share of a precision that a cavity may keep
+_PROPER = 1e-9  # smallest share of a precision that a cavity may keep
 _HALVINGS = 12
 
 
 class Sites(NamedTuple):
-    """Sites of N factors of R numbers.
+    """Sites of N factors of R numbers."""
 
-    Attributes:
-        precision_NRR: T.
-        shift_NR: ν.
-        log_scale_N: log of the constant by which the site stands for its factor, in nats.
-    """
-
-    precision_NRR: Tensor
-    shift_NR: Tensor
-    log_scale_N: Tensor
+    precision_NRR: Tensor  # T
+    shift_NR: Tensor  # ν
+    log_scale_N: Tensor  # log of the constant by which the site stands for its factor, in nats
 
     @classmethod
     def flat(cls, like_NR: Tensor) -> Sites:
-        """Return sites that say nothing."""
+        """Return sites without any effect: precision, shift and log scale 0."""
         precision_NRR = like_NR.new_zeros(*like_NR.shape, like_NR.shape[1])
         return cls(precision_NRR, torch.zeros_like(like_NR), like_NR.new_zeros(len(like_NR)))
 
     def at(self, where: slice) -> Sites:
-        """Return some of them."""
+        """Return the sites of a slice."""
         return Sites(*(part[where] for part in self))
 
     def towards(self, others: Sites, share: float, good_N: Tensor) -> Sites:
@@ -56,19 +51,12 @@ class Sites(NamedTuple):
 
 
 class Belief(NamedTuple):
-    """q, by its natural parameters and what follows from them.
+    """q, by its natural parameters and what follows from them."""
 
-    Attributes:
-        precision_DD: P.
-        shift_D: h.
-        root_DD: R with R Rᵀ = P⁻¹.
-        mean_D: P⁻¹ h.
-    """
-
-    precision_DD: Tensor
-    shift_D: Tensor
-    root_DD: Tensor
-    mean_D: Tensor
+    precision_DD: Tensor  # P
+    shift_D: Tensor  # h
+    root_DD: Tensor  # R with R Rᵀ = P⁻¹
+    mean_D: Tensor  # P⁻¹ h
 
     @property
     def log_norm(self) -> Tensor:
@@ -78,7 +66,7 @@ class Belief(NamedTuple):
 
 
 def belief(precision_DD: Tensor, shift_D: Tensor) -> Belief | None:
-    """Return q by its natural parameters; None where its precision is not positive definite."""
+    """Return q with these natural parameters; None if its precision is not positive definite."""
     factor_DD, failed = torch.linalg.cholesky_ex(precision_DD)
     if bool(failed) or not bool(torch.isfinite(factor_DD).all()):
         return None
@@ -88,10 +76,9 @@ def belief(precision_DD: Tensor, shift_D: Tensor) -> Belief | None:
 
 
 def prior_of(model: Model) -> tuple[Tensor, Tensor]:
-    """Return precision and shift of the model's prior, tempered as it says, float64 (D, D) and (D,).
+    """Return precision (D, D) and shift (D,) of the model's prior, tempered as the model says, float64.
 
-    Raises:
-        ValueError: if the prior is not normal.
+    Raises ValueError if the prior is not normal.
     """
     prior, device = model.prior, model.network.device
     joint = prior.joint
@@ -112,25 +99,19 @@ def prior_of(model: Model) -> tuple[Tensor, Tensor]:
 
 
 class Cavity(NamedTuple):
-    """Marginals without a part of their sites.
+    """Marginals without a part of their sites."""
 
-    Attributes:
-        mean_NR: m.
-        root_NRR: L.
-        proper_N: where they are distributions; elsewhere the others are those of the marginals.
-    """
-
-    mean_NR: Tensor
-    root_NRR: Tensor
-    proper_N: Tensor
+    mean_NR: Tensor  # m
+    root_NRR: Tensor  # L
+    proper_N: Tensor  # where cavities are distributions; elsewhere the covariance and mean are those of the marginals
 
 
 def cavity(mean_NR: Tensor, covariance_NRR: Tensor, sites: Sites, *, power: float) -> Cavity:
     """Return the cavities of marginals N(μ, S)."""
     identity = torch.eye(mean_NR.shape[1], dtype=mean_NR.dtype, device=mean_NR.device)
     marginal_NRR = torch.linalg.cholesky_ex(covariance_NRR + _LEAST * identity).L
-    kept_NRR = identity - power * marginal_NRR.mT @ sites.precision_NRR @ marginal_NRR
-    factor_NRR, failed_N = torch.linalg.cholesky_ex(kept_NRR)
+    left_NRR = identity - power * marginal_NRR.mT @ sites.precision_NRR @ marginal_NRR
+    factor_NRR, failed_N = torch.linalg.cholesky_ex(left_NRR)
     proper_N = (failed_N == 0) & (factor_NRR.diagonal(dim1=1, dim2=2).square().amin(1) > _PROPER)
     factor_NRR = torch.where(proper_N[:, None, None], factor_NRR, identity)
     root_NRR = torch.linalg.solve_triangular(factor_NRR, marginal_NRR.mT, upper=False).mT
@@ -140,24 +121,26 @@ def cavity(mean_NR: Tensor, covariance_NRR: Tensor, sites: Sites, *, power: floa
 
 
 def asked(around: Cavity, seen: Tilted, power: float) -> tuple[Sites, Tensor]:
-    """Return the sites that give q the moments of tilted distributions, and where there are such, (N,)."""
+    """Return the sites that give q the moments of tilted distributions, and where these exist, (N,)."""
     precision_NRR, failed_N = torch.linalg.inv_ex(seen.covariance_NRR)
     identity = torch.eye(precision_NRR.shape[-1], dtype=precision_NRR.dtype, device=precision_NRR.device)
-    own_NRR = 0.5 * (precision_NRR + precision_NRR.mT) - identity
-    own_NR = torch.einsum("nrs,ns->nr", precision_NRR, seen.mean_NR)
+    unit_NRR = 0.5 * (precision_NRR + precision_NRR.mT) - identity
+    unit_NR = torch.einsum("nrs,ns->nr", precision_NRR, seen.mean_NR)
     inverse_NRR = torch.linalg.inv_ex(around.root_NRR).inverse
-    site_NRR = inverse_NRR.mT @ own_NRR @ inverse_NRR / power
+    site_NRR = inverse_NRR.mT @ unit_NRR @ inverse_NRR / power
     pulled_NR = torch.einsum("nrs,ns->nr", site_NRR, around.mean_NR)
-    shift_NR = torch.einsum("nsr,ns->nr", inverse_NRR, own_NR) / power + pulled_NR
-    half_N = 0.5 * (torch.linalg.slogdet(seen.covariance_NRR).logabsdet + (own_NR * seen.mean_NR).sum(-1))
+    shift_NR = torch.einsum("nsr,ns->nr", inverse_NRR, unit_NR) / power + pulled_NR
+    half_N = 0.5 * (torch.linalg.slogdet(seen.covariance_NRR).logabsdet + (unit_NR * seen.mean_NR).sum(-1))
     constant_N = (around.mean_NR * (shift_NR - 0.5 * pulled_NR)).sum(-1)
     sites = Sites(site_NRR, shift_NR, (seen.log_norm_N - half_N) / power - constant_N)
-    finite_N = torch.stack([part.flatten(1).isfinite().all(1) if part.ndim > 1 else part.isfinite() for part in sites])
+    finite_N = torch.stack([
+        values.flatten(1).isfinite().all(1) if values.ndim > 1 else values.isfinite() for values in sites
+    ])
     return sites, finite_N.all(0) & (failed_N == 0) & around.proper_N
 
 
 def added(before: Belief, slopes_NRD: Tensor, old: Sites, *, new: Sites, counts_N: Tensor) -> Belief | None:
-    """Return q with sites changed; None where it would be no distribution."""
+    """Return q with sites changed; None if it would not be a distribution."""
     precision_NRR = counts_N[:, None, None] * (new.precision_NRR - old.precision_NRR)
     shift_NR = counts_N[:, None] * (new.shift_NR - old.shift_NR)
     flat = slopes_NRD.flatten(0, 1)
@@ -169,14 +152,14 @@ def added(before: Belief, slopes_NRD: Tensor, old: Sites, *, new: Sites, counts_
 def together(
     before: Belief, slopes_NRD: Tensor, old: Sites, *, to: Sites, good_N: Tensor, counts_N: Tensor, share: float
 ) -> tuple[Belief, Sites, bool]:
-    """Return q and sites after all of them moved at once, and whether they moved.
+    """Return q and sites after all sites moved at once, and whether they moved.
 
-    By half as much, and half of that, where q would be no distribution.
+    Where q would not be a distribution the step is halved, again and again.
     """
     for _ in range(_HALVINGS):
         new = old.towards(to, share, good_N)
-        found = added(before, slopes_NRD, old, new=new, counts_N=counts_N)
-        if found is not None:
-            return found, new, True
+        moved = added(before, slopes_NRD, old, new=new, counts_N=counts_N)
+        if moved is not None:
+            return moved, new, True
         share = 0.5 * share
     return before, old, False

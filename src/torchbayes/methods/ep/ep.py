@@ -1,4 +1,4 @@
-r"""EP: expectation propagation, a normal distribution by the moments of each row's likelihood (Minka 2001).
+"""EP: expectation propagation, a normal distribution by the moments of each row's likelihood (Minka 2001).
 
 For networks that are linear in their random weights, f_n = A_n w + b_n. Each row has a site that stands for its
 likelihood, t_n(g) = C_n exp(−½ gᵀT_n g + ν_nᵀg) with g = A_n w, and q ∝ p(w) Π_n t_n. In turn, the part a of a site is
@@ -10,7 +10,7 @@ until nothing changes. With A(m, V) = ½ (d log 2π + log|V| + mᵀV⁻¹m) of n
 
     log Z = A(q) − A(p) + (1/a) Σ_n [log Z_n + A(q_{−n}) − A(q_n)],    Z_n = ∫ q_{−n}(g) ℓ_n(g)^a dg
 
-exact for normal noise. A single sweep in turn is assumed density filtering: each row is seen once.
+which is exact for normal noise. A single sweep in turn is assumed density filtering: each row is seen once.
 """
 
 from __future__ import annotations
@@ -41,62 +41,41 @@ from torchbayes.model.probes.functions import refuse_coupled
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.problems import ProblemWarning
 
-_LEAST_POWER = 1e-6  # below it rounding counts, as sites are differences divided by it
-_MATRICES = 6  # of D by D numbers at a time
+_LEAST_POWER = 1e-6  # below it rounding matters, because sites are differences divided by it
+_MATRICES = 6  # matrices of D by D numbers held at a time
 _WIDEST = 300.0  # spread of outputs beyond which integrals over several of them are rough
-_LEAST_SHARE, _LONGER = 1 / 64, 1.15  # of the way that a site moves; by how much it grows again after a good sweep
+_LEAST_SHARE, _LONGER = 1 / 64, 1.15  # share of the way that a site moves; growth of it after a good sweep
 
 
 @dataclass(frozen=True)
 class State:
-    """What the next step needs; everything but the buffers in float64.
+    """What the next step needs; everything but the buffers in float64."""
 
-    Attributes:
-        precision_MDD: of q, (1, D, D).
-        shift_MD: precision times mean of q.
-        prior_norm_M: A(p), in nats.
-        log_scale_M: Σ c log C over all sites, in nats.
-        mean_MD: of q before the sweep.
-        variance_MD: of q before the sweep, of each weight.
-        sites: by number of the batch and part, each (1, N, ...).
-        buffers: the network's, (1, ...).
-        found: the support of the network's layers, as `LayerSupport.text`; empty before the first batch.
-        change: how far q moved in the last whole sweep, over the damping; 0 before.
-        share: of the way that a site moves at a visit.
-        skipped: sites that were left as they were, in the sweep so far.
-        step: batches seen.
-        steps_per_epoch: of a sweep.
-    """
-
-    precision_MDD: Tensor
-    shift_MD: Tensor
-    prior_norm_M: Tensor
-    log_scale_M: Tensor
-    mean_MD: Tensor
-    variance_MD: Tensor
-    sites: Mapping[str, Tensor]
+    precision_MDD: Tensor  # of q, (1, D, D)
+    shift_MD: Tensor  # precision times mean of q
+    prior_norm_M: Tensor  # A(p), in nats
+    log_scale_M: Tensor  # Σ c log C over all sites, in nats
+    mean_MD: Tensor  # of q before the sweep
+    variance_MD: Tensor  # of the weights under q before the sweep
+    sites: Mapping[str, Tensor]  # by number of the batch and part, each (1, N, ...)
     buffers: Buffers
-    found: str
-    change: float
-    share: float
-    skipped: int
-    step: int
-    steps_per_epoch: int
+    found: str  # `LayerSupport.text` of the network's layers; empty before the first batch
+    change: float  # how far q moved in the last whole sweep, over the damping; 0 before
+    share: float  # of the way that a site moves at a visit
+    skipped: int  # sites left unchanged in the sweep so far
+    step: int  # batches seen
+    steps_per_epoch: int  # of a sweep
 
     @property
     def belief(self) -> Belief:
-        """Return q.
-
-        Raises:
-            DivergedError: if its precision is not positive definite.
-        """
-        found = belief(self.precision_MDD[0], self.shift_MD[0])
-        if found is None:
+        """q; DivergedError if its precision is not positive definite."""
+        q = belief(self.precision_MDD[0], self.shift_MD[0])
+        if q is None:
             raise DivergedError(
                 f"the precision of q is not positive definite after step {self.step}. Lower `damping`, or look for "
                 f"extreme values in the data."
             )
-        return found
+        return q
 
     def log_evidence(self) -> Tensor:
         """Return log Z, (1,), in nats."""
@@ -105,24 +84,19 @@ class State:
 
 @dataclass(frozen=True)
 class Info:
-    """What a step reports for the log.
+    """What a step reports for the log."""
 
-    Attributes:
-        state: the state after it.
-        evidence: whether log Z estimates the log evidence, as it does at temperature 1.
-    """
-
-    state: State
-    evidence: bool
+    state: State  # after the step
+    evidence: bool  # whether log Z estimates the log evidence, as it does at temperature 1
 
     def means(self) -> dict[str, Tensor]:
-        """Return what is averaged over a sweep: nothing."""
+        """Return nothing: no number of EP is averaged over a sweep."""
         return {}
 
     def now(self) -> dict[str, Any]:
         """Return what is true of the last step of a sweep."""
-        found = {"log_evidence": float(self.state.log_evidence())} if self.evidence else {}
-        return {"change": self.state.change, "damping": self.state.share, "skipped": self.state.skipped, **found}
+        evidence = {"log_evidence": float(self.state.log_evidence())} if self.evidence else {}
+        return {"change": self.state.change, "damping": self.state.share, "skipped": self.state.skipped, **evidence}
 
 
 @dataclass(frozen=True)
@@ -132,18 +106,18 @@ class EP(Kept, Defaults):
     For networks whose outputs are linear in the random weights, such as an nn.Linear, or a trained network with
     `Model(…, random="head.*")`, under a normal prior and a likelihood without learned parameters: any whose rows have
     one output, or up to three that go together (four classes), and Gaussian, Bernoulli, Probit, Poisson and StudentT
-    with any number. No weights are started from. The covariance is dense, D². `sweeps=1` with order="sequential" is
+    with any number. It starts from no weights. The covariance is dense, D². `sweeps=1` with order="sequential" is
     assumed density filtering: every row is seen once, and `as_prior` goes on with the next data.
 
     Attributes:
         power: a, how much of a site is replaced at a time: 1 is EP, towards 0 (1e-6) it becomes variational inference.
         order: "parallel", where the sites of a batch move at once, or "sequential", where each row sees those before
             it: fewer sweeps, which take about a hundred times as long.
-        sweeps: visits to all rows, at most; it ends sooner where nothing changes.
+        sweeps: most visits to all rows; the run ends sooner where nothing changes.
         damping: share of the way that a site moves at a visit, above 0 and at most 1; None begins with 1, halves it
             after each sweep that changes more than the one before, and lets it grow again after others.
-        tolerance: largest change of a weight's mean, in its standard deviations, and of the logarithm of its variance,
-            over the damping, by a sweep that ends the run.
+        tolerance: a sweep ends the run if it changes no weight's mean, in its standard deviations, and no logarithm of
+            its variance by more than this, over the damping.
         batch_size: rows per visit where the data are not batched already.
     """
 
@@ -174,17 +148,12 @@ class EP(Kept, Defaults):
         return Needs(batch_size=self.batch_size, fixed_rows=True)
 
     def length(self, steps_per_epoch: int) -> int:
-        """Return the visits of a run, at most."""
+        """Return the most visits of a run."""
         return self.sweeps * steps_per_epoch
 
     def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first visit: q is the prior.
-
-        Raises:
-            ValueError: if likelihood or prior do not suit the method, or the covariance does not fit in memory.
-        """
         model, size, device = density.model, weights_MD.shape[1], weights_MD.device
         refuse_coupled(model)
         check_likelihood(model.likelihood)
@@ -197,7 +166,7 @@ class EP(Kept, Defaults):
         prior = belief(precision_DD, shift_D)
         if prior is None:
             raise ValueError("the covariance of the prior is not positive definite to rounding. Give a wider one.")
-        own, share = {name: buffer.clone() for name, buffer in buffers.items()}, self.damping or 1.0
+        copies, share = {name: buffer.clone() for name, buffer in buffers.items()}, self.damping or 1.0
         return State(
             precision_DD.unsqueeze(0),
             shift_D.unsqueeze(0),
@@ -206,7 +175,7 @@ class EP(Kept, Defaults):
             prior.mean_D.unsqueeze(0),
             prior.root_DD.square().sum(1).unsqueeze(0),
             {},
-            own,
+            copies,
             "",
             change=0.0,
             share=share,
@@ -223,17 +192,11 @@ class EP(Kept, Defaults):
 
     @torch.no_grad()
     def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Return the state after a visit to the sites of one batch, and the info.
-
-        Raises:
-            ValueError: if the network is not linear in its weights, or the likelihood does not suit the method.
-            DivergedError: if q is no distribution.
-        """
         model, rows = density.model, batch.map(lambda t: t[0])
         sweep, number = divmod(state.step, state.steps_per_epoch)
         buffers = {name: buffer[0] for name, buffer in state.buffers.items()}
-        found = state.found or layer_support(model, model.network.weights() * 0, rows.inputs).text()
-        factors = factors_of(model, rows, support=LayerSupport.parse(found), buffers=buffers, check=sweep == 0)
+        layers = state.found or layer_support(model, model.network.weights() * 0, rows.inputs).text()
+        factors = factors_of(model, rows, support=LayerSupport.parse(layers), buffers=buffers, check=sweep == 0)
         old = _sites(state.sites, number) or Sites.flat(factors.offset_NR)
         if state.step == 0:
             _say_wide(factors, state.belief)
@@ -246,7 +209,7 @@ class EP(Kept, Defaults):
             shift_MD=visited.belief.shift_D.unsqueeze(0),
             log_scale_M=state.log_scale_M + gained,
             sites={**state.sites, **{f"{number}.{n}": t.unsqueeze(0) for n, t in visited.sites._asdict().items()}},
-            found=found,
+            found=layers,
             skipped=visited.skipped + (state.skipped if number else 0),
             step=state.step + 1,
         )
@@ -256,31 +219,31 @@ class EP(Kept, Defaults):
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
         """Return q, with log Z at temperature 1."""
-        model, found = density.model, state.belief
+        model, q = density.model, state.belief
         evidence_M = state.log_evidence() if model.temperature == 1 else None
-        about: dict[str, Any] = {"buffers_M": dict(state.buffers) or None, "statistics_known": True}
-        root_MDD = found.root_DD.unsqueeze(0).to(model.network.dtype)
-        mean_MD = found.mean_D.unsqueeze(0).to(model.network.dtype)
-        return Gaussian(model, mean_MD, Dense(root_MDD), linear=True, log_evidence_M=evidence_M, **about)
+        options: dict[str, Any] = {"buffers_M": dict(state.buffers) or None, "statistics_known": True}
+        root_MDD = q.root_DD.unsqueeze(0).to(model.network.dtype)
+        mean_MD = q.mean_D.unsqueeze(0).to(model.network.dtype)
+        return Gaussian(model, mean_MD, Dense(root_MDD), linear=True, log_evidence_M=evidence_M, **options)
 
     def ending(self, posterior: Gaussian, state: State) -> Ended:
-        """Return whether sites were left out, q still moved, or the scale of targets is odd."""
-        said = []
+        problems = []
         if state.sites and not any(part.shape[1] for part in state.sites.values()):
-            said.append("no row counts, so that it is the prior (look at the targets and their weights)")
+            problems.append("no row counts, so that it is the prior (look at the targets and their weights)")
         if state.skipped:
-            said.append(
+            problems.append(
                 f"{state.skipped} sites were left as they were in the last sweep, as what is left without them is no "
                 f"distribution, or their rows are impossible (lower `power` or `damping`)"
             )
         if state.step == self.length(state.steps_per_epoch) and state.change > self.tolerance:
-            said += _unsettled(self, state, exact=is_exact(posterior.model.likelihood))
-        return Ended(said=said, then=[] if said else [explained])
+            problems += _unsettled(self, state, exact=is_exact(posterior.model.likelihood))
+        return Ended(said=problems, then=[] if problems else [explained])
 
 
 def _say_wide(factors: Factors, prior: Belief) -> None:
-    """Warn where outputs that go together spread so widely under the prior that integrals over them are rough."""
-    if factors.slopes_NRD.shape[1] == 1 or not len(factors.counts_N):  # of one number they are exact at any spread
+    """Warn if outputs that go together spread so widely under the prior that integrals over them are rough."""
+    # integrals over one number are exact at any spread
+    if factors.slopes_NRD.shape[1] == 1 or not len(factors.counts_N):
         return
     spread = float((factors.slopes_NRD @ prior.root_DD).square().sum(-1).max().sqrt())
     if spread > _WIDEST:
@@ -299,7 +262,7 @@ def _sites(held: Mapping[str, Tensor], number: int) -> Sites | None:
 
 
 def _unsettled(method: EP, state: State, *, exact: bool) -> list[str]:
-    """Return that the sweeps of a run did not suffice; nothing where a single one is all that there is to do."""
+    """Return that the sweeps of a run did not suffice; nothing if a single one is all there is to do."""
     if method.sweeps > 1:
         return [
             f"it had not converged: at the rate of the last of {method.sweeps} sweeps a weight moves by "
@@ -314,7 +277,7 @@ def _unsettled(method: EP, state: State, *, exact: bool) -> list[str]:
 
 
 def _swept(state: State, now: Belief, *, first: bool, adapt: bool) -> State:
-    """Return the state at the end of a sweep, with the change that it made, and the share of the next one."""
+    """Return the state at the end of a sweep, with the change that it made, and the share for the next one."""
     variance_D = now.root_DD.square().sum(1)
     moved_D = (now.mean_D - state.mean_MD[0]).abs() / variance_D.sqrt()
     wider_D = (variance_D / state.variance_MD[0]).log().abs()

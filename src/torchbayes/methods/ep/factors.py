@@ -1,8 +1,8 @@
-r"""The factors of a likelihood on a network that is linear in its random weights: ℓ_n(g_n), g_n = A_n w, n = 1..N.
+"""The factors of a likelihood on a network that is linear in its random weights: ℓ_n(g_n), g_n = A_n w, n = 1..N.
 
-A row is one factor of the outputs that its likelihood takes together: one for each output under Gaussian, Bernoulli,
-Probit, Poisson and StudentT likelihoods; the differences of K class logits from one of them, R = K − 1 numbers, under
-Categorical; all outputs of the row under others. A row of weight c is its factor c times.
+A factor has the outputs of a row that its likelihood takes together. Under Gaussian, Bernoulli, Probit, Poisson and
+StudentT likelihoods that is each output by itself; under Categorical the differences of K class logits from one of
+them, R = K − 1 numbers; under others all outputs of the row. A row of weight c is its factor c times.
 """
 
 from __future__ import annotations
@@ -34,27 +34,16 @@ _CHUNK = 2**24
 
 @dataclass(frozen=True)
 class Factors:
-    """The factors of some rows that count.
+    """The factors of rows that count."""
 
-    Attributes:
-        slopes_NRD: A, float64.
-        offset_NR: what the outputs are at w = 0: of biases that are constants.
-        counts_N: c, positive.
-        likelihood: of one row, without weights.
-        targets: its targets, one for each factor.
-        classes: whether the values are differences of logits.
-        shape: of the outputs of a factor.
-        noise_N: standard deviation of normal noise; 1 under other likelihoods.
-    """
-
-    slopes_NRD: Tensor
-    offset_NR: Tensor
-    counts_N: Tensor
-    likelihood: Likelihood
-    targets: Tensor
-    classes: bool
-    shape: tuple[int, ...]
-    noise_N: Tensor
+    slopes_NRD: Tensor  # A, float64
+    offset_NR: Tensor  # outputs at w = 0, from biases that are constants
+    counts_N: Tensor  # c, positive
+    likelihood: Likelihood  # of one row, without weights
+    targets: Tensor  # one for each factor
+    classes: bool  # whether the values are differences of logits
+    shape: tuple[int, ...]  # of the outputs of a factor
+    noise_N: Tensor  # standard deviation of normal noise; 1 under other likelihoods
 
     def exact(self, temperature: float) -> Sites | None:
         """Return the sites that are ℓ^(1/T) themselves, under normal noise; None under other likelihoods."""
@@ -67,13 +56,9 @@ class Factors:
         return Sites(precision_N[:, None, None], (precision_N * apart_N)[:, None], log_scale_N)
 
     def tilted(self, mean_nR: Tensor, root_nRR: Tensor, *, power: float, first: int = 0) -> Tilted:
-        """Return the moments of ℓ^a N(g; m, L Lᵀ) for factors from a number on: see `torchbayes.methods.ep.tilted`.
+        """Return the moments of ℓ^a N(g; m, L Lᵀ) for factors from number `first` on.
 
-        Args:
-            mean_nR: m.
-            root_nRR: L.
-            power: a.
-            first: number of the first factor.
+        See `torchbayes.methods.ep.tilted`.
         """
         if power == 1 and isinstance(self.likelihood, Probit) and own(self.likelihood, "curvature_root"):
             where = slice(first, first + len(mean_nR))
@@ -99,11 +84,7 @@ def is_exact(likelihood: Likelihood) -> bool:
 
 
 def check_likelihood(likelihood: Likelihood) -> None:
-    """Check that a likelihood has no parameters of its own to infer.
-
-    Raises:
-        ValueError: if it has.
-    """
+    """Raise ValueError if a likelihood has parameters of its own to infer."""
     if likelihood.parameters():
         raise ValueError(
             f"EP takes a likelihood whose parameters are known; {unweighted(likelihood)!r} learns "
@@ -115,23 +96,15 @@ def check_likelihood(likelihood: Likelihood) -> None:
 def factors_of(model: Model, batch: Batch, *, support: LayerSupport, buffers: Buffers, check: bool) -> Factors:
     """Return the factors of a batch (B, ...), without rows of weight 0.
 
-    Args:
-        model: the model.
-        batch: rows.
-        support: of the network's layers.
-        buffers: of the network.
-        check: whether the network is checked to be linear.
-
-    Raises:
-        ValueError: if it is not, or the likelihood takes too many outputs together.
+    Raises ValueError if the likelihood takes too many outputs together or, with `check`, if the network is not linear.
     """
     offset, slopes_BPD = _linear(model, batch, support=support, buffers=buffers, check=check)
     plain, targets, weights = counted(model.likelihood, offset, batch.targets)
-    places, last = tuple(offset.shape[:-1]), offset.shape[-1]
+    positions, last = tuple(offset.shape[:-1]), offset.shape[-1]
     classes = isinstance(plain, Categorical)
     apart = isinstance(plain, _APART) and own(plain, "curvature_root")
     shape = (1,) if apart else (last,) if classes else tuple(offset.shape[1:])
-    count = offset.numel() if apart else places[0] * (1 if not classes else offset[0, ..., 0].numel())
+    count = offset.numel() if apart else positions[0] * (1 if not classes else offset[0, ..., 0].numel())
     slopes = slopes_BPD.reshape(count, -1, slopes_BPD.shape[-1])
     offset_NR = offset.reshape(count, -1).double()
     order_NK = _reference_last(offset_NR) if classes else None
@@ -139,28 +112,28 @@ def factors_of(model: Model, batch: Batch, *, support: LayerSupport, buffers: Bu
         offset_NR, slopes = offset_NR.gather(1, order_NK), slopes.take_along_dim(order_NK.unsqueeze(-1), 1)
         slopes, offset_NR = slopes[:, :-1] - slopes[:, -1:], offset_NR[:, :-1] - offset_NR[:, -1:]
     _check_together(plain, offset_NR.shape[1], classes=classes)
-    counts = torch.ones(places, dtype=torch.float64, device=offset.device)
+    counts = torch.ones(positions, dtype=torch.float64, device=offset.device)
     if weights is not None:
-        counts = weights.double().view(*weights.shape, *[1] * (len(places) - weights.ndim)).expand(places)
+        counts = weights.double().view(*weights.shape, *[1] * (len(positions) - weights.ndim)).expand(positions)
     counts_N = counts.reshape(-1, 1).expand(-1, last).reshape(-1) if apart else counts.reshape(count, -1)[:, 0]
     targets = _of_factors(targets, apart=apart, classes=classes, count=count)
-    if order_NK is not None:  # its own inverse
+    if order_NK is not None:  # an exchange of two classes is its own inverse
         at = order_NK if targets.is_floating_point() else targets.unsqueeze(1)
         targets = targets.gather(1, at) if targets.is_floating_point() else order_NK.gather(1, at)[:, 0]
     noise_N = torch.ones_like(counts_N)
     if apart and isinstance(plain, Gaussian):
         noise_N = plain.noise(offset.double()).expand_as(offset).reshape(count)
-    kept = counts_N > 0
+    positive_N = counts_N > 0
     slopes, offset_NR, counts_N, targets, noise_N = (
-        part if bool(kept.all()) else part[kept] for part in (slopes, offset_NR, counts_N, targets, noise_N)
+        part if bool(positive_N.all()) else part[positive_N] for part in (slopes, offset_NR, counts_N, targets, noise_N)
     )
     return Factors(slopes, offset_NR, counts_N, plain, targets, classes, shape, noise_N)
 
 
 def _reference_last(offset_NK: Tensor) -> Tensor:
-    """Return the order of classes in which the likeliest at w = 0 and the last change places; no mask has it.
+    """Return the order of classes in which the likeliest at w = 0 and the last change places.
 
-    Of equally likely ones it is the last.
+    The likeliest is never masked. Of equally likely ones it is the last.
     """
     last = offset_NK.shape[1] - 1
     likeliest_N1 = last - offset_NK.flip(1).argmax(1, keepdim=True)
@@ -171,11 +144,7 @@ def _reference_last(offset_NK: Tensor) -> Tensor:
 
 
 def _of_factors(targets: Any, *, apart: bool, classes: bool, count: int) -> Any:
-    """Return targets with one place for each factor, in double precision.
-
-    Raises:
-        ValueError: if they are not one tensor.
-    """
+    """Return targets with one place for each factor, in double precision; ValueError if they are not one tensor."""
     if not isinstance(targets, Tensor):
         raise ValueError(f"EP takes targets that are one tensor; got {type(targets).__name__}. Use VI or Laplace.")
     targets = targets.double() if targets.is_floating_point() else targets
@@ -185,16 +154,12 @@ def _of_factors(targets: Any, *, apart: bool, classes: bool, count: int) -> Any:
 
 
 def _check_together(plain: Likelihood, size: int, *, classes: bool) -> None:
-    """Check that a factor has few numbers, over which integrals are taken.
-
-    Raises:
-        ValueError: if it has more.
-    """
+    """Raise ValueError if a factor has too many numbers to integrate over."""
     if size <= MOST:
         return
-    what = f"{size + 1} classes" if classes else f"{size} outputs together"
+    outputs = f"{size + 1} classes" if classes else f"{size} outputs together"
     raise ValueError(
-        f"EP integrates over at most {MOST} numbers of a row, as those of {MOST + 1} classes; got {what} under "
+        f"EP integrates over at most {MOST} numbers of a row, as those of {MOST + 1} classes; got {outputs} under "
         f"{plain!r}. Use Laplace, VBLL or VI, which take any number, or Bernoulli with one output for each class."
     )
 
@@ -204,14 +169,12 @@ def _linear(
 ) -> tuple[Tensor, Tensor]:
     """Return outputs at w = 0, (B, ..., K), and slopes of all P outputs of a row in the weights, float64 (B, P, D).
 
-    Raises:
-        ValueError: if the network is not linear in them.
-        DivergedError: if they are not finite.
+    Raises ValueError if the network is not linear in them, and DivergedError if they are not finite.
     """
     dtype, device, size = model.network.dtype, model.network.device, model.layout.size
     zero_D = torch.zeros(size, dtype=dtype, device=device)
-    about: dict[str, Any] = {"buffers": buffers or None, "chunk": _CHUNK, "support": support}
-    tangent = Tangent.at(model, zero_D, batch.inputs, structure=Diagonal(torch.ones_like(zero_D)[None]), **about)
+    options: dict[str, Any] = {"buffers": buffers or None, "chunk": _CHUNK, "support": support}
+    tangent = Tangent.at(model, zero_D, batch.inputs, structure=Diagonal(torch.ones_like(zero_D)[None]), **options)
     outputs, parts = tangent.linear(batch.inputs)
     slopes = torch.zeros(len(outputs), outputs[0].numel(), size, dtype=torch.float64, device=device)
     for part in parts:
@@ -228,11 +191,7 @@ def _linear(
 
 @torch.no_grad()
 def _check_linear(model: Model, batch: Batch, *, outputs: Tensor, slopes: Tensor, buffers: Buffers) -> None:
-    """Check at random weights that outputs are those at zero plus slopes times weights.
-
-    Raises:
-        ValueError: if they are not.
-    """
+    """Raise ValueError unless, at random weights, outputs are those at zero plus slopes times weights."""
     scale_D = (model.prior.stds() + model.prior.locs().abs()).to(slopes)
     source = generator(Purpose.SITE_LINEARITY, device=slopes.device)
     masked = outputs.isneginf()
@@ -240,11 +199,11 @@ def _check_linear(model: Model, batch: Batch, *, outputs: Tensor, slopes: Tensor
     for _ in range(_TRIALS):
         drawn_D = torch.randn(len(scale_D), generator=source, dtype=slopes.dtype, device=slopes.device)
         weights_D = (3 * scale_D * drawn_D).to(outputs.dtype)
-        given = model.network(model.split(weights_D)[0], batch.inputs, dict(buffers) or None)
-        found = torch.where(masked & (given == outputs), 0.0, given).double().flatten(1)
+        network_outputs = model.network(model.split(weights_D)[0], batch.inputs, dict(buffers) or None)
+        values = torch.where(masked & (network_outputs == outputs), 0.0, network_outputs).double().flatten(1)
         step = slopes @ weights_D.double()
         largest = float((slopes.abs() @ weights_D.double().abs()).max() + start.abs().max())
-        gap = float((found - start - step).abs().max())
+        gap = float((values - start - step).abs().max())
         if not gap <= 1e3 * torch.finfo(outputs.dtype).eps * max(largest, 1e-30):
             raise ValueError(
                 f"EP is for networks whose outputs are linear in the random weights; at random ones those of this "

@@ -1,4 +1,4 @@
-r"""PBP: probabilistic backpropagation, independent normal weights that every row changes in closed form.
+"""PBP: probabilistic backpropagation, independent normal weights that every row changes in closed form.
 
 Means and variances of the weights go through the network to those of its output, f ~ N(m_L, v_L), and the derivatives
 of log Z = log N(y; m_L, v_L + noise) come back. A row changes each weight's mean and variance to those under the row's
@@ -6,16 +6,16 @@ likelihood,
 
     m ← m + v ∂log Z/∂m,    v ← v − v² ((∂log Z/∂m)² − 2 ∂log Z/∂v),
 
-and the Gamma over the noise's precision likewise (Hernandez-Lobato and Adams 2015; `torchbayes.native.propagation` has
-all formulas). There is no learning rate. The prior is w_i ~ N(μ_i, s_i²/λ), μ_i and s_i those of the model, with one
-factor λ ~ Gamma on all precisions, whose factors are refreshed after every pass by expectation propagation.
+and likewise the Gamma over the noise's precision (Hernandez-Lobato and Adams 2015; `torchbayes.native.propagation` has
+all formulas). There is no learning rate. The prior is w_i ~ N(μ_i, s_i²/λ), with μ_i and s_i those of the model and
+one factor λ ~ Gamma on all precisions. Its factors are refreshed after every pass by expectation propagation.
 
-A second pass counts the rows again (this is assumed density filtering, and no expectation propagation of the rows): the
-spread of the weights shrinks with the passes. One pass counts every row once, but depends on their order.
+A second pass counts the rows again, because this is assumed density filtering and not expectation propagation of the
+rows: the spread of the weights shrinks with the passes. One pass counts every row once, but depends on their order.
 
 The paper divides the inputs of a layer by √(fan_in + 1), where weights have prior variance 1/λ. Here weights are those
-of the network as it is, which is the same with prior scales s = 1/√(fan_in + 1): give `Model` these for the paper's
-prior, by layer. The updates do not depend on that choice.
+of the network as it is, which is the same with prior scales s = 1/√(fan_in + 1): give `Model` these, by layer, for the
+paper's prior. The updates do not depend on that choice.
 """
 
 from __future__ import annotations
@@ -53,46 +53,27 @@ _UNDONE = 0.1  # share of updates that may be undone
 
 @dataclass(frozen=True)
 class State:
-    """What the next step needs; float64 on the CPU.
+    """What the next step needs; float64 on the CPU."""
 
-    Attributes:
-        mean_MD: means of the network's weights.
-        variance_MD: their variances.
-        noise_MG2: shapes and rates of the noise's precisions; none, (M, 0, 2), if the noise is known.
-        sites_M4D: what each factor of the prior says (`torchbayes.native.propagation.refresh`).
-        factor_M2: shape and rate of λ; none, (M, 0), if the prior is known.
-        step: minibatches seen.
-        steps_per_epoch: length of an epoch.
-        total_steps: length of the run.
-    """
-
-    mean_MD: Tensor
+    mean_MD: Tensor  # of the network's weights
     variance_MD: Tensor
-    noise_MG2: Tensor
-    sites_M4D: Tensor
-    factor_M2: Tensor
-    step: int
+    noise_MG2: Tensor  # shapes and rates of the noise's precisions; (M, 0, 2) if the noise is known
+    sites_M4D: Tensor  # the factors of the prior (`torchbayes.native.propagation.refresh`)
+    factor_M2: Tensor  # shape and rate of λ; (M, 0) if the prior is known
+    step: int  # minibatches seen
     steps_per_epoch: int
     total_steps: int
 
 
 @dataclass(frozen=True)
 class Info(Report):
-    """What a step reports for the log; no later step needs it.
+    """What a step reports for the log."""
 
-    Attributes:
-        loss_M: the same as `nll_M`.
-        nll_M: mean of −log Z over the batch's rows, each before it was learned from, in nats.
-        undone_M: share of the updates that were undone.
-        noise: noise scale, the geometric mean over members and outputs.
-        prior_factor: λ, the geometric mean over members.
-    """
-
-    loss_M: Tensor
-    nll_M: Tensor
-    undone_M: Tensor
-    noise: float
-    prior_factor: float
+    loss_M: Tensor  # the same as `nll_M`
+    nll_M: Tensor  # mean of −log Z over the batch's rows, each before it was learned from, in nats
+    undone_M: Tensor  # share of the updates that were undone
+    noise: float  # scale, the geometric mean over members and outputs
+    prior_factor: float  # λ, the geometric mean over members
 
 
 @dataclass(frozen=True)
@@ -100,26 +81,26 @@ class PBP(Kept, Defaults):
     """Probabilistic backpropagation: independent normal weights, updated row by row in closed form.
 
     For regression by networks that are a plain stack of nn.Linear and ReLU (`networks.mlp`), all of whose weights are
-    random, under `likelihoods.Gaussian` and normal priors. Several outputs are taken as independent given the inputs of
-    the last layer. A noise scale that is fixed is used as it is; a learned one has a Gamma, after which the posterior
-    holds the normal over its logarithm with the same mean and variance. Its prior is that of the likelihood,
+    random, under `likelihoods.Gaussian` and normal priors. Several outputs are taken as independent given the inputs
+    of the last layer. A fixed noise scale is used as it is. A learned one has a Gamma during the run, and the
+    posterior holds the normal over its logarithm with the same mean and variance. Its prior is that of the likelihood,
     `LogInverseChi` or normal, or where that has none Gamma(`shape`, `shape` spread²).
 
-    The posterior is a `Gaussian`; `Propagated(posterior)` predicts in closed form, as it was trained. `as_prior` of it
-    as the prior of the next model, with epochs=1, continues over a stream of rows.
+    The posterior is a `Gaussian`; `Propagated(posterior)` predicts in closed form, as it was trained. To continue over
+    a stream of rows, give `as_prior` of it to the next model as its prior, with epochs=1.
 
-    Means start at the given or the network's initial values, so that units differ, with the spread of the prior, and
-    the first pass ends with the prior's own means in their place. In a network of one layer, which needs no start, and
-    under a joint prior, they start there.
+    Means start at the given or the network's initial values, so that units differ, with the spread of the prior. At
+    the end of the first pass the prior's own means take their place. In a network of one layer, which needs no start,
+    and under a joint prior, they start at the prior's means.
 
     Attributes:
         members: M, independent runs from other starts and with other orders of rows, whose mixture is the posterior.
         epochs: passes over the data.
         prior: "scalar", a factor λ ~ Gamma(`shape`, `shape`) on the precision of the model's prior; or "model", that
-            prior as it is, as is every joint prior.
-        shape: of these Gammas, above 1: how much they are worth, in rows or weights, is twice as much.
-        batch_size: rows that a step reads, where the data are not batched already. They are taken one by one, so that
-            it changes their order alone.
+            prior as it is, as every joint prior is.
+        shape: of these Gammas, above 1; they are worth twice as many rows or weights.
+        batch_size: rows that a step reads, where the data are not batched already. They are taken one by one, so it
+            changes only their order.
     """
 
     members: int = 1
@@ -138,21 +119,16 @@ class PBP(Kept, Defaults):
 
     @property
     def needs(self) -> Needs:
-        """Minibatches, of any size."""
+        """Minibatches of any size."""
         return Needs(batch_size=self.batch_size)
 
     def length(self, steps_per_epoch: int) -> int:
-        """Return the steps of a run, for an epoch of so many minibatches."""
+        """Return the number of steps of a run."""
         return self.epochs * steps_per_epoch
 
     def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first step.
-
-        Raises:
-            ValueError: if the method does not suit the model, or ranks share the rows.
-        """
         model, members = density.model, len(weights_MD)
         if density.ranks.data > 1:
             raise ValueError(
@@ -166,27 +142,22 @@ class PBP(Kept, Defaults):
             mean_MD = loc_D.expand(members, -1).clone()
         variance_MD = scale_D.square().expand(members, -1).clone()
         factor_M2 = variance_MD.new_full((members, 2 if _is_free(self, model) else 0), self.shape)
-        wider = self.shape / (self.shape - 1) if factor_M2.numel() else 1.0  # the mean of 1/λ
+        wider = self.shape / (self.shape - 1) if factor_M2.numel() else 1.0  # mean of 1/λ
         variance_MD *= wider
         sites_M4D = variance_MD.new_zeros(members, 4, len(loc_D))
         sites_M4D[:, 0] = 1 / wider
-        sites_M4D[:, 1] = (mean_MD - loc_D) / scale_D / wider  # the start is the factors' until they are refreshed
+        sites_M4D[:, 1] = (mean_MD - loc_D) / scale_D / wider  # the factors hold the start until they are refreshed
         noise_MG2 = variance_MD.new_empty(members, 0, 2)
         if likelihood.scale == "learned":
             noise_MG2 = noise_before(model, likelihood, self.shape).expand(members, -1, -1).clone()
-        about = (0, steps_per_epoch, self.epochs * steps_per_epoch)
-        return State(mean_MD, variance_MD, noise_MG2, sites_M4D, factor_M2, *about)
+        progress = (0, steps_per_epoch, self.epochs * steps_per_epoch)
+        return State(mean_MD, variance_MD, noise_MG2, sites_M4D, factor_M2, *progress)
 
     def visit(self, state: State) -> Visit | None:
         """Return the next minibatch; None when the run is over."""
         return Visit("minibatch", state.step) if state.step < state.total_steps else None
 
     def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Return the state after the rows of a minibatch, in turn, and at the end of a pass the prior's factors.
-
-        Raises:
-            DivergedError: if log Z is not finite.
-        """
         model = density.model
         now = replace(
             state,
@@ -195,11 +166,11 @@ class PBP(Kept, Defaults):
             noise_MG2=state.noise_MG2.clone(),
             step=state.step + 1,
         )
-        seen_M3 = _learn(model, now, batch)
+        sums_M3 = _learn(model, now, batch)
         if now.step % now.steps_per_epoch == 0:
             now = replace(now, sites_M4D=now.sites_M4D.clone(), factor_M2=now.factor_M2.clone())
             _refresh(model, now)
-        return now, _info(model, now, seen_M3)
+        return now, _info(model, now, sums_M3)
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
         """Return the mixture of the members' normal distributions."""
@@ -212,15 +183,14 @@ class PBP(Kept, Defaults):
         return Gaussian(density.model, mean_MD, Diagonal(variance_MD))
 
     def ending(self, posterior: Gaussian, state: State) -> Descended:
-        """Return the means; many updates may have been undone, which the log tells."""
         why = "the weights are spread wider than the data bear (standardise inputs and targets, or take more epochs)"
         first = [_undone, finite, explained]
-        about = {"weights_MD": posterior.mean_MD, "buffers": {}}
-        return Descended(why=why, together=True, noise=False, first=first, **about)
+        options = {"weights_MD": posterior.mean_MD, "buffers": {}}
+        return Descended(why=why, together=True, noise=False, first=first, **options)
 
 
 def _undone(case: Case) -> list[str]:
-    """Return whether many updates were undone."""
+    """Return a problem if many updates were undone."""
     undone = case.history.columns().get("undone")
     share = 0.0 if undone is None or not undone.numel() else float(undone[:, -1].max())
     if share <= _UNDONE:
@@ -232,11 +202,7 @@ def _undone(case: Case) -> list[str]:
 
 
 def check_model(model: Model) -> tuple[Any, ...]:
-    """Return the layers of a model's network, if the method suits the model.
-
-    Raises:
-        ValueError: if it does not.
-    """
+    """Return the layers of a model's network; ValueError if the method does not suit the model."""
     normal_noise(model)
     layers = rectifier_network(model).layers
     if model.temperature != 1:
@@ -270,14 +236,7 @@ def _prior_of(model: Model) -> tuple[Tensor, Tensor]:
 
 
 def _learn(model: Model, now: State, batch: Batch) -> Tensor:
-    """Change a state by the rows of a batch.
-
-    Returns:
-        As `propagate` does.
-
-    Raises:
-        DivergedError: if log Z is not finite.
-    """
+    """Change a state by the rows of a batch, and return what `propagate` does; DivergedError if log Z is not finite."""
     network, targets, counts_MB = rectifier_network(model), batch.targets, None
     likelihood = model.likelihood
     while isinstance(likelihood, Weighted) and own(likelihood, "counted"):
@@ -285,23 +244,23 @@ def _learn(model: Model, now: State, batch: Batch) -> Tensor:
         counts_MB = weights.double() if counts_MB is None else counts_MB * weights.double()
     inputs_MBI = flattened(network, batch.inputs, axis=1)
     targets_MBK = targets.double().reshape(*inputs_MBI.shape[:2], network.layers[-1].fan_out)
-    found = (None if t is None else t.cpu().contiguous() for t in (inputs_MBI, targets_MBK, counts_MB))
-    rows, noise = Rows(*found), now.noise_MG2  # type: ignore[arg-type]
+    tensors = (None if t is None else t.cpu().contiguous() for t in (inputs_MBI, targets_MBK, counts_MB))
+    rows, noise = Rows(*tensors), now.noise_MG2  # type: ignore[arg-type]
     if not noise.shape[1]:
         noise = torch.tensor(normal_noise(model).scales, dtype=torch.float64).square()
-    seen_M3 = propagate(network.layers, Beliefs(now.mean_MD, now.variance_MD), noise, rows=rows)
-    if not torch.isfinite(seen_M3).all():
-        member = int((~torch.isfinite(seen_M3).all(1)).nonzero()[0])
+    sums_M3 = propagate(network.layers, Beliefs(now.mean_MD, now.variance_MD), noise, rows=rows)
+    if not torch.isfinite(sums_M3).all():
+        member = int((~torch.isfinite(sums_M3).all(1)).nonzero()[0])
         raise DivergedError(
             f"log Z is not finite at step {now.step - 1} of {now.total_steps}, for member {member}. The batch holds "
             f"values up to {float(rows.inputs_MBI.abs().max()):.3g} in its inputs and "
             f"{float(rows.targets_MBK.abs().max()):.3g} in its targets: standardise them."
         )
-    return seen_M3
+    return sums_M3
 
 
 def _refresh(model: Model, now: State) -> None:
-    """Replace the factors of the prior in a state, which take the start with them."""
+    """Replace the factors of the prior in a state, which removes the start from them."""
     loc_D, scale_D = _prior_of(model)
     if now.factor_M2.numel():
         beliefs = Beliefs(now.mean_MD, now.variance_MD)

@@ -12,51 +12,39 @@ from torchbayes.methods.ep.factors import Factors
 
 
 class Rule(NamedTuple):
-    """How sites are updated.
+    """How sites are updated."""
 
-    Attributes:
-        power: a.
-        temperature: T, of the likelihood.
-        damping: share of the way that a site goes to what its factor asks for.
-    """
-
-    power: float
-    temperature: float
-    damping: float
+    power: float  # a
+    temperature: float  # T, of the likelihood
+    damping: float  # share of the way that a site goes to what its factor asks for
 
 
 class Visited(NamedTuple):
-    """What a visit comes to.
-
-    Attributes:
-        belief: q.
-        sites: of the factors.
-        skipped: sites that stay as they were, as their cavities are no distributions, or nothing was found.
-    """
+    """The result of a visit."""
 
     belief: Belief
     sites: Sites
-    skipped: int
+    skipped: int  # sites left unchanged, as their cavity is not a distribution or their moments were not found
 
 
 def at_once(before: Belief, factors: Factors, old: Sites, *, rule: Rule) -> Visited:
-    """Return q and sites after all sites of the factors moved by what q was before."""
-    about: dict[str, Any] = {"counts_N": factors.counts_N, "share": rule.damping}
+    """Return q and sites after all sites moved, each by what q was before."""
+    options: dict[str, Any] = {"counts_N": factors.counts_N, "share": rule.damping}
     exact = factors.exact(rule.temperature)
     if exact is not None:
         everywhere_N = torch.ones_like(factors.counts_N, dtype=torch.bool)
-        now, sites, moved = together(before, factors.slopes_NRD, old, to=exact, good_N=everywhere_N, **about)
+        now, sites, moved = together(before, factors.slopes_NRD, old, to=exact, good_N=everywhere_N, **options)
         return Visited(now, sites, 0 if moved else len(everywhere_N))
-    seen_NRE = factors.slopes_NRD @ before.root_DD
-    marginals = factors.slopes_NRD @ before.mean_D, seen_NRE @ seen_NRE.mT
+    roots_NRE = factors.slopes_NRD @ before.root_DD
+    marginals = factors.slopes_NRD @ before.mean_D, roots_NRE @ roots_NRE.mT
     to, good_N = _asked(*marginals, old, factors=factors, rule=rule)
-    now, sites, moved = together(before, factors.slopes_NRD, old, to=to, good_N=good_N, **about)
+    now, sites, moved = together(before, factors.slopes_NRD, old, to=to, good_N=good_N, **options)
     return Visited(now, sites, int((~good_N).sum()) if moved else len(good_N))
 
 
 def in_turn(before: Belief, factors: Factors, old: Sites, *, rule: Rule) -> Visited:
     """Return q and sites after each site moved by what q had become by the ones before it."""
-    if factors.exact(rule.temperature) is not None:  # which depend on nothing
+    if factors.exact(rule.temperature) is not None:  # exact sites do not depend on q
         return at_once(before, factors, old, rule=rule)
     covariance_DD, mean_D, skipped = before.root_DD @ before.root_DD.T, before.mean_D.clone(), 0
     now = Sites(*(part.clone() for part in old))
@@ -76,17 +64,17 @@ def in_turn(before: Belief, factors: Factors, old: Sites, *, rule: Rule) -> Visi
         mean_D += along_RD.T @ gain[:, -1]
         for into, part in zip(site, moved, strict=True):
             into.copy_(part)
-    everywhere_N, about = torch.ones_like(factors.counts_N, dtype=torch.bool), {"share": 1.0}
-    found, sites, fits = together(
-        before, factors.slopes_NRD, old, to=now, good_N=everywhere_N, counts_N=factors.counts_N, **about
+    everywhere_N, options = torch.ones_like(factors.counts_N, dtype=torch.bool), {"share": 1.0}
+    q, sites, fits = together(
+        before, factors.slopes_NRD, old, to=now, good_N=everywhere_N, counts_N=factors.counts_N, **options
     )
-    return Visited(found, sites, skipped if fits else len(everywhere_N))
+    return Visited(q, sites, skipped if fits else len(everywhere_N))
 
 
 def _asked(
     mean_NR: Tensor, covariance_NRR: Tensor, sites: Sites, *, factors: Factors, rule: Rule, first: int = 0
 ) -> tuple[Sites, Tensor]:
-    """Return the sites that factors ask for, of the given number on, and where there are such."""
+    """Return the sites that factors ask for, from number `first` on, and where these exist."""
     around = cavity(mean_NR, covariance_NRR, sites, power=rule.power)
-    about: dict[str, Any] = {"power": rule.power / rule.temperature, "first": first}
-    return asked(around, factors.tilted(around.mean_NR, around.root_NRR, **about), rule.power)
+    options: dict[str, Any] = {"power": rule.power / rule.temperature, "first": first}
+    return asked(around, factors.tilted(around.mean_NR, around.root_NRR, **options), rule.power)

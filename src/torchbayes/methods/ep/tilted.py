@@ -1,17 +1,18 @@
-r"""Moments of a normal distribution tilted by a likelihood, p(x) ∝ N(x; 0, I) ℓ(m + L x)^a, in one to three dimensions.
+"""Moments of a normal distribution tilted by a likelihood, p(x) ∝ N(x; 0, I) ℓ(m + L x)^a, in one to three dimensions.
 
-Of a probit ℓ = Φ(± f) with a = 1 in closed form, with v = L², ζ = ± m/√(1 + v) and r = φ(ζ)/Φ(ζ):
+A probit ℓ = Φ(± f) with a = 1 has a closed form, with v = L², ζ = ± m/√(1 + v) and r = φ(ζ)/Φ(ζ):
 
     log Z = log Φ(ζ),    E x = ± L r/√(1 + v),    Var x = (1 + v δ)/(1 + v),    δ = 1 − r (ζ + r)
 
 Far below zero, where ζ + r and δ are small differences, both follow from the continued fraction of r: with t = −ζ,
 c = 1/(t + d) and d = 2/(t + 3/(t + …)), r = t + c and δ = c (d − c).
 
-All others by the trapezoid rule on the window in which log p is less than 40 below its largest value. It is found by
-ever finer grids, as a likelihood may be far narrower than the normal distribution, or centred where that has next to no
-mass. The error of the rule falls exponentially in the number of nodes, which is doubled until every second of them says
-the same. In one dimension nodes are x = c + w sinh t, t even, around the place c at which log ℓ bends most, where w is
-the width of the bend: where f has a spread of 10⁴, a logistic function is a step in x, which takes no more nodes so.
+All others use the trapezoid rule on the window in which log p is less than 40 below its largest value. Ever finer
+grids find the window, because a likelihood may be far narrower than the normal distribution, or centred where that has
+next to no mass. The error of the rule falls exponentially in the number of nodes, which is doubled until every second
+of them gives the same result. In one dimension the nodes are x = c + w sinh t, t even, around the place c at which log
+ℓ bends most, where w is the width of the bend. A logistic function of an f with a spread of 10⁴ is a step in x, and
+takes no more nodes in this way.
 """
 
 from __future__ import annotations
@@ -30,46 +31,33 @@ MOST = 3  # dimensions
 _DROP = 40.0  # nats below the largest value at which the window ends
 _COARSE = {1: 48, 2: 16, 3: 10}  # nodes of each axis of a search
 _FIRST = {1: 97, 2: 33, 3: 17}  # nodes of each axis at first, odd
-_CLOSE = {1: 1e-8, 2: 1e-7, 3: 1e-6}  # half the nodes are then so far off, and all of them by about its square
+_CLOSE = {1: 1e-8, 2: 1e-7, 3: 1e-6}  # error of half the nodes; that of all is about its square
 _MOST_NODES = 2**17
 _STAGES = 12
-_SHARP = 4.0  # nats by which log ℓ bends between nodes of a search, beyond which it is looked at more closely
+_SHARP = 4.0  # nats by which log ℓ bends between nodes of a search; beyond it the search goes on
 _WIDE = 10.0  # half the width of the first window
 _CHUNK = 2**22  # numbers at a time
-_FAR, _TERMS = 5.0, 60  # from where on the continued fraction is taken, and its terms: enough for double precision
+_FAR, _TERMS = 5.0, 60  # −ζ beyond which the continued fraction is used; its terms, enough for double precision
 
 LogProb = Callable[[Tensor, Tensor], Tensor]
 """Values (Q, n, R) of some sites, and their numbers (n,) -> log ℓ, (Q, n)."""
 
 
 class Tilted(NamedTuple):
-    """What a tilted distribution is like, in the units x in which the normal one is standard.
+    """Moments of a tilted distribution, in the units x in which the normal one is standard."""
 
-    Attributes:
-        log_norm_N: log ∫ N(x; 0, I) ℓ(m + L x)^a dx, in nats; not finite where it could not be found.
-        mean_NR: of x.
-        covariance_NRR: of x.
-    """
-
-    log_norm_N: Tensor
+    log_norm_N: Tensor  # log ∫ N(x; 0, I) ℓ(m + L x)^a dx, in nats; not finite where it was not found
     mean_NR: Tensor
     covariance_NRR: Tensor
 
 
 class Window(NamedTuple):
-    """Where what matters of some sites is, and how nodes lie there: x = centre + width sinh t.
+    """Windows of some sites, and how nodes lie there: x = centre + width sinh t."""
 
-    Attributes:
-        low_NR: the lower end.
-        high_NR: the upper end.
-        centre_NR: where nodes are closest.
-        width_NR: of the part where they are evenly close.
-    """
-
-    low_NR: Tensor
-    high_NR: Tensor
-    centre_NR: Tensor
-    width_NR: Tensor
+    low_NR: Tensor  # lower end
+    high_NR: Tensor  # upper end
+    centre_NR: Tensor  # where nodes are closest
+    width_NR: Tensor  # of the part where they are evenly close
 
     def nodes(self, grid_QR: Tensor, some_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return x at nodes of the unit cube, (Q, n, R), log dx/dt there, (Q, n), and the range of t, (n, R)."""
@@ -80,50 +68,37 @@ class Window(NamedTuple):
 
 
 def tilted(log_prob: LogProb, mean_NR: Tensor, root_NRR: Tensor, *, power: float) -> Tilted:
-    """Return the moments of every site.
-
-    Args:
-        log_prob: log ℓ.
-        mean_NR: m, float64.
-        root_NRR: L.
-        power: a.
-    """
+    """Return the moments of every site with mean m, root L (both float64) and power a."""
 
     def value(x_QnR: Tensor, some_n: Tensor) -> Tensor:
         at_QnR = mean_NR[some_n] + torch.einsum("nrs,qns->qnr", root_NRR[some_n], x_QnR)
-        found_Qn = power * log_prob(at_QnR, some_n) - 0.5 * x_QnR.square().sum(-1)
-        return torch.where(found_Qn.isnan(), -torch.inf, found_Qn)
+        log_density_Qn = power * log_prob(at_QnR, some_n) - 0.5 * x_QnR.square().sum(-1)
+        return torch.where(log_density_Qn.isnan(), -torch.inf, log_density_Qn)
 
     size = mean_NR.shape[1]
-    todo_n = torch.arange(len(mean_NR), device=mean_NR.device)
-    window = Window(*_in_parts(partial(_window, value, size), todo_n, _COARSE[size] ** size))
+    open_n = torch.arange(len(mean_NR), device=mean_NR.device)
+    window = Window(*_in_parts(partial(_window, value, size), open_n, _COARSE[size] ** size))
     total = Tilted(torch.zeros_like(mean_NR[:, 0]), torch.zeros_like(mean_NR), torch.zeros_like(root_NRR))
     nodes = _FIRST[size]
-    while len(todo_n):
+    while len(open_n):
         grid_QR = _grid(nodes, size, like=mean_NR)
-        look = partial(_moments, value, window, grid_QR)
-        *found, apart_n = _in_parts(look, todo_n, len(grid_QR))
-        for into, part in zip(total, found, strict=True):
-            into[todo_n] = part
+        moments = partial(_moments, value, window, grid_QR)
+        *results, apart_n = _in_parts(moments, open_n, len(grid_QR))
+        for into, values in zip(total, results, strict=True):
+            into[open_n] = values
         nodes = 2 * nodes - 1
-        todo_n = todo_n[~(apart_n <= _CLOSE[size])] if nodes**size <= _MOST_NODES else todo_n[:0]
+        open_n = open_n[~(apart_n <= _CLOSE[size])] if nodes**size <= _MOST_NODES else open_n[:0]
     return total
 
 
 def probit(signs_N: Tensor, mean_N: Tensor, root_N: Tensor) -> Tilted:
-    """Return the moments of every site under Φ(± f), in closed form.
-
-    Args:
-        signs_N: ±1.
-        mean_N: m, float64.
-        root_N: L.
-    """
+    """Return the moments of every site under Φ(± f), in closed form, for signs ±1, mean m (float64) and root L."""
     variance_N = root_N.square()
     spread_N = (1 + variance_N).sqrt()
     zeta_N = signs_N * mean_N / spread_N
-    ratio_N, rest_N = _mills(zeta_N)
+    ratio_N, delta_N = _mills(zeta_N)
     mean_NR = (signs_N * root_N * ratio_N / spread_N).unsqueeze(1)
-    covariance_NRR = ((1 + variance_N * rest_N) / (1 + variance_N)).view(-1, 1, 1)
+    covariance_NRR = ((1 + variance_N * delta_N) / (1 + variance_N)).view(-1, 1, 1)
     return Tilted(log_cdf(zeta_N), mean_NR, covariance_NRR)
 
 
@@ -142,7 +117,7 @@ def _mills(zeta: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _in_parts(function: Callable[[Tensor], tuple[Tensor, ...]], rows_n: Tensor, each: int) -> tuple[Tensor, ...]:
-    """Return what a function of sites returns, a few of them at a time."""
+    """Return the results of a function of sites, computed for a few sites at a time."""
     parts = [function(some_n) for some_n in rows_n.split(max(1, _CHUNK // each))] or [function(rows_n)]
     return tuple(torch.cat(part) for part in zip(*parts, strict=True))
 
@@ -154,7 +129,7 @@ def _grid(nodes: int, size: int, *, like: Tensor) -> Tensor:
 
 
 def _window(value: Callable[[Tensor, Tensor], Tensor], size: int, some_n: Tensor) -> Window:
-    """Return where what matters of some sites is."""
+    """Return the windows of some sites."""
     low_nR = torch.full((len(some_n), size), -_WIDE, dtype=torch.float64, device=some_n.device)
     high_nR, nodes = -low_nR, _COARSE[size]
     grid_Q1R = _grid(nodes, size, like=low_nR).unsqueeze(1)
@@ -166,7 +141,7 @@ def _window(value: Callable[[Tensor, Tensor], Tensor], size: int, some_n: Tensor
         least_nR = torch.where(matters_Qn1, x_QnR, torch.inf).amin(0)
         most_nR = torch.where(matters_Qn1, x_QnR, -torch.inf).amax(0)
         known_nR = least_nR.isfinite() & most_nR.isfinite()
-        at_low, at_high = least_nR <= low_nR, most_nR >= high_nR  # it may go on beyond
+        at_low, at_high = least_nR <= low_nR, most_nR >= high_nR  # the window may go on beyond its ends
         step_nR = width_nR / (nodes - 1)
         new_low = torch.where(known_nR, least_nR - torch.where(at_low, width_nR, step_nR), low_nR)
         new_high = torch.where(known_nR, most_nR + torch.where(at_high, width_nR, step_nR), high_nR)
@@ -180,7 +155,10 @@ def _window(value: Callable[[Tensor, Tensor], Tensor], size: int, some_n: Tensor
 def _bend(
     value: Callable[[Tensor, Tensor], Tensor], low_nR: Tensor, high_nR: Tensor, some_n: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return where log ℓ bends most and how wide the bend is, (n, 1) each; middle and width of the window else."""
+    """Return where log ℓ bends most and how wide the bend is, (n, 1) each.
+
+    Without a bend, middle and width of the window.
+    """
     centre_nR, width_nR = (low_nR + high_nR) / 2, high_nR - low_nR
     if low_nR.shape[1] > 1:
         return centre_nR, width_nR
@@ -225,7 +203,7 @@ def _moments(
 
 
 def _sums(x_QnR: Tensor, value_Qn: Tensor, range_nR: Tensor, count: int) -> Tilted:
-    """Return the moments of values at nodes that are even in t, at whose ends there is nothing."""
+    """Return the moments from values at nodes that are even in t; the values vanish at both ends."""
     share_Qn = value_Qn.softmax(0)
     mean_nR = torch.einsum("qn,qnr->nr", share_Qn, x_QnR)
     apart_QnR = x_QnR - mean_nR

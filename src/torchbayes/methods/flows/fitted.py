@@ -1,4 +1,4 @@
-r"""What variational methods share whose draws are functions of normal numbers: w_s = t(θ, ε_s), with log q(w_s) known.
+"""What variational methods share whose draws are functions of normal numbers: w_s = t(θ, ε_s), with log q(w_s) known.
 
     minimise  −ELBO = E_q[−Σ_n log p(y_n | x_n, w)] − β E_q[log p(w) − log q(w)]
 
@@ -7,7 +7,7 @@ autograd. On the scale of the mean loss per observation, and with the temperatur
 
     loss = (1/S) Σ_s [nll(w_s) − (β T/N) (c log p(w_s) − log q(w_s))]
 
-with c = 1/T where likelihood and prior are both tempered, and 1 where the likelihood alone is.
+with c = 1/T where likelihood and prior are both tempered, and 1 where only the likelihood is.
 """
 
 from __future__ import annotations
@@ -47,15 +47,10 @@ from torchbayes.randomness.seeds import Purpose
 
 @dataclass(frozen=True)
 class State:
-    """The state of M fits.
+    """The state of M fits."""
 
-    Attributes:
-        descent: of the parameters θ, (M, P); its first 2 D are means and the logarithms of scales.
-        size: D.
-    """
-
-    descent: Trajectory
-    size: int
+    descent: Trajectory  # of the parameters θ, (M, P); the first 2 D are means and logarithms of scales
+    size: int  # D
 
     @property
     def step(self) -> int:
@@ -69,30 +64,20 @@ class State:
 
 
 class Draws(NamedTuple):
-    """Draws from q, with their history in autograd.
-
-    Attributes:
-        weights_MSD: w_s.
-        free_MS: an estimate of −log q(w_s), or of its bound, in nats, float64: its mean is the entropy or less.
-        normal: means (M, S, D) and variances (M, S, D) of normal weights that w_s is a draw of, by which expectations
-            of the prior are closed; None where there are none.
-    """
+    """Draws from q, with their history in autograd."""
 
     weights_MSD: Tensor
-    free_MS: Tensor
+    free_MS: Tensor  # estimate of −log q(w_s) or of a bound, in nats, float64; its mean is at most the entropy
+    # means and variances (M, S, D) of normal weights that w_s is a draw of, or None
     normal: tuple[Tensor, Tensor] | None = None
 
 
 class Drawing(NamedTuple):
-    """How the objective is estimated.
+    """How the objective is estimated."""
 
-    Attributes:
-        estimator: whether weights are drawn, or layers take them as normal distributions: see `Draws.normal`.
-        draws: S.
-    """
-
+    # "weights" draws weights; for the others layers take them as normal distributions, `Draws.normal`
     estimator: Literal["weights", "auto", "local", "flipout"]
-    draws: int
+    draws: int  # S
 
 
 class Family(Protocol):
@@ -100,16 +85,16 @@ class Family(Protocol):
 
     @property
     def noise_size(self) -> int:
-        """E, how many standard normals make one draw."""
+        """E, the number of standard normals that make one draw."""
         ...
 
     @property
     def num_parameters(self) -> int:
-        """Parameters beside means and scales."""
+        """Number of parameters besides means and scales."""
         ...
 
     def start(self, noise_MP: Tensor) -> Tensor:
-        """Return the parameters beside means and scales, made of standard normals."""
+        """Return the parameters besides means and scales, made from standard normals."""
         ...
 
     def draw(self, mean_MD: Tensor, log_scale_MD: Tensor, rest_MP: Tensor, *, noise_MSE: Tensor) -> Draws:
@@ -118,7 +103,7 @@ class Family(Protocol):
 
 
 class Fitted(OnMinibatches, Kept, Defaults, ABC):
-    """What the methods have in common: a descent on the parameters of a family."""
+    """Base of these methods: a descent on the parameters of a family."""
 
     members: int
     epochs: int | None
@@ -146,26 +131,24 @@ class Fitted(OnMinibatches, Kept, Defaults, ABC):
     def choices(self) -> tuple[Choice, ...]:
         """The weight of the divergence, on one fold.
 
-        A step of a flow takes several times one of `VI`, and trial runs must be as long as the run itself: a shorter
-        one chooses another weight.
+        A step of a flow takes several times one of `VI`, and trial runs must be as long as the run itself, because a
+        shorter one chooses another weight.
         """
         return (Lowered("kl_weight", WEIGHTS, folds=1),) if self.kl_weight is None else ()
 
     def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first step: a narrow distribution at the given weights."""
         family = _family_of(self, density)
         like = weights_MD.new_empty(len(weights_MD), family.num_parameters)
         rest_MP = family.start(normals(seeds, Purpose.FLOW_START, 0, like=like))
         log_scale_MD = torch.full_like(weights_MD, self.initial_scale).log()
         parameters_MP = torch.cat([weights_MD, log_scale_MD, rest_MP], dim=1)
-        about = {"optimizer": self.optimizer, "epochs": epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS)}
-        descent = start(parameters_MP, buffers, seeds, **about, steps_per_epoch=steps_per_epoch)
+        options = {"optimizer": self.optimizer, "epochs": epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS)}
+        descent = start(parameters_MP, buffers, seeds, **options, steps_per_epoch=steps_per_epoch)
         return State(descent, weights_MD.shape[1])
 
     def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Return the state one optimiser step on, and the info of the step."""
         now = writable(state.descent, donate=donate)
         lr, weight = self.optimizer.lr * self.schedule.factor(now.done), weight_at(self.kl_weight, now)
         family = _family_of(self, density)
@@ -176,7 +159,6 @@ class Fitted(OnMinibatches, Kept, Defaults, ABC):
         return replace(state, descent=replace(now, step=now.step + 1, unseen=unseen)), info
 
     def ending(self, posterior: Posterior, state: State) -> Drawn:
-        """Return that draws speak for the result; standard deviations may be still those it began with."""
         scale_MD = parts_of(state)[1]
         return Drawn(then=[lambda _: unmoved(scale_MD, self.initial_scale)])
 
@@ -186,24 +168,19 @@ _FAMILIES: WeakKeyDictionary[LogDensity, tuple[Fitted, Family]] = WeakKeyDiction
 
 
 def parts_of(state: State) -> tuple[Tensor, Tensor, Tensor]:
-    """Return means, scales and the other parameters that a run has found."""
+    """Return means, scales and the other parameters of a run."""
     mean_MD, log_scale_MD, rest_MP = _split(state.descent.weights_MD, state.size)
-    scale_MD = log_scale_MD.exp().clamp_min_(torch.finfo(mean_MD.dtype).tiny)  # one that has collapsed is reported
+    # not 0 where a scale has collapsed, which is reported as a problem
+    scale_MD = log_scale_MD.exp().clamp_min_(torch.finfo(mean_MD.dtype).tiny)
     return mean_MD.clone(), scale_MD, rest_MP.clone()
 
 
 def differentiate(
     density: LogDensity, now: Trajectory, batch: Batch, *, family: Family, drawing: Drawing, kl_weight: float
 ) -> Terms:
-    """Return the objective of a step, and write its gradient by the parameters; buffers are brought up to date.
+    """Return the objective of a step, and write its gradient by the parameters (M, P) to `now`.
 
-    Args:
-        density: the hot function, in training mode.
-        now: parameters, (M, P), and where their gradient goes.
-        batch: one minibatch per member, (M, B, ...).
-        family: of distributions.
-        drawing: how many draws, and who takes them.
-        kl_weight: β.
+    Buffers are brought up to date.
     """
     model, size, draws = density.model, density.model.layout.size, drawing.draws
     like = now.weights_MD.new_empty(len(now.seeds), draws * family.noise_size)
@@ -214,17 +191,17 @@ def differentiate(
         leaf_MP = now.weights_MD.detach().requires_grad_()
         drawn = family.draw(*_split(leaf_MP, size), noise_MSE=noise_MSE)
         roots = (drawn.weights_MSD, *(drawn.normal or ()))
-        held = Draws(*(part.detach() for part in drawn[:2]), normal=_detached(drawn.normal))
+        detached = Draws(*(part.detach() for part in drawn[:2]), normal=_detached(drawn.normal))
         if drawing.estimator == "weights":
-            nll_M, slopes = _by_weights(density, now, batch, held=held)
+            nll_M, slopes = _by_weights(density, now, batch, held=detached)
         else:
-            nll_M, slopes = _by_layers(density, now, batch, held=held, estimator=drawing.estimator)
-        expected_M = _add_prior_(model.prior, held, slopes, scale / draws)
+            nll_M, slopes = _by_layers(density, now, batch, held=detached, estimator=drawing.estimator)
+        expected_M = _add_prior_(model.prior, detached, slopes, scale / draws)
         total = entropy_scale * drawn.free_MS.mean(1).sum()
         total = total + sum((root * slope).sum() for root, slope in zip(roots, slopes, strict=True))
-        (found_MP,) = torch.autograd.grad(total, leaf_MP)
-    now.gradient_MD.copy_(found_MP)
-    entropy_M = held.free_MS.mean(1)
+        (gradient_MP,) = torch.autograd.grad(total, leaf_MP)
+    now.gradient_MD.copy_(gradient_MP)
+    entropy_M = detached.free_MS.mean(1)
     loss_M = nll_M + scale * expected_M + entropy_scale * entropy_M
     return Terms(loss_M, nll_M, -expected_M - entropy_M)
 
@@ -250,28 +227,24 @@ def _by_weights(density: LogDensity, now: Trajectory, batch: Batch, *, held: Dra
 def _by_layers(
     density: LogDensity, now: Trajectory, batch: Batch, *, held: Draws, estimator: Estimator
 ) -> tuple[Tensor, Slopes]:
-    """Return the same of layers that take the normal weights as distributions: slopes by means and variances."""
+    """Return the same from layers that take the normal weights as distributions, with slopes by means and variances."""
     assert held.normal is not None
     slopes = tuple(torch.zeros_like(held.weights_MSD) for _ in range(3))
     nlls, draws = [], held.weights_MSD.shape[1]
-    about: dict[str, Any] = {"batch": batch, "estimator": estimator, "buffers": now.buffers, "seeds": now.seeds}
+    options: dict[str, Any] = {"batch": batch, "estimator": estimator, "buffers": now.buffers, "seeds": now.seeds}
     for s in range(draws):
         mean_MD, scale_MD = held.normal[0][:, s].contiguous(), held.normal[1][:, s].sqrt()
-        found = by_layers(density, mean_MD, scale_MD, **about, step=now.step * draws + s)
-        slopes[1][:, s] = found.mean_MD / draws
-        slopes[2][:, s] = found.scale_MD / (2 * draws * scale_MD)
-        nlls.append(found.nll_M)
+        gradients = by_layers(density, mean_MD, scale_MD, **options, step=now.step * draws + s)
+        slopes[1][:, s] = gradients.mean_MD / draws
+        slopes[2][:, s] = gradients.scale_MD / (2 * draws * scale_MD)
+        nlls.append(gradients.nll_M)
     return torch.stack(nlls).mean(0), slopes
 
 
 def _add_prior_(prior: BoundPrior, held: Draws, slopes: Slopes, scale: float) -> Tensor:
-    """Return E log p(w), float64 (M,), and add its part to slopes by weights and, if any, means and variances.
+    """Return E log p(w), float64 (M,), and add its slopes by weights and, if any, means and variances, to `slopes`.
 
-    Args:
-        prior: of the model.
-        held: draws.
-        slopes: changed.
-        scale: factor on the slopes of each draw.
+    `scale` is a factor on the slopes of each draw.
     """
     slope_MSD = slopes[0]
     if held.normal is None:
@@ -289,9 +262,9 @@ def _add_prior_(prior: BoundPrior, held: Draws, slopes: Slopes, scale: float) ->
 
 
 def _family_of(method: Fitted, density: LogDensity) -> Family:
-    """Return the family over the weights of a density; made once, as it is the same at every step."""
-    known = _FAMILIES.get(density)
-    if known is None or known[0] != method:
-        known = method, method.family(density.model)
-        _FAMILIES[density] = known
-    return known[1]
+    """Return the family over the weights of a density, made once because it is the same at every step."""
+    entry = _FAMILIES.get(density)
+    if entry is None or entry[0] != method:
+        entry = method, method.family(density.model)
+        _FAMILIES[density] = entry
+    return entry[1]

@@ -1,16 +1,16 @@
-r"""Multiplicative normalising flows (Louizos and Welling 2017): normal weights whose means share random multipliers.
+"""Multiplicative normalising flows (Louizos and Welling 2017): normal weights whose means share random multipliers.
 
     q(W) = ∫ q(W | z) q(z) dz,    q(W | z) = Π N(z M, σ²),    q(z) a masked RealNVP from a normal distribution
 
 with one multiplier for each input of a dense layer and for each filter of a convolution; other weights are normal. The
-marginal has no density, so an auxiliary r(z | W) takes the place of q(z | W), and
+marginal has no density, so an auxiliary r(z | W) replaces q(z | W), and
 
     minimise  −L = E[−Σ_n log p(y_n | x_n, W)] + β E[KL(q(W | z) ‖ p(W)) + log q(z) − log r(z | W)]
 
-which is the bound of q(W) less β E KL(q(z | W) ‖ r(z | W)). Every draw for a step is one z for all rows, and one W, so
-that it is a function, unless layers take the weights given z as distributions (`estimator`); the divergence of W given
-z is closed where the prior's expectation is. `torchbayes.posteriors.flows.multipliers` has the distributions, and where
-they differ from the paper's.
+which is the bound of q(W) less β E KL(q(z | W) ‖ r(z | W)). Every draw for a step is one z for all rows and one W, so
+that it is a function, unless layers take the weights given z as distributions (`estimator`). The divergence of W given
+z is closed where the prior's expectation is. `torchbayes.posteriors.flows.multipliers` has the distributions, and says
+where they differ from the paper's.
 """
 
 from __future__ import annotations
@@ -36,24 +36,19 @@ from torchbayes.posteriors.flows.multipliers import Multipliers, multiplied
 
 @dataclass(frozen=True)
 class MNFFamily:
-    """Normal weights with random multipliers.
+    """Normal weights with random multipliers."""
 
-    Attributes:
-        multipliers: of all layers.
-        scale: standard deviation of the multipliers before their flow, at first.
-    """
-
-    multipliers: Multipliers
-    scale: float
+    multipliers: Multipliers  # of all layers
+    scale: float  # initial standard deviation of the multipliers before their flow
 
     @property
     def noise_size(self) -> int:
-        """Standard normals for one draw."""
+        """Number of standard normals for one draw."""
         return self.multipliers.noise_size
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of q(z) and r(z | W)."""
+        """Number of parameters of q(z) and r(z | W)."""
         return self.multipliers.layout.size
 
     def start(self, noise_MP: Tensor) -> Tensor:
@@ -63,12 +58,12 @@ class MNFFamily:
     def draw(self, mean_MD: Tensor, log_scale_MD: Tensor, rest_MP: Tensor, *, noise_MSE: Tensor) -> Draws:
         """Return w = z ∘ M + σ ∘ ε, and the entropy of w given z, with log r(z | W) − log q(z)."""
         scale_MD = log_scale_MD.exp()
-        found = self.multipliers.draw(mean_MD, scale_MD, rest_MP, noise_MSE=noise_MSE)
+        drawn = self.multipliers.draw(mean_MD, scale_MD, rest_MP, noise_MSE=noise_MSE)
         constant = 0.5 * mean_MD.shape[1] * math.log(2 * math.pi * math.e)
         scales_M1 = log_scale_MD.sum(-1, keepdim=True, dtype=torch.float64)
-        variance_MSD = scale_MD.square().unsqueeze(1).expand_as(found.mean_MSD)
-        normal = (found.mean_MSD, variance_MSD)
-        return Draws(found.weights_MSD, found.free_MS + scales_M1 + constant, normal)
+        variance_MSD = scale_MD.square().unsqueeze(1).expand_as(drawn.mean_MSD)
+        normal = (drawn.mean_MSD, variance_MSD)
+        return Draws(drawn.weights_MSD, drawn.free_MS + scales_M1 + constant, normal)
 
 
 @dataclass(frozen=True)
@@ -85,9 +80,9 @@ class MNF(Fitted):
         hidden: units of each step.
         draws: S, draws for each step.
         estimator: of the gradient: "weights" draws z and W; the others draw z, and layers take the weights given z as
-            normal distributions, with noise for each example, as of `VI`. The paper's is "local".
-        initial_scale: standard deviation of every weight given the multipliers, at first.
-        multiplier_scale: standard deviation of the multipliers before their flow, at first.
+            normal distributions, with noise for each example, as in `VI`. The paper's is "local".
+        initial_scale: initial standard deviation of every weight given the multipliers.
+        multiplier_scale: initial standard deviation of the multipliers before their flow.
         kl_weight: β: a number, `Halving()` or `WarmUp()`. None lets held-out rows choose a number of at most 1: see
             `torchbayes.selection.lowered`.
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
@@ -109,7 +104,6 @@ class MNF(Fitted):
 
     @property
     def drawing(self) -> Drawing:
-        """Draws of the multipliers, and of the weights or the outputs of layers."""
         return Drawing(self.estimator, self.draws)
 
     def family(self, model: Model) -> MNFFamily:
@@ -123,5 +117,5 @@ class MNF(Fitted):
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> MNFPosterior:
         """Return the mixture of the members' distributions."""
-        about = {"layers": self.layers, "hidden": self.hidden, "buffers_M": state.descent.buffers or None}
-        return MNFPosterior(density.model, *parts_of(state), **about)
+        options = {"layers": self.layers, "hidden": self.hidden, "buffers_M": state.descent.buffers or None}
+        return MNFPosterior(density.model, *parts_of(state), **options)

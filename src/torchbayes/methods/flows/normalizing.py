@@ -1,10 +1,10 @@
-r"""Normalising flows (Rezende and Mohamed 2015): w = μ + σ ∘ f(ε), ε ~ N(0, I), with f invertible and learned.
+"""Normalising flows (Rezende and Mohamed 2015): w = μ + σ ∘ f(ε), ε ~ N(0, I), with f invertible and learned.
 
     log q(w) = log N(ε; 0, I) − Σ log σ − log |det ∂f/∂ε|
 
-The determinant is that by the input of each map; `torchbayes.posteriors.flows` has the maps. It begins as a normal
-distribution of independent weights, f the identity, and can become correlated, skewed, curved or of several modes. The
-entropy of ε is exact, so that a step has the noise of log p(D, w_s) and of the determinant alone.
+The determinant is that by the input of each map; `torchbayes.posteriors.flows` has the maps. The distribution begins
+as a normal one of independent weights, with f the identity, and can become correlated, skewed, curved or multimodal.
+The entropy of ε is exact, so the only noise of a step is that of log p(D, w_s) and of the determinant.
 
 The random weights are one vector of D numbers: of a small network, of the part of one that `random=` names, or of a
 subspace, `fit(..., space=Subspace(...))`, whose coordinates are few.
@@ -34,19 +34,14 @@ from torchbayes.posteriors.flows.posterior import FlowPosterior
 
 @dataclass(frozen=True)
 class FlowFamily:
-    """The laws of μ + σ ∘ f(ε).
+    """The laws of μ + σ ∘ f(ε)."""
 
-    Attributes:
-        flow: f.
-        noise_size: D.
-    """
-
-    flow: Flow
-    noise_size: int
+    flow: Flow  # f
+    noise_size: int  # D
 
     @property
     def num_parameters(self) -> int:
-        """Parameters of f."""
+        """Number of parameters of f."""
         return self.flow.layout.size
 
     def start(self, noise_MP: Tensor) -> Tensor:
@@ -54,7 +49,7 @@ class FlowFamily:
         return self.flow.start(noise_MP)
 
     def draw(self, mean_MD: Tensor, log_scale_MD: Tensor, rest_MP: Tensor, *, noise_MSE: Tensor) -> Draws:
-        """Return w = μ + σ ∘ f(ε), and E −log N(ε) + Σ log σ + log |det|."""
+        """Return w = μ + σ ∘ f(ε), and E[−log N(ε)] + Σ log σ + log |det|."""
         points_MSD, log_det_MS = self.flow.forward(rest_MP, noise_MSE)
         weights_MSD = torch.addcmul(mean_MD.unsqueeze(1), log_scale_MD.exp().unsqueeze(1), points_MSD)
         constant = 0.5 * self.noise_size * math.log(2 * math.pi * math.e)
@@ -67,8 +62,8 @@ class NormalizingFlow(Fitted):
     """Variational inference with a normalising flow over all random weights.
 
     Attributes:
-        transform: maps that the flow is made of: "planar" or "radial" (a few numbers for each weight), or, with the
-            extra `torchbayes[flows]`, "realnvp", "iaf" or "spline", whose networks see all weights.
+        transform: maps of the flow: "planar" or "radial" (a few numbers for each weight), or, with the extra
+            `torchbayes[flows]`, "realnvp", "iaf" or "spline", whose networks see all weights.
         members: M, independent fits, whose mixture is the posterior.
         epochs: passes over the data; None for 50, or as many as make 5,000 steps.
         batch_size: rows per step where the data are not batched already.
@@ -78,7 +73,7 @@ class NormalizingFlow(Fitted):
         hidden: units in each of the two hidden layers of a network of "realnvp", "iaf" or "spline".
         bins: of a "spline".
         draws: S, draws for each step.
-        initial_scale: σ of every weight at first.
+        initial_scale: initial σ of every weight.
         kl_weight: β: a number, `Halving()` or `WarmUp()`. None lets held-out rows choose a number of at most 1: see
             `torchbayes.selection.lowered`.
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
@@ -105,7 +100,6 @@ class NormalizingFlow(Fitted):
 
     @property
     def drawing(self) -> Drawing:
-        """Draws of the weights."""
         return Drawing("weights", self.draws)
 
     def family(self, model: Model) -> FlowFamily:
@@ -114,11 +108,11 @@ class NormalizingFlow(Fitted):
         Raises:
             ValueError: if there are no such flows over so many weights.
         """
-        size, about = model.layout.size, {"layers": self.layers, "hidden": self.hidden, "bins": self.bins}
-        return FlowFamily(flow_of(self.transform, size, **about), size)
+        size, options = model.layout.size, {"layers": self.layers, "hidden": self.hidden, "bins": self.bins}
+        return FlowFamily(flow_of(self.transform, size, **options), size)
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> FlowPosterior:
         """Return the mixture of the members' flows."""
-        about: dict[str, Any] = {"layers": self.layers, "hidden": self.hidden, "bins": self.bins}
+        options: dict[str, Any] = {"layers": self.layers, "hidden": self.hidden, "bins": self.bins}
         buffers = state.descent.buffers or None
-        return FlowPosterior(density.model, *parts_of(state), transform=self.transform, **about, buffers_M=buffers)
+        return FlowPosterior(density.model, *parts_of(state), transform=self.transform, **options, buffers_M=buffers)

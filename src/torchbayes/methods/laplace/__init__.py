@@ -1,1 +1,1 @@
-"""Laplace: Gaussians at modes, their prior and noise chosen by the evidence, and the weights that matter most."""
+"""Laplace: Gaussians at modes, their prior and noise chosen by the evidence, and subnetworks of important weights."""

@@ -1,4 +1,4 @@
-"""Passes over the data at fixed weights, which add up the curvature there, and the posterior that follows from it."""
+"""Passes over the data at fixed weights that add up the curvature there, and the posterior that follows from it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from torchbayes.settings import check_settings
 CurvatureName = Literal["auto", "ggn", "fisher", "empirical", "hessian"]
 Sharing = Literal["expand", "reduce"]
 MOST_OUTPUTS = 1000
-"""Outputs of a row up to which "auto" is exact: each is a backward pass."""
+"""Outputs of a row up to which "auto" is exact, because each takes a backward pass."""
 
 SUMS: dict[str, Callable[[CurvatureSettings], Sums]] = {
     "diagonal": lambda settings: DiagonalSums(),
@@ -53,14 +53,7 @@ else:
 
 @dataclass(frozen=True)
 class CurvatureSettings:
-    """What is added up; the attributes are those of `Laplace`.
-
-    Attributes:
-        exact: whether the dense matrix is added up too, where the evidence may choose a noise scale and the structure
-            would not determine it (`curvature.exact`).
-        check_mode: whether the gradient is added up too, which shows how far away the mode is.
-        most_outputs: of a row, up to which "auto" is exact.
-    """
+    """What is added up: settings of `Laplace`, and three more."""
 
     structure: StructureName
     curvature: CurvatureName
@@ -70,9 +63,10 @@ class CurvatureSettings:
     rank: int = 20
     passes: int = 3
     chunk: int = 2**24
-    check_mode: bool = True
+    check_mode: bool = True  # whether the gradient is added up too, which shows how far away the mode is
+    # whether the dense matrix too, where the evidence may need it for a noise scale (`curvature.exact`)
     exact: bool = True
-    most_outputs: int = MOST_OUTPUTS
+    most_outputs: int = MOST_OUTPUTS  # of a row, up to which "auto" is exact
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -81,7 +75,7 @@ class CurvatureSettings:
                 f"the exact Hessian comes as a dense matrix alone; got structure={self.structure!r}. Use "
                 f"structure='dense', or curvature='ggn'."
             )
-        _ = self.sums  # has checks of its own
+        _ = self.sums  # checks its own settings
 
     @property
     def sums(self) -> Sums:
@@ -89,20 +83,21 @@ class CurvatureSettings:
         return HessianSums() if self.curvature == "hessian" else SUMS[self.structure](self)
 
     def kind(self, support: LayerSupport) -> str:
-        """Return which curvature is added up: "auto" is the exact one, or the sampled one where a row has many outputs.
+        """Return which curvature is added up: "auto" is exact, or sampled where a row has many outputs.
 
-        Directions of a low rank are found by products with the exact matrix, whose number does not depend on these.
+        Directions of a low rank are found by products with the exact matrix, whose number does not depend on the
+        outputs.
         """
         if self.curvature != "auto":
             return self.curvature
         return "ggn" if support.outputs <= self.most_outputs or self.structure == "low_rank" else "fisher"
 
     def collector(self, model: Model, support: LayerSupport, *, with_exact: bool) -> Collector:
-        """Return what adds up the curvature, for a network whose layer support is known."""
+        """Return the collector that adds up the curvature, for a network whose layer support is known."""
         sums = WithExact(self.sums, DenseSums(self.chunk)) if with_exact else self.sums
-        numbers = (support.numbers[held] for held in sums.held)
+        numbers = (support.numbers[block] for block in sums.held)
         rows = max(1, self.chunk // max(*numbers, support.widest))
-        joint = self.joint_bias or self.sums.correlations == "all"  # the same matrix, and faster
+        joint = self.joint_bias or self.sums.correlations == "all"  # gives the same matrix, and is faster
         network = network_layers(model, support, joint_bias=joint)
         return Collector(network, sums, self.kind(support), self.samples, rows)
 
@@ -117,39 +112,22 @@ class CurvatureSettings:
 
 @dataclass(frozen=True)
 class CurvaturePass:
-    """The state of the passes.
-
-    Attributes:
-        weights_MD: the weights.
-        buffers: the network's buffers of each member, (M, ...).
-        sums: what the passes add up, name -> (M, ...); empty before the first batch.
-        log_likelihood_M: Σ log p(y|f) so far, float64.
-        gradient_MD: gradient of it so far.
-        seeds: one seed per member.
-        step: batches seen.
-        steps_per_epoch: length of a pass.
-        num_targets: values of the targets so far, each as often as its row counts.
-        found: the support of the network's layers, as `LayerSupport.text`; empty before the first batch.
-    """
+    """The state of the passes."""
 
     weights_MD: Tensor
     buffers: Buffers
-    sums: Mapping[str, Tensor]
-    log_likelihood_M: Tensor
-    gradient_MD: Tensor
+    sums: Mapping[str, Tensor]  # name -> (M, ...); empty before the first batch
+    log_likelihood_M: Tensor  # Σ log p(y|f) so far, float64
+    gradient_MD: Tensor  # its gradient so far
     seeds: tuple[int, ...]
-    step: int
-    steps_per_epoch: int
-    num_targets: float
-    found: str
+    step: int  # batches seen
+    steps_per_epoch: int  # length of a pass
+    num_targets: float  # values of the targets so far, each as often as its row counts
+    found: str  # `LayerSupport.text` of the network's layers; empty before the first batch
 
 
 def check_held(settings: CurvatureSettings, weights_MD: Tensor) -> None:
-    """Check that the sums fit in memory.
-
-    Raises:
-        ValueError: if it cannot.
-    """
+    """Raise ValueError if the sums do not fit in memory."""
     size, device = weights_MD.shape[-1], weights_MD.device
     if settings.structure == "low_rank":
         check_memory(settings.rank * weights_MD.nbytes, "directions of all members", device, rank=settings.rank)
@@ -164,27 +142,17 @@ def begin(weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_p
     """Return passes before their first batch."""
     none_M = weights_MD.new_zeros(len(weights_MD), dtype=torch.float64)
     gradient_MD = torch.zeros_like(weights_MD)
-    own = weights_MD.clone(), clone(buffers)
-    return CurvaturePass(*own, {}, none_M, gradient_MD, tuple(seeds), 0, steps_per_epoch, 0.0, "")
+    copies = weights_MD.clone(), clone(buffers)
+    return CurvaturePass(*copies, {}, none_M, gradient_MD, tuple(seeds), 0, steps_per_epoch, 0.0, "")
 
 
 def add(
     settings: CurvatureSettings, density: LogDensity, so_far: CurvaturePass, *, batch: Batch
 ) -> tuple[CurvaturePass, Tensor]:
-    """Add a batch; the tensors of `so_far` are overwritten.
+    """Return the passes with a batch added, and the mean negative log likelihood of its rows (M,), in nats.
 
-    Args:
-        settings: what is added up.
-        density: the model with its number of rows, and the ranks that share them.
-        so_far: the state of the passes.
-        batch: one batch per member, (M, B, ...).
-
-    Returns:
-        The passes with the batch, and the mean negative log likelihood of the batch's rows (M,), in nats.
-
-    Raises:
-        DivergedError: if the log likelihood is not finite.
-        ValueError: if no row of the data counts.
+    The tensors of `so_far` are overwritten. Raises DivergedError if the log likelihood is not finite, and ValueError
+    if no row of the data counts.
     """
     now, model = so_far, density.model
     if not now.found:
@@ -196,27 +164,29 @@ def add(
     collector = settings.collector(model, LayerSupport.parse(now.found), with_exact=with_exact)
     members = Members(now.weights_MD, now.buffers, now.seeds)
     now = now if now.sums else replace(now, sums=collector.empty(members))
-    place = divmod(now.step, now.steps_per_epoch)
+    position = divmod(now.step, now.steps_per_epoch)
     gradient_MD = now.gradient_MD if settings.check_mode else None
-    found_M = collector.add_(dict(now.sums), members, batch, gradient_MD=gradient_MD, ranks=density.ranks, place=place)
-    if not torch.isfinite(found_M).all():
+    batch_log_likelihood_M = collector.add_(
+        dict(now.sums), members, batch, gradient_MD=gradient_MD, ranks=density.ranks, place=position
+    )
+    if not torch.isfinite(batch_log_likelihood_M).all():
         raise DivergedError(
             f"the log likelihood of batch {now.step} is not finite at the mode of member "
-            f"{int((~torch.isfinite(found_M)).nonzero()[0])}. Look for extreme values in the data or "
+            f"{int((~torch.isfinite(batch_log_likelihood_M)).nonzero()[0])}. Look for extreme values in the data or "
             f"the weights, and for targets that the network says are impossible."
         )
-    if place[1] == now.steps_per_epoch - 1:
+    if position[1] == now.steps_per_epoch - 1:
         if not now.sums[ROWS].all():
             raise ValueError("no row counts: all are ignored, or have weight 0. Look at the targets and their weights.")
-        collector.turn_(dict(now.sums), members, place[0])
-    total_M = now.log_likelihood_M + (found_M if place[0] == 0 else 0)
-    values = num_values(model.likelihood, rows_of(batch.targets, 0)) if place[0] == 0 else 0
+        collector.turn_(dict(now.sums), members, position[0])
+    total_M = now.log_likelihood_M + (batch_log_likelihood_M if position[0] == 0 else 0)
+    values = num_values(model.likelihood, rows_of(batch.targets, 0)) if position[0] == 0 else 0
     now = replace(now, log_likelihood_M=total_M, num_targets=now.num_targets + values, step=now.step + 1)
-    return now, -found_M / batch_size(batch.inputs, 1)
+    return now, -batch_log_likelihood_M / batch_size(batch.inputs, 1)
 
 
 def _warn_of_columns(settings: CurvatureSettings, support: LayerSupport) -> None:
-    """Warn where the exact curvature was asked for and takes far longer than the sampled one."""
+    """Warn if the exact curvature was asked for and takes far longer than the sampled one."""
     if settings.curvature == "ggn" and settings.structure != "low_rank" and support.outputs > MOST_OUTPUTS:
         note(
             f"curvature='ggn' takes a backward pass of every batch for each of the {support.outputs:,} outputs of a "
@@ -228,9 +198,8 @@ def _warn_of_columns(settings: CurvatureSettings, support: LayerSupport) -> None
 def finish(settings: CurvatureSettings, density: LogDensity, so_far: CurvaturePass) -> LaplacePosterior:
     """Return the mixture of the Gaussians at the weights, under the model's prior.
 
-    Raises:
-        ValueError: if the passes are not over, the prior has no precision at the weights, or the likelihood has no
-            curvature.
+    Raises ValueError if the passes are not over, the prior has no precision at the weights, or the likelihood has no
+    curvature.
     """
     steps = settings.sums.passes * so_far.steps_per_epoch
     if so_far.step < steps:
@@ -246,8 +215,8 @@ def finish(settings: CurvatureSettings, density: LogDensity, so_far: CurvaturePa
     if factor != 1:
         curvature, exact = curvature.scaled(factor), exact and exact.scaled(factor)
     if correlated(model.prior) and model.prior.joint is not None:
-        own = like(model.prior.joint, weights_MD).covariance
-        curvature = plus_precision(curvature, own, model.scales(1, 1).prior)
+        prior_covariance = like(model.prior.joint, weights_MD).covariance
+        curvature = plus_precision(curvature, prior_covariance, model.scales(1, 1).prior)
     return LaplacePosterior(
         model,
         weights_MD.clone(),

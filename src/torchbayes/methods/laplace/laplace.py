@@ -1,9 +1,9 @@
-r"""Laplace: a Gaussian at a mode, with the curvature of the log joint density there as its precision.
+"""Laplace: a Gaussian at a mode, with the curvature of the log joint density there as its precision.
 
     q(w) = N(w*, P⁻¹),    P = Σ_n J_nᵀ Λ_n J_n + diag(−∂² log p(w*))
 
-J is the Jacobian of the network's outputs in its weights and Λ the curvature of the likelihood in the outputs, so that
-the first part, the generalised Gauss-Newton matrix, is the Hessian of the negative log likelihood of the network
+J is the Jacobian of the network's outputs in its weights and Λ the curvature of the likelihood in the outputs. The
+first part, the generalised Gauss-Newton matrix, is the Hessian of the negative log likelihood of the network
 linearised at w*. MacKay (1992); Ritter et al. (2018) for Kronecker factors; Daxberger et al. (2021) for networks that
 are trained already. With M modes the posterior is the mixture of their Gaussians. The data are passed over once, twice
 for EKFAC, a few times for a low rank.
@@ -50,11 +50,7 @@ PriorName = Literal["model", "scalar", "layer", "weight"]
 
 @dataclass(frozen=True)
 class Info(Report):
-    """What a step reports for the log; no later step needs it.
-
-    Attributes:
-        nll_M: mean negative log likelihood of the batch's rows at the modes, in nats.
-    """
+    """Mean negative log likelihood of the batch's rows at the modes, in nats, for the log."""
 
     nll_M: Tensor
 
@@ -63,13 +59,13 @@ class Info(Report):
 class Laplace(Kept, Defaults):
     """Gaussians around given modes: `fit(model, data, Laplace(), start=net)`, or `start` a MAP posterior of M members.
 
-    Without a start `fit` trains M networks by `MAP()` and puts Gaussians around them. The rows that are held out to
-    choose how long also choose the factor on the prior's precision, in the place of the evidence.
+    Without a start, `fit` trains M networks by `MAP()` and puts Gaussians around them. The rows that are held out to
+    choose the number of epochs then also choose the factor on the prior's precision, instead of the evidence.
 
     Attributes:
         structure: of the precision: "diagonal", "kronecker" (KFAC), "ekfac", "dense", "low_rank".
         curvature: "ggn" (exact generalised Gauss-Newton), "fisher" (by sampled targets), "empirical" (by the observed
-            ones), "hessian" (exact, may be indefinite; dense alone, for small networks), or "auto": "ggn" where a row
+            ones), "hessian" (exact, may be indefinite; only dense, for small networks), or "auto": "ggn" where a row
             has up to 1,000 outputs (classes, or classes times tokens), or for a low rank; else "fisher".
         prior: precision of the prior: "scalar" multiplies the model's by one factor, "layer" by one for each layer,
             "weight" by one for each weight, chosen by the evidence (`tune` can do the same later); "model" keeps it. A
@@ -80,12 +76,12 @@ class Laplace(Kept, Defaults):
         sharing: how Kronecker factors treat weights that are used at several places: "expand" or "reduce".
         joint_bias: whether a layer's biases share its Kronecker factors, as inputs that are 1.
         rank: directions of "low_rank".
-        passes: passes over the data for "low_rank": the first ones find directions, the last measures the curvature
-            along them.
+        passes: passes over the data for "low_rank": the last measures the curvature along directions that the others
+            find.
         chunk: numbers that a piece of a batch may take: the bound on memory.
         check_mode: report, as a problem of the posterior, a start whose gradient shows that it is not a mode; costs a
             backward pass.
-        members: M, networks that are trained where no start is given; else `fit` sets it to the number of modes.
+        members: M, networks to train where no start is given; with a start, `fit` sets it to the number of modes.
     """
 
     structure: StructureName = "kronecker"
@@ -132,7 +128,7 @@ class Laplace(Kept, Defaults):
     def choices(self) -> tuple[Choice, ...]:
         """How long to train where no mode is given, and the factor on the prior unless the evidence is to choose it.
 
-        The evidence needs a mode. Without it, that the weights are no mode is known, and allowed for.
+        The evidence needs a mode. Without it, weights that are no mode are expected, and not reported.
         """
         if self.noise or self.prior in {"layer", "weight"}:
             return (Epochs(seeker(), settings=(), mode=True),)
@@ -141,16 +137,10 @@ class Laplace(Kept, Defaults):
 
     @property
     def onward(self) -> Onward:
-        """The prior as it is: it holds what earlier data say."""
+        """The method with the prior as it is, because that holds what earlier data say."""
         return Onward(replace(self, prior="model", noise=False), "prior")
 
     def check(self, model: Model) -> None:
-        """Check what is known of the prior, and that rows are not coupled.
-
-        Raises:
-            ValueError: if weights have no precision on their own, or those that are correlated cannot be added or
-                changed; or the rows are coupled.
-        """
         super().check(model)
         _check_prior(self, model)
         refuse_coupled(model)
@@ -161,18 +151,12 @@ class Laplace(Kept, Defaults):
         return self.curvature_settings.sums.passes
 
     def length(self, steps_per_epoch: int) -> int:
-        """Return the batches of all passes."""
+        """Return the number of batches in all passes."""
         return self.epochs * steps_per_epoch
 
     def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first step.
-
-        Raises:
-            ValueError: if the network has batch norm without running statistics, the curvature cannot be held, or the
-                prior has no precision.
-        """
         self.check(density.model)
         curvature_pass.check_held(self.curvature_settings, weights_MD)
         return curvature_pass.begin(weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
@@ -182,7 +166,6 @@ class Laplace(Kept, Defaults):
         return Visit("minibatch", state.step) if state.step < self.length(state.steps_per_epoch) else None
 
     def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Return the sums of every member with one batch added, and what the log says of it."""
         now = writable(state, donate=donate)
         now, nll_M = curvature_pass.add(self.curvature_settings, density, now, batch=batch)
         return now, Info(nll_M)
@@ -193,22 +176,25 @@ class Laplace(Kept, Defaults):
         Raises:
             ValueError: if the pass is not over, or a precision is not positive definite.
         """
-        found = curvature_pass.finish(self.curvature_settings, density, state)
-        # under the prior of the training, so before another one is chosen
-        problems = off_mode(found, state.gradient_MD) if self.check_mode else []
+        posterior = curvature_pass.finish(self.curvature_settings, density, state)
+        # before another prior is chosen, because the gradient belongs to the prior of the training
+        problems = off_mode(posterior, state.gradient_MD) if self.check_mode else []
         by_evidence: Any = self.prior
         if not isinstance(self.prior, str):
-            found, by_evidence = found.with_strength(found.strength_D * self.prior), "model"
-        found = found if by_evidence == "model" and not self.noise else tune(found, prior=by_evidence, noise=self.noise)
-        _ = found.gaussian  # factorised now, so that an indefinite precision raises here
-        return found.with_problems(problems)
+            posterior, by_evidence = posterior.with_strength(posterior.strength_D * self.prior), "model"
+        posterior = (
+            posterior
+            if by_evidence == "model" and not self.noise
+            else tune(posterior, prior=by_evidence, noise=self.noise)
+        )
+        _ = posterior.gaussian  # factorised now, so that an indefinite precision raises here
+        return posterior.with_problems(problems)
 
 
 def _check_prior(method: Laplace, model: Model) -> None:
-    """Check what is known of the prior before a mode is sought.
+    """Check the prior before a mode is sought.
 
-    Raises:
-        ValueError: if weights have no precision on their own, or those that are correlated cannot be added or changed.
+    Raises ValueError if weights have no precision on their own, or correlated ones cannot be added or changed.
     """
     for segment in model.prior.segments:
         if isinstance(segment.prior, SharedVariance):

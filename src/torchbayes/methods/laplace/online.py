@@ -1,12 +1,12 @@
-r"""Online evidence: training in which the prior, and the noise of a regression, are chosen by the Laplace evidence.
+"""Online evidence: training in which the prior, and the noise of a regression, are chosen by the Laplace evidence.
 
-Epochs of descent on the log joint density alternate with a pass over the data that computes the curvature at the
-current weights, and moves the factors d_g on the prior's precision to the maximum of
+Epochs of descent on the log joint density alternate with a pass over the data, which computes the curvature at the
+current weights and moves the factors d_g on the prior's precision to the maximum of
 
     log p(D | d) ≈ log p(D|w) + log p(w|d) + (D/2) log 2π − ½ log det (H + P(d))
 
-which is that of the network linearised at w, whether or not w is a mode (Immer et al. 2021, who take some steps of Adam
-towards it; here Newton's method goes all the way). No validation data are needed, and the last pass gives the
+This is the evidence of the network linearised at w, whether or not w is a mode (Immer et al. 2021, who take some steps
+of Adam towards it; here Newton's method goes all the way). No validation data are needed, and the last pass gives the
 posterior.
 
 Where the length of the training is open, rows that are held out of first runs choose it, and a factor on the prior
@@ -58,60 +58,39 @@ from torchbayes.posteriors.point import Point
 
 PriorName = Literal["model", "scalar", "layer", "weight"]
 
-_MOST_OUTPUTS = 50  # of a row, each a backward pass, in passes of which a run makes about twenty
+_MOST_OUTPUTS = 50  # of a row: each takes a backward pass, in each of the about twenty passes of a run
 
 
 @dataclass(frozen=True)
 class State:
-    """What the next step needs.
-
-    Attributes:
-        trajectory: the state of the descent.
-        last_pass: the pass over the data that is under way, or the last one.
-        strength_MD: d, factor on the precision of the model's prior, (1, D).
-        noise_M: factor on the noise scale of a regression, (1,).
-        step: batches seen, in training and in passes.
-    """
+    """What the next step needs."""
 
     trajectory: Trajectory
+    # the pass over the data that is under way, or the last one
     last_pass: CurvaturePass = field(metadata={"stored_as": "survey"})
-    strength_MD: Tensor
-    noise_M: Tensor
-    step: int
+    strength_MD: Tensor  # d, factor on the precision of the model's prior
+    noise_M: Tensor  # factor on the noise scale of a regression
+    step: int  # batches seen, in training and in passes
 
 
 @dataclass(frozen=True)
 class Info(Report):
-    """What a step reports for the log; no later step needs it.
+    """What a step reports for the log."""
 
-    Attributes:
-        nll_M: mean negative log likelihood of the batch's rows, in nats.
-        lr: learning rate; 0 in a pass.
-        prior_factor: geometric mean of d.
-        noise_factor: factor on the noise scale.
-    """
-
-    nll_M: Tensor
-    lr: float
-    prior_factor: float
-    noise_factor: float
+    nll_M: Tensor  # mean negative log likelihood of the batch's rows, in nats
+    lr: float  # 0 in a pass
+    prior_factor: float  # geometric mean of d
+    noise_factor: float  # factor on the noise scale
 
 
 @dataclass(frozen=True)
 class Reweighted:
-    """An optimiser on β (gradient of the data) + d ∘ (gradient of the model's prior).
-
-    Attributes:
-        optimizer: the update rule.
-        prior_MD: gradient of the model's prior in the loss.
-        strength_MD: d.
-        beta: β.
-    """
+    """An optimiser on β (gradient of the data) + d ∘ (gradient of the model's prior)."""
 
     optimizer: Optimizer
-    prior_MD: Tensor
-    strength_MD: Tensor
-    beta: float
+    prior_MD: Tensor  # gradient of the model's prior in the loss
+    strength_MD: Tensor  # d
+    beta: float  # β
 
     @property
     def lr(self) -> float:
@@ -119,7 +98,7 @@ class Reweighted:
         return self.optimizer.lr
 
     def slots(self, weights_MD: Tensor) -> dict[str, Tensor]:
-        """Return the starting slots of the update rule."""
+        """Return the initial slots of the update rule."""
         return self.optimizer.slots(weights_MD)
 
     def update(self, weights_MD: Tensor, gradient_MD: Tensor, slots: dict[str, Tensor], *, lr: float) -> None:
@@ -135,11 +114,11 @@ class OnlineLaplace(Kept, Defaults):
     Attributes:
         structure: of the curvature: "diagonal", "kronecker", "ekfac", "dense", "low_rank".
         curvature: "ggn", "fisher" or "empirical", or "auto": "ggn" where a row has up to 50 outputs, else "fisher".
-        prior: which factors on the model's prior precision are free: "scalar", "layer", "weight" (diagonal alone), or
+        prior: which factors on the model's prior precision are free: "scalar", "layer", "weight" (only diagonal), or
             none, "model".
-        noise: whether the noise scale of a regression with a fixed one is free. The model's scale is the initial value:
-            choose about the standard deviation of the targets, as from a far smaller one the descent may end at a lower
-            evidence.
+        noise: whether the noise scale of a regression with a fixed one is free. The model's scale is the initial
+            value: choose about the standard deviation of the targets, because from a far smaller one the descent may
+            end at a lower evidence.
         epochs_of_descent: passes over the data that train; None for 50, or as many as make 2,000 steps, unless
             held-out rows choose fewer: see `validation` of `fit`.
         every: epochs of descent between passes that choose prior and noise; None for a twentieth of them, or 5.
@@ -183,15 +162,15 @@ class OnlineLaplace(Kept, Defaults):
 
     @property
     def needs(self) -> Needs:
-        """Minibatches, through a network in training mode, of rows that are the same at every pass."""
+        """Minibatches, through a network in training mode, of rows that are the same in every pass."""
         return Needs(batch_size=self.batch_size, network="train", fixed_rows=True)
 
     @property
     def choices(self) -> tuple[Choice, ...]:
         """How long to train, and a factor beside the evidence.
 
-        The epochs that suit training under the model's own prior, and those set or usual, are both tried: under a
-        prior that the evidence chooses, longer training may be better.
+        Both the epochs that suit training under the model's own prior, and those set or usual, are tried, because
+        longer training may be better under a prior that the evidence chooses.
         """
         training = seeker(epochs=self.epochs_of_descent, optimizer=self.optimizer, plan=self.plan)
         length = Epochs(training, settings=("epochs_of_descent",), known={"check_mode": False})
@@ -199,7 +178,7 @@ class OnlineLaplace(Kept, Defaults):
         return length, Strength("factor", {}, beside, open=length.open)
 
     def order(self, steps_per_epoch: int) -> tuple[bool, ...]:
-        """Return for every epoch of the run whether it trains or is a pass for the curvature."""
+        """Return for every epoch of the run whether it trains; the others are passes for the curvature."""
         epochs = epochs_of(self.epochs_of_descent, steps_per_epoch)
         every = self.every or max(5, epochs // 20)
         return _order(epochs, round(self.burn_in * epochs), every, _curvature_settings(self).sums.passes)
@@ -210,18 +189,12 @@ class OnlineLaplace(Kept, Defaults):
         return None if self.epochs_of_descent is None else len(self.order(1))
 
     def length(self, steps_per_epoch: int) -> int:
-        """Return the steps of a run, in training and for the curvature."""
+        """Return the number of steps of a run, in training and for the curvature."""
         return len(self.order(steps_per_epoch)) * steps_per_epoch
 
     def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first step.
-
-        Raises:
-            ValueError: if the prior is not normal, the model is tempered, or the network has batch norm without running
-                statistics.
-        """
         model = density.model
         refuse_coupled(model)
         if model.temperature != 1:
@@ -241,7 +214,6 @@ class OnlineLaplace(Kept, Defaults):
         return Visit("minibatch", state.step) if state.step < self.length(state.last_pass.steps_per_epoch) else None
 
     def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Return the state after an optimiser step, or a batch of a pass, the last of which chooses prior and noise."""
         per_epoch = state.last_pass.steps_per_epoch
         order, (epoch, position) = self.order(per_epoch), divmod(state.step, per_epoch)
         if order[epoch]:
@@ -263,22 +235,21 @@ class OnlineLaplace(Kept, Defaults):
         Raises:
             ValueError: if the run ended within a pass.
         """
-        found = _tuned(self, density, state.last_pass)
-        problems = off_mode(found, state.last_pass.gradient_MD) if self.check_mode else []
-        found = found if self.factor == 1 else found.with_strength(found.strength_D * self.factor)
-        return found.with_problems(problems)
+        posterior = _tuned(self, density, state.last_pass)
+        problems = off_mode(posterior, state.last_pass.gradient_MD) if self.check_mode else []
+        posterior = posterior if self.factor == 1 else posterior.with_strength(posterior.strength_D * self.factor)
+        return posterior.with_problems(problems)
 
     def ending(self, posterior: LaplacePosterior, state: State) -> Ended:
-        """Return that the mean must explain the rows; other problems the posterior has already."""
         mean = Point(posterior.model, posterior.mean_MD, buffers_M=posterior.buffers_M, statistics_known=True)
         return Ended(then=[lambda case: unexplained(mean, case.source)])
 
 
 def _curvature_settings(method: OnlineLaplace) -> CurvatureSettings:
     """Return the settings of a pass."""
-    own: dict[str, Any] = {name: getattr(method, name) for name in ("samples", "sharing", "joint_bias", "chunk")}
-    own |= {"exact": method.noise, "most_outputs": _MOST_OUTPUTS}
-    return CurvatureSettings(method.structure, method.curvature, **own)
+    options: dict[str, Any] = {name: getattr(method, name) for name in ("samples", "sharing", "joint_bias", "chunk")}
+    options |= {"exact": method.noise, "most_outputs": _MOST_OUTPUTS}
+    return CurvatureSettings(method.structure, method.curvature, **options)
 
 
 def _descend(
@@ -309,9 +280,9 @@ def _tuned(method: OnlineLaplace, density: LogDensity, current_pass: CurvaturePa
 
 @lru_cache
 def _order(epochs: int, first: int, every: int, passes: int) -> tuple[bool, ...]:
-    found = []
+    trains = []
     for epoch in range(1, epochs + 1):
-        found.append(True)
+        trains.append(True)
         if epoch == epochs or (epoch >= max(first, 1) and (epoch - first) % every == 0):
-            found += [False] * passes
-    return tuple(found)
+            trains += [False] * passes
+    return tuple(trains)

@@ -1,4 +1,4 @@
-"""subnetwork: choose the weights whose joint posterior matters most."""
+"""Choice of the weights whose joint posterior matters most."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torchbayes.posteriors.problems import warn_of
 def subnetwork(posterior: LaplacePosterior | Gaussian, size: int) -> dict[str, Tensor]:
     """Return the weights with the largest marginal variances, as masks for `Model(random=...)`.
 
-    For a Gaussian posterior whose weights are independent it is the choice that leaves the smallest Wasserstein
-    distance to the whole posterior (Daxberger et al. 2021, "Bayesian deep learning via subnetwork inference"). A
-    diagonal Laplace posterior is cheap; a dense one over the subnetwork can follow, or any other method.
+    For a Gaussian posterior with independent weights this choice leaves the smallest Wasserstein distance to the whole
+    posterior (Daxberger et al. 2021, "Bayesian deep learning via subnetwork inference"). A diagonal Laplace posterior
+    is cheap; a dense one over the subnetwork can follow, or any other method.
 
     Args:
-        posterior: over all weights, such as a diagonal Laplace; with several members their mean variance counts.
+        posterior: over all weights, such as a diagonal Laplace; of several members the mean variance counts.
         size: number of weights.
 
     Returns:

@@ -1,14 +1,14 @@
-r"""tune: choose the prior precision and the noise scale of a Laplace posterior, by the evidence or on held-out data.
+"""tune: choose the prior precision and the noise scale of a Laplace posterior, by the evidence or on held-out data.
 
 With curvature H in units of the prior, eigenvalues λ, factors d_g on the prior's precision of groups g of weights, and
 β the factor on the noise precision of a regression, the Laplace evidence is, up to a constant,
 
     2 log p(D) = Σ_g [ n_g log d_g − d_g U_g ] + n log β − β R − Σ_i log(β λ_i + d_g(i))
 
-n_g weights of squared size U_g in units of the prior, n target values with the squared error R in units of the noise.
-It is concave in (log d, log β), so Newton's method finds the one maximum from the eigenvalues, with no pass over data
-(MacKay 1992). Where a group cuts through the eigenvectors, as layers do through a dense matrix, log det (βH + diag d)
-and the marginal variances take the eigenvalues' place.
+for n_g weights of squared size U_g in units of the prior, and n target values with the squared error R in units of the
+noise. It is concave in (log d, log β), so Newton's method finds the one maximum from the eigenvalues, without a pass
+over data (MacKay 1992). Where a group cuts through the eigenvectors, as layers do through a dense matrix, log det
+(βH + diag d) and the marginal variances replace the eigenvalues.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from torchbayes.predictive.linearised import Linearised
 from torchbayes.predictive.predict import predict
 
 Groups = Literal["model", "scalar", "layer", "weight"]
-_WIDEST = 25.0  # |log factor| at most; beyond it nothing changes in single precision
-_WIDE = math.log(1e4)  # |log factor| at most that held-out data may choose
+_WIDEST = 25.0  # largest |log factor|; beyond it nothing changes in single precision
+_WIDE = math.log(1e4)  # largest |log factor| that held-out data may choose
 _DOUBT = "its noise scale was changed"
 _END = "its prior was changed"
 _WINDOW, _WINDOWS = 3.0, 20  # largest |change of a log factor| in one descent, and the number of descents
@@ -48,23 +48,14 @@ _WINDOW, _WINDOWS = 3.0, 20  # largest |change of a log factor| in one descent, 
 
 @dataclass(frozen=True)
 class EvidenceProblem:
-    """The evidence as a function of log factors.
+    """The evidence as a function of log factors."""
 
-    Attributes:
-        curvature: H in units of the prior.
-        group_D: group of each weight, int64; −1 for weights whose prior stays.
-        squares_MD: r (w − μ)², squared size of each weight in units of the prior.
-        count: n, number of target values, weighted as their rows; 0 if the noise stays.
-        errors_M: R of each member.
-        free: whether the groups' factors are free; else they stay 1.
-    """
-
-    curvature: Curvature
-    group_D: Tensor
-    squares_MD: Tensor
-    count: float
-    errors_M: Tensor
-    free: bool
+    curvature: Curvature  # H in units of the prior
+    group_D: Tensor  # group of each weight, int64; −1 for weights whose prior stays
+    squares_MD: Tensor  # r (w − μ)², squared size of each weight in units of the prior
+    count: float  # n, number of target values, weighted as their rows; 0 if the noise stays
+    errors_M: Tensor  # R
+    free: bool  # whether the groups' factors are free; else they stay 1
 
     @property
     def groups(self) -> int:
@@ -73,31 +64,31 @@ class EvidenceProblem:
 
     @cached_property
     def squares_G(self) -> Tensor:
-        """U, squared size of each group of all members, float64, on the CPU."""
+        """U, squared size of each group over all members, float64, on the CPU."""
         return self.totals(self.squares_MD).cpu()
 
     def totals(self, values_MD: Tensor) -> Tensor:
         """Return sums over the weights of each group and over members, float64 (G,)."""
         chosen = self.group_D >= 0
-        found = torch.zeros(self.groups, dtype=torch.float64, device=values_MD.device)
-        return found.index_add_(0, self.group_D[chosen], values_MD[:, chosen].sum(0).double())
+        sums_G = torch.zeros(self.groups, dtype=torch.float64, device=values_MD.device)
+        return sums_G.index_add_(0, self.group_D[chosen], values_MD[:, chosen].sum(0).double())
 
     def spectra(self) -> list[Tensor] | None:
-        """Return the eigenvalues of each group, of all members, or None where they mix groups or some are unknown."""
+        """Return the eigenvalues of each group, over all members; None where they mix groups or some are unknown."""
         if dropped(self.curvature, torch.ones_like(self.group_D)).logdet_M.any():
             return None
-        found: list[list[Tensor]] = [[] for _ in range(self.groups)]
+        by_group: list[list[Tensor]] = [[] for _ in range(self.groups)]
         for part in self.curvature.parts():
-            mine = self.group_D[part.where]
+            groups = self.group_D[part.where]
             if part.single:
-                for group in mine.unique().tolist():
+                for group in groups.unique().tolist():
                     if group >= 0:
-                        found[group].append(part.eigenvalues_ME[:, mine == group].flatten())
-            elif (mine != mine[0]).any():
+                        by_group[group].append(part.eigenvalues_ME[:, groups == group].flatten())
+            elif (groups != groups[0]).any():
                 return None
-            elif mine[0] >= 0:
-                found[int(mine[0])].append(part.eigenvalues_ME.flatten())
-        return [torch.cat(each).clamp_min(0) for each in found]
+            elif groups[0] >= 0:
+                by_group[int(groups[0])].append(part.eigenvalues_ME.flatten())
+        return [torch.cat(values).clamp_min(0) for values in by_group]
 
 
 @explained()
@@ -106,26 +97,26 @@ def tune(
 ) -> LaplacePosterior:
     """Choose prior precision and noise scale, at the same modes and without a new pass over the training data.
 
-    The prior stays as it is up to a factor on its precision: one for all weights, one for each layer (a module, weights
-    and biases together) or one for each weight. A prior that is not normal is taken as the normal with its curvature.
-    Learned parameters of the likelihood keep their prior. The chosen prior has another mode, with another curvature and
-    evidence; alternating tuning and training need not raise the evidence every time, and the factor of a layer that the
-    data do not constrain may become extreme.
+    The prior stays as it is up to a factor on its precision: one for all weights, one for each layer (a module,
+    weights and biases together) or one for each weight. A prior that is not normal is taken as the normal with its
+    curvature. Learned parameters of the likelihood keep their prior. The chosen prior has another mode, with another
+    curvature and evidence. Alternating tuning and training therefore need not raise the evidence every time, and the
+    factor of a layer that the data do not constrain may become extreme.
 
-    The noise is chosen by the exact curvature (`LaplacePosterior.exact`), with a scalar factor on the prior: structures
-    that leave correlations out may count more parameters as determined by the data than there are targets, and with
-    their evidence 50 % intervals on tables of 100 to 500 rows covered 85 to 100 %. For networks of more than 1,024
-    weights, and where three targets or more per weight rule that out, the structure's evidence is used; the posterior
-    reports where that is in doubt. At a mode under a noise scale far too large, the residuals are those of a network
-    that does not fit yet: train again under the tuned model, or use `OnlineLaplace`.
+    The noise is chosen by the exact curvature (`LaplacePosterior.exact`), with a scalar factor on the prior.
+    Structures that leave correlations out may count more parameters as determined by the data than there are targets,
+    and with their evidence 50 % intervals on tables of 100 to 500 rows covered 85 to 100 %. For networks of more than
+    1,024 weights, and where three targets or more per weight rule that out, the structure's evidence is used; the
+    posterior reports where that is in doubt. At a mode under a noise scale far too large, the residuals are those of a
+    network that does not fit yet: train again under the tuned model, or use `OnlineLaplace`.
 
     Args:
         posterior: as `fit` with `Laplace` gives it.
         prior: which factors are free: "model" (none), "scalar", "layer", or, for diagonal curvature, "weight".
         noise: whether the noise scale of a regression with a fixed one is free.
         on: held-out data, (inputs, targets) or a loader: maximise the log likelihood that the linearised predictive
-            gives it, weighted as its rows are, over one factor ("scalar") and the noise precision, each within 1e-4 to
-            1e4; a factor at a bound is reported in `problems`. The mode stays, so the factor only scales the
+            gives them, weighted as their rows are, over one factor ("scalar") and the noise precision, each within
+            1e-4 to 1e4; a factor at a bound is reported in `problems`. The mode stays, so the factor only scales the
             covariance: do not train under a prior chosen in this way. None maximises the evidence.
 
     Returns:
@@ -145,9 +136,9 @@ def tune(
         return posterior
     if noise:
         having_noise(posterior.model, 2.0)  # raises if there is no fixed noise
-    anew = (*([] if prior == "model" else [_END]), *([_DOUBT] if noise else []))
-    told = tuple(problem for problem in posterior.problems if not problem.startswith(anew))
-    posterior = replace(posterior, problems=told)
+    outdated = (*([] if prior == "model" else [_END]), *([_DOUBT] if noise else []))
+    problems = tuple(problem for problem in posterior.problems if not problem.startswith(outdated))
+    posterior = replace(posterior, problems=problems)
     if on is not None:
         return _by_validation(posterior, prior, noise, on)
     if (posterior.strength_D == 0).any():
@@ -156,15 +147,15 @@ def tune(
 
 
 def _by_evidence(posterior: LaplacePosterior, prior: Groups, noise: bool) -> LaplacePosterior:
-    """Return the posterior at the maximum of the evidence; for the noise by the exact curvature, where it is known."""
+    """Return the posterior at the maximum of the evidence, for the noise by the exact curvature if it is known."""
     if prior == "weight":
         _check_single(posterior)
-    if noise and (posterior.exact is not None or prior == "weight"):  # first the noise at one factor, then the rest
-        anew = prior in {"layer", "weight"}  # the ratios of the precisions, so start from those of the first prior
-        strength_D = torch.ones_like(posterior.strength_D) if anew else posterior.strength_D
+    if noise and (posterior.exact is not None or prior == "weight"):  # first the noise, with one factor, then the prior
+        from_equal = prior in {"layer", "weight"}  # all ratios of precisions are chosen, so start from equal ones
+        strength_D = torch.ones_like(posterior.strength_D) if from_equal else posterior.strength_D
         curvature = posterior.curvature if posterior.exact is None else posterior.exact
-        alike = replace(posterior, curvature=curvature, exact=None, strength_D=strength_D)
-        chosen = _by_evidence(alike, "model" if prior == "model" else "scalar", True)
+        scalar_problem = replace(posterior, curvature=curvature, exact=None, strength_D=strength_D)
+        chosen = _by_evidence(scalar_problem, "model" if prior == "model" else "scalar", True)
         posterior = posterior.with_noise(chosen.noise_scale / posterior.noise_scale).with_problems(chosen.problems)
         return posterior if prior == "model" else _by_evidence(posterior, prior, False)
     problem = evidence_problem(posterior, prior, noise=noise)
@@ -173,15 +164,15 @@ def _by_evidence(posterior: LaplacePosterior, prior: Groups, noise: bool) -> Lap
     spectra = problem.spectra()
     start = torch.zeros(problem.groups, dtype=torch.float64)
     log_d_G, log_beta = _descend(problem) if spectra is None else newton(spectra, problem, start)
-    found = _changed(posterior, problem.group_D, log_d_G, log_beta)
-    return _doubted(found) if noise else found
+    tuned = _changed(posterior, problem.group_D, log_d_G, log_beta)
+    return _doubted(tuned) if noise else tuned
 
 
 def _doubted(tuned: LaplacePosterior) -> LaplacePosterior:
-    """Return the posterior, with a problem where its curvature cannot determine the noise.
+    """Return the posterior, with a problem if its curvature cannot determine the noise.
 
-    With γ parameters determined by n targets the noise variance is R/(n − γ) of the residuals; a structure that leaves
-    correlations out counts too many, which matters where γ is a good part of n.
+    With γ parameters determined by n targets the noise variance is R/(n − γ). A structure that leaves correlations out
+    counts too many, which matters where γ is a good part of n.
     """
     gamma, count = float(tuned.effective_parameters().max()), tuned.num_targets
     if tuned.curvature.correlations == "all" or gamma < PARAMETERS_PER_TARGET * count:
@@ -194,13 +185,7 @@ def _doubted(tuned: LaplacePosterior) -> LaplacePosterior:
 
 
 def evidence_problem(posterior: LaplacePosterior, prior: Groups, *, noise: bool) -> EvidenceProblem:
-    """Return the evidence of a posterior as a function of the factors that are free.
-
-    Args:
-        posterior: the posterior.
-        prior: as for `tune`.
-        noise: as for `tune`.
-    """
+    """Return the evidence of a posterior as a function of the factors that are free, as for `tune`."""
     model, mean_MD = posterior.model, posterior.mean_MD
     locs = model.prior.locs().to(mean_MD)
     # in units of the current prior, so that factors multiply it
@@ -218,34 +203,28 @@ def evidence_problem(posterior: LaplacePosterior, prior: Groups, *, noise: bool)
 
 
 def _groups(model: Model, prior: Groups) -> Tensor:
-    """Return the group of each weight: the module that holds it, all of them, or itself; −1 for the likelihood's."""
+    """Return the group of each weight: its module, the one of all weights, or itself.
+
+    −1 for weights of the likelihood.
+    """
     modules: dict[str, int] = {}
-    found = []
+    groups = []
     for name, size in zip(model.layout.names, model.layout.sizes, strict=True):
         if name.startswith(PREFIX):
-            found.append(torch.full((size,), -1))
+            groups.append(torch.full((size,), -1))
         elif prior == "weight":
-            found.append(torch.arange(size) + sum(len(f) for f in found))
+            groups.append(torch.arange(size) + sum(len(f) for f in groups))
         else:
             module = name.rpartition(".")[0] if prior == "layer" else ""
-            found.append(torch.full((size,), modules.setdefault(module, len(modules))))
-    return torch.cat(found)
+            groups.append(torch.full((size,), modules.setdefault(module, len(modules))))
+    return torch.cat(groups)
 
 
 def newton(spectra: list[Tensor], problem: EvidenceProblem, start: Tensor, *, steps: int = 60) -> tuple[Tensor, float]:
-    """Return the log factors (G,) and log β at the maximum of the evidence.
+    """Return the log factors (G,) and log β at the maximum of the evidence, from the eigenvalues of each group.
 
     With t = d/(βλ + d) the gradient is ½ (n_g − d U_g − Σ t) and ½ (n − β R − Σ (1 − t)), and the second derivatives
-    are made of Σ t (1 − t): no logarithm of an eigenvalue is taken.
-
-    Args:
-        spectra: eigenvalues of each group.
-        problem: the evidence.
-        start: log factors to begin with, (G,).
-        steps: maximum number of steps.
-
-    Returns:
-        log d and log β.
+    are made of Σ t (1 − t). No logarithm of an eigenvalue is taken. `start` are the initial log factors, (G,).
     """
     sizes_G = torch.tensor([len(s) for s in spectra], dtype=torch.float64)
     squares_G, errors = problem.squares_G, float(problem.errors_M.sum())
@@ -272,7 +251,7 @@ def newton(spectra: list[Tensor], problem: EvidenceProblem, start: Tensor, *, st
 
 
 def _descend(problem: EvidenceProblem) -> tuple[Tensor, float]:
-    """Return the log factors and log β where groups cut through the eigenvectors: L-BFGS with Cholesky factors."""
+    """Return the log factors and log β if groups cut through the eigenvectors, by L-BFGS with Cholesky factors."""
     from scipy.optimize import minimize  # slow to import
 
     members, sizes_G = len(problem.squares_MD), problem.totals(torch.ones_like(problem.squares_MD)).cpu()
@@ -282,11 +261,11 @@ def _descend(problem: EvidenceProblem) -> tuple[Tensor, float]:
     def negative(point: np.ndarray) -> tuple[float, np.ndarray]:
         log_d_G, log_beta = torch.as_tensor(point[:-1]), float(point[-1])
         curvature, precision_D = exact.scaled(math.exp(log_beta)), _spread(problem.group_D, log_d_G)
-        covariance, left = curvature.covariance(precision_D), dropped(curvature, precision_D)
+        covariance, outside = curvature.covariance(precision_D), dropped(curvature, precision_D)
         factors = log_d_G.exp()
-        prior_G = problem.totals(precision_D * covariance.diagonal() - left.shares_MD).cpu()
+        prior_G = problem.totals(precision_D * covariance.diagonal() - outside.shares_MD).cpu()
         value = (sizes_G * log_d_G - factors * squares_G).sum()
-        value = value + (covariance.logdet() - left.logdet_M).sum().cpu()
+        value = value + (covariance.logdet() - outside.logdet_M).sum().cpu()
         gradient = torch.cat([sizes_G - factors * squares_G - prior_G, torch.zeros(1, dtype=torch.float64)])
         if problem.count:
             count, beta = members * problem.count, math.exp(log_beta)
@@ -296,23 +275,19 @@ def _descend(problem: EvidenceProblem) -> tuple[Tensor, float]:
         return -float(value), -gradient.numpy()
 
     point, free = np.zeros(problem.groups + 1), np.array([problem.free] * problem.groups + [problem.count > 0])
-    for _ in range(_WINDOWS):  # an unbounded line search goes where the matrix is numerically singular
+    for _ in range(_WINDOWS):  # windows, because an unbounded line search goes where the matrix is numerically singular
         low, high = (np.clip(point + side * _WINDOW * free, -_WIDEST, _WIDEST) for side in (-1, 1))
         bounds = list(zip(low, high, strict=True))
-        found = minimize(negative, point, jac=True, method="L-BFGS-B", bounds=bounds,
+        result = minimize(negative, point, jac=True, method="L-BFGS-B", bounds=bounds,
                          options={"ftol": 1e-15, "gtol": 1e-8})  # fmt: skip
-        before, point = point, found.x
+        before, point = point, result.x
         if (abs(point - before) < 0.99 * _WINDOW).all():
             break
     return torch.as_tensor(point[:-1]), float(point[-1])
 
 
 def _check_single(posterior: LaplacePosterior) -> None:
-    """Check that every weight can have its own precision.
-
-    Raises:
-        ValueError: if the curvature is not diagonal or there are several modes.
-    """
+    """Raise ValueError unless every weight can have its own precision: with diagonal curvature and one mode."""
     if posterior.curvature.correlations != "none" or posterior.members > 1:
         raise ValueError(
             f"a prior precision for every weight is chosen for one mode with diagonal curvature; got "
@@ -324,31 +299,30 @@ def _by_weight(posterior: LaplacePosterior, problem: EvidenceProblem) -> Laplace
     """Return the posterior with a precision for every weight: the root of U d² + H U d − H = 0."""
     values, squares = problem.curvature.diagonal()[0].double(), problem.squares_MD[0].double()
     product = values * squares
-    # 2H / (HU + √((HU)² + 4HU)), which is stable where the weight is near its prior mean
+    # 2H / (HU + √((HU)² + 4HU)) is stable where the weight is near its prior mean
     factors = 2 * values / (product + (product**2 + 4 * product).sqrt())
-    kept = problem.group_D < 0
+    fixed = problem.group_D < 0
     bound = math.exp(_WIDEST)
-    log_d = torch.where(kept, 1.0, factors.nan_to_num(nan=1.0, posinf=bound).clamp(1 / bound, bound)).log()
+    log_d = torch.where(fixed, 1.0, factors.nan_to_num(nan=1.0, posinf=bound).clamp(1 / bound, bound)).log()
     return posterior.with_strength(posterior.strength_D * log_d.exp())
 
 
 def _spread(group_D: Tensor, log_d_G: Tensor) -> Tensor:
     """Return the factor of each weight, (D,)."""
     factors = torch.cat([log_d_G.exp(), torch.ones(1, dtype=torch.float64)]).to(group_D.device)
-    return factors[group_D]  # −1 is the last
+    return factors[group_D]  # group −1 is the last
 
 
 def _changed(posterior: LaplacePosterior, group_D: Tensor, log_d_G: Tensor, log_beta: float) -> LaplacePosterior:
     factor_D = _spread(group_D, log_d_G).to(posterior.mean_MD)
-    found = posterior.with_strength(posterior.strength_D * factor_D) if log_d_G.any() else posterior
-    return found if log_beta == 0 else found.with_noise(math.exp(-0.5 * log_beta))
+    changed = posterior.with_strength(posterior.strength_D * factor_D) if log_d_G.any() else posterior
+    return changed if log_beta == 0 else changed.with_noise(math.exp(-0.5 * log_beta))
 
 
 def _by_validation(posterior: LaplacePosterior, prior: Groups, noise: bool, data: Any) -> LaplacePosterior:
     """Return the posterior whose linearised predictive gives held-out data the largest log likelihood.
 
-    Raises:
-        ValueError: if there is more than one factor to choose.
+    Raises ValueError if there is more than one factor to choose.
     """
     from scipy.optimize import minimize  # slow to import
 
@@ -374,11 +348,11 @@ def _by_validation(posterior: LaplacePosterior, prior: Groups, noise: bool, data
     simplex = np.vstack([best, best + np.eye(len(best))])
     options = {"xatol": 1e-2, "fatol": 1e-6, "maxiter": 100, "initial_simplex": simplex}
     bounds = [(-_WIDE, _WIDE)] * len(best)
-    found = minimize(negative, best, method="Nelder-Mead", bounds=bounds, options=options).x
+    log_factors = minimize(negative, best, method="Nelder-Mead", bounds=bounds, options=options).x
     changed = (*([_END] if prior == "scalar" else []), *([_DOUBT] if noise else []))
-    return at(found).with_problems(
-        f"{what} by a factor {math.exp(log):.0e} on the precision, at which the search on held-out data ends, so that "
+    return at(log_factors).with_problems(
+        f"{text} by a factor {math.exp(log):.0e} on the precision, at which the search on held-out data ends, so that "
         f"they do not determine it (tune by the evidence, or on other rows)"
-        for what, log in zip(changed, found, strict=True)
+        for text, log in zip(changed, log_factors, strict=True)
         if abs(log) > _WIDE - options["xatol"]
     )

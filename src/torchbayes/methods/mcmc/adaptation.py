@@ -5,16 +5,16 @@ Step size by dual averaging (Hoffman and Gelman 2014, section 3.2): with accepta
     h_t = (1 − 1/(t + t0)) h_{t−1} + (δ − α_t)/(t + t0)
     log ε_{t+1} = μ − (√t/γ) h_t,     log ε̄_t = t^−κ log ε_t + (1 − t^−κ) log ε̄_{t−1}
 
-with μ = log ε_1, γ = 0.2, t0 = 10, κ = 0.75; after burn-in ε̄ is kept. Hoffman and Gelman have γ = 0.05, for which log ε
-scatters so much (one rejection lowers it by up to 2.5) that ε̄ is far from where acceptance is δ: large steps are
-rejected, and small ones cannot gain what those lose. A mean acceptance of 0.8 while ε scatters becomes one of 0.88 to
-0.93 at ε̄, with steps too short by a third; with γ = 0.2 it is 0.78 to 0.83. Their μ = log(10 ε_1) would draw ε̄ upwards
-the more, the larger γ; the first step size is found by a search, and needs no such push.
+with μ = log ε_1, γ = 0.2, t0 = 10, κ = 0.75; after burn-in ε̄ is kept. Hoffman and Gelman have γ = 0.05, for which log
+ε scatters so much (one rejection lowers it by up to 2.5) that ε̄ is far from where acceptance is δ: large steps are
+rejected, and small ones do not make up for them. A mean acceptance of 0.8 while ε scatters becomes one of 0.88 to 0.93
+at ε̄, with steps too short by a third; with γ = 0.2 it is 0.78 to 0.83. Their μ = log(10 ε_1) would draw ε̄ upwards
+the more, the larger γ is. The first step size is found by a search, and needs no such push.
 
-The sum h is unbounded, and would wind up where ε has no effect. So ε is kept within a factor of 10 of ε̄, within one of
-10⁶ of ε_1, and below a bound that the method sets, and h is set to the value that gives that ε (back-calculation;
-Åström and Hägglund 1995, section 3.5). A few rejections in a row at the start then cost a factor of ten in ε, not of
-millions, which leapfrog steps would have to make up.
+The sum h is unbounded, and would wind up where ε has no effect. So ε is kept within a factor of 10 of ε̄, within one
+of 10⁶ of ε_1, and below a bound that the method sets, and h is set to the value that gives that ε (back-calculation;
+Åström and Hägglund 1995, section 3.5). A few rejections in a row at the start then cost a factor of ten in ε instead
+of millions, which leapfrog steps would have to make up.
 
 The inverse mass is the variance, or the covariance, of the weights in windows of doubling length, shrunk to a constant
 as in Stan (Stan reference manual, section 15.2).
@@ -29,47 +29,33 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-LEARNED = ("diagonal", "layer", "dense")  # the masses that burn-in teaches
-LEAST_BURN_IN = 20  # steps in which a mass is learned; fewer hold no window
+LEARNED = ("diagonal", "layer", "dense")  # masses that are learned in burn-in
+LEAST_BURN_IN = 20  # steps to learn a mass; fewer hold no window
 _GAMMA, _DELAY, _DECAY = 0.2, 10.0, 0.75
-_SWING, _RANGE = math.log(10.0), math.log(1e6)  # of log ε around log ε̄, and around μ
+_SWING, _RANGE = math.log(10.0), math.log(1e6)  # largest distance of log ε from log ε̄, and from μ
 
 
 @dataclass(frozen=True)
 class StepSize:
-    """Step sizes of M chains, and the memory of dual averaging.
+    """Step sizes of M chains, and the memory of dual averaging."""
 
-    Attributes:
-        step_size_M: ε in use, float64.
-        average_M: log ε̄.
-        centre_M: μ.
-        error_M: h.
-        count: t.
-    """
-
-    step_size_M: Tensor
-    average_M: Tensor
-    centre_M: Tensor
-    error_M: Tensor
-    count: int
+    step_size_M: Tensor  # ε in use, float64
+    average_M: Tensor  # log ε̄
+    centre_M: Tensor  # μ
+    error_M: Tensor  # h
+    count: int  # t
 
     @classmethod
     def at(cls, step_size_M: Tensor) -> StepSize:
-        """Return the memory before the first step, at step sizes (M,)."""
+        """Return the memory before the first step, at given step sizes."""
         step_size_M = step_size_M.double()
         zeros = torch.zeros_like(step_size_M)
         return cls(step_size_M, step_size_M.log(), step_size_M.log(), zeros, 0)
 
     def adapted(self, acceptance_M: Tensor, target: float, *, longest: float = math.inf) -> StepSize:
-        """Return step sizes after one more step.
+        """Return step sizes after one more step, for the target acceptance δ and at most `longest`.
 
-        Args:
-            acceptance_M: the step's probabilities of acceptance, on any device; the memory stays on its own.
-            target: δ.
-            longest: bound on ε.
-
-        Returns:
-            Step sizes and memory.
+        The acceptances may be on any device; the memory stays on its own.
         """
         count = self.count + 1
         share, slope = 1 / (count + _DELAY), math.sqrt(count) / _GAMMA
@@ -88,17 +74,11 @@ class StepSize:
 
 @dataclass(frozen=True)
 class RunningVariance:
-    """Running variance of the weights of M chains, by Welford's rule.
-
-    Attributes:
-        mean_MD: mean.
-        squares_MD: sum of squared deviations.
-        count: weights seen.
-    """
+    """Running variance of the weights of M chains, by Welford's rule."""
 
     mean_MD: Tensor
-    squares_MD: Tensor
-    count: int
+    squares_MD: Tensor  # sum of squared deviations
+    count: int  # weights seen
 
     @classmethod
     def empty(cls, weights_MD: Tensor) -> RunningVariance:
@@ -113,14 +93,10 @@ class RunningVariance:
         return RunningVariance(mean_MD, self.squares_MD + before * (weights_MD - mean_MD), count)
 
     def inverse_mass(self, groups: Sequence[slice] = (), *, least: int = 0) -> Tensor:
-        """Return the variances, shrunk towards a thousandth of their mean with the weight of five observations.
+        """Return the variances (M, D), shrunk towards a thousandth of their mean with the weight of five observations.
 
-        Args:
-            groups: slices of the flat vector that share one variance, such as layers; none for one per weight.
-            least: not used; observations that a dense mass needs.
-
-        Returns:
-            Tensor (M, D), computed for each chain separately, so that chains stay independent.
+        Each chain has its own, so that chains stay independent. The weights of a slice in `groups`, such as a layer,
+        share one variance. `least` is not used: a dense mass needs it.
         """
         variance_MD = self.squares_MD / max(self.count - 1, 1)
         for where in groups:
@@ -130,17 +106,11 @@ class RunningVariance:
 
 @dataclass(frozen=True)
 class RunningCovariance:
-    """Running covariance of the weights of M chains, by Welford's rule.
-
-    Attributes:
-        mean_MD: mean.
-        squares_MDD: sum of the outer products of deviations.
-        count: weights seen.
-    """
+    """Running covariance of the weights of M chains, by Welford's rule."""
 
     mean_MD: Tensor
-    squares_MDD: Tensor
-    count: int
+    squares_MDD: Tensor  # sum of the outer products of deviations
+    count: int  # weights seen
 
     @classmethod
     def empty(cls, weights_MD: Tensor) -> RunningCovariance:
@@ -157,14 +127,11 @@ class RunningCovariance:
         return RunningCovariance(mean_MD, squares_MDD, count)
 
     def inverse_mass(self, groups: Sequence[slice] = (), *, least: int = 0) -> Tensor:
-        """Return Cholesky factors of the covariances, shrunk as the variances of `RunningVariance` to a multiple of I.
+        """Return Cholesky factors (M, D, D) of the covariances, shrunk like the variances of `RunningVariance`.
 
-        Args:
-            groups: not used; weights that share a variance are for a diagonal mass.
-            least: observations below which only the variances are taken, as if weights were not correlated.
-
-        Returns:
-            Lower triangular tensor (M, D, D); zero for a chain whose matrix is not positive definite.
+        They are lower triangular, and zero for a chain whose matrix is not positive definite. With fewer than `least`
+        observations only the variances are taken, as if weights were not correlated. `groups` is not used: weights
+        share a variance in a diagonal mass.
         """
         covariance_MDD = self.squares_MDD.double() / max(self.count - 1, 1)
         if self.count < least:
@@ -173,7 +140,8 @@ class RunningCovariance:
         prior_MDD = torch.diag_embed(1e-3 * mean_M1.expand_as(self.mean_MD))
         factor_MDD, failed_M = torch.linalg.cholesky_ex(_shrunk(covariance_MDD, prior_MDD, self.count))
         factor_MDD = torch.where((failed_M != 0)[:, None, None], 0.0, factor_MDD).to(self.squares_MDD)
-        return factor_MDD.contiguous()  # as it is read from a checkpoint: another layout would change the rounding
+        # contiguous, as when read from a checkpoint: another layout would change the rounding
+        return factor_MDD.contiguous()
 
 
 def _shrunk(found: Tensor, prior: Tensor, count: int) -> Tensor:
@@ -182,17 +150,12 @@ def _shrunk(found: Tensor, prior: Tensor, count: int) -> Tensor:
 
 
 def windows(burn_in: int) -> tuple[int, tuple[int, ...]]:
-    """Return the windows of burn-in in which a mass is estimated, of 15 steps and then twice as many each time.
+    """Return the number of steps before the first window in which a mass is estimated, and the steps that end each.
 
-    They begin after 10 steps, or 15 % of burn-in if those are fewer, and end 50 steps before it does, or 20 %, in which
-    the step size settles. Stan has 75 steps before the first window. In an ill-conditioned target the steps before the
-    first mass is known are those that cost most, and what the first windows learn on the way to the bulk is replaced.
-
-    Args:
-        burn_in: steps of burn-in.
-
-    Returns:
-        The steps before the first window, and those after which the mass is renewed; none in a burn-in too short.
+    The first window has 15 steps, each other twice as many as the one before. They begin after 10 steps, or 15 % of
+    burn-in if that is fewer, and end 50 steps, or 20 %, before it does, so that the step size settles. Stan has 75
+    steps before the first window. In an ill-conditioned target the steps before the first mass is known cost most, and
+    what the first windows learn on the way to the bulk is replaced. A burn-in that is too short has no windows.
     """
     if burn_in < LEAST_BURN_IN:
         return burn_in, ()

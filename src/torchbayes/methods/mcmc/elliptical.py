@@ -1,4 +1,4 @@
-r"""Elliptical slice sampling (Murray, Adams and MacKay 2010): no gradients, and nothing to tune.
+"""Elliptical slice sampling (Murray, Adams and MacKay 2010): no gradients, and nothing to tune.
 
 The target is a normal prior times a likelihood, p(w) ∝ N(w; m, S) exp(ℓ(w)). A step draws a second point ν ~ N(0, S)
 and a height, and moves along the ellipse through both to a point above that height:
@@ -6,14 +6,14 @@ and a height, and moves along the ellipse through both to a point above that hei
     log y = ℓ(w) + log u,                       u ~ U(0, 1)
     w'(φ) = m + (w − m) cos φ + ν sin φ,        φ ~ U(φ₋, φ₊),   at first φ₊ − φ₋ = 2π
 
-If ℓ(w') > log y it is the next state; else φ takes the place of φ₋ or φ₊, whichever has its sign, and a new angle is
-drawn. The interval shrinks to φ = 0, where the chain is, so a step always ends, and leaves the target invariant. It
-mixes well where the prior is informative or the weights are few, as in a subspace; where the likelihood is much
-narrower than the prior along many directions, steps become short.
+If ℓ(w') > log y it is the next state. Otherwise φ replaces φ₋ or φ₊, whichever has its sign, and a new angle is drawn.
+The interval shrinks to φ = 0, where the chain is, so a step always ends, and leaves the target invariant. It mixes
+well where the prior is informative or the weights are few, as in a subspace. Where the likelihood is much narrower
+than the prior along many directions, steps become short.
 
-ℓ is the likelihood, divided by the temperature. A prior that is not normal, and a density of which no prior is known,
-are sampled exactly as well: N(m, S) is then a normal distribution of the same means and standard deviations, or of a
-given scale, and ℓ(w) = log p(w) − log N(w; m, S) for the whole target (Nishihara, Murray and Adams 2014).
+ℓ is the likelihood, divided by the temperature. Other priors, and densities without a known prior, are sampled exactly
+as well: N(m, S) is then a normal distribution of the same means and standard deviations, or of a given scale, and
+ℓ(w) = log p(w) − log N(w; m, S) for the whole target (Nishihara, Murray and Adams 2014).
 """
 
 from __future__ import annotations
@@ -39,30 +39,21 @@ from torchbayes.model.priors import Normal
 from torchbayes.model.priors.joint import Joint, like
 from torchbayes.randomness.seeds import Purpose
 
-# An interval that has shrunk so far is a rounding error around the chain, which is then left where it is: each
-# evaluation cuts it by a third on average, and 2π e^(−100/3) is 2e-14.
+# Most evaluations of a step, after which the chain stays where it is: each cuts the interval by a third on average,
+# and 2π e^(−100/3) = 2e-14 is a rounding error.
 _MOST = 100
 
-_PLACE = ("weights_MD", "log_density_M", "log_likelihood_M", "level_M")  # what moves with a chain
+_PLACE = ("weights_MD", "log_density_M", "log_likelihood_M", "level_M")  # fields of a state that move with a chain
 
 
 @dataclass(frozen=True)
 class State:
-    """Where the chains are.
-
-    Attributes:
-        weights_MD: weights.
-        log_density_M: log density there, float64.
-        log_likelihood_M: log likelihood there, float64.
-        level_M: ℓ there, float64.
-        seeds: one seed per chain.
-        step: steps taken.
-    """
+    """Where the chains are; densities are float64."""
 
     weights_MD: Tensor
     log_density_M: Tensor
     log_likelihood_M: Tensor
-    level_M: Tensor
+    level_M: Tensor  # ℓ at the weights
     seeds: tuple[int, ...]
     step: int
 
@@ -71,13 +62,13 @@ class State:
 class EllipticalSlice(Sampler):
     """Elliptical slice sampling on all the data.
 
-    The log of a run has the angle |φ| of each step as `step_size`, and the evaluations that it took, each a pass over
-    the data without a gradient, as `gradients`.
+    The log of a run has the angle |φ| of each step as `step_size`, and the number of evaluations, each a pass over the
+    data without a gradient, as `gradients`.
 
     Attributes:
         scale: standard deviation, around the prior's means or 0, of the normal distribution N(m, S); None for the
-            prior's own. Where the prior is normal this is the fastest choice. It is needed for densities without prior,
-            and for priors of infinite variance.
+            prior's own. Where the prior is normal this is the fastest choice. It is needed for densities without
+            prior, and for priors of infinite variance.
     """
 
     scale: float | None = None
@@ -85,11 +76,6 @@ class EllipticalSlice(Sampler):
     def begin(
         self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first step: see `Sampler.begin`.
-
-        Raises:
-            ValueError: also if the variance of the prior is infinite or not known, and `scale` is not given.
-        """
         ellipse = _Ellipse.of(self, density, weights_MD)
         weights_MD = weights_MD.detach().clone()
         value = begin(density, weights_MD)
@@ -97,7 +83,6 @@ class EllipticalSlice(Sampler):
         return State(weights_MD, value.log_density, value.log_likelihood, level_M, tuple(seeds), 0)
 
     def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
-        """Return every chain one step on, and what was seen: see `Sampler.move`."""
         ellipse = _Ellipse.of(self, density, state.weights_MD)
         second_MD, (height_M, interval) = ellipse.drawn(state), _first(state)
         return _at_once(density, state, ellipse, second_MD, height_M, interval) or _in_turn(
@@ -107,20 +92,14 @@ class EllipticalSlice(Sampler):
 
 @dataclass(frozen=True)
 class _Interval:
-    """Where the angles of a step are drawn from, and where they are, each float64 (M,), on the CPU.
+    """The intervals from which a step draws its angles, and the angles, each float64 (M,), on the CPU."""
 
-    Attributes:
-        low_M: φ₋.
-        high_M: φ₊.
-        angle_M: φ.
-    """
-
-    low_M: Tensor
-    high_M: Tensor
-    angle_M: Tensor
+    low_M: Tensor  # φ₋
+    high_M: Tensor  # φ₊
+    angle_M: Tensor  # φ
 
     def shrink(self, rows_R: Tensor, share_M: Tensor) -> None:
-        """Cut the intervals of some chains at their angles, and move these to a share of the interval, in place."""
+        """Cut the intervals of some chains at their angles, and draw new angles at shares of what remains, in place."""
         angle_R = self.angle_M[rows_R]
         self.low_M[rows_R] = torch.where(angle_R < 0, angle_R, self.low_M[rows_R])
         self.high_M[rows_R] = torch.where(angle_R < 0, self.high_M[rows_R], angle_R)
@@ -129,35 +108,26 @@ class _Interval:
 
 @dataclass(frozen=True)
 class _Ellipse:
-    """N(m, S), the distribution of which ellipses are made.
+    """N(m, S), from which the ellipses are made."""
 
-    Attributes:
-        loc_D: m.
-        std_D: the roots of the diagonal of S, float64.
-        joint: the prior, where S is not diagonal.
-        factor: of the log likelihood in ℓ; None where ℓ is the whole target over N(m, S).
-        spread: of a draw of `joint`: √T.
-    """
-
-    loc_D: Tensor
-    std_D: Tensor
-    joint: Joint | None = None
-    factor: float | None = None
-    spread: float = 1.0
+    loc_D: Tensor  # m
+    std_D: Tensor  # roots of the diagonal of S, float64
+    joint: Joint | None = None  # the prior, where S is not diagonal
+    factor: float | None = None  # of the log likelihood in ℓ; None where ℓ is the whole target over N(m, S)
+    spread: float = 1.0  # √T, a factor on a draw of `joint`
 
     @classmethod
     def of(cls, method: EllipticalSlice, density: Density, weights_MD: Tensor) -> _Ellipse:
-        """Return it for a target, made once for each model.
+        """Return the ellipse of a target, made once for each model.
 
-        Raises:
-            ValueError: if no scale is given and the prior has no finite one.
+        Raises ValueError if no scale is given and the prior has none.
         """
         model: Any = getattr(density, "model", None)
-        known = {} if model is None else _ELLIPSES.setdefault(model, {})
-        about = method.scale, weights_MD.device
-        if about not in known:
-            known[about] = cls._made(method, density, weights_MD)
-        return known[about]
+        ellipses = {} if model is None else _ELLIPSES.setdefault(model, {})
+        key = method.scale, weights_MD.device
+        if key not in ellipses:
+            ellipses[key] = cls._made(method, density, weights_MD)
+        return ellipses[key]
 
     @classmethod
     def _made(cls, method: EllipticalSlice, density: Density, weights_MD: Tensor) -> _Ellipse:
@@ -209,14 +179,14 @@ def _first(state: State) -> tuple[Tensor, _Interval]:
 
 
 def _shares(state: State) -> Tensor:
-    """Return where in its interval each angle after the first is drawn, (M, U)."""
+    """Return where in its interval each later angle is drawn, (M, U)."""
     return uniforms(state.seeds, Purpose.SLICE_ANGLE, state.step, count=_MOST)
 
 
 def _at_once(
     density: Density, state: State, ellipse: _Ellipse, second_MD: Tensor, height_M: Tensor, interval: _Interval
 ) -> tuple[State, Info] | None:
-    """Return every chain one step on by a call of the kernel; None where there is none for this ellipse."""
+    """Return every chain one step on by a call of the kernel; None if it does not have this target."""
     if ellipse.factor is None or not isinstance(density, LogDensity):
         return None
     ellipses = Ellipses(
@@ -231,44 +201,46 @@ def _at_once(
     landed = slice_along(density, ellipses)
     if landed is None:
         return None
-    found_M, level_M = landed.found_M, ellipse.factor * landed.log_likelihood_M
-    there = (landed.log_density_M, landed.log_likelihood_M, level_M)
-    held = {name: torch.where(found_M, t, getattr(state, name)) for name, t in zip(_PLACE[1:], there, strict=True)}
-    new = replace(state, weights_MD=landed.weights_MD, **held, step=state.step + 1)
-    moved_M, outside_M = found_M.double(), (landed.failures_M > 0).double()
-    seen = (moved_M, landed.angle_M.abs() * moved_M, landed.evaluations_M.double(), torch.zeros_like(moved_M))
+    accepted_M, level_M = landed.found_M, ellipse.factor * landed.log_likelihood_M
+    new_values = (landed.log_density_M, landed.log_likelihood_M, level_M)
+    moved = {
+        name: torch.where(accepted_M, t, getattr(state, name)) for name, t in zip(_PLACE[1:], new_values, strict=True)
+    }
+    new = replace(state, weights_MD=landed.weights_MD, **moved, step=state.step + 1)
+    moved_M, outside_M = accepted_M.double(), (landed.failures_M > 0).double()
+    statistics = (moved_M, landed.angle_M.abs() * moved_M, landed.evaluations_M.double(), torch.zeros_like(moved_M))
     faults = Faults.none(state.weights_MD)
-    return new, Info(new.log_density_M, new.log_likelihood_M, None, *seen, outside_M, faults)
+    return new, Info(new.log_density_M, new.log_likelihood_M, None, *statistics, outside_M, faults)
 
 
 def _in_turn(
     density: Density, state: State, ellipse: _Ellipse, second_MD: Tensor, height_M: Tensor, interval: _Interval
 ) -> tuple[State, Info]:
-    """Return every chain one step on, an evaluation of all those that still search after the other."""
+    """Return every chain one step on, by one evaluation after the other of all chains that still search."""
     new, faults = _copied(state), Faults.none(state.weights_MD)
     evaluations_M, outside_M = torch.zeros(2, len(state.seeds), dtype=torch.float64)
     searching_R = torch.arange(len(state.seeds))
     for share_M in _shares(state).unbind(1):
-        on = searching_R.to(state.weights_MD.device)
-        here_RD = state.weights_MD[on]
-        there_RD = ellipse.at(here_RD, second_MD[on], interval.angle_M[searching_R])
+        rows_R = searching_R.to(state.weights_MD.device)
+        here_RD = state.weights_MD[rows_R]
+        there_RD = ellipse.at(here_RD, second_MD[rows_R], interval.angle_M[searching_R])
         value, raised = evaluated(density, there_RD, known_MD=here_RD, gradient=False)
         level_R = ellipse.level(there_RD, value.log_density, value.log_likelihood)
-        finite_R = torch.isfinite(level_R)  # an infinite density would hold a chain for ever
-        above_R = finite_R & (level_R > height_M[on])
-        found_R, inside_R = torch.stack((above_R, finite_R)).cpu()  # the only wait of an evaluation
-        if found_R.any():
-            _move(new, on, above_R, (there_RD, value.log_density, value.log_likelihood, level_R))
+        finite_R = torch.isfinite(level_R)  # because an infinite density would hold a chain for ever
+        above_R = finite_R & (level_R > height_M[rows_R])
+        accepted_R, inside_R = torch.stack((above_R, finite_R)).cpu()  # the only wait for the device in an evaluation
+        if accepted_R.any():
+            _move(new, rows_R, above_R, (there_RD, value.log_density, value.log_likelihood, level_R))
         evaluations_M[searching_R] += 1
         outside_M[searching_R[~inside_R]] = 1.0
-        faults = _joined(faults, raised, on) if raised.first else faults
-        searching_R = searching_R[~found_R]
+        faults = _joined(faults, raised, rows_R) if raised.first else faults
+        searching_R = searching_R[~accepted_R]
         if not len(searching_R):
             break
         interval.shrink(searching_R, share_M)
     moved_M = torch.ones_like(evaluations_M).index_fill_(0, searching_R, 0.0)
-    seen = (moved_M, interval.angle_M.abs() * moved_M, evaluations_M, torch.zeros_like(moved_M), outside_M)
-    return new, Info(new.log_density_M, new.log_likelihood_M, None, *seen, faults)
+    statistics = (moved_M, interval.angle_M.abs() * moved_M, evaluations_M, torch.zeros_like(moved_M), outside_M)
+    return new, Info(new.log_density_M, new.log_likelihood_M, None, *statistics, faults)
 
 
 def _copied(state: State) -> State:
@@ -277,14 +249,14 @@ def _copied(state: State) -> State:
 
 
 def _move(new: State, on: Tensor, above_R: Tensor, found: Sequence[Tensor]) -> None:
-    """Put those of some chains that have found a point above their height there, in place."""
-    for held, there in zip((getattr(new, name) for name in _PLACE), found, strict=True):
-        above = above_R.view(-1, *[1] * (held.ndim - 1))
-        held.index_copy_(0, on, torch.where(above, there.to(held), held[on]))
+    """Move those of some chains whose new point is above their height there, in place."""
+    for values, new_values in zip((getattr(new, name) for name in _PLACE), found, strict=True):
+        above = above_R.view(-1, *[1] * (values.ndim - 1))
+        values.index_copy_(0, on, torch.where(above, new_values.to(values), values[on]))
 
 
 def _joined(faults: Faults, raised: Faults, rows: Tensor) -> Faults:
-    """Return the faults of a step after those of some chains' points."""
+    """Return the faults of a step, with those of some chains added."""
     return Faults(
         faults.raised_M.index_put((rows,), faults.raised_M[rows] | raised.raised_M), faults.first or raised.first
     )

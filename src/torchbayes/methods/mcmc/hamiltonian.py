@@ -1,4 +1,4 @@
-"""What HMC and NUTS share: momenta, energies, first step sizes, and what burn-in teaches."""
+"""What HMC and NUTS share: momenta, energies, first step sizes, and adaptation in burn-in."""
 
 from __future__ import annotations
 
@@ -21,29 +21,16 @@ from torchbayes.randomness.seeds import Purpose
 
 @dataclass(frozen=True)
 class State:
-    """Where the chains are, and what they have learned.
-
-    Attributes:
-        weights_MD: weights.
-        gradient_MD: gradient of the log density there.
-        log_density_M: log density there, float64.
-        log_likelihood_M: log likelihood there, float64.
-        step_size: step sizes.
-        spread: variances of the present window of burn-in, or covariances.
-        inverse_mass_MD: M⁻¹: its diagonal, or the Cholesky factors (M, D, D) of a dense one: see `velocity`.
-        length: τ before it is jittered; 0 where trajectories find their own.
-        seeds: one seed per chain.
-        step: iterations taken.
-    """
+    """Where the chains are, and what they have learned; densities are float64."""
 
     weights_MD: Tensor
     gradient_MD: Tensor
     log_density_M: Tensor
     log_likelihood_M: Tensor
     step_size: StepSize
-    spread: RunningVariance | RunningCovariance
-    inverse_mass_MD: Tensor
-    length: float
+    spread: RunningVariance | RunningCovariance  # of the weights in the present window of burn-in
+    inverse_mass_MD: Tensor  # M⁻¹: its diagonal, or Cholesky factors (M, D, D), see `velocity`
+    length: float  # τ without jitter; 0 where trajectories find their own
     seeds: tuple[int, ...]
     step: int
 
@@ -53,19 +40,8 @@ def start(
 ) -> State:
     """Return the state before the first iteration; a step size that is not given is found by halving and doubling.
 
-    Args:
-        method: the settings.
-        density: the target.
-        weights_MD: where the chains start.
-        seeds: one seed per chain.
-        length: τ; 0 where trajectories determine their own.
-
-    Returns:
-        The state.
-
-    Raises:
-        ValueError: if the density is not finite at the start, or `mass="prior"` and the prior's spread is not known, or
-            `mass="layer"` and there are no layers, or `mass="dense"` and there are more than 2,000 weights.
+    `length` is τ, or 0 where trajectories determine their own. Raises ValueError if the density is not finite at the
+    start, and where `mass.first_mass` does.
     """
     inverse_mass_MD = first_mass(method, density, weights_MD)
     weights_MD = weights_MD.detach().clone()
@@ -81,7 +57,7 @@ def start(
 
 
 def standard(state: State) -> Tensor:
-    """Return the numbers z ~ N(0, I) of which an iteration's momenta are made, (M, D)."""
+    """Return the numbers z ~ N(0, I), (M, D), from which an iteration's momenta are made."""
     return normals(state.seeds, Purpose.MOMENTUM, state.step, like=state.weights_MD)
 
 
@@ -91,7 +67,7 @@ def momenta(state: State, inverse_mass_MD: Tensor | None) -> Tensor:
 
 
 def coloured(standard_MD: Tensor, inverse_mass_MD: Tensor | None) -> Tensor:
-    """Return momenta that are N(0, M) from numbers that are N(0, I): M^½ z, and R⁻ᵀ z where M⁻¹ = R Rᵀ is dense."""
+    """Return momenta N(0, M) from numbers that are N(0, I): M^½ z, and R⁻ᵀ z where M⁻¹ = R Rᵀ is dense."""
     if inverse_mass_MD is None:
         return standard_MD
     if inverse_mass_MD.ndim < 3:
@@ -101,17 +77,11 @@ def coloured(standard_MD: Tensor, inverse_mass_MD: Tensor | None) -> Tensor:
 
 
 def filled(length_M: Tensor, largest_M: Tensor, bound: int) -> tuple[Tensor, Tensor]:
-    """Return the size and the least number of steps that cover trajectories.
+    """Return the size, float64 (M,), and the least number, int64 (M,), of steps that cover trajectories of length τ.
 
         L = ⌈τ/ε⌉ steps of size τ/L, or at most `bound` steps of size ε
 
-    Args:
-        length_M: τ.
-        largest_M: ε, the largest step.
-        bound: most steps; trajectories that need more are cut short.
-
-    Returns:
-        Sizes, float64, and numbers, int64, at least 1, (M,).
+    ε is `largest_M`. Trajectories that need more than `bound` steps are cut short.
     """
     steps_M = (length_M / largest_M - 1e-9).ceil().clamp(1, bound)
     return torch.minimum(length_M / steps_M, largest_M), steps_M.long()
@@ -120,14 +90,14 @@ def filled(length_M: Tensor, largest_M: Tensor, bound: int) -> tuple[Tensor, Ten
 def learned(method: Adapting, density: Density, state: State, *, acceptance_M: Tensor) -> State:
     """Return the state after adaptation in burn-in: see `mass.learned`.
 
-    Steps longer than a trajectory of given length act like one of its length; the bound on them is twice it so that the
-    average can reach it.
+    Steps longer than a trajectory of given length act like one of its length. The bound on them is twice the length,
+    so that the average can reach it.
     """
 
     def searched(state: State) -> Tensor:
         value = Value(state.log_density_M, state.gradient_MD, state.log_likelihood_M)
-        where = {"inverse_mass_MD": state.inverse_mass_MD, "seeds": state.seeds, "step": state.step}
-        return first_step_size(density, state.weights_MD, value, **where).clamp(max=state.length or math.inf)
+        options = {"inverse_mass_MD": state.inverse_mass_MD, "seeds": state.seeds, "step": state.step}
+        return first_step_size(density, state.weights_MD, value, **options).clamp(max=state.length or math.inf)
 
     longest = 2 * state.length or math.inf
     return mass.learned(method, density, state, acceptance_M=acceptance_M, first=searched, longest=longest)
@@ -151,18 +121,9 @@ def first_step_size(
     seeds: Sequence[int],
     step: int = 0,
 ) -> Tensor:
-    """Return step sizes at which one leapfrog step is accepted about half the time (Hoffman and Gelman 2014, alg. 4).
+    """Return step sizes, float64 (M,), at which one leapfrog step is accepted about half the time.
 
-    Args:
-        density: the target.
-        weights_MD: where the chains are.
-        value: the density there.
-        inverse_mass_MD: M⁻¹, as of `velocity`.
-        seeds: seeds of the chains.
-        step: iterations taken.
-
-    Returns:
-        Float64 tensor (M,).
+    By algorithm 4 of Hoffman and Gelman (2014), from the density `value` at the weights.
     """
     momentum_MD = coloured(normals(seeds, Purpose.FIRST_STEP, step, like=weights_MD), inverse_mass_MD)
     before_M = value.log_density - kinetic(momentum_MD, inverse_mass_MD)
@@ -181,9 +142,9 @@ def first_step_size(
         )
         ratio_M = end.value.log_density - kinetic(end.momentum_MD, inverse_mass_MD) - before_M
         easy_M = (ratio_M > math.log(0.5)).cpu()  # NaN counts as rejected
-        wanted_M = torch.where(easy_M, 1.0, -1.0).double()
-        direction_M = torch.where(direction_M == 0, wanted_M, direction_M)
-        searching_M &= wanted_M == direction_M
+        sign_M = torch.where(easy_M, 1.0, -1.0).double()
+        direction_M = torch.where(direction_M == 0, sign_M, direction_M)
+        searching_M &= sign_M == direction_M
         if not searching_M.any():
             break
         step_size_M = torch.where(searching_M, step_size_M * 2.0**direction_M, step_size_M)

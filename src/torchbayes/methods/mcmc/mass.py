@@ -1,9 +1,9 @@
-"""Masses: what they are at first, what they make of noise and gradients, and what burn-in teaches of them.
+"""Masses: how they begin, transform noise and gradients, and are learned in burn-in.
 
-HMC and NUTS draw momenta with covariance M; MALA and the random walk propose steps with covariance ε² M⁻¹. For a normal
-target of covariance M⁻¹ either is the method on N(0, I). Masses are learned in burn-in alone: a proposal that kept
-changing with the past of its chain would need conditions of its own to leave the target as it is (Haario, Saksman and
-Tamminen 2001).
+HMC and NUTS draw momenta with covariance M; MALA and the random walk propose steps with covariance ε² M⁻¹. For a
+normal target of covariance M⁻¹ either is the method on N(0, I). Masses are learned only in burn-in: a proposal that
+kept changing with the past of its chain would need further conditions to leave the target as it is (Haario, Saksman
+and Tamminen 2001).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torchbayes.methods.mcmc.adaptation import (
 from torchbayes.methods.sampler import choose
 
 Mass = Literal["unit", "prior", "diagonal", "layer", "dense"]
-LARGEST_DENSE: Final = 2000  # weights whose dense mass is estimated
+LARGEST_DENSE: Final = 2000  # most weights for which a dense mass is estimated
 
 
 class Adapting(Protocol):
@@ -57,7 +57,7 @@ class Adapting(Protocol):
 
 
 class Learning:
-    """What samplers share whose mass may be learned in burn-in; a base beside `Sampler`."""
+    """Base, beside `Sampler`, of samplers whose mass may be learned in burn-in."""
 
     steps: int
     burn_in: int
@@ -70,29 +70,20 @@ class Learning:
             raise ValueError("a step size or mass is adapted during burn-in, and `burn_in` is 0. Give a `step_size`.")
 
     def ending(self, posterior: Any, state: Any) -> Sampled:
-        """Return how chains are judged: burn-in may have been too short for a mass, where draws suffice to see it."""
+        """Return how chains are judged, with a problem if burn-in was too short for a mass and draws show it."""
         short = self.mass in LEARNED and self.burn_in < LEAST_BURN_IN and self.steps - self.burn_in >= MANY
-        said = (
+        problem = (
             f"a burn-in of {self.burn_in} steps is too short to learn the mass, which stayed 1 (set `burn_in` to "
             f"{LEAST_BURN_IN} or more, better 200, or mass='unit')"
         )
-        return Sampled(burn_in=self.burn_in, said=(said,) if short else ())
+        return Sampled(burn_in=self.burn_in, said=(problem,) if short else ())
 
 
 def first_mass(method: Adapting, density: Density, weights_MD: Tensor) -> Tensor:
-    """Return M⁻¹ before anything is learned.
+    """Return M⁻¹ before anything is learned: its diagonal (M, D), or Cholesky factors (M, D, D), see `velocity`.
 
-    Args:
-        method: the settings.
-        density: the target.
-        weights_MD: where the chains start.
-
-    Returns:
-        Its diagonal (M, D), or the Cholesky factors (M, D, D) of a dense one: see `velocity`.
-
-    Raises:
-        ValueError: if `mass="prior"` and the prior's spread is not known, or `mass="layer"` and there are no layers, or
-            `mass="dense"` and there are more than 2,000 weights.
+    Raises ValueError if mass="prior" and the prior's spread is not known, or mass="layer" and there are no layers, or
+    mass="dense" and there are more than 2,000 weights.
     """
     if method.mass == "layer" and not hasattr(density, "model"):
         raise ValueError("`mass='layer'` needs a network, whose tensors are the layers. Choose mass='diagonal'.")
@@ -106,16 +97,12 @@ def first_mass(method: Adapting, density: Density, weights_MD: Tensor) -> Tensor
 
 
 def first_spread(method: Adapting, weights_MD: Tensor) -> RunningVariance | RunningCovariance:
-    """Return what a mass is estimated from, before any weights are seen."""
+    """Return the estimate of variances or covariances before any weights are seen."""
     return (RunningCovariance if method.mass == "dense" else RunningVariance).empty(weights_MD)
 
 
 def _check_size(weights_MD: Tensor) -> None:
-    """Check that a dense mass of the chains is not too large.
-
-    Raises:
-        ValueError: if it is.
-    """
+    """Raise ValueError if a dense mass of the chains is too large."""
     chains, size = weights_MD.shape
     if size > LARGEST_DENSE:
         memory = 2 * chains * size**2 * weights_MD.element_size() / 1e9
@@ -126,18 +113,9 @@ def _check_size(weights_MD: Tensor) -> None:
 
 
 def known_prior(density: Density, what: str, *, advice: str) -> Tensor:
-    """Return the prior standard deviation of every weight.
+    """Return the prior standard deviation of every weight, float64 (D,); ValueError if it is infinite or not known.
 
-    Args:
-        density: the target.
-        what: what it is needed for, in words.
-        advice: what to do where there is none.
-
-    Returns:
-        Float64 tensor (D,).
-
-    Raises:
-        ValueError: if the target has no prior, or one of infinite or unknown spread.
+    `what` is what it is needed for, and `advice` what to do where there is none, both for the message.
     """
     stds_D = density.prior_stds() if hasattr(density, "prior_stds") else torch.tensor(math.inf)  # type: ignore[attr-defined]
     if not torch.isfinite(stds_D).all():
@@ -159,17 +137,9 @@ def learned(
 ) -> Any:
     """Return the state after adaptation in burn-in: a new step size, and at the end of a window a new mass.
 
-    Args:
-        method: the settings.
-        density: the target; its layout says what a layer is.
-        state: the state after the step, with weights, step size, spread, inverse mass and number of the step.
-        acceptance_M: the step's probability of acceptance.
-        first: state -> step sizes (M,) to begin with after a change of mass, which puts them in other units.
-        longest: bound on the step size.
-        least: weights that a window must hold for a dense mass; a shorter one gives a diagonal mass.
-
-    Returns:
-        The state; the same after burn-in.
+    `first` gives step sizes (M,) to begin with after a change of mass, which changes their units, and `longest` bounds
+    them. A window of fewer than `least` weights gives a diagonal mass instead of a dense one. After burn-in the state
+    is unchanged.
     """
     if state.step > method.burn_in:
         return state
@@ -188,10 +158,10 @@ def learned(
 
 
 def _renewed(method: Adapting, density: Density, state: Any, least: int) -> Any:
-    """Return the state with the mass of the window that ends here, and the next window begun."""
+    """Return the state with the mass of the window that ends here, and a new window."""
     layers: Any = density.model.layout.slices.values() if method.mass == "layer" else ()  # type: ignore[attr-defined]
-    found_MD = state.spread.inverse_mass(tuple(layers), least=least)
-    scales_MD = found_MD if found_MD.ndim == 2 else found_MD.diagonal(dim1=-2, dim2=-1)
+    estimate_MD = state.spread.inverse_mass(tuple(layers), least=least)
+    scales_MD = estimate_MD if estimate_MD.ndim == 2 else estimate_MD.diagonal(dim1=-2, dim2=-1)
     # a chain that has not moved keeps its mass
-    mass_MD = choose((scales_MD > 0).all(-1), found_MD, state.inverse_mass_MD)
+    mass_MD = choose((scales_MD > 0).all(-1), estimate_MD, state.inverse_mass_MD)
     return replace(state, spread=state.spread.empty(state.weights_MD), inverse_mass_MD=mass_MD)

@@ -1,16 +1,18 @@
-r"""Metropolis-Hastings on all the data: a random walk, and the Langevin proposal (MALA).
+"""Metropolis-Hastings on all the data: a random walk, and the Langevin proposal (MALA).
 
-Random walk (Metropolis et al. 1953):     w' = w + ε R z,                            z ~ N(0, I)
-MALA (Roberts and Tweedie 1996):          w' = w + (ε²/2) C ∇log p(w) + ε R z,       C = R Rᵀ
+Random walk (Metropolis et al. 1953) and MALA (Roberts and Tweedie 1996), with z ~ N(0, I) and C = R Rᵀ:
 
-Accepted with probability min(1, p(w') q(w | w') / (p(w) q(w' | w))). The random walk is symmetric; for MALA q is the
-normal density around w + (ε²/2) C ∇log p(w) with covariance ε² C. MALA is one leapfrog step of HMC with step size ε and
-mass C⁻¹, and SGLD with a Metropolis correction. The scale ε is given, or adapted to a target acceptance during burn-in
-for each chain: 0.234 and 0.574 are optimal in high dimension (Roberts and Rosenthal 2001).
+    random walk    w' = w + ε R z
+    MALA           w' = w + (ε²/2) C ∇log p(w) + ε R z
 
-C is the identity, or how the weights are known or seen to spread. With the covariance of a normal target either method
-is the one on N(0, I), whatever the scales and correlations (Haario, Saksman and Tamminen 2001). It is learned as the
-mass of HMC is, in windows of burn-in, and fixed from then on, so that the draws have the law of the target.
+A proposal is accepted with probability min(1, p(w') q(w | w') / (p(w) q(w' | w))). The random walk is symmetric; for
+MALA q is the normal density around w + (ε²/2) C ∇log p(w) with covariance ε² C. MALA is one leapfrog step of HMC with
+step size ε and mass C⁻¹, and SGLD with a Metropolis correction. The scale ε is given, or adapted to a target
+acceptance during burn-in for each chain: 0.234 and 0.574 are optimal in high dimension (Roberts and Rosenthal 2001).
+
+C is the identity, or a known or learned spread of the weights. With the covariance of a normal target either method is
+the one on N(0, I), whatever the scales and correlations (Haario, Saksman and Tamminen 2001). It is learned like the
+mass of HMC, in windows of burn-in, and fixed from then on, so that the draws have the law of the target.
 """
 
 from __future__ import annotations
@@ -31,37 +33,25 @@ from torchbayes.methods.sampler import Info, Sampler, begin, diverged, metropoli
 from torchbayes.randomness.seeds import Purpose
 
 # Weights per dimension that a window must hold for a dense mass. A short stretch of a slow chain lies in few
-# directions, and proposals along these would not show the others. On a normal target of ten standard deviations from 1
-# to 100, after 3,000 steps of burn-in, a draw of MALA was worth 0.25 independent ones, against 0.04 without this bound.
+# directions, and proposals along these would not explore the others. On a normal target of ten standard deviations
+# from 1 to 100, after 3,000 steps of burn-in, a draw of MALA was worth 0.25 independent ones; without this bound 0.04.
 _OBSERVED = 10
 
 
 @dataclass(frozen=True)
 class State:
-    """Where the chains are, and what they have learned.
-
-    Attributes:
-        weights_MD: weights.
-        gradient_MD: gradient of the log density there; without columns, (M, 0), for a random walk, which needs none.
-        log_density_M: log density there, float64.
-        log_likelihood_M: log likelihood there, float64.
-        step_size: step sizes.
-        spread: variances of the present window of burn-in, or covariances; without columns where they are not wanted.
-        inverse_mass_MD: C: its diagonal, or the Cholesky factors R (M, D, D) of a dense one; without columns where it
-            is the identity.
-        seeds: one seed per chain.
-        step: proposals made.
-    """
+    """Where the chains are, and what they have learned; densities are float64."""
 
     weights_MD: Tensor
-    gradient_MD: Tensor
+    gradient_MD: Tensor  # of the log density; (M, 0) for a random walk, which needs none
     log_density_M: Tensor
     log_likelihood_M: Tensor
     step_size: StepSize
+    # of the weights in the present window of burn-in; no columns if not wanted
     spread: RunningVariance | RunningCovariance
-    inverse_mass_MD: Tensor
+    inverse_mass_MD: Tensor  # C: its diagonal, or R (M, D, D) of a dense one; no columns if C = I
     seeds: tuple[int, ...]
-    step: int
+    step: int  # proposals made
 
 
 @dataclass(frozen=True)
@@ -70,10 +60,10 @@ class RandomWalk(Learning, Sampler):
 
     Attributes:
         step_size: ε, in units of the weights (of √mass times weights where the mass is not unit); None adapts it
-            during burn-in, from 2.38/√D, and anew from there with each new mass.
+            during burn-in, from 2.38/√D, and again from there with each new mass.
         mass: C⁻¹, as of HMC: unit; "prior": 1/σ² of each weight; "diagonal": the inverse variance of each weight in
-            burn-in; "layer": one for each tensor; "dense": the inverse covariance of all weights in burn-in, of which
-            there may be 2,000. In `sample`, unit is "diagonal" where there is no prior, and ε is not given.
+            burn-in; "layer": one for each tensor; "dense": the inverse covariance in burn-in, for up to 2,000 weights.
+            In `sample`, unit is "diagonal" where there is no prior and ε is not given.
         target_acceptance: acceptance rate that ε is adapted to.
     """
 
@@ -83,18 +73,16 @@ class RandomWalk(Learning, Sampler):
 
     @property
     def without_prior(self) -> RandomWalk | None:
-        """With an adapted mass; None where these settings adapt nothing, or the mass already."""
+        """The method with an adapted mass; None if these settings adapt nothing, or adapt the mass already."""
         return replace(self, mass="diagonal") if _may_learn(self) else None
 
     def begin(
         self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first proposal: see `Sampler.begin`."""
         state = _start(self, density, weights_MD, seeds)
         return replace(state, gradient_MD=state.weights_MD[:, :0].clone())
 
     def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
-        """Return every chain one proposal on, and what was seen: see `Sampler.move`."""
         noise_MD = normals(state.seeds, Purpose.RANDOM_WALK, state.step, like=state.weights_MD)
         step_M1, mass_MD = _column(state.step_size.step_size_M, noise_MD), _inverse_mass(self, state)
         proposal_MD = state.weights_MD + step_M1 * displaced(noise_MD, mass_MD)
@@ -110,10 +98,10 @@ class MALA(Learning, Sampler):
 
     Attributes:
         step_size: ε, in units of the weights (of √mass times weights where the mass is not unit); None adapts it
-            during burn-in, from 1.65/D^(1/6), and anew from there with each new mass.
+            during burn-in, from 1.65/D^(1/6), and again from there with each new mass.
         mass: C⁻¹, as of HMC: unit; "prior": 1/σ² of each weight; "diagonal": the inverse variance of each weight in
-            burn-in; "layer": one for each tensor; "dense": the inverse covariance of all weights in burn-in, of which
-            there may be 2,000. In `sample`, unit is "diagonal" where there is no prior, and ε is not given.
+            burn-in; "layer": one for each tensor; "dense": the inverse covariance in burn-in, for up to 2,000 weights.
+            In `sample`, unit is "diagonal" where there is no prior and ε is not given.
         target_acceptance: acceptance rate that ε is adapted to.
     """
 
@@ -123,23 +111,21 @@ class MALA(Learning, Sampler):
 
     @property
     def without_prior(self) -> MALA | None:
-        """With an adapted mass; None where these settings adapt nothing, or the mass already."""
+        """The method with an adapted mass; None if these settings adapt nothing, or adapt the mass already."""
         return replace(self, mass="diagonal") if _may_learn(self) else None
 
     def begin(
         self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first proposal: see `Sampler.begin`."""
         return _start(self, density, weights_MD, seeds)
 
     def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
-        """Return every chain one proposal on, and what was seen: see `Sampler.move`."""
         noise_MD = normals(state.seeds, Purpose.LANGEVIN, state.step, like=state.weights_MD)
         step_M1, mass_MD = _column(state.step_size.step_size_M, noise_MD), _inverse_mass(self, state)
         slope_MD = whitened(state.gradient_MD, mass_MD)  # Rᵀ g, the gradient in coordinates in which C is I
         proposal_MD = state.weights_MD + step_M1 * displaced(noise_MD + step_M1 / 2 * slope_MD, mass_MD)
         value, faults = evaluated(density, proposal_MD, known_MD=state.weights_MD)
-        # R⁻¹ (w' + (ε²/2) C g' − w) / ε, minus the noise of the reverse move: no difference of weights
+        # minus the noise of the reverse move, R⁻¹ (w' + (ε²/2) C g' − w) / ε, computed without a difference of weights
         back_MD = noise_MD + step_M1 / 2 * (slope_MD + whitened(value.gradient, mass_MD))
         log_forward_M, log_back_M = (-0.5 * n.double().square().sum(-1) for n in (noise_MD, back_MD))
         log_ratio_M = (value.log_density - state.log_density_M) + (log_back_M - log_forward_M)
@@ -148,7 +134,7 @@ class MALA(Learning, Sampler):
 
 
 def _may_learn(method: RandomWalk | MALA) -> bool:
-    """Return whether a mass can be learned instead of a unit one, without a change of what a setting means."""
+    """Return whether a mass can replace the unit one without a change in the meaning of a setting."""
     return method.mass == "unit" and method.step_size is None and method.burn_in >= LEAST_BURN_IN
 
 
@@ -157,23 +143,19 @@ def _column(step_size_M: Tensor, like_MD: Tensor) -> Tensor:
 
 
 def _inverse_mass(method: RandomWalk | MALA, state: State) -> Tensor | None:
-    """Return C, None where it is the identity."""
+    """Return C; None if it is the identity."""
     return None if method.mass == "unit" else state.inverse_mass_MD
 
 
 def _first(method: RandomWalk | MALA, weights_MD: Tensor) -> Tensor:
-    """Return the first step sizes (M,), those that suit N(0, I) in as many dimensions (Roberts and Rosenthal 2001)."""
+    """Return the first step sizes (M,), which suit N(0, I) in as many dimensions (Roberts and Rosenthal 2001)."""
     chains, size = weights_MD.shape
     suits = 1.65 / size ** (1 / 6) if isinstance(method, MALA) else 2.38 / size**0.5
     return torch.full((chains,), method.step_size or suits, dtype=torch.float64)
 
 
 def _start(method: RandomWalk | MALA, density: Density, weights_MD: Tensor, seeds: Sequence[int]) -> State:
-    """Return the state before the first proposal.
-
-    Raises:
-        ValueError: as of `Sampler.init`.
-    """
+    """Return the state before the first proposal, with the errors of `Sampler.begin`."""
     nothing_MD = weights_MD.detach()[:, :0]
     mass_MD = nothing_MD.clone() if method.mass == "unit" else first_mass(method, density, weights_MD)
     weights_MD = weights_MD.detach().clone()

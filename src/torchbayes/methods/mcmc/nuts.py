@@ -1,11 +1,11 @@
-r"""The No-U-Turn sampler (Hoffman and Gelman 2014), multinomial, with the generalised criterion (Betancourt 2017).
+"""The No-U-Turn sampler (Hoffman and Gelman 2014), multinomial, with the generalised criterion (Betancourt 2017).
 
-A trajectory is doubled, forwards or backwards in time at random, until it turns back on itself or diverges; the next
-weights are drawn from its points with probabilities ∝ exp(−H), a doubling at a time and in favour of the newer half.
+A trajectory is doubled, forwards or backwards in time at random, until it turns back on itself or diverges. The next
+weights are drawn from its points with probabilities ∝ exp(−H), one doubling at a time and in favour of the newer half.
 Doubling j adds a subtree of 2^j leapfrog steps. With v₋, v₊ the momenta of its ends and ρ the sum of all its momenta
 less (v₋ + v₊)/2, a subtree turns when v₋ᵀM⁻¹ρ ≤ 0 or v₊ᵀM⁻¹ρ ≤ 0: by the trapezoid rule M⁻¹ρ is the displacement from
 one end to the other. Where two halves are joined, each of them extended by the next step of the other is checked too,
-as in Stan. Otherwise a doubling on a normal target could go from less than half a period to more than a whole one,
+as in Stan. Otherwise a doubling on a normal target could go from less than half a period to more than a whole one
 without ever turning.
 """
 
@@ -32,15 +32,10 @@ from torchbayes.randomness.seeds import Purpose, streams
 
 @dataclass(frozen=True)
 class TreeInfo:
-    """What an iteration reports, per chain.
+    """The report of an iteration, per chain."""
 
-    Attributes:
-        step: what every sampler on all the data reports.
-        saturated_M: 1.0 where the trajectory reached `max_doublings` doublings without turning.
-    """
-
-    step: Info
-    saturated_M: Tensor
+    step: Info  # the report of every sampler on all the data
+    saturated_M: Tensor  # 1.0 where the trajectory reached `max_doublings` doublings without turning
 
     def means(self) -> dict[str, Tensor]:
         """Return what is averaged over an epoch, by name, each (M,)."""
@@ -58,11 +53,10 @@ class NUTS(Learning, Sampler):
     Attributes:
         step_size: ε; None adapts it to `target_acceptance` during burn-in, for each chain separately.
         mass: unit; "prior": 1/σ² of each weight; "diagonal": the inverse variance of each weight in burn-in; "layer":
-            one for each tensor; "dense": the inverse covariance of all weights in burn-in, for correlated weights, of
-            which there may be 2,000.
+            one for each tensor; "dense": the inverse covariance in burn-in, for up to 2,000 correlated weights.
         target_acceptance: δ of the adaptation.
-        max_doublings: bound on the doublings of a trajectory, which has at most 2^max_doublings − 1 leapfrog steps. The
-            log reports under `saturated` how often trajectories were cut short by it, which makes a chain slow, not
+        max_doublings: bound on the doublings of a trajectory, which has at most 2^max_doublings − 1 leapfrog steps.
+            The log reports under `saturated` how often it cut trajectories short, which makes a chain slow but not
             wrong.
     """
 
@@ -74,14 +68,9 @@ class NUTS(Learning, Sampler):
     def begin(
         self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first iteration: see `Sampler.begin`.
-
-        A first step size that is not given is found by halving and doubling.
-        """
         return start(self, density, weights_MD, seeds=seeds)
 
     def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, TreeInfo]:
-        """Return every chain one iteration on, and what was seen: see `Sampler.move`."""
         standard_MD, streams_M = standard(state), streams(Purpose.TREE, state.seeds, state.step)
         with_numbers = self, density, state, standard_MD, streams_M
         grown, energy_M, faults = _at_once(*with_numbers) or _by_doublings(*with_numbers)
@@ -106,14 +95,10 @@ class NUTS(Learning, Sampler):
 def _at_once(
     method: NUTS, density: Density, state: State, standard_MD: Tensor, streams_M: np.ndarray
 ) -> tuple[Grown, Tensor, Faults] | None:
-    """Return where chains come to, by a call of the kernel, and energies at the start; None if there is none.
+    """Return the result of an iteration by a call of the kernel, energies at the start, and faults; None if it cannot.
 
-    Args:
-        method: the settings.
-        density: the target.
-        state: where the chains are.
-        standard_MD: numbers z ~ N(0, I) of which momenta are made.
-        streams_M: hashes that the uniform numbers of each chain follow from.
+    `standard_MD` are the numbers z ~ N(0, I) from which momenta are made, and `streams_M` the hashes that determine
+    the uniform numbers of each chain.
     """
     if not isinstance(density, LogDensity):
         return None
@@ -136,7 +121,7 @@ def _at_once(
 def _by_doublings(
     method: NUTS, density: Density, state: State, standard_MD: Tensor, streams_M: np.ndarray
 ) -> tuple[Grown, Tensor, Faults]:
-    """Return the same, a leapfrog step of all chains after the other."""
+    """Return the same, by one leapfrog step after the other of all chains."""
     momentum_MD = coloured(standard_MD, state.inverse_mass_MD)
     energy_M = kinetic(momentum_MD, state.inverse_mass_MD) - state.log_density_M
     trees = Trees(state, momentum_MD, energy_M, streams_M=streams_M)
@@ -145,5 +130,5 @@ def _by_doublings(
             break
         trees.double(density, doubling)
     saturated_M = trees.stop()
-    seen = (trees.leapfrogs_M, trees.acceptance_M, trees.divergent_M, trees.outside_M, saturated_M)
-    return Grown(*trees.chosen, *seen), energy_M, trees.faults
+    statistics = (trees.leapfrogs_M, trees.acceptance_M, trees.divergent_M, trees.outside_M, saturated_M)
+    return Grown(*trees.chosen, *statistics), energy_M, trees.faults

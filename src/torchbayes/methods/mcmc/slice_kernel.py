@@ -15,48 +15,29 @@ from torchbayes.native.dense import call
 class Ellipses(NamedTuple):
     """A step of elliptical slice sampling on all the data.
 
-    Member m goes to l + (w − l) cos φ + ν sin φ, at the first angle φ where factor · log p(D|w) is above its height. An
-    angle that is too low takes the place of the bound of its sign, and the next is drawn between both.
-
-    Attributes:
-        weights_MD: w; not changed.
-        second_MD: ν.
-        location_D: l.
-        height_M: heights, float64.
-        angles_M3: bounds, and the first angle, float64, on the CPU; not changed.
-        shares_MU: where in its interval each later angle is, float64, on the CPU; there are U evaluations at most.
-        factor: of the log likelihood.
+    Member m goes to l + (w − l) cos φ + ν sin φ, at the first angle φ where factor · log p(D|w) is above its height.
+    An angle that is too low replaces the bound of its sign, and the next is drawn between both.
     """
 
-    weights_MD: Tensor
-    second_MD: Tensor
-    location_D: Tensor
-    height_M: Tensor
-    angles_M3: Tensor
-    shares_MU: Tensor
-    factor: float
+    weights_MD: Tensor  # w; not changed
+    second_MD: Tensor  # ν
+    location_D: Tensor  # l
+    height_M: Tensor  # float64
+    angles_M3: Tensor  # bounds, and the first angle, float64, on the CPU; not changed
+    shares_MU: Tensor  # where in its interval each later angle is, float64, on the CPU; U is the most evaluations
+    factor: float  # of the log likelihood
 
 
 class Landed(NamedTuple):
-    """Where members are after such a step, in which those that found no point stay where they were.
-
-    Attributes:
-        weights_MD: weights.
-        log_density_M: log density there, float64; means nothing where no point was found.
-        log_likelihood_M: log likelihood there, likewise.
-        angle_M: φ, likewise.
-        evaluations_M: how often the likelihood was evaluated.
-        failures_M: how often it was not finite.
-        found_M: whether a point was found.
-    """
+    """Where members are after such a step; those that found no point stay where they were."""
 
     weights_MD: Tensor
-    log_density_M: Tensor
-    log_likelihood_M: Tensor
-    angle_M: Tensor
-    evaluations_M: Tensor
-    failures_M: Tensor
-    found_M: Tensor
+    log_density_M: Tensor  # there, float64; undefined where no point was found
+    log_likelihood_M: Tensor  # likewise
+    angle_M: Tensor  # φ, likewise
+    evaluations_M: Tensor  # how often the likelihood was evaluated
+    failures_M: Tensor  # how often it was not finite
+    found_M: Tensor  # whether a point was found
 
 
 class _Ellipses(ctypes.Structure):
@@ -79,24 +60,23 @@ class _Ellipses(ctypes.Structure):
 def slice_along(density: LogDensity, ellipses: Ellipses) -> Landed | None:
     """Return where a step leads; None where the kernel does not have the likelihood of all the data.
 
-    Args:
-        density: the density.
-        ellipses: the step.
-
-    Raises:
-        ValueError: if a class label is not one of the network's outputs.
+    Raises ValueError if a class label is not one of the network's outputs.
     """
-    if (on := density.kernel()) is None:
+    if (target := density.kernel()) is None:
         return None
-    kernel, weights_MD, angles_M3 = on.model.kernel, ellipses.weights_MD.detach().clone(), ellipses.angles_M3.clone()
-    on.model.check(weights_MD, *on.rows, shared=True)
+    kernel, weights_MD, angles_M3 = (
+        target.model.kernel,
+        ellipses.weights_MD.detach().clone(),
+        ellipses.angles_M3.clone(),
+    )
+    target.model.check(weights_MD, *target.rows, shared=True)
     log_likelihood_M, log_prior_M = torch.zeros(2, len(weights_MD), dtype=torch.float64).unbind()
     evaluations_M, failures_M = torch.zeros(2, len(weights_MD), dtype=torch.int64).unbind()
-    found_M = torch.zeros(len(weights_MD), dtype=torch.bool)
+    accepted_M = torch.zeros(len(weights_MD), dtype=torch.bool)
     doubles = (ellipses.location_D, ellipses.height_M, ellipses.shares_MU)
-    given = [ellipses.second_MD.contiguous(), *(t.double().contiguous() for t in doubles)]
-    pointers = [t.data_ptr() for t in (*given, angles_M3, evaluations_M, failures_M, found_M)]
-    about = _Ellipses(*pointers[:4], ellipses.shares_MU.shape[1], ellipses.factor, *pointers[4:])
+    inputs = [ellipses.second_MD.contiguous(), *(t.double().contiguous() for t in doubles)]
+    pointers = [t.data_ptr() for t in (*inputs, angles_M3, evaluations_M, failures_M, accepted_M)]
+    settings = _Ellipses(*pointers[:4], ellipses.shares_MU.shape[1], ellipses.factor, *pointers[4:])
     call(
         kernel,
         "slice",
@@ -104,14 +84,14 @@ def slice_along(density: LogDensity, ellipses: Ellipses) -> Landed | None:
         *kernel.target,
         ctypes.c_int64(len(weights_MD)),
         ctypes.c_void_p(weights_MD.data_ptr()),
-        ctypes.byref(about),
+        ctypes.byref(settings),
         ctypes.c_void_p(log_likelihood_M.data_ptr()),
         ctypes.c_void_p(log_prior_M.data_ptr()),
-        rows=(on.rows.inputs, on.rows.targets),
+        rows=(target.rows.inputs, target.rows.targets),
         groups=1,
-        chunk_size=on.chunk_size,
+        chunk_size=target.chunk_size,
     )
-    log_prior_M = log_prior_M + on.model.prior.add_rest_(None, weights_MD, 0.0)
-    log_density_M = on.scales.likelihood * log_likelihood_M + on.scales.prior * log_prior_M
-    seen = angles_M3[:, 2], evaluations_M, failures_M, found_M
-    return Landed(weights_MD, log_density_M, log_likelihood_M, *seen)
+    log_prior_M = log_prior_M + target.model.prior.add_rest_(None, weights_MD, 0.0)
+    log_density_M = target.scales.likelihood * log_likelihood_M + target.scales.prior * log_prior_M
+    statistics = angles_M3[:, 2], evaluations_M, failures_M, accepted_M
+    return Landed(weights_MD, log_density_M, log_likelihood_M, *statistics)

@@ -1,4 +1,4 @@
-"""The trees of NUTS: trajectories that double until they turn, of many chains at once.
+"""The trees of NUTS: trajectories that double until they turn, for many chains at once.
 
 Subtrees are built step by step, without recursion (Phan et al. 2019, Lao and Dillon 2020): momentum and ρ at the
 beginnings of smaller subtrees are kept on a stack, and a step whose number ends in k binary ones closes k subtrees.
@@ -43,11 +43,11 @@ class _Chosen(NamedTuple):
 
 
 class _Beginning(NamedTuple):
-    """Where a subtree of a subtree begins: the momentum there, one step before, and the sum of all before it."""
+    """The beginning of a nested subtree."""
 
-    first_LD: Tensor
-    previous_LD: Tensor
-    before_LD: Tensor
+    first_LD: Tensor  # momentum there
+    previous_LD: Tensor  # momentum one step before
+    before_LD: Tensor  # sum of all momenta before it
 
 
 class _Rows:
@@ -55,9 +55,9 @@ class _Rows:
 
     def keep(self, growing_L: Tensor) -> None:
         """Drop the chains that have stopped, so that no step has to select the others."""
-        kept = _indices(growing_L)
-        for name, part in vars(self).items():
-            setattr(self, name, _select(part, kept))
+        rows = _indices(growing_L)
+        for name, values in vars(self).items():
+            setattr(self, name, _select(values, rows))
 
 
 def _indices(mask_L: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def _select(part: Any, rows: Tensor) -> Any:
 class _Growing(_Rows):
     """The trajectories that still grow, and the points drawn from them so far."""
 
-    chain_L: Tensor  # which chains they are
+    chain_L: Tensor  # number of the chain
     inverse_mass_LD: Tensor
     energy_L: Tensor
     step_size_L: Tensor
@@ -91,7 +91,7 @@ class _Growing(_Rows):
 class _Subtree(_Rows):
     """Subtrees that grow at one end of their trajectories."""
 
-    place_L: Tensor  # of its trajectory among those that grow
+    place_L: Tensor  # position of its trajectory among those that grow
     chain_L: Tensor
     inverse_mass_LD: Tensor
     energy_L: Tensor
@@ -102,14 +102,10 @@ class _Subtree(_Rows):
     log_weight_L: Tensor
     acceptance_L: Tensor
     chosen: _Chosen
-    beginnings: list[_Beginning]  # of the unfinished subtrees within it, from the largest
+    beginnings: list[_Beginning]  # beginnings of the unfinished subtrees within it, from the largest
 
     def leap(self, density: Density, number: int) -> tuple[Tensor, Faults]:
-        """Take leapfrog step `number`.
-
-        Returns:
-            H_0 − H, with −∞ where it is not finite, and the exceptions raised.
-        """
+        """Take leapfrog step `number`; return H_0 − H, −∞ where it is not finite, and the exceptions raised."""
         previous_LD, before_LD = self.end.momentum_LD, self.sum_LD
         phase, faults = travelled(
             density,
@@ -126,8 +122,8 @@ class _Subtree(_Rows):
         self.sum_LD = before_LD + phase.momentum_MD
         self.acceptance_L = self.acceptance_L + gain_L.clamp(max=0.0).exp()
         self.log_weight_L = torch.logaddexp(self.log_weight_L, gain_L)
-        here_L = self.log_uniforms_LU[:, number] < gain_L - self.log_weight_L
-        self.chosen = self.chosen.replaced(here_L, _Chosen(phase.weights_MD, phase.value))
+        taken_L = self.log_uniforms_LU[:, number] < gain_L - self.log_weight_L
+        self.chosen = self.chosen.replaced(taken_L, _Chosen(phase.weights_MD, phase.value))
         if number % 2 == 0:
             del self.beginnings[(number >> 1).bit_count() :]
             self.beginnings.append(_Beginning(phase.momentum_MD, previous_LD, before_LD))
@@ -135,10 +131,10 @@ class _Subtree(_Rows):
 
     def turned(self, number: int) -> Tensor:
         """Return whether a subtree that ends with step `number` turns back, bool (L,)."""
-        closed = (~number & (number + 1)).bit_length() - 1  # ones at the end of the number
+        closed = (~number & (number + 1)).bit_length() - 1  # number of binary ones at its end
         momentum_LD = self.end.momentum_LD
-        right = Half(momentum_LD, momentum_LD, momentum_LD)  # at first, this step alone
-        last_LD = self.beginnings[-1].first_LD  # of the step before
+        right = Half(momentum_LD, momentum_LD, momentum_LD)  # at first only this step
+        last_LD = self.beginnings[-1].first_LD  # momentum of the step before
         before_LD = self.beginnings[-1].before_LD + last_LD
         pairs = []
         for beginning in self.beginnings[len(self.beginnings) - closed :][::-1]:
@@ -157,7 +153,7 @@ class Trees:
         start = _Point(state.weights_MD, momentum_MD, state.gradient_MD)
         value = Value(state.log_density_M, state.gradient_MD, state.log_likelihood_M)
         nothing_M = torch.zeros_like(energy_M)
-        self.chosen = _Chosen(state.weights_MD, value)  # of the finished trajectories
+        self.chosen = _Chosen(state.weights_MD, value)  # points of the finished trajectories
         self.growing = _Growing(
             torch.arange(len(momentum_MD), device=momentum_MD.device),
             state.inverse_mass_MD,
@@ -194,10 +190,9 @@ class Trees:
             self._join(subtree, forwards_L, log_uniform_L, start_LD)
 
     def stop(self) -> Tensor:
-        """Finish the trajectories that still grow, keeping the points drawn from them.
+        """Finish the trajectories that still grow, with the points drawn from them.
 
-        Returns:
-            Which trajectories these are, bool (M,).
+        Return which these are, bool (M,).
         """
         growing_M = torch.zeros_like(self.divergent_M).index_fill_(0, self.growing.chain_L, value=True)
         self._retain(torch.zeros_like(self.growing.chain_L, dtype=torch.bool))
@@ -270,8 +265,8 @@ class Trees:
 
     def _retain(self, growing_L: Tensor) -> None:
         """Finish the other trajectories with the points drawn from them."""
-        trees, old, over = self.growing, self.chosen, _indices(~growing_L)
-        chains, (weights, value) = trees.chain_L[over], _select(trees.chosen, over)
+        trees, old, finished = self.growing, self.chosen, _indices(~growing_L)
+        chains, (weights, value) = trees.chain_L[finished], _select(trees.chosen, finished)
         self.chosen = _Chosen(
             old.weights_MD.index_copy(0, chains, weights),
             Value(*(o.index_copy(0, chains, n) for n, o in zip(value, old.value, strict=True))),
@@ -280,28 +275,18 @@ class Trees:
 
 
 class Half(NamedTuple):
-    """One of two subtrees that are joined.
+    """One of two subtrees that are joined."""
 
-    Attributes:
-        first_MD: momenta at the end where it begins.
-        last_MD: momenta at the other.
-        sum_MD: the sum of all momenta.
-    """
-
-    first_MD: Tensor
-    last_MD: Tensor
-    sum_MD: Tensor
+    first_MD: Tensor  # momenta at the end where it begins
+    last_MD: Tensor  # momenta at the other end
+    sum_MD: Tensor  # sum of all momenta, both ends included
 
 
 def joined_turn(pairs: Sequence[tuple[Half, Half]], *, inverse_mass_MD: Tensor) -> Tensor:
-    """Return which subtrees turn back when they are joined, or either half with the step of the other next to it.
+    """Return whether one of the pairs turns back when its halves are joined, bool (M,).
 
-    Args:
-        pairs: halves that are joined: the earlier one, and the one that begins where it ends.
-        inverse_mass_MD: M⁻¹, as of `velocity`.
-
-    Returns:
-        Bool (M,): whether one of the pairs does.
+    A pair is the earlier half, and the one that begins where it ends. Either half, with the step of the other next to
+    it, is checked too.
     """
     parts = [
         part
@@ -317,16 +302,6 @@ def joined_turn(pairs: Sequence[tuple[Half, Half]], *, inverse_mass_MD: Tensor) 
 
 
 def turns(first_MD: Tensor, last_MD: Tensor, sum_MD: Tensor, *, inverse_mass_MD: Tensor) -> Tensor:
-    """Return which subtrees turn back: v₋ᵀM⁻¹ρ ≤ 0 or v₊ᵀM⁻¹ρ ≤ 0, with ρ the sum less (v₋ + v₊)/2.
-
-    Args:
-        first_MD: momenta at one end.
-        last_MD: momenta at the other end.
-        sum_MD: the sum of all momenta, both ends included.
-        inverse_mass_MD: M⁻¹, as of `velocity`.
-
-    Returns:
-        Bool (M,).
-    """
+    """Return which subtrees turn back, bool (M,): v₋ᵀM⁻¹ρ ≤ 0 or v₊ᵀM⁻¹ρ ≤ 0, with ρ the sum less (v₋ + v₊)/2."""
     distance_MD = velocity(sum_MD - (first_MD + last_MD) / 2, inverse_mass_MD)
     return ((first_MD * distance_MD).sum(-1) <= 0) | ((last_MD * distance_MD).sum(-1) <= 0)

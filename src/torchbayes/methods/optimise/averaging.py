@@ -7,9 +7,10 @@ from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.schedules import PiecewiseLinear, Progress
 
-# defaults: number of snapshots, the averaging learning rate as a share of the optimiser's, the share of the run before
+# defaults: snapshots, the averaging learning rate as a share of the optimiser's, the share of the run before averaging
 USUAL_SNAPSHOTS, USUAL_SHARE, USUAL_BURN_IN = 50, 0.5, 0.5
-_NARROW = (0.1, 0.75)  # share and burn-in where weights that move as usual are worse, as those of little noise may be
+# share and burn-in of a narrow average, for models in which a wide one is worse, as it may be under little noise
+_NARROW = (0.1, 0.75)
 
 
 def burn_in_of(settings: Averages) -> float:
@@ -18,18 +19,18 @@ def burn_in_of(settings: Averages) -> float:
 
 
 def ways_to_average(settings: Averages) -> list[dict[str, float]]:
-    """Return the open settings among which held-out rows choose: a wide average, and a narrow one."""
+    """Return the open settings among which held-out rows choose: for a wide average and for a narrow one."""
     if settings.averaging_lr is not None:
         return []
-    kinds, free = ((USUAL_SHARE, USUAL_BURN_IN), _NARROW), settings.burn_in is None
+    kinds, burn_in_is_open = ((USUAL_SHARE, USUAL_BURN_IN), _NARROW), settings.burn_in is None
     return [
-        {"averaging_lr": share * settings.optimizer.lr, **({"burn_in": burn_in} if free else {})}
+        {"averaging_lr": share * settings.optimizer.lr, **({"burn_in": burn_in} if burn_in_is_open else {})}
         for share, burn_in in kinds
     ]
 
 
 class Averages:
-    """A descent whose second part has a constant learning rate, at which snapshots are taken."""
+    """A descent whose second part has a constant learning rate and takes snapshots."""
 
     epochs: int | None
     optimizer: AnyOptimizer
@@ -44,7 +45,7 @@ class Averages:
         return (Epochs(self, then=ways_to_average(self)),)
 
     def rate(self, now: Progress | Trajectory) -> float:
-        """Return the learning rate of the next step, on the schedule of the paper of SWAG."""
+        """Return the learning rate of the next step, on the schedule of the SWAG paper."""
         lr = self.optimizer.lr
         share = USUAL_SHARE if self.averaging_lr is None else self.averaging_lr / lr
         return lr * PiecewiseLinear(share, burn_in_of(self)).factor(now.done)
@@ -65,24 +66,17 @@ def averaging_start(trajectory: Trajectory, burn_in: float) -> int:
 
 
 def planned_snapshots(trajectory: Trajectory, burn_in: float, per_epoch: int | None) -> int:
-    """Return how many snapshots the whole run will take: at most one per step."""
+    """Return how many snapshots the whole run will take, at most one per step."""
     steps = trajectory.total_steps - averaging_start(trajectory, burn_in)
-    wanted = USUAL_SNAPSHOTS if per_epoch is None else steps // trajectory.steps_per_epoch * per_epoch
-    return min(wanted, steps)
+    snapshots = USUAL_SNAPSHOTS if per_epoch is None else steps // trajectory.steps_per_epoch * per_epoch
+    return min(snapshots, steps)
 
 
 def is_snapshot(trajectory: Trajectory, burn_in: float, per_epoch: int | None) -> bool:
-    """Say whether the weights after the step just taken are collected.
+    """Return whether the weights after the step just taken are collected.
 
-    Snapshots are spread evenly over the averaging phase; the last one falls on its end.
-
-    Args:
-        trajectory: the trajectory after the step.
-        burn_in: share of the epochs before averaging starts.
-        per_epoch: snapshots per epoch; None for the usual number in all.
-
-    Returns:
-        True when a snapshot is due.
+    Snapshots are spread evenly over the averaging phase; the last one is at its end. `per_epoch` None takes the usual
+    number in all.
     """
     start = averaging_start(trajectory, burn_in)
     planned, steps = planned_snapshots(trajectory, burn_in, per_epoch), trajectory.total_steps - start

@@ -22,7 +22,7 @@ from torchbayes.model.network import Buffers
 class Scheduled:
     """A learning rate that a schedule changes over the run."""
 
-    if TYPE_CHECKING:  # names that not every method imports: annotations are read in the module of a method
+    if TYPE_CHECKING:  # annotations are read in the module of a method, and not every method imports these names
         optimizer: Any
         schedule: Schedule
 
@@ -35,16 +35,12 @@ class Descent(OnMinibatches, Kept, Defaults, ABC):
     """Gradient descent on minibatches, from the first step to the last.
 
     A state is a `Trajectory`, or has one beside what a step needs of the start.
-
-    Attributes:
-        adversarial: share of the range of the inputs by which rows are moved; None for plain training.
-        by_draws: whether draws of the result are judged together: see `torchbayes.health.descent`.
-        why: why draws may be worse than the end of the trajectory, as there; empty for the usual.
     """
 
+    # share of the range of the inputs by which rows are moved; None for plain training
     adversarial: float | None = None
-    by_draws = False
-    why = ""
+    by_draws = False  # whether draws of the result are judged together: see `torchbayes.health.descent`
+    why = ""  # reason why draws may be worse than the end of the trajectory; empty for the usual one
 
     epochs: int | None
     batch_size: int
@@ -56,28 +52,25 @@ class Descent(OnMinibatches, Kept, Defaults, ABC):
         """Return the learning rate of the next step."""
 
     def target(self, density: Any, state: Any) -> Any:
-        """Return what a step takes loss and gradient of: the density."""
+        """Return the objective of a step, which gives loss and gradient: by default the density."""
         return density
 
     def begin(
         self, density: Any, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> Any:
-        """Return the trajectory before its first step."""
         epochs = epochs_of(self.epochs, steps_per_epoch, steps=self.usual_steps)
         options: dict[str, Any] = {"optimizer": self.optimizer, "epochs": epochs}
         return start(weights_MD, buffers, seeds, **options, steps_per_epoch=steps_per_epoch)
 
     def move(self, density: Any, state: Any, batch: Batch, *, donate: bool = False) -> tuple[Any, Any]:
-        """Return the state one optimiser step on, and the info of the step."""
         target, now = self.target(density, state), state.trajectory
         lr = self.rate(now)
         if self.adversarial is not None:
             now, batch = attacked(density, now, batch, share=self.adversarial)
-        about: dict[str, Any] = {"optimizer": self.optimizer.rule, "lr": lr, "donate": donate}
-        return after(state, *descend(self.optimizer.objective(target), now, batch, **about))
+        options: dict[str, Any] = {"optimizer": self.optimizer.rule, "lr": lr, "donate": donate}
+        return after(state, *descend(self.optimizer.objective(target), now, batch, **options))
 
     def ending(self, posterior: Any, state: Any) -> Descended:
-        """Return where the trajectory of the weights ended, without parameters beside them."""
         end, size = self.keeper.moving(state), posterior.model.layout.size
         return Descended(
             weights_MD=end.weights_MD[:, :size],

@@ -1,4 +1,4 @@
-"""SWA and SWAG of the points that a training loop of one's own visits: Lightning, Hugging Face, or plain PyTorch.
+"""SWA and SWAG of the points that your own training loop visits: Lightning, Hugging Face, or plain PyTorch.
 
     collector = tb.SWAG(rank=20).collector(model)
     for epoch in range(epochs):
@@ -47,7 +47,7 @@ _MOMENTS = ("mean_MD", "squares_MD", "deviations_MKD")
 
 
 class Averages(Protocol[_Made_co]):
-    """A method that makes a posterior of moments."""
+    """A method that makes a posterior from moments."""
 
     @property
     def members(self) -> int:
@@ -66,20 +66,20 @@ class Averages(Protocol[_Made_co]):
 
 @dataclass(frozen=True)
 class _Last:
-    """Where the members were when they were collected last."""
+    """Where the members were when they were last collected."""
 
     weights_MD: Tensor
     buffers: Buffers
 
 
 class Collector(Generic[_Result]):
-    """Collects weights from any training loop, and makes the posterior of SWA or SWAG of them.
+    """Collects weights from any training loop, and makes the posterior of SWA or SWAG from them.
 
     Made by `SWA(...).collector(model)` and `SWAG(...).collector(model)`. It keeps the moments, not the points: 2 D
     numbers for each member, and `rank` · D for the deviations of SWAG.
 
     Attributes:
-        model: the model, made of the network that is trained; it is not changed.
+        model: the model of the network that is trained; it is not changed.
         method: SWA or SWAG.
     """
 
@@ -96,14 +96,15 @@ class Collector(Generic[_Result]):
 
         Args:
             model: network, likelihood and prior.
-            method: what makes the posterior.
+            method: makes the posterior.
             rank: K, deviations that are kept for each member.
             least: points that each member needs.
             resume: file that `save` wrote, to go on from; starts afresh if there is none yet.
 
         Raises:
             TypeError: if the model is not a Model.
-            ValueError: if the deviations cannot be held, or the file is damaged or of another model or method.
+            ValueError: if memory is too small for the deviations, or the file is damaged or of another model or
+                method.
         """
         check_kind(Model, "a Model", model=model)
         check_kind((str, PathLike), "the path of a file", **given(resume=resume))
@@ -119,13 +120,13 @@ class Collector(Generic[_Result]):
 
     @property
     def points(self) -> tuple[int, ...]:
-        """Number of points that have been collected of each member."""
+        """Number of points collected for each member."""
         return tuple(each.snapshots for each in self._moments)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({type(self.method).__name__}, points={self.points})"
 
-    @torch.inference_mode(False)  # else what it keeps could not be changed outside of it
+    @torch.inference_mode(False)  # otherwise the tensors that it keeps could not be changed outside of inference mode
     @torch.no_grad()
     def collect(self, trained: Trained | Sequence[Trained], *, member: int = 0) -> None:
         """Take the weights that a network has now. Nothing is written to it.
@@ -138,11 +139,11 @@ class Collector(Generic[_Result]):
             trained: the network; its state dict; the path of a checkpoint, safetensors or written by torch.save (with
                 the state dict at the top or under `state_dict`, `model_state_dict`, `model` or `module`); or a list of
                 these, one point each, in this order.
-            member: which of the method's members it is, from 0; each is a training run of its own.
+            member: number of the member from 0; each member is a training run of its own.
 
         Raises:
             ValueError: if parameters are missing, have other shapes or are not finite, one that is not random has
-                changed, or a file is damaged or holds no state dict. No point has been taken then, of a list neither.
+                changed, or a file is damaged or holds no state dict. No point is taken then, not even of a list.
             FileNotFoundError: if there is no such file.
             TypeError: if it is none of these.
         """
@@ -151,31 +152,32 @@ class Collector(Generic[_Result]):
                 f"`member` must be a whole number from 0 to {len(self._moments) - 1}; got {seen(member)}. Set the "
                 f"number of training runs by `members` of {type(self.method).__name__}."
             )
-        each = named("trained", trained)
+        points = named("trained", trained)
         moments, last = self._moments[member], self._last[member]
-        earlier = [known.learned for known, count in zip(self._last, self.points, strict=True) if count]
-        for number, (what, one) in enumerate(each):
-            found = weights_of(self.model, one, what)
-            earlier.append(found.learned)
+        earlier = [last_weights.learned for last_weights, count in zip(self._last, self.points, strict=True) if count]
+        for number, (name, point) in enumerate(points):
+            weights = weights_of(self.model, point, name)
+            earlier.append(weights.learned)
             if len({*earlier}) > 1:
                 names = ", ".join(f"`{PREFIX}{n}`" for n in self.model.likelihood.parameters())
                 raise ValueError(
                     f"{names} must be given with every point or with none; got them with some. Leave them out."
                 )
-            if moments.snapshots and torch.equal(found.weights_D, last.weights_D):
+            if moments.snapshots and torch.equal(weights.weights_D, last.weights_D):
                 note(f"the weights are those that were collected last, of member {member}. Is this what is trained?")
-            # the first of a list may still be undone by the next
-            moments = moments.collect(found.weights_D.unsqueeze(0), donate=number > 0 or len(each) == 1)
-            last = found
+            # not in place at the first of a list, because the next may still fail
+            moments = moments.collect(weights.weights_D.unsqueeze(0), donate=number > 0 or len(points) == 1)
+            last = weights
         self._moments[member], self._last[member] = moments, last
 
     def posterior(self, data: Any = None) -> _Result:
         """Return the posterior of the points so far; more can be collected afterwards.
 
-        With data, its draws can be recalibrated on them if there is batch norm, and the average is checked on them as
-        `fit` checks it. Learned likelihood parameters that were not collected, as a network does not hold them, are
-        set to the most probable ones for the data at each member's average: for Gaussian noise the root mean square of
-        the residuals there. Their variance is that of Laplace's approximation, times the factor on the covariance.
+        With data, draws of the posterior can be recalibrated if there is batch norm, and the average is checked as
+        `fit` checks it. Learned likelihood parameters that were not collected, because a network does not hold them,
+        are set to the most probable ones for the data at each member's average: for Gaussian noise the root mean
+        square of the residuals there. Their variance is that of Laplace's approximation, times the factor on the
+        covariance.
 
         Args:
             data: the training data, as `fit` takes them; needed by networks with batch norm and likelihoods with
@@ -206,7 +208,9 @@ class Collector(Generic[_Result]):
         return posterior
 
     def save(self, path: str | PathLike[str]) -> Path:
-        """Write what has been collected to a safetensors file, atomically; `collector(model, resume=path)` goes on.
+        """Write what has been collected to a safetensors file, atomically.
+
+        `collector(model, resume=path)` goes on from it.
 
         Args:
             path: where to write; folders are made.
@@ -229,20 +233,18 @@ class Collector(Generic[_Result]):
         return write_tensors(full_path(path), tensors, header)
 
     def _restore(self, path: Path) -> None:
-        """Go on from a file.
-
-        Raises:
-            ValueError: if it is damaged, not a collector's, or of another model or method.
-        """
+        """Go on from a file; ValueError if it is damaged, not a collector's, or of another model or method."""
         tensors, header = read_tensors(path, self.model.network.device)
         if header.get("kind") != "collector":
             raise ValueError(f"{path} holds a {header.get('kind')!r}, not what a collector saved. Name another file.")
         check_layout(path, header["layout"], self.model)
         check_model(path, header, self.model)
-        was, now = header["settings"], self._settings
-        said = [f"`{name}` {was[name]}, not {now[name]}" for name in now if was[name] != now[name]]
-        if said:
-            raise ValueError(f"{path} was collected with {', '.join(said)}. Set it as it was, or name another file.")
+        saved, now = header["settings"], self._settings
+        differences = [f"`{name}` {saved[name]}, not {now[name]}" for name in now if saved[name] != now[name]]
+        if differences:
+            raise ValueError(
+                f"{path} was collected with {', '.join(differences)}. Set it as it was, or name another file."
+            )
         parts = zip(*(tensors[name].clone().split(1) for name in _MOMENTS), header["points"], strict=True)
         self._moments = [Moments(mean, squares, deviations, count) for mean, squares, deviations, count in parts]
         buffers = {n.removeprefix(BUFFERS): t for n, t in tensors.items() if n.startswith(BUFFERS)}
@@ -251,7 +253,7 @@ class Collector(Generic[_Result]):
 
     @property
     def _settings(self) -> dict[str, Any]:
-        """What must be the same when a file is read."""
+        """Settings that must be the same when a file is read."""
         name, dtype = type(self.method).__name__, str(self.model.network.dtype)
         return {"method": name, "members": len(self._moments), "rank": self._rank, "dtype": dtype}
 
@@ -261,18 +263,14 @@ class Collector(Generic[_Result]):
         return any(last.learned for last in self._last)
 
     def _end(self) -> _Last:
-        """Return where the members were when they were collected last."""
+        """Return where the members were when they were last collected."""
         names = self.model.network.buffers
         weights_MD = torch.stack([last.weights_D for last in self._last])
         return _Last(weights_MD, {n: torch.stack([last.buffers[n] for last in self._last]) for n in names})
 
 
 def _check_points(collector: Collector[Any], least: int) -> None:
-    """Check that every member has points, and say so where some have fewer than others.
-
-    Raises:
-        ValueError: if one has too few.
-    """
+    """Raise ValueError if a member has too few points; note it if some have fewer than others."""
     points, name = collector.points, type(collector.method).__name__
     few = [m for m, count in enumerate(points) if count < least]
     if few:
@@ -287,11 +285,7 @@ def _check_points(collector: Collector[Any], least: int) -> None:
 
 
 def _check_needs(model: Model, *, learned: bool) -> None:
-    """Check that no training data are needed.
-
-    Raises:
-        ValueError: if they are.
-    """
+    """Raise ValueError if training data are needed."""
     advice = "Pass the training data: `collector.posterior(data)`."
     if model.network.batch_norms:
         raise ValueError(
@@ -311,14 +305,13 @@ def _with_learned(
 ) -> tuple[list[Moments], _Last]:
     """Return the moments and last weights with learned likelihood parameters, estimated at the averages.
 
-    Raises:
-        ValueError: if they cannot be estimated.
+    Raises ValueError if they cannot be estimated.
     """
     average = Point(model, torch.cat([each.mean_MD for each in moments]), buffers_M=end.buffers or None)
     value_MP, variance_MP = learned_at(average.calibrated(source.inputs), source)
-    size, found = model.network.layout.size, list[Moments]()
+    size, with_learned = model.network.layout.size, list[Moments]()
     for each, value_P, variance_P in zip(moments, value_MP, variance_MP, strict=True):
         mean_MD, squares_MD = each.mean_MD.clone(), each.squares_MD.clone()
         mean_MD[:, size:], squares_MD[:, size:] = value_P, each.snapshots * variance_P
-        found.append(replace(each, mean_MD=mean_MD, squares_MD=squares_MD))
-    return found, replace(end, weights_MD=torch.cat([end.weights_MD[:, :size], value_MP], 1))
+        with_learned.append(replace(each, mean_MD=mean_MD, squares_MD=squares_MD))
+    return with_learned, replace(end, weights_MD=torch.cat([end.weights_MD[:, :size], value_MP], 1))

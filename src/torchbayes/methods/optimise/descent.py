@@ -22,30 +22,19 @@ from torchbayes.randomness.seeds import Purpose, mix
 
 @dataclass(frozen=True)
 class Trajectory:
-    """The state of a descent of M members.
-
-    Attributes:
-        weights_MD: weights.
-        slots: the optimiser's memory.
-        buffers: the network's buffers of each member, (M, ...).
-        gradient_MD: memory for the gradient, reused at every step; its content means nothing between steps.
-        seeds: one seed per member.
-        step: steps taken.
-        steps_per_epoch: length of an epoch.
-        total_steps: length of the run.
-        unseen: numbers of past steps that are still to be looked at.
-        ranges: of the inputs, for adversarial training; else empty.
-    """
+    """The state of a descent of M members."""
 
     weights_MD: Tensor
-    slots: Slots = field(metadata=FOR_STEPS)
+    slots: Slots = field(metadata=FOR_STEPS)  # the optimiser's memory
     buffers: Buffers
-    gradient_MD: Tensor = field(metadata=WORKSPACE, repr=False)
+    gradient_MD: Tensor = field(metadata=WORKSPACE, repr=False)  # scratch space for the gradient
     seeds: tuple[int, ...]
     step: int
     steps_per_epoch: int
     total_steps: int
+    # numbers of past steps that are not checked yet
     unseen: tuple[Seen, ...] = field(default=(), metadata=WORKSPACE, repr=False)
+    # of the inputs, for adversarial training; else empty
     ranges: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property
@@ -65,21 +54,15 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Info(Report):
-    """What a step reports for the log; no later step needs it.
+    """What a step reports for the log, in nats."""
 
-    Attributes:
-        loss_M: negative log joint density per observation of each member on its batch, in nats.
-        nll_M: the data's part of it: mean negative log likelihood of the batch's rows, in nats.
-        lr: learning rate of the step.
-    """
-
-    loss_M: Tensor
-    nll_M: Tensor
+    loss_M: Tensor  # negative log joint density per observation of each member on its batch
+    nll_M: Tensor  # mean negative log likelihood of the batch's rows, a part of it
     lr: float
 
 
 class Objective(Protocol):
-    """What a step takes loss and gradient of."""
+    """The loss and gradient that a step takes."""
 
     @property
     def num_data(self) -> int:
@@ -89,7 +72,7 @@ class Objective(Protocol):
     def loss(
         self, weights_MD: Tensor, batch: Batch, *, buffers: Buffers | None, seeds: Sequence[int], out: Tensor
     ) -> Value:
-        """Return the loss of each member, with its gradient in `out`."""
+        """Return the loss of each member, and write its gradient to `out`."""
         ...
 
 
@@ -128,20 +111,10 @@ def descend(
 ) -> tuple[Trajectory, Info]:
     """Take one optimiser step on the loss −(T/N) log p(w, D) of every member.
 
-    Args:
-        density: the hot function, in training mode, or what stands in its place.
-        trajectory: where the members are.
-        batch: one minibatch per member, (M, B, ...).
-        optimizer: the update rule.
-        lr: learning rate of this step.
-        donate: give up `trajectory`: its tensors are overwritten and must not be used again. Saves three copies.
-
-    Returns:
-        The new trajectory, and the info of the step.
-
-    Raises:
-        DivergedError: if a loss or gradient is not finite. On a CPU the weights are then those before the step; on
-            other devices it is found up to 49 steps later, and the weights may not be finite.
+    The batch has one minibatch per member, (M, B, ...). The tensors of a donated trajectory are overwritten and must
+    not be used again, which saves three copies. Raises DivergedError if a loss or gradient is not finite. On a CPU the
+    weights are then those before the step; on other devices it is found up to 49 steps later, and the weights may not
+    be finite.
     """
     now = writable(trajectory, donate=donate)
     seeds = [mix(Purpose.STEP, seed, now.step) for seed in now.seeds]

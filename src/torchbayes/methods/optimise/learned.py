@@ -1,13 +1,13 @@
-r"""Learned likelihood parameters for a network trained without them: the most probable ones at its weights.
+"""Learned likelihood parameters for a network trained without them: the most probable ones at its weights.
 
-A training loop of one's own minimises a loss of the outputs alone, so that the noise scale φ of a likelihood is nowhere
-in what it leaves. With weights w held fixed it is
+Your own training loop minimises a loss of the outputs alone, so it leaves no noise scale φ of a likelihood. With
+weights w held fixed it is
 
     φ = argmax_φ  (N/B) Σ_b log p(y_b | f_w(x_b), φ) + log p(w, φ)
 
-which for Gaussian noise is the root mean square of the training residuals, but for its prior. Its variance is that of
-the second derivative there, as of Laplace's approximation, 1/2N for the log scale of Gaussian noise. A network that
-interpolates its rows has residuals smaller than those of new ones, here as in `fit`. A fit that starts from a trained
+which for Gaussian noise is the root mean square of the training residuals, apart from its prior. Its variance is that
+of the second derivative there, as in Laplace's approximation, 1/2N for the log scale of Gaussian noise. A network that
+interpolates its rows has smaller residuals than on new ones, here as in `fit`. A fit that starts from a trained
 network begins with this estimate.
 """
 
@@ -28,21 +28,14 @@ from torchbayes.native.process import differentiable
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.point import Point
 
-_ROWS = 10_000  # they determine a scale to 1/√(2 · 10,000) = 0.7 %
+_ROWS = 10_000  # rows used; they determine a scale to 1/√(2 · 10,000) = 0.7 %
 
 
 def learned_at(point: Point, source: Source) -> tuple[Tensor, Tensor]:
-    """Return the most probable learned likelihood parameters for the training data, and their variances.
+    """Return the most probable learned likelihood parameters for the training data, and their variances, both (M, P).
 
-    Args:
-        point: weights, with training inputs for recalibration if the network needs them.
-        source: the training data, of which about 10,000 rows are used.
-
-    Returns:
-        Both (M, P), in the order of the layout, of which they are the end.
-
-    Raises:
-        ValueError: if there is no maximum.
+    They are in the order of the layout, at whose end they stand. About 10,000 rows are used. The point has training
+    inputs for recalibration if the network needs them. Raises ValueError if there is no maximum.
     """
     return _estimates(point, source.some(_ROWS), source.num_data)
 
@@ -50,13 +43,8 @@ def learned_at(point: Point, source: Source) -> tuple[Tensor, Tensor]:
 def most_probable(point: Point, batches: Sequence[Batch], num_data: int) -> Tensor | None:
     """Return the most probable learned parameters of the first member for some rows, (P,).
 
-    Args:
-        point: a network.
-        batches: the rows.
-        num_data: their number.
-
-    Returns:
-        The parameters; None where there are none, the likelihood says where they start, or there is no maximum.
+    None if there are no such parameters, the likelihood says where they start, or there is no maximum. `num_data` is
+    the number of rows.
     """
     if not _open(point.model):
         return None
@@ -67,7 +55,7 @@ def most_probable(point: Point, batches: Sequence[Batch], num_data: int) -> Tens
 
 
 def at_least(weights_MD: Tensor, least: Sequence[float] | None) -> Tensor:
-    """Return weights whose learned parameters are at least these, (P,); the weights themselves where there are none."""
+    """Return weights whose learned parameters are at least these, (P,); the same weights for None."""
     if least is None:
         return weights_MD
     weights_MD = weights_MD.clone()
@@ -77,15 +65,9 @@ def at_least(weights_MD: Tensor, least: Sequence[float] | None) -> Tensor:
 
 
 def estimated(model: Model, begin: tuple[Tensor, Buffers], source: Source) -> tuple[Tensor, Buffers]:
-    """Return weights of trained networks with the most probable learned parameters in the place of their usual start.
+    """Return weights (M, D) of trained networks, all the same, with the most probable learned parameters; and buffers.
 
-    Args:
-        model: the model.
-        begin: weights (M, D), all the same, and buffers.
-        source: the training data.
-
-    Returns:
-        Both. The weights are unchanged where the likelihood says where parameters start, or there is no maximum.
+    The weights are unchanged where the likelihood says where its parameters start, or there is no maximum.
     """
     weights_MD, buffers = begin
     if not _open(model):
@@ -95,7 +77,7 @@ def estimated(model: Model, begin: tuple[Tensor, Buffers], source: Source) -> tu
     )
     try:
         value_P = learned_at(first, source)[0][0]
-    except ValueError:  # under a flat prior, a network that interpolates has none
+    except ValueError:  # no maximum: under a flat prior, for a network that interpolates
         return begin
     return torch.cat([weights_MD[:, : -len(value_P)], value_P.expand(len(weights_MD), -1)], dim=1), buffers
 
@@ -107,26 +89,18 @@ def _open(model: Model) -> bool:
 
 
 def _estimates(point: Point, batches: Sequence[Batch], num_data: int) -> tuple[Tensor, Tensor]:
-    """Return what `learned_at` does, of batches.
-
-    Raises:
-        ValueError: if there is no maximum.
-    """
+    """Return what `learned_at` does, from batches."""
     drawn = point.functions(point.members)
     each = [_member(drawn, m, batches, num_data) for m in range(drawn.draws)]
     return torch.stack([value for value, _ in each]), torch.stack([variance for _, variance in each])
 
 
 def _member(drawn: Functions, m: int, batches: Sequence[Batch], num_data: int) -> tuple[Tensor, Tensor]:
-    """Return the parameters of a member and their variances, (P,).
-
-    Raises:
-        ValueError: if there is no maximum.
-    """
+    """Return the parameters of a member and their variances, (P,); ValueError if there is no maximum."""
     model, weights_D = drawn.model, drawn.weights_SD[m]
-    one = drawn.some(slice(m, m + 1))
-    # a batch is not split: the network may couple its rows
-    outputs = [one(b.inputs, chunk_size=b.size)[0].double() for b in batches]
+    network = drawn.some(slice(m, m + 1))
+    # a batch is not split, because the network may couple its rows
+    outputs = [network(b.inputs, chunk_size=b.size)[0].double() for b in batches]
     views = model.layout.split(weights_D)
     learned = {
         n: views[PREFIX + n].to(torch.float64, copy=True).requires_grad_() for n in model.likelihood.parameters()
@@ -135,19 +109,19 @@ def _member(drawn: Functions, m: int, batches: Sequence[Batch], num_data: int) -
 
     def log_joint() -> Tensor:
         fits = [model.likelihood.log_prob(f, b.targets, learned).sum() for f, b in zip(outputs, batches, strict=True)]
-        held_D = model.layout.join({**views, **{PREFIX + n: t for n, t in learned.items()}})
-        return scales.likelihood * torch.stack(fits).sum() + scales.prior * model.log_prior(held_D)
+        joined_D = model.layout.join({**views, **{PREFIX + n: t for n, t in learned.items()}})
+        return scales.likelihood * torch.stack(fits).sum() + scales.prior * model.log_prior(joined_D)
 
-    free = [*learned.values()]
-    best = highest(lambda: log_joint() / num_data, free, fine=1e-6)
-    curvature = -_second(log_joint, free)
+    parameters = [*learned.values()]
+    best = highest(lambda: log_joint() / num_data, parameters, fine=1e-6)
+    curvature = -_second(log_joint, parameters)
     if best == -math.inf or not (curvature > 0).all():
         raise ValueError(
             f"{', '.join(f'`{n}`' for n in learned)} of the likelihood could not be estimated on the training data: "
             f"their likelihood has no maximum. Fix them, or give them with the collected weights, as in "
             f"`{{**net.state_dict(), '{PREFIX}{next(iter(learned))}': value}}`."
         )
-    return torch.cat([t.detach().flatten() for t in free]).to(weights_D), (1 / curvature).to(weights_D)
+    return torch.cat([t.detach().flatten() for t in parameters]).to(weights_D), (1 / curvature).to(weights_D)
 
 
 def _second(value: Callable[[], Tensor], free: Sequence[Tensor]) -> Tensor:

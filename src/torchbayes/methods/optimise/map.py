@@ -1,6 +1,6 @@
-r"""MAP: the mode of the posterior, w* = argmax log p(y | f_w(x)) + log p(w), by stochastic gradient descent.
+"""MAP: the mode of the posterior, w* = argmax log p(y | f_w(x)) + log p(w), by stochastic gradient descent.
 
-With `priors.Flat()` it is maximum likelihood; with M members, each with its own initialisation and data order, it is a
+With `priors.Flat()` it is maximum likelihood. With M members, each with its own initialisation and data order, it is a
 deep ensemble (Lakshminarayanan et al. 2017), whose mixture is a Bayesian model average over M basins (Wilson and
 Izmailov 2020).
 """
@@ -31,9 +31,9 @@ class MAP(Scheduled, Descent):
         optimizer: update rule and learning rate, on the scale of the mean loss per observation.
         schedule: how the learning rate changes over the run.
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
-        adversarial: ε, for adversarial training: every row counts half where it is, and half where a step of ε times
-            the range of each input makes it least likely (`torchbayes.methods.adversarial`). Inputs are real numbers;
-            0.01 is usual. The number of epochs is chosen by training without it.
+        adversarial: ε, for adversarial training: every row counts half as it is, and half where a step of ε times the
+            range of each input makes it least likely (`torchbayes.methods.adversarial`). Inputs are real numbers; 0.01
+            is usual. The number of epochs is chosen by training without it.
     """
 
     carries = "start"

@@ -24,7 +24,7 @@ _Density = TypeVar("_Density")
 
 
 class Plain:
-    """What optimisers share that take the gradient at the weights themselves."""
+    """Base of optimisers that take the gradient at the weights themselves."""
 
     @property
     def rule(self) -> Self:
@@ -32,11 +32,11 @@ class Plain:
         return self
 
     def objective(self, density: _Density) -> _Density:
-        """Return what a descent takes loss and gradient of: the density as it is."""
+        """Return the objective of a descent: the density as it is."""
         return density
 
     def caveats(self, weights_MD: Tensor) -> list[str]:
-        """Return nothing: where these optimisers look is no problem at any weights."""
+        """Return no problems, at any weights."""
         return []
 
 
@@ -60,18 +60,11 @@ class SGD(Plain):
             raise ValueError("`nesterov` needs a momentum; got `momentum` 0. Give one, such as 0.9.")
 
     def slots(self, weights_MD: Tensor) -> Slots:
-        """Return the starting slots: a momentum buffer of zeros."""
+        """Return the initial slots: a momentum buffer of zeros."""
         return {"momentum_MD": torch.zeros_like(weights_MD)}
 
     def update(self, weights_MD: Tensor, gradient_MD: Tensor, slots: Slots, *, lr: float) -> None:
-        """Take one step in place.
-
-        Args:
-            weights_MD: weights, changed.
-            gradient_MD: gradient of the loss.
-            slots: the optimiser's memory, changed.
-            lr: learning rate of this step.
-        """
+        """Take one step in place: weights and slots are changed."""
         sgd(
             [weights_MD],
             [gradient_MD],
@@ -104,18 +97,11 @@ class Adam(Plain):
         check_settings(self)
 
     def slots(self, weights_MD: Tensor) -> Slots:
-        """Return the starting slots: two moments of zeros and a step count."""
+        """Return the initial slots: two moments of zeros and a step count."""
         return _adam_slots(weights_MD)
 
     def update(self, weights_MD: Tensor, gradient_MD: Tensor, slots: Slots, *, lr: float) -> None:
-        """Take one step in place.
-
-        Args:
-            weights_MD: weights, changed.
-            gradient_MD: gradient of the loss.
-            slots: the optimiser's memory, changed.
-            lr: learning rate of this step.
-        """
+        """Take one step in place: weights and slots are changed."""
         _adam_update(adam, self, weights_MD, gradient_MD, slots, lr=lr, weight_decay=0.0)
 
 
@@ -141,18 +127,11 @@ class AdamW(Plain):
         check_settings(self)
 
     def slots(self, weights_MD: Tensor) -> Slots:
-        """Return the starting slots: two moments of zeros and a step count."""
+        """Return the initial slots: two moments of zeros and a step count."""
         return _adam_slots(weights_MD)
 
     def update(self, weights_MD: Tensor, gradient_MD: Tensor, slots: Slots, *, lr: float) -> None:
-        """Take one step in place.
-
-        Args:
-            weights_MD: weights, changed.
-            gradient_MD: gradient of the loss.
-            slots: the optimiser's memory, changed.
-            lr: learning rate of this step.
-        """
+        """Take one step in place: weights and slots are changed."""
         _adam_update(adamw, self, weights_MD, gradient_MD, slots, lr=lr, weight_decay=self.weight_decay)
 
 

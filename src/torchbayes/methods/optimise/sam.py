@@ -1,24 +1,24 @@
-r"""SAM: sharpness-aware minimisation (Foret et al. 2021), an option of the optimiser.
+"""SAM: sharpness-aware minimisation (Foret et al. 2021), an option of the optimiser.
 
-A step of an optimiser of the base, with the gradient not at the weights but where the loss around them is highest, to
-first order, within a ball of radius ρ:
+A step of the base optimiser takes the gradient not at the weights but where the loss around them is highest, to first
+order, within a ball of radius ρ:
 
     g = ∇L(w),    ε = ρ g/|g|₂,    w ← w − lr ∇L(w + ε)
 
-The norm is over all weights of a member together, and the gradient is not taken through ε. L is what descents minimise,
-the negative log joint density per observation, with its prior. On a quadratic L = ½ wᵀHw the gradient is g + ρ H g/|g|:
-directions of large curvature are left first.
+The norm is over all weights of a member together, and the gradient is not taken through ε. L is what descents
+minimise, the negative log joint density per observation, with its prior. On a quadratic L = ½ wᵀHw the gradient is
+g + ρ H g/|g|: directions of large curvature are left first.
 
-With `adaptive` (Kwon et al. 2021) the ball is scaled by the weights, T = |w| + 0.01, so that scaling a layer up and the
-next one down changes nothing:
+With `adaptive` (Kwon et al. 2021) the ball is scaled by the weights, T = |w| + 0.01, so that scaling a layer up and
+the next one down changes nothing:
 
     ε = ρ T² g/|T g|₂,    |T⁻¹ ε|₂ = ρ
 
-With `parts` a batch is split, each part of it has an ε of its own, and their gradients are averaged by their rows
-(m-sharpness): the paper's gains are larger with parts of few rows. A batch of B rows has at most B/2 parts.
+With `parts` a batch is split. Each part has its own ε, and their gradients are averaged by their rows (m-sharpness):
+the paper's gains are larger with parts of few rows. A batch of B rows has at most B/2 parts.
 
-Both passes have the same dropout masks. Statistics of batch norm are those of the pass at w; what the pass at w + ε
-makes of them is dropped. w itself is never written over.
+Both passes have the same dropout masks. Statistics of batch norm are those of the pass at w; changes by the pass at
+w + ε are dropped. w itself is never written over.
 """
 
 from __future__ import annotations
@@ -68,25 +68,22 @@ class SAM:
 
     @property
     def rule(self) -> Optimizer:
-        """The base: the rule by which a gradient moves weights."""
+        """The base, whose rule moves the weights."""
         return self.base
 
     def slots(self, weights_MD: Tensor) -> Slots:
-        """Return the starting slots of the base."""
+        """Return the initial slots of the base."""
         return self.base.slots(weights_MD)
 
     def objective(self, density: LogDensity) -> Ascended:
-        """Return what a descent takes loss and gradient of: the density, with gradients where its loss is high."""
+        """Return the objective of a descent: the density, with gradients where its loss is high."""
         return Ascended(density, self)
 
     def caveats(self, weights_MD: Tensor) -> list[str]:
-        """Return the problem of a ball that is as large as the weights of a member, as one clause.
+        """Return a problem, as one clause, if the ball is as large as the weights of a member where a descent ended.
 
-        Gradients are then those of networks that have nothing to do with the weights: |T⁻¹ε| = ρ ≥ |T⁻¹w|, where
-        T = I unless `adaptive`.
-
-        Args:
-            weights_MD: where a descent ended.
+        Gradients are then those of networks that have nothing to do with the weights: |T⁻¹ε| = ρ ≥ |T⁻¹w|, where T = I
+        unless `adaptive`.
         """
         size_MD = weights_MD.double()
         if self.adaptive:
@@ -95,9 +92,9 @@ class SAM:
         bad = (size_M <= self.rho).nonzero()[:, 0].tolist()
         if not bad:
             return []
-        of = "scaled weights" if self.adaptive else "weights"
+        kind = "scaled weights" if self.adaptive else "weights"
         return [
-            f"SAM took its gradients at a distance of rho = {self.rho:g}, which is more than the norm of the {of} of "
+            f"SAM took its gradients at a distance of rho = {self.rho:g}, which is more than the norm of the {kind} of "
             f"member {bad[0]} themselves, {float(size_M[bad[0]]):.3g}, so that they say nothing of the loss around "
             f"them (lower `rho`: 0.05 is usual, and ten times as much with `adaptive`)"
         ]
@@ -105,12 +102,7 @@ class SAM:
 
 @dataclass(frozen=True)
 class Ascended:
-    """A density whose loss is that at the weights, and whose gradient is that at w + ε.
-
-    Attributes:
-        density: the density.
-        settings: ρ and the like.
-    """
+    """A density whose loss is that at the weights, and whose gradient is that at w + ε."""
 
     density: LogDensity
     settings: SAM
@@ -134,18 +126,9 @@ class Ascended:
         seeds: Sequence[int],
         out: Tensor,
     ) -> Value:
-        """Return the loss at the weights, with the gradient at w + ε.
+        """Return loss and log likelihood (M,) at the weights, and write the gradient (M, D) at w + ε to `out`.
 
-        Args:
-            weights_MD: w, (M, D); not changed.
-            batch: one minibatch per member, (M, B, ...).
-            buffers: the network's buffers, each (M, ...), changed by the pass at w.
-            seeds: M seeds for a network that draws random numbers.
-            out: tensor (M, D) that receives the gradient.
-
-        Returns:
-            `Value` with the loss (M,) at w, the gradient (M, D) at w + ε, averaged over the parts, and the log
-            likelihood (M,) at w.
+        The gradient is averaged over the parts. The weights are not changed; the buffers are changed by the pass at w.
         """
         pieces = split(batch, self.settings.parts, seeds=seeds, model=self.model)
         if len(pieces) == 1:
@@ -153,34 +136,27 @@ class Ascended:
         total_MD = torch.zeros_like(out)
         loss_M = fit_M = torch.zeros((), dtype=torch.float64, device=weights_MD.device)
         for piece in pieces:
-            seen = self._piece(weights_MD, piece.rows, buffers=buffers, seeds=piece.seeds, out=out)
+            value = self._piece(weights_MD, piece.rows, buffers=buffers, seeds=piece.seeds, out=out)
             total_MD.add_(out, alpha=piece.share)
-            loss_M = loss_M + piece.share * seen.log_density
-            fit_M = fit_M + piece.share * seen.log_likelihood
+            loss_M = loss_M + piece.share * value.log_density
+            fit_M = fit_M + piece.share * value.log_likelihood
         return Value(loss_M, out.copy_(total_MD), fit_M)
 
     def _piece(
         self, weights_MD: Tensor, rows: Batch, *, buffers: Buffers | None, seeds: Sequence[int], out: Tensor
     ) -> Value:
-        """Return the loss on some rows at the weights, with the gradient where these rows have it high."""
-        kept = None if buffers is None else {name: buffer.clone() for name, buffer in buffers.items()}
+        """Return the loss on some rows at the weights, with the gradient where the loss on these rows is high."""
+        copies = None if buffers is None else {name: buffer.clone() for name, buffer in buffers.items()}
         here = self.density.loss(weights_MD, rows, buffers=buffers, seeds=seeds, out=out)
         there_MD = risen(weights_MD, out, self.settings.rho, adaptive=self.settings.adaptive)
-        self.density.loss(there_MD, rows, buffers=kept, seeds=seeds, out=out)
+        self.density.loss(there_MD, rows, buffers=copies, seeds=seeds, out=out)
         return here
 
 
 def risen(weights_MD: Tensor, gradient_MD: Tensor, rho: float, *, adaptive: bool = False) -> Tensor:
     """Return w + ε, a new tensor (M, D); w itself where the gradient of a member is zero.
 
-    Args:
-        weights_MD: w.
-        gradient_MD: g.
-        rho: ρ.
-        adaptive: whether the ball is scaled by |w| + 0.01.
-
-    Returns:
-        Tensor (M, D); not finite where the gradient of a member is not.
+    Not finite where the gradient of a member is not. With `adaptive` the ball is scaled by |w| + 0.01.
     """
     wide = torch.promote_types(weights_MD.dtype, torch.float32)  # a sum of squares is lost in bfloat16
     if not adaptive:

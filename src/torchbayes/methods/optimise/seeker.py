@@ -8,5 +8,5 @@ from torchbayes.methods.optimise.map import MAP
 
 
 def seeker(**settings: Any) -> MAP:
-    """Return the training, with these settings in the place of its defaults."""
+    """Return the training, with these settings instead of its defaults."""
     return MAP(**settings)

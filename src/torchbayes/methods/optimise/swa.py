@@ -1,4 +1,4 @@
-r"""SWA: stochastic weight averaging (Izmailov et al. 2018).
+"""SWA: stochastic weight averaging (Izmailov et al. 2018).
 
 From the averaging phase on, at a constant high learning rate, snapshots θ_t are averaged:
 
@@ -39,12 +39,12 @@ class SWA(Averages, Descent):
         epochs: passes over the data; None lets held-out rows choose them, see `fit`.
         batch_size: rows per step where the data are not batched already.
         optimizer: update rule and learning rate before averaging.
-        averaging_lr: constant learning rate of the averaging phase. None for half of the optimiser's; where
-            held-out rows choose the epochs they also choose between that and a tenth, averaged from 0.75 of the run on.
+        averaging_lr: constant learning rate of the averaging phase. None for half of the optimiser's; where held-out
+            rows choose the epochs they also choose between that and a tenth, averaged from 0.75 of the run on.
         burn_in: share of the epochs before averaging starts; None for a half.
         per_epoch: snapshots per epoch; None spreads 50 evenly over the averaging phase.
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
-        adversarial: ε of adversarial training, as of `MAP`; None for plain training.
+        adversarial: ε of adversarial training, as in `MAP`; None for plain training.
     """
 
     carries = "start"
@@ -61,7 +61,6 @@ class SWA(Averages, Descent):
 
     @property
     def keeper(self) -> Mean:
-        """The mean of the snapshots."""
         return Mean(self.due)
 
     def posterior(self, density: LogDensity, state: Averaged, shelf: Shelf | None = None) -> Point:
@@ -78,8 +77,8 @@ class SWA(Averages, Descent):
         """Return the point masses at the means of these moments.
 
         Args:
-            model: the model whose weights they are of.
-            moments: of one member or more each, in the order of the members.
+            model: the model of the weights.
+            moments: each of one member or more, in the order of the members.
             buffers: the network's buffers of each member, (M, ...).
 
         Returns:
@@ -88,7 +87,7 @@ class SWA(Averages, Descent):
         return Point(model, torch.cat([each.mean_MD for each in moments]), buffers_M=buffers or None)
 
     def collector(self, model: Model, *, resume: str | PathLike[str] | None = None) -> Collector[Point]:
-        """Return a collector of points that a training loop of your own visits, in the place of `fit`.
+        """Return a collector of points that your own training loop visits, to use instead of `fit`.
 
         Of the settings only `members` matters, and `batch_size` for the rows of `posterior(data)`.
 

@@ -48,10 +48,10 @@ class SWAG(Averages, Descent):
             averaged from 0.75 of the run on.
         burn_in: share of the epochs before averaging starts; None for a half.
         per_epoch: snapshots per epoch; None spreads 50 evenly over the averaging phase.
-        rank: K, deviations retained for the low-rank part; 0 for the diagonal alone (SWAG-Diag).
+        rank: K, deviations retained for the low-rank part; 0 for only the diagonal (SWAG-Diag).
         scale: factor on the covariance; None is the paper's, ½ with a low-rank part and 1 without.
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
-        adversarial: ε of adversarial training, as of `MAP`; None for plain training.
+        adversarial: ε of adversarial training, as in `MAP`; None for plain training.
     """
 
     carries = "prior"
@@ -75,7 +75,6 @@ class SWAG(Averages, Descent):
 
     @property
     def keeper(self) -> WithMoments:
-        """Moments of the snapshots."""
         return WithMoments(self.due, self.rank, self.planned)
 
     def posterior(self, density: LogDensity, state: Spread, shelf: Shelf | None = None) -> Gaussian:
@@ -90,8 +89,8 @@ class SWAG(Averages, Descent):
         """Return the mixture of Gaussians with these moments.
 
         Args:
-            model: the model whose weights they are of.
-            moments: of one member or more each, in the order of the members.
+            model: the model of the weights.
+            moments: each of one member or more, in the order of the members.
             buffers: the network's buffers of each member, (M, ...).
 
         Returns:
@@ -104,7 +103,7 @@ class SWAG(Averages, Descent):
         return Gaussian(model, mean_MD, joined(moments, self.scale), buffers_M=buffers or None)
 
     def collector(self, model: Model, *, resume: str | PathLike[str] | None = None) -> Collector[Gaussian]:
-        """Return a collector of points that a training loop of your own visits, in the place of `fit`.
+        """Return a collector of points that your own training loop visits, to use instead of `fit`.
 
         Of the settings only `members`, `rank` and `scale` matter, and `batch_size` for the rows of `posterior(data)`.
 
@@ -116,6 +115,7 @@ class SWAG(Averages, Descent):
             The collector.
 
         Raises:
-            ValueError: if the deviations cannot be held, or the file is damaged or of another model or method.
+            ValueError: if memory is too small for the deviations, or the file is damaged or of another model or
+                method.
         """
         return Collector(model, self, rank=self.rank, least=2, resume=resume)

@@ -1,1 +1,1 @@
-"""Methods whose members see each other: SVGD and repulsive ensembles, with their kernels and score estimators."""
+"""Methods whose members interact: SVGD and repulsive ensembles, with their kernels and score estimators."""

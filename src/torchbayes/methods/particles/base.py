@@ -1,9 +1,8 @@
-r"""What methods with particles share: steps of gradient descent along directions in which members see each other.
+"""What methods with particles share: steps of gradient descent along directions in which members interact.
 
-The direction of a member is a linear combination of the gradients of all members and of the members themselves, by
-(M, M) matrices. One member alone moves as that of `MAP` does, bit for bit. All of it is on the scale of the mean loss
-−(T/N) log p: with the driving term divided by N/T the repulsion is so too, and a learning rate means what it means for
-`MAP`.
+The direction of a member is a linear combination of the gradients of all members and of the members themselves, by (M,
+M) matrices. A single member moves as in `MAP`, bit for bit. Everything is on the scale of the mean loss −(T/N) log p:
+the driving term and the repulsion are both divided by N/T, and a learning rate means the same as for `MAP`.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ from torchbayes.randomness.seeds import Purpose
 
 Annealing = Literal["linear", "hyperbolic", "cyclic"]
 Direction = Callable[[Tensor, Tensor], Pairs]
-"""weights (M, D), gradients (M, D) that become the direction -> what the kernel said of the pairs."""
+"""weights (M, D), gradients (M, D) that become the direction -> the kernel of all pairs."""
 _CYCLES, _POWER, _SLOPE = 5, 10, 1.3
-_APART = 0.01  # of the size of the weights
+_APART = 0.01  # initial distance of particles that start as one point, as a share of the size of the weights
 
 
 def annealed(annealing: Annealing | None, done: float) -> float:
     """Return γ, the factor on the driving term when a share `done` in [0, 1) of the run is complete.
 
-    linear       min(1, t / 0.8)
-    hyperbolic   tanh((1.3 t)^10)
-    cyclic       (5t − ⌊5t⌋)^10 for t < 0.8, then 1
+        linear       min(1, t / 0.8)
+        hyperbolic   tanh((1.3 t)^10)
+        cyclic       (5t − ⌊5t⌋)^10 for t < 0.8, then 1
 
-    Where γ is small the particles move apart; all end with γ = 1, or within 10⁻⁹ of it (D'Angelo and Fortuin 2021,
+    Where γ is small the particles move apart. All end with γ = 1, or within 10⁻⁹ of it (D'Angelo and Fortuin 2021,
     "Annealed Stein variational gradient descent").
     """
     if annealing is None:
@@ -62,31 +61,23 @@ def annealed(annealing: Annealing | None, done: float) -> float:
 
 @dataclass(frozen=True)
 class Info(Report):
-    """What a step reports for the log; no later step needs it.
+    """What a step reports for the log."""
 
-    Attributes:
-        loss_M: negative log joint density per observation of each member on its batch, in nats.
-        nll_M: the data's part of it: mean negative log likelihood of the batch's rows, in nats.
-        kernel_M: mean of k(x_i, x_j) over the other members j; 0 for one member.
-        distance_M: median distance to the other members; 0 for one member.
-        lr: learning rate of the step.
-    """
-
-    loss_M: Tensor
-    nll_M: Tensor
-    kernel_M: Tensor
-    distance_M: Tensor
+    loss_M: Tensor  # negative log joint density per observation of each member on its batch, in nats
+    nll_M: Tensor  # mean negative log likelihood of the batch's rows, a part of it, in nats
+    kernel_M: Tensor  # mean of k(x_i, x_j) over the other members j; 0 for one member
+    distance_M: Tensor  # median distance to the other members; 0 for one member
     lr: float
 
     @classmethod
     def of(cls, seen: descent.Info, pairs: Pairs) -> Info:
-        """Return the info of a step of descent and the kernel there."""
-        kernel_M, distance_M = others(pairs.values_MM), others(pairs.squares_MM.sqrt())
-        return cls(seen.loss_M, seen.nll_M, kernel_M.mean(1), middle(distance_M), seen.lr)
+        """Return the info of a step of descent, with the kernel there."""
+        kernel_MO, distance_MO = others(pairs.values_MM), others(pairs.squares_MM.sqrt())
+        return cls(seen.loss_M, seen.nll_M, kernel_MO.mean(1), middle(distance_MO), seen.lr)
 
 
 def others(pairs_MM: Tensor) -> Tensor:
-    """Return what is off the diagonal, (M, M − 1); a zero for one member."""
+    """Return the elements off the diagonal, (M, M − 1); a zero for one member."""
     count = len(pairs_MM)
     if count == 1:
         return torch.zeros_like(pairs_MM)
@@ -94,7 +85,7 @@ def others(pairs_MM: Tensor) -> Tensor:
 
 
 class Plain(NamedTuple):
-    """A density that knows of no data, as a target: its loss is −log p, for N = 1."""
+    """A density without data, as a target: its loss is −log p, for N = 1."""
 
     density: Density
     num_data: int = 1
@@ -107,7 +98,7 @@ class Plain(NamedTuple):
 
 
 def target_of(density: LogDensity | Density) -> Any:
-    """Return what to descend on: the density itself where it has a loss per observation."""
+    """Return the objective of a descent: the density itself if it has a loss per observation."""
     return density if hasattr(density, "loss") else Plain(density)
 
 
@@ -119,13 +110,9 @@ def heat_of(density: LogDensity | Density) -> float:
 
 
 class Coupled:
-    """An optimiser that moves along a direction in which members see each other.
+    """An optimiser that moves along a direction in which members interact."""
 
-    Attributes:
-        pairs: what the kernel said of the pairs, once a step is taken.
-    """
-
-    pairs: Pairs
+    pairs: Pairs  # the kernel of all pairs, once a step is taken
 
     def __init__(self, optimizer: Optimizer, direction: Direction) -> None:
         """Wrap the optimiser of a step."""
@@ -138,7 +125,7 @@ class Coupled:
 
 
 class Particles(Scheduled, ABC):
-    """What methods with particles share: a descent along directions in which members see each other, and no draws."""
+    """Base of methods with particles: a descent along directions in which members interact, and no draws."""
 
     members: int
     epochs: int | None
@@ -147,17 +134,14 @@ class Particles(Scheduled, ABC):
 
     @property
     def needs(self) -> Needs:
-        """Minibatches, through a network in training mode; members that are together."""
+        """Minibatches, through a network in training mode; members that stay together."""
         return Needs(batch_size=self.batch_size, network="train", coupled=True)
 
     @abstractmethod
     def force(self, density: Any, state: Any, batch: Any) -> tuple[Any, Direction]:
-        """Return what a step takes loss and gradient of, and what turns the gradients of all members into a direction.
+        """Return the objective of a step, and a function that turns the gradients of all members into a direction.
 
-        Args:
-            density: the hot function, or any density, which brings its own data.
-            state: before the step.
-            batch: one minibatch per member, (M, B, ...); None for a density that brings its data.
+        `batch` has one minibatch per member, (M, B, ...); None for a density that brings its own data.
         """
 
     def begin(
@@ -166,24 +150,24 @@ class Particles(Scheduled, ABC):
         """Return the trajectory before its first step.
 
         Particles that start as one point, as in a subspace or at a trained network, would stay one: there is no force
-        between them, and rows that they share do not tell them apart. They are moved by normal numbers of 1 % of the
+        between them, and rows that they share do not separate them. They are moved by normal numbers of 1 % of the
         root mean square of the weights, or of 1 where these are all zero.
         """
         if len(weights_MD) > 1 and bool((weights_MD == weights_MD[:1]).all()):
             size = torch.linalg.vector_norm(weights_MD[0]) / math.sqrt(weights_MD.shape[1])
             size = torch.where(size > 0, size, torch.ones_like(size))
             weights_MD = weights_MD + _APART * size * normals(seeds, Purpose.APART, 0, like=weights_MD)
-        about = {"optimizer": self.optimizer, "epochs": self.epochs, "steps_per_epoch": steps_per_epoch}
-        return descent.start(weights_MD, buffers, seeds, **about)
+        options = {"optimizer": self.optimizer, "epochs": self.epochs, "steps_per_epoch": steps_per_epoch}
+        return descent.start(weights_MD, buffers, seeds, **options)
 
     def move(self, density: Any, state: Any, batch: Any, *, donate: bool = False) -> tuple[Any, Info]:
         """Return all particles one optimiser step on, and the info of the step."""
         target, direction = self.force(density, state, batch)
         update, now = Coupled(self.optimizer, direction), state.trajectory
-        moved, seen = descend(target, now, batch, optimizer=update, lr=self.rate(now), donate=donate)
-        return after(state, moved, Info.of(seen, update.pairs))
+        moved, info = descend(target, now, batch, optimizer=update, lr=self.rate(now), donate=donate)
+        return after(state, moved, Info.of(info, update.pairs))
 
     def ending(self, posterior: Point, state: Any) -> Descended:
-        """Return the particles, which must not be one."""
+        """Return where the particles ended; they must not be one point."""
         end = state.trajectory
         return Descended(weights_MD=end.weights_MD, buffers=end.buffers, together=True, then=[one_point])

@@ -1,15 +1,15 @@
-r"""The loss of members that repel each other as functions, and its gradient in the weights.
+"""The loss of members that repel each other as functions, and its gradient in the weights.
 
 With the outputs f_i of member i on the rows of a batch, which all members share, the direction of its weights is
 
     (∂f_i/∂x_i)ᵀ [ (N/B) Σ_b ∇_f log p(y_b | f_i) + ∇_f log p(f_i) − ∇_f log q̂(f_i) ]
 
-that is, one backward pass of Σ log p(y_b | f_i) and of the inner product of f_i with a constant: the vector-Jacobian
-product of any network, in training mode, with buffers and dropout. The gradient of the prior of weights takes the place
-of ∇_f log p(f_i), unless it is asked for: it is then the score of networks with weights drawn from the prior, by the
-spectral estimator. Learned parameters of a likelihood are no functions: they follow their own log joint density.
+This is one backward pass of Σ log p(y_b | f_i) and of the inner product of f_i with a constant: the vector-Jacobian
+product of any network, in training mode, with buffers and dropout. By default the gradient of the prior of weights
+replaces ∇_f log p(f_i). Otherwise ∇_f log p(f_i) is the score of networks with weights drawn from the prior, by the
+spectral estimator. Learned parameters of a likelihood are not functions: they follow their own log joint density.
 
-Outputs enter through inner products alone, so that processes that share the rows sum (M, M) matrices.
+Outputs enter only through inner products, so processes that share the rows sum (M, M) matrices.
 """
 
 from __future__ import annotations
@@ -47,33 +47,25 @@ _MASKED = -1e30  # logits below it are those of masked classes, the same in all 
 
 
 class Repulsion(NamedTuple):
-    """How functions repel.
-
-    Attributes:
-        score: the estimator.
-        kernel: of the outputs.
-        drive: γ, the factor on the driving term.
-        drawn_PD: weights from the prior, whose functions tell its score; None where the prior is one of weights.
-        extra: rows beside those of the batch at which they do so too.
-    """
+    """How functions repel."""
 
     score: Score
-    kernel: RBF
-    drive: float
-    drawn_PD: Tensor | None
-    extra: int = 0
+    kernel: RBF  # of the outputs
+    drive: float  # γ, the factor on the driving term
+    drawn_PD: Tensor | None  # weights from the prior, for its score in functions; None for a prior of weights
+    extra: int = 0  # rows beside those of the batch at which functions repel too
 
 
 class _Rows(NamedTuple):
     """Rows of a step, the same for all members; the inputs may be followed by extra ones, which have no targets."""
 
     batch: Batch
-    total: int  # B, on all processes, without extra ones
+    total: int  # B on all processes, without extra ones
     extra: int = 0  # on this process
 
 
 class _Run(NamedTuple):
-    """Members that went through the network: where they are in the stack, and what came of it, graph included."""
+    """Members that went through the network: their place in the stack, and the results, graph included."""
 
     where: int | slice
     leaves: dict[str, Tensor]
@@ -83,17 +75,11 @@ class _Run(NamedTuple):
 
 @dataclass
 class FunctionTarget:
-    """What `descend` needs of a density, for members that repel as functions.
-
-    Attributes:
-        density: the hot function.
-        repulsion: how functions repel.
-        pairs: what the kernel said of the pairs, once the loss was computed.
-    """
+    """The objective of a descent of members that repel as functions."""
 
     density: LogDensity
     repulsion: Repulsion
-    pairs: Pairs | None = None
+    pairs: Pairs | None = None  # the kernel of all pairs, once the loss was computed
 
     @property
     def num_data(self) -> int:
@@ -101,16 +87,10 @@ class FunctionTarget:
         return self.density.num_data
 
     def loss(self, weights_MD: Tensor, batch: Batch, *, buffers: Buffers, seeds: Sequence[int], out: Tensor) -> Value:
-        """Return the loss of each member, as of `LogDensity.loss`, and the direction, written to `out`.
+        """Return the loss of each member, as `LogDensity.loss` does, and write the direction to `out` (M, D).
 
-        A prior of functions has a score and no value: the loss has that of the prior of the weights all the same.
-
-        Args:
-            weights_MD: weights.
-            batch: rows (M, B, ...), of which all members see the first one's.
-            buffers: the network's buffers, each (M, ...), changed in place.
-            seeds: M seeds for a network that draws random numbers.
-            out: tensor (M, D) that receives the gradient.
+        A prior of functions has a score and no value, so the loss has that of the prior of the weights. All members
+        see the rows of the first one. Buffers are changed in place.
         """
         density, model = self.density, self.density.model
         rows = _rows(density, batch, self.repulsion.extra, seed=seeds[0])
@@ -131,13 +111,13 @@ class FunctionTarget:
         if self.repulsion.drawn_PD is None:
             model.prior.add_gradient_(out, weights_MD, factor * scales.prior)
         elif learned_from := _learned_from(density):
-            rest_MD = torch.zeros_like(out)
-            model.prior.add_gradient_(rest_MD, weights_MD, factor * scales.prior)
-            out[:, learned_from:].add_(rest_MD[:, learned_from:])
+            prior_MD = torch.zeros_like(out)
+            model.prior.add_gradient_(prior_MD, weights_MD, factor * scales.prior)
+            out[:, learned_from:].add_(prior_MD[:, learned_from:])
         return Value(loss_M, out, value_M * (self.num_data / rows.total))
 
     def _pull(self, outputs_MF: Tensor, rows: _Rows, seeds: Sequence[int], *, heat: float) -> Tensor:
-        """Return the gradient of what does not depend on the targets, on the scale of the loss, by the outputs."""
+        """Return the gradient by the outputs of what does not depend on the targets, on the scale of the loss."""
         density, (score, kernel, drive, drawn_PD, _) = self.density, self.repulsion
         count, scale = len(outputs_MF), density.model.scales(self.num_data, rows.total).prior
         every = outputs_MF if drawn_PD is None else torch.cat([outputs_MF, self._drawn(drawn_PD, rows, seeds)])
@@ -148,20 +128,16 @@ class FunctionTarget:
         force[:, :count] = score_matrix(self.pairs, score) * heat
         if drawn_PD is not None:
             force[:, count:] = score_elsewhere(gram_PP, count) * (-drive * heat * scale)
-        # the rows of both parts sum to zero, so that differences from any function do as well
+        # the rows of both parts sum to zero, so differences from any function give the same
         return force.to(every.dtype) @ (every - every[:1])
 
     def _drawn(self, drawn_PD: Tensor, rows: _Rows, seeds: Sequence[int]) -> Tensor:
-        """Return the outputs of networks with weights from the prior, (P, F).
-
-        Raises:
-            ValueError: if they are not finite.
-        """
+        """Return the outputs of networks with weights from the prior, (P, F); ValueError if they are not finite."""
         without = rows._replace(batch=rows.batch._replace(targets=None))
         buffers = self.density.model.network.stacked_buffers(len(drawn_PD))
-        own = [mix(Purpose.PRIOR_NETWORK, seeds[0], number) for number in range(len(drawn_PD))]
+        own_seeds = [mix(Purpose.PRIOR_NETWORK, seeds[0], number) for number in range(len(drawn_PD))]
         with torch.no_grad():
-            runs = _run(self.density, drawn_PD, without, buffers=buffers, seeds=own)
+            runs = _run(self.density, drawn_PD, without, buffers=buffers, seeds=own_seeds)
         outputs_PF = torch.cat([run.outputs.view(-1, run.outputs.shape[-1]) for run in runs])
         if not bool(torch.isfinite(outputs_PF).all()):
             raise ValueError(
@@ -175,12 +151,14 @@ def _rows(density: LogDensity, batch: Batch, extra: int, *, seed: int) -> _Rows:
     """Return the rows of the first member, or this process's share of them."""
     first = ready(density.model, batch, members=True).map(lambda t: t[0])
     total, ranks = batch_size(first.inputs), density.ranks
-    own = first.map(lambda t: t[ranks.rows(total)]) if ranks.data > 1 else first
+    shared = first.map(lambda t: t[ranks.rows(total)]) if ranks.data > 1 else first
     if not extra:
-        return _Rows(own, total)
-    more = rows_of(_between(first.inputs, extra, total, seed=seed), ranks.rows(extra))
-    joined = pytree.tree_map(lambda a, b: torch.cat([a, b]) if isinstance(a, Tensor) else a, own.inputs, more)
-    return _Rows(own._replace(inputs=joined), total, batch_size(more))
+        return _Rows(shared, total)
+    extra_inputs = rows_of(_between(first.inputs, extra, total, seed=seed), ranks.rows(extra))
+    joined = pytree.tree_map(
+        lambda a, b: torch.cat([a, b]) if isinstance(a, Tensor) else a, shared.inputs, extra_inputs
+    )
+    return _Rows(shared._replace(inputs=joined), total, batch_size(extra_inputs))
 
 
 def _between(inputs: Any, extra: int, total: int, *, seed: int) -> Any:
@@ -198,10 +176,9 @@ def _between(inputs: Any, extra: int, total: int, *, seed: int) -> Any:
 
 
 def check_extra(model: Model, batch: Batch) -> None:
-    """Check that rows can be made between those of a batch, and put beside them.
+    """Raise ValueError unless rows can be made between those of a batch, and put beside them.
 
-    Raises:
-        ValueError: if inputs are no real numbers, or rows change what the network gives for others.
+    That needs inputs of real numbers, and rows that do not change the outputs of others.
     """
     norms = (*model.network.batch_norms, *model.network.by_batch)
     if norms:
@@ -218,10 +195,10 @@ def _plan(density: LogDensity, evaluation: Evaluation) -> None:
 
 
 def _run(density: LogDensity, weights_MD: Tensor, rows: _Rows, *, buffers: Buffers, seeds: Sequence[int]) -> list[_Run]:
-    """Return what the network and the likelihood give, one member after the other or together.
+    """Return outputs and log likelihoods, by running one member after the other or all together.
 
-    What a member draws depends on its seed, and on this process where others have other rows. Without targets there is
-    no likelihood.
+    The random numbers of a member depend on its seed, and on this process where others have other rows. Without
+    targets the log likelihood is 0.
     """
     model, batch, seeds = density.model, rows.batch, seeds_here(density.ranks, seeds)
     assert density.plan is not None

@@ -1,16 +1,17 @@
-r"""Kernels of particles: values, and the force by which a kernel pushes particles apart.
+"""Kernels of particles: values, and the force by which a kernel pushes particles apart.
 
     RBF       k(x, y) = exp(−‖x − y‖² / h),    h = median² / log n  unless it is set
     Linear    k(x, y) = xᵀy + 1
 
-The median is over the distances of the n (n − 1)/2 pairs of different particles, zeros of the diagonal left out, and h
-is a constant where the kernel is differentiated. Of both kernels the force on particle i is a linear combination of the
-particles, so that all of it is (n, n) matrices in float64 and one pass over the (n, D) matrix of particles:
+The median is over the distances of the n (n − 1)/2 pairs of different particles, without the zeros of the diagonal,
+and h is a constant where the kernel is differentiated. For both kernels the force on particle i is a linear
+combination of the particles, so all of it is (n, n) matrices in float64 and one pass over the (n, D) matrix of
+particles:
 
     Σ_j ∂k(x_j, x_i)/∂x_j = Σ_j R_ij x_j,     R = (2/h) (diag(K 1) − K)  and  R = n I
 
-Liu and Wang (2016), "Stein variational gradient descent", section 3.3 and the appendix; the linear kernel, under which
-few particles have the exact mean and covariance of a normal target, is of Liu and Wang (2018), "Stein variational
+Liu and Wang (2016), "Stein variational gradient descent", section 3.3 and the appendix. The linear kernel, under which
+few particles have the exact mean and covariance of a normal target, is from Liu and Wang (2018), "Stein variational
 gradient descent as moment matching".
 """
 
@@ -27,46 +28,32 @@ from torch import Tensor
 
 from torchbayes.settings import check_settings
 
-_BLOCK = 1 << 13  # columns at a time, which caches hold: a pass over all of them costs the reading
-_FAR = 1e-4  # squared distances over squared norm, below which differences are taken before they are multiplied
-_CLOSE = 0.01  # squared distance over squared norms: those of particles this close need float64
+_BLOCK = 1 << 13  # columns at a time, which fit in caches: a pass over all columns costs as much as reading them
+_FAR = 1e-4  # squared distance over squared norm below which differences are taken before they are multiplied
+_CLOSE = 0.01  # squared distance over squared norms below which float64 is needed
 
 
 class Pairs(NamedTuple):
-    """What a kernel says of all pairs of particles, float64.
+    """A kernel of all pairs of particles, float64."""
 
-    Attributes:
-        values_MM: K_ij = k(x_i, x_j).
-        repulsion_MM: R, with Σ_j ∂k(x_j, x_i)/∂x_j = Σ_j R_ij x_j.
-        squares_MM: squared distances.
-    """
-
-    values_MM: Tensor
-    repulsion_MM: Tensor
-    squares_MM: Tensor
+    values_MM: Tensor  # K_ij = k(x_i, x_j)
+    repulsion_MM: Tensor  # R, with Σ_j ∂k(x_j, x_i)/∂x_j = Σ_j R_ij x_j
+    squares_MM: Tensor  # squared distances
 
 
 @dataclass(frozen=True)
 class RBF:
-    """k(x, y) = exp(−‖x − y‖² / h).
+    """k(x, y) = exp(−‖x − y‖² / h)."""
 
-    Attributes:
-        bandwidth: h, in squared units of the particles; None takes median² / log n at every step.
-    """
+    bandwidth: float | None = None  # h, in squared units of the particles; None takes median² / log n at every step
 
-    bandwidth: float | None = None
-
-    centred: ClassVar[bool] = True  # it depends on differences alone
+    centred: ClassVar[bool] = True  # the kernel depends on differences alone
 
     def __post_init__(self) -> None:
         check_settings(self)
 
     def pairs(self, gram_MM: Tensor) -> Pairs:
-        """Return the kernel of all pairs.
-
-        Args:
-            gram_MM: inner products of the particles, about any origin, float64.
-        """
+        """Return the kernel of all pairs, given inner products of the particles about any origin, float64."""
         squares_MM = squared_distances(gram_MM)
         h = median_bandwidth(squares_MM) if self.bandwidth is None else self.bandwidth
         values_MM = torch.exp(squares_MM / -h)
@@ -75,19 +62,15 @@ class RBF:
 
 @dataclass(frozen=True)
 class Linear:
-    """k(x, y) = xᵀy + 1. The steps of SVGD grow with the squared norm of the particles: for few weights alone."""
+    """k(x, y) = xᵀy + 1, only for few weights: steps of SVGD grow with the squared norm of the particles."""
 
     centred: ClassVar[bool] = False
 
     def pairs(self, gram_MM: Tensor) -> Pairs:
-        """Return the kernel of all pairs.
-
-        Args:
-            gram_MM: inner products of the particles, float64.
-        """
+        """Return the kernel of all pairs, given inner products of the particles, float64."""
         count = len(gram_MM)
-        own = torch.eye(count, dtype=gram_MM.dtype, device=gram_MM.device) * count
-        return Pairs(gram_MM + 1, own, squared_distances(gram_MM))
+        repulsion_MM = torch.eye(count, dtype=gram_MM.dtype, device=gram_MM.device) * count
+        return Pairs(gram_MM + 1, repulsion_MM, squared_distances(gram_MM))
 
 
 def columns(size: int) -> Iterator[slice]:
@@ -99,49 +82,46 @@ def columns(size: int) -> Iterator[slice]:
 def gram(particles_MD: Tensor, *, centred: bool) -> Tensor:
     """Return inner products of particles, float64 (M, M).
 
-    Those of float32 particles are products of blocks in float32, summed in float64, as long as no two particles are
-    much closer to each other than to zero: a difference of large products would then have lost their distance.
-
-    Args:
-        particles_MD: n rows.
-        centred: whether only distances are asked of them, so that they may be about any origin: they are about the
-            first particle where some are close to each other, whose distances then lose nothing to rounding.
+    For float32 they are products of blocks in float32, summed in float64, as long as no two particles are much closer
+    to each other than to zero: a difference of large products would then have lost their distance. `centred` means
+    that only distances matter, so the origin is free. It is the first particle where some are close to each other, so
+    that their distances lose nothing to rounding.
     """
     if particles_MD.dtype == torch.float32 and particles_MD.device.type == "cpu" and centred:
-        found_MM = _gram(particles_MD, torch.float32, centred=False)
-        norms_M = found_MM.diagonal()
-        close_MM = squared_distances(found_MM) < _CLOSE * (norms_M[:, None] + norms_M)
+        gram_MM = _gram(particles_MD, torch.float32, centred=False)
+        norms_M = gram_MM.diagonal()
+        close_MM = squared_distances(gram_MM) < _CLOSE * (norms_M[:, None] + norms_M)
         if not bool(close_MM.fill_diagonal_(False).any()):
-            return found_MM
+            return gram_MM
     return _gram(particles_MD, torch.float64, centred=centred)
 
 
 def _gram(particles_MD: Tensor, dtype: torch.dtype, *, centred: bool) -> Tensor:
-    """Return inner products of particles, of blocks in a dtype, summed in float64: see `gram`."""
-    found_MM = particles_MD.new_zeros(len(particles_MD), len(particles_MD), dtype=torch.float64)
-    for where in columns(particles_MD.shape[1]):
-        block = particles_MD[:, where].to(dtype)
+    """Return inner products of particles from blocks in a dtype, summed in float64: see `gram`."""
+    gram_MM = particles_MD.new_zeros(len(particles_MD), len(particles_MD), dtype=torch.float64)
+    for span in columns(particles_MD.shape[1]):
+        block = particles_MD[:, span].to(dtype)
         block = block - block[:1] if centred else block
-        found_MM += block @ block.T
-    return found_MM
+        gram_MM += block @ block.T
+    return gram_MM
 
 
 def squared_distances(gram_MM: Tensor) -> Tensor:
-    """Return ‖x_i − x_j‖² by inner products, (M, M); never below zero, and zero on the diagonal."""
+    """Return ‖x_i − x_j‖², (M, M), from inner products; never below zero, and zero on the diagonal."""
     norms_M = gram_MM.diagonal()
     squares_MM = norms_M[:, None] + norms_M - (gram_MM + gram_MM.T)  # symmetric to the last bit
     return squares_MM.clamp_(min=0).fill_diagonal_(0)
 
 
 def middle(values: Tensor) -> Tensor:
-    """Return the median along the last axis, the mean of the two in the middle of an even number."""
+    """Return the median along the last axis; for an even number, the mean of the two in the middle."""
     ordered, count = values.sort(-1).values, values.shape[-1]
     return (ordered[..., (count - 1) // 2] + ordered[..., count // 2]) / 2
 
 
 @lru_cache(maxsize=16)
 def above(count: int, device: torch.device) -> Tensor:
-    """Return the places of the pairs i < j in a flattened (M, M) matrix, (M (M − 1)/2,)."""
+    """Return the positions of the pairs i < j in a flattened (M, M) matrix, (M (M − 1)/2,)."""
     rows, others = torch.triu_indices(count, count, 1, device=device)
     return rows * count + others
 
@@ -149,8 +129,9 @@ def above(count: int, device: torch.device) -> Tensor:
 def median_bandwidth(squares_MM: Tensor) -> Tensor:
     """Return h = median² / log n of the pairs of different particles, float64 ().
 
-    With it Σ_{j ≠ i} k(x_i, x_j) ≈ 1: a particle and all others together have equal weight. Where more than half of the
-    pairs coincide the median is zero, and the mean square takes its place; it is 1 where all do, or there are no pairs.
+    With it Σ_{j ≠ i} k(x_i, x_j) ≈ 1: a particle and all others together have equal weight. Where more than half of
+    the pairs coincide the median is zero, and the mean square replaces it. h is 1 where all coincide or there are no
+    pairs.
     """
     if len(squares_MM) < 2:
         return torch.ones_like(squares_MM[0, 0])
@@ -161,9 +142,10 @@ def median_bandwidth(squares_MM: Tensor) -> Tensor:
 
 
 def are_far(pairs: Pairs, particles_MD: Tensor) -> bool:
-    """Return whether particles are farther from zero than from each other, by so much that float32 would lose digits.
+    """Return whether particles are so much farther from zero than from each other that float32 would lose digits.
 
-    A GPU is not asked, since a program would have to wait for it, and taking differences costs it little.
+    On a GPU the answer is always yes: the program would have to wait for the numbers, and differences cost little
+    there.
     """
     if particles_MD.device.type != "cpu":
         return True
@@ -176,21 +158,17 @@ def combine_(
 ) -> None:
     """Replace gradients G by A G + B X, in one pass over the columns.
 
-    Args:
-        gradient_MD: G, changed.
-        mixing_MM: A; None for the identity.
-        force_MM: B.
-        particles_MD: X.
-        centred: whether the rows of B sum to zero, so that it sees differences alone; these are taken first.
+    A is `mixing_MM`, None for the identity, and B `force_MM`. `centred` means that the rows of B sum to zero, so that
+    only differences of the particles X matter; these are taken first.
     """
     force_MM = force_MM.to(gradient_MD.dtype)
     mixing_MM = None if mixing_MM is None else mixing_MM.to(gradient_MD.dtype)
     ahead, behind = (gradient_MD.new_empty(len(gradient_MD), _BLOCK) for _ in range(2))
-    for where in columns(gradient_MD.shape[1]):
-        block, here = gradient_MD[:, where], particles_MD[:, where]
+    for span in columns(gradient_MD.shape[1]):
+        block, positions = gradient_MD[:, span], particles_MD[:, span]
         size = block.shape[1]
-        here = torch.sub(here, here[:1], out=behind[:, :size]) if centred else here
+        positions = torch.sub(positions, positions[:1], out=behind[:, :size]) if centred else positions
         if mixing_MM is None:
-            block.addmm_(force_MM, here)
+            block.addmm_(force_MM, positions)
         else:
-            block.copy_(torch.mm(mixing_MM, block, out=ahead[:, :size]).addmm_(force_MM, here))
+            block.copy_(torch.mm(mixing_MM, block, out=ahead[:, :size]).addmm_(force_MM, positions))

@@ -1,12 +1,12 @@
-r"""Repulsive ensembles (D'Angelo and Fortuin 2021): each member climbs its log posterior and leaves the others.
+"""Repulsive ensembles (D'Angelo and Fortuin 2021): each member climbs its log posterior and moves away from the others.
 
     x_i ← x_i + ε [ γ ∇log p(x_i) − ∇log q̂(x_i) ]
 
 where q̂ is the density that the members stand for, whose score is estimated from them by kernels
-(`torchbayes.methods.particles.scores`). In the space of weights x_i are the weights; in that of functions the bracket
+(`torchbayes.methods.particles.scores`). In the space of weights x_i are the weights. In that of functions the bracket
 is one of outputs on the batch, pulled back to the weights by the network (`torchbayes.methods.particles.functions`),
-but for the prior's part, which is the gradient in the weights unless its score in functions is asked for. The bracket
-is divided by N/T, on the scale of the mean loss, and an optimiser takes the place of the plain step.
+except for the prior, whose gradient is taken in the weights unless its score in functions is asked for. The bracket is
+divided by N/T, on the scale of the mean loss, and an optimiser replaces the plain step.
 """
 
 from __future__ import annotations
@@ -39,16 +39,12 @@ from torchbayes.randomness.seeds import Purpose, mix
 
 @dataclass(frozen=True)
 class State(Following):
-    """Where the members are.
-
-    Attributes:
-        trajectory: their descent.
-        drawn_PD: weights from the prior that the functions of this epoch repel from; none, (0, D), without them.
-        epoch: of these weights, made anew where the state is restored.
-    """
+    """Where the members are."""
 
     trajectory: Trajectory
+    # weights from the prior that functions of this epoch repel from, or (0, D)
     drawn_PD: Tensor = field(metadata=WORKSPACE, repr=False)
+    # of these weights, which are made anew where the state is restored
     epoch: tuple[int, ...] = field(default=(), metadata=WORKSPACE, repr=False)
 
 
@@ -61,7 +57,7 @@ class RepulsiveEnsemble(Particles, Descent):
     nothing, and what is left is a deep ensemble. Functions repel on the rows of each batch; the force is that of one
     posterior, and fades against N rows of evidence.
 
-    Members see each other, so processes can share the data and not the members.
+    Members interact, so processes can share the data and not the members.
 
     Attributes:
         members: M.
@@ -72,19 +68,19 @@ class RepulsiveEnsemble(Particles, Descent):
         schedule: how the learning rate changes over the run.
         space: where members repel: weights or functions.
         score: the estimator: kde, sge or ssge.
-        bandwidth: h of the kernel exp(−‖x − y‖²/h) of weights or outputs, in their squared units; None takes
-            median² / log M of the distances at every step.
+        bandwidth: h of the kernel exp(−‖x − y‖²/h) of weights or outputs, in their squared units; None takes median² /
+            log M of the distances at every step.
         prior: in the space of functions, where the prior acts: "weights", by its own gradient; or "functions", by the
-            score that `prior_draws` networks drawn from it tell, as published. That score fades where functions of the
-            posterior lie far from all of the drawn ones, which on many rows is everywhere: members then go to the
-            maximum of the likelihood.
+            score estimated from `prior_draws` networks drawn from it, as published. That score fades where functions
+            of the posterior lie far from all of the drawn ones, which on many rows is everywhere: members then go to
+            the maximum of the likelihood.
         prior_draws: number of networks drawn for "functions", anew for each epoch; a step runs each of them forward.
-        extra: rows beside those of each batch at which functions repel too: on lines through pairs
-            of its rows, x + u (x′ − x) with u uniform on (−1, 2); for inputs of real numbers, without batch norm.
+        extra: rows beside those of each batch at which functions repel too: on lines through pairs of its rows, x + u
+            (x′ − x) with u uniform on (−1, 2); for inputs of real numbers, without batch norm.
         annealing: how γ grows to 1 over the run, so that members first move apart: linear, hyperbolic or cyclic; None
             leaves it at 1.
-        plan: how the stack of members is run: auto, native, loop, vmap or compiled; in the space of functions by
-            loop or vmap, as set or as measured.
+        plan: how the stack of members is run: auto, native, loop, vmap or compiled; in the space of functions by loop
+            or vmap, as set or as measured.
     """
 
     members: int = 10
@@ -112,26 +108,18 @@ class RepulsiveEnsemble(Particles, Descent):
     def begin(
         self, density: Any, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first step.
-
-        Raises:
-            ValueError: if functions are to be drawn from a prior that is improper or cannot be drawn from, or there is
-                no network.
-        """
         model: Any = getattr(density, "model", None)
         if self.space == "functions" and model is None:
             raise ValueError("`space` 'functions' is for networks, and this density has none. Set space='weights'.")
         if self.space == "functions" and self.prior == "functions":
-            model.prior.sample(1)  # raises where it cannot
+            model.prior.sample(1)  # raises if the prior is improper or cannot be drawn from
         trajectory = super().begin(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
         return State(trajectory, weights_MD[:0].clone())
 
     def move(self, density: Any, state: State, batch: Batch | None, *, donate: bool = False) -> tuple[State, Info]:
-        """Return all members one optimiser step on, and the info of the step."""
         return super().move(density, _with_prior(self, density, state), batch, donate=donate)
 
     def force(self, density: Any, state: State, batch: Batch | None) -> tuple[Any, Direction]:
-        """Return the loss, and how members are driven and repelled: see `Particles.force`."""
         drive = annealed(self.annealing, state.trajectory.done)
         if self.space == "functions":
             return _between_functions(self, density, state, batch, drive=drive)
@@ -156,7 +144,7 @@ class RepulsiveEnsemble(Particles, Descent):
 def _between_functions(
     method: RepulsiveEnsemble, density: LogDensity, state: State, batch: Batch | None, *, drive: float
 ) -> tuple[FunctionTarget, Direction]:
-    """Return the loss of functions that repel, and a direction that is in its gradient already."""
+    """Return the loss of functions that repel, and the direction that its gradient already is."""
     drawn_PD = state.drawn_PD if len(state.drawn_PD) else None
     if method.extra and batch is not None and not state.step:
         check_extra(density.model, batch)
@@ -170,7 +158,7 @@ def _between_functions(
 
 
 def _with_prior(method: RepulsiveEnsemble, density: LogDensity, state: State) -> State:
-    """Return the state with the weights from the prior that belong to its epoch, where there are to be any."""
+    """Return the state with the weights from the prior that belong to its epoch, if any are needed."""
     now = state.trajectory
     epoch = now.step // now.steps_per_epoch
     if method.space == "weights" or method.prior == "weights" or state.epoch == (epoch,):

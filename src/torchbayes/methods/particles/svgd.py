@@ -1,11 +1,11 @@
-r"""Stein variational gradient descent (Liu and Wang 2016): M particles that follow each other's gradients and repel.
+"""Stein variational gradient descent (Liu and Wang 2016): M particles that follow each other's gradients and repel.
 
     x_i ← x_i + ε φ(x_i),     φ(x_i) = (1/M) Σ_j [ γ k(x_j, x_i) ∇log p(x_j) + ∂k(x_j, x_i)/∂x_j ]
 
-with the gradient of the full log posterior, of minibatches (N/B) Σ_b ∇log p(y_b | x) + ∇log p(x), the kernels of
-`torchbayes.methods.particles.kernels`, and an optimiser in the place of the plain step. φ is divided by N/T, on the
-scale of the mean loss. One particle is MAP. With M → ∞ the particles are draws of the posterior; a few in many
-dimensions are not, see `SVGD`.
+with the gradient of the full log posterior, on minibatches (N/B) Σ_b ∇log p(y_b | x) + ∇log p(x), the kernels of
+`torchbayes.methods.particles.kernels`, and an optimiser instead of the plain step. φ is divided by N/T, on the scale
+of the mean loss. One particle is MAP. With M → ∞ the particles are draws of the posterior; a few in many dimensions
+are not, see `SVGD`.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ State = Trajectory
 
 @dataclass(frozen=True)
 class SVGD(Particles, Descent):
-    """Stein variational gradient descent: an ensemble whose members attract each other's gradients and repel.
+    """Stein variational gradient descent: an ensemble whose members follow each other's gradients and repel.
 
     Few particles in many dimensions spread too little. For a normal target, RBF kernel and median heuristic, 50
     particles have 0.94 of its variance in 1 dimension, 0.66 in 5, 0.28 in 10 and 0.04 in 100: in the weights of a
     network the repulsion is next to nothing, and what is left is an ensemble with averaged gradients.
 
-    Members see each other, so processes can share the data and not the members.
+    Members interact, so processes can share the data and not the members.
 
     Attributes:
         members: M, particles.
@@ -49,8 +49,9 @@ class SVGD(Particles, Descent):
             is about 1/M of the gradient of one network, which Adam makes up for and SGD does not.
         schedule: how the learning rate changes over the run.
         kernel: rbf, exp(−‖x − y‖²/h), or linear, xᵀy + 1, which gives more particles than weights the exact mean and
-            covariance of a normal density, and is for few weights alone.
-        bandwidth: h of rbf, in squared units of the weights; None takes median² / log M of the distances at every step.
+            covariance of a normal density, and is only for few weights.
+        bandwidth: h of rbf, in squared units of the weights; None takes median² / log M of the distances at every
+            step.
         annealing: how γ grows to 1 over the run, so that particles first move apart: linear, hyperbolic or cyclic;
             None leaves it at 1.
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
@@ -72,7 +73,7 @@ class SVGD(Particles, Descent):
             raise ValueError(f"`bandwidth` is for kernel='rbf'; got {self.bandwidth:g} for 'linear'. Leave it out.")
 
     def force(self, density: LogDensity | Density, state: State, batch: Batch | None) -> tuple[Any, Direction]:
-        """Return the loss, and φ: see `Particles.force`."""
+        """Return the loss, and φ as the direction."""
         drive, heat = annealed(self.annealing, state.done), heat_of(density)
         kernel = RBF(self.bandwidth) if self.kernel == "rbf" else Linear()
 

@@ -1,15 +1,15 @@
-r"""Chains on minibatches that diverge: each goes back to where it was sound, and on with half the step size.
+"""Restarts of chains on minibatches that diverge: each goes back to sound weights, and on with half the step size.
 
 Such a chain has no proposals to reject. It has diverged where its density cannot be computed, where that or its
 gradient is not finite, and where
 
     log p(w) < log p(w₀) − 1000 (N + D)/min(T, 1) − 10 |log p(w₀)|
 
-with N rows, D weights and w₀ its start: no law keeps a chain there, and no minibatch moves the estimate as far. It then
-begins anew, as at a start, from weights that it had at most 100 steps before. The other chains know nothing of it. The
-eighth time it ends, and stays there. What it drew in the 200 steps before it diverged is replaced by its nearest other
-draw. On a CPU every step is looked at; elsewhere, where looking waits for the device, every 50th and the last of an
-epoch.
+with N rows, D weights and w₀ its start: no law keeps a chain there, and no minibatch moves the estimate as far. It
+then begins again, as at a start, from weights that it had at most 100 steps before. The other chains are not affected.
+The eighth time it ends, and stays there. Its draws of the 200 steps before it diverged are replaced by their nearest
+other draws. On a CPU every step is checked; elsewhere, where a check waits for the device, every 50th and the last of
+an epoch.
 """
 
 from __future__ import annotations
@@ -25,38 +25,27 @@ from torchbayes.density.dynamics import Density, Value
 from torchbayes.methods.finite import FOR_STEPS, lag_of
 from torchbayes.methods.protocol import DivergedError
 
-APART = 100  # steps from weights that are kept, to go back to, to the next
+APART = 100  # steps between weights that are kept to go back to
 MOST = 8  # times that a chain may diverge
-FAR = 1000.0  # nats a row and weight that a sound chain is above
+FAR = 1000.0  # nats per row and weight by which a chain that has diverged is below its start
 
 
 @dataclass(frozen=True)
 class Track:
-    """What is known of chains that may diverge.
+    """What is known of chains that may diverge."""
 
-    Attributes:
-        sound_MD: weights to go back to.
-        bound_M: log density below which a chain has diverged, float64.
-        strayed_M: which chains have diverged since they were looked at, bool.
-        lost_MR: the steps at which they were seen to, int64 (M, 8); −1 for none yet.
-        times: how often each has diverged.
-        begun: the step that each began, or began anew, with.
-        steps_per_epoch: length of an epoch.
-        fault: the first exception that the density raised; empty if there was none.
-    """
-
-    sound_MD: Tensor = field(metadata=FOR_STEPS)
-    bound_M: Tensor
-    strayed_M: Tensor
-    lost_MR: Tensor
-    times: tuple[int, ...]
-    begun: tuple[int, ...]
+    sound_MD: Tensor = field(metadata=FOR_STEPS)  # weights to go back to
+    bound_M: Tensor  # log density below which a chain has diverged, float64
+    strayed_M: Tensor  # which chains have diverged since the last check, bool
+    lost_MR: Tensor  # steps at which a divergence was seen, int64 (M, 8); −1 for none yet
+    times: tuple[int, ...]  # how often each has diverged
+    begun: tuple[int, ...]  # the step at which each began, or began again
     steps_per_epoch: int
-    fault: str = ""
+    fault: str = ""  # the first exception that the density raised, or empty
 
     @classmethod
     def of(cls, weights_MD: Tensor, steps_per_epoch: int) -> Self:
-        """Return what is known before the first step."""
+        """Return the track before the first step."""
         members = len(weights_MD)
         none_M = weights_MD.new_zeros(members, dtype=torch.float64)
         lost_MR = torch.full((members, MOST), -1, device=weights_MD.device)
@@ -64,7 +53,7 @@ class Track:
         return cls(weights_MD.clone(), none_M, none_M > 0, lost_MR, zeros, zeros, steps_per_epoch)
 
     def ages(self, step: int) -> list[int]:
-        """Return how many steps each chain has taken since it began, or began anew."""
+        """Return how many steps each chain has taken since it began, or began again."""
         return [step - begun for begun in self.begun]
 
     def lost(self) -> list[list[int]]:
@@ -72,18 +61,13 @@ class Track:
         return [[step for step in steps if step >= 0] for steps in self.lost_MR.tolist()]
 
     def factors(self) -> list[float]:
-        """Return by what the step size of each chain is multiplied; 0 where it has ended."""
+        """Return the factor on the step size of each chain; 0 where it has ended."""
         return [0.5**count if count < MOST else 0.0 for count in self.times]
 
     def check(self, method: Any, step_size: float) -> None:
-        """Check that a chain goes on.
+        """Raise DivergedError if every chain has ended.
 
-        Args:
-            method: the method, for its length.
-            step_size: ε before a chain's own factor.
-
-        Raises:
-            DivergedError: if every chain has ended.
+        The message names the length of `method` and ε before a chain's own factor.
         """
         if min(self.times) < MOST:
             return
@@ -100,7 +84,7 @@ class Track:
         )
 
     def seen(self, step: int, weights_MD: Tensor, value: Value, *, density: Density, fault: str) -> Track:
-        """Return what is known after the density of a step was seen; every 100th time its weights are kept."""
+        """Return the track after the density of a step was seen; every 100th time it keeps the weights."""
         health_M = value.log_density + torch.linalg.vector_norm(value.gradient, dim=-1)
         bound_M = _bound(value, density) if step == 0 else self.bound_M
         strayed_M = self.strayed_M | ~torch.isfinite(health_M) | (value.log_density < bound_M)
@@ -120,54 +104,47 @@ def _bound(value: Value, density: Density) -> Tensor:
 
 
 def gone_back(state: Any, **fresh: Any) -> tuple[Any, Tensor]:
-    """Return a state after a step, in which chains that have diverged are where they were sound.
+    """Return the state one step on, and which chains have gone back to sound weights, (M,), float64 on the CPU.
 
-    Args:
-        state: a state that may be overwritten, with its `track` and the number of the step.
-        fresh: with what another tensor of the state begins, by name; momentum and squares begin with 0.
-
-    Returns:
-        The state one step on, and which chains have gone back, (M,), float64 on the CPU.
+    The state may be overwritten. Momentum and squares of chains that go back begin with 0; `fresh` gives the initial
+    values of other tensors of the state, by name.
     """
     track, step = state.track, state.step
     ends = (step + 1) % track.steps_per_epoch == 0
-    if ends:  # what is saved must be finite, and no later density has shown it yet
-        own = (getattr(state, name) for name in ("weights_MD", "momentum_MD", "squares_MD", *fresh))
-        finite_M = torch.stack([torch.isfinite(part).view(len(part), -1).all(1) for part in own]).all(0)
+    if ends:  # what is saved must be finite, and no later density has been computed that would show it
+        tensors = (getattr(state, name) for name in ("weights_MD", "momentum_MD", "squares_MD", *fresh))
+        finite_M = torch.stack([torch.isfinite(part).view(len(part), -1).all(1) for part in tensors]).all(0)
         strayed_M = track.strayed_M | ~finite_M
         track = replace(track, strayed_M=strayed_M)
     strayed = track.strayed_M.tolist() if ends or step % lag_of(track.sound_MD) == 0 else [False]
     if not any(strayed):
         return replace(state, track=track, step=step + 1), torch.zeros(len(track.times), dtype=torch.float64)
-    where, lost_MR = track.strayed_M, track.lost_MR.clone()
-    for m, one in enumerate(strayed):
-        if one and track.times[m] < MOST:
+    going_M, lost_MR = track.strayed_M, track.lost_MR.clone()
+    for m, has_strayed in enumerate(strayed):
+        if has_strayed and track.times[m] < MOST:
             lost_MR[m, track.times[m]] = step
-    state.weights_MD[where] = track.sound_MD[where]
+    state.weights_MD[going_M] = track.sound_MD[going_M]
     for name, first in {"momentum_MD": 0.0, "squares_MD": 0.0, **fresh}.items():
-        getattr(state, name)[where] = first
-    times = tuple(min(count + one, MOST) for count, one in zip(track.times, strayed, strict=True))
-    begun = tuple(step + 1 if one else at for one, at in zip(strayed, track.begun, strict=True))
-    track = replace(track, strayed_M=torch.zeros_like(where), lost_MR=lost_MR, times=times, begun=begun)
+        getattr(state, name)[going_M] = first
+    times = tuple(min(count + has_strayed, MOST) for count, has_strayed in zip(track.times, strayed, strict=True))
+    begun = tuple(step + 1 if has_strayed else at for has_strayed, at in zip(strayed, track.begun, strict=True))
+    track = replace(track, strayed_M=torch.zeros_like(going_M), lost_MR=lost_MR, times=times, begun=begun)
     return replace(state, track=track, step=step + 1), torch.tensor(strayed).double()
 
 
 def mended(weights_MSD: Tensor, steps: Sequence[int], lost: Sequence[Sequence[int]]) -> Tensor:
     """Return draws in which those that chains took while they diverged are replaced by their nearest other ones.
 
-    Args:
-        weights_MSD: the draws.
-        steps: the step after which each was taken.
-        lost: the steps at which each chain was seen to have diverged.
+    `steps` are those after which each draw was taken, and `lost` those at which each chain was seen to have diverged.
     """
     if not any(lost) or not len(steps):
         return weights_MSD
-    at_S, found_MSD = torch.tensor(steps), weights_MSD.clone()
-    for m, seen in enumerate(lost):
-        before_LS = torch.tensor(seen).view(-1, 1) - at_S
+    at_S, mended_MSD = torch.tensor(steps), weights_MSD.clone()
+    for m, lost_steps in enumerate(lost):
+        before_LS = torch.tensor(lost_steps).view(-1, 1) - at_S
         lost_S = ((before_LS >= 0) & (before_LS < 2 * APART)).any(0)
         sound = (~lost_S).nonzero()[:, 0]
         if lost_S.any() and len(sound):
             nearest_S = sound[(sound - torch.arange(len(at_S)).unsqueeze(-1)).abs().argmin(-1)]
-            found_MSD[m] = weights_MSD[m, nearest_S.to(weights_MSD.device)]
-    return found_MSD
+            mended_MSD[m] = weights_MSD[m, nearest_S.to(weights_MSD.device)]
+    return mended_MSD

@@ -1,4 +1,4 @@
-r"""Stochastic gradient Hamiltonian Monte Carlo (Chen et al. 2014), in two forms, plain or preconditioned.
+"""Stochastic gradient Hamiltonian Monte Carlo (Chen et al. 2014), in two forms, plain or preconditioned.
 
 `form="momentum"`, that of Izmailov et al. (2021), with momentum β and mass A (1, or √V + δ with preconditioner):
 
@@ -8,8 +8,8 @@ r"""Stochastic gradient Hamiltonian Monte Carlo (Chen et al. 2014), in two forms
 
     v ← (1 − α) v + ε ∇log p(w) + √(2 (α − b) ε T) z,      w ← w + v
 
-With v = √ε m and b = 0 they are the same chain as long as ε does not change; when it does, m keeps its scale and v does
-not. V ← λ V + (1 − λ) ∇log p(w)² elementwise; the drift term for a changing A is left out. The gradient is that
+With v = √ε m and b = 0 they are the same chain as long as ε does not change; when it does, m keeps its scale and v
+does not. V ← λ V + (1 − λ) ∇log p(w)² elementwise; the drift term for a changing A is left out. The gradient is that
 of the full-data log density, estimated from a minibatch. With `Cycles` this is cSGHMC (Zhang et al. 2020).
 """
 
@@ -68,11 +68,9 @@ class SGHMC(Stochastic, Sampler):
     def begin(
         self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first step: see `Sampler.begin`."""
         return begin(self, density, weights_MD, seeds=seeds, steps_per_epoch=steps_per_epoch)
 
     def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
-        """Return every chain one step on, and what was seen: see `Sampler.move`."""
         seen = look(self, density, state, batch=batch, donate=donate)
         now, drift_MD, step_size, *_ = seen
         friction, root = 1 - self.momentum, step_size**0.5

@@ -1,4 +1,4 @@
-r"""Stochastic gradient Langevin dynamics (Welling and Teh 2011), plain or preconditioned (Li et al. 2016).
+"""Stochastic gradient Langevin dynamics (Welling and Teh 2011), plain or preconditioned (Li et al. 2016).
 
     w ← w + (ε_t/2) G ∇log p(w) + √(ε_t T) G^{1/2} z,     z ~ N(0, I)
 
@@ -6,11 +6,11 @@ with the gradient of the full-data log density estimated from a minibatch. Witho
 
     V ← λ V + (1 − λ) ∇log p(w)²,     G = 1/(√V + δ)
 
-elementwise. The exact dynamics has a further drift (T ε_t/2) Σ_j ∂G_ij/∂w_j, which needs second derivatives and is left
-out, as in Li et al. It is negligible while V hardly changes as w crosses the target, but not for small steps: V then
-follows every gradient, and the stationary law is p(w)/G(w), normalised. On N(0, 1) with exact gradients the variance is
-1.1, 1.5 and 1.9 at ε = 0.1, 0.01 and 0.001, and 2 in the limit. With all the data and without preconditioner the chain
-is the unadjusted Langevin algorithm; MALA corrects it.
+elementwise. The exact dynamics has a further drift (T ε_t/2) Σ_j ∂G_ij/∂w_j, which needs second derivatives and is
+left out, as in Li et al. It is negligible while V hardly changes as w crosses the target, but not for small steps: V
+then follows every gradient, and the stationary law is p(w)/G(w), normalised. On N(0, 1) with exact gradients the
+variance is 1.1, 1.5 and 1.9 at ε = 0.1, 0.01 and 0.001, and 2 in the limit. With all the data and without
+preconditioner the chain is the unadjusted Langevin algorithm; MALA corrects it.
 
 On a normal density of variance σ² with exact gradients the stationary variance is σ²/(1 − ε/(4σ²)).
 """
@@ -49,12 +49,10 @@ class SGLD(Stochastic, Sampler):
     def begin(
         self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first step: see `Sampler.begin`."""
         options: Any = {"seeds": seeds, "steps_per_epoch": steps_per_epoch, "moves": False}
         return begin(self, density, weights_MD, **options)
 
     def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
-        """Return every chain one step on, and what was seen: see `Sampler.move`."""
         seen = look(self, density, state, batch=batch, donate=donate)
         now, drift_MD, step_size, *_ = seen
         noise_MD = None

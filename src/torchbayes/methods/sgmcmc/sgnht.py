@@ -1,15 +1,15 @@
-r"""The stochastic gradient Nosé-Hoover thermostat (Ding et al. 2014).
+"""The stochastic gradient Nosé-Hoover thermostat (Ding et al. 2014).
 
     m ← m − h ξ m + h ∇log p(w) + √(2 a h T) A^{1/2} z,     w ← w + h A⁻¹ m,     ξ ← ξ + h (mᵀA⁻¹m/D − T)
 
 with mass A = 1, or with preconditioner A = √V + δ as in SGHMC: V ← λ V + (1 − λ) ∇log p(w)² elementwise. The friction
 ξ of each chain adapts until the kinetic energy is that of temperature T, so that it absorbs gradient noise of unknown
-size. h = √ε, and a = ξ_0 is the injected diffusion. The gradient is that of the full-data log density, estimated from a
-minibatch.
+size. h = √ε, and a = ξ_0 is the injected diffusion. The gradient is that of the full-data log density, estimated from
+a minibatch.
 
 Where a schedule adds no noise, as in the exploration of `Cycles`, there is no temperature for a thermostat to hold: it
-would lower ξ below zero, which heats the chain. There ξ = a, which makes the step gradient descent with momentum, as in
-the exploration of cyclical samplers (Zhang et al. 2020); ξ adapts from a when the noise is back. In the first half of
+would lower ξ below zero, which heats the chain. There ξ = a, so that the step is gradient descent with momentum, as in
+the exploration of cyclical samplers (Zhang et al. 2020). ξ adapts from a when the noise is back. In the first half of
 burn-in ξ = a too: the kinetic energy of a chain that falls towards the bulk of the density is not thermal, and ξ would
 lose the excess by only hT per step.
 """
@@ -42,13 +42,9 @@ from torchbayes.randomness.seeds import Purpose
 
 @dataclass(frozen=True)
 class Thermostats(State):
-    """Where the chains are.
+    """Where the chains are."""
 
-    Attributes:
-        friction_M: ξ, float64.
-    """
-
-    friction_M: Tensor
+    friction_M: Tensor  # ξ, float64
 
 
 @dataclass(frozen=True)
@@ -56,8 +52,8 @@ class SGNHT(Stochastic, Sampler):
     """The stochastic gradient Nosé-Hoover thermostat.
 
     Attributes:
-        diffusion: a. None for 1, but for 0.025/h where no step size is given, h that of the first step: a momentum then
-            lasts for 40 steps, however many rows there are.
+        diffusion: a. None for 1, but for 0.025/h where no step size is given, with h that of the first step: a
+            momentum then lasts for 40 steps, however many rows there are.
     """
 
     diffusion: float | None = None
@@ -66,7 +62,7 @@ class SGNHT(Stochastic, Sampler):
     preconditioned_rate = 0.00075
 
     def friction(self, density: Density) -> float:
-        """Return a, the friction at first."""
+        """Return a, the initial friction."""
         if self.diffusion is not None:
             return self.diffusion
         return 1.0 if self.step_size is not None else 0.025 / self.step_size_at(0, density) ** 0.5
@@ -74,17 +70,15 @@ class SGNHT(Stochastic, Sampler):
     def begin(
         self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first step: see `Sampler.begin`."""
         state = begin(self, density, weights_MD, seeds=seeds, steps_per_epoch=steps_per_epoch)
         first_M = weights_MD.new_full((len(weights_MD),), self.friction(density), dtype=torch.float64)
         started = Thermostats(**vars(state), friction_M=first_M)
-        if self.preconditions(density):  # A is not known yet, and the chain takes up its own momentum in burn-in
+        if self.preconditions(density):  # A is not known yet, and the chain gains its momentum in burn-in
             return started
         momentum_MD = normals(seeds, Purpose.THERMOSTAT, 0, like=weights_MD) * temperature(density) ** 0.5
         return replace(started, momentum_MD=momentum_MD)
 
     def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
-        """Return every chain one step on, and what was seen: see `Sampler.move`."""
         seen = look(self, density, state, batch=batch, donate=donate)
         now, drift_MD, step_size, *_ = seen
         h, heat, diffusion = step_size**0.5, temperature(density), self.friction(density)

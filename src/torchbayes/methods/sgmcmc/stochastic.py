@@ -1,12 +1,12 @@
-r"""What samplers on minibatches share: state, temperature, noise, a running preconditioner, and what a step reports.
+"""What samplers on minibatches share: state, temperature, noise, a running preconditioner, and the report of a step.
 
 A preconditioner is the root of the running mean square of the gradients, and a floor:
 
     V ← V + (1 − λ)/(1 − λ^(t+1)) (∇log p(w)² − V),     √V + δ,     ε_t ← ε_t min(t/100, 1)
 
 at the step t of a chain, from 0, or of its cycle, which begins near a mode as a start does. So V is the mean of what
-the chain has seen and not of one minibatch, whose gradient may be near 0 at a mode by chance, and first steps are
-short, as V grows when a chain leaves a mode. δ is by default 1/σ with σ the standard deviation of the weight's prior:
+the chain has seen and not of one minibatch, whose gradient may be near 0 at a mode by chance. First steps are short,
+because V grows when a chain leaves a mode. δ is by default 1/σ with σ the standard deviation of the weight's prior:
 however small gradients are, a weight is not moved as if it were known less than before the data.
 """
 
@@ -37,25 +37,15 @@ from torchbayes.randomness.seeds import Purpose
 
 @dataclass(frozen=True)
 class State:
-    """Where the chains are.
-
-    Attributes:
-        weights_MD: weights.
-        momentum_MD: momentum; empty, (M, 0), without one.
-        squares_MD: V; empty, (M, 0), without preconditioner.
-        floor_D: δ; empty without preconditioner.
-        seeds: one seed per chain.
-        step: steps taken.
-        track: what a chain that diverges goes back to.
-    """
+    """Where the chains are."""
 
     weights_MD: Tensor
-    momentum_MD: Tensor
-    squares_MD: Tensor
-    floor_D: Tensor = field(metadata=WORKSPACE, repr=False)
+    momentum_MD: Tensor  # (M, 0) without one
+    squares_MD: Tensor  # V; (M, 0) without preconditioner
+    floor_D: Tensor = field(metadata=WORKSPACE, repr=False)  # δ; empty without preconditioner
     seeds: tuple[int, ...]
     step: int
-    track: Track
+    track: Track  # what a chain that diverges goes back to
 
 
 @dataclass(frozen=True)
@@ -64,22 +54,22 @@ class Stochastic:
 
     Attributes:
         steps: length of a chain, burn-in included.
-        burn_in: steps, of those, before draws are retained.
+        burn_in: steps before draws are retained.
         thin: thinning interval.
         step_size: ε, on the scale of the full-data log density. None for one that does not depend on how many rows
-            there are: rate / N with N rows, or a fixed one where steps are preconditioned; both are of the class.
+            there are: rate / N with N rows, or a fixed one where steps are preconditioned; both depend on the class.
         batch_size: rows per step; None for all the data.
         schedule: how ε changes: `Steady`, `Decay` or `Cycles`. None for `Steady()`, but `Decay(500, 1)` on minibatches
             where no step size is given: large steps find the posterior, small ones resolve it where the data have
             little noise.
-        preconditioned: whether steps are, by the root mean square of the gradients; None for minibatches where no step
-            size is given.
+        preconditioned: whether steps are preconditioned by the root mean square of the gradients; None for minibatches
+            where no step size is given.
         decay: λ, of the running mean square.
-        floor: δ, added to its root; on the scale of the gradient. None for 1/σ of each weight's prior, and where that
-            is not known or flat for a number that only keeps steps finite.
+        floor: δ, added to its root, on the scale of the gradient. None for 1/σ of each weight's prior or, where that
+            is flat or not known, for a number that only keeps steps finite.
     """
 
-    # a chain starts at fresh weights and has to find the posterior first, as a training run does
+    # long, because a chain starts at fresh weights and has to find the posterior first, as a training run does
     steps: int = 10000
     burn_in: int = 6000
     thin: int = 10
@@ -107,7 +97,7 @@ class Stochastic:
 
     @property
     def cycles(self) -> Cycles | None:
-        """The cycles at whose ends draws are taken; None without."""
+        """The cycles at whose ends draws are taken, if any."""
         return self.schedule if isinstance(self.schedule, Cycles) else None
 
     @property
@@ -138,29 +128,29 @@ class Stochastic:
         return mended(weights_MSD, steps, state.track.lost())
 
     def ending(self, posterior: Any, state: State) -> Sampled:
-        """Return how chains are judged that may have diverged."""
+        """Return how chains that may have diverged are judged."""
         return Sampled(burn_in=self.burn_in, lost=state.track.lost(), most=MOST)
 
     @property
     def searches(self) -> bool:
-        """Whether held-out rows choose the scale of a prior that is open: where nothing is said of the steps."""
+        """Whether held-out rows choose the scale of an open prior: on minibatches, if no step size is given."""
         return self.step_size is None and self.batch_size is not None
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """The scale of an open prior, where nothing is said of the steps; by two chains."""
+        """The scale of an open prior, by two chains, where `searches` holds."""
         return (PriorScale(members=2),) if self.searches else ()
 
     def preconditions(self, density: Density) -> bool:
         """Return whether steps are preconditioned.
 
-        By default those on all the data are not: a preconditioner follows exact gradients, which changes the law of the
-        chain. Of gradients on minibatches most is noise, and it hardly changes.
+        By default those on all the data are not: a preconditioner follows exact gradients, which changes the law of
+        the chain. Gradients on minibatches are mostly noise, and it hardly changes.
         """
         return _is_open(self, density) if self.preconditioned is None else self.preconditioned
 
     def pace(self, density: Density) -> StepSchedule:
-        """Return how ε changes."""
+        """Return the schedule of ε."""
         return self.schedule or (Decay(500.0, 1.0) if _is_open(self, density) else Steady())
 
     def step_size_at(self, step: int, density: Density) -> float:
@@ -174,19 +164,12 @@ class Stochastic:
 
 @dataclass(frozen=True)
 class Info(Report):
-    """What a step on a minibatch reports, per chain.
+    """The report of a step on a minibatch, per chain."""
 
-    Attributes:
-        log_density_M: estimate of the tempered log density before the step, float64, in nats.
-        log_likelihood_M: estimate of Σ log p(y|f), untempered.
-        step_size_M: ε of the step.
-        divergent_M: 1.0 where a chain was seen to have diverged, and has gone back.
-    """
-
-    log_density_M: Tensor
-    log_likelihood_M: Tensor
+    log_density_M: Tensor  # estimate of the tempered log density before the step, float64, in nats
+    log_likelihood_M: Tensor  # estimate of Σ log p(y|f), untempered
     step_size_M: Tensor
-    divergent_M: Tensor
+    divergent_M: Tensor  # 1.0 where a chain was seen to have diverged, and has gone back
 
 
 def _is_open(method: Stochastic, density: Density) -> bool:
@@ -206,18 +189,9 @@ def temperature(density: Density) -> float:
 def begin(
     method: Any, density: Density, weights_MD: Tensor, *, seeds: Sequence[int], steps_per_epoch: int, moves: bool = True
 ) -> State:
-    """Return the state before the first step.
+    """Return the state before the first step; chains that have a momentum (`moves`) begin with 0.
 
-    Args:
-        method: the settings.
-        density: the target.
-        weights_MD: where the chains start.
-        seeds: one seed per chain.
-        steps_per_epoch: length of an epoch.
-        moves: whether chains have a momentum, which begins at 0.
-
-    Raises:
-        ValueError: if the network has batch norm that is not frozen.
+    Raises ValueError if the network has batch norm that is not frozen.
     """
     refuse_batch_norm(density)
     weights_MD = weights_MD.detach().clone()
@@ -243,22 +217,22 @@ def copied(state: Any) -> Any:
 
 
 def by_chain(numbers: Sequence[float], like_MD: Tensor) -> float | Tensor:
-    """Return a number for each chain, (M, 1), or one where all have the same."""
+    """Return a number for each chain, (M, 1), or a single one if all are the same."""
     return numbers[0] if len(set(numbers)) == 1 else like_MD.new_tensor(numbers).unsqueeze(-1)
 
 
 def add_(into_MD: Tensor, more_MD: Tensor, factor: float | Tensor) -> None:
-    """Add a multiple, in place, by a factor as of `by_chain`."""
+    """Add a multiple in place, by a factor from `by_chain`."""
     into_MD.addcmul_(more_MD, factor) if isinstance(factor, Tensor) else into_MD.add_(more_MD, alpha=factor)
 
 
 def scaled_noise(state: Any, step: int, scale: float | Tensor) -> Tensor:
-    """Return normals of standard deviation `scale`, as of `by_chain`, (M, D); every chain has its own."""
+    """Return normals (M, D) of standard deviation `scale`, from `by_chain`; every chain has its own."""
     return normals(state.seeds, Purpose.DIFFUSION, step, like=state.weights_MD).mul_(scale)
 
 
 def preconditioner(now: State, drift_MD: Tensor, decay: float) -> Tensor:
-    """Return √V + δ, after the running mean square V of a state has taken in a gradient."""
+    """Return √V + δ, after adding a gradient to the running mean square V of a state."""
     ages = now.track.ages(now.step)
     weights = [(1 - decay) / (1 - decay ** (age + 1)) for age in ages]
     now.squares_MD.lerp_(drift_MD.square(), by_chain(weights, drift_MD))
@@ -266,47 +240,28 @@ def preconditioner(now: State, drift_MD: Tensor, decay: float) -> Tensor:
 
 
 class Seen(NamedTuple):
-    """The density before a step, and the state that the step may overwrite.
-
-    Attributes:
-        now: the state.
-        drift_MD: gradient of the untempered density, which the step may overwrite too.
-        step_size: ε of each chain, as of `by_chain`.
-        value: the density.
-        sizes: ε of each chain.
-    """
+    """The density before a step, and the state that the step may overwrite."""
 
     now: Any
-    drift_MD: Tensor
-    step_size: float | Tensor
-    value: Value
-    sizes: list[float]
+    drift_MD: Tensor  # gradient of the untempered density, which the step may overwrite too
+    step_size: float | Tensor  # ε of each chain, from `by_chain`
+    value: Value  # the density
+    sizes: list[float]  # ε of each chain
 
     def done(self, now: Any, **fresh: Any) -> tuple[Any, Info]:
         """Return the state after the step and its info, once chains that have diverged have gone back.
 
-        Args:
-            now: the state, with its number that of the step.
-            fresh: as of `gone_back`.
+        `now` has the number of the step; `fresh` is that of `gone_back`.
         """
         state, divergent_M = gone_back(now, **fresh)
-        sizes_M = torch.tensor(self.sizes, dtype=torch.float64)  # for the log alone: not on the device
+        sizes_M = torch.tensor(self.sizes, dtype=torch.float64)  # not on the device, as only the log needs them
         return state, Info(self.value.log_density, self.value.log_likelihood, sizes_M, divergent_M)
 
 
 def look(method: Any, density: Density, state: Any, *, batch: Any, donate: bool) -> Seen:
-    """Return what a step begins with.
+    """Return the density before a step and the state that the step may overwrite, which is a copy unless donated.
 
-    Args:
-        method: the settings.
-        density: the target.
-        state: the state before the step.
-        batch: rows of the step.
-        donate: whether the state may be overwritten.
-
-    Raises:
-        DivergedError: if every chain has ended.
-        ValueError: if the density has the wrong shape.
+    Raises DivergedError if every chain has ended, and ValueError if the density has the wrong shape.
     """
     weights_MD, track, number = state.weights_MD, state.track, state.step
     step_size = method.step_size_at(number, density)
@@ -316,8 +271,8 @@ def look(method: Any, density: Density, state: Any, *, batch: Any, donate: bool)
     track = track.seen(number, weights_MD, value, density=density, fault=faults.first)
     shares = [1.0] * len(track.times)
     if method.preconditions(density):
-        place = number % method.cycles.length if method.cycles else number  # a cycle begins at a mode
-        shares = [ramp(min(age, place)) for age in track.ages(number)]
+        position = number % method.cycles.length if method.cycles else number  # a cycle begins at a mode
+        shares = [ramp(min(age, position)) for age in track.ages(number)]
     sizes = [step_size * factor * share for factor, share in zip(track.factors(), shares, strict=True)]
     now = replace(state if donate else copied(state), track=track)
     return Seen(now, value.gradient.mul_(temperature(density)), by_chain(sizes, weights_MD), value, sizes)

@@ -1,11 +1,11 @@
-r"""MCBatchNorm: batch norms with the statistics of random training minibatches (Teye, Azizpour and Smith 2018).
+"""MCBatchNorm: batch norms with the statistics of random training minibatches (Teye, Azizpour and Smith 2018).
 
     f_s(x) = f(x; w, μ_s, σ_s²),    μ_s, σ_s² of every batch norm on one minibatch of B training rows
 
 in training mode: each layer is normalised by the statistics of what the layers before it make of the same minibatch.
 The running statistics of the network are not changed. With B = N all draws are one function. The paper reads training
-with batch norm as variational inference; its correspondence of B and weight decay with a prior has no closed form, and
-the spread of the draws is what B makes it.
+with batch norm as variational inference. Its correspondence of B and weight decay with a prior has no closed form, and
+B sets the spread of the draws.
 """
 
 from __future__ import annotations
@@ -34,32 +34,19 @@ from torchbayes.posteriors.layers.batch_norm import BatchNormPosterior
 
 @dataclass(frozen=True)
 class State:
-    """What the next step needs.
-
-    Attributes:
-        weights_MD: the trained weights.
-        buffers: the network's buffers of each member, (M, ...), as they were trained.
-        statistics: of each batch norm, by name, (M, K, channels); the first `collected` of the K are known.
-        collected: minibatches so far.
-        rows: of the largest minibatch so far.
-        step: minibatches read.
-    """
+    """The trained weights and buffers, and the statistics so far."""
 
     weights_MD: Tensor
     buffers: Buffers
-    statistics: dict[str, Tensor]
-    collected: int
-    rows: int
-    step: int
+    statistics: dict[str, Tensor]  # name of the buffer -> (M, K, channels); the first `collected` of the K are known
+    collected: int  # minibatches so far
+    rows: int  # of the largest minibatch so far
+    step: int  # minibatches read
 
 
 @dataclass(frozen=True)
 class Info(Report):
-    """What a step reports for the log.
-
-    Attributes:
-        rows_M: rows of the minibatch.
-    """
+    """Rows of the minibatch, for the log."""
 
     rows_M: Tensor
 
@@ -68,14 +55,15 @@ class Info(Report):
 class MCBatchNorm(Kept, Defaults):
     """Monte Carlo batch norm around trained networks: `fit(model, data, MCBatchNorm(), start=net)`.
 
-    Without a start `fit` trains M networks by `MAP(batch_size=B)` first. The statistics of the minibatches are kept,
-    so that a saved posterior needs no training data. Dropout is off.
+    Without a start, `fit` first trains M networks by `MAP(batch_size=B)`. The statistics of the minibatches are kept,
+    so a saved posterior needs no training data. Dropout is off.
 
     Attributes:
         batch_size: B, rows of a minibatch, where the data are not batched already: as in training, at least 2. A
             smaller one spreads the functions more.
-        draws: K, minibatches of each network; more draws than these repeat them.
-        members: M, networks that are trained where no start is given; else `fit` sets it to those of the start.
+        draws: K, minibatches for each network; more draws than these repeat them.
+        members: M, networks to train where no start is given; with a start, `fit` sets it to the number of networks
+            there.
     """
 
     batch_size: int = field(default=128, metadata={"least": 2})
@@ -91,30 +79,19 @@ class MCBatchNorm(Kept, Defaults):
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """How long to train a network where none is given."""
         return (Epochs(self.needs.start, settings=(), mode=True),)
 
     def check(self, model: Model) -> None:
-        """Check that the network has batch norm.
-
-        Raises:
-            ValueError: if it has none.
-        """
         super().check(model)
         normed(model.network)
 
     def length(self, steps_per_epoch: int) -> int:
-        """Return the minibatches that are read at most: the last of an epoch may be the rest, which is left out."""
+        """Return the most minibatches that are read: the last of an epoch is left out if it has fewer rows."""
         return self.draws if steps_per_epoch == 1 else self.draws + -(-self.draws // (steps_per_epoch - 1))
 
     def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first minibatch, of a network that has batch norm.
-
-        Raises:
-            ValueError: if the network has no batch norm with running statistics.
-        """
         statistics = {
             f"{name}.{part}": buffers[f"{name}.{part}"].new_zeros(
                 len(weights_MD), self.draws, *buffers[f"{name}.{part}"].shape[1:]
@@ -129,24 +106,21 @@ class MCBatchNorm(Kept, Defaults):
         return Visit("minibatch", state.step) if state.collected < self.draws else None
 
     def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Return the state with the statistics of a minibatch, unless it is the rest of an epoch, with fewer rows.
-
-        Raises:
-            ValueError: if a minibatch has a single row.
-        """
         members, rows = len(state.weights_MD), batch_size(batch.inputs, 1)
         if rows < 2:
             raise ValueError(f"`batch_size` must give minibatches of 2 rows at least; got {rows}. One has no variance.")
         info = Info(torch.full((members,), float(rows)))
         now = (state.weights_MD, state.buffers)
-        if rows < state.rows - 1:  # tensors are divided as equally as can be
+        if rows < state.rows - 1:  # the short rest of an epoch; others differ by one row at most
             return State(*now, state.statistics, state.collected, state.rows, state.step + 1), info
         statistics = state.statistics if donate else {n: t.clone() for n, t in state.statistics.items()}
         for m in range(members):
-            own = {name: buffer[m] for name, buffer in state.buffers.items()}
+            member_buffers = {name: buffer[m] for name, buffer in state.buffers.items()}
             views, _ = density.model.split(state.weights_MD[m])
-            found = batch_statistics(density.model.network, views, rows_of(batch.inputs, m), buffers=own)
-            for name, value in found.items():
+            batch_values = batch_statistics(
+                density.model.network, views, rows_of(batch.inputs, m), buffers=member_buffers
+            )
+            for name, value in batch_values.items():
                 statistics[name][m, state.collected] = value
         return State(*now, statistics, state.collected + 1, max(rows, state.rows), state.step + 1), info
 
@@ -159,16 +133,12 @@ class MCBatchNorm(Kept, Defaults):
         if not state.collected:
             raise ValueError("no minibatch has been passed: the run stopped before its first step. Let it go on.")
         statistics = {name: values[:, : state.collected].clone() for name, values in state.statistics.items()}
-        about: dict[str, Any] = {"buffers_M": state.buffers or None, "statistics_known": True}
-        return BatchNormPosterior(density.model, state.weights_MD.clone(), statistics, **about)
+        options: dict[str, Any] = {"buffers_M": state.buffers or None, "statistics_known": True}
+        return BatchNormPosterior(density.model, state.weights_MD.clone(), statistics, **options)
 
 
 def normed(network: Network) -> tuple[str, ...]:
-    """Return the names of the batch norms whose statistics are drawn.
-
-    Raises:
-        ValueError: if there are none.
-    """
+    """Return the names of the batch norms whose statistics are drawn; ValueError if there are none."""
     names = tuple(n for n in network.batch_norms if isinstance(network.module.get_submodule(n), _BatchNorm))
     if not names:
         raise ValueError(
@@ -182,23 +152,17 @@ def normed(network: Network) -> tuple[str, ...]:
 def batch_statistics(
     network: Network, weights: Mapping[str, Tensor], inputs: Any, *, buffers: Buffers
 ) -> dict[str, Tensor]:
-    """Return the statistics by which batch norms in training mode normalise these rows, as running means and variances.
+    """Return the means and variances (channels,) by which batch norms in training mode normalise these rows.
 
-    Args:
-        network: the network; batch norm alone runs in training mode.
-        weights: named views of its random weights.
-        inputs: the rows.
-        buffers: of the network; not changed.
-
-    Returns:
-        name of the buffer -> tensor (channels,).
+    They have the names of the buffers. Only the batch norms run in training mode, and the buffers of the network are
+    not changed. `weights` are named views of its random weights.
     """
-    own, seen = {name: buffer.clone() for name, buffer in buffers.items()}, dict[str, Tensor]()
+    copies, statistics = {name: buffer.clone() for name, buffer in buffers.items()}, dict[str, Tensor]()
     inputs = network.arrange(inputs)
-    network.ask(weights, inputs, own)
-    with _noting(network, normed(network), seen):
-        network(weights, inputs, own)
-    return seen
+    network.ask(weights, inputs, copies)
+    with _noting(network, normed(network), statistics):
+        network(weights, inputs, copies)
+    return statistics
 
 
 @contextmanager

@@ -1,23 +1,22 @@
-r"""bSAM: sharpness-aware minimisation as Bayes (Möllenhoff and Khan 2023).
+"""bSAM: sharpness-aware minimisation as Bayes (Möllenhoff and Khan 2023).
 
-The worst case of SAM is the tightest convex lower bound of the expected loss under a Gaussian, and the same relaxation
-with a variance for each weight gives a posterior: every member has q(w) = N(m, 1/(λ s)) with a mean m and a scale s for
-each weight, λ = N/T and the normal prior N(μ, 1/(λδ)). With ℓ = −log p(D|w)/N on a minibatch a step is
+The worst case of SAM is the tightest convex lower bound of the expected loss under a Gaussian. The same relaxation
+with a variance for each weight gives a posterior: every member has q(w) = N(m, 1/(λ s)) with a mean m and a scale s
+for each weight, λ = N/T and the normal prior N(μ, 1/(λδ)). With ℓ = −log p(D|w)/N on a minibatch, a step is
 
     θ = m + z/√(λ s),    g = ∇ℓ(θ),    ε = ρ g/s
     u ← β₁ u + (1 − β₁) (∇ℓ(m + ε) + δ (m − μ))
     m ← m − lr u/s
     s ← β₂ s + (1 − β₂) (√s |g| + δ + damping)
 
-where m moves by the old s, and the second gradient is at m + ε, not θ + ε. ε is not divided by a norm: weights of small
-s, which are uncertain, are moved further. With `parts` a minibatch is split, each part has z and ε of its own, and
-gradients and |g| are averaged. Nothing is corrected for the start at u = 0.
+where m moves by the old s, and the second gradient is at m + ε, not θ + ε. ε is not divided by a norm, so uncertain
+weights (small s) are moved further. With `parts` a minibatch is split. Each part has its own z and ε, and gradients
+and |g| are averaged. There is no correction for the start at u = 0.
 
 s measures how large gradients are, not curvature. Where |g| is a constant c, it goes to
-((c + √(c² + 4(δ + damping)))/2)²; with all rows, one weight of curvature h and no damping it is about
-h √(2/(πN)) + δ, far below the h + δ of a Laplace approximation. So the spread of q is that of this method, and no
-reference for a posterior. A prior that is not normal is part of the loss: −log p(w)/λ where gradients are taken, with
-δ = 0.
+((c + √(c² + 4(δ + damping)))/2)². With all rows, one weight of curvature h and no damping it is about h √(2/(πN)) + δ,
+far below the h + δ of a Laplace approximation. So the spread of q belongs to this method and is no reference for a
+posterior. A prior that is not normal is part of the loss: −log p(w)/λ where gradients are taken, with δ = 0.
 """
 
 from __future__ import annotations
@@ -52,30 +51,18 @@ _ADVICE = "lower the learning rate, or raise `initial_scale`, which makes the fi
 
 @dataclass(frozen=True)
 class State:
-    """What the next step needs.
+    """What the next step needs."""
 
-    Attributes:
-        mean_MD: m.
-        scale_MD: s, positive; the precision of q over λ.
-        momentum_MD: u.
-        buffers: the network's buffers of each member, (M, ...).
-        gradient_MD: memory for the gradient, reused at every step; its content means nothing between steps.
-        seeds: one seed per member.
-        step: steps taken.
-        steps_per_epoch: length of an epoch.
-        total_steps: length of the run.
-        unseen: numbers of past steps that are still to be looked at.
-    """
-
-    mean_MD: Tensor
-    scale_MD: Tensor
-    momentum_MD: Tensor = field(metadata=FOR_STEPS)
+    mean_MD: Tensor  # m
+    scale_MD: Tensor  # s > 0: precision of q over λ
+    momentum_MD: Tensor = field(metadata=FOR_STEPS)  # u
     buffers: Buffers
-    gradient_MD: Tensor = field(metadata=WORKSPACE, repr=False)
+    gradient_MD: Tensor = field(metadata=WORKSPACE, repr=False)  # scratch space for the gradient
     seeds: tuple[int, ...]
     step: int
     steps_per_epoch: int
     total_steps: int
+    # numbers of past steps that are not checked yet
     unseen: tuple[Seen, ...] = field(default=(), metadata=WORKSPACE, repr=False)
 
     @property
@@ -85,7 +72,7 @@ class State:
 
     @property
     def trajectory(self) -> State:
-        """Itself, whose end the checks of a descent look at."""
+        """Itself: the checks of a descent look at its end."""
         return self
 
     @property
@@ -96,21 +83,21 @@ class State:
 
 @dataclass(frozen=True)
 class BSAM(NaturalGradient, Kept, Defaults):
-    """Bayesian sharpness-aware minimisation: a Gaussian with independent weights; with several members their mixture.
+    """Bayesian sharpness-aware minimisation: a Gaussian with independent weights; with several members, their mixture.
 
     Attributes:
         members: M, independent runs.
         epochs: passes over the data; None for 50, or more where these have fewer than 2,000 steps.
         batch_size: rows per step where the data are not batched already.
-        lr: learning rate, on the scale of u/s.
+        lr: learning rate, a factor on u/s.
         momentum: β₁.
         decay: β₂.
-        rho: ρ, by which gradients over s are multiplied to give the perturbation.
-        initial_scale: s₀, at which s starts. None for where s would go under the gradients of the first minibatch at
-            the start, (|g| + √(g² + 4(δ + damping)))²/4, at its largest over the weights, and at least 1: a loss with
-            large gradients, as under little noise, needs small steps from the first on.
+        rho: ρ, the size of the perturbation ρ g/s.
+        initial_scale: s₀, the initial s. None takes the limit of s under the gradients of the first minibatch at the
+            start, (|g| + √(g² + 4(δ + damping)))²/4, the largest over the weights, and at least 1: a loss with large
+            gradients, as under little noise, needs small steps from the first on.
         damping: added to δ, so that s stays away from 0 where the prior is wide.
-        parts: parts of a minibatch, each with a draw and a perturbation of its own; each has two rows or more.
+        parts: parts of a minibatch, each of two rows or more, with a draw and a perturbation of its own.
         schedule: how the learning rate changes over the run.
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
     """
@@ -131,7 +118,6 @@ class BSAM(NaturalGradient, Kept, Defaults):
     def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first step, with means at the given weights."""
         mean_MD = weights_MD.detach().clone(memory_format=torch.contiguous_format)
         return State(
             mean_MD,
@@ -146,18 +132,14 @@ class BSAM(NaturalGradient, Kept, Defaults):
         )
 
     def spread(self, density: LogDensity, state: State, scale_MD: Tensor) -> State:
-        """Return the state before the first step at trained weights: s is no smaller than any of these ask for.
+        """Return the state before the first step at trained weights, with s no smaller than their spread asks for.
 
-        Args:
-            density: the hot function.
-            state: as `init` gave it.
-            scale_MD: standard deviations; where one is 0 or wider than the method's own, that stays.
+        Where one of the standard deviations `scale_MD` is 0 or wider than the method's own, the method's own stays.
         """
-        known_MD = narrowed(density, state.scale_MD, scale_MD)
-        return replace(state, scale_MD=known_MD.amax(-1, keepdim=True).repeat(1, known_MD.shape[-1]))
+        wanted_MD = narrowed(density, state.scale_MD, scale_MD)
+        return replace(state, scale_MD=wanted_MD.amax(-1, keepdim=True).repeat(1, wanted_MD.shape[-1]))
 
     def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Return the state one step on, and the info of the step."""
         now, lr = writable(state, donate=donate), self.lr * self.schedule.factor(state.done)
         target = target_of(density, now.mean_MD)
         if now.step == 0 and self.initial_scale is None:
@@ -182,40 +164,35 @@ class BSAM(NaturalGradient, Kept, Defaults):
         return Gaussian(density.model, state.mean_MD.clone(), Diagonal(variance_MD), buffers_M=state.buffers or None)
 
     def ending(self, posterior: Gaussian, state: State) -> Descended:
-        """Return the means."""
         why = "they are spread wider than the data bear (raise `initial_scale` or `damping`, or train longer)"
         return Descended(weights_MD=state.mean_MD, buffers=state.buffers, why=why)
 
 
 def _scale(method: BSAM, density: LogDensity, now: State, batch: Batch) -> None:
-    """Let s begin where it would go under the gradients at the means, largest over the weights, or where it is."""
+    """Raise s to its limit under the gradients at the means, the largest over the weights."""
     target = target_of(density, now.mean_MD)
-    about: dict[str, Any] = {"buffers": clone(now.buffers), "seeds": now.seeds, "out": now.gradient_MD}
-    _slope(density, target, now.mean_MD, batch, **about)
+    options: dict[str, Any] = {"buffers": clone(now.buffers), "seeds": now.seeds, "out": now.gradient_MD}
+    _slope(density, target, now.mean_MD, batch, **options)
     size_MD, floor = now.gradient_MD.abs(), target.penalty.precision + method.damping
     settled_MD = ((size_MD + (size_MD.square() + 4 * floor).sqrt()) / 2).square()
     now.scale_MD.copy_(settled_MD.amax(-1, keepdim=True).maximum(now.scale_MD))
 
 
 def _piece(method: BSAM, density: LogDensity, now: State, *, piece: Piece, sums: tuple[Tensor, Tensor]) -> Tensor:
-    """Return the mean loss of each member on a part at a draw; add its share of both gradients to the sums.
+    """Return the mean loss of each member on a part of the minibatch at a draw; add both gradients to `sums`.
 
-    Args:
-        method: for ρ.
-        density: the hot function.
-        now: where the members are; its buffers become those of the pass at the draw.
-        piece: the rows.
-        sums: of the gradients at m + ε, and of the sizes of those at the draw.
+    `sums` are of the gradients at m + ε and of the sizes of those at the draw, each times the share of the part. The
+    buffers of `now` become those of the pass at the draw.
     """
     (slope_MD, size_MD), target = sums, target_of(density, now.mean_MD)
     seeds = [mix(Purpose.FLAT_MASKS, seed, now.step) for seed in piece.seeds]
-    kept = clone(now.buffers)
+    buffers = clone(now.buffers)
     noise_MD = normals(piece.seeds, Purpose.FLAT_NOISE, now.step, like=now.mean_MD)
     drawn_MD = noise_MD.mul_((now.scale_MD * target.ess).rsqrt_()).add_(now.mean_MD)
     nll_M = _slope(density, target, drawn_MD, piece.rows, buffers=now.buffers, seeds=seeds, out=now.gradient_MD)
     size_MD.add_(now.gradient_MD.abs(), alpha=piece.share)
     there_MD = torch.addcmul(now.mean_MD, now.gradient_MD, method.rho / now.scale_MD)
-    _slope(density, target, there_MD, piece.rows, buffers=kept, seeds=seeds, out=now.gradient_MD)
+    _slope(density, target, there_MD, piece.rows, buffers=buffers, seeds=seeds, out=now.gradient_MD)
     slope_MD.add_(now.gradient_MD, alpha=piece.share)
     return nll_M
 
@@ -223,7 +200,7 @@ def _piece(method: BSAM, density: LogDensity, now: State, *, piece: Piece, sums:
 def _slope(
     density: LogDensity, target: Target, weights_MD: Tensor, rows: Batch, *, out: Tensor, **about: Any
 ) -> Tensor:
-    """Return the mean loss of each member on some rows, and write its gradient, with a prior that is not normal."""
+    """Return the mean loss of each member on some rows, and write its gradient, that of a non-normal prior included."""
     nll_M = density.nll(weights_MD, rows, out=out, **about).log_density
     for segment in target.others:
         segment.add_gradient_(out, weights_MD, -target.scale / target.ess)

@@ -1,13 +1,12 @@
-r"""ConcreteDropout: dropout whose rates are learned with the weights (Gal, Hron and Kendall 2017).
+"""ConcreteDropout: dropout whose rates are learned with the weights (Gal, Hron and Kendall 2017).
 
     z_j = 1 − σ((logit p + logit u_j)/t),   u_j ~ U(0, 1),   t = 0.1        (in training, so that p has a gradient)
     −ELBO / N = nll + (1/N) Σ_layers [ l²/(2(1 − p)) ‖W‖² − K H(p) ],   H(p) = −p log p − (1 − p) log(1 − p)
 
-for inverted dropout, f = W (z/(1 − p) ∘ x), the prior N(0, l⁻²) of the weights that act on a unit that is kept, and K
-units, or channels, of a layer. P(z > ½) = 1 − p for every t. The weight terms and the entropy are those of the bound,
-so they fall as 1/N beside the likelihood, and with them the rate: more data leave less to be dropped. The bound of a
-tempered posterior has likelihood and prior divided by the temperature T of the model, and the entropy as it is.
-Predictions are made under masks of zeros and ones, the limit of small t.
+for inverted dropout, f = W (z/(1 − p) ∘ x), with the prior N(0, l⁻²) of the weights that act on a kept unit, and K
+units, or channels, of a layer. P(z > ½) = 1 − p for every t. The weight terms and the entropy fall as 1/N beside the
+likelihood, and the rate falls with them: with more data less is dropped. For a model of temperature T the likelihood
+and the prior are divided by T, and the entropy is not. Predictions use masks of zeros and ones, the limit of small t.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ State = Trajectory
 
 @dataclass(frozen=True)
 class ConcreteDropout(Scheduled, Descent):
-    """MC dropout that learns the rate of each dropout layer, from the layer's own rate on.
+    """MC dropout that learns the rate of each dropout layer, starting from the layer's own rate.
 
     For plain stacks of layers, nn.Sequential, whose nn.Dropout stands right beside linear layers, or nn.Dropout2d
     beside convolutions, under a normal prior N(0, s²) of their weights, s = 1/l. The rates are in the posterior.
@@ -67,40 +66,33 @@ class ConcreteDropout(Scheduled, Descent):
     by_draws = True
 
     def check(self, model: Model) -> None:
-        """Check that there are rates to learn.
-
-        Raises:
-            ValueError: if there are none.
-        """
         super().check(model)
         learnable(model)
 
     def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the trajectory of the weights of a member, behind which come the logits of its rates."""
+        """Return the trajectory of each member's weights, followed by the logits of its rates."""
         learnable(density.model)
         logits_L = torch.tensor(rates(density.model.network), dtype=torch.float64).logit().to(weights_MD)
-        both = torch.cat([weights_MD, logits_L.expand(len(weights_MD), -1)], 1)
-        return super().begin(density, both, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
+        parameters_ME = torch.cat([weights_MD, logits_L.expand(len(weights_MD), -1)], 1)
+        return super().begin(density, parameters_ME, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
 
     def target(self, density: LogDensity, state: State) -> Rated:
-        """Return the bound."""
         return Rated(density.model, density.num_data)
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> DropoutPosterior:
-        """Return the members' networks under random masks of the rates that they have learned."""
+        """Return the members' networks under random masks at the learned rates."""
         size = density.model.layout.size
         weights_MD, logits_ML = state.weights_MD[:, :size].clone(), state.weights_MD[:, size:].double()
-        found = DropoutPosterior(density.model, weights_MD, logits_ML.sigmoid(), buffers_M=state.buffers or None)
-        return replace(found, statistics_known=True)
+        posterior = DropoutPosterior(density.model, weights_MD, logits_ML.sigmoid(), buffers_M=state.buffers or None)
+        return replace(posterior, statistics_known=True)
 
 
 def learnable(model: Model) -> list[Layer]:
     """Return the dropout layers of a model with the weights that they act on.
 
-    Raises:
-        ValueError: if their rates cannot be learned.
+    Raises ValueError if their rates cannot be learned.
     """
     check_dropout(model.network)
     layers = folds(model.network)
@@ -125,28 +117,16 @@ def learnable(model: Model) -> list[Layer]:
 
 @dataclass(frozen=True)
 class Rated:
-    """The bound as a loss of weights and logits of rates, in the place of a density that knows of no rates.
-
-    Attributes:
-        model: the model.
-        num_data: N.
-    """
+    """The bound as a loss of weights and logits of rates; it stands in for a density, which knows no rates."""
 
     model: Model
-    num_data: int
+    num_data: int  # N
 
     def loss(self, weights_ME: Tensor, batch: Batch, *, buffers: Buffers, seeds: Sequence[int], out: Tensor) -> Value:
-        """Return the negative bound per observation, and write its gradient.
+        """Return the negative bound per observation (M,), and write its gradient to `out` (M, E).
 
-        Args:
-            weights_ME: weights of each member, and behind them its logits.
-            batch: one minibatch per member, (M, B, ...).
-            buffers: the network's buffers, each (M, ...), changed in place.
-            seeds: M seeds of the masks.
-            out: receives the gradient, (M, E).
-
-        Returns:
-            `Value` with the loss (M,), its gradient and the log likelihood (M,) of all rows, estimated.
+        `weights_ME` are the weights of each member followed by its logits. Buffers are changed in place; the seeds are
+        those of the masks. The log likelihood (M,) in the `Value` is an estimate for all rows.
         """
         model, layers = self.model, learnable(self.model)
         rows = batch_size(batch.inputs, 1)
@@ -156,19 +136,19 @@ class Rated:
         for m, seed in enumerate(seeds):
             source = generator(Purpose.CONCRETE, seed, device=weights_ME.device)
             with differentiable():
-                both_E = weights_ME[m].detach().clone().requires_grad_()
-                weights_D, logits_L = both_E[: model.layout.size], both_E[model.layout.size :]
-                own = {name: buffer[m] for name, buffer in buffers.items()}
+                parameters_E = weights_ME[m].detach().clone().requires_grad_()
+                weights_D, logits_L = parameters_E[: model.layout.size], parameters_E[model.layout.size :]
+                member_buffers = {name: buffer[m] for name, buffer in buffers.items()}
                 inputs = model.network.arrange(rows_of(batch.inputs, m))
-                part, views = Batch(inputs, rows_of(batch.targets, m)), model.split(weights_D.detach())[0]
+                rows_m, views = Batch(inputs, rows_of(batch.targets, m)), model.split(weights_D.detach())[0]
                 with model.network.training():
-                    # first, as it may run the network, which must not use up the numbers of the masks
-                    model.network.ask(views, inputs, {n: b.clone() for n, b in own.items()})
+                    # asked first because it may run the network, which would use up random numbers of the masks
+                    model.network.ask(views, inputs, {n: b.clone() for n, b in member_buffers.items()})
                     with _masking(model, layers, logits_L, source=source):
-                        fit = model.log_likelihood(weights_D, part, own).sum(dtype=torch.float64)
+                        fit = model.log_likelihood(weights_D, rows_m, member_buffers).sum(dtype=torch.float64)
                 prior, entropy = model.log_prior(_kept(model, layers, weights_D, logits_L)), _entropy(layers, logits_L)
                 loss = factor * (scales.likelihood * fit + scales.prior * prior + entropy)
-                out[m] = torch.autograd.grad(loss, both_E)[0]
+                out[m] = torch.autograd.grad(loss, parameters_E)[0]
             losses.append(loss.detach())
             fits.append(fit.detach() * (self.num_data / rows))
         return Value(torch.stack(losses), out, torch.stack(fits))
@@ -188,7 +168,11 @@ def _masking(model: Model, layers: Sequence[Layer], logits_L: Tensor, *, source:
     def hook_of(layer: Layer, logit: Tensor) -> Callable[..., Tensor]:
         def hook(module: Any, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
             x = args[0]
-            shape = (len(x), *[1] * (x.ndim - 1 - len(layer.shape)), *layer.shape)  # the same at all positions of a row
+            shape = (
+                len(x),
+                *[1] * (x.ndim - 1 - len(layer.shape)),
+                *layer.shape,
+            )  # the same mask at all positions of a row
             return x * (concrete_mask(logit, shape, source=source) / torch.sigmoid(-logit)).to(x.dtype)
 
         return hook
@@ -208,13 +192,13 @@ def _masking(model: Model, layers: Sequence[Layer], logits_L: Tensor, *, source:
 
 
 def _kept(model: Model, layers: Sequence[Layer], weights_D: Tensor, logits_L: Tensor) -> Tensor:
-    """Return weights W/√(1 − p) beside dropout, whose normal prior is that of W with l² / (1 − p)."""
+    """Return weights W/√(1 − p) beside dropout: their normal prior is that of W with l²/(1 − p)."""
     factor_D = torch.ones_like(weights_D)
     for layer, logit in zip(layers, logits_L, strict=True):
         for name in (layer.weight, layer.bias):
             if name is not None:
-                where, ones = model.layout.slices[name], torch.ones_like(factor_D)
-                ones[where] = torch.sigmoid(-logit).rsqrt()
+                span, ones = model.layout.slices[name], torch.ones_like(factor_D)
+                ones[span] = torch.sigmoid(-logit).rsqrt()
                 factor_D = factor_D * ones
     return weights_D * factor_D
 

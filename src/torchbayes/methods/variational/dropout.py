@@ -1,14 +1,14 @@
-r"""MCDropout: training with dropout as variational inference (Gal and Ghahramani 2016).
+"""MCDropout: training with dropout as variational inference (Gal and Ghahramani 2016).
 
     q(W) = M diag(z),  z_j ~ Bernoulli(k),  k = 1 − p        (a unit that is dropped has no weights)
     −ELBO = −E_q log p(y | f_W(x)) + Σ_layers (k l²/2) ‖M‖² + const,    prior N(0, l⁻²) of every weight
 
-One step with dropout on is an estimate of the first term from one mask for each row, and the second is the penalty of
-a normal prior. Inverted dropout stores W = k M and divides by k, so that the penalty is l²/(2k) ‖W‖²: MAP with dropout
-under the prior N(0, s²) maximises the ELBO under N(0, s²/k) for M, that is with l² = k/s², for weights that act on
-units which are dropped, and under N(0, s²) itself for the others and for biases, at whose mode q is a point. τ of the
-paper is the precision 1/σ² of the Gaussian likelihood, fixed or learned; no decay has to be multiplied by it, as the
-loss is the whole log likelihood.
+A step with dropout on estimates the first term with one mask for each row. The second is the penalty of a normal
+prior. Inverted dropout stores W = k M and divides by k, so the penalty is l²/(2k) ‖W‖². MAP with dropout under the
+prior N(0, s²) therefore maximises the ELBO under N(0, s²/k) for M, that is with l² = k/s², for weights that act on
+units which are dropped. For the other weights and for biases, where q is a point, the prior is N(0, s²) itself. τ of
+the paper is the precision 1/σ² of the Gaussian likelihood, fixed or learned. The loss is the whole log likelihood, so
+no decay has to be multiplied by τ.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from torchbayes.posteriors.layers.dropout import DropoutPosterior
 
 @dataclass(frozen=True)
 class MCDropout(Scheduled, Descent):
-    """Monte Carlo dropout: a network, or M of them, trained with its dropout on, which stays on for predictions.
+    """Monte Carlo dropout: M networks trained with dropout, which stays on for predictions.
 
     The posterior approximated is the one under N(0, s²/k) for weights that act on units which are kept with
     probability k, where s is the scale of the model's normal prior, and under N(0, s²) for the others. A network that
@@ -61,22 +61,16 @@ class MCDropout(Scheduled, Descent):
     plan: BackendName | str = "auto"
 
     def check(self, model: Model) -> None:
-        """Check that the network has dropout.
-
-        Raises:
-            ValueError: if it has none.
-        """
         super().check(model)
         check_dropout(model.network)
 
     def begin(
         self, density: Any, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> Trajectory:
-        """Return the trajectory before its first step, of a network that has dropout."""
         self.check(density.model)
         return super().begin(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
 
     def posterior(self, density: LogDensity, state: Trajectory, shelf: Shelf | None = None) -> DropoutPosterior:
         """Return the members' networks under random masks."""
-        about: dict[str, object] = {"buffers_M": state.buffers or None, "statistics_known": True}
-        return DropoutPosterior(density.model, state.weights_MD.clone(), **about)  # type: ignore[arg-type]
+        options: dict[str, object] = {"buffers_M": state.buffers or None, "statistics_known": True}
+        return DropoutPosterior(density.model, state.weights_MD.clone(), **options)  # type: ignore[arg-type]

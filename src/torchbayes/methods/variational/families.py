@@ -1,17 +1,17 @@
-r"""Families of distributions over the weights, all but one normal: a flat vector of parameters (M, P) for each member.
+"""Families of distributions over the weights, all but one normal: a flat vector of parameters (M, P) for each member.
 
     diagonal     w = μ + σ ∘ ε                     P = 2D         parameters: μ, log σ
     low_rank     w = μ + d ∘ ε₁ + Fᵀ ε₂            P = (2 + R) D   μ, log d, F
     dense        w = μ + R ε, R upper triangular    P = 2D + D(D − 1)/2   μ, log of the diagonal of R, R above it
     radial       w = μ + σ ∘ ε |r|/‖ε‖            P = 2D         μ, log σ; not normal, see `RadialPosterior`
 
-A family turns noise into weights, and what is known of the objective there into its gradient by the parameters: with
+A family turns noise into weights, and slopes of the objective by the weights into its gradient by the parameters. With
 g_s the gradient by the weights of draw s, a_i = ∂/∂μ_i and b_i = ∂/∂v_i of a function of the marginal means and
 variances v_i = Σ_ii, and an entropy H(q) with the factor h,
 
     ∂/∂μ = Σ_s g_s + a,    ∂/∂θ = Σ_s g_sᵀ ∂w_s/∂θ + bᵀ ∂v/∂θ + h ∂H/∂θ    (θ the other parameters)
 
-Of scales the logarithm is a parameter: they stay positive whatever the step, and ∂H/∂log σ = 1. The softplus of
+The parameter of a scale is its logarithm: scales stay positive whatever the step, and ∂H/∂log σ = 1. The softplus of
 Blundell et al. (2015) is the same for small scales, and linear for large ones.
 """
 
@@ -31,41 +31,27 @@ from torchbayes.posteriors.layers.radial import directions, entropy, lengths, pa
 
 
 class Slopes(NamedTuple):
-    """What is known of the objective, by which a family finds the gradient by its parameters.
+    """Slopes of the objective, from which a family computes the gradient by its parameters."""
 
-    Attributes:
-        weights_MSD: g, by the weights of each draw; their sum counts, not their mean.
-        mean_MD: a, by the marginal means.
-        variance_MD: b, by the marginal variances.
-        entropy: h, the factor on the entropy.
-    """
-
-    weights_MSD: Tensor
-    mean_MD: Tensor
-    variance_MD: Tensor
-    entropy: float
+    weights_MSD: Tensor  # g, by the weights of each draw; their sum counts, not their mean
+    mean_MD: Tensor  # a, by the marginal means
+    variance_MD: Tensor  # b, by the marginal variances
+    entropy: float  # h, factor on the entropy
 
 
 class Family(Protocol):
-    """A family of normal distributions over D weights.
+    """A family of distributions over D weights."""
 
-    Attributes:
-        correlated: whether weights are correlated with each other.
-    """
-
-    correlated: ClassVar[bool]
+    correlated: ClassVar[bool]  # whether weights are correlated with each other
 
     def noise_size(self, size: int) -> int:
-        """Return how many standard normals make one draw of D weights."""
+        """Return E, the number of standard normals that make one draw of D weights."""
         ...
 
     def start(self, mean_MD: Tensor, scale_MD: Tensor, normals: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return parameters (M, P) of these means and scales, and next to no correlation.
+        """Return parameters (M, P) of these means and standard deviations, with next to no correlation.
 
-        Args:
-            mean_MD: μ.
-            scale_MD: standard deviations.
-            normals: gives standard normals in the shape of a tensor (M, ...).
+        `normals` gives standard normals in the shape of a tensor (M, ...).
         """
         ...
 
@@ -120,7 +106,7 @@ class DiagonalFamily:
     def pull(self, parameters_MP: Tensor, noise_MSE: Tensor, slopes: Slopes, *, out: Tensor) -> None:
         """Write the gradient: ∂/∂log σ = σ ∘ (Σ_s g_s ∘ ε_s + 2σ ∘ b) + h.
 
-        In closed form, as this is a part of every step: autograd takes about twice as many passes over the weights.
+        In closed form because every step does this: autograd takes about twice as many passes over the weights.
         """
         scale_MD = parameters_MP.chunk(2, dim=1)[1].exp()
         by_mean_MD, by_log_scale_MD = out.chunk(2, dim=1)
@@ -139,11 +125,7 @@ class DiagonalFamily:
 
 @dataclass(frozen=True)
 class LowRankFamily:
-    """A diagonal and R directions in which weights vary together.
-
-    Attributes:
-        rank: R.
-    """
+    """A diagonal and R directions in which weights vary together."""
 
     rank: int
 
@@ -154,7 +136,7 @@ class LowRankFamily:
         return size + self.rank
 
     def start(self, mean_MD: Tensor, scale_MD: Tensor, normals: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return parameters (M, (2 + R) D); directions are random and small, as there is no slope at zero."""
+        """Return parameters (M, (2 + R) D); directions are random and small, because the slope at zero is zero."""
         members, size = mean_MD.shape
         noise_MRD = normals(mean_MD.new_empty(members, self.rank, size))
         factor_MRD = noise_MRD * (0.1 / math.sqrt(self.rank)) * scale_MD.unsqueeze(1)
@@ -164,8 +146,8 @@ class LowRankFamily:
         """Return weights μ + d ∘ ε₁ + Fᵀ ε₂, (M, S, D)."""
         mean_MD, log_scale_MD, factor_MRD = self._parts(parameters_MP)
         size = mean_MD.shape[1]
-        own_MSD = torch.addcmul(mean_MD.unsqueeze(1), log_scale_MD.exp().unsqueeze(1), noise_MSE[..., :size])
-        return own_MSD + noise_MSE[..., size:] @ factor_MRD
+        independent_MSD = torch.addcmul(mean_MD.unsqueeze(1), log_scale_MD.exp().unsqueeze(1), noise_MSE[..., :size])
+        return independent_MSD + noise_MSE[..., size:] @ factor_MRD
 
     def variance(self, parameters_MP: Tensor) -> Tensor:
         """Return d² + Σ_r F_r², (M, D)."""
@@ -177,7 +159,8 @@ class LowRankFamily:
         _, log_scale_MD, factor_MRD = self._parts(parameters_MP)
         scaled_MRD = (factor_MRD * torch.exp(-log_scale_MD).unsqueeze(1)).double()
         inner_MRR = scaled_MRD @ scaled_MRD.mT + torch.eye(self.rank, dtype=torch.float64, device=scaled_MRD.device)
-        root_MRR = torch.linalg.cholesky_ex(inner_MRR).L  # which does not wait for a GPU; the identity is part of it
+        # cholesky_ex does not wait for a GPU, and cannot fail here, because the identity is part of the sum
+        root_MRR = torch.linalg.cholesky_ex(inner_MRR).L
         return _scales_entropy(log_scale_MD) + root_MRR.diagonal(dim1=1, dim2=2).log().sum(-1)
 
     def pull(self, parameters_MP: Tensor, noise_MSE: Tensor, slopes: Slopes, *, out: Tensor) -> None:
@@ -197,7 +180,7 @@ class LowRankFamily:
 
 @dataclass(frozen=True)
 class DenseFamily:
-    """Any covariance, by its triangular root: for few weights, as memory is D² of numbers."""
+    """Any covariance, by its triangular root; for few weights, as it holds D² numbers."""
 
     correlated: ClassVar[bool] = True
 
@@ -243,18 +226,14 @@ class DenseFamily:
 
 @dataclass(frozen=True)
 class RadialFamily:
-    """A direction and a radius for each parameter: no normal distribution (Farquhar, Osborne and Gal 2020).
+    """A direction and a radius for each parameter: not a normal distribution (Farquhar, Osborne and Gal 2020)."""
 
-    Attributes:
-        sizes: weights of each parameter, in their order.
-    """
-
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...]  # number of weights of each parameter
 
     correlated: ClassVar[bool] = False
 
     def noise_size(self, size: int) -> int:
-        """Return D and one for each parameter."""
+        """Return D plus one for each parameter."""
         return size + len(self.sizes)
 
     def start(self, mean_MD: Tensor, scale_MD: Tensor, normals: Callable[[Tensor], Tensor]) -> Tensor:
@@ -278,7 +257,7 @@ class RadialFamily:
         return log_scale_MD.sum(-1, dtype=torch.float64) + entropy(self.sizes)
 
     def pull(self, parameters_MP: Tensor, noise_MSE: Tensor, slopes: Slopes, *, out: Tensor) -> None:
-        """Write the gradient: as of independent weights, with directions in the place of ε, and variances σ²/n."""
+        """Write the gradient as for independent weights, with directions instead of ε and variances σ²/n."""
         scale_MD = parameters_MP.chunk(2, dim=1)[1].exp()
         by_mean_MD, by_log_scale_MD = out.chunk(2, dim=1)
         torch.sum(slopes.weights_MSD, dim=1, out=by_mean_MD).add_(slopes.mean_MD)
@@ -287,7 +266,7 @@ class RadialFamily:
         by_log_scale_MD.addcmul_(slopes.variance_MD, self.variance(parameters_MP), value=2).add_(slopes.entropy)
 
     def covariance(self, parameters_MP: Tensor) -> Diagonal:
-        """Return diag(σ²/n): weights of a parameter are uncorrelated, and not independent."""
+        """Return diag(σ²/n): weights of a parameter are uncorrelated but not independent."""
         return Diagonal(self.variance(parameters_MP))
 
     def _log_sizes(self, like_MD: Tensor) -> Tensor:
@@ -309,7 +288,7 @@ def _scales_entropy(log_scale_MD: Tensor) -> Tensor:
 
 
 def _differentiate(family: Family, parameters_MP: Tensor, noise_MSE: Tensor, slopes: Slopes, out: Tensor) -> None:
-    """Write the gradient of a family that does not know it in closed form."""
+    """Write the gradient by autograd, for families without a closed form."""
     size = slopes.mean_MD.shape[1]
     with differentiable():
         leaf_MP = parameters_MP.detach().requires_grad_()
@@ -317,5 +296,5 @@ def _differentiate(family: Family, parameters_MP: Tensor, noise_MSE: Tensor, slo
         total = total + (leaf_MP[:, :size] * slopes.mean_MD).sum()
         total = total + (family.variance(leaf_MP) * slopes.variance_MD).sum()
         total = total + slopes.entropy * family.entropy(leaf_MP).sum()
-        (found_MP,) = torch.autograd.grad(total, leaf_MP)
-    out.copy_(found_MP)
+        (gradient_MP,) = torch.autograd.grad(total, leaf_MP)
+    out.copy_(gradient_MP)

@@ -1,32 +1,32 @@
-r"""IVON: a Gaussian with independent weights, by natural gradients (Shen et al. 2024).
+"""IVON: a Gaussian with independent weights, by natural gradients (Shen et al. 2024).
 
 Every member has q(w) = N(m, 1/(λ(h + δ))) with a mean m and a Hessian h of the mean loss ℓ = −log p(D|w)/N for each
 weight, λ = N/T and the normal prior N(μ, 1/(λδ)). It maximises the evidence lower bound
 
     ELBO = −λ E_q ℓ(w) − KL(q ‖ p),     q* :  E_q ∇ℓ + δ (m − μ) = 0,   h = E_q ∇²ℓ
 
-A step draws w = m + z/√(λ(h + δ)), takes one gradient ĝ of the minibatch's mean loss there, and needs no second
-derivative, as E ĝ (w − m) λ(h + δ) is the expected Hessian (Price 1958). With several draws both are averaged:
+A step draws w = m + z/√(λ(h + δ)) and takes one gradient ĝ of the minibatch's mean loss there. It needs no second
+derivative, because E ĝ (w − m) λ(h + δ) is the expected Hessian (Price 1958). With several draws both are averaged:
 
     ĥ = ĝ z √(λ(h + δ))
     h ← β₂ h + (1 − β₂) ĥ + ½ (1 − β₂)² (h − ĥ)²/(h + δ)
     g ← β₁ g + (1 − β₁) ĝ
     m ← m − lr clip((g/(1 − β₁ᵗ) + δ (m − μ))/(h + δ), ±ξ)
 
-The last term of h keeps h + δ positive: it can at most halve in a step. It also biases h upwards, by about
-½ (1 − β₂) λτ² where minibatches give the gradient a variance τ², which is a share of the curvature near ½ (1 − β₂) N/B.
-Shen et al. multiply the learning rate by h₀ + δ, the precision at the start; here it is the share of a Newton step, so
-that neither N nor h₀ nor the prior changes what it means.
+The last term of h keeps h + δ positive: it can at most halve in a step. It also biases h upwards, by about ½ (1 − β₂)
+λτ² where minibatches give the gradient a variance τ², which is a share of the curvature near ½ (1 − β₂) N/B. Shen et
+al. multiply the learning rate by h₀ + δ, the precision at the start. Here it is the share of a Newton step, so its
+meaning does not depend on N, h₀ or the prior.
 
 A prior that is not normal is part of the loss: −log p(w)/λ at the draw, with δ = 0. Price's identity holds for it too,
-so the optimum is that of the same ELBO; so it is for the prior of a learned noise scale, whose logarithm is one of the
-weights. Members are independent, and their equal mixture is the posterior: with 6 to 16 of them it won the approximate
-inference competition of NeurIPS 2021.
+so the optimum is that of the same ELBO. The same is true of the prior of a learned noise scale, whose logarithm is one
+of the weights. Members are independent, and the posterior is their equal mixture. With 6 to 16 members it won the
+approximate inference competition of NeurIPS 2021.
 
-By default h is forgotten only three times over a run, as in the published recipes, so that q is narrower than at the
+By default h is forgotten only three times over a run, as in the published recipes, so q is narrower than at the
 optimum. That is on purpose: where there are more weights than data, the optimum of this family under a wide prior is
-often the prior itself for most weights, which predicts worse. A `hessian_decay` of 1 − 10/steps nearly reaches it under
-a prior that is not wide.
+often the prior itself for most weights, which predicts worse. A `hessian_decay` of 1 − 10/steps nearly reaches the
+optimum under a prior that is not wide.
 """
 
 from __future__ import annotations
@@ -57,42 +57,28 @@ from torchbayes.model.network import Buffers
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.randomness.seeds import Purpose, mix
 
-_STEPS = 10_000  # of a run at least, by default
-_TURNS = 3.0  # times that h is forgotten over a run, by default
-_STALE = 0.5  # share of the initial h that is left
+_STEPS = 10_000  # default least length of a run
+_TURNS = 3.0  # default number of times that h is forgotten over a run
+_STALE = 0.5  # share of the initial h that may be left at the end
 _ADVICE = "lower the learning rate, or raise `hessian_init`, which makes the first draws narrower"
 
 
 @dataclass(frozen=True)
 class State:
-    """What the next step needs.
+    """What the next step needs."""
 
-    Attributes:
-        mean_MD: m.
-        precision_MD: h + δ, positive; that of q over λ.
-        momentum_MD: g.
-        buffers: the network's buffers of each member, (M, ...).
-        drawn_SMD: memory for the draws, reused at every step; its content means nothing between steps.
-        gradient_SMD: the same for the gradients there.
-        seeds: one seed per member.
-        step: steps taken.
-        steps_per_epoch: length of an epoch.
-        total_steps: length of the run.
-        warm: whether it begins at weights that were given, with shorter steps at first.
-        unseen: numbers of past steps that are still to be looked at.
-    """
-
-    mean_MD: Tensor
-    precision_MD: Tensor
-    momentum_MD: Tensor = field(metadata=FOR_STEPS)
+    mean_MD: Tensor  # m
+    precision_MD: Tensor  # h + δ > 0: precision of q over λ
+    momentum_MD: Tensor = field(metadata=FOR_STEPS)  # g
     buffers: Buffers
-    drawn_SMD: Tensor = field(metadata=WORKSPACE, repr=False)
-    gradient_SMD: Tensor = field(metadata=WORKSPACE, repr=False)
+    drawn_SMD: Tensor = field(metadata=WORKSPACE, repr=False)  # scratch space for the draws
+    gradient_SMD: Tensor = field(metadata=WORKSPACE, repr=False)  # scratch space for the gradients there
     seeds: tuple[int, ...]
     step: int
     steps_per_epoch: int
     total_steps: int
-    warm: bool = False
+    warm: bool = False  # starts at given weights, with shorter steps at first
+    # numbers of past steps that are not checked yet
     unseen: tuple[Seen, ...] = field(default=(), metadata=WORKSPACE, repr=False)
 
     @property
@@ -102,7 +88,7 @@ class State:
 
     @property
     def trajectory(self) -> State:
-        """Itself, whose end the checks of a descent look at."""
+        """Itself: the checks of a descent look at its end."""
         return self
 
     @property
@@ -112,33 +98,24 @@ class State:
 
     @property
     def moments(self) -> Moments:
-        """What the passes over all weights change."""
+        """The tensors that the passes over all weights change."""
         return Moments(self.mean_MD, self.precision_MD, self.momentum_MD)
 
 
 @dataclass(frozen=True)
 class Info(Report):
-    """What a step reports for the log, of q before it.
+    """What a step reports for the log, about q before the step."""
 
-    Attributes:
-        loss_M: −ELBO/λ.
-        nll_M: mean negative log likelihood of a row at the draws, an estimate of E_q ℓ, in nats.
-        kl_M: divergence of q from the prior, in nats; at the draws where the prior is not normal. Of a tempered prior
-            p^{1/T} it is less its constant, as in the log joint density.
-        elbo_M: ELBO.
-        lr: learning rate of the step.
-    """
-
-    loss_M: Tensor
-    nll_M: Tensor
-    kl_M: Tensor
+    loss_M: Tensor  # −ELBO/λ
+    nll_M: Tensor  # mean negative log likelihood of a row at the draws, an estimate of E_q ℓ, in nats
+    kl_M: Tensor  # KL(q ‖ p) in nats, at the draws if p is not normal; less the constant of a tempered prior p^{1/T}
     elbo_M: Tensor
     lr: float
 
 
 @dataclass(frozen=True)
 class IVON(NaturalGradient, Kept, Defaults):
-    """Variational inference with independent Gaussians by natural gradients; with several members their mixture.
+    """Variational inference with independent Gaussians by natural gradients; with several members, their mixture.
 
     Attributes:
         members: M, independent runs.
@@ -146,11 +123,11 @@ class IVON(NaturalGradient, Kept, Defaults):
         batch_size: rows per step where the data are not batched already.
         lr: learning rate, the share of a Newton step that the mean takes.
         momentum: β₁.
-        hessian_decay: β₂; None for one that forgets three times over the run, 1 − 3/steps.
+        hessian_decay: β₂; None for 1 − 3/steps, which forgets h three times over the run.
         hessian_init: h₀, on the scale of the mean loss: the first draws have the variance 1/(N(h₀ + δ)).
         draws: S, draws of the weights in a step, each with a gradient of its own.
-        antithetic: whether draws come in pairs m ± z/√(λ(h + δ)), which takes noise from the mean and adds some to h.
-        clip: ξ, largest change of a mean in a step over the learning rate; None for any.
+        antithetic: whether draws come in pairs m ± z/√(λ(h + δ)), which makes the mean less noisy and h a little more.
+        clip: ξ, largest change of a mean in a step over the learning rate; None for no limit.
         schedule: how the learning rate changes over the run.
         plan: how the stack of members and draws is run: auto, native, loop, vmap or compiled.
     """
@@ -176,13 +153,12 @@ class IVON(NaturalGradient, Kept, Defaults):
             raise ValueError(f"`draws` must be even where they come in pairs (`antithetic`); got {self.draws}.")
 
     def decay(self, total_steps: int) -> float:
-        """Return β₂ in a run of so many steps."""
+        """Return β₂ in a run of `total_steps`."""
         return max(0.0, 1 - _TURNS / total_steps) if self.hessian_decay is None else self.hessian_decay
 
     def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first step, with means at the given weights."""
         mean_MD = weights_MD.detach().clone(memory_format=torch.contiguous_format)
         return State(
             mean_MD,
@@ -198,17 +174,14 @@ class IVON(NaturalGradient, Kept, Defaults):
         )
 
     def spread(self, density: LogDensity, state: State, scale_MD: Tensor) -> State:
-        """Return the state before the first step at trained weights: draws no wider than these bear, and short steps.
+        """Return the state before the first step at trained weights, with draws no wider than these bear.
 
-        Args:
-            density: the hot function.
-            state: as `init` gave it.
-            scale_MD: standard deviations; where one is 0 or wider than the method's own, that stays.
+        The first steps are short. Where one of the standard deviations `scale_MD` is 0 or wider than the method's own,
+        the method's own stays.
         """
         return replace(state, precision_MD=narrowed(density, state.precision_MD, scale_MD), warm=True)
 
     def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Return the state one step on, and the info of the step."""
         now = writable(state, donate=donate)
         target, lr = target_of(density, now.mean_MD), self.lr * self.schedule.factor(state.done)
         if now.warm:
@@ -240,11 +213,10 @@ class IVON(NaturalGradient, Kept, Defaults):
         return Gaussian(density.model, state.mean_MD.clone(), Diagonal(variance_MD), buffers_M=state.buffers or None)
 
     def ending(self, posterior: Gaussian, state: State) -> Descended:
-        """Return the means; a posterior may be the prior, or its variances still those it began with."""
         decay = self.decay(state.total_steps)
-        left = decay**state.step
+        remaining = decay**state.step
         stale = (
-            f"the variances are {left:.0%} what they began with, as a run of {state.step} steps is short for a "
+            f"the variances are {remaining:.0%} what they began with, as a run of {state.step} steps is short for a "
             f"`hessian_decay` of {decay:g} (lower it, or train longer)"
         )
         return Descended(
@@ -252,35 +224,38 @@ class IVON(NaturalGradient, Kept, Defaults):
             buffers=state.buffers,
             why="they are spread wider than the data bear (raise `hessian_init`, or train longer)",
             together=True,
-            said=[stale] if left > _STALE else [],
+            said=[stale] if remaining > _STALE else [],
             then=[as_the_prior],
         )
 
 
 def _draw(method: IVON, state: State, target: Target) -> Tensor:
-    """Return what the first draw of a step has summed, (M, 2), and write all of them."""
+    """Write all draws of a step, and return the sums (M, 2) of the first for the divergence."""
     sums = []
     for s in range(method.draws):
         pair, sign = (s // 2, 1 - s % 2 * 2) if method.antithetic else (s, 1)
         stream = mix(Purpose.WEIGHT_NOISE, state.step, pair)
-        about = {"ess": target.ess, "seeds": state.seeds, "stream": stream, "sign": sign}
-        sums.append(passes.draw(state.moments, target.penalty, state.drawn_SMD[s], **about))
+        options = {"ess": target.ess, "seeds": state.seeds, "stream": stream, "sign": sign}
+        sums.append(passes.draw(state.moments, target.penalty, state.drawn_SMD[s], **options))
     return sums[0]
 
 
 def _evaluate(method: IVON, density: LogDensity, state: State, *, batch: Batch) -> Tensor:
-    """Return the mean loss of each member over the draws, with the gradient at each; buffers become their mean too."""
+    """Return each member's mean loss over the draws, and write the gradient at each.
+
+    The buffers become their mean over the draws.
+    """
     count, members = method.draws, len(state.seeds)
     seeds = [mix(Purpose.NETWORK_AT_DRAW, seed, state.step, s) for s in range(count) for seed in state.seeds]
-    each = state.buffers
+    buffers = state.buffers
     if count > 1:
         batch = batch.map(lambda t: t.repeat(count, *[1] * (t.ndim - 1)))
-        each = {name: t.repeat(count, *[1] * (t.ndim - 1)) for name, t in each.items()}
+        buffers = {name: t.repeat(count, *[1] * (t.ndim - 1)) for name, t in buffers.items()}
     weights, gradient = (t.view(count * members, -1) for t in (state.drawn_SMD, state.gradient_SMD))
-    nll = density.nll(weights, batch, buffers=each, seeds=seeds, out=gradient).log_density
+    nll = density.nll(weights, batch, buffers=buffers, seeds=seeds, out=gradient).log_density
     if count == 1:
         return nll
-    for name, buffer in each.items():
-        own = buffer.unflatten(0, (count, members))
-        state.buffers[name].copy_(own.mean(0) if own.is_floating_point() else own[0])
+    for name, buffer in buffers.items():
+        by_draw = buffer.unflatten(0, (count, members))
+        state.buffers[name].copy_(by_draw.mean(0) if by_draw.is_floating_point() else by_draw[0])
     return nll.view(count, members).mean(0)

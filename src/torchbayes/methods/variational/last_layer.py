@@ -1,15 +1,15 @@
-r"""The last layer of a network, and normal distributions of its weights, independent from output to output.
+"""The last layer of a network, and normal distributions of its weights, independent from output to output.
 
-With its inputs φ (and a 1 for the bias) and q(w_k) = N(w̄_k, S_k) for each output k, the outputs at a place are normal
+With its inputs φ (and a 1 for the bias) and q(w_k) = N(w̄_k, S_k) for each output k, the outputs of a row are normal
 with the means W̄ φ and the variances φᵀ S_k φ. With u = σ ∘ φ and the standard deviations σ as units,
 
     diagonal    S = diag(σ²)                              φᵀ S φ = |u|²
     dense       S = R Rᵀ,  R = diag(σ) (I + A)            φᵀ S φ = |(I + A)ᵀ u|²,    A strictly upper triangular
     low_rank    S = diag(σ) (I + Fᵀ F) diag(σ)            φᵀ S φ = |u|² + |F u|²
 
-log σ, A and F are the parameters. They have no units, and are stored as tenths of themselves: a step of Adam, which is
-as long in every direction, goes ten times as far in them as in a weight. There is no noise in their gradient by which
-that could do harm, and a run that is long enough for the weights is then long enough for their spread.
+The parameters log σ, A and F have no units. They are stored as tenths of themselves, so that a step of Adam, which is
+as long in every direction, goes ten times as far in them as in a weight. Their gradient has no noise by which that
+could do harm, and a run that is long enough for the weights is then long enough for their spread.
 """
 
 from __future__ import annotations
@@ -40,59 +40,41 @@ _ADVICE = "Use VI, IVON or Laplace, which take any network"
 
 
 class Parts(NamedTuple):
-    """Covariances of all outputs.
+    """Covariances of all outputs."""
 
-    Attributes:
-        log_scale_KI: log σ.
-        rest: R, (K, I, I), of "dense"; F, (K, R, I), of "low_rank"; None of "diagonal".
-    """
-
-    log_scale_KI: Tensor
-    rest: Tensor | None
+    log_scale_KI: Tensor  # log σ
+    rest: Tensor | None  # R (K, I, I) of "dense"; F (K, R, I) of "low_rank"; None of "diagonal"
 
 
 @dataclass(frozen=True, eq=False)
 class LastLayer:
-    """A linear layer whose outputs are those of the network, under normal distributions of its weights.
+    """A linear layer whose outputs are those of the network, under normal distributions of its weights."""
 
-    Attributes:
-        name: of the module.
-        grid_KI: positions of its weights in the flat vector, and of its biases as a last column; int64.
-        prior_mean_KI: means of their normal priors, float64.
-        prior_std_KI: standard deviations of these.
-        bias: whether there is that column.
-        transposed: whether the network keeps the weights with a column for each output, as `Conv1D` of GPT-2 does.
-        covariance: of the weights of each output.
-        rank: R, rows of F.
-    """
-
-    name: str
-    grid_KI: Tensor
-    prior_mean_KI: Tensor
+    name: str  # of the module
+    grid_KI: Tensor  # positions of its weights in the flat vector, with its biases as a last column; int64
+    prior_mean_KI: Tensor  # of the normal priors, float64
     prior_std_KI: Tensor
-    bias: bool
-    transposed: bool
-    covariance: Covariance
-    rank: int
+    bias: bool  # whether there is that column
+    transposed: bool  # whether weights have a column for each output, as `Conv1D` of GPT-2 has
+    covariance: Covariance  # of the weights of each output
+    rank: int  # R, rows of F
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """How many log scales there are, and how many numbers beside them."""
+        """The numbers of log scales and of other parameters."""
         outputs, inputs = self.grid_KI.shape
         beside = {"diagonal": 0, "dense": inputs * (inputs - 1) // 2, "low_rank": self.rank * inputs}
         return outputs * inputs, outputs * beside[self.covariance]
 
     def start(self, scale: float, noise_MP: Tensor) -> Tensor:
-        """Return parameters (M, P) of one standard deviation, and next to no correlation.
+        """Return parameters (M, P) with σ = `scale` for all weights and next to no correlation.
 
-        Args:
-            scale: σ of all weights.
-            noise_MP: standard normals, for F: at zero it would have no slope.
+        F is small noise rather than zero, where its slope would vanish.
         """
-        own, beside = self.sizes
-        log_scale_MP = torch.full_like(noise_MP[:, :own], math.log(scale) / _UNIT)
+        num_scales, num_others = self.sizes
+        log_scale_MP = torch.full_like(noise_MP[:, :num_scales], math.log(scale) / _UNIT)
         size = 0.1 / math.sqrt(self.rank) / _UNIT if self.covariance == "low_rank" else 0.0
-        return torch.cat([log_scale_MP, size * noise_MP[:, own : own + beside]], dim=1)
+        return torch.cat([log_scale_MP, size * noise_MP[:, num_scales : num_scales + num_others]], dim=1)
 
     def parts(self, parameters_P: Tensor) -> Parts:
         """Return the covariances that parameters stand for."""
@@ -110,20 +92,20 @@ class LastLayer:
 
     def spread(self, parts: Parts, features: Tensor) -> Tensor:
         """Return φᵀ S_k φ, (..., K), of features (..., I)."""
-        seen = F.pad(features, (0, 1), value=1.0) if self.bias else features
+        inputs = F.pad(features, (0, 1), value=1.0) if self.bias else features
         if parts.rest is None:
-            return seen.square() @ (2 * parts.log_scale_KI).exp().mT
+            return inputs.square() @ (2 * parts.log_scale_KI).exp().mT
         if self.covariance == "dense":
-            return torch.einsum("...i,kij->...kj", seen, parts.rest).square().sum(-1)
-        turned = torch.einsum("...i,kri->...kr", seen, parts.rest * parts.log_scale_KI.exp().unsqueeze(1))
-        return seen.square() @ (2 * parts.log_scale_KI).exp().mT + turned.square().sum(-1)
+            return torch.einsum("...i,kij->...kj", inputs, parts.rest).square().sum(-1)
+        turned = torch.einsum("...i,kri->...kr", inputs, parts.rest * parts.log_scale_KI.exp().unsqueeze(1))
+        return inputs.square() @ (2 * parts.log_scale_KI).exp().mT + turned.square().sum(-1)
 
     def variance(self, parts: Parts) -> Tensor:
         """Return the variance of every weight, (K, I)."""
         if self.covariance == "dense" and parts.rest is not None:
             return parts.rest.square().sum(-1)
-        own_KI = (2 * parts.log_scale_KI).exp()
-        return own_KI if parts.rest is None else own_KI * (1 + parts.rest.square().sum(1))
+        diagonal_KI = (2 * parts.log_scale_KI).exp()
+        return diagonal_KI if parts.rest is None else diagonal_KI * (1 + parts.rest.square().sum(1))
 
     def log_prior(self, weights_D: Tensor) -> Tensor:
         """Return log p of the layer's weights at the flat vector, float64 (), in nats."""
@@ -142,74 +124,66 @@ class LastLayer:
         return total + torch.linalg.cholesky_ex(inner_KRR).L.diagonal(dim1=1, dim2=2).log().sum()
 
     def structure(self, parameters_MP: Tensor, size: int) -> Structure:
-        """Return the covariance of all D weights: 0 of those that are not in the layer.
-
-        Args:
-            parameters_MP: of the members.
-            size: D.
-        """
-        parts = [self.parts(each) for each in parameters_MP]
+        """Return the covariance of all D (`size`) weights, 0 outside the layer."""
+        parts = [self.parts(part) for part in parameters_MP]
         others = torch.ones(size, dtype=torch.bool, device=self.grid_KI.device)
         others[self.grid_KI.flatten()] = False
         order_D = torch.cat([others.nonzero()[:, 0], self.grid_KI.flatten()])
-        still = [Diagonal(parameters_MP.new_zeros(len(parts), int(others.sum())))] if others.any() else []
+        fixed = [Diagonal(parameters_MP.new_zeros(len(parts), int(others.sum())))] if others.any() else []
         if self.covariance == "diagonal":
-            own: list[Structure] = [Diagonal(torch.stack([self.variance(each).flatten() for each in parts]))]
-            return Blocks(order_D, (*still, *own))
-        rest = torch.stack([each.rest for each in parts if each.rest is not None])
+            blocks: list[Structure] = [Diagonal(torch.stack([self.variance(part).flatten() for part in parts]))]
+            return Blocks(order_D, (*fixed, *blocks))
+        factors = torch.stack([part.rest for part in parts if part.rest is not None])
         if self.covariance == "dense":
-            own = [Dense(root_MII.clone()) for root_MII in rest.unbind(1)]
+            blocks = [Dense(root_MII.clone()) for root_MII in factors.unbind(1)]
         else:
-            scale_MKI = torch.stack([each.log_scale_KI.exp() for each in parts])
-            each_K = zip(scale_MKI.square().unbind(1), (rest * scale_MKI.unsqueeze(2)).unbind(1), strict=True)
-            own = [LowRankPlusDiagonal(variance_MI.clone(), factor.clone()) for variance_MI, factor in each_K]
-        return Blocks(order_D, (*still, *own))
+            scale_MKI = torch.stack([part.log_scale_KI.exp() for part in parts])
+            by_output = zip(scale_MKI.square().unbind(1), (factors * scale_MKI.unsqueeze(2)).unbind(1), strict=True)
+            blocks = [LowRankPlusDiagonal(variance_MI.clone(), factor.clone()) for variance_MI, factor in by_output]
+        return Blocks(order_D, (*fixed, *blocks))
 
 
 def last_layer(model: Model, covariance: Covariance, *, rank: int) -> LastLayer:
-    """Return the last layer of a network: the last linear one, by the order in which the network holds its modules.
+    """Return the last layer of a network: the last linear one, in the order in which the network holds its modules.
 
-    Of any class that turns out to compute x Wᵀ + b or x W + b. Whether the network returns what that layer gives is
-    seen when rows go through it (`outputs_of`).
-
-    Raises:
-        ValueError: if there is none whose weights are random and its own, or their prior is not normal.
+    It may be of any class that turns out to compute x Wᵀ + b or x W + b. Whether the network returns what that layer
+    gives is checked when rows go through it (`outputs_of`). Raises ValueError if there is no such layer with random
+    weights of its own, or their prior is not normal.
     """
     network, names = model.network, {*model.network.layout.names}
-    name, part, axis = _last_linear(network.module)
-    begin = f"{name}." if name else ""
-    own = [n for n, p in part._parameters.items() if p is not None]
-    if part._forward_hooks or part._forward_pre_hooks:
+    name, module, axis = _last_linear(network.module)
+    prefix = f"{name}." if name else ""
+    parameters = [n for n, p in module._parameters.items() if p is not None]
+    if module._forward_hooks or module._forward_pre_hooks:
         raise ValueError(f"the last layer `{name}` has hooks, which may change what it computes. {_ADVICE}.")
-    weight = part.weight
+    weight = module.weight
     uses = sum(p is weight for m in network.module.modules() for p in m._parameters.values())
-    if f"{begin}weight" not in names or uses != 1 or any(begin + n in network.mask.indices for n in own):
+    if f"{prefix}weight" not in names or uses != 1 or any(prefix + n in network.mask.indices for n in parameters):
         raise ValueError(
             f"the weights of the last layer `{name}` must all be random, and used by no other layer. {_ADVICE}, or let "
             f"`random` of the model cover the layer."
         )
-    places = model.layout.split(torch.arange(model.layout.size, device=network.device))
-    bias = [places[f"{begin}bias"].unsqueeze(1)] if f"{begin}bias" in names else []
-    weight_KI = places[f"{begin}weight"].T if axis == "columns" else places[f"{begin}weight"]
+    positions = model.layout.split(torch.arange(model.layout.size, device=network.device))
+    bias = [positions[f"{prefix}bias"].unsqueeze(1)] if f"{prefix}bias" in names else []
+    weight_KI = positions[f"{prefix}weight"].T if axis == "columns" else positions[f"{prefix}weight"]
     grid_KI = torch.cat([weight_KI, *bias], dim=1)
     _check_prior(model, grid_KI)
-    means_KI, stds_KI = (each.to(grid_KI.device)[grid_KI] for each in (model.prior.locs(), model.prior.stds()))
+    means_KI, stds_KI = (moment.to(grid_KI.device)[grid_KI] for moment in (model.prior.locs(), model.prior.stds()))
     return LastLayer(name, grid_KI, means_KI, stds_KI, bool(bias), axis == "columns", covariance, rank)
 
 
 def _last_linear(network: nn.Module) -> tuple[str, nn.Module, str]:
     """Return name, module and axis of the outputs ("rows" or "columns" of its weights) of the last linear layer.
 
-    Raises:
-        ValueError: if there is none, or a linear layer of torch after it computes something else.
+    Raises ValueError if there is none, or if an nn.Linear after it computes something else.
     """
-    for name, part in reversed([*network.named_modules()]):
-        axis = _axis(part)
+    for name, module in reversed([*network.named_modules()]):
+        axis = _axis(module)
         if axis:
-            return name, part, axis
-        if isinstance(part, nn.Linear):
-            whole = part._parameters.get("weight") is not None
-            reason = "computes something else" if whole else "computes its weights from others"
+            return name, module, axis
+        if isinstance(module, nn.Linear):
+            has_weight = module._parameters.get("weight") is not None
+            reason = "computes something else" if has_weight else "computes its weights from others"
             raise ValueError(f"the last layer must give x Wᵀ + b, by weights of its own; `{name}` {reason}. {_ADVICE}.")
     raise ValueError(
         f"the network has no linear layer, so that none can be its last. {_ADVICE}, or end it in an nn.Linear."
@@ -217,31 +191,30 @@ def _last_linear(network: nn.Module) -> tuple[str, nn.Module, str]:
 
 
 def _axis(part: nn.Module) -> str | None:
-    """Return which axis of its weights is that of the outputs if a module is a linear layer, by random numbers."""
-    own = {n: p for n, p in part._parameters.items() if p is not None}
-    if "weight" not in own or not {"weight", "bias"} >= own.keys() or own["weight"].ndim != 2:
+    """Return which axis of a module's weights is that of its outputs, "rows" or "columns", found by random inputs.
+
+    None if the module is not linear.
+    """
+    parameters = {n: p for n, p in part._parameters.items() if p is not None}
+    if "weight" not in parameters or not {"weight", "bias"} >= parameters.keys() or parameters["weight"].ndim != 2:
         return None
     if type(part).forward is nn.Linear.forward:
         return "rows"
     if isinstance(part, nn.Embedding | nn.EmbeddingBag) or part._forward_hooks or part._forward_pre_hooks:
         return None
-    weight = own["weight"]
+    weight = parameters["weight"]
     source = generator(Purpose.LAST_LAYER, device=weight.device)
 
     def drawn(*shape: int) -> Tensor:
         return torch.randn(shape, generator=source, device=weight.device).to(weight.dtype)
 
-    held = {name: drawn(*parameter.shape) for name, parameter in own.items()}
-    tried = (linear_by(part, Call(drawn(2, size), None, held)) for size in (weight.shape[1], weight.shape[0]))
-    return next((axis for axis in tried if axis is not None), None)
+    values = {name: drawn(*parameter.shape) for name, parameter in parameters.items()}
+    axes = (linear_by(part, Call(drawn(2, size), None, values)) for size in (weight.shape[1], weight.shape[0]))
+    return next((axis for axis in axes if axis is not None), None)
 
 
 def _check_prior(model: Model, grid_KI: Tensor) -> None:
-    """Check that the prior of some weights is normal.
-
-    Raises:
-        ValueError: if it is not.
-    """
+    """Raise ValueError unless the prior of the weights is normal."""
     inside = torch.zeros(model.layout.size, dtype=torch.bool)
     inside[grid_KI.flatten().cpu()] = True
     for segment in model.prior.segments:
@@ -253,15 +226,10 @@ def _check_prior(model: Model, grid_KI: Tensor) -> None:
 
 
 class Outputs(NamedTuple):
-    """Normal outputs of a network.
+    """Normal outputs of a network."""
 
-    Attributes:
-        mean: (B, ..., K).
-        features: inputs of the last layer, in the dtype of the weights.
-    """
-
-    mean: Tensor
-    features: Tensor
+    mean: Tensor  # (B, ..., K)
+    features: Tensor  # inputs of the last layer, in the dtype of the weights
 
 
 def outputs_of(
@@ -269,42 +237,34 @@ def outputs_of(
 ) -> Outputs:
     """Return the outputs at the means of the weights, and the features that they are linear in.
 
-    Args:
-        model: the model.
-        layer: its last layer.
-        views: random weights of the network by name.
-        inputs: rows.
-        buffers: of the network, changed in place in training mode.
-        check: that the network returns what the layer gives.
-
-    Raises:
-        ValueError: if the layer is not called once, or the network is seen to return something else than it gives.
+    `views` are the random weights by name. Buffers are changed in place in training mode. Raises ValueError if the
+    layer is not called exactly once, or if `check` is set and the network returns something else than the layer gives.
     """
-    part = model.network.module.get_submodule(layer.name)
-    model.network.ask(views, inputs, buffers)  # first, as it may run the network
-    with _watched(part) as seen:
+    module = model.network.module.get_submodule(layer.name)
+    model.network.ask(views, inputs, buffers)  # before the calls are watched, because it may run the network
+    with _watched(module) as calls:
         mean = model.network(views, inputs, buffers)
-    begin = f"{layer.name}." if layer.name else ""
-    bias = views.get(f"{begin}bias", getattr(part, "bias", None))
-    if len(seen) == 1:
-        features = widened(seen[0]).to(views[f"{begin}weight"].dtype)
+    prefix = f"{layer.name}." if layer.name else ""
+    bias = views.get(f"{prefix}bias", getattr(module, "bias", None))
+    if len(calls) == 1:
+        features = widened(calls[0]).to(views[f"{prefix}weight"].dtype)
         if not check:
             return Outputs(mean, features)
-        weight = views[f"{begin}weight"].mT if layer.transposed else views[f"{begin}weight"]
+        weight = views[f"{prefix}weight"].mT if layer.transposed else views[f"{prefix}weight"]
         made = F.linear(features, weight, None if bias is None else bias.to(features.dtype))
-        rounding = 1e3 * torch.finfo(seen[0].dtype).eps  # of a network that may compute in low precision
+        rounding = 1e3 * torch.finfo(calls[0].dtype).eps  # the network may compute in low precision
         if made.numel() == mean.numel() and _same(model, made.detach().view_as(mean), mean.detach(), rounding=rounding):
             return Outputs(mean, features)
     raise ValueError(
         f"the network must return what its last linear layer `{layer.name}` gives at its only call; it returns "
-        f"something else, or uses the layer {len(seen)} times. Let it return the outputs of that layer, logits in the "
+        f"something else, or uses the layer {len(calls)} times. Let it return the outputs of that layer, logits in the "
         f"place of probabilities, with classes that are masked at −∞, and define it last. Or use VI, IVON or Laplace, "
         f"which take any network."
     )
 
 
 def _same(model: Model, made: Tensor, outputs: Tensor, *, rounding: float) -> bool:
-    """Return whether outputs are those of the layer, but for classes that are masked: whose probability underflows."""
+    """Return whether outputs are those of the layer, except for masked classes, whose probability underflows."""
     same = (made - outputs).abs() <= rounding * made.abs().max()
     if isinstance(unweighted(model.likelihood), Categorical):
         same = same | (outputs - outputs.amax(-1, keepdim=True) < math.log(torch.finfo(made.dtype).tiny))
@@ -313,18 +273,14 @@ def _same(model: Model, made: Tensor, outputs: Tensor, *, rounding: float) -> bo
 
 @contextmanager
 def _watched(part: nn.Module) -> Iterator[list[Tensor]]:
-    """Note the inputs of a module at each of its calls inside the `with`.
-
-    Yields:
-        The list that they are added to.
-    """
-    seen: list[Tensor] = []
+    """Yield a list that receives the first input of a module at each call inside the `with`."""
+    inputs: list[Tensor] = []
 
     def hook(module: nn.Module, given: Any, named: Any, made: Any) -> None:
-        seen.append(next(iter((*given, *named.values()))))
+        inputs.append(next(iter((*given, *named.values()))))
 
     handle = part.register_forward_hook(hook, with_kwargs=True)
     try:
-        yield seen
+        yield inputs
     finally:
         handle.remove()

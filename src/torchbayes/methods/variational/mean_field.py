@@ -1,8 +1,8 @@
-r"""A step with independent weights on a CPU: the objective of objective.py, in two passes over all parameters.
+"""A step with independent weights on a CPU: the objective of objective.py, in two passes over all parameters.
 
-The first draws weights and sums what the divergence is made of; the network then says its gradient; the second forms
-the gradient by means and scales and takes a step of Adam in the same go (`passes.py`). The noise
-is bit for bit that of objective.py, results are equal to rounding.
+The first pass draws weights and sums the terms of the divergence. The network gives the gradient by the weights. The
+second pass forms the gradient by means and scales and takes a step of Adam at once (`passes.py`). The noise is bit for
+bit that of objective.py, and results are equal to rounding.
 """
 
 from __future__ import annotations
@@ -28,21 +28,15 @@ from torchbayes.model.priors.expected import add_expected_, is_closed
 
 
 class Slope(NamedTuple):
-    """What an update needs of an objective.
+    """What an update needs from the objective."""
 
-    Attributes:
-        about: for the second pass.
-        penalty: the normal part of the prior.
-        health_MX: finite where the gradient is.
-    """
-
-    about: Descent
-    penalty: Penalty
-    health_MX: Tensor
+    about: Descent  # slopes for the second pass
+    penalty: Penalty  # the normal part of the prior
+    health_MX: Tensor  # finite where the gradient is
 
 
 def takes(drawing: Drawing, density: LogDensity, now: Trajectory) -> bool:
-    """Return whether steps can be taken in this way."""
+    """Return whether these two passes apply: independent weights on a CPU, and a prior that they support."""
     closed = drawing.estimator == "weights" or all(is_closed(segment) for segment in density.model.prior.segments)
     return isinstance(drawing.family, DiagonalFamily) and closed and passes.runs(now.weights_MD)
 
@@ -52,31 +46,26 @@ def evaluate(
 ) -> tuple[Terms, Slope]:
     """Return the objective of a step, and what its update needs; buffers are brought up to date.
 
-    Args:
-        density: the hot function, in training mode.
-        now: parameters, (M, 2D); its memory for a gradient is used as scratch space.
-        batch: one minibatch per member, (M, B, ...).
-        drawing: how weights are drawn.
-        kl_weight: β.
+    `now` holds parameters (M, 2D), and its memory for a gradient is used as scratch space.
     """
     members, size = len(now.seeds), density.model.layout.size
     target = target_of(density, now.weights_MD[:, :size])
     entropy_scale = -kl_weight * density.model.temperature / density.num_data
-    nll_M, sums_M2, about, health_MX = (_by_weights if drawing.estimator == "weights" else _by_layers)(
+    nll_M, sums_M2, slopes, health_MX = (_by_weights if drawing.estimator == "weights" else _by_layers)(
         density, now, batch, drawing, target
     )
-    scale, by_MD = entropy_scale * target.scale, about.by_MD
+    scale, by_MD = entropy_scale * target.scale, slopes.by_MD
     expected_M = sums_M2[:, 1] * (-0.5 * target.ess / target.scale) - target.log_norm
     for segment in target.others:
         if is_closed(segment):
             by_MD = by_MD or tuple(now.weights_MD.new_zeros(2, members, size).unbind())
             expected_M = expected_M + _expected(segment, now.weights_MD, scale, by_MD)
         else:
-            expected_M = expected_M + segment.add_(about.gradient_MSD, about.weights_MSD, scale).mean(1)
-    about = about._replace(by_MD=by_MD, strength=kl_weight, entropy=entropy_scale)
+            expected_M = expected_M + segment.add_(slopes.gradient_MSD, slopes.weights_MSD, scale).mean(1)
+    slopes = slopes._replace(by_MD=by_MD, strength=kl_weight, entropy=entropy_scale)
     entropy_M = sums_M2[:, 0] + 0.5 * math.log(2 * math.pi * math.e) * size
     loss_M = nll_M + scale * expected_M + entropy_scale * entropy_M
-    return Terms(loss_M, nll_M, -expected_M - entropy_M), Slope(about, target.penalty, health_MX)
+    return Terms(loss_M, nll_M, -expected_M - entropy_M), Slope(slopes, target.penalty, health_MX)
 
 
 def update(optimizer: Optimizer, now: Trajectory, slope: Slope, *, lr: float) -> None:
@@ -97,12 +86,12 @@ _Seen = tuple[Tensor, Tensor, Descent, Tensor]
 
 
 def _by_weights(density: LogDensity, now: Trajectory, batch: Batch, drawing: Drawing, target: Target) -> _Seen:
-    """Return what draws of the weights say: loss, sums of the divergence, slopes, and numbers finite with these."""
+    """Return the loss, sums of the divergence, slopes at draws of the weights, and a tensor finite where these are."""
     members, draws, size = len(now.seeds), drawing.draws, density.model.layout.size
     shape = (2, members, draws, size)
-    both = now.gradient_MD.view(shape) if draws == 1 else now.weights_MD.new_empty(shape)
-    # autograd counts changes by shared memory: `data` keeps those of the gradient from counting as the weights'
-    weights_MSD, gradient_MSD = both[0].data, both[1].data
+    workspace = now.gradient_MD.view(shape) if draws == 1 else now.weights_MD.new_empty(shape)
+    # both share memory, by which autograd counts changes: with `data`, writing the gradient does not change the weights
+    weights_MSD, gradient_MSD = workspace[0].data, workspace[1].data
     noise = {"seeds": now.seeds, "stream": noise_stream(now), "antithetic": drawing.antithetic}
     sums_M2 = passes.scatter(now.weights_MD, target.penalty, weights_MSD, **noise)
     nll_M = ask(density, now, batch, weights_MSD=weights_MSD, out=gradient_MSD, alpha=drawing.alpha)
@@ -110,22 +99,22 @@ def _by_weights(density: LogDensity, now: Trajectory, batch: Batch, drawing: Dra
 
 
 def _by_layers(density: LogDensity, now: Trajectory, batch: Batch, drawing: Drawing, target: Target) -> _Seen:
-    """Return the same of layers that take their weights as distributions."""
+    """Return the same as `_by_weights` from layers that take their weights as distributions."""
     members, size = len(now.seeds), density.model.layout.size
     scale_MD = now.gradient_MD.view(2, members, size)[0]
     sums_M2 = passes.scatter(now.weights_MD, target.penalty, scale_MD.unsqueeze(1), seeds=now.seeds, stream=None)
-    found = ask_layers(density, now, batch, drawing=drawing, scale_MD=scale_MD)
-    none, by_MD = scale_MD.new_empty(members, 0, size), (found.mean_MD, found.scale_MD)
-    return found.nll_M, sums_M2, Descent(none, none, by_MD, 0.0, 0.0), found.health_M.unsqueeze(1)
+    gradients = ask_layers(density, now, batch, drawing=drawing, scale_MD=scale_MD)
+    none, by_MD = scale_MD.new_empty(members, 0, size), (gradients.mean_MD, gradients.scale_MD)
+    return gradients.nll_M, sums_M2, Descent(none, none, by_MD, 0.0, 0.0), gradients.health_M.unsqueeze(1)
 
 
 def _expected(segment: Segment, parameters_MP: Tensor, scale: float, by_MD: tuple[Tensor, ...]) -> Tensor:
-    """Return E log p(w) of a segment with another closed form, and add `scale` times its slopes by mean and scale."""
+    """Return E log p(w) of a segment with a closed form that is not normal; add `scale` times its slopes to `by_MD`."""
     mean_MD, log_scale_MD = (part_MD[:, segment.where] for part_MD in parameters_MP.chunk(2, dim=1))
-    scale_MD, by = log_scale_MD.exp(), torch.zeros(2, *mean_MD.shape).to(mean_MD)
+    scale_MD, slopes = log_scale_MD.exp(), torch.zeros(2, *mean_MD.shape).to(mean_MD)
     alone = replace(segment, where=slice(None))
-    expected_M = add_expected_(alone, mean_MD, scale_MD.square(), scale=scale, into=(by[0], by[1]))
+    expected_M = add_expected_(alone, mean_MD, scale_MD.square(), scale=scale, into=(slopes[0], slopes[1]))
     by_mean_MD, by_scale_MD = (part_MD[:, segment.where] for part_MD in by_MD)
-    by_mean_MD.add_(by[0])
-    by_scale_MD.addcmul_(by[1], scale_MD, value=2.0)
+    by_mean_MD.add_(slopes[0])
+    by_scale_MD.addcmul_(slopes[1], scale_MD, value=2.0)
     return expected_M

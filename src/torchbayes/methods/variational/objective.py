@@ -1,4 +1,4 @@
-"""The objective of variational inference, from what draws of the weights, or layers that take distributions, say."""
+"""The objective of variational inference, from draws of the weights or from layers that take distributions."""
 
 from __future__ import annotations
 
@@ -20,114 +20,78 @@ from torchbayes.model.model import Batch
 from torchbayes.model.priors.expected import add_expected_, is_closed
 from torchbayes.randomness.seeds import Purpose, mix
 
-USUAL_STEPS = 5000  # a scale takes longer to settle than a weight
+USUAL_STEPS = 5000  # more than elsewhere, because a scale takes longer to settle than a weight
 _NOISE = Purpose.VARIATIONAL
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """From which distributions weights are drawn, and how.
-
-    Attributes:
-        family: of distributions.
-        estimator: whether weights are drawn, or layers take distributions.
-        draws: S, at a step.
-        antithetic: whether they come in pairs ±ε.
-        normal: whether the family is one of normal distributions; of others only means and variances are known.
-        alpha: α, of the divergence; 0 takes the mean of the draws' log likelihoods.
-    """
+    """From which distributions weights are drawn, and how."""
 
     family: Family
+    # "weights" draws all weights; the others take noise in the layers
     estimator: Literal["weights", "auto", "local", "flipout"]
-    draws: int
-    antithetic: bool
-    normal: bool = True
-    alpha: float = 0.0
+    draws: int  # S, per step
+    antithetic: bool  # whether they come in pairs ±ε
+    normal: bool = True  # whether the family is normal; of others only means and variances are known
+    alpha: float = 0.0  # α of the divergence; 0 takes the mean of the draws' log likelihoods
 
 
 @dataclass(frozen=True)
 class Info(Report):
-    """What a step reports for the log.
+    """What a step reports for the log, in nats."""
 
-    Attributes:
-        loss_M: the objective per observation, in nats.
-        nll_M: the data's part of it: mean negative log likelihood of the batch's rows under the draws, in nats; with
-            α > 0 that of −(1/α) log E_q p(y | w)^α.
-        kl_M: KL(q ‖ p) of all weights, in nats; from the draws where the prior has no closed form.
-        elbo_M: −N nll − KL, an estimate of a lower bound on the log evidence for T = 1, in nats; no bound with α > 0.
-        lr: learning rate of the step.
-        kl_weight: β of the step.
-    """
-
-    loss_M: Tensor
-    nll_M: Tensor
-    kl_M: Tensor
-    elbo_M: Tensor
+    loss_M: Tensor  # the objective per observation
+    nll_M: Tensor  # mean −log p of the batch's rows under the draws; with α > 0 mean −(1/α) log E_q p(y | w)^α
+    kl_M: Tensor  # KL(q ‖ p) of all weights; from the draws where the prior has no closed form
+    elbo_M: Tensor  # −N nll − KL, an estimate of a lower bound on the log evidence for T = 1; no bound with α > 0
     lr: float
-    kl_weight: float
+    kl_weight: float  # β
 
 
 class Terms(NamedTuple):
-    """The objective of a step.
+    """The objective of a step, in nats."""
 
-    Attributes:
-        loss_M: all of it, per observation.
-        nll_M: mean negative log likelihood, untempered.
-        kl_M: KL(q ‖ p), in nats.
-    """
-
-    loss_M: Tensor
-    nll_M: Tensor
-    kl_M: Tensor
+    loss_M: Tensor  # all of it, per observation
+    nll_M: Tensor  # mean negative log likelihood, untempered
+    kl_M: Tensor  # KL(q ‖ p)
 
 
 class _Pass(NamedTuple):
-    """What a step knows of the data.
+    """What a step learns from the data."""
 
-    Attributes:
-        nll_M: mean negative log likelihood.
-        weights_MSD: weights that were drawn; none (S = 0) where nothing needs them.
-        noise_MSE: their noise.
-        slopes: of the loss, by draws or by marginal means and variances.
-    """
-
-    nll_M: Tensor
-    weights_MSD: Tensor
+    nll_M: Tensor  # mean negative log likelihood
+    weights_MSD: Tensor  # the draws; S = 0 where nothing needs them
     noise_MSE: Tensor
-    slopes: Slopes
+    slopes: Slopes  # of the loss, by draws or by marginal means and variances
 
 
 def differentiate(density: LogDensity, now: Trajectory, batch: Batch, *, drawing: Drawing, kl_weight: float) -> Terms:
-    """Return the objective of a step, and write its gradient by the parameters; buffers are brought up to date.
+    """Return the objective of a step, and write its gradient by the parameters (M, P) to `now`.
 
-    Args:
-        density: the hot function, in training mode.
-        now: parameters, (M, P), and where their gradient goes.
-        batch: one minibatch per member, (M, B, ...).
-        drawing: from which distributions weights are drawn, and how.
-        kl_weight: β.
+    Buffers are brought up to date.
     """
     family, model, parameters_MP = drawing.family, density.model, now.weights_MD
     entropy_scale = -kl_weight * model.temperature / density.num_data
     scale = entropy_scale * model.scales(1, 1).prior
-    seen = (_by_weights if drawing.estimator == "weights" else _by_layers)(density, now, batch, drawing)
+    data = (_by_weights if drawing.estimator == "weights" else _by_layers)(density, now, batch, drawing)
     mean_MD, variance_MD = parameters_MP[:, : model.layout.size], family.variance(parameters_MP)
-    expected_M = torch.zeros_like(seen.nll_M)
+    expected_M = torch.zeros_like(data.nll_M)
     for segment in model.prior.segments:
         if is_closed(segment, normal=drawing.normal, correlated=family.correlated):
-            expected_M += add_expected_(segment, mean_MD, variance_MD, scale=scale, into=seen.slopes[1:3])
+            expected_M += add_expected_(segment, mean_MD, variance_MD, scale=scale, into=data.slopes[1:3])
         else:
-            log_prob_MS = segment.add_(seen.slopes.weights_MSD, seen.weights_MSD, scale / drawing.draws)
+            log_prob_MS = segment.add_(data.slopes.weights_MSD, data.weights_MSD, scale / drawing.draws)
             expected_M += log_prob_MS.mean(1)
-    slopes = seen.slopes._replace(entropy=entropy_scale)
-    family.pull(parameters_MP, seen.noise_MSE, slopes, out=now.gradient_MD)
+    slopes = data.slopes._replace(entropy=entropy_scale)
+    family.pull(parameters_MP, data.noise_MSE, slopes, out=now.gradient_MD)
     entropy_M = family.entropy(parameters_MP)
-    loss_M = seen.nll_M + scale * expected_M + entropy_scale * entropy_M
-    return Terms(loss_M, seen.nll_M, -expected_M - entropy_M)
+    loss_M = data.nll_M + scale * expected_M + entropy_scale * entropy_M
+    return Terms(loss_M, data.nll_M, -expected_M - entropy_M)
 
 
 def _by_weights(density: LogDensity, now: Trajectory, batch: Batch, drawing: Drawing) -> _Pass:
-    """Return what S draws of the weights say."""
+    """Return loss and slopes at S draws of the weights."""
     noise_MSE, draws = _noise(drawing, now, density.model.layout.size), drawing.draws
     weights_MSD = drawing.family.draw(now.weights_MD, noise_MSE)
     slope_MSD = torch.empty_like(weights_MSD)
@@ -138,7 +102,7 @@ def _by_weights(density: LogDensity, now: Trajectory, batch: Batch, drawing: Dra
 
 
 def noise_stream(now: Trajectory, purpose: Purpose = _NOISE) -> int:
-    """Return the stream of the standard normals of a step, whoever makes them."""
+    """Return the stream of a step's standard normals, the same for all implementations."""
     return mix(purpose, now.step)
 
 
@@ -147,9 +111,9 @@ def ask(
 ) -> Tensor:
     """Return the mean negative log likelihood of draws, (M,), and write its gradient at each, (M, S, D).
 
-    They are one stack of M · S networks; draws of a member see the same rows. The buffers of a member become the
-    average over its draws. With α > 0 a row's log likelihood is (T/α) log mean_s p(y | w_s)^(α/T), as T is removed from
-    the objective of the tempered likelihood p^(1/T); the gradient is S times that by each draw.
+    The draws are one stack of M · S networks, and those of a member see the same rows. The buffers of a member become
+    the mean over its draws. With α > 0 a row's log likelihood is (T/α) log mean_s p(y | w_s)^(α/T), because T is
+    removed from the objective of the tempered likelihood p^(1/T). The gradient is S times that by each draw.
     """
     draws, buffers = weights_MSD.shape[1], now.buffers
     seeds = [mix(Purpose.VARIATIONAL_MASKS, seed, now.step, s) for seed in now.seeds for s in range(draws)]
@@ -158,18 +122,18 @@ def ask(
         batch = batch.map(lambda t: t.repeat_interleave(draws, 0))
     stacked = weights_MSD.flatten(0, 1)
     mixing = Mixing(draws, alpha / density.model.temperature) if alpha else None
-    about: dict[str, Any] = {"buffers": buffers, "seeds": seeds, "out": out.view_as(stacked), "mixing": mixing}
-    nll = density.nll(stacked, batch, **about).log_density
+    options: dict[str, Any] = {"buffers": buffers, "seeds": seeds, "out": out.view_as(stacked), "mixing": mixing}
+    nll = density.nll(stacked, batch, **options).log_density
     for name, buffer in buffers.items() if draws > 1 else ():
-        each = buffer.unflatten(0, (-1, draws))
-        now.buffers[name].copy_(each.mean(1) if buffer.is_floating_point() else each[:, 0])
+        by_draw = buffer.unflatten(0, (-1, draws))
+        now.buffers[name].copy_(by_draw.mean(1) if buffer.is_floating_point() else by_draw[:, 0])
     return nll if alpha else nll.view(-1, draws).mean(1)
 
 
 def _by_layers(density: LogDensity, now: Trajectory, batch: Batch, drawing: Drawing) -> _Pass:
-    """Return what S passes say in which each layer takes its weights as distributions.
+    """Return loss and slopes of S passes in which each layer takes its weights as distributions.
 
-    Weights are drawn where the expectation of the prior has no closed form, and for that alone.
+    Weights are drawn only where the expectation of the prior has no closed form, and only for that.
     """
     mean_MD, log_scale_MD = now.weights_MD.chunk(2, dim=1)
     scale_MD = log_scale_MD.exp()
@@ -184,7 +148,7 @@ def _by_layers(density: LogDensity, now: Trajectory, batch: Batch, drawing: Draw
 
 
 def ask_layers(density: LogDensity, now: Trajectory, batch: Batch, *, drawing: Drawing, scale_MD: Tensor) -> Gradients:
-    """Return what S passes by layers say, on average or, with α > 0, together."""
+    """Return loss and slopes of S passes by layers: their mean or, with α > 0, their joint values."""
     if drawing.alpha:
         return mixed_by_layers(
             density,
@@ -196,7 +160,7 @@ def ask_layers(density: LogDensity, now: Trajectory, batch: Batch, *, drawing: D
             steps=range(now.step * drawing.draws, (now.step + 1) * drawing.draws),
             power=drawing.alpha / density.model.temperature,
         )
-    found = [
+    gradients = [
         by_layers(
             density,
             now.weights_MD[:, : scale_MD.shape[1]],
@@ -209,9 +173,9 @@ def ask_layers(density: LogDensity, now: Trajectory, batch: Batch, *, drawing: D
         )
         for s in range(drawing.draws)
     ]
-    if len(found) == 1:
-        return found[0]
-    return Gradients(*(torch.stack(part).mean(0) for part in zip(*found, strict=True)))
+    if len(gradients) == 1:
+        return gradients[0]
+    return Gradients(*(torch.stack(values).mean(0) for values in zip(*gradients, strict=True)))
 
 
 def _noise(drawing: Drawing, now: Trajectory, size: int) -> Tensor:

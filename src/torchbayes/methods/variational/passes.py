@@ -1,24 +1,24 @@
-r"""The passes over all weights in a step of a Gaussian with independent weights: one before the gradient, one after.
+"""The passes over all weights in a step of a Gaussian with independent weights: one before the gradient, one after.
 
-IVON (`ivon.py` has the rule), with mean m, precision p = h + δ (of one observation), momentum g,
-and a normal prior of mean μ and precision λδ:
+IVON (`ivon.py` has the rule), with mean m, precision p = h + δ (of one observation), momentum g, and a normal prior of
+mean μ and precision λδ:
 
     draw:    z ~ N(0, I),  w = m + z/√(λp),   sums (Σ log p, Σ δ ((m − μ)² + 1/(λp)))
     update:  ĝ = (1/S) Σ_s ∇_s,  ĥ = (λp/S) Σ_s ∇_s (w_s − m),  u = r (ĥ − p + δ)/p
              p ← p (½ + ½ (1 + u)²),  g ← β g + (1 − β) ĝ,  m ← m − lr clip((c g + δ (m − μ))/p, ±ξ)
 
 As 1 + u + ½u² = ½ + ½ (1 + u)², p stays positive in floating-point arithmetic too, and at most halves. On a CPU a
-kernel takes each in one pass (`native/sources/mean_field.cpp`), elsewhere or without a compiler tensor operations do:
-equal to rounding, and the noise bit for bit.
+kernel does each in one pass (`native/sources/mean_field.cpp`). Elsewhere, or without a compiler, tensor operations do
+it: results are equal to rounding, and the noise bit for bit.
 
-Variational inference by gradient descent (`vi.py`), with the parameters m and ρ = log σ; a and b
-are slopes of the loss by m and by σ that do not go through draws, h is the factor on the entropy and k on the prior:
+Variational inference by gradient descent (`vi.py`), with the parameters m and ρ = log σ. a and b are slopes of the
+loss by m and by σ that do not go through draws, h is the factor on the entropy and k on the prior:
 
     scatter: w_s = m + σ z_s (or σ itself),   sums (Σ ρ, Σ δ ((m − μ)² + σ²))
     descend: ∂/∂m = (1/S) Σ_s ∇_s + a + kδ (m − μ),   ∂/∂ρ = (1/S) Σ_s ∇_s (w_s − m) + σ (b + kδσ) + h,
              and Adam (Kingma and Ba 2015) on both; or the gradient alone
 
-They are for a CPU with a compiler (`runs`); `families.py` is the same by tensor operations.
+These need a CPU with a compiler (`runs`); `families.py` does the same by tensor operations.
 """
 
 from __future__ import annotations
@@ -37,87 +37,50 @@ from torchbayes.native.noise import fill_normal_rows, keys_of
 
 
 class Moments(NamedTuple):
-    """What a step changes; contiguous tensors of one dtype, float32 or float64.
+    """What a step changes: contiguous tensors of one dtype, float32 or float64."""
 
-    Attributes:
-        mean_MD: m.
-        precision_MD: p, positive.
-        momentum_MD: g.
-    """
-
-    mean_MD: Tensor
-    precision_MD: Tensor
-    momentum_MD: Tensor
+    mean_MD: Tensor  # m
+    precision_MD: Tensor  # p > 0
+    momentum_MD: Tensor  # g
 
 
 class Penalty(NamedTuple):
-    """The normal prior, each a tensor (D,), or (1,) where it is the same for all weights.
+    """The normal prior, each a tensor (D,), or (1,) where it is the same for all weights."""
 
-    Attributes:
-        loc: μ.
-        precision: δ, that of the prior over λ; 0 where the prior is not normal.
-    """
-
-    loc: Tensor
-    precision: Tensor
+    loc: Tensor  # μ
+    precision: Tensor  # δ, that of the prior over λ; 0 where the prior is not normal
 
 
 class Rates(NamedTuple):
-    """The numbers of an update.
+    """The numbers of an update of IVON."""
 
-    Attributes:
-        ess: λ, effective number of observations.
-        lr: of the mean.
-        momentum: β.
-        unbias: c, 1/(1 − βᵗ) at the t-th step.
-        hessian: r, share of the new curvature.
-        clip: ξ; infinite for none.
-    """
-
-    ess: float
+    ess: float  # λ, effective number of observations
     lr: float
-    momentum: float
-    unbias: float
-    hessian: float
-    clip: float = math.inf
+    momentum: float  # β
+    unbias: float  # c = 1/(1 − βᵗ) at the t-th step
+    hessian: float  # r, share of the new curvature
+    clip: float = math.inf  # ξ
 
 
 class Descent(NamedTuple):
-    """What the second pass of variational inference reads; contiguous tensors of one dtype.
+    """What the second pass of variational inference reads: contiguous tensors of one dtype."""
 
-    Attributes:
-        gradient_MSD: ∇, of the mean loss at each draw; S = 0 where nothing was drawn.
-        weights_MSD: the draws.
-        by_MD: a and b, each (M, D); None for zeros.
-        strength: k.
-        entropy: h.
-    """
-
-    gradient_MSD: Tensor
-    weights_MSD: Tensor
-    by_MD: tuple[Tensor, ...] | None
-    strength: float
-    entropy: float
+    gradient_MSD: Tensor  # ∇ of the mean loss at each draw; S = 0 where nothing was drawn
+    weights_MSD: Tensor  # the draws
+    by_MD: tuple[Tensor, ...] | None  # a and b, each (M, D); None for zeros
+    strength: float  # k
+    entropy: float  # h
 
 
 class AdamRule(NamedTuple):
-    """The numbers of a step of Adam.
+    """The numbers of a step of Adam."""
 
-    Attributes:
-        beta1: decay of the mean of gradients.
-        beta2: decay of the mean of their squares.
-        eps: added to the root.
-        lr: learning rate.
-        weight_decay: decoupled decay.
-        step: number of the step, from 1.
-    """
-
-    beta1: float
-    beta2: float
-    eps: float
+    beta1: float  # decay of the mean of gradients
+    beta2: float  # decay of the mean of their squares
+    eps: float  # added to the root
     lr: float
-    weight_decay: float
-    step: float
+    weight_decay: float  # decoupled
+    step: float  # counted from 1
 
 
 def draw(
@@ -130,19 +93,10 @@ def draw(
     stream: int,
     sign: int = 1,
 ) -> Tensor:
-    """Draw weights of every member, and return what the divergence from the prior is made of.
+    """Write weights w of every member to `weights_MD`, contiguous, and return the sums of the divergence.
 
-    Args:
-        moments: of the posterior.
-        penalty: the prior.
-        weights_MD: contiguous tensor that receives the weights w.
-        ess: λ.
-        seeds: of the members; a member's noise depends on its own and the stream alone.
-        stream: of the noise.
-        sign: 1, or −1 for the noise −z.
-
-    Returns:
-        Float64 tensor (M, 2): Σ log p and Σ δ ((m − μ)² + 1/(λp)).
+    The sums are Σ log p and Σ δ ((m − μ)² + 1/(λp)), float64 (M, 2). `ess` is λ. A member's noise depends only on its
+    seed and `stream`; `sign` −1 takes the noise −z.
     """
     if weights_MD.device.type != "cpu" or _library() is None:
         noise_MD = fill_normal_rows(weights_MD, seeds, stream).mul_(sign)
@@ -164,15 +118,7 @@ def draw(
 
 
 def update(moments: Moments, penalty: Penalty, rates: Rates, *, gradient_SMD: Tensor, weights_SMD: Tensor) -> None:
-    """Change mean, precision and momentum in place.
-
-    Args:
-        moments: before the step; changed.
-        penalty: the prior.
-        rates: the numbers of the rule.
-        gradient_SMD: ∇, gradient of the mean loss at each draw.
-        weights_SMD: the draws.
-    """
+    """Change mean, precision and momentum in place, given the gradients of the mean loss at each draw."""
     if moments.mean_MD.device.type != "cpu" or _library() is None:
         _update_by_tensors(moments, penalty, rates, gradient_SMD=gradient_SMD, weights_SMD=weights_SMD)
         return
@@ -200,18 +146,11 @@ def scatter(
     stream: int | None,
     antithetic: bool = False,
 ) -> Tensor:
-    """Draw weights of every member, or take their scales, and return what the divergence from the prior is made of.
+    """Write draws of every member, or their scales, to `weights_MSD` and return the sums of the divergence.
 
-    Args:
-        parameters_MP: means and logarithms of scales, (M, 2D).
-        penalty: the prior.
-        weights_MSD: contiguous tensor that receives the draws; or, (M, 1, D), the scales.
-        seeds: of the members; the noise of a member's S draws is one row of its normals.
-        stream: of the noise; None for scales.
-        antithetic: whether the second half of the draws has the noise of the first with the other sign.
-
-    Returns:
-        Float64 tensor (M, 2): Σ ρ and Σ δ ((m − μ)² + σ²).
+    The sums are Σ ρ and Σ δ ((m − μ)² + σ²), float64 (M, 2), of parameters (M, 2D). Without a `stream` it writes the
+    scales, (M, 1, D). The noise of a member's S draws is one row of its normals; with `antithetic` draws the second
+    half has that of the first with the other sign. `weights_MSD` is contiguous.
     """
     sums_M2 = torch.empty(len(weights_MSD), 2, dtype=torch.float64)
     members, draws, size = weights_MSD.shape
@@ -239,15 +178,9 @@ def descend(
     slots: tuple[Tensor, Tensor] | None = None,
     out: Tensor | None = None,
 ) -> None:
-    """Take a step of Adam on the parameters in place, or write their gradient.
+    """Take a step of Adam on the parameters (M, 2D) and its two moments `slots` in place, or write the gradient.
 
-    Args:
-        parameters_MP: means and logarithms of scales, (M, 2D); changed by Adam.
-        penalty: the prior.
-        about: what is known of the loss.
-        rule: of Adam.
-        slots: its two moments, each (M, 2D); changed.
-        out: contiguous tensor (M, 2D) that receives the gradient in place of a step.
+    The gradient is written to `out`, contiguous (M, 2D).
     """
     members, draws, size = about.gradient_MSD.shape
     numbers = (1 / max(draws, 1), about.strength, about.entropy, *(rule or AdamRule(0, 0, 1, 0, 0, 1)))
@@ -266,12 +199,12 @@ def descend(
 
 
 def _function(name: str, dtype: torch.dtype) -> Callable[..., None]:
-    """Return a pass of the kernel for a dtype."""
+    """Return a function of the kernel for a dtype."""
     return getattr(_library(), f"{name}_{'float32' if dtype == torch.float32 else 'float64'}")
 
 
 def _draw_by_tensors(moments: Moments, penalty: Penalty, noise_MD: Tensor, *, ess: float) -> Tensor:
-    """Return what the kernel does; the noise becomes the weights."""
+    """Do what the kernel's draw does; the noise becomes the weights."""
     scale_MD = (moments.precision_MD * ess).rsqrt_()
     noise_MD.mul_(scale_MD).add_(moments.mean_MD)
     centred_MD = moments.mean_MD - penalty.loc
@@ -283,7 +216,7 @@ def _draw_by_tensors(moments: Moments, penalty: Penalty, noise_MD: Tensor, *, es
 def _update_by_tensors(
     moments: Moments, penalty: Penalty, rates: Rates, *, gradient_SMD: Tensor, weights_SMD: Tensor
 ) -> None:
-    """Do what the kernel does."""
+    """Do what the kernel's update does."""
     mean_MD, precision_MD, momentum_MD = moments
     relative_MD = (gradient_SMD * (weights_SMD - mean_MD)).mean(0).mul_(rates.ess)  # ĥ/p
     change_MD = relative_MD.addcdiv_(penalty.precision.expand_as(mean_MD), precision_MD).sub_(1.0).mul_(rates.hessian)

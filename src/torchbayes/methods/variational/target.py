@@ -17,77 +17,70 @@ from torchbayes.model.priors.univariate import Flat, Normal
 
 
 class Target(NamedTuple):
-    """The tempered posterior as a Gaussian with independent weights meets it.
+    """The tempered posterior, as a normal prior and a loss."""
 
-    Attributes:
-        ess: λ = N/T.
-        penalty: mean and precision over λ of the normal part of the prior.
-        others: parts of the prior that are not normal, which belong to the loss.
-        scale: factor on log p(w) in the log joint density.
-        factors: of Σ log (h + δ) and of Σ δ ((m − μ)² + 1/(λ(h + δ))) in the divergence, (2,) float64.
-        constant: the rest of it, in nats: of the entropy and of the normal part of the prior.
-        log_norm: −log density of the normal part of the prior at its mean.
-    """
-
-    ess: float
-    penalty: Penalty
-    others: tuple[Segment, ...]
-    scale: float
-    factors: Tensor
-    constant: float
-    log_norm: float
+    ess: float  # λ = N/T
+    penalty: Penalty  # mean, and precision over λ, of the normal part of the prior
+    others: tuple[Segment, ...]  # parts of the prior that are not normal; they belong to the loss
+    scale: float  # factor on log p(w) in the log joint density
+    factors: Tensor  # of Σ log (h + δ) and of Σ δ ((m − μ)² + 1/(λ(h + δ))) in the divergence; (2,), float64
+    constant: float  # the other terms of the divergence, in nats
+    log_norm: float  # −log density of the normal part of the prior at its mean
 
     @classmethod
     def of(cls, density: LogDensity, like: Tensor) -> Target:
-        """Return that of a density, its tensors in the dtype and on the device of weights."""
-        own = density.model.scales(density.num_data, density.num_data)
-        prior, ess = density.model.prior, density.num_data * own.likelihood
+        """Return the target of a density, in the dtype and on the device of `like`."""
+        scales = density.model.scales(density.num_data, density.num_data)
+        prior, ess = density.model.prior, density.num_data * scales.likelihood
         normal = [s for s in prior.segments if is_normal(s)]
         others = tuple(s for s in prior.segments if not is_normal(s) and not isinstance(s.prior, Flat))
-        penalty = _penalty(normal, own.prior / ess, like=like)
+        penalty = _penalty(normal, scales.prior / ess, like=like)
         log_norm = sum(_log_norm(segment) for segment in normal)
-        constant = own.prior * log_norm - 0.5 * like.shape[-1] * (1 + math.log(2 * math.pi / ess))
+        constant = scales.prior * log_norm - 0.5 * like.shape[-1] * (1 + math.log(2 * math.pi / ess))
         factors = torch.tensor([0.5, 0.5 * ess], dtype=torch.float64, device=like.device)
-        return cls(ess, penalty, others, own.prior, factors, constant, log_norm)
+        return cls(ess, penalty, others, scales.prior, factors, constant, log_norm)
 
     def divergence(self, sums_M2: Tensor, weights_SMD: Tensor) -> Tensor:
-        """Return KL(q ‖ p) of each member, float64, of what a draw has summed and, for other priors, at the draws."""
-        found_M = torch.mv(sums_M2, self.factors).add_(self.constant)
+        """Return KL(q ‖ p) of each member, float64, from the sums of a draw.
+
+        Priors that are not normal are evaluated at the draws.
+        """
+        kl_M = torch.mv(sums_M2, self.factors).add_(self.constant)
         for segment in self.others:
-            found_M = found_M - self.scale * segment.total(weights_SMD).mean(0)
-        return found_M
+            kl_M = kl_M - self.scale * segment.total(weights_SMD).mean(0)
+        return kl_M
 
 
 _TARGETS: WeakKeyDictionary[LogDensity, Target] = WeakKeyDictionary()
 
 
 def target_of(density: LogDensity, like: Tensor) -> Target:
-    """Return the target of a density; made once, as its numbers of all weights are the same at every step."""
+    """Return the target of a density, made once: its numbers are the same at every step."""
     if density not in _TARGETS:
         _TARGETS[density] = Target.of(density, like)
     return _TARGETS[density]
 
 
 def narrowed(density: LogDensity, precision_MD: Tensor, scale_MD: Tensor) -> Tensor:
-    """Return precisions over λ, (M, D), raised to those of standard deviations, except where one of these is 0."""
-    known_MD = 1 / (target_of(density, precision_MD).ess * scale_MD.to(precision_MD).square())
-    return torch.where(scale_MD > 0, torch.maximum(precision_MD, known_MD), precision_MD)
+    """Return precisions over λ, (M, D), raised to those of the standard deviations `scale_MD` where these are not 0."""
+    start_MD = 1 / (target_of(density, precision_MD).ess * scale_MD.to(precision_MD).square())
+    return torch.where(scale_MD > 0, torch.maximum(precision_MD, start_MD), precision_MD)
 
 
 def is_normal(segment: Segment) -> bool:
-    """Return whether the weights of a run have independent normal priors."""
+    """Return whether the weights of a segment have independent normal priors."""
     prior = segment.prior
     return isinstance(prior, Normal) or (isinstance(prior, Joint) and prior.is_independent)
 
 
 def _log_norm(segment: Segment) -> float:
-    """Return Σ log s√2π of a normal run with standard deviations s."""
+    """Return Σ log s√2π of a normal segment with standard deviations s."""
     logs = torch.as_tensor(segment.std, dtype=torch.float64).log() + 0.5 * math.log(2 * math.pi)
     return float(logs.sum()) * ((segment.where.stop - segment.where.start) / logs.numel())
 
 
 def _penalty(normal: list[Segment], factor: float, *, like: Tensor) -> Penalty:
-    """Return means and precisions, times a factor, of normal runs; 0 for all other weights."""
+    """Return means and precisions, times a factor, of normal segments; 0 for all other weights."""
     size = like.shape[-1]
     runs = [
         (
@@ -98,11 +91,11 @@ def _penalty(normal: list[Segment], factor: float, *, like: Tensor) -> Penalty:
         for s in normal
     ]
     if len(runs) == 1 and runs[0][0] == slice(0, size) and all(t.numel() == 1 for t in runs[0][1:]):
-        return Penalty(*(t.to(like).view(1) for t in runs[0][1:]))  # without a number for each weight
-    both = [like.new_zeros(size), like.new_zeros(size)]
-    for where, *numbers in runs:
-        for into, number in zip(both, numbers, strict=True):
-            into[where] = number.to(like)
-    if all(bool((t == t[0]).all()) for t in both):
-        both = [t[:1].clone() for t in both]
-    return Penalty(*both)
+        return Penalty(*(t.to(like).view(1) for t in runs[0][1:]))  # one number for all weights
+    penalty = [like.new_zeros(size), like.new_zeros(size)]
+    for span, *numbers in runs:
+        for into, number in zip(penalty, numbers, strict=True):
+            into[span] = number.to(like)
+    if all(bool((t == t[0]).all()) for t in penalty):
+        penalty = [t[:1].clone() for t in penalty]
+    return Penalty(*penalty)

@@ -1,7 +1,7 @@
-r"""VBLL: a network whose last layer alone is Bayesian, trained by a bound without draws (Harrison et al. 2024).
+"""VBLL: a network whose last layer alone is Bayesian, trained by a bound without draws (Harrison et al. 2024).
 
-With features φ_n = φ(x_n), q(w_k) = N(w̄_k, S_k) for each output k of the last layer, f_k = w_kᵀ φ, and the prior p of
-its weights, normal,
+With features φ_n = φ(x_n), q(w_k) = N(w̄_k, S_k) for each output k of the last layer, f_k = w_kᵀ φ, and the normal
+prior p of its weights,
 
     maximise  Σ_n E_q log p(y_n | f_n) − β KL(q ‖ p) + log p(features' weights) + log p(noise)
 
@@ -9,12 +9,12 @@ by gradient descent in all of it together, with β = 1 for Bayes. The first term
 
     E_q log p(y_n | f_n) = Σ_k [ log N(y_nk; w̄_kᵀ φ_n, s_k²) − ½ φ_nᵀ S_k φ_n / s_k² ],
 
-and for classes a lower bound (`torchbayes.model.likelihoods.expected`), so that no step takes a draw. All weights but
-those of the last layer, and a learned noise, are points: their part is that of MAP. For features and noise that are
-fixed, and β = 1, the maximum is the exact posterior, S_k = (Φᵀ Φ / s_k² + I / s_0²)⁻¹, and its value the log evidence.
+and for classes a lower bound (`torchbayes.model.likelihoods.expected`), so no step takes a draw. The weights outside
+the last layer and a learned noise are points, trained as by MAP. For fixed features and noise, and β = 1, the maximum
+is the exact posterior, S_k = (Φᵀ Φ / s_k² + I / s_0²)⁻¹, and its value the log evidence.
 
-Logits have no noise of their own here, unlike in the paper: the likelihood is that of the model. On the scale of the
-mean loss per observation, with the temperature T of the model, as for VI.
+Unlike in the paper, logits have no noise of their own here: the likelihood is that of the model. The objective is on
+the scale of the mean loss per observation, with the temperature T of the model, as for VI.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ State = Trajectory
 class VBLL(Scheduled, Descent):
     """Variational Bayesian last layer: points for the features, a normal distribution for the last layer.
 
-    For networks that return what their last linear layer gives, an nn.Linear or any other that computes x Wᵀ + b or
-    x W + b by weights of its own, under a Gaussian, Categorical or Bernoulli likelihood and a normal prior of these
-    weights. `predict` is in closed form for normal noise, and draws outputs for classes:
-    one pass through the network either way.
+    For networks that return what their last linear layer gives, an nn.Linear or any other that computes x Wᵀ + b or x
+    W + b by weights of its own, under a Gaussian, Categorical or Bernoulli likelihood and a normal prior of these
+    weights. `predict` is in closed form for normal noise, and draws outputs for classes: one pass through the network
+    either way.
 
     Attributes:
         covariance: of the weights of each output: "dense", "diagonal" or "low_rank" (with a diagonal).
@@ -69,8 +69,8 @@ class VBLL(Scheduled, Descent):
         rank: of covariance="low_rank".
         initial_scale: standard deviation of every weight of the last layer at first.
         kl_weight: β: a number, `Halving()` or `WarmUp()`. None lets held-out rows choose a number of at most 1 (see
-            `torchbayes.selection.lowered`), by trial runs with independent weights: the bound for classes is
-            loose where there are many features, and leaves probabilities too cautious at β = 1.
+            `torchbayes.selection.lowered`), by trial runs with independent weights: the bound for classes is loose
+            where there are many features, and leaves probabilities too cautious at β = 1.
     """
 
     covariance: Covariance = "dense"
@@ -90,100 +90,78 @@ class VBLL(Scheduled, Descent):
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """How long to train, and then the weight of the divergence, by trial runs with a diagonal covariance."""
         weight = () if self.kl_weight is not None else (Lowered("kl_weight", WEIGHTS, {"covariance": "diagonal"}),)
         return (*((Epochs(self),) if self.epochs is None or not weight else ()), *weight)
 
     def check(self, model: Model) -> None:
-        """Check that the last layer has a posterior in closed form.
-
-        Raises:
-            ValueError: if it has none.
-        """
         super().check(model)
         self.layer(model)
 
     def layer(self, model: Model) -> LastLayer:
-        """Return the last layer of a model.
-
-        Raises:
-            ValueError: if the method does not suit the model.
-        """
+        """Return the last layer of a model; ValueError if the method does not suit the model."""
         check_expected(model.likelihood)
         return last_layer(model, self.covariance, rank=self.rank)
 
     def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the trajectory of the weights of a member, behind which come those of the covariance."""
+        """Return the trajectory of each member's weights, followed by the parameters of its covariance."""
         layer = self.layer(density.model)
         like = weights_MD.new_empty(len(weights_MD), sum(layer.sizes))
         noise_MP = normals(seeds, Purpose.LAST_LAYER_FACTOR, 0, like=like)
-        both = torch.cat([weights_MD, layer.start(self.initial_scale, noise_MP)], 1)
-        return super().begin(density, both, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
+        parameters_ME = torch.cat([weights_MD, layer.start(self.initial_scale, noise_MP)], 1)
+        return super().begin(density, parameters_ME, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
 
     def target(self, density: LogDensity, state: State) -> Bounded:
-        """Return the bound; `nll` of a step is the mean of −E_q log p(y | f), or its bound."""
-        about: Any = {"first": state.step == 0, "kl_weight": weight_at(self.kl_weight, state)}
-        return Bounded(density.model, density.num_data, _layer_of(self, density), self.bound, **about)
+        """Return the bound; `nll` of a step is the mean of −E_q log p(y | f), or of its bound."""
+        options: Any = {"first": state.step == 0, "kl_weight": weight_at(self.kl_weight, state)}
+        return Bounded(density.model, density.num_data, _layer_of(self, density), self.bound, **options)
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
-        """Return the mixture of the members' normal distributions, whose variance is 0 outside the last layer."""
+        """Return the mixture of the members' normal distributions; the variance is 0 outside the last layer."""
         model, layer = density.model, self.layer(density.model)
         mean_MD, parameters_MP = state.weights_MD.split([model.layout.size, sum(layer.sizes)], dim=1)
         covariance = layer.structure(parameters_MP, model.layout.size)
-        about: Any = {"buffers_M": state.buffers or None, "statistics_known": True, "linear": True}
-        return Gaussian(model, mean_MD.clone(), covariance, **about)
+        options: Any = {"buffers_M": state.buffers or None, "statistics_known": True, "linear": True}
+        return Gaussian(model, mean_MD.clone(), covariance, **options)
 
 
 @dataclass(frozen=True)
 class Bounded:
-    """The bound as a loss of weights and covariances, in the place of a density that knows of no covariances.
-
-    Attributes:
-        model: the model.
-        num_data: N.
-        layer: the last layer.
-        bound: for classes.
-        first: whether what the network returns is checked, which waits for a GPU.
-        kl_weight: β.
-    """
+    """The bound as a loss of weights and covariances; it stands in for a density, which knows no covariances."""
 
     model: Model
-    num_data: int
+    num_data: int  # N
     layer: LastLayer
-    bound: Bound = "jensen"
-    first: bool = True
-    kl_weight: float = 1.0
+    bound: Bound = "jensen"  # for classes
+    first: bool = True  # whether the network's output is checked, which waits for a GPU
+    kl_weight: float = 1.0  # β
 
     def loss(self, weights_ME: Tensor, batch: Batch, *, buffers: Buffers, seeds: Sequence[int], out: Tensor) -> Value:
-        """Return the negative bound per observation, and write its gradient.
+        """Return the negative bound per observation (M,), and write its gradient to `out` (M, E).
 
-        Args:
-            weights_ME: weights of each member, and behind them the parameters of its covariances.
-            batch: one minibatch per member, (M, B, ...).
-            buffers: the network's buffers, each (M, ...), changed in place.
-            seeds: M seeds of what the network draws.
-            out: receives the gradient, (M, E).
-
-        Returns:
-            `Value` with the loss (M,), its gradient and the expected log likelihood (M,) of all rows, estimated.
+        `weights_ME` are the weights of each member followed by the parameters of its covariances. Buffers are changed
+        in place; the seeds are those of what the network draws. The expected log likelihood (M,) in the `Value` is an
+        estimate for all rows.
         """
         model, rows = self.model, batch_size(batch.inputs, 1)
         scales = model.scales(self.num_data, rows)
         factor = -(model.temperature if model.tempering == "joint" else 1.0) / self.num_data
         losses, fits = [], []
         for m, seed in enumerate(seeds):
-            own = {name: buffer[m] for name, buffer in buffers.items()}
-            part = Batch(model.network.arrange(rows_of(batch.inputs, m)), rows_of(batch.targets, m))
+            member_buffers = {name: buffer[m] for name, buffer in buffers.items()}
+            rows_m = Batch(model.network.arrange(rows_of(batch.inputs, m)), rows_of(batch.targets, m))
             with differentiable():
-                both_E = weights_ME[m].detach().clone().requires_grad_()
-                weights_D, parts = both_E[: model.layout.size], self.layer.parts(both_E[model.layout.size :])
+                parameters_E = weights_ME[m].detach().clone().requires_grad_()
+                weights_D, parts = (
+                    parameters_E[: model.layout.size],
+                    self.layer.parts(parameters_E[model.layout.size :]),
+                )
                 with model.network.training(), seeded(Purpose.LAST_LAYER_MASKS, seed, device=weights_ME.device):
-                    fit = self._expected(weights_D, parts, part, buffers=own).sum(dtype=torch.float64)
+                    fit = self._expected(weights_D, parts, rows_m, buffers=member_buffers).sum(dtype=torch.float64)
                 prior, entropy = self._divergence(weights_D, parts)
                 loss = factor * (scales.likelihood * fit + scales.prior * prior + entropy)
-                out[m] = torch.autograd.grad(loss, both_E)[0]
+                out[m] = torch.autograd.grad(loss, parameters_E)[0]
             losses.append(loss.detach())
             fits.append(fit.detach() * (self.num_data / rows))
         return Value(torch.stack(losses), out, torch.stack(fits))
@@ -191,15 +169,15 @@ class Bounded:
     def _expected(self, weights_D: Tensor, parts: Parts, batch: Batch, *, buffers: Buffers) -> Tensor:
         """Return E_q log p(y | f), or its bound, of each row, (B,)."""
         views, learned = self.model.split(weights_D)
-        about: Any = {"inputs": batch.inputs, "buffers": buffers, "check": self.first}
-        mean, features = outputs_of(self.model, self.layer, views, **about)
+        options: Any = {"inputs": batch.inputs, "buffers": buffers, "check": self.first}
+        mean, features = outputs_of(self.model, self.layer, views, **options)
         spread = self.layer.spread(parts, features).reshape(mean.shape)
         return expected_log_prob(
             self.model.likelihood, mean, spread, targets=batch.targets, parameters=learned, bound=self.bound
         )
 
     def _divergence(self, weights_D: Tensor, parts: Parts) -> tuple[Tensor, Tensor]:
-        """Return E_q log p(w) of all weights, and the entropy of q, β times what is of the last layer."""
+        """Return E_q log p(w) of all weights, and the entropy of q; terms of the last layer are multiplied by β."""
         layer, weight = self.layer, self.kl_weight
         excess = 0.5 * (layer.variance(parts).double() / layer.prior_std_KI.square()).sum()
         prior = self.model.log_prior(weights_D) - weight * excess
@@ -212,8 +190,8 @@ _LAYERS: WeakKeyDictionary[LogDensity, tuple[VBLL, LastLayer]] = WeakKeyDictiona
 
 
 def _layer_of(method: VBLL, density: LogDensity) -> LastLayer:
-    """Return the last layer of a density's model; found once, as to look for it waits for a GPU."""
-    known = _LAYERS.get(density)
-    if known is None or known[0] != method:
-        known = _LAYERS[density] = method, method.layer(density.model)
-    return known[1]
+    """Return the last layer of a density's model, found once because the search waits for a GPU."""
+    entry = _LAYERS.get(density)
+    if entry is None or entry[0] != method:
+        entry = _LAYERS[density] = method, method.layer(density.model)
+    return entry[1]

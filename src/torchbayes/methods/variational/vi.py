@@ -1,27 +1,27 @@
-r"""Variational inference: a normal q(w) fitted by gradient descent (Graves 2011, Blundell et al. 2015).
+"""Variational inference: a normal q(w) fitted by gradient descent (Graves 2011, Blundell et al. 2015).
 
     minimise  −ELBO = E_q[−Σ_n log p(y_n | x_n, w)] + β KL(q ‖ p)
 
-with β = 1 for Bayes. Weights w_s = t(θ, ε_s) of a step are drawn from the family (families.py) by standard normals ε_s:
-the gradient by its parameters θ is that of log p(y | w_s) at the weights, pulled back (Kingma and Welling 2014).
-The KL divergence is exact where the prior's expectation has a closed form (`torchbayes.model.priors.expected`); else
-log p(w_s) takes its place, and the entropy of q is exact all the same.
+with β = 1 for Bayes. The weights w_s = t(θ, ε_s) of a step are drawn from the family (families.py) by standard normals
+ε_s. The gradient by its parameters θ is that of log p(y | w_s) by the weights, pulled back (Kingma and Welling 2014).
+The KL divergence is exact where the prior's expectation has a closed form (`torchbayes.model.priors.expected`).
+Elsewhere log p(w_s) takes the place of the expectation, and the entropy of q is still exact.
 
 On the scale of the mean loss per observation, as for all optimisers here, and with the temperature T of the model,
 
     loss = (1/S) Σ_s nll(w_s) − (β T/N) (c E_q log p(w) + H(q))
 
-with c = 1/T where likelihood and prior are both tempered, and 1 where the likelihood alone is.
-With M members q is a mixture of M normals, each fitted by itself from a start of its own.
+with c = 1/T where likelihood and prior are both tempered, and 1 where only the likelihood is. With M members q is a
+mixture of M normals, each fitted independently from its own start.
 
 With α > 0 the data's part is that of black-box α (Hernández-Lobato et al. 2016) in the form of Li and Gal (2017):
 
     minimise  −(1/α) Σ_n log E_q[p(y_n | x_n, w)^α] + β KL(q ‖ p)
 
 whose limit at α → 0 is the objective above. α = 1 asks for good predictions of the rows, and is close to expectation
-propagation; between them, the larger α, the more of the posterior q covers. The expectation is the mean over the S
-draws of a step, row by row: biased, as its logarithm is taken, by O(1/S). A row of weight a (`likelihoods.Weighted`)
-counts a times its term, and with a temperature p^(1/T) takes the place of p, T times whose term enters the loss.
+propagation. In between, a larger α covers more of the posterior. The expectation is the mean over the S draws of a
+step, row by row; its logarithm is biased by O(1/S). A row of weight a (`likelihoods.Weighted`) counts a times. With a
+temperature, p^(1/T) takes the place of p, and T times its term enters the loss.
 """
 
 from __future__ import annotations
@@ -59,21 +59,16 @@ from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.layers.radial import RadialPosterior
 from torchbayes.randomness.seeds import Purpose
 
-_SMALLEST = 1e-8  # of a scale that is relative to its weight
-_ALPHA_DRAWS = 10  # as in the papers: the logarithm of a mean over fewer is more biased
+_SMALLEST = 1e-8  # smallest scale that is relative to its weight
+_ALPHA_DRAWS = 10  # as in the papers; with fewer draws the logarithm of the mean is more biased
 
 
 @dataclass(frozen=True)
 class State:
-    """The state of M fits.
+    """The state of M fits."""
 
-    Attributes:
-        descent: of the parameters of the family, (M, P); their first D are the means.
-        size: D.
-    """
-
-    descent: Trajectory
-    size: int
+    descent: Trajectory  # of the parameters (M, P) of the family; the first D are the means
+    size: int  # D
 
     @property
     def step(self) -> int:
@@ -97,24 +92,25 @@ class VI(OnMinibatches, Kept, Defaults):
 
     Attributes:
         structure: of the covariance: diagonal, low_rank (with a diagonal) or dense; or radial, for a random direction
-            and radius of each parameter in the place of a normal distribution (`RadialPosterior`).
+            and radius of each parameter instead of a normal distribution (`RadialPosterior`).
         members: M, independent fits, whose mixture is the posterior.
         epochs: passes over the data; None for 50, or as many as make 5,000 steps.
         batch_size: rows per step where the data are not batched already.
         optimizer: update rule and learning rate, on the scale of the mean loss per observation.
         schedule: how the learning rate changes over the run.
         estimator: of the gradient: "weights" draws all weights, in one stack of networks; "local" and "flipout" go
-            layer by layer, with noise for each example, which leaves less noise in the gradient. "auto" is exact local
-            noise where there is such, else flipout; it draws weights with another structure than "diagonal", with
+            layer by layer, with noise for each example, which makes the gradient less noisy. "auto" takes exact local
+            noise where a layer has it, else flipout; it draws weights with another structure than "diagonal", with
             antithetic draws, and in a network without such layers. See `torchbayes.density.layers.passes`; `uses.how`
             says what each parameter gets.
         alpha: α ≥ 0, of the divergence: 0 is variational inference, 1 near to expectation propagation.
         draws: S, draws for each step; None for 1, or 10 where `alpha` is positive, which needs 2 at least.
-        antithetic: whether draws come in pairs ±ε, which takes the noise of the gradient by the means that is odd in ε.
+        antithetic: whether draws come in pairs ±ε, which cancels the noise in the gradient by the means that is odd in
+            ε.
         rank: R, of structure="low_rank".
         initial_scale: standard deviation of every weight at first.
-        relative_scale: δ, for scales δ|μ| at first in its place, around the weights of a trained network (MOPED;
-            Krishnan et al. 2020).
+        relative_scale: δ, for initial standard deviations δ|μ| instead, around the weights of a trained network
+            (MOPED; Krishnan et al. 2020).
         kl_weight: β: a number, `Halving()` or `WarmUp()`. None lets held-out rows choose a number of at most 1: see
             `torchbayes.selection.lowered`.
         plan: how the stack of networks is run: auto, native, loop, vmap or compiled; noise in the layers is drawn by
@@ -157,22 +153,20 @@ class VI(OnMinibatches, Kept, Defaults):
 
     @property
     def needs(self) -> Needs:
-        """Minibatches, through a network in training mode."""
         return Needs(batch_size=self.batch_size, network="train", spread=self.structure != "radial")
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """The weight of the divergence."""
         return (Lowered("kl_weight", WEIGHTS),) if self.kl_weight is None else ()
 
     @property
     def onward(self) -> Onward:
-        """All of the divergence: held-out rows of one task would say how much all earlier ones count."""
+        """The method with β = 1: held-out rows of one task would choose how much all earlier tasks count."""
         method = replace(self, kl_weight=1.0) if self.kl_weight is None else self
         return Onward(method, "nothing" if self.structure == "radial" else "prior")
 
     def check(self, model: Model) -> None:
-        """Check that the divergence from the prior is finite: under a normal posterior its mean is, of any prior."""
+        """Check only a radial structure: under a normal posterior the divergence from any prior is finite."""
         if self.structure == "radial":
             super().check(model)
 
@@ -187,37 +181,27 @@ class VI(OnMinibatches, Kept, Defaults):
     def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        """Return the state before the first step: means at the given weights."""
         parameters_MP = _begun(self, density, weights_MD, _scales(self, weights_MD), seeds=seeds)
-        about = {"optimizer": self.optimizer, "epochs": epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS)}
-        descent = start(parameters_MP, buffers, seeds, **about, steps_per_epoch=steps_per_epoch)
+        options = {"optimizer": self.optimizer, "epochs": epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS)}
+        descent = start(parameters_MP, buffers, seeds, **options, steps_per_epoch=steps_per_epoch)
         return State(descent, weights_MD.shape[1])
 
     def spread(self, density: LogDensity, state: State, scale_MD: Tensor) -> State:
-        """Return the state before the first step with other standard deviations, where these are narrower.
+        """Return the state before the first step with the standard deviations `scale_MD` where these are narrower.
 
         Weights wider than a start bears would drown the others in noise until they have become narrow again. Scales
-        that are set relative to trained weights stay.
-
-        Args:
-            density: the hot function.
-            state: as `init` gave it.
-            scale_MD: standard deviations; where one is 0 or wider than the method's own, that stays.
-
-        Returns:
-            The state.
+        that are set relative to trained weights stay, and so do those where `scale_MD` is 0.
         """
         if self.relative_scale is not None:
             return state
         now = state.descent
         mean_MD = now.weights_MD[:, : state.size]
-        own_MD = _scales(self, mean_MD)
-        scale_MD = torch.where(scale_MD > 0, torch.minimum(scale_MD.to(mean_MD), own_MD), own_MD)
+        usual_MD = _scales(self, mean_MD)
+        scale_MD = torch.where(scale_MD > 0, torch.minimum(scale_MD.to(mean_MD), usual_MD), usual_MD)
         parameters_MP = _begun(self, density, mean_MD, scale_MD, seeds=now.seeds)
         return replace(state, descent=replace(now, weights_MD=parameters_MP))
 
     def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        """Return the state one optimiser step on, and the info of the step."""
         now = writable(state.descent, donate=donate)
         lr = self.optimizer.lr * self.schedule.factor(now.done)
         family, normal = self.family(density.model.layout), self.structure != "radial"
@@ -226,13 +210,13 @@ class VI(OnMinibatches, Kept, Defaults):
         weight = weight_at(self.kl_weight, now)
         if mean_field.takes(drawing, density, now):
             terms, slope = mean_field.evaluate(density, now, batch, drawing=drawing, kl_weight=weight)
-            seen = Seen.of(now.step, lr, value_M=terms.loss_M, gradient_MD=slope.health_MX)
-            unseen = looked_at(now, batch, seen)
+            numbers = Seen.of(now.step, lr, value_M=terms.loss_M, gradient_MD=slope.health_MX)
+            unseen = looked_at(now, batch, numbers)
             mean_field.update(self.optimizer, now, slope, lr=lr)
         else:
             terms = differentiate(density, now, batch, drawing=drawing, kl_weight=weight)
-            seen = Seen.of(now.step, lr, value_M=terms.loss_M, gradient_MD=now.gradient_MD)
-            unseen = looked_at(now, batch, seen)
+            numbers = Seen.of(now.step, lr, value_M=terms.loss_M, gradient_MD=now.gradient_MD)
+            unseen = looked_at(now, batch, numbers)
             self.optimizer.update(now.weights_MD, now.gradient_MD, now.slots, lr=lr)
         info = Info(*terms, -density.num_data * terms.nll_M - terms.kl_M, lr, weight)
         return replace(state, descent=replace(now, step=now.step + 1, unseen=unseen)), info
@@ -247,7 +231,6 @@ class VI(OnMinibatches, Kept, Defaults):
         return Gaussian(model, mean_MD, self.family(model.layout).covariance(parameters_MP), buffers_M=buffers)
 
     def ending(self, posterior: Any, state: State) -> Descended:
-        """Return the means; standard deviations may be still those it began with."""
         then: list[Check] = []
         if self.relative_scale is None:
             scale_MD = self.family(posterior.model.layout).variance(state.descent.weights_MD).sqrt()
@@ -268,7 +251,7 @@ def _draws(method: VI) -> int:
 
 
 def _scales(method: VI, weights_MD: Tensor) -> Tensor:
-    """Return the standard deviations that a method begins with around some weights, (M, D)."""
+    """Return the method's initial standard deviations around some weights, (M, D)."""
     if method.relative_scale is None:
         return torch.full_like(weights_MD, method.initial_scale)
     return (method.relative_scale * weights_MD.abs()).clamp_min_(_SMALLEST)
@@ -281,7 +264,7 @@ def _begun(method: VI, density: LogDensity, mean_MD: Tensor, scale_MD: Tensor, *
 
 
 def _estimator(method: VI, density: LogDensity, batch: Batch) -> Literal["auto", "weights", "local", "flipout"]:
-    """Return by which estimator the gradient is taken on one minibatch per member, (M, B, ...)."""
+    """Return the estimator of the gradient for minibatches (M, B, ...)."""
     if method.estimator != "auto":
         return method.estimator
     alone = method.structure == "diagonal" and not method.antithetic

@@ -1,10 +1,12 @@
-r"""The weight β of the KL divergence in the objective of a step.
+"""The weight β of the KL divergence in the objective of a step.
 
-constant      β = 1 is Bayes; below 1 the posterior is colder
-halving       β_i = 2^{B−i} B / (2^B − 1) for the i-th of the B minibatches of an epoch; their mean is 1, and the
-first ones are governed by the prior, the last ones by the data (Blundell et al. 2015, section 3.4)
-warm-up       β grows from 0 to 1 over a share of the run, so that weights are not given up before the data have
-spoken (Sønderby et al. 2016)
+constant: β = 1 is Bayes; below 1 the posterior is colder.
+
+halving: β_i = 2^{B−i} B / (2^B − 1) for the i-th of the B minibatches of an epoch. Their mean is 1. The prior
+dominates the first ones, and the data the last ones (Blundell et al. 2015, section 3.4).
+
+warm-up: β grows from 0 to 1 over a share of the run, so that weights are not given up before the data have had an
+effect (Sønderby et al. 2016).
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ class Halving:
 
     def at(self, step: int, *, steps_per_epoch: int, total_steps: int) -> float:
         """Return β of a step."""
-        place = step % steps_per_epoch + 1
-        return steps_per_epoch * 0.5**place / (1 - 0.5**steps_per_epoch)
+        number = step % steps_per_epoch + 1
+        return steps_per_epoch * 0.5**number / (1 - 0.5**steps_per_epoch)
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class WarmUp:
     """β = min(1, t/(share · T)) after t of T steps.
 
     Attributes:
-        share: of the run after which β is 1.
+        share: share of the run after which β is 1.
     """
 
     share: float = 0.3

@@ -1,8 +1,8 @@
 """Batches: rows of inputs and targets, and the parts of the inputs that all rows share.
 
 Inputs and targets are trees: a tensor, or a tuple or mapping of trees. The first axis of every tensor is the rows (the
-second, after the members, where each member has its own rows). What all rows share, such as a table of context or the
-edges of a graph, is wrapped in `Shared`; it is handed to the network unchanged and never sliced.
+second, after the members, where each member has its own rows). Tensors that all rows share, such as a table of context
+or the edges of a graph, are wrapped in `Shared`; they reach the network unchanged and are never sliced.
 """
 
 from __future__ import annotations
@@ -31,11 +31,7 @@ _NAMED = 4  # how many tensors a message names at most
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """A part of the inputs that belongs to all rows.
-
-    Attributes:
-        value: what the network is given.
-    """
+    """A part of the inputs that belongs to all rows; the network gets its `value`."""
 
     value: Any
 
@@ -64,7 +60,7 @@ class Batch(NamedTuple):
 
 def on_rows(function: Callable[[Tensor], Any], tree: Any) -> Any:
     """Return the tree with `function` applied to every tensor; shared parts and other leaves stay as they are."""
-    if isinstance(tree, Tensor):  # most trees; walking one costs more than a small kernel
+    if isinstance(tree, Tensor):  # most trees are one tensor, and walking a tree costs more than a small kernel
         return function(tree)
     return pytree.tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, tree)
 
@@ -75,7 +71,7 @@ def rows_of(tree: Any, where: slice | int | Tensor) -> Any:
 
 
 def repeated(tree: Any, count: int) -> Any:
-    """Return inputs or targets with their first row several times, and no other."""
+    """Return inputs or targets that consist of `count` copies of their first row."""
     return on_rows(lambda tensor: tensor[:1].expand(count, *tensor.shape[1:]).clone(), tree)
 
 
@@ -85,11 +81,7 @@ def row_axes(tree: Any, axis: int | None) -> Any:
 
 
 def batch_size(tree: Any, axis: int = 0) -> int:
-    """Return the number of rows, the length of an axis of the first tensor that is not shared.
-
-    Raises:
-        ValueError: if there is no such tensor, or it has no such axis.
-    """
+    """Return the number of rows, the length of an axis of the first unshared tensor; ValueError if there is none."""
     leaves = [tree] if isinstance(tree, Tensor) else pytree.tree_leaves(tree)
     first = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
     if first is None or first.ndim <= axis:
@@ -106,7 +98,7 @@ def unshared(tree: Any) -> Any:
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the positional and keyword arguments that inputs stand for: a tuple or a mapping of tensors, or one."""
+    """Return the positional and keyword arguments that inputs (a tuple, a mapping or one tensor) stand for."""
     inputs = unshared(inputs)
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
@@ -121,15 +113,8 @@ def copied(tree: Any) -> Any:
 def moved(tree: Any, device: torch.device, dtype: torch.dtype) -> Any:
     """Return a tree of tensors on a device, floating-point ones of a dtype; arrays, tables and numbers become tensors.
 
-    In shared parts, flags and the like are left unchanged.
-
-    Args:
-        tree: inputs or targets.
-        device: where they go.
-        dtype: dtype of floating-point tensors.
-
-    Raises:
-        TypeError: if something is neither a tensor nor made of numbers.
+    In shared parts, other leaves such as flags are left unchanged. A leaf that is neither a tensor nor made of numbers
+    is a TypeError.
     """
 
     def one(leaf: Any) -> Any:
@@ -150,7 +135,7 @@ def moved(tree: Any, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def _in_order(leaf: Any) -> Any:
-    """Return a column or table of pandas as an array: torch reads it as a sequence, by labels in the place of rows."""
+    """Return a column or table of pandas as an array: torch would read it as a sequence, by labels, not rows."""
     return np.array(leaf) if hasattr(leaf, "__array__") and not isinstance(leaf, np.ndarray | np.generic) else leaf
 
 
@@ -171,17 +156,9 @@ def tensors_of(tree: Any) -> list[Tensor]:
 
 
 def with_shared(inputs: Any, names: Sequence[str | int]) -> Any:
-    """Return inputs with some of them wrapped in `Shared`.
+    """Return inputs with the entries named in `names` wrapped in `Shared`: keys of a mapping, or positions in a tuple.
 
-    Args:
-        inputs: a mapping, whose entries are named by key, or a tuple or list, whose entries are named by position.
-        names: which are shared.
-
-    Returns:
-        The inputs; entries that are wrapped already stay.
-
-    Raises:
-        ValueError: if the inputs do not have such an entry, or no other one.
+    It raises ValueError if the inputs do not have such an entry, or no other one.
     """
     if not names:
         return inputs
@@ -204,15 +181,7 @@ def with_shared(inputs: Any, names: Sequence[str | int]) -> Any:
 
 
 def check_rows(tree: Any, what: str = "inputs") -> None:
-    """Check that all tensors have the same number of rows.
-
-    Args:
-        tree: inputs or targets.
-        what: which of them.
-
-    Raises:
-        ValueError: if they do not, or a tensor has no axis of rows.
-    """
+    """Raise ValueError if tensors differ in their number of rows, or have no axis of rows."""
     if isinstance(tree, Tensor) and tree.ndim:
         return
     leaves = [each for each in pytree.tree_flatten_with_path(tree)[0] if not isinstance(each[1], Shared | None)]
@@ -229,7 +198,7 @@ def check_rows(tree: Any, what: str = "inputs") -> None:
 
 
 def _listed(sizes: Sequence[tuple[Any, tuple[int, ...]]], what: str) -> str:
-    """Return the leaves and their numbers of rows: at most four, one of each number first."""
+    """Return the leaves and their numbers of rows: at most four, and first one leaf for each number."""
     first = {size: place for place, (_, size) in reversed([*enumerate(sizes)])}
     chosen = sorted([*first.values(), *(set(range(len(sizes))) - {*first.values()})][:_NAMED])
     named = [(_named(sizes[n][0], what), sizes[n][1]) for n in chosen]
@@ -238,27 +207,15 @@ def _listed(sizes: Sequence[tuple[Any, tuple[int, ...]]], what: str) -> str:
 
 
 def check_equally_many(batch: Batch) -> None:
-    """Check that inputs and targets have the same number of rows.
-
-    Raises:
-        ValueError: if they differ in their number of rows.
-    """
+    """Raise ValueError if inputs and targets differ in their number of rows."""
     if (rows := batch.size) != (seen := batch_size(batch.targets)):
         raise ValueError(f"inputs and targets must have equally many rows; got {rows}, {seen}.")
 
 
 def check_outputs(run: Callable[[Any], Tensor], inputs: Any, outputs: Tensor) -> None:
-    """Check that the first axis of a network's outputs is that of the rows.
+    """Raise ValueError if the first axis of a network's outputs is not that of the rows.
 
-    Where another axis is as long, the network is run with another number of rows to tell which is which.
-
-    Args:
-        run: the network, which need not take other numbers of rows.
-        inputs: (B, ...), or a tree of such.
-        outputs: what it gives for them.
-
-    Raises:
-        ValueError: if it is not.
+    If another axis is as long, the network (`run`) is tried with another number of rows, which it need not accept.
     """
     rows = batch_size(inputs)
     pairs = [(len(outputs), rows)]
@@ -266,40 +223,23 @@ def check_outputs(run: Callable[[Any], Tensor], inputs: Any, outputs: Tensor) ->
         other = 2 if rows != 2 else 3
         with suppress(Exception):
             pairs.append((len(run(repeated(inputs, other))), other))
-    for made, given in pairs:
-        if made != given:
-            raise ValueError(f"the network must give one output row per input row; got {made} for {given}.")
+    for made, expected in pairs:
+        if made != expected:
+            raise ValueError(f"the network must give one output row per input row; got {made} for {expected}.")
 
 
 def stack(batches: Sequence[Batch]) -> Batch:
-    """Return the members' batches stacked along a new first axis M.
-
-    Raises:
-        ValueError: if what all rows share differs between them.
-    """
+    """Return the members' batches stacked along a new first axis M; ValueError if their shared inputs differ."""
     return _joined(batches, torch.stack) if len(batches) > 1 else batches[0].map(lambda t: t.unsqueeze(0))
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
-    """Return the rows of all batches, concatenated.
-
-    Raises:
-        ValueError: if what all rows share differs between them, or rows differ in shape.
-    """
+    """Return the rows of all batches; ValueError if their shared inputs, or the shapes of their rows, differ."""
     return _joined(batches, _concatenated) if len(batches) > 1 else batches[0]
 
 
 def check_alike(first: Any, tree: Any, what: str) -> None:
-    """Check that the rows of a batch have the shape of those of the first batch, so that batches can be concatenated.
-
-    Args:
-        first: tensor (B, ...) of the first batch, or a tree of such.
-        tree: of another batch.
-        what: which they are.
-
-    Raises:
-        ValueError: if they do not.
-    """
+    """Raise ValueError if rows differ in shape from those of the first batch, so that they cannot be joined."""
     before, here = ([tuple(t.shape[1:]) for t in tensors_of(each)] for each in (first, tree))
     for one, other in zip(before, here, strict=True):
         if one != other:
@@ -311,12 +251,7 @@ def check_alike(first: Any, tree: Any, what: str) -> None:
 
 
 def padded(tensors: Sequence[Tensor], value: float) -> list[Tensor]:
-    """Return tensors (B, ...) padded to the length of the longest along each axis but the first.
-
-    Args:
-        tensors: with the same number of axes.
-        value: the padding.
-    """
+    """Return tensors (B, ...) padded by a value to the longest length along each axis but the first."""
     longest = [max(sizes) for sizes in zip(*(t.shape[1:] for t in tensors), strict=True)]
 
     def one(tensor: Tensor) -> Tensor:
@@ -347,8 +282,10 @@ def _joined(batches: Sequence[Batch], join: Callable[..., Tensor]) -> Batch:
 
 
 def _equal(one: Shared, other: Shared) -> bool:
-    mine, yours = tensors_of(one), tensors_of(other)
-    return one.value is other.value or (len(mine) == len(yours) and all(map(torch.equal, mine, yours)))
+    tensors, other_tensors = tensors_of(one), tensors_of(other)
+    return one.value is other.value or (
+        len(tensors) == len(other_tensors) and all(map(torch.equal, tensors, other_tensors))
+    )
 
 
 def _named(path: Any, what: str) -> str:

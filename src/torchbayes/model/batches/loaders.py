@@ -1,9 +1,9 @@
-"""What a loader yields, and what counts: every row of its data set once, in the order of the data set.
+"""The rows of a loader: every row of its data set once, in the order of the data set.
 
 One rule holds for every function that takes data (docs/decisions/0027-what-counts-as-a-row.md). A map-style data set is
-its rows; of a DataLoader over it only collation, batch size and workers are used, and its sampler where that picks some
-of the rows. A sampler that repeats or drops rows, or picks others at every pass, says how much rows count, and is
-refused. Of all else, one pass is the rows, and every later pass must have as many.
+its rows. A DataLoader over it gives only collation, batch size and workers, and its sampler if that picks some of the
+rows. A sampler that repeats or drops rows, or picks others at every pass, weights rows, and is refused. For any other
+data one pass gives the rows, and every later pass must have as many.
 
 Random numbers that are drawn while rows are read, as augmentation and shuffling do, are functions of the seed and of
 the number of the batch.
@@ -36,7 +36,7 @@ from torchbayes.randomness.seeds import Purpose, generator, seeded
 
 
 def is_indexed(data: Any) -> bool:
-    """Return whether data are a loader over a data set whose rows have numbers, in batches that it makes itself."""
+    """Return whether data are a loader that makes its own batches, over a data set whose rows have numbers."""
     return (
         isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset) and data.batch_size is not None
     )
@@ -45,9 +45,7 @@ def is_indexed(data: Any) -> bool:
 def rows_of_loader(loader: DataLoader) -> tuple[Dataset[Any], bool]:
     """Return the rows that a loader reads, as a data set, and whether their order is left open.
 
-    Raises:
-        ValueError: if there are none.
-        TypeError: if its sampler repeats rows, or picks others at every pass.
+    It raises ValueError if there are none, TypeError if its sampler repeats rows, or picks others at every pass.
     """
     dataset, sampler = loader.dataset, loader.sampler
     size = len(dataset)  # type: ignore[arg-type]
@@ -88,7 +86,7 @@ def _picked(sampler: Iterable[Any], attempt: int) -> list[int]:
 def batches_of(
     loader: DataLoader, dataset: Dataset[Any], index_lists: list[list[int]], *integers: int, collate: Any = None
 ) -> DataLoader:
-    """Return a loader of given rows of a data set, which is like another one, but for how it collates."""
+    """Return a loader of lists of rows of a data set, with the settings of `loader` but perhaps another collation."""
     return DataLoader(
         dataset,
         batch_sampler=index_lists,
@@ -101,14 +99,9 @@ def batches_of(
 
 
 def in_order(data: Iterable[Any], *, seed: int = 0) -> Iterator[Any]:
-    """Return batches of data: every row of a data set once, in its order; anything else as it comes.
+    """Return an iterator over batches of data: every row of a data set once, in its order; anything else as it comes.
 
-    Args:
-        data: a DataLoader, or an iterable of batches.
-        seed: of what is drawn while rows are read.
-
-    Returns:
-        An iterator over the batches.
+    The seed is that of random numbers drawn while rows are read.
     """
     if is_indexed(data):
         dataset, _ = rows_of_loader(data)  # type: ignore[arg-type]
@@ -119,15 +112,10 @@ def in_order(data: Iterable[Any], *, seed: int = 0) -> Iterator[Any]:
 
 
 def read(batches: Iterable[Any], *integers: int, first: int = 0) -> Iterator[Any]:
-    """Yield batches; what is drawn while one is read is a function of these integers and of its number.
+    """Yield batches; random numbers drawn while one is read are a function of these integers and of its number.
 
-    Args:
-        batches: an iterable of batches.
-        integers: such as a seed and an epoch.
-        first: number of the first batch.
-
-    Raises:
-        TypeError: if each worker of a loader yields all rows of an IterableDataset.
+    The integers are, for example, a seed and an epoch; `first` is the number of the first batch. TypeError is raised if
+    each worker of a loader yields all rows of an IterableDataset.
     """
     with reading(*integers):
         source = iter(batches)
@@ -161,7 +149,7 @@ def same_rows(one: Batch, other: Batch) -> bool:
 
 _END = object()
 _READING = threading.RLock()  # numpy and Python have one generator for all threads
-_NUMPY: Any = np.random  # whose stubs lack these functions
+_NUMPY: Any = np.random  # its stubs lack these functions
 
 
 @contextmanager
@@ -171,7 +159,7 @@ def reading(*integers: int) -> Iterator[None]:
         seed = drawn.source.initial_seed()
         numbers, words = _NUMPY.get_bit_generator(), random.getstate()
         try:
-            _NUMPY.set_bit_generator(_spare())  # to save and restore a state takes fifty times as long
+            _NUMPY.set_bit_generator(_spare())  # saving and restoring a state takes fifty times as long
             np.random.seed(seed % 2**32)  # noqa: NPY002  (what data sets draw from)
             random.seed(seed)
             yield
@@ -182,7 +170,7 @@ def reading(*integers: int) -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _spare() -> np.random.MT19937:
-    """Return the generator that takes the place of numpy's global one while rows are read."""
+    """Return the generator that replaces numpy's global one while rows are read."""
     return np.random.MT19937()
 
 

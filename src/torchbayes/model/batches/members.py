@@ -1,7 +1,7 @@
 """Batches of several members, collated so that they can be stacked.
 
-Collation may pad each batch to its own longest row. Members have different rows, so their batches would differ in
-width; then the rows of all members are collated together, which pads them to the longest of all.
+Collation may pad each batch to its own longest row. Members have different rows, so their batches may differ in width;
+then the rows of all members are collated together, which pads them to the longest of all.
 """
 
 from __future__ import annotations
@@ -17,12 +17,7 @@ from torchbayes.model.batches.batch import Batch, stack, tensors_of
 
 @dataclass(frozen=True)
 class ForMembers:
-    """Collates the rows of all members for one step; a function of the rows alone, whatever was read before.
-
-    Attributes:
-        collate: rows -> batch.
-        members: M.
-    """
+    """Collates the rows of M members for one step; a function of the rows alone, whatever was read before."""
 
     collate: Callable[[list[Any]], Any]
     members: int
@@ -30,8 +25,7 @@ class ForMembers:
     def __call__(self, rows: list[Any]) -> list[Any]:
         """Return the batch of each member, or one batch of all of them if these differ in shape.
 
-        Args:
-            rows: those of the first member, then of the second, equally many.
+        `rows` are equally many of each member, member by member.
         """
         size = len(rows) // self.members
         each = [self.collate(rows[start : start + size]) for start in range(0, len(rows), size)]
@@ -39,18 +33,9 @@ class ForMembers:
 
 
 def for_members(found: Sequence[Batch], members: int, size: int) -> Batch:
-    """Return the batches of all members, (M, B, ...).
+    """Return the batches of all members, (M, B, ...), from what `ForMembers` collated, unpacked; B is `size`.
 
-    Args:
-        found: as `ForMembers` collates them, unpacked: one of each member, or one of all.
-        members: M.
-        size: B.
-
-    Returns:
-        The batch.
-
-    Raises:
-        ValueError: if the batch of all members does not have a row for every one of theirs.
+    It raises ValueError if one batch of all members has another number of rows than M B.
     """
     if len(found) == members:
         return stack(found)

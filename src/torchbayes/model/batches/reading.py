@@ -1,4 +1,4 @@
-"""What a loader yields, as inputs and targets, or as inputs alone, where the model has no hook that reads it."""
+"""Batches of a loader, split into inputs and targets, or read as inputs alone, for a model without a hook."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TARGETS = ("labels", "label", "targets", "target")
 
 
 def _keys(batch: Any) -> set[Any]:
-    """Return the names of the entries of a mapping, or of what is like one."""
+    """Return the names of the entries of a mapping, or of an object like one."""
     return set(batch.keys()) if isinstance(batch, Mapping) or hasattr(batch, "keys") else set()
 
 
@@ -23,16 +23,10 @@ def is_unlabelled(batch: Any) -> bool:
 
 
 def default_batch(batch: Any) -> tuple[Any, Any]:
-    """Return (inputs, targets) of a tuple or list, or of a mapping with `labels`, `label`, `targets` or `target`.
+    """Return (inputs, targets) of a pair, or of a mapping with `labels`, `label`, `targets` or `target`.
 
-    Args:
-        batch: what a loader yields; a Hugging Face batch is a mapping whose other entries become keyword arguments.
-
-    Returns:
-        Inputs (tensor, or dict of tensors) and targets.
-
-    Raises:
-        TypeError: if the batch is neither; the message advises passing `batch=` to Model.
+    Other batches are a TypeError. The other entries of a mapping, such as a Hugging Face batch, become keyword
+    arguments; a single one named `inputs` or `x` is the inputs itself.
     """
     if _keys(batch):
         entries = {key: batch[key] for key in batch.keys()}  # noqa: SIM118  (others than mappings may iterate over pairs)

@@ -54,24 +54,20 @@ class Bernoulli:
         return per_datum(targets * outputs - F.softplus(outputs), targets)
 
     def check(self, outputs: Tensor, targets: Any) -> None:
-        """Check shape and values of binary targets.
-
-        Raises:
-            ValueError: if the shape differs from the outputs', or a value is neither 0 nor 1 and not soft.
-        """
+        """Raise ValueError if the shape differs from the outputs', or a value is neither 0 nor 1 and not soft."""
         check_shape(targets, outputs.shape)
         if self.soft:
             if not ((targets >= 0) & (targets <= 1)).all():
-                seen = f"{targets.min().item():g}..{targets.max().item():g}"
-                raise ValueError(f"soft binary targets must lie in [0, 1]; got values in {seen}.")
+                extent = f"{targets.min().item():g}..{targets.max().item():g}"
+                raise ValueError(f"soft binary targets must lie in [0, 1]; got values in {extent}.")
         elif not ((targets == 0) | (targets == 1)).all():
-            seen = f"{targets.min().item():g}..{targets.max().item():g}"
+            extent = f"{targets.min().item():g}..{targets.max().item():g}"
             raise ValueError(
-                f"binary targets must be 0 or 1; got values in {seen}. Probabilities are Bernoulli(soft=True)."
+                f"binary targets must be 0 or 1; got values in {extent}. Probabilities are Bernoulli(soft=True)."
             )
 
     def average_log_prob(self, outputs_SBK: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
-        """Return the log probability under the average; of a soft label q log p̄ + (1 − q) log(1 − p̄)."""
+        """Return the log probability under the average; for a soft label, q log p̄ + (1 − q) log(1 − p̄)."""
         if self.soft and outputs_SBK[0, 0].numel() == 1:
             positive, negative = (log_mean_exp(F.logsigmoid(f)) for f in (outputs_SBK, -outputs_SBK))
             outputs_SBK = (positive - negative).unsqueeze(0)

@@ -1,7 +1,7 @@
-r"""Categorical: class labels, with class weights, ignored labels, soft labels and label smoothing.
+"""Categorical: class labels, with class weights, ignored labels, soft labels and label smoothing.
 
-With counts c_k of the classes at one place, log p = Σ_k c_k log softmax(f)_k. A label y has c_k = w_k [k = y], soft
-labels q have c_k = w_k q_k, smoothing puts (1 − ε) q + ε / K in the place of q, and an ignored place has c = 0, as in
+With counts c_k of the classes at one place, log p = Σ_k c_k log softmax(f)_k. A label y has c_k = w_k [k = y], and soft
+labels q have c_k = w_k q_k. Smoothing puts (1 − ε) q + ε / K in the place of q, and an ignored place has c = 0, as in
 `torch.nn.functional.cross_entropy` with the same settings. The curvature is Σ_k c_k (diag(p) − p pᵀ).
 """
 
@@ -43,8 +43,9 @@ class Categorical:
             them; for weights of rows see `Weighted`.
         ignore_index: label of places that fits and metrics ignore; every label is a class if None.
         label_smoothing: ε in [0, 1), share of each label that is spread over all classes in the fit.
-        class_axis: which axis of what the network returns is that of the classes: -1, or 1 where it gives (B, K, H, W),
-            as `torch.nn.functional.cross_entropy` takes it. Outputs everywhere else have it last: a model moves it.
+        class_axis: axis of the classes in the network's result: -1, or 1 if it returns (B, K, H, W), as
+            `torch.nn.functional.cross_entropy` takes it. The model moves it to the end; outputs everywhere else have it
+            last.
     """
 
     listed: ClassVar = Listed(
@@ -95,12 +96,7 @@ class Categorical:
         return per_datum(values, targets)
 
     def check(self, outputs: Tensor, targets: Any) -> None:
-        """Check shape, dtype and range of class labels, or of soft labels, and the number of weights.
-
-        Raises:
-            ValueError: if a shape does not match, a label is not in 0..K−1 or soft labels are no distributions.
-            TypeError: if labels are not int64.
-        """
+        """Check shape, dtype and range of class labels, or of soft labels, and the number of weights."""
         classes = outputs.shape[-1]
         if classes < 2:
             raise ValueError(
@@ -133,7 +129,7 @@ class Categorical:
         return Counted(judge, targets, (targets != self.ignore_index).to(outputs.dtype))
 
     def average_log_prob(self, outputs_SBK: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
-        """Return the log probability under the average; of soft labels Σ_k q_k log p̄_k where a row has one place."""
+        """Return the log probability under the average; for soft labels of rows with one place, Σ_k q_k log p̄_k."""
         if targets.is_floating_point() and targets.ndim == 2:
             outputs_SBK = log_mean_exp(outputs_SBK.log_softmax(-1)).unsqueeze(0)
         return log_mean_exp(self.log_prob(outputs_SBK, targets, parameters))
@@ -168,11 +164,11 @@ def _labels(likelihood: Categorical, targets: Tensor) -> Tensor:
 
 def _weights(likelihood: Categorical, outputs: Tensor, targets: Tensor) -> Tensor:
     """Return how often each label counts, of the targets' shape."""
-    own = likelihood.weights
-    weights = outputs.new_ones(outputs.shape[-1]) if own is None else outputs.new_tensor(own)
-    found = weights[_labels(likelihood, targets)]
+    class_weights = likelihood.weights
+    weights = outputs.new_ones(outputs.shape[-1]) if class_weights is None else outputs.new_tensor(class_weights)
+    label_weights = weights[_labels(likelihood, targets)]
     ignored = likelihood.ignore_index
-    return found if ignored is None else found.masked_fill(targets == ignored, 0.0)
+    return label_weights if ignored is None else label_weights.masked_fill(targets == ignored, 0.0)
 
 
 def _counts(likelihood: Categorical, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -190,12 +186,7 @@ def _counts(likelihood: Categorical, outputs: Tensor, targets: Tensor) -> Tensor
 
 
 def _check_labels(targets: Tensor, shape: Sequence[int], classes: int, *, ignored: int | None) -> None:
-    """Check class labels.
-
-    Raises:
-        ValueError: if the shape does not match or a label is not in 0..K−1.
-        TypeError: if labels are not int64.
-    """
+    """Raise ValueError if the shape does not match or a label is not in 0..K−1, TypeError if labels are not int64."""
     if targets.dtype != torch.int64:
         raise TypeError(
             f"class labels must be int64; got {targets.dtype}. Use targets.long(), or soft labels of the shape of the "
@@ -214,22 +205,18 @@ def _check_labels(targets: Tensor, shape: Sequence[int], classes: int, *, ignore
             f"class labels must have shape {tuple(shape)}; got {tuple(targets.shape)}. The last axis of the outputs, "
             f"{outputs}, is that of the classes{do}."
         )
-    kept = targets if ignored is None else targets[targets != ignored]
-    low, high = (int(kept.min()), int(kept.max())) if kept.numel() else (0, 0)
+    counted_labels = targets if ignored is None else targets[targets != ignored]
+    low, high = (int(counted_labels.min()), int(counted_labels.max())) if counted_labels.numel() else (0, 0)
     if low < 0 or high >= classes:
-        seen = low if low < 0 else high
+        bad = low if low < 0 else high
         raise ValueError(
-            f"class labels must lie in 0..{classes - 1}, as the network has {classes} outputs; got {seen}. Relabel the "
-            f"targets or widen the last layer; to leave such places out, use Categorical(ignore_index={seen})."
+            f"class labels must lie in 0..{classes - 1}, as the network has {classes} outputs; got {bad}. Relabel the "
+            f"targets or widen the last layer; to leave such places out, use Categorical(ignore_index={bad})."
         )
 
 
 def _check_soft(targets: Tensor) -> None:
-    """Check soft labels.
-
-    Raises:
-        ValueError: if one is negative or not finite, or a row does not sum to one.
-    """
+    """Raise ValueError if a soft label is negative or not finite, or a row does not sum to one."""
     sums = targets.sum(-1)
     if not (targets >= 0).all() or not ((sums - 1).abs() <= _SUM).all():
         far = sums.flatten()[(sums - 1).abs().nan_to_num(nan=torch.inf).argmax()]
@@ -250,15 +237,9 @@ def _places_apart(logits: Tensor) -> Tensor:
 
 
 def check_possible(likelihood: Likelihood, outputs: Tensor, targets: Any) -> None:
-    """Check that no label that counts is that of a masked class, whose logit is −∞ whatever the weights.
+    """Raise ValueError if a label that counts is a masked class, whose logit is −∞ whatever the weights.
 
-    Args:
-        likelihood: any; others than Categorical are not looked at.
-        outputs: (B, ..., K).
-        targets: its targets.
-
-    Raises:
-        ValueError: if one is: no weights could make it likely.
+    Likelihoods other than Categorical are not checked.
     """
     plain, labels, weights = counted(likelihood, outputs, targets)
     if type(plain) is not Categorical or not bool((lost := outputs.isneginf()).any()):
@@ -279,16 +260,11 @@ def check_possible(likelihood: Likelihood, outputs: Tensor, targets: Any) -> Non
 
 
 def categorical_root(outputs_BK: Tensor) -> Tensor:
-    """Return K − 1 columns whose outer products add up to diag(p) − p pᵀ: its Cholesky factor, in closed form.
+    """Return K − 1 columns, (K − 1, B, K), whose outer products sum to diag(p) − p pᵀ: its Cholesky factor.
 
-    With p = softmax(f) and tails q_j = Σ_{k > j} p_k, column j has √(p_j q_j / q_{j−1}) at j and
-    −p_i √(p_j / (q_j q_{j−1})) below (Tanabe and Sagae 1992).
+    With p = softmax(f) and tails q_j = Σ_{k > j} p_k, column j is (Tanabe and Sagae 1992)
 
-    Args:
-        outputs_BK: logits.
-
-    Returns:
-        Tensor (K − 1, B, K).
+        √(p_j q_j / q_{j−1}) at j,    −p_i √(p_j / (q_j q_{j−1})) below
     """
     log_p = outputs_BK.log_softmax(-1)
     # tails in log space: one minus a sum of probabilities would lose all digits of a confident prediction

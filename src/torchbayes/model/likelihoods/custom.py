@@ -39,7 +39,7 @@ class Custom:
         return {}
 
     def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
-        """Return the distribution that the function gives."""
+        """Return the function's distribution."""
         del parameters
         return self.function(outputs)
 
@@ -50,18 +50,13 @@ class Custom:
         return per_datum(distribution.log_prob(targets), targets, len(distribution.event_shape))
 
     def check(self, outputs: Tensor, targets: Any) -> None:
-        """Check that the distribution is over these targets, with the rows in its batch shape.
-
-        Raises:
-            ValueError: if its shape is not the targets'.
-            TypeError: if the function gives something other than a Distribution.
-        """
+        """Check that the function gives a distribution over these targets, with the rows in its batch shape."""
         check_tensor(targets)
-        given = self.distribution(outputs)
-        if not isinstance(given, Distribution):
-            raise TypeError(f"a custom likelihood must return a torch Distribution; got {type(given).__name__}.")
-        batch, event = given.batch_shape, given.event_shape
-        if batch[:1] != outputs.shape[:1] or aligned(targets, given, outputs.ndim).shape != batch + event:
+        distribution = self.distribution(outputs)
+        if not isinstance(distribution, Distribution):
+            raise TypeError(f"a custom likelihood must return a torch Distribution; got {type(distribution).__name__}.")
+        batch, event = distribution.batch_shape, distribution.event_shape
+        if batch[:1] != outputs.shape[:1] or aligned(targets, distribution, outputs.ndim).shape != batch + event:
             raise ValueError(
                 f"the custom likelihood must give a distribution over targets of shape {tuple(targets.shape)}, with "
                 f"the {len(outputs)} rows in its batch shape; got batch shape {tuple(batch)} and event shape "
@@ -72,8 +67,7 @@ class Custom:
 def as_likelihood(given: Likelihood | Callable[[Tensor], Distribution]) -> Likelihood:
     """Return a likelihood: the one given, or a bare function of the outputs wrapped in `Custom`.
 
-    Raises:
-        TypeError: if it is a class where an object is needed, a loss, or neither.
+    A class in the place of an object, a loss, or anything else is a TypeError.
     """
     if loss := _loss(given):
         raise TypeError(
@@ -98,7 +92,7 @@ def as_likelihood(given: Likelihood | Callable[[Tensor], Distribution]) -> Likel
 
 _CLASSES, _BINARY, _NUMBERS = "likelihoods.Categorical()", "likelihoods.Bernoulli()", "likelihoods.Gaussian()"
 _OF_LOSSES = f"{_CLASSES} for classes, {_BINARY} for binary targets, {_NUMBERS} for numbers"
-_INSTEAD = {  # a loss of torch, as a class and as a function -> what it is the negative logarithm of
+_INSTEAD = {  # a loss of torch, as a class and as a function -> the likelihood whose negative logarithm it is
     **dict.fromkeys(("CrossEntropyLoss", "cross_entropy", "NLLLoss", "nll_loss"), _CLASSES),
     **dict.fromkeys(("BCEWithLogitsLoss", "binary_cross_entropy_with_logits"), f"{_BINARY}, which takes logits"),
     **dict.fromkeys(("BCELoss", "binary_cross_entropy"), f"{_BINARY}, which takes logits: leave out the sigmoid"),
@@ -114,7 +108,7 @@ _INSTEAD = {  # a loss of torch, as a class and as a function -> what it is the 
 
 
 def _loss(given: Any) -> str:
-    """Return the name of a loss of torch, which is a module, its class or a function; empty if it is none."""
+    """Return the name of a loss of torch, which is a module, its class or a function; empty for anything else."""
     given = given.func if isinstance(given, partial) else given
     kind = given if isinstance(given, type) else type(given)
     if issubclass(kind, nn.Module):
@@ -125,7 +119,7 @@ def _loss(given: Any) -> str:
 
 
 def _needed(function: Callable[..., Any]) -> int:
-    """Return how many arguments a function cannot do without; 1 where it does not tell, or takes any number."""
+    """Return the number of required arguments of a function; 1 if it is not known, or the function takes any number."""
     try:
         each = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

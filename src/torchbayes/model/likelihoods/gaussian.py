@@ -19,7 +19,7 @@ from torchbayes.model.priors.noise import LogInverseChi
 from torchbayes.model.priors.univariate import Prior, check_prior
 from torchbayes.settings import check_settings
 
-_START = 0.5  # share of the targets' standard deviation at which a learned scale begins
+_START = 0.5  # a learned scale starts at this share of the targets' standard deviation
 _BELIEF = {"df": 2.0, "scale": 0.1}  # docs/decisions/0021-a-noise-scale-that-stays-above-zero.md
 
 
@@ -31,21 +31,21 @@ class Gaussian:
 
         scale² = (S + 2 (spread/10)²)/(N + 2)
 
-    for N residuals with the sum of squares S: above zero even where the network interpolates the training rows, but far
+    for N residuals with the sum of squares S: above zero even if the network interpolates the training rows, but far
     below the noise of new rows. `fit` reports this where rows are few (`Posterior.problems`).
 
     Attributes:
-        scale: noise standard deviation in units of the targets: one number, one per output, or `"learned"` (inferred
-            as `likelihood.log_scale` in the flat vector).
+        scale: noise standard deviation in units of the targets: one number, one per output, or `"learned"` (inferred as
+            `likelihood.log_scale` in the flat vector).
         outputs: number of outputs with a noise of their own when learned; 1 shares one scale.
-        initial: starting value of a learned scale; None for half the spread, or where a fit starts from a trained
-            module for what is most probable at its residuals; and in both cases for what is most probable at the
-            residuals of held-out rows that choose the length of a fit, if that is more.
-        prior: prior of the learned log scale; None for `priors.LogInverseChi(df=2, scale=spread / 10)`, which says what
-            two residuals of a tenth of the spread would.
-        spread: standard deviation of the targets: one number, or one per output, where each has a noise of its own.
-            `fit` measures it on its training rows where it is None and needed, and gives the posterior a model that
-            has it; in other uses of a model, None stands for 1.
+        initial: starting value of a learned scale. None for half the spread, or, in a fit that starts from a trained
+            module, the most probable value at its residuals; in both cases at least the most probable value at the
+            residuals of held-out rows, if such rows choose the length of a fit.
+        prior: prior of the learned log scale; None for `priors.LogInverseChi(df=2, scale=spread / 10)`, which is worth
+            two residuals of a tenth of the spread.
+        spread: standard deviation of the targets: one number, or one per output, if each has a noise of its own. If it
+            is None and needed, `fit` measures it on its training rows, and gives the posterior a model that has it; in
+            other uses of a model, None stands for 1.
     """
 
     listed: ClassVar = Listed(
@@ -108,11 +108,9 @@ class Gaussian:
         return self.scale == "learned" and self.spread is None and (self.initial is None or self.prior is None)
 
     def informed(self, targets: Tensor, weights_N: Tensor | None = None) -> Gaussian:
-        """Return the likelihood with the spread of these targets.
+        """Return the likelihood with the spread of targets (N, ...), without values that are not finite.
 
-        Args:
-            targets: (N, ...), of which those that are not finite do not count.
-            weights_N: how often each row counts; once if None.
+        `weights_N` say how often each row counts; once if None.
         """
         return replace(self, spread=_plain(spread(targets, weights_N, columns=self.outputs)))
 
@@ -131,12 +129,7 @@ class Gaussian:
         return log_prob_under(self.distribution(outputs, parameters), targets)
 
     def check(self, outputs: Tensor, targets: Any) -> None:
-        """Check shape, dtype and finiteness of real targets, and the number of noise scales.
-
-        Raises:
-            ValueError: if the shapes disagree or a target is not finite.
-            TypeError: if targets are not floating point.
-        """
+        """Check shape, dtype and finiteness of real targets, and the number of noise scales."""
         check_real(targets, outputs.shape)
         scales = len(self.scales) or self.outputs
         if scales not in {1, outputs.shape[-1]}:
@@ -162,8 +155,8 @@ def _each(spread: float | tuple[float, ...] | None) -> tuple[float, ...]:
 
 def _plain(values: tuple[float, ...]) -> float | tuple[float, ...]:
     """Return the one number of a tuple, or the tuple."""
-    one, *others = values
-    return values if others else one
+    first, *others = values
+    return values if others else first
 
 
 @dataclass(frozen=True)
@@ -201,12 +194,7 @@ class HeteroscedasticGaussian:
         return log_prob_under(self.distribution(outputs, parameters), targets)
 
     def check(self, outputs: Tensor, targets: Any) -> None:
-        """Check that the outputs come in pairs and the targets are real and finite.
-
-        Raises:
-            ValueError: if the number of outputs is odd, shapes disagree or a target is not finite.
-            TypeError: if targets are not floating point.
-        """
+        """Check that the outputs come in pairs and the targets are real and finite."""
         width = outputs.shape[-1]
         if width % 2:
             raise ValueError(f"HeteroscedasticGaussian needs two outputs per target (mean, raw variance); got {width}.")

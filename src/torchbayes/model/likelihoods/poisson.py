@@ -15,7 +15,7 @@ from torchbayes.model.likelihoods.shapes import check_shape, columns_of, like, p
 
 
 class Counts(distributions.Poisson):
-    """A Poisson distribution that knows its distribution function."""
+    """A Poisson distribution with a distribution function."""
 
     def cdf(self, value: Tensor) -> Tensor:
         """Return P(Y <= value) = Q(floor(value) + 1, rate), the regularised upper incomplete gamma function."""
@@ -50,11 +50,7 @@ class Poisson:
         return per_datum(targets * outputs - outputs.exp() - torch.lgamma(targets + 1), targets)
 
     def check(self, outputs: Tensor, targets: Any) -> None:
-        """Check that the targets are counts of the outputs' shape.
-
-        Raises:
-            ValueError: if the shapes disagree or a target is negative, fractional or not finite.
-        """
+        """Raise ValueError if the targets are no counts of the outputs' shape: negative, fractional or not finite."""
         check_shape(targets, outputs.shape)
         real = targets.double()
         if not (torch.isfinite(real) & (real >= 0) & (real == real.round())).all():

@@ -15,14 +15,14 @@ from torchbayes.model.likelihoods.protocol import NONE, Learned, Listed, Paramet
 from torchbayes.model.likelihoods.shapes import check_shape, columns_of, like, per_datum
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
-_TURN = -1.0  # below it Φ is small, and its logarithm is that of the scaled complementary error function
+_TURN = -1.0  # below it Φ is small, and its logarithm is taken by the scaled complementary error function
 
 
 @dataclass(frozen=True)
 class Probit:
     """y_k ~ Bernoulli(Φ(f_k)), Φ the standard normal distribution function: targets 0/1 of the outputs' shape.
 
-    y = 1 where f + ε > 0 with ε ~ N(0, 1): under f ~ N(m, v) its probability is Φ(m/√(1 + v)), a closed form.
+    y = 1 if f + ε > 0 with ε ~ N(0, 1): under f ~ N(m, v) its probability has the closed form Φ(m/√(1 + v)).
     """
 
     listed: ClassVar = Listed(
@@ -50,11 +50,7 @@ class Probit:
         return per_datum(log_cdf((2 * targets - 1) * outputs), targets)
 
     def check(self, outputs: Tensor, targets: Any) -> None:
-        """Check shape and values of binary targets.
-
-        Raises:
-            ValueError: if the shape differs from the outputs', or a value is neither 0 nor 1.
-        """
+        """Raise ValueError if the shape differs from the outputs', or a value is neither 0 nor 1."""
         check_shape(targets, outputs.shape)
         if not ((targets == 0) | (targets == 1)).all():
             low, high = targets.min().item(), targets.max().item()
@@ -68,11 +64,11 @@ class Probit:
 
 
 def log_cdf(values: Tensor) -> Tensor:
-    """Return log Φ, elementwise, with the precision of the values wherever they are.
+    """Return log Φ, elementwise, with the precision of the values everywhere.
 
     `torch.special.log_ndtr` is the same, but cannot be vectorised by `vmap`.
     """
-    low, high = values.clamp_max(_TURN), values.clamp_min(_TURN)  # so that no branch has a slope that is not finite
+    low, high = values.clamp_max(_TURN), values.clamp_min(_TURN)  # keeps the slopes of both branches finite
     below = (0.5 * torch.special.erfcx(-low / math.sqrt(2))).log() - 0.5 * low.square()
     above = torch.log1p(-0.5 * torch.erfc(high / math.sqrt(2)))
     return torch.where(values < _TURN, below, above)

@@ -1,4 +1,4 @@
-"""What a likelihood offers, what it may offer, and how to ask it.
+"""The members of a likelihood, mandatory and optional, and functions that call them.
 
 Every likelihood has the four methods of `Likelihood`. The following are optional, and each refers to log p(y|f) as its
 class computes it:
@@ -36,23 +36,14 @@ NONE: Parameters = {}
 
 @dataclass(frozen=True)
 class Listed:
-    """How the catalogue lists a likelihood: its class has one as `listed`, a user's own need none.
-
-    Attributes:
-        name: by which it is asked for.
-        line: one line about it.
-        task: of the data that it is for; None for any.
-        outputs: the number of network outputs that it needs, of a `torchbayes.data.Data`.
-        settings: of its class, where these are others than the defaults of the class.
-        prepare: gives data with their targets in the form that it takes, and raises a ValueError where they have none;
-            None where it takes any data of the task as they are.
-    """
+    """The entry of a likelihood in the catalogue: its class has one as `listed`; a user's own likelihood needs none."""
 
     name: str
     line: str
-    task: Literal["classification", "regression"] | None
-    outputs: Callable[[Any], int]
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    task: Literal["classification", "regression"] | None  # of its data; None for any
+    outputs: Callable[[Any], int]  # the number of network outputs that it needs, of a `torchbayes.data.Data`
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of its class, where they differ from the defaults
+    # gives data with targets in its form, or raises a ValueError; None if it takes any data of the task unchanged
     prepare: Callable[[Any], Any] | None = None
 
 
@@ -62,11 +53,7 @@ def target_columns(data: Any) -> int:
 
 
 def two_classes(data: Any) -> Any:
-    """Return data of two classes.
-
-    Raises:
-        ValueError: if there are more.
-    """
+    """Return data of two classes; ValueError if there are more."""
     if data.num_classes != 2:
         raise ValueError(f"it is for two classes, and there are {data.num_classes}")
     return data
@@ -80,8 +67,8 @@ class Learned:
         shape: its shape.
         initial: the value a fit starts from: one number, or one for each element on the last axis.
         prior: univariate prior of each element.
-        estimate: whether a fit that starts from a trained network, which does not hold the parameter, starts it at what
-            is most probable there instead.
+        estimate: whether a fit that starts from a trained network, which does not hold the parameter, starts it at its
+            most probable value there instead.
     """
 
     shape: tuple[int, ...]
@@ -106,7 +93,7 @@ class Learned:
 
 @runtime_checkable
 class Likelihood(Protocol):
-    """What a likelihood offers; every class of this package does. Targets are a tensor, or a tuple or dict of such."""
+    """The methods of every likelihood of this package. Targets are a tensor, or a tuple or dict of such."""
 
     def parameters(self) -> Mapping[str, Learned]:
         """Return the learned parameters by name (empty for most likelihoods)."""
@@ -128,16 +115,12 @@ class Likelihood(Protocol):
 class Counted(NamedTuple):
     """Targets as plain ones with weights: log p(y|f) is the sum over places of c log p_plain(y|f).
 
-    Attributes:
-        likelihood: the plain likelihood.
-        targets: targets of the plain likelihood.
-        weights: c, (B,), or (B, ...) of the places of a row, over which log p_plain and its curvature sum; None where
-            each counts once.
+    The weights c are (B,), or (B, ...) of the places of a row, over which log p_plain and its curvature sum.
     """
 
     likelihood: Likelihood
-    targets: Any
-    weights: Tensor | None = None
+    targets: Any  # of the plain likelihood
+    weights: Tensor | None = None  # c; None if each counts once
 
     @property
     def row_weights(self) -> Tensor | None:
@@ -146,30 +129,19 @@ class Counted(NamedTuple):
 
 
 def own(likelihood: Likelihood, name: str) -> bool:
-    """Return whether a likelihood has an optional method, and no subclass has changed what that method refers to.
-
-    Args:
-        likelihood: any likelihood.
-        name: name of the method.
-    """
-    order = type(likelihood).__mro__
-    giver = next((kind for kind in order if name in vars(kind)), None)
-    if giver is None:
+    """Return whether a likelihood has an optional method, and no subclass has changed what that method refers to."""
+    classes = type(likelihood).__mro__
+    owner = next((kind for kind in classes if name in vars(kind)), None)
+    if owner is None:
         return False
     changed = {
-        n for kind in order[: order.index(giver)] for n, value in vars(kind).items() if hasattr(value, "__get__")
+        n for kind in classes[: classes.index(owner)] for n, value in vars(kind).items() if hasattr(value, "__get__")
     }
-    return not any(hasattr(giver, n) for n in changed if n != "check" and not n.startswith("__"))
+    return not any(hasattr(owner, n) for n in changed if n != "check" and not n.startswith("__"))
 
 
 def counted(likelihood: Likelihood, outputs: Tensor, targets: Any) -> Counted:
-    """Return targets as fits use them: `log_prob` is that of the plain likelihood, times the weights.
-
-    Args:
-        likelihood: any likelihood.
-        outputs: (B, ..., K).
-        targets: its targets.
-    """
+    """Return targets as fits use them: `log_prob` is that of the plain likelihood, times the weights."""
     if own(likelihood, "counted"):
         return likelihood.counted(outputs, targets)  # type: ignore[attr-defined]
     return Counted(likelihood, targets)
@@ -178,13 +150,9 @@ def counted(likelihood: Likelihood, outputs: Tensor, targets: Any) -> Counted:
 def scored(likelihood: Likelihood, outputs: Tensor, targets: Any) -> Counted:
     """Return targets as metrics use them.
 
-    Weights of rows count here too. Class weights and label smoothing serve the fit and do not count; ignored places
-    have weight 0, and log probability 0 under the plain likelihood.
-
-    Args:
-        likelihood: any likelihood.
-        outputs: (B, ..., K).
-        targets: its targets; for `Weighted` also without weights.
+    Weights of rows count here too; targets of `Weighted` may also come without weights. Class weights and label
+    smoothing serve the fit and do not count. Ignored places have weight 0, and log probability 0 under the plain
+    likelihood.
     """
     if own(likelihood, "scored"):
         return likelihood.scored(outputs, targets)  # type: ignore[attr-defined]
@@ -194,14 +162,7 @@ def scored(likelihood: Likelihood, outputs: Tensor, targets: Any) -> Counted:
 def average_log_prob(
     likelihood: Likelihood, outputs_SBK: Tensor, targets: Any, *, parameters: Parameters = NONE
 ) -> Tensor:
-    """Return log (1/S) Σ_s p(y_b | f_s(x_b)), (B,), in nats.
-
-    Args:
-        likelihood: any likelihood.
-        outputs_SBK: outputs of S functions.
-        targets: its targets.
-        parameters: learned parameters, broadcasting against the outputs.
-    """
+    """Return log (1/S) Σ_s p(y_b | f_s(x_b)), (B,), in nats, of the outputs of S functions."""
     if own(likelihood, "average_log_prob"):
         return likelihood.average_log_prob(outputs_SBK, targets, parameters)  # type: ignore[attr-defined]
     return log_mean_exp(likelihood.log_prob(outputs_SBK, targets, parameters))

@@ -11,22 +11,15 @@ from torch.distributions import Distribution, Normal
 
 from torchbayes.checks import check_numbers
 
-_HALVES = 60  # more than a float64 has digits
+_HALVES = 60  # more than the binary digits of a float64
 
 
 def average_quantile(distribution: Distribution, levels: Sequence[float] | Tensor) -> Tensor:
-    """Return quantiles of an equal mixture of S univariate distributions.
+    """Return quantiles (Q, B, ...) of an equal mixture of S univariate distributions, of batch shape (S, B, ...).
 
-    Args:
-        distribution: of batch shape (S, B, ...).
-        levels: in (0, 1), (Q,); as plain numbers, they leave no inverse of an error function in an exported graph.
-
-    Returns:
-        Tensor (Q, B, ...), exact to rounding; of a discrete distribution the least value up to which the mixture has
-        that probability.
-
-    Raises:
-        NotImplementedError: if the distribution has no `cdf`.
+    They are exact to rounding. For a discrete distribution a quantile is the least value up to which the mixture has
+    that probability. Levels (Q,) in (0, 1) that are plain numbers leave no inverse error function in an exported graph.
+    A distribution without `cdf` raises NotImplementedError.
     """
     if type(distribution).cdf is Distribution.cdf:
         name = next(kind.__name__ for kind in type(distribution).__mro__ if not kind.__name__.startswith("_"))
@@ -38,12 +31,12 @@ def average_quantile(distribution: Distribution, levels: Sequence[float] | Tenso
         low, high = _ends(distribution.loc + distribution.scale * normal)
     else:
         low, high = _bounds(distribution, goal)
-    single = low is high  # the quantile itself
+    single = low is high  # both are the quantile itself
     for _ in range(0 if single else _HALVES):
         middle = (low + high) / 2
         below = distribution.cdf(middle.unsqueeze(1)).mean(1) < goal
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    # at `high` the level is reached, by a jump at the whole number just below
+    # the mixture reaches the level at `high`, by a jump at the whole number just below
     return high.floor() if is_discrete(distribution) else (low + high) / 2
 
 
@@ -55,7 +48,7 @@ def _standard(levels: tuple[float, ...]) -> list[float]:
 
 def _bounds(distribution: Distribution, goal: Tensor) -> tuple[Tensor, Tensor]:
     """Return numbers between which the quantiles lie."""
-    try:  # the draws' own quantiles: the mixture's is between the smallest and the largest
+    try:  # the mixture's quantile lies between the smallest and the largest of the draws' own
         return _ends(distribution.icdf(goal.unsqueeze(1)))
     except NotImplementedError:  # Cantelli's inequality
         mean = distribution.mean.mean(0)
@@ -64,17 +57,12 @@ def _bounds(distribution: Distribution, goal: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _ends(each: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the least and the largest of the draws' own quantiles, (Q, S, ...); twice the same one if there is one."""
+    """Return the least and the largest of the draws' own quantiles, (Q, S, ...); the same tensor twice if S is 1."""
     return (first := each[:, 0], first) if each.shape[1] == 1 else (each.amin(1), each.amax(1))
 
 
 def check_level(level: float) -> None:
-    """Check the level of a central interval.
-
-    Raises:
-        ValueError: if it does not lie between 0 and 1.
-        TypeError: if it is no number.
-    """
+    """Raise an error if the level of a central interval is no number between 0 and 1."""
     check_numbers(level=level)
     if not 0 < level < 1:
         raise ValueError(f"`level` must lie between 0 and 1; got {level:g}. 0.95 is usual.")

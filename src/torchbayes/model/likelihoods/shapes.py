@@ -1,4 +1,4 @@
-"""Shapes of targets against those of outputs, and what every likelihood checks."""
+"""Shapes of targets and outputs, and the checks that likelihoods share."""
 
 from __future__ import annotations
 
@@ -29,34 +29,31 @@ def log_prob_under(distribution: Distribution, targets: Tensor) -> Tensor:
 
 
 def aligned(targets: Tensor, distribution: Distribution, ndim: int) -> Tensor:
-    """Return targets (B,) with a trailing axis where the distribution kept that of its one-column outputs."""
+    """Return targets (B,) with a trailing axis if the distribution kept that of its one-column outputs."""
     batch = distribution.batch_shape
     return like(targets, batch[-1]) if len(batch) == ndim and not distribution.event_shape else targets
 
 
 def spread(targets: Tensor, weights_N: Tensor | None = None, *, columns: int = 1) -> tuple[float, ...]:
-    """Return the standard deviation of targets: of each column, or the root mean square of all of theirs.
+    """Return the standard deviation of targets (N, ...), of each column of the last axis or of all.
 
-    Where all values of a column are the same, it is their size, and 1 where they are zero.
-
-    Args:
-        targets: (N, ...) with the columns on the last axis; values that are not finite do not count.
-        weights_N: how often each row counts; once if None.
-        columns: how many numbers to return, 1 or one for each column.
+    With `columns` 1 it is one number, the root mean square of all columns. If all values of a column are the same, it
+    is their size, and 1 if they are zero. Values that are not finite do not count; `weights_N` say how often each row
+    counts.
     """
     values = targets.double().reshape(len(targets), -1, targets.shape[-1] if targets.ndim > 1 else 1)
     weights = torch.ones_like(values) if weights_N is None else weights_N.double().view(-1, 1, 1).expand_as(values)
     weights = torch.where(torch.isfinite(values), weights, 0.0)
     values = torch.where(torch.isfinite(values), values, 0.0)
-    largest = values.abs().max().clamp_min(torch.finfo(torch.float64).tiny)  # whose square may be infinite
+    largest = values.abs().max().clamp_min(torch.finfo(torch.float64).tiny)  # its square may be infinite
     values = values / largest
     total_K = weights.sum((0, 1)).clamp_min(torch.finfo(torch.float64).tiny)
     mean_K = (weights * values).sum((0, 1)) / total_K
     squares_K, sizes_K = ((weights * v**2).sum((0, 1)) / total_K for v in (values - mean_K, values))
     squares, sizes = (t if columns > 1 else t.mean().unsqueeze(0) for t in (squares_K, sizes_K))
     constant = squares <= _ROUNDING**2 * sizes
-    found = largest * torch.where(constant, sizes, squares).sqrt()
-    return tuple(torch.where(sizes > 0, found, 1.0).clamp(1e-140, 1e140).tolist())
+    deviations = largest * torch.where(constant, sizes, squares).sqrt()
+    return tuple(torch.where(sizes > 0, deviations, 1.0).clamp(1e-140, 1e140).tolist())
 
 
 def columns_of(scale: Tensor) -> Tensor:
@@ -66,11 +63,7 @@ def columns_of(scale: Tensor) -> Tensor:
 
 
 def check_tensor(targets: Any) -> None:
-    """Check that targets are one tensor.
-
-    Raises:
-        TypeError: if they are a tuple, a dict or something else.
-    """
+    """Raise TypeError if targets are not one tensor."""
     if not isinstance(targets, Tensor):
         raise TypeError(
             f"targets must be one tensor; got {type(targets).__name__}. For (targets, weights of the rows) use "
@@ -79,11 +72,7 @@ def check_tensor(targets: Any) -> None:
 
 
 def check_shape(targets: Any, shape: torch.Size) -> None:
-    """Check that targets have the shape of the network's outputs.
-
-    Raises:
-        ValueError: if they have another one.
-    """
+    """Raise ValueError if targets do not have the shape of the network's outputs."""
     check_tensor(targets)
     if like(targets, shape[-1]).shape != shape:
         raise ValueError(
@@ -92,12 +81,7 @@ def check_shape(targets: Any, shape: torch.Size) -> None:
 
 
 def check_real(targets: Any, shape: torch.Size) -> None:
-    """Check shape, dtype and finiteness of the targets of a regression.
-
-    Raises:
-        ValueError: if the shapes disagree or a target is not finite.
-        TypeError: if targets are not floating point.
-    """
+    """Check shape, dtype and finiteness of the targets of a regression."""
     check_shape(targets, shape)
     if not targets.is_floating_point():
         raise TypeError(f"targets of a regression must be floating point; got {targets.dtype}. Use targets.float().")

@@ -53,12 +53,7 @@ class StudentT:
         return log_prob_under(self.distribution(outputs, parameters), targets)
 
     def check(self, outputs: Tensor, targets: Any) -> None:
-        """Check shape, dtype and finiteness of real targets.
-
-        Raises:
-            ValueError: if the shapes disagree or a target is not finite.
-            TypeError: if targets are not floating point.
-        """
+        """Check shape, dtype and finiteness of real targets."""
         check_real(targets, outputs.shape)
 
     def curvature_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
@@ -68,7 +63,7 @@ class StudentT:
 
 
 class _Unchecked(distributions.StudentT):
-    """torch's distribution without its check of the degrees of freedom, which no traced network can have."""
+    """torch's distribution without the check of the degrees of freedom, which a traced network cannot make."""
 
     def __init__(self, df: Tensor | float, loc: Tensor, scale: Tensor | float) -> None:
         self.df, self.loc, self.scale = broadcast_all(df, loc, scale)

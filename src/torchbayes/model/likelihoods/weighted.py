@@ -28,11 +28,10 @@ from torchbayes.model.likelihoods.protocol import (
 class Weighted:
     """Σ_b w_b log p(y_b | f_b): targets (y, w) are those of another likelihood and a weight for each row, (B,).
 
-    A row of weight w is w rows: fits, curvature, evidence, noise and metrics but ece_mass are those of data in which it
-    is repeated.
-    A row of weight 0 has no effect. `num_data`, the scale of minibatches and of the mean loss, stays the number of
-    rows. Predictions are judged by targets (y, w), or by y alone, where each row counts once. Loaders that yield
-    (x, y, w) are read by `Model(batch=lambda row: (row[0], (row[1], row[2])))`.
+    A row of weight w is w rows: fits, curvature, evidence, noise and metrics (except ece_mass) are those of data in
+    which it is repeated. A row of weight 0 has no effect. `num_data`, the scale of minibatches and of the mean loss,
+    stays the number of rows. Predictions are judged by targets (y, w), or by y alone, where each row counts once.
+    Loaders that yield (x, y, w) are read by `Model(batch=lambda row: (row[0], (row[1], row[2])))`.
 
     Attributes:
         base: the likelihood of one observation.
@@ -60,12 +59,7 @@ class Weighted:
         return torch.where(weights == 0, 0.0, weights * self.base.log_prob(outputs, values, parameters))
 
     def check(self, outputs: Tensor, targets: Any) -> None:
-        """Check the weights, and let the base check the targets.
-
-        Raises:
-            TypeError: if targets are not a pair.
-            ValueError: if there is not one weight for each row, finite and at least 0.
-        """
+        """Check that targets are a pair with one finite weight >= 0 for each row, and that the targets fit the base."""
         if not isinstance(targets, tuple | list) or len(targets) != 2:
             raise TypeError(
                 f"targets of a Weighted likelihood must be a pair (targets, weights); got {type(targets).__name__}."
@@ -86,12 +80,7 @@ class Weighted:
         return _times(counted(self.base, outputs, targets[0]), targets[1].to(outputs.dtype))
 
     def scored(self, outputs: Tensor, targets: Any) -> Counted:
-        """Return the base's targets for metrics, times the weights of the rows; targets without weights count once.
-
-        Raises:
-            TypeError: if targets are neither a tensor nor a pair.
-            ValueError: if the weights are wrong.
-        """
+        """Return the base's targets for metrics, times the weights of the rows; targets without weights count once."""
         if isinstance(targets, Tensor):
             return scored(self.base, outputs, targets)
         self.check(outputs, targets)
@@ -120,7 +109,7 @@ def map_values(function: Callable[[Any], Any], likelihood: Likelihood, targets: 
 
 
 def num_values(likelihood: Likelihood, targets: Any) -> float:
-    """Return the number of values in targets (B, ...), each as often as its row counts."""
+    """Return the number of values in targets (B, ...), each counted as often as its row."""
     each: Tensor | None = None
     while isinstance(likelihood, Weighted) and own(likelihood, "counted"):
         likelihood, (targets, weights) = likelihood.base, targets
@@ -130,7 +119,7 @@ def num_values(likelihood: Likelihood, targets: Any) -> float:
 
 
 def observed(likelihood: Likelihood, targets: Any) -> Any:
-    """Return targets without the weights of their rows, where they have some."""
+    """Return targets without the weights of their rows."""
     while isinstance(likelihood, Weighted) and own(likelihood, "counted"):
         likelihood, (targets, _) = likelihood.base, targets
     return targets
@@ -149,27 +138,27 @@ def apart(likelihood: Likelihood, targets: Any) -> tuple[Likelihood, Any, Tensor
 
 
 def asks(likelihood: Likelihood) -> bool:
-    """Return whether a likelihood, weighted or not, takes something from targets that it does not have yet."""
+    """Return whether a likelihood, weighted or not, still needs something from targets."""
     plain = unweighted(likelihood)
     return own(plain, "informed") and plain.asks()  # type: ignore[attr-defined]
 
 
 def informed(likelihood: Likelihood, targets: Any) -> Likelihood:
-    """Return the likelihood with what it takes from targets, weighted or not; itself if that is nothing."""
+    """Return the likelihood, weighted or not, with what it needs from targets; itself if it needs nothing."""
     if not asks(likelihood):
         return likelihood
-    around, weights_N = likelihood, None
-    while isinstance(around, Weighted) and own(around, "counted"):
-        around, (targets, weights) = around.base, targets
+    inner, weights_N = likelihood, None
+    while isinstance(inner, Weighted) and own(inner, "counted"):
+        inner, (targets, weights) = inner.base, targets
         weights_N = weights.double() if weights_N is None else weights_N * weights
-    return _around(likelihood, around.informed(targets, weights_N))  # type: ignore[attr-defined]
+    return _around(likelihood, inner.informed(targets, weights_N))  # type: ignore[attr-defined]
 
 
 def spread_of(likelihood: Likelihood) -> tuple[float, ...]:
-    """Return the standard deviations of targets that a likelihood has taken from data; none where it has not."""
+    """Return the standard deviations of targets that a likelihood has taken from data; an empty tuple if it has not."""
     plain = unweighted(likelihood)
-    found: Any = getattr(plain, "spread", None) if own(plain, "informed") else None
-    return () if found is None else found if isinstance(found, tuple) else (found,)
+    spread: Any = getattr(plain, "spread", None) if own(plain, "informed") else None
+    return () if spread is None else spread if isinstance(spread, tuple) else (spread,)
 
 
 def having_spread(likelihood: Likelihood, spread: tuple[float, ...]) -> Likelihood:
@@ -177,30 +166,26 @@ def having_spread(likelihood: Likelihood, spread: tuple[float, ...]) -> Likeliho
     if not asks(likelihood):
         return likelihood
     plain: Any = unweighted(likelihood)
-    one, *others = spread
-    return _around(likelihood, replace(plain, spread=spread if others else one))
+    first, *others = spread
+    return _around(likelihood, replace(plain, spread=spread if others else first))
 
 
 def _around(likelihood: Likelihood, plain: Likelihood) -> Likelihood:
-    """Return the likelihood with another one of single observations."""
+    """Return the likelihood with `plain` as that of single observations."""
     return replace(likelihood, base=_around(likelihood.base, plain)) if isinstance(likelihood, Weighted) else plain
 
 
 def fixed_noise(likelihood: Likelihood) -> tuple[float, ...]:
     """Return the fixed scales of normal noise, weighted or not: one, or one per output; empty if there are none.
 
-    A subclass of `Gaussian` that changes the log probability has none: nothing is known of its noise.
+    A subclass of `Gaussian` that changes the log probability has none, because its noise is not known.
     """
     plain = unweighted(likelihood)
     return plain.scales if isinstance(plain, Gaussian) and own(plain, "curvature_root") else ()
 
 
 def rescaled(likelihood: Likelihood, factor: float) -> Likelihood:
-    """Return the likelihood with its fixed noise scale multiplied by a factor.
-
-    Raises:
-        TypeError: if it has none.
-    """
+    """Return the likelihood with its fixed noise scale multiplied by a factor; TypeError if it has none."""
     if not fixed_noise(likelihood):
         name = type(unweighted(likelihood)).__name__
         raise TypeError(

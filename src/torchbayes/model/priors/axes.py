@@ -1,4 +1,4 @@
-"""What the axes of a parameter are to its layer: outputs, inputs, or neither. Shapes alone do not tell."""
+"""The meaning of a parameter's axes in its layer: outputs, inputs, or neither. Shapes alone do not tell."""
 
 from __future__ import annotations
 
@@ -18,37 +18,23 @@ _OUTPUTS_FIRST = nn.Linear | nn.Bilinear | nn.RNNBase | nn.RNNCellBase | nn.Mult
 
 @dataclass(frozen=True)
 class Axes:
-    """The axes of a parameter.
-
-    Attributes:
-        shape: of the parameter.
-        outputs: axis of the output units or channels, 0 or 1; None in biases and weights of norms, which have none.
-        inputs: axis of the input units or channels, the other one of these.
-        places: lengths of the other axes, those of positions in a filter.
-        groups: G, in which a convolution splits its channels: axis 0 has those of all groups, axis 1 those of one.
-        fan_in: number of inputs that an output sums over.
-        unknown: why outputs and inputs are not known; empty where they are.
-    """
+    """The axes of a parameter."""
 
     shape: tuple[int, ...]
-    outputs: int | None = None
-    inputs: int | None = None
-    places: tuple[int, ...] = ()
-    groups: int = 1
-    fan_in: float = 1.0
-    unknown: str = ""
+    outputs: int | None = None  # axis of the output units or channels, 0 or 1; None in biases and weights of norms
+    inputs: int | None = None  # axis of the input units or channels, the other of 0 and 1
+    places: tuple[int, ...] = ()  # lengths of the other axes: positions in a filter
+    groups: int = 1  # G of a convolution: axis 0 has the channels of all groups, axis 1 those of one
+    fan_in: float = 1.0  # number of inputs that an output sums over
+    unknown: str = ""  # why outputs and inputs are not known; empty if they are
 
     @classmethod
     def dense(cls, shape: tuple[int, ...]) -> Self:
-        """Return those of a linear layer (O, I), a convolution without groups (O, I, k, …), or a bias (O,)."""
+        """Return the axes of a linear layer (O, I), a convolution without groups (O, I, k, …), or a bias (O,)."""
         return cls(shape, 0, 1, shape[2:], fan_in=math.prod(shape[1:])) if len(shape) > 1 else cls(shape)
 
     def check(self) -> None:
-        """Check that outputs and inputs are known.
-
-        Raises:
-            ValueError: if they are not.
-        """
+        """Raise ValueError if outputs and inputs are not known."""
         if self.unknown:
             raise ValueError(
                 f"it is not known which axes of shape {self.shape} are those of outputs and of inputs, as "
@@ -60,30 +46,25 @@ class Axes:
 
         H is 1 along axis 0, and G along axis 1, where each group has units of its own.
         """
-        first, rest = self.shape[0], self.shape[1:]
+        first, others = self.shape[0], self.shape[1:]
         if axis == 0:
-            return 1, 1, first, math.prod(rest)
-        return self.groups, first // self.groups, rest[0], math.prod(rest[1:])
+            return 1, 1, first, math.prod(others)
+        return self.groups, first // self.groups, others[0], math.prod(others[1:])
 
 
 def axes_of(module: nn.Module, names: Collection[str]) -> dict[str, Axes]:
-    """Return the axes of parameters by name.
-
-    Args:
-        module: the network.
-        names: of its parameters.
-    """
+    """Return the axes of the parameters `names` of a module, by name."""
     named = {id(p): name for name, p in module.named_parameters() if name in names}
-    found: dict[str, Axes] = {}
+    axes: dict[str, Axes] = {}
     for part in module.modules():
         for key, parameter in part._parameters.items():
             name = named.get(id(parameter))
             if name is None or parameter is None:
                 continue
-            own = _axes(part, key, tuple(parameter.shape))
-            if found.setdefault(name, own) != own:
-                found[name] = replace(Axes(own.shape), unknown="layers share it that use it in different ways")
-    return found
+            axes_here = _axes(part, key, tuple(parameter.shape))
+            if axes.setdefault(name, axes_here) != axes_here:
+                axes[name] = replace(Axes(axes_here.shape), unknown="layers share it that use it in different ways")
+    return axes
 
 
 def _axes(part: nn.Module, key: str, shape: tuple[int, ...]) -> Axes:
@@ -93,10 +74,10 @@ def _axes(part: nn.Module, key: str, shape: tuple[int, ...]) -> Axes:
     if isinstance(part, _TABLES) and key == "weight":  # whose inputs are one-hot
         return Axes(shape, 1, 0)
     if isinstance(part, _ConvTransposeNd) and key == "weight":
-        # positions of a filter that reach an output, on average over the outputs that any reaches
+        # mean number of filter positions that reach an output, over the outputs that any reaches
         reach = math.prod(max(k / s, 1.0) for k, s in zip(part.kernel_size, part.stride, strict=True))
         return Axes(shape, 1, 0, shape[2:], part.groups, shape[0] // part.groups * reach)
     if isinstance(part, _OUTPUTS_FIRST) and "weight" in key:
-        own = Axes.dense(shape)
-        return replace(own, groups=part.groups) if isinstance(part, _ConvNd) else replace(own, places=())
+        axes = Axes.dense(shape)
+        return replace(axes, groups=part.groups) if isinstance(part, _ConvNd) else replace(axes, places=())
     return Axes(shape, unknown=f"{type(part).__name__} uses it in a way of its own")

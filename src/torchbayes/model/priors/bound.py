@@ -60,22 +60,18 @@ class Segment:
 
     def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
         """Add `scale` · d log p / dw of this run to `gradient` (..., D) in place."""
-        part, into = weights[..., self.where], gradient[..., self.where]
+        segment_weights, segment_gradient = weights[..., self.where], gradient[..., self.where]
         if closed := asked(self.prior, "add_gradient_"):
-            closed(into, part, scale)
+            closed(segment_gradient, segment_weights, scale)
         else:
-            into.add_(_derivative(self.prior, part, order=1), alpha=scale)
+            segment_gradient.add_(_derivative(self.prior, segment_weights, order=1), alpha=scale)
 
     def total(self, weights: Tensor) -> Tensor:
         """Return Σ log p of this run over its weights, of weights (..., D), float64 (...)."""
         return _total(self.prior, weights[..., self.where])
 
     def add_(self, gradient: Tensor, weights: Tensor, scale: float) -> Tensor:
-        """Add to a gradient as `add_gradient_` does.
-
-        Returns:
-            Σ log p of this run over its weights, float64 (...).
-        """
+        """Add to a gradient as `add_gradient_` does, and return Σ log p of this run over its weights, float64 (...)."""
         if visit_ := asked(self.prior, "visit_"):
             return visit_(weights[..., self.where], gradient[..., self.where], scale)
         self.add_gradient_(gradient, weights, scale)
@@ -95,19 +91,14 @@ class BoundPrior:
     ) -> None:
         """Resolve `rules` for every name of `layout`.
 
-        Args:
-            layout: the names and shapes of the random weights.
-            rules: one prior for all, or glob -> prior, first match wins; or a joint prior over all weights, or an
-                independent one over all but those of `own`.
-            axes: of the parameters, in their full shapes where only some elements are random; those of linear layers,
-                (O, I), where nothing else is known.
-            own: priors by name of the last parameters of the layout, which go before the rules; a joint prior over all
-                weights speaks of them too.
+        The rules are one prior for all, or glob -> prior, first match wins; or a joint prior over all weights, or an
+        independent one over all but those of `own`. These are priors of the last parameters of the layout, by name.
+        They go before the rules, but a joint prior over all weights replaces them. `axes` belong to the parameters in
+        their full shapes, even if only some elements are random; the default are those of a linear layer, (O, I).
 
-        Raises:
-            ValueError: if a parameter matches no glob or a glob no parameter, a Distribution is not univariate or not
-                over all real numbers, or a joint prior is over another number of weights.
-            TypeError: if a prior has no log density.
+        It raises ValueError if a parameter matches no glob or a glob no parameter, a Distribution is not univariate or
+        not over all real numbers, or a joint prior is over another number of weights; TypeError if a prior has no log
+        density.
         """
         self.layout, self.made_of = layout, (rules, axes)
         self.segments: list[Segment] = []
@@ -150,13 +141,9 @@ class BoundPrior:
         self.segments.append(Segment(prior, where))
 
     def log_prob(self, weights: Tensor) -> Tensor:
-        """Return log p(w) of each row.
+        """Return log p(w) of each row of weights (..., D), in nats.
 
-        Args:
-            weights: tensor (..., D).
-
-        Returns:
-            Float64 tensor (...), in nats: in float32 a sum over a million weights is off by nats.
+        It is float64 because a sum over a million weights in float32 is off by nats.
         """
         parts = [_total(segment.prior, weights[..., segment.where]) for segment in self.segments]
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
@@ -167,7 +154,10 @@ class BoundPrior:
 
     @cached_property
     def joint(self) -> Joint | None:
-        """The normal prior over all weights together, if some are correlated and all others normal, or it is given."""
+        """The normal prior over all weights together: a given one, or one of normal segments with correlations.
+
+        It is None for other priors.
+        """
         priors = [segment.prior for segment in self.segments]
         if len(priors) == 1 and isinstance(priors[0], Joint):
             return priors[0]
@@ -199,33 +189,23 @@ class BoundPrior:
     def precision(self, weights: Tensor) -> Tensor:
         """Return −∂² log p / ∂w² of every weight, of the shape of `weights` (..., D); 0 for flat priors.
 
-        Correlations of a joint prior are left out.
-
-        Raises:
-            ValueError: if a prior that is not declared flat has no positive, finite precision at a weight.
+        Correlations of a joint prior are left out. A prior that is not declared flat and has no positive, finite
+        precision at a weight is a ValueError.
         """
-        found = torch.zeros_like(weights)
+        precisions = torch.zeros_like(weights)
         for segment in self.segments:
-            into, part = found[..., segment.where], weights[..., segment.where]
+            segment_precisions, segment_weights = precisions[..., segment.where], weights[..., segment.where]
             if closed := asked(segment.prior, "precision"):
-                into.copy_(closed(part))
+                segment_precisions.copy_(closed(segment_weights))
             else:
-                into.copy_(-_derivative(segment.prior, part, order=2))
-                _check_bend(self, segment, into)
-        return found
+                segment_precisions.copy_(-_derivative(segment.prior, segment_weights, order=2))
+                _check_bend(self, segment, segment_precisions)
+        return precisions
 
     def sample(self, count: int, *, seed: int = 0) -> Tensor:
-        """Draw weights from the prior.
+        """Return independent draws of weights from the prior, float64 (S, D), on the CPU.
 
-        Args:
-            count: number of draws S.
-            seed: seed of the draws.
-
-        Returns:
-            Independent draws, float64 (S, D), on the CPU.
-
-        Raises:
-            ValueError: if a prior is improper, or has a density and no `sample`.
+        It raises ValueError if a prior is improper, or has a density and no `sample`.
         """
         parts = []
         for number, segment in enumerate(self.segments):
@@ -240,26 +220,15 @@ class BoundPrior:
         return torch.cat(parts, dim=1)
 
     def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
-        """Add `scale` · d log p / dw to `gradient` in place: closed form where the prior has one, else autograd.
-
-        Args:
-            gradient: tensor (..., D), changed.
-            weights: tensor (..., D).
-            scale: factor on the prior's gradient.
-        """
+        """Add `scale` · d log p / dw to `gradient` (..., D) in place, in closed form where a prior has one."""
         for segment in self.segments:
             segment.add_gradient_(gradient, weights, scale)
 
     def add_rest_(self, gradient: Tensor | None, weights: Tensor, scale: float) -> Tensor:
-        """Add what remains of log p(w) where normal segments and those of noise scales are computed elsewhere.
+        """Return log p(w) without the terms that depend on weights of normal segments and noise scales, float64 (...).
 
-        Args:
-            gradient: tensor (..., D); receives the gradient of the other segments, unless it is None.
-            weights: tensor (..., D).
-            scale: factor on the prior's gradient.
-
-        Returns:
-            Float64 tensor (...): log p(w) without what depends on the weights of those segments.
+        Those terms are computed elsewhere. `scale` times the gradient of the other segments is added to `gradient`
+        (..., D), unless it is None.
         """
         total = weights.new_zeros(weights.shape[:-1], dtype=torch.float64)
         for segment in self.segments:
@@ -287,17 +256,16 @@ def rebound(bound: BoundPrior, own: Mapping[str, Prior]) -> BoundPrior:
 def _joined(layout: Layout, joint: Joint, own: Mapping[str, Prior]) -> list[tuple[Prior | Joint, slice]]:
     """Return a joint prior, and those of the last parameters that it leaves out, each with its place.
 
-    Raises:
-        ValueError: if it is over another number of weights.
+    It raises ValueError if the joint prior is over another number of weights.
     """
     covered = len(joint.loc_D)
-    left: list[tuple[Prior | Joint, slice]] = [
+    others: list[tuple[Prior | Joint, slice]] = [
         (own[name], layout.slices[name]) for name in own if layout.slices[name].start >= covered
     ]
-    rest = sum(where.stop - where.start for _, where in left)
-    if covered + rest != layout.size or (left and not joint.is_independent):
+    num_others = sum(where.stop - where.start for _, where in others)
+    if covered + num_others != layout.size or (others and not joint.is_independent):
         raise ValueError(f"the joint prior is over {covered} weights; the model has {layout.size}.")
-    return [(joint, slice(0, covered)), *left]
+    return [(joint, slice(0, covered)), *others]
 
 
 def _total(prior: Prior, weights: Tensor) -> Tensor:
@@ -310,20 +278,18 @@ def _derivative(prior: Prior, weights: Tensor, *, order: int) -> Tensor:
     """Return the derivative of log p of some order, elementwise; 0 where a lower one does not depend on w."""
     with differentiable():
         leaf = weights.detach().requires_grad_()
-        found = prior.log_prob(leaf)
+        derivative = prior.log_prob(leaf)
         for remaining in reversed(range(order)):
-            if not found.requires_grad:
+            if not derivative.requires_grad:
                 return torch.zeros_like(weights)
-            (found,) = torch.autograd.grad(found.sum(), leaf, create_graph=remaining > 0, materialize_grads=True)
-    return found.detach()
+            (derivative,) = torch.autograd.grad(
+                derivative.sum(), leaf, create_graph=remaining > 0, materialize_grads=True
+            )
+    return derivative.detach()
 
 
 def _check_bend(bound: BoundPrior, segment: Segment, precision: Tensor) -> None:
-    """Check the precision (..., n) of a segment with any prior.
-
-    Raises:
-        ValueError: if it is not positive and finite everywhere.
-    """
+    """Raise ValueError if the precision (..., n) of a segment with any prior is not positive and finite everywhere."""
     wrong = ~((precision > 0) & torch.isfinite(precision))
     if not wrong.any():
         return
@@ -340,11 +306,7 @@ def _check_bend(bound: BoundPrior, segment: Segment, precision: Tensor) -> None:
 
 
 def _check_support(prior: Prior, glob: str) -> None:
-    """Check that a prior has a density on all real numbers.
-
-    Raises:
-        ValueError: if it is a torch Distribution over a part of the real numbers.
-    """
+    """Raise ValueError if a prior is a torch Distribution over a part of the real numbers."""
     if isinstance(prior, Univariate) and not prior.everywhere:
         raise ValueError(
             f"the `prior` of {glob!r} must have a density at all real numbers, where weights go; got {_said(prior)}, "
@@ -358,12 +320,7 @@ def _said(prior: Prior) -> str:
 
 
 def _resolved(prior: PriorLike, name: str, axes: Axes) -> Prior | Together:
-    """Return the prior of a parameter.
-
-    Raises:
-        ValueError: if it is not one with these axes.
-        TypeError: if it is no prior.
-    """
+    """Return the prior of a parameter; ValueError if these axes do not fit it, TypeError if it is no prior."""
     if isinstance(prior, Distribution):
         return Univariate(prior)
     if isinstance(prior, ShapedPrior) and not isinstance(prior, type):

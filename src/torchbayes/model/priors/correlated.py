@@ -27,8 +27,8 @@ from torchbayes.linalg.matrices import eigh
 from torchbayes.model.priors.axes import Axes
 from torchbayes.model.priors.joint import Joint
 
-_NUMBERS = 1 << 23  # of inputs that are multiplied at a time, in float64
-_LEAST = 1e-12  # variances relative to the trace of the covariance: smaller ones are lost in its eigenvalues
+_NUMBERS = 1 << 23  # inputs that are multiplied at a time, in float64
+_LEAST = 1e-12  # variances below this share of the covariance's trace are lost in its eigenvalues
 _SYMMETRIC = 1e-6  # how far from symmetric a covariance may be, relative to its largest entry
 
 
@@ -36,13 +36,13 @@ _SYMMETRIC = 1e-6  # how far from symmetric a covariance may be, relative to its
 class Correlated:
     """Each row w_r ~ N(0, C), rows independent: a matrix normal prior whose rows share a covariance.
 
-    C is over the last axes of a parameter, as many as have its size together; what is along the others are rows.
-    For a linear layer (O, I) it is (I, I), for a convolution (O, C, k, k) that of all C k² weights of a filter, or
-    (k², k²) over its positions, for each pair of channels.
+    C is over the last axes of a parameter whose lengths multiply to its size; the other axes are rows. For a linear
+    layer (O, I) it is (I, I). For a convolution (O, C, k, k) it is over all C k² weights of a filter, or (k², k²) over
+    its positions, for each pair of channels.
 
     Attributes:
         covariance: C, positive definite, in squared units of the weights; held in float64 on the CPU.
-        lengths: of a filter, where C is over its positions; None where it is over whichever last axes have its size.
+        lengths: of a filter, if C is over its positions; None if C is over whichever last axes have its size.
     """
 
     covariance: Tensor
@@ -60,12 +60,7 @@ class Correlated:
             )
 
     def _check(self) -> None:
-        """Check that the covariance is a symmetric matrix of finite numbers.
-
-        Raises:
-            TypeError: if it is no matrix of numbers.
-            ValueError: if it is not square, symmetric and finite.
-        """
+        """Raise TypeError or ValueError if the covariance is not a square, symmetric matrix of finite numbers."""
         if not isinstance(self.covariance, Tensor | np.ndarray):
             raise TypeError(f"`covariance` must be a matrix, a tensor with two axes; got {seen(self.covariance)}.")
         matrix = torch.as_tensor(self.covariance)
@@ -89,9 +84,6 @@ class Correlated:
             lengthscale: in pixels.
             scale: standard deviation of each weight.
 
-        Returns:
-            The prior.
-
         Raises:
             ValueError: if a length is not a positive integer, or a scale not above 0.
             TypeError: if they are no numbers.
@@ -104,16 +96,12 @@ class Correlated:
         check_scale(scale=scale)
         axes = [torch.arange(length, dtype=torch.float64) for length in lengths]
         places = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, -2)
-        made = cls(float(scale) ** 2 * torch.exp(-torch.cdist(places, places) / float(lengthscale)))
-        object.__setattr__(made, "lengths", tuple(lengths))
-        return made
+        prior = cls(float(scale) ** 2 * torch.exp(-torch.cdist(places, places) / float(lengthscale)))
+        object.__setattr__(prior, "lengths", tuple(lengths))
+        return prior
 
     def resolve(self, axes: Axes) -> Joint:
-        """Return the prior of a parameter with these axes.
-
-        Raises:
-            ValueError: if no number of its last axes has the size of the covariance, or its filters have other lengths.
-        """
+        """Return the prior of a parameter with these axes; ValueError if the covariance or the filters do not fit."""
         shape = axes.shape
         size, total = len(self.covariance), math.prod(shape)
         if self.lengths not in {None, axes.places}:
@@ -138,7 +126,7 @@ class Correlated:
         return eigh(self.covariance)
 
     def __repr__(self) -> str:
-        """Return the size, and what tells covariances of one size apart."""
+        """Return the size, and the trace, which tells covariances of one size apart."""
         trace = float(self.covariance.trace())
         return f"{type(self).__name__}({len(self.covariance)} x {len(self.covariance)}, trace {trace:.6g})"
 
@@ -147,9 +135,9 @@ class Correlated:
 class EmpCov(Correlated):
     """The covariance of a first layer's inputs as that of its weights: w_r ~ N(0, α Σ + ε I) (Izmailov et al. 2021).
 
-    Where the inputs do not vary in a direction, as at pixels that are always black, the data say nothing of the weights
-    along it, and these keep their prior. Under N(0, 1) new rows that do vary there are multiplied by weights of size 1,
-    and predictions collapse; under this prior by weights of size √ε.
+    In a direction in which the inputs do not vary, as at pixels that are always black, the data say nothing of the
+    weights, which keep their prior. Under N(0, 1) new rows that do vary there are multiplied by weights of size 1, and
+    predictions collapse; under this prior by weights of size √ε.
     """
 
     @classmethod
@@ -158,7 +146,7 @@ class EmpCov(Correlated):
 
             C = scale² XᵀX/(N − 1) + jitter I,    X the N inputs of the layer, not centred
 
-        For a convolution they are all patches that its filters meet, with its stride, padding and dilation.
+        For a convolution, X are all patches that its filters meet, with its stride, padding and dilation.
 
         Args:
             inputs: the training inputs as the network takes them, (N, ...); or a pair of inputs and targets, or a
@@ -182,10 +170,10 @@ class EmpCov(Correlated):
         total, count = None, 0
         for batch in _batches(inputs):
             for rows in _rows(batch, layer):
-                own = rows.mT @ rows
-                if total is not None and own.shape != total.shape:
-                    raise ValueError(f"`inputs` must have rows of one size; got {len(own)} after {len(total)}.")
-                total, count = own if total is None else total.add_(own), count + len(rows)
+                gram = rows.mT @ rows
+                if total is not None and gram.shape != total.shape:
+                    raise ValueError(f"`inputs` must have rows of one size; got {len(gram)} after {len(total)}.")
+                total, count = gram if total is None else total.add_(gram), count + len(rows)
         if total is None or count < 2:
             raise ValueError(f"`inputs` must have at least 2 rows, for a covariance; got {count}.")
         if not torch.isfinite(total).all():
@@ -201,12 +189,7 @@ class EmpCov(Correlated):
 
 
 def _check_layer(layer: Any) -> None:
-    """Check that the patches of a layer are known.
-
-    Raises:
-        TypeError: if it is no such layer.
-        ValueError: if it has groups, or a padding other than zeros.
-    """
+    """Raise an error if the patches of a layer are not known: another kind, groups, or a padding other than zeros."""
     if layer is None:
         return
     if not isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d):
@@ -219,11 +202,7 @@ def _check_layer(layer: Any) -> None:
 
 
 def _batches(inputs: Any) -> Iterator[Tensor]:
-    """Yield the inputs of every batch.
-
-    Raises:
-        TypeError: if they are no tensors.
-    """
+    """Yield the inputs of every batch; TypeError if they are no tensors."""
     if isinstance(inputs, np.ndarray):
         inputs = torch.as_tensor(inputs)
     if isinstance(inputs, Tensor):
@@ -241,12 +220,7 @@ def _batches(inputs: Any) -> Iterator[Tensor]:
 
 
 def _rows(batch: Tensor, layer: nn.Module | None) -> Iterator[Tensor]:
-    """Yield what a layer multiplies its weights by, (rows, I) float64, some at a time.
-
-    Raises:
-        ValueError: if the batch does not fit the layer.
-        TypeError: if it holds no numbers.
-    """
+    """Yield the rows that a layer multiplies its weights by, (rows, I) float64, some at a time."""
     if batch.is_complex() or batch.dtype == torch.bool or not batch.ndim:
         raise TypeError(f"`inputs` must be rows of real numbers; got {batch.dtype} of shape {tuple(batch.shape)}.")
     each = max(1, math.prod(batch.shape[1:]) * (math.prod(_kernel(layer)) if layer is not None else 1))
@@ -259,11 +233,7 @@ def _kernel(layer: nn.Module) -> tuple[int, ...]:
 
 
 def _placed(part: Tensor, layer: nn.Module | None) -> Tensor:
-    """Return the rows of some inputs.
-
-    Raises:
-        ValueError: if they do not fit the layer.
-    """
+    """Return the rows that a layer takes from some inputs; ValueError if they do not fit the layer."""
     if layer is None:
         return part.reshape(len(part), math.prod(part.shape[1:]))
     if isinstance(layer, nn.Linear):

@@ -1,4 +1,4 @@
-r"""E log p(w) of priors under normal weights w ~ N(μ, v), with its derivatives by μ and v, where it has a closed form.
+"""E log p(w) of priors under normal weights w ~ N(μ, v), with its derivatives by μ and v, where it has a closed form.
 
     N(m, s²)         −½ ((μ − m)² + v)/s² − log s√2π
     Laplace(m, b)    −A/b − log 2b,    A = √(2v/π) e^{−d²/2v} + d erf(d/√2v),    d = μ − m,    the mean of |w − m|
@@ -8,9 +8,9 @@ r"""E log p(w) of priors under normal weights w ~ N(μ, v), with its derivatives
     LogUniform       −log √v − E log |z + ε|,    z = |μ|/√v
     flat             0
 
-For an independent q the KL divergence to the prior is −Σ E log p(w) less the entropy of q. A prior that has a
-closed form says it (`expected_`). Of others there is none; what bounds there are can be off by thousands of nats, so
-their expectation is left to draws.
+For an independent q the KL divergence to the prior is −Σ E log p(w) less the entropy of q. A prior with a closed form
+has a method `expected_`. The expectation of others is left to draws, because the known bounds can be off by thousands
+of nats.
 """
 
 from __future__ import annotations
@@ -29,25 +29,18 @@ class Expected(Protocol):
     """A prior whose expectation has a closed form."""
 
     def expected_(self, mean: Tensor, variance: Tensor, *, scale: float, into: Sequence[Tensor]) -> Tensor:
-        """Return Σ E log p over the last axis, float64 (M,), and add `scale` times its derivatives by μ and v.
+        """Return Σ E log p over the last axis, float64 (M,), and add `scale` times its derivatives to the pair `into`.
 
-        Args:
-            mean: μ, (M, n).
-            variance: v, (M, n).
-            scale: factor on the derivatives.
-            into: receive the derivatives by μ and by v, each (M, n).
+        Mean μ, variance v and the derivatives by each are (M, n).
         """
         ...
 
 
 def is_closed(segment: Segment, *, normal: bool = True, correlated: bool = False) -> bool:
-    """Return whether the expectation has a closed form.
+    """Return whether the expectation of a segment has a closed form.
 
-    Args:
-        segment: one run of weights.
-        normal: whether these are normal; of any others the means and variances are enough where log p is quadratic.
-        correlated: whether they are correlated with each other; means and variances are then not enough for a joint
-            prior that has correlations too.
+    If the weights are not `normal`, means and variances suffice where log p is quadratic. If they are `correlated` with
+    each other, means and variances do not suffice for a joint prior with correlations.
     """
     if correlated and isinstance(segment.prior, Joint) and not segment.prior.is_independent:
         return False
@@ -55,17 +48,9 @@ def is_closed(segment: Segment, *, normal: bool = True, correlated: bool = False
 
 
 def add_expected_(segment: Segment, mean: Tensor, variance: Tensor, *, scale: float, into: Sequence[Tensor]) -> Tensor:
-    """Return E log p(w) of one segment, and add `scale` times its derivatives to two tensors.
+    """Return E log p(w) of one segment, float64 (M,), in nats, and add `scale` times its derivatives to a pair.
 
-    Args:
-        segment: one with a closed form.
-        mean: μ of all weights, (M, D).
-        variance: v of all weights, (M, D).
-        scale: factor on the derivatives.
-        into: receive the derivatives by μ and by v, each (M, D).
-
-    Returns:
-        Float64 tensor (M,), in nats.
+    The pair `into` receives the derivatives by μ and by v. These, mean and variance are those of all weights, (M, D).
     """
     prior, where = segment.prior, segment.where
     assert isinstance(prior, Expected), "the expectation has a closed form"

@@ -1,12 +1,12 @@
-r"""Priors by the axes of a parameter: a scale by its fan-in; variances that groups share, integrated out.
+"""Priors by the axes of a parameter: a scale by its fan-in; variances that groups share, integrated out.
 
-Of shared variances each group has a multivariate t distribution:
+With shared variances each group has a multivariate t distribution:
 
     w_g | v_g ~ N(0, v_g I),    v_g ~ Scaled-Inv-χ²(ν, s²) = IG(ν/2, ν s²/2)
 
     log p(w_g) = log Γ((ν+d)/2) − log Γ(ν/2) − (d/2) log πν s² − ((ν+d)/2) log(1 + |w_g|²/ν s²)
 
-for the d weights of a group. They are uncorrelated, yet not independent: the larger some are, the larger the rest.
+for the d weights of a group. They are uncorrelated, but not independent: the larger some are, the larger the others.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ Groups = Literal["layer", "rows", "columns", "weights"]
 class FanInNormal:
     """w ~ N(0, gain² / fan_in) for the weights of layers, N(0, bias_scale²) for biases and norms (Neal 1996).
 
-    With it the variance of a layer's outputs does not depend on the layer's width. The fan-in is the number of inputs
-    that an output sums over: that of a linear layer's unit, of a filter of a convolution, channels times places, and of
-    one of a transposed convolution, with a stride on average over its outputs; 1 for an embedding, which looks up one
-    entry. Other layers' parameters with two axes or more are refused: they need a prior of their own.
+    The variance of a layer's outputs then does not depend on the layer's width. The fan-in is the number of inputs that
+    an output sums over. For a convolution it is channels times places of a filter, for a transposed convolution with a
+    stride an average over its outputs, and 1 for an embedding, which looks up one entry. Other layers' parameters with
+    two axes or more are refused: they need a prior of their own.
 
     Attributes:
         gain: standard deviation of a unit's input per unit of input scale; √2 suits ReLU.
@@ -51,11 +51,7 @@ class FanInNormal:
         check_settings(self)
 
     def resolve(self, axes: Axes) -> Prior:
-        """Return the normal prior of a parameter with these axes.
-
-        Raises:
-            ValueError: if its inputs are not known.
-        """
+        """Return the normal prior of a parameter with these axes; ValueError if its inputs are not known."""
         axes.check()
         return Normal(self.bias_scale if axes.inputs is None else self.gain / math.sqrt(axes.fan_in))
 
@@ -66,13 +62,14 @@ class Hierarchical:
 
         v ~ Scaled-Inv-χ²(df, scale²) = IG(df/2, df scale²/2),    or √v ~ C⁺(0, scale) where df is None
 
-    As a prior of a model it has the v integrated out, exactly: the weights of a group are a multivariate t, of `df`
-    degrees of freedom, which every method takes as a density of the weights; single weights under half-Cauchy scales
-    are the `Horseshoe`. `with_scales` instead makes the scales weights of the network, to be inferred with the rest.
+    In the prior of a model the v are integrated out exactly. The weights of a group then have a multivariate t
+    distribution with `df` degrees of freedom, a density of the weights that every method takes; single weights under
+    half-Cauchy scales have the `Horseshoe`. `with_scales` instead makes the scales weights of the network, inferred
+    with the others.
 
     Attributes:
         scale: typical standard deviation of the weights, in their units.
-        df: degrees of freedom of v, how firmly scales are held together; None for half-Cauchy ones.
+        df: degrees of freedom of v: the more, the closer the scales are to `scale`; None for half-Cauchy ones.
         groups: which weights share a variance: those of a parameter ("layer"), of each output unit or filter ("rows"),
             of each input unit or channel ("columns"), or none ("weights"). Biases, and weights of norms, are one group
             each. Which axes have units and inputs depends on the layer: see `torchbayes.model.priors.axes`.
@@ -90,8 +87,7 @@ class Hierarchical:
     def grid(self, axes: Axes) -> tuple[int, int, int, int]:
         """Return how a parameter is cut up, (blocks, outer, groups, inner): group b, g is all of [b, :, g, :].
 
-        Raises:
-            ValueError: if its units or inputs are not known.
+        It raises ValueError if the parameter's units or inputs are not known.
         """
         size = math.prod(axes.shape)
         if self.groups == "weights":
@@ -105,8 +101,7 @@ class Hierarchical:
     def resolve(self, axes: Axes) -> Prior | SharedVariance:
         """Return the prior of a parameter with these axes, without the variances.
 
-        Raises:
-            ValueError: if that has no closed form: of half-Cauchy scales of several weights; or as of `grid`.
+        Half-Cauchy scales of several weights have no closed form, which is a ValueError; others are as of `grid`.
         """
         blocks, outer, groups, inner = self.grid(axes)
         single = outer * inner == 1
@@ -130,20 +125,14 @@ class Hierarchical:
 
 @dataclass(frozen=True)
 class SharedVariance:
-    """A multivariate t for each group of weights, as a `Hierarchical` prior of a parameter is without its variances.
+    """A multivariate t for each group of weights: a `Hierarchical` prior of a parameter without its variances."""
 
-    Attributes:
-        grid: (blocks, outer, groups, inner), as of `Hierarchical.grid`.
-        df: ν.
-        scale: s.
-    """
-
-    grid: tuple[int, int, int, int]
-    df: float
-    scale: float
+    grid: tuple[int, int, int, int]  # (blocks, outer, groups, inner), as of `Hierarchical.grid`
+    df: float  # ν
+    scale: float  # s
 
     def __repr__(self) -> str:
-        """Return it in the terms of `Hierarchical`, of which it is made."""
+        """Return it in the terms of `Hierarchical`, which it comes from."""
         return f"Hierarchical(scale={self.scale:g}, df={self.df:g}, grid={self.grid})"
 
     @property
@@ -182,11 +171,7 @@ class SharedVariance:
         gradient.sub_((grid * factor.to(weights)).flatten(-4), alpha=scale)
 
     def precision(self, weights: Tensor) -> Tensor:
-        """Refuse: the weights of a group depend on each other, so that single ones have no precision.
-
-        Raises:
-            ValueError: always.
-        """
+        """Raise ValueError: the weights of a group depend on each other, so that single ones have no precision."""
         del weights
         raise ValueError(
             f"under {self!r} the weights of a group have no precision of their own, so a Gaussian has none from it. "

@@ -18,25 +18,21 @@ from torchbayes.linalg.structure import is_diagonal
 
 @dataclass(frozen=True, eq=False)
 class Joint:
-    """w ~ N(μ, Σ) over the whole flat vector or a run of it, Σ any structure of `torchbayes.linalg`.
+    """w ~ N(μ, Σ) over the whole flat vector or a run of it, Σ any structure of `torchbayes.linalg` of one member.
 
     It takes weights of any floating dtype, on any device.
-
-    Attributes:
-        loc_D: μ.
-        covariance: Σ, of one member.
     """
 
     quadratic: ClassVar = True
-    loc_D: Tensor
-    covariance: Structure
+    loc_D: Tensor  # μ
+    covariance: Structure  # Σ
 
     def __post_init__(self) -> None:
-        size, found = len(self.loc_D), tuple(self.covariance.diagonal().shape)
-        if found != (1, size):
+        size, shape = len(self.loc_D), tuple(self.covariance.diagonal().shape)
+        if shape != (1, size):
             raise ValueError(
-                f"a joint prior needs one covariance over its {size} weights; got one of {found[0]} members over "
-                f"{found[1]}. Take one member of a mixture."
+                f"a joint prior needs one covariance over its {size} weights; got one of {shape[0]} members over "
+                f"{shape[1]}. Take one member of a mixture."
             )
 
     @classmethod
@@ -56,9 +52,9 @@ class Joint:
 
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return log p(w) = −½ (w − μ)ᵀ Σ⁻¹ (w − μ) − ½ log det 2πΣ, (...) float64, for weights (..., D)."""
-        own = like(self, weights)
-        centred = (weights - own.loc_D).unsqueeze(-2)
-        return -0.5 * own.covariance.quadratic(centred).squeeze(-1) - self._log_constant.to(weights.device)
+        placed = like(self, weights)
+        centred = (weights - placed.loc_D).unsqueeze(-2)
+        return -0.5 * placed.covariance.quadratic(centred).squeeze(-1) - self._log_constant.to(weights.device)
 
     def total(self, weights: Tensor) -> Tensor:
         """Return log p(w), float64, without the last axis."""
@@ -66,15 +62,14 @@ class Joint:
 
     def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
         """Add scale · d log p / dw = −scale Σ⁻¹ (w − μ) to `gradient` in place."""
-        own = like(self, weights)
-        centred = (weights - own.loc_D).unsqueeze(-2)
-        gradient.sub_(own.covariance.solve(centred).squeeze(-2), alpha=scale)
+        placed = like(self, weights)
+        centred = (weights - placed.loc_D).unsqueeze(-2)
+        gradient.sub_(placed.covariance.solve(centred).squeeze(-2), alpha=scale)
 
     def precision(self, weights: Tensor) -> Tensor:
         """Return the diagonal of Σ⁻¹, (D,), in the dtype of weights.
 
-        Raises:
-            ValueError: if the structure does not give it without its dense matrix.
+        It raises ValueError if the structure cannot give it without its dense matrix.
         """
         return like(self, weights).covariance.precision_diagonal()[0]
 
@@ -104,12 +99,12 @@ _ELSEWHERE: WeakKeyDictionary[Joint, dict[Any, Joint]] = WeakKeyDictionary()
 
 
 def like(joint: Joint, weights: Tensor) -> Joint:
-    """Return a prior with its numbers in the dtype and on the device of weights; they are held once in each."""
-    place = weights.dtype, weights.device
-    if place == (joint.loc_D.dtype, joint.loc_D.device):
+    """Return a prior with its numbers in the dtype and on the device of weights; each such copy is kept."""
+    key = weights.dtype, weights.device
+    if key == (joint.loc_D.dtype, joint.loc_D.device):
         return joint
-    held = _ELSEWHERE.setdefault(joint, {})
-    if place not in held:
-        covariance = joint.covariance.mapped(lambda _, t: t.to(weights) if t.is_floating_point() else t.to(place[1]))
-        held[place] = Joint(joint.loc_D.to(weights), covariance)
-    return held[place]
+    copies = _ELSEWHERE.setdefault(joint, {})
+    if key not in copies:
+        covariance = joint.covariance.mapped(lambda _, t: t.to(weights) if t.is_floating_point() else t.to(key[1]))
+        copies[key] = Joint(joint.loc_D.to(weights), covariance)
+    return copies[key]

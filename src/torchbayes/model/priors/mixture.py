@@ -1,11 +1,11 @@
-r"""A mixture of normals as a prior, and its gradient in one pass.
+"""A mixture of normals as a prior, and its gradient in one pass.
 
     log p(w) = log Σ_j π_j N(w; 0, s_j²) = log π_0 N(w; 0, s_0²) + log(1 + Σ_{j>0} r_j)
     r_j      = (π_j s_0 / π_0 s_j) exp(−½ w² (s_j⁻² − s_0⁻²))
     −d/dw    = w (s_0⁻² + Σ_{j>0} r_j s_j⁻²) / (1 + Σ_{j>0} r_j)
 
-With the widest component as 0 every r_j is largest at w = 0, so that nothing overflows and no small difference of large
-numbers is taken far out, where log N(w; 0, s_j²) of a narrow one is in the hundred thousands.
+With the widest component as 0 every r_j is largest at w = 0. So nothing overflows, and far out no small difference of
+large numbers is taken, where log N(w; 0, s_j²) of a narrow component is in the hundred thousands.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch import Generator, Tensor
 from torchbayes.checks import check_each, check_positive, check_scale, plain
 from torchbayes.model.priors.univariate import Normal, normals, uniforms
 
-_BLOCK = 1 << 15  # weights of a pass on a CPU: what is computed of them stays in the cache
-_NOTHING = 60.0  # nats below the widest component that count for nothing
+_BLOCK = 1 << 15  # weights of a pass on a CPU, few enough for intermediate results to stay in the cache
+_NOTHING = 60.0  # a component this many nats below the widest one is negligible
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class NormalMixture:
     """w ~ Σ_j proportion_j N(0, scale_j²): a scale mixture of normals.
 
     With two components this is the prior of Bayes by backprop (Blundell et al. 2015). Fit it by `VI` with the scale of
-    the narrow one as `initial_scale`: from a wider start weights do not find the narrow one.
+    the narrow one as `initial_scale`: from a wider start, weights do not reach the narrow component.
 
     Attributes:
         scales: standard deviations, one per component.
@@ -67,7 +67,7 @@ class NormalMixture:
         return torch.logsumexp(torch.stack(parts), dim=0)
 
     def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
-        """Return independent draws, float64 on the CPU: of a component drawn for each."""
+        """Return independent draws, float64 on the CPU, each of a component that is drawn first."""
         bounds = torch.tensor(self.proportions, dtype=torch.float64).cumsum(0)
         component = torch.searchsorted(bounds[:-1] / bounds[-1], uniforms(shape, generator))
         return torch.tensor(self.scales, dtype=torch.float64)[component] * normals(shape, generator)
@@ -81,33 +81,27 @@ class NormalMixture:
         self.visit_(weights, gradient, scale)
 
     def visit_(self, weights: Tensor, gradient: Tensor | None = None, scale: float = 1.0) -> Tensor:
-        """Return Σ log p over the last axis, and add scale · d log p / dw to a gradient, in one pass.
+        """Return Σ log p over the last axis, float64 (...), and add scale · d log p / dw to a gradient, in one pass.
 
-        Args:
-            weights: tensor (..., n).
-            gradient: tensor (..., n), changed; None for the sum alone.
-            scale: factor on the gradient.
-
-        Returns:
-            Float64 tensor (...).
+        Weights and gradient are (..., n); no gradient is added if it is None.
         """
-        found = weights.new_zeros(weights.shape[:-1], dtype=torch.float64)
+        total = weights.new_zeros(weights.shape[:-1], dtype=torch.float64)
         block = _BLOCK if weights.device.type == "cpu" else max(1, weights.shape[-1])
         for start in range(0, weights.shape[-1], block):
             where = slice(start, start + block)
-            found += self._visit_block_(
+            total += self._visit_block_(
                 weights[..., where], None if gradient is None else gradient[..., where], scale=scale
             )
-        return found
+        return total
 
     def _visit_block_(self, weights: Tensor, gradient: Tensor | None, *, scale: float) -> Tensor:
-        """Return and add the same of as many weights as a cache holds."""
+        """Do the same for as many weights as a cache holds."""
         logs, narrow, wide = self._relative
         shares = torch.full_like(weights, math.exp(logs[0]))  # of Σ_j π_j N(w; 0, s_j²), without exp(−w²/2s_0²)
         slopes = torch.full_like(weights, wide * math.exp(logs[0])) if gradient is not None else None
         for log, precision in zip(logs[1:], narrow, strict=True):
             part = (weights * math.sqrt(precision / 2)).square_().neg_().add_(log)
-            part.clamp_min_(logs[0] - _NOTHING).exp_()  # far out exp would be subnormal, which processors take long for
+            part.clamp_min_(logs[0] - _NOTHING).exp_()  # far out exp would be subnormal, which is slow
             shares.add_(part)
             if slopes is not None:
                 slopes.add_(part, alpha=wide + precision)
@@ -130,6 +124,6 @@ class NormalMixture:
 
     @cached_property
     def _constant(self) -> float:
-        """What is taken from the logarithm of the sum of components at each weight."""
+        """The number subtracted from the logarithm of the sum of components at each weight."""
         top = max(math.log(p) - math.log(s) for p, s in zip(self.proportions, self.scales, strict=True))
         return math.log(sum(self.proportions)) + 0.5 * math.log(2 * math.pi) - top

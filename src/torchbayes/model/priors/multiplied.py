@@ -1,17 +1,17 @@
-r"""Layers whose units share multipliers, so that whole units can be found to be superfluous (Louizos et al. 2017).
+"""Layers whose units share multipliers, so that whole units can prove superfluous (Louizos et al. 2017).
 
     dense layer    y = W (z ∘ x) + b           one multiplier z_i for each input
     convolution    y_o = z_o (W_o * x) + b_o   one for each filter
 
-The multipliers are weights of the network, and W is what is left once they are taken out, with W ~ N(0, 1): weights
-z W of a group thus have the standard deviation |z|. Layers keep W as their own weight, so that `VI` gives their outputs
-noise of their own for each row ("local", "flipout"), and only the few multipliers are drawn.
+The multipliers are weights of the network, and W ~ N(0, 1) are the layer's weights without them: the weights z W of a
+group have the standard deviation |z|. Layers keep W as their own weight, so that `VI` gives their outputs separate
+noise for each row ("local", "flipout"), and only the few multipliers are drawn.
 
     GroupNormalJeffreys    p(z) ∝ 1/|z|
     GroupHorseshoe         z = s λ,    λ ~ C⁺(0, 1) for each group,    s ~ C⁺(0, scale) for each layer
 
-A half-Cauchy number is the ratio of a half-normal one and an independent one, |n|/|d|. Their logarithms are the
-parameters: under them a normal q is log-normal for z, and its divergence is closed.
+A half-Cauchy number is the ratio of two independent half-normal numbers, |n|/|d|. Their logarithms are the parameters:
+with a normal q of these, z is log-normal, and the divergence has a closed form.
 """
 
 from __future__ import annotations
@@ -40,18 +40,12 @@ LAYER = "layer."
 
 
 class Moments(NamedTuple):
-    """What a posterior says of multipliers.
+    """What a posterior says of multipliers."""
 
-    Attributes:
-        mean: E z.
-        variance: Var z.
-        noise: how superfluous a group is, the larger the more.
-        window: below its lower end no group of the layer is superfluous, above its upper end each is.
-    """
-
-    mean: Tensor
-    variance: Tensor
-    noise: Tensor
+    mean: Tensor  # E z
+    variance: Tensor  # Var z
+    noise: Tensor  # the larger, the more superfluous a group
+    # below its lower end no group of the layer is superfluous, above its upper end every group
     window: tuple[float, float]
 
 
@@ -81,7 +75,7 @@ class GroupNormalJeffreys:
 
     It prefers no size of weights, and under q(z) = N(μ, αμ²) its divergence depends on α alone: a unit whose α is large
     carries next to no information. Like `LogUniform` it is improper, and for `VI` alone. `with_multipliers` puts it on
-    a network. Source: Louizos, Ullrich and Welling (2017), with the exact divergence in the place of their fit to it.
+    a network. Source: Louizos, Ullrich and Welling (2017), but with the exact divergence instead of their fit to it.
     """
 
     def laws(self) -> dict[str, Prior]:
@@ -129,7 +123,7 @@ class GroupHorseshoe:
         }
 
     def start(self, groups: int) -> dict[str, Tensor]:
-        """Return logarithms of zero for the groups, and the most probable numerator of the layer with its inverse."""
+        """Return zero for the groups' logarithms, and for the layer the most probable numerator with its inverse."""
         log_scale = torch.full((1,), math.log(self.scale))
         return {
             "log_numerators": torch.zeros(groups),
@@ -143,10 +137,10 @@ class GroupHorseshoe:
         return sum(parameters[name] for name in self.laws()).exp()  # type: ignore[union-attr]
 
     def moments(self, mean: Mapping[str, Tensor], variance: Mapping[str, Tensor]) -> Moments:
-        """Return the moments of the log-normal z, with the sums m and v of means and variances of its logarithms.
+        """Return the moments of the log-normal z, where m and v are sums of means and variances of its logarithms.
 
         E z = e^{m + v/2}, Var z = (e^v − 1) e^{2m + v}; the noise is v − m, minus the logarithm of the mode of z. A
-        group becomes superfluous where its mode is between e^{−1.5} and e⁻⁴ of the layer's largest.
+        group becomes superfluous when its mode is between e^{−1.5} and e⁻⁴ of the layer's largest.
         """
         m, v = (torch.stack(torch.broadcast_tensors(*(of[name] for name in self.laws()))).sum(0)
                 for of in (mean, variance))  # fmt: skip
@@ -160,7 +154,7 @@ class LogHalfNormal:
     """w = log |n| with n ~ N(0, scale²): log p(w) = ½ log(2/π) + u − ½ e^{2u} with u = w − log scale.
 
     Attributes:
-        scale: standard deviation of n, and where w = log scale the mode.
+        scale: standard deviation of n; the mode is at w = log scale.
     """
 
     scale: float = 1.0
@@ -203,10 +197,8 @@ class LogHalfNormal:
 class Multiplied(nn.Module):
     """A linear or convolutional layer whose inputs (dense) or filters (convolution) have multipliers.
 
-    Attributes:
-        layer: the layer, without its bias.
-        bias: of the layer, if it has one: it is added after the multipliers.
-        rule: the prior of the multipliers, which are parameters beside these.
+    `rule` is the prior of the multipliers, which are parameters of this module. `bias` is the layer's own, held here
+    because it is added after the multipliers.
     """
 
     bias: nn.Parameter | None
@@ -233,7 +225,7 @@ class Multiplied(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weights with their multipliers, for code that takes them from the layer and computes by itself."""
+        """The weights with their multipliers, for code that takes the layer's weights and computes with them itself."""
         return self.along(self._multipliers()) * self.layer.weight
 
     def _multipliers(self) -> Tensor:
@@ -241,7 +233,7 @@ class Multiplied(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set the multipliers to 1, and weight and bias to what the layer draws for them."""
+        """Set the multipliers to 1, and draw weight and bias with the layer's own initialiser."""
         for name, value in self.rule.start(self.groups).items():
             getattr(self, name).copy_(value)
         if self.bias is not None:
@@ -271,7 +263,7 @@ class Multiplied(nn.Module):
 
 
 def with_multipliers(network: Given, rules: GroupPrior | Mapping[str, PriorLike | GroupPrior]) -> Scaled:
-    """Return a network whose units have multipliers, and its prior: what `Model` takes, with a likelihood between them.
+    """Return a network whose units have multipliers, and its prior: the arguments of `Model` around the likelihood.
 
         made = priors.with_multipliers(net, priors.GroupHorseshoe())
         model = tb.Model(made.network, likelihood, made.prior)
@@ -280,15 +272,12 @@ def with_multipliers(network: Given, rules: GroupPrior | Mapping[str, PriorLike 
 
     A layer named NAME becomes a `Multiplied` one: its weight is `NAME.layer.weight`, with the prior N(0, 1), and its
     multipliers are `NAME.multiplier`, or the four logarithms of a `GroupHorseshoe`. At the start they are 1, so that
-    the network computes what it did. A layer that has several names has them once.
+    the network computes the same as before. A layer with several names has one set of multipliers.
 
     Args:
         network: the network, which is copied, or a function that makes one.
         rules: one group prior for all linear and convolutional layers, with Normal() for other weights; or glob ->
-            prior, where a group prior counts for the `weight` of such a layer.
-
-    Returns:
-        Network and prior.
+            prior, where a group prior is for the `weight` of such a layer.
 
     Raises:
         ValueError: if no weight of such a layer has a group prior, a glob with one names anything else, or the layer's
@@ -296,8 +285,8 @@ def with_multipliers(network: Given, rules: GroupPrior | Mapping[str, PriorLike 
         TypeError: if the network is none.
     """
     table = dict(rules) if isinstance(rules, Mapping) else {"*": rules}
-    made = made_by(network)
-    chosen = _chosen(made, table, whole=not isinstance(rules, Mapping))
+    module = made_by(network)
+    chosen = _chosen(module, table, whole=not isinstance(rules, Mapping))
     prior: dict[str, PriorLike] = {}
     for name, rule in chosen.items():
         prior |= {f"{name}.{own}": law for own, law in rule.laws().items()}
@@ -306,7 +295,7 @@ def with_multipliers(network: Given, rules: GroupPrior | Mapping[str, PriorLike 
         if not _is_group(law):
             prior[glob] = law  # type: ignore[assignment]
     make: Callable[[], nn.Module] = partial(_made, network, chosen)
-    return Scaled(_multiplied(copied(made), chosen) if isinstance(network, nn.Module) else make, prior)
+    return Scaled(_multiplied(copied(module), chosen) if isinstance(network, nn.Module) else make, prior)
 
 
 def _is_group(law: object) -> TypeGuard[GroupPrior]:
@@ -314,12 +303,8 @@ def _is_group(law: object) -> TypeGuard[GroupPrior]:
 
 
 def _chosen(made: nn.Module, table: Mapping[str, object], *, whole: bool) -> dict[str, GroupPrior]:
-    """Return the layers that get multipliers, by name, with their prior.
-
-    Raises:
-        ValueError: if there is none, a glob with a group prior names something else, or a weight is shared.
-    """
-    found: dict[str, GroupPrior] = {}
+    """Return the layers that get multipliers, by name, with their prior; errors as of `with_multipliers`."""
+    rules: dict[str, GroupPrior] = {}
     owners = [id(p) for m in made.modules() for p in m.parameters(recurse=False)]
     modules = dict(made.named_modules())
     for name, parameter in made.named_parameters():
@@ -339,17 +324,17 @@ def _chosen(made: nn.Module, table: Mapping[str, object], *, whole: bool) -> dic
                 f"`{name}` {'is shared by several modules' if owner else 'belongs to the network itself'}, so that it "
                 f"gets no multipliers. {'Give it another prior.' if owner else 'Put the layer into an nn.Sequential.'}"
             )
-        found[owner] = law  # type: ignore[assignment]
-    if not found:
+        rules[owner] = law  # type: ignore[assignment]
+    if not rules:
         raise ValueError(
             f"`rules` must give the weight of a linear or convolutional layer a group prior; got {seen(table)}. Write, "
             f"say, priors.GroupHorseshoe(), or {{'*.weight': priors.GroupHorseshoe(), '*': priors.Normal()}}."
         )
-    return found
+    return rules
 
 
 def replaced(network: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
-    """Return a network with another module in the place of one, under all of its names; it is changed in place."""
+    """Return a network, changed in place, with the module `new` under all names of `old`."""
     for part in list(network.modules()):
         for name in [name for name, child in part._modules.items() if child is old] if part is not new else ():
             setattr(part, name, new)
@@ -365,6 +350,6 @@ def _multiplied(made: nn.Module, chosen: Mapping[str, GroupPrior]) -> nn.Module:
 
 
 def _made(network: Callable[[], nn.Module], chosen: Mapping[str, GroupPrior]) -> nn.Module:
-    made = network()
-    check_kind(nn.Module, "an nn.Module", network=made)
-    return _multiplied(made, chosen)
+    module = network()
+    check_kind(nn.Module, "an nn.Module", network=module)
+    return _multiplied(module, chosen)

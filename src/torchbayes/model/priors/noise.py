@@ -1,4 +1,4 @@
-"""What is believed about a noise scale before the data: a law that leaves no mode at zero."""
+"""The belief about a noise scale before the data: a law that leaves no mode at zero."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from torchbayes.settings import check_settings
 
 @dataclass(frozen=True)
 class LogInverseChi:
-    """w = log s of a noise scale s, with s² ~ Scaled-Inv-χ²(df, scale²): what `df` residuals of size `scale` would say.
+    """w = log s of a noise scale s, with s² ~ Scaled-Inv-χ²(df, scale²): worth `df` residuals of size `scale`.
 
         log p(w) = −df (u + ½ e^{−2u}) + constant,    u = w − log scale
 
-    N residuals with the sum of squares S, and this prior, are most probable at s² = (S + df scale²)/(N + df), which is
-    above zero even where a network interpolates its rows and S = 0 (Gelman et al. 2013, section 3.2).
+    Given N residuals with the sum of squares S, the most probable scale has s² = (S + df scale²)/(N + df). It is above
+    zero even if a network interpolates its rows and S = 0 (Gelman et al. 2013, section 3.2).
 
     Attributes:
         df: degrees of freedom: how many residuals the prior is worth.
@@ -40,7 +40,7 @@ class LogInverseChi:
 
     @property
     def elements(self) -> int:
-        """Number of elements of the parameter that it is of; 1 for any."""
+        """Number of elements of its parameter; 1 for any."""
         return len(self.scales)
 
     @property
@@ -65,8 +65,8 @@ class LogInverseChi:
 
     @property
     def _centre(self) -> Tensor:
-        found = torch.tensor(self.scales, dtype=torch.float64).log()
-        return found if len(found) > 1 else found[0]
+        log_scales = torch.tensor(self.scales, dtype=torch.float64).log()
+        return log_scales if len(log_scales) > 1 else log_scales[0]
 
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return −df (u + ½ e^{−2u}) less `log_constant`, elementwise."""
@@ -88,7 +88,7 @@ class LogInverseChi:
 
     def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
         """Return independent draws, float64 on the CPU: log scale + ½ (log(df/2) − log G) with G ~ Gamma(df/2, 1)."""
-        # G of few degrees of freedom would underflow: it is G′ U^{2/df} with G′ ~ Gamma(df/2 + 1, 1)
+        # for few degrees of freedom G itself would underflow; it is G′ U^{2/df} with G′ ~ Gamma(df/2 + 1, 1)
         gamma = Univariate(distributions.Gamma(self._half + 1, torch.ones_like(self._half)))
         log_gamma = gamma.sample(shape, generator).log() + uniforms(shape, generator).log() / self._half
         return self._centre + 0.5 * (self._half.log() - log_gamma)

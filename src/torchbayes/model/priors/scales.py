@@ -1,10 +1,9 @@
-r"""Scales of groups of weights as weights of the network, so that every sampler draws them with the rest.
+"""Scales of groups of weights as weights of the network, so that every sampler draws them with the others.
 
     w_g = e^{η_g} x_g,    x_g ~ N(0, I),    p(η) the density of log √v under the law of v
 
-are the coordinates without centre: x and η are independent under the prior, and no Jacobian is left over. Where v is
-IG(a, b), log p(η) = log IG(e^{2η}; a, b) + log 2 + 2η, which is `LogInverseChi`; where √v ~ C⁺(0, A) it is
-`LogHalfCauchy`.
+is the non-centred parametrisation: x and η are independent under the prior, and no Jacobian remains. If v is IG(a, b),
+log p(η) = log IG(e^{2η}; a, b) + log 2 + 2η, which is `LogInverseChi`; if √v ~ C⁺(0, A) it is `LogHalfCauchy`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ NETWORK = "network."
 
 
 class Scaled(NamedTuple):
-    """A network whose scales are inferred, and its prior: what `Model` takes, with a likelihood between them.
+    """A network whose scales are inferred, and its prior: the arguments of `Model` around the likelihood.
 
     Attributes:
         network: a `ScaledNetwork`, or a function that makes one.
@@ -42,22 +41,14 @@ class Scaled(NamedTuple):
 
 
 class ScaledNetwork(nn.Module):
-    """A network some of whose weights are w = e^η x, a log scale η for each group of them.
+    """A network some of whose weights are w = e^η x, with a log scale η for each group of them.
 
-    Attributes:
-        network: the network, whose scaled parameters are computed at every call.
-        standard: x of each of these, by its name with `_` in the place of dots.
-        log_scales: η, one number for each group, likewise.
-        derived: names of the computed parameters.
+    `standard` holds x and `log_scales` holds η, by the names of the scaled parameters with `_` in the place of dots.
+    These parameters of `network`, named in `derived`, are computed at every call.
     """
 
     def __init__(self, network: nn.Module, rules: Mapping[str, Hierarchical]) -> None:
-        """Put network and scales together.
-
-        Args:
-            network: the network; it is copied, and its weights are those of the scaled one at the start.
-            rules: parameter -> its prior.
-        """
+        """Copy the network, and start at its weights; `rules` are the priors of the scaled parameters by name."""
         super().__init__()
         self.network, self._rules = copied(network), dict(rules)
         named, self._grids = dict(self.network.named_parameters()), _grids(self.network, rules)
@@ -73,19 +64,19 @@ class ScaledNetwork(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set the scales to those of the prior, and x to the weights that the network holds over them."""
+        """Set the scales to those of the prior, and x to the network's weights divided by them."""
         for name, rule in self._rules.items():
             self.standard[_key(name)].copy_(self.network.get_parameter(name) / rule.scale)
             self.log_scales[_key(name)].fill_(math.log(rule.scale))
 
     def scaled(self) -> dict[str, Tensor]:
         """Return the weights w = e^η x by name."""
-        found = {}
+        weights = {}
         for name, grid in self._grids.items():
             standard, log_scales = self.standard[_key(name)], self.log_scales[_key(name)]
             factors = log_scales.exp().view(grid[0], 1, grid[2], 1)
-            found[name] = (standard.reshape(grid) * factors).view(standard.shape)
-        return found
+            weights[name] = (standard.reshape(grid) * factors).view(standard.shape)
+        return weights
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the outputs of the network under the scaled weights."""
@@ -93,56 +84,49 @@ class ScaledNetwork(nn.Module):
 
 
 def with_scales(network: Given, rules: PriorRules) -> Scaled:
-    """Return a network and its prior with the scales of `Hierarchical` priors as weights, to be inferred with the rest.
+    """Return a network and its prior, in which the scales of `Hierarchical` priors are weights to be inferred.
 
         scaled = priors.with_scales(net, {"0.weight": priors.Hierarchical(groups="columns"), "*": priors.Normal()})
         model = tb.Model(scaled.network, likelihood, scaled.prior)
 
     The parameters of the network are named `network.NAME`, those with a scale `standard.NAME` and `log_scales.NAME`,
-    with `_` for the dots in NAME. What they say of the outputs, and of the weights, is what the prior with the scales
-    integrated out says; but samplers move through it differently, half-Cauchy scales of groups are possible, and the
-    scales can be read: `model.layout.split(draws)["log_scales.0_weight"].exp()`.
+    with `_` for the dots in NAME. Outputs and weights have the same distribution as under the prior with the scales
+    integrated out. But samplers move through it differently, half-Cauchy scales of groups are possible, and the scales
+    can be read: `model.layout.split(draws)["log_scales.0_weight"].exp()`.
 
     Args:
         network: the network, or a function that makes one.
-        rules: one prior for all weights, or glob -> prior, of which some are `Hierarchical`.
-
-    Returns:
-        Network and prior.
+        rules: one prior for all weights, or glob -> prior; some are `Hierarchical`.
 
     Raises:
         ValueError: if no parameter has a `Hierarchical` prior.
         TypeError: if the network is none.
     """
     table = dict(rules) if isinstance(rules, Mapping) else {"*": rules}
-    made = made_by(network)
+    module = made_by(network)
     first = {
         name: next((glob for glob in table if matches(name, glob)), "")
-        for name, parameter in made.named_parameters()
+        for name, parameter in module.named_parameters()
         if parameter.requires_grad
     }
-    own = {name: rule for name, glob in first.items() if isinstance(rule := table.get(glob), Hierarchical)}
-    if not own:
+    scaled_rules = {name: rule for name, glob in first.items() if isinstance(rule := table.get(glob), Hierarchical)}
+    if not scaled_rules:
         raise ValueError(
             f"`rules` must give a parameter of the network a Hierarchical prior; got {seen(rules)}. Write, say, "
             f"{{'0.weight': Hierarchical(groups='columns'), '*': Normal()}}."
         )
     prior: dict[str, PriorLike] = {}
-    for name, rule in own.items():
+    for name, rule in scaled_rules.items():
         prior["standard." + _key(name)], prior["log_scales." + _key(name)] = Normal(), rule.log_scales()
-    others = {glob for name, glob in first.items() if name not in own}
+    other_globs = {glob for name, glob in first.items() if name not in scaled_rules}
     unused = table.keys() - set(first.values())
-    prior |= {NETWORK + glob: table[glob] for glob in table if glob in others | unused}
-    make: Callable[[], nn.Module] = partial(_made, network, own)
-    return Scaled(ScaledNetwork(made, own) if isinstance(network, nn.Module) else make, prior)
+    prior |= {NETWORK + glob: table[glob] for glob in table if glob in other_globs | unused}
+    make: Callable[[], nn.Module] = partial(_made, network, scaled_rules)
+    return Scaled(ScaledNetwork(module, scaled_rules) if isinstance(network, nn.Module) else make, prior)
 
 
 def _grids(network: nn.Module, rules: Mapping[str, Hierarchical]) -> dict[str, tuple[int, int, int, int]]:
-    """Return how parameters are cut up.
-
-    Raises:
-        ValueError: if units or inputs of one are not known.
-    """
+    """Return how parameters are cut up; ValueError if units or inputs of one are not known."""
     axes = axes_of(network, rules)
     try:
         return {name: rule.grid(axes[name]) for name, rule in rules.items()}
@@ -151,9 +135,9 @@ def _grids(network: nn.Module, rules: Mapping[str, Hierarchical]) -> dict[str, t
 
 
 def _made(network: Given, rules: Mapping[str, Hierarchical]) -> nn.Module:
-    made = network()
-    check_kind(nn.Module, "an nn.Module", network=made)
-    return ScaledNetwork(made, rules)
+    module = network()
+    check_kind(nn.Module, "an nn.Module", network=module)
+    return ScaledNetwork(module, rules)
 
 
 def _key(name: str) -> str:

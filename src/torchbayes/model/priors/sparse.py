@@ -1,7 +1,7 @@
-r"""Priors that draw weights to zero and leave the large ones alone: the horseshoe, and the log-uniform prior.
+"""Priors that draw weights to zero and leave the large ones alone: the horseshoe, and the log-uniform prior.
 
-Both are unbounded at zero. The horseshoe is proper, so that its posterior is one that samplers can draw from; the
-log-uniform prior is not, even with data, and is there for the divergence of variational dropout alone.
+Both are unbounded at zero. The horseshoe is proper, so that samplers can draw from its posterior. The log-uniform prior
+is improper even with data, and serves only the divergence of variational dropout.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Generator, Tensor
 from torchbayes.model.priors.univariate import uniforms
 from torchbayes.settings import check_settings
 
-_NEAREST = 1e-8  # scales: the density of weights that are closer to zero is that at this distance
-_JOINT = 1.5  # where the series gives way to the continued fraction
-_TERMS = {torch.float64: (24, 60)}  # of both, to rounding; fewer for float32
+_NEAREST = 1e-8  # in scales: weights closer to zero have the density at this distance
+_JOINT = 1.5  # the series is used below it, the continued fraction above
+_TERMS = {torch.float64: (24, 60)}  # terms of both, to rounding; fewer for float32
 _FEWER = (13, 16)
 _EULER = 0.5772156649015329
-_CELLS, _END = 256, 12  # cells of the table for 1, and where it ends
+_CELLS, _END = 256, 12  # cells of the table per unit of z, and the z at its end
 _ASYMPTOTIC = 9
 
 
@@ -38,8 +38,8 @@ class Horseshoe:
     every weight: `MAP` finds a local one, in which many weights are next to zero. Its tails are those of a Cauchy law.
 
     Attributes:
-        scale: τ, the global scale, which all weights share, in units of the weights; the smaller, the fewer of them
-            are away from zero.
+        scale: τ, the global scale that all weights share, in units of the weights; the smaller, the fewer of them are
+            away from zero.
     """
 
     listed: ClassVar = ("horseshoe", "most weights next to zero, some far from it (scale)")
@@ -51,15 +51,15 @@ class Horseshoe:
 
     @property
     def std(self) -> float:
-        """Infinite: even the mean of |w| is."""
+        """Infinite, as is even the mean of |w|."""
         return math.inf
 
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return x + log E₁(x) − log(scale √(2π³)), elementwise."""
         constant = math.log(self.scale) + 0.5 * math.log(2 * math.pi**3)
         x = 0.5 * (weights / self.scale).square().clamp_min(_NEAREST**2)
-        found: Any = _LogScaledE1.apply(x)
-        return found - constant
+        log_value: Any = _LogScaledE1.apply(x)
+        return log_value - constant
 
     def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
         """Add scale · d log p / dw = scale (w / s²) (1 − 1/(x e^x E₁(x))) to `gradient` in place."""
@@ -69,8 +69,8 @@ class Horseshoe:
 
     def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
         """Return independent draws, float64 on the CPU: λ = tan(π u / 2) times a normal number."""
-        own = (0.5 * math.pi * uniforms(shape, generator)).tan()
-        return self.scale * own * torch.randn(shape, generator=generator, dtype=torch.float64)
+        scales = (0.5 * math.pi * uniforms(shape, generator)).tan()
+        return self.scale * scales * torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -78,12 +78,12 @@ class LogUniform:
     """p(w) ∝ 1/|w|, improper: log |w| is uniform. The prior of variational dropout (Kingma, Salimans, Welling 2015).
 
     Under q(w) = N(μ, σ²) the divergence depends on α = σ²/μ² alone, and falls to a constant as α grows: weights whose
-    noise is larger than themselves can be left out (Molchanov, Ashukha and Vetrov 2017). It is exact here, up to the
-    constant that an improper prior leaves open: an ELBO under it compares fits, and bounds no evidence.
+    noise is larger than themselves can be left out (Molchanov, Ashukha and Vetrov 2017). The divergence is exact here,
+    up to the constant that an improper prior leaves open: an ELBO under it compares fits, and bounds no evidence.
 
-    The posterior is improper too, as its density goes to infinity at zero like 1/|w| (Hron, Matthews and Ghahramani
-    2018). So there is nothing to sample or to maximise, and `VI` is the only method that takes it; nor can weights be
-    drawn from it.
+    The posterior is improper too, because its density goes to infinity at zero like 1/|w| (Hron, Matthews and
+    Ghahramani 2018). So it cannot be sampled or maximised, and `VI` is the only method that takes it; nor can weights
+    be drawn from the prior.
     """
 
     listed: ClassVar = ("log_uniform", "the prior of variational dropout, for VI alone; improper")
@@ -116,18 +116,15 @@ class _LogScaledE1(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """Return the value."""
         return scaled_e1(x)[0].log()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Keep x."""
         del output
         ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        """Return the slope times the gradient."""
         (x,) = ctx.saved_tensors
         slope: Any = _Slope.apply(x)
         return gradients[0] * slope
@@ -140,18 +137,16 @@ class _Slope(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """Return the value."""
         return scaled_e1(x)[1]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Keep x: the value is computed again, so that derivatives of derivatives are found."""
+        """Keep x: the value is computed again, so that second derivatives are found."""
         del output
         ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        """Return the derivative times the gradient."""
         (x,) = ctx.saved_tensors
         slope: Any = _Slope.apply(x)
         return gradients[0] * (1 - slope) * (1 / x + slope)
@@ -165,12 +160,6 @@ def scaled_e1(x: Tensor) -> tuple[Tensor, Tensor]:
         S = 1/(x + 1 − c),    c = 1/(x + 3 − 4/(x + 5 − 9/(x + 7 − …))),    slope = (c − 1)/x
 
     to rounding, in both: 1 and 1/(x S) would cancel where x is large.
-
-    Args:
-        x: of any shape.
-
-    Returns:
-        Two tensors of that shape.
     """
     series, fraction = _TERMS.get(x.dtype, _FEWER)
     small, large = x.clamp_max(_JOINT), x.clamp_min(_JOINT)
@@ -186,15 +175,9 @@ def scaled_e1(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def expected_log_size(ratio: Tensor) -> tuple[Tensor, Tensor]:
-    """Return E log |z + ε| of ε ~ N(0, 1), and its derivative √2 D(z/√2), D the Dawson function.
+    """Return E log |z + ε| of ε ~ N(0, 1) at z = `ratio` ≥ 0, and its derivative √2 D(z/√2), D the Dawson function.
 
     By cubic interpolation between exact values, to 1e-11, and beyond z = 12 by log z − Σ_k (2k − 1)!!/(2k z^{2k}).
-
-    Args:
-        ratio: z, at least 0, of any shape.
-
-    Returns:
-        Value and derivative, each of that shape.
     """
     table = _table().to(ratio.device)
     near = ratio.clamp_max(_END * (1 - 1e-7)).double() * _CELLS

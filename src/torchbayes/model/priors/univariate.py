@@ -1,8 +1,8 @@
-"""p(w): what is believed about the weights before the data.
+"""p(w): the belief about the weights before the data.
 
 A prior is one univariate density for every weight that a glob names. `Model` takes a single prior, a torch
-`Distribution`, or a mapping from globs to priors; the first glob that matches a parameter's name decides.
-Densities are normalised, so that evidences built on them are right.
+`Distribution`, or a mapping from globs to priors; the first glob that matches a parameter's name decides. Densities are
+normalised, so that evidences based on them are right.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _BLOCK = 1 << 18  # weights whose squares are summed at a time: PyTorch sums a c
 class Prior(Protocol):
     """Anything with an elementwise log density of weights.
 
-    It may say more, and is asked for it by name; what it does not say comes from `log_prob` by autograd, if it can:
+    The following members are optional, and are looked up by name. Without them, log density and derivatives come from
+    `log_prob` by autograd, if possible:
 
         std, loc                                  standard deviation and mean of a weight
         total(weights)                            Σ log p over the last axis, float64
@@ -37,7 +38,7 @@ class Prior(Protocol):
         visit_(weights, gradient, scale)          both in one pass
         precision(weights)                        −d² log p / dw²
         expected_(mean, variance, scale=, into=)  E log p under normal weights: see `expected.py`
-        quadratic                                 whether log p is, so that means and variances are enough for that
+        quadratic                                 whether log p is, so that means and variances suffice for `expected_`
         improper                                  a word for its kind, if it has no finite integral
         listed                                    its name in the catalogue, and one line about it
     """
@@ -48,9 +49,9 @@ class Prior(Protocol):
 
 
 def asked(prior: Any, name: str) -> Callable[..., Any] | None:
-    """Return a function of a prior that it may have or not; None if it has none."""
-    found = getattr(prior, name, None)
-    return found if callable(found) else None
+    """Return an optional method of a prior; None if it has none."""
+    method = getattr(prior, name, None)
+    return method if callable(method) else None
 
 
 @runtime_checkable
@@ -64,7 +65,7 @@ class SampledPrior(Prior, Protocol):
 
 @runtime_checkable
 class ShapedPrior(Protocol):
-    """A prior that depends on a parameter's shape, and on what its axes are."""
+    """A prior that depends on a parameter's shape, and on the meaning of its axes."""
 
     def resolve(self, axes: Axes) -> Any:
         """Return the prior of a parameter with these axes: a univariate one, or one of all its weights together."""
@@ -76,11 +77,7 @@ PriorRules = PriorLike | Mapping[str, PriorLike]
 
 
 def check_prior(**values: Any) -> None:
-    """Check that arguments are univariate priors, not classes or names of such.
-
-    Raises:
-        TypeError: if one is not.
-    """
+    """Raise TypeError if an argument is no univariate prior, such as a class or a name."""
     for name, value in values.items():
         check_object(("log_prob",), "Normal()", **{name: value})
         if hasattr(value, "distribution") and hasattr(value, "check"):  # likelihoods have a `log_prob` too
@@ -133,7 +130,7 @@ class Normal:
         """Return Σ log p over the last axis, float64, in one pass over the weights."""
         first, *others = weights.split(_BLOCK, dim=-1)
         squares = self._squares(first)
-        for part in others:  # no list: small results that are kept would lie between the large ones that are freed
+        for part in others:  # no list of results: small blocks between large freed ones would fragment the memory
             squares = squares + self._squares(part)
         return squares * (-0.5 / self.scale**2) - weights.shape[-1] * self.log_constant
 
@@ -317,11 +314,11 @@ class Univariate:
 
     def __post_init__(self) -> None:
         check_kind(Distribution, "a torch Distribution", distribution=self.distribution)
-        own = self.distribution
-        if own.event_shape or own.batch_shape.numel() != 1:
+        law = self.distribution
+        if law.event_shape or law.batch_shape.numel() != 1:
             raise ValueError(
-                f"`distribution`: a prior must be univariate; got batch shape {tuple(own.batch_shape)} and event shape "
-                f"{tuple(own.event_shape)}. Give one Distribution per glob."
+                f"`distribution`: a prior must be univariate; got batch shape {tuple(law.batch_shape)} and event shape "
+                f"{tuple(law.event_shape)}. Give one Distribution per glob."
             )
 
     @property

@@ -1,1 +1,1 @@
-"""What is found out about a network on a few rows, before anything is inferred."""
+"""What is found out about a network on a few rows, before inference."""

@@ -1,8 +1,8 @@
-"""Whether a network in evaluation mode is a function, of its weights and of each row alone.
+"""Whether a network in evaluation mode is a function of its weights and of each row alone.
 
-Two things make it none: random numbers that it draws in evaluation mode too, and outputs of a row that change with the
-rows beside it. Both are looked for on the first rows of the data: whether the first pass has moved a generator, and by
-one pass over two of its rows alone. Only where one of them is suspected does it cost more.
+It is not if it draws random numbers in evaluation mode, or if outputs of a row change with the rows beside it. The
+first rows of the data show both: the first pass moves a generator, and one pass over two of the rows alone gives other
+outputs. Only a suspicion costs more passes.
 """
 
 from __future__ import annotations
@@ -22,38 +22,29 @@ from torchbayes.model.batches.batch import Batch, arguments, copied, rows_of, te
 from torchbayes.model.model import Model
 from torchbayes.model.network import Network, module_at, refuse_by_batch
 
-_FEW, _ALONE = 8, 2  # rows that are looked at, and those of them that go through a network by themselves
-_SUSPECT = 1e-4  # of the largest output: rounding may explain less
-_CERTAIN = 0.05  # rounding explains no more, whatever the precision
-_SAME = 1e-6  # what the order of sums on a GPU may change
-_LOOKED: WeakKeyDictionary[Network, str] = WeakKeyDictionary()  # of networks that were looked at, what was seen
-_TRIES = 16  # passes in which a network that drew numbers must be the same to be taken for a function
+_FEW, _ALONE = 8, 2  # rows that are tried, and those of them that go through a network by themselves
+_SUSPECT = 1e-4  # share of the largest output; rounding may explain smaller differences
+_CERTAIN = 0.05  # rounding explains no larger difference, whatever the precision
+_SAME = 1e-6  # the order of sums on a GPU may change outputs by this much
+_LOOKED: WeakKeyDictionary[Network, str] = WeakKeyDictionary()  # of networks looked at, the clause about randomness
+_TRIES = 16  # equal passes after which a network that drew numbers counts as a function
 
 
 class Faults(NamedTuple):
-    """Why a network is no function, or a likelihood no product over rows: a clause each, empty if it is one.
+    """Why a network is no function, or a likelihood no product over rows: a clause each, empty if it is one."""
 
-    Attributes:
-        random: it draws random numbers in evaluation mode.
-        coupled: outputs of a row change with the rows beside it.
-        norm: they do so by a batch norm without running statistics, which methods refuse themselves where they must.
-        likelihood: so does the log probability of a row at the same outputs.
-    """
-
-    random: str = ""
-    coupled: str = ""
+    random: str = ""  # it draws random numbers in evaluation mode
+    coupled: str = ""  # outputs of a row change with the rows beside it
+    # likewise, by a batch norm without running statistics, which methods themselves refuse where necessary
     norm: str = ""
-    likelihood: str = ""
+    likelihood: str = ""  # the log probability of a row at the same outputs changes with the rows beside it
 
     def judged(self, *, training: bool) -> tuple[str, ...]:
-        """Return the problems of what is trained on these rows.
+        """Return the problems of the network in a method that is trained on these rows.
 
-        Args:
-            training: whether random numbers and batches belong to the method, which then needs a function only for its
-                predictions.
-
-        Raises:
-            SettingError: if the likelihood is no product over rows, or where not `training` the network is no function.
+        With `training`, random numbers and batches belong to the method, which needs a function only for predictions.
+        It raises SettingError if the likelihood is no product over rows, or, without `training`, the network is no
+        function.
         """
         if wrong := self.likelihood or ("" if training else self.random or self.coupled):
             raise SettingError(f"{wrong}.")
@@ -62,21 +53,16 @@ class Faults(NamedTuple):
 
 @dataclass
 class Drawn:
-    """Whether random numbers were drawn from a global generator.
-
-    Attributes:
-        moved: whether one was moved.
-    """
+    """Whether a global generator was moved, because random numbers were drawn from it."""
 
     moved: bool = False
 
 
 @contextmanager
 def watched(device: torch.device) -> Iterator[Drawn]:
-    """Watch the global generators of torch and Python inside the `with`; that of numpy takes too long to read.
+    """Watch the global generators of torch and Python inside the `with`; numpy's takes too long to read.
 
-    Yields:
-        Whether one of them was moved, once the `with` has ended.
+    The result is known once the `with` has ended.
     """
     drawn, before = Drawn(), _states(device)
     yield drawn
@@ -84,13 +70,9 @@ def watched(device: torch.device) -> Iterator[Drawn]:
 
 
 def faults_of(model: Model, batch: Batch, outputs: Tensor, *, drew: bool) -> Faults:
-    """Return why the network is no function on the rows of a batch, or the likelihood no product over them.
+    """Return why the network is no function on the B rows of a batch, or the likelihood no product over them.
 
-    Args:
-        model: the model.
-        batch: B rows.
-        outputs: of the network for them.
-        drew: whether a generator was moved when they were computed.
+    `outputs` are the network's for these rows, and `drew` says whether a generator was moved when they were computed.
     """
 
     def run(inputs: Any) -> Tensor:
@@ -102,28 +84,24 @@ def faults_of(model: Model, batch: Batch, outputs: Tensor, *, drew: bool) -> Fau
     apart = _tried(lambda: run(rows_of(batch.inputs, alone)))
     suspect = apart is not None and _distance(apart, outputs[alone]) > _SUSPECT
     noise = _noise(run, batch.inputs, outputs, tries=_TRIES if drew else 1) if drew or suspect else 0.0
-    said = _LOOKED[model.network] = random_clause(model.network, batch.inputs, noise) if noise else ""
-    if said:
-        return Faults(random=said)
+    clause = _LOOKED[model.network] = random_clause(model.network, batch.inputs, noise) if noise else ""
+    if clause:
+        return Faults(random=clause)
     if model.coupled:
         return Faults()
     coupled = norm = ""
     if apart is not None and suspect:
-        others = torch.arange(alone.start, alone.start + batch.size).clamp(max=batch.size - 1).to(outputs.device)
-        same = run(rows_of(batch.inputs, others))[: len(apart)]  # as many rows as before, so that rounding is the same
+        indices = torch.arange(alone.start, alone.start + batch.size).clamp(max=batch.size - 1).to(outputs.device)
+        same = run(rows_of(batch.inputs, indices))[: len(apart)]  # as many rows as before, so that rounding is the same
         most = max(_distance(same, outputs[alone]), (change := _distance(apart, outputs[alone])) - _CERTAIN)
-        said = _COUPLED.format(max(change, most)) if most > _SAME * 10 else ""
+        clause = _COUPLED.format(max(change, most)) if most > _SAME * 10 else ""
         first = "".join(f"`{name}` is a batch norm without running statistics: " for name in model.network.by_batch[:1])
-        coupled, norm = ("", first + said) if first and said else (said, "")
+        coupled, norm = ("", first + clause) if first and clause else (clause, "")
     return Faults(coupled=coupled, norm=norm, likelihood=_of_likelihood(model, batch, outputs, alone))
 
 
 def refuse_faults(model: Model, data: Batch, *, training: bool) -> None:
-    """Check on the first rows of data that they may go through a model in chunks.
-
-    Raises:
-        SettingError: as of `Faults.judged`.
-    """
+    """Raise SettingError, as of `Faults.judged`, if rows of the data may not go through a model in chunks."""
     few = data.map(lambda t: t[:_FEW])
     with torch.no_grad(), watched(model.network.device) as drawn:
         outputs = model.network(model.network.initial, few.inputs)
@@ -140,10 +118,7 @@ _COUPLED = (
 def random_clause(network: Network, inputs: Any, noise: float) -> str:
     """Return in words that a network is random, and which of its modules is.
 
-    Args:
-        network: the network.
-        inputs: rows on which it was seen.
-        noise: by how much of the largest output two passes differ.
+    Two passes differ by `noise`, a share of the largest output.
     """
     where = _tried(lambda: _random_module(network, inputs)) or "the network"
     return (
@@ -154,15 +129,10 @@ def random_clause(network: Network, inputs: Any, noise: float) -> str:
 
 
 def random_at(network: Network, inputs: Any, *, drew: bool) -> str:
-    """Return the clause of `random_clause` where a network is random at inputs, else nothing.
+    """Return the clause of `random_clause` if a network is random at inputs, else an empty string.
 
-    Numbers of numpy, and of generators of the network's own, are seen by the outputs alone: by two passes over a few
-    rows, once for every network.
-
-    Args:
-        network: the network.
-        inputs: rows, as they went through it.
-        drew: whether they have moved a generator.
+    `drew` says whether these inputs have moved a generator when they went through the network. Numbers of numpy, and of
+    the network's own generators, show in the outputs alone: in two passes over a few rows, once for every network.
     """
     if not drew:
         if network not in _LOOKED:
@@ -182,12 +152,7 @@ def _random_at(network: Network, inputs: Any, *, tries: int) -> str:
 
 
 def refuse_coupled(model: Model) -> None:
-    """Check that what is computed row by row may be summed: no row depends on those beside it.
-
-    Raises:
-        SettingError: if the rows of the model are coupled.
-        ValueError: as of `refuse_by_batch`.
-    """
+    """Raise an error if a row depends on those beside it, so that sums over rows computed one by one would be wrong."""
     if model.coupled:
         raise SettingError(
             "the rows of this model are coupled (`Model(coupled=True)`), and this takes each row alone, or a part of "
@@ -197,7 +162,7 @@ def refuse_coupled(model: Model) -> None:
 
 
 def _of_likelihood(model: Model, batch: Batch, outputs: Tensor, alone: slice) -> str:
-    """Return a clause if the log probabilities of some rows are others beside other rows."""
+    """Return a clause if the log probabilities of some rows change with the rows beside them."""
     learned = {name: each.start().to(outputs) for name, each in model.likelihood.parameters().items()}
 
     def log_prob(where: slice) -> Tensor:
@@ -214,7 +179,7 @@ def _of_likelihood(model: Model, batch: Batch, outputs: Tensor, alone: slice) ->
 
 
 def _noise(run: Callable[[Any], Tensor], inputs: Any, outputs: Tensor, *, tries: int) -> float:
-    """Return by how much of the largest output passes over the same rows differ; 0 where none does."""
+    """Return by how much of the largest output passes over the same rows differ; 0 if none does."""
     for _ in range(tries):
         if (distance := _distance(run(inputs), outputs)) > _SAME:
             return distance
@@ -230,7 +195,7 @@ def _distance(one: Tensor, other: Tensor) -> float:
 
 
 def _tried(call: Callable[[], Any]) -> Any:
-    """Return what a call gives; None where it cannot be made, as of a network that takes no other number of rows."""
+    """Return the result of a call; None if it fails, as of a network that takes no other number of rows."""
     try:
         return call()
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError):
@@ -251,7 +216,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 @dataclass
 class _Call:
-    """A call of a module: what it was given, what it gave, and the calls within it."""
+    """A call of a module, with the calls within it."""
 
     name: str
     kind: str
@@ -261,17 +226,17 @@ class _Call:
 
 
 def _random_module(network: Network, inputs: Any) -> str:
-    """Return in words which module gives other outputs for the same inputs, the innermost one."""
+    """Return in words the innermost module that gives other outputs for the same inputs."""
     module = module_at(network, network.weights()).eval()
     first = _calls(module, inputs)
     for _ in range(_TRIES):
-        if (found := _innermost(first, _calls(module, inputs))) is not None:
-            return f"`{found.name}` ({found.kind})" if found.name else f"the forward pass of {found.kind}"
+        if (call := _innermost(first, _calls(module, inputs))) is not None:
+            return f"`{call.name}` ({call.kind})" if call.name else f"the forward pass of {call.kind}"
     return "the network"
 
 
 def _innermost(one: _Call, other: _Call) -> _Call | None:
-    """Return the innermost call that differs although it was given the same."""
+    """Return the innermost call that differs although its inputs were the same."""
     if not _alike(one.given, other.given) or _alike(one.made, other.made):
         return None
     pairs = zip(one.within, other.within, strict=False)

@@ -1,7 +1,7 @@
-"""Whether a network applies what its likelihood applies again: a softmax before a likelihood that takes logits.
+"""Whether a network already applies its likelihood's link: a softmax before a likelihood that takes logits.
 
-It is read off the graph by which the outputs would be differentiated, which knows no chance: outputs that happen to lie
-between 0 and 1 are not taken for probabilities.
+This is read off the autograd graph of the outputs, so that chance plays no part: outputs that happen to lie between 0
+and 1 are not taken for probabilities.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torchbayes.model.likelihoods.weighted import unweighted
 # operations by their names in the graph
 _PROBABILITIES = {"SoftmaxBackward0": "softmax", "SigmoidBackward0": "sigmoid"}
 _POSITIVE = {"ExpBackward0": "exponential", "SoftplusBackward0": "softplus", "ReluBackward0": "ReLU"}
-_KEEPING = {  # that move or bound values, and are looked through
+_KEEPING = {  # operations that only move or bound values: the search goes on behind them
     *("AliasBackward0", "CloneBackward0", "ExpandBackward0", "PermuteBackward0", "ReshapeAliasBackward0"),
     *("SliceBackward0", "SelectBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2", "TBackward0"),
     *("ToCopyBackward0", "TransposeBackward0", "UnsafeViewBackward0", "UnsqueezeBackward0", "ViewBackward0"),
@@ -33,11 +33,9 @@ _NEAR = 1e-4
 
 
 def applied_twice(likelihood: Likelihood, outputs: Tensor) -> str:
-    """Return what is wrong where outputs have gone through what the likelihood applies itself; else nothing.
+    """Return what is wrong if outputs have gone through a function that the likelihood applies itself; else "".
 
-    Args:
-        likelihood: any likelihood; those of other classes than the library's are not judged.
-        outputs: (B, ..., K), with their graph where they have one.
+    Outputs are (B, ..., K). Only the library's own likelihoods are judged.
     """
     plain, node = unweighted(likelihood), outputs.grad_fn
     name = type(plain).__name__
@@ -65,26 +63,26 @@ def applied_twice(likelihood: Likelihood, outputs: Tensor) -> str:
 
 
 def _last(node: Any, words: dict[str, str]) -> str:
-    """Return the word of the operation that made a tensor, up to those that keep its values; empty if it has none."""
+    """Return the word of the operation that made a tensor, up to those that keep its values; else ""."""
     while node is not None:
         if node.name() in words:
             return words[node.name()]
-        before = [one for one, _ in node.next_functions if one is not None]
-        if node.name() not in _KEEPING or len(before) != 1:
+        inputs = [one for one, _ in node.next_functions if one is not None]
+        if node.name() not in _KEEPING or len(inputs) != 1:
             return ""
-        (node,) = before
+        (node,) = inputs
     return ""
 
 
 def _second(node: Any) -> Any:
-    """Return what made the last of the tensors that outputs were joined of; None where they were not joined."""
+    """Return the graph node of the last tensor that was joined to make the outputs; None if they were not joined."""
     while node is not None:
         if node.name() in _JOINING:
             return node.next_functions[-1][0]
-        before = [one for one, _ in node.next_functions if one is not None]
-        if node.name() not in _KEEPING or len(before) != 1:
+        inputs = [one for one, _ in node.next_functions if one is not None]
+        if node.name() not in _KEEPING or len(inputs) != 1:
             return None
-        (node,) = before
+        (node,) = inputs
     return None
 
 

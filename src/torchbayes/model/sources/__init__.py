@@ -1,1 +1,1 @@
-"""Training data as a model takes them: sources of rows, checked on their first batch."""
+"""Training data for a model: sources of rows, checked on their first batch."""

@@ -12,16 +12,11 @@ from torchbayes.model.probes.functions import faults_of, watched
 class First:
     """The first batch, checked against the model, so that later ones need no pass through the network.
 
-    Attributes:
-        faults: why the network is no function on these rows.
+    `faults` says why the network is no function on these rows.
     """
 
     def __init__(self, model: Model, batch: Batch) -> None:
-        """Check the batch.
-
-        Raises:
-            ValueError: if something does not fit; the message says what.
-        """
+        """Check the batch; ValueError says what does not fit."""
         with watched(model.network.device) as drawn:
             outputs = model.check(batch)
         self.faults = faults_of(model, batch, outputs, drew=drawn.moved)
@@ -29,12 +24,9 @@ class First:
         self._shapes = _shapes(batch.targets)
 
     def check(self, batch: Batch) -> Batch:
-        """Return a later batch, once its values are checked.
+        """Return a later batch, after checking that its values are finite and in range.
 
         Targets of another shape, as in texts padded batch by batch, are left to the likelihood.
-
-        Raises:
-            ValueError: if inputs or targets are not finite or out of range.
         """
         check_finite(batch.inputs)
         if _shapes(batch.targets) == self._shapes:
@@ -44,7 +36,7 @@ class First:
 
 
 def checked_rows(model: Model, first: First | None, batch: Any) -> Batch:
-    """Return a batch as the model takes it, checked against the first one where that is known."""
+    """Return a batch in the form that the model takes, checked against the first one if that is known."""
     rows = model.unpack(batch)
     return first.check(rows) if first else rows
 

@@ -54,7 +54,7 @@ class Source(Protocol):
         ...
 
     def site(self, number: int, members: int) -> Batch:
-        """Return one of the fixed parts of the rows, as many as an epoch has batches, every tensor (M, B, ...)."""
+        """Return a fixed part of the rows, of as many parts as an epoch has batches, every tensor (M, B, ...)."""
         ...
 
     def some(self, count: int) -> list[Batch]:
@@ -64,16 +64,16 @@ class Source(Protocol):
     def check(self, *, training: bool = False) -> tuple[str, ...]:
         """Raise ValueError or TypeError when the data do not fit the model, or its network is no function.
 
-        Where it is trained on them, the latter is no error: see `Faults.judged`, whose problems are returned.
+        With `training`, a network that is no function is no error: its problems are returned, see `Faults.judged`.
         """
         ...
 
     def changes(self) -> bool:
-        """Return whether rows differ from pass to pass, as augmentation makes them."""
+        """Return whether rows differ from pass to pass, as under augmentation."""
         ...
 
     def kept(self, rows: Tensor) -> Source | None:
-        """Return a source of some rows, by their numbers (n,); None where rows cannot be told apart."""
+        """Return a source of the rows with these numbers (n,); None if rows cannot be told apart."""
         ...
 
 
@@ -157,14 +157,7 @@ class Table:
         return False
 
     def check(self, *, training: bool = False) -> tuple[str, ...]:
-        """Check a few rows against the network and all rows for shape, range and finiteness.
-
-        Returns:
-            Problems of the network, as of `Faults.judged`.
-
-        Raises:
-            ValueError: if something does not fit; the message says what.
-        """
+        """Check a few rows against the network, and all for shape, range and finiteness; see `Source.check`."""
         first = First(self._model, self._rows.map(lambda t: t[:8]))
         first.check(self._rows)
         return first.faults.judged(training=training)
@@ -176,9 +169,7 @@ class Loader:
     def __init__(self, model: Model, loader: DataLoader) -> None:
         """Take rows, collation, batch size and workers from the loader; a loader without shuffling keeps its order.
 
-        Raises:
-            ValueError: if the dataset is empty.
-            TypeError: if the loader repeats rows, or picks others at every pass.
+        An empty dataset is a ValueError; a loader that repeats rows, or picks others at every pass, a TypeError.
         """
         self._model, self._loader = model, loader
         self._first: First | None = None
@@ -188,11 +179,15 @@ class Loader:
 
     def kept(self, rows: Tensor) -> Loader:
         """Return a loader of some rows of the data set, in batches of the same size."""
-        own = self._loader
-        some = Subset(self._dataset, rows.tolist())
-        about = {"num_workers": own.num_workers, "collate_fn": own.collate_fn, "worker_init_fn": own.worker_init_fn}
-        about["pin_memory"] = own.pin_memory
-        return Loader(self._model, DataLoader(some, own.batch_size, shuffle=self._shuffled, **about))
+        loader = self._loader
+        subset = Subset(self._dataset, rows.tolist())
+        options = {
+            "num_workers": loader.num_workers,
+            "collate_fn": loader.collate_fn,
+            "worker_init_fn": loader.worker_init_fn,
+        }
+        options["pin_memory"] = loader.pin_memory
+        return Loader(self._model, DataLoader(subset, loader.batch_size, shuffle=self._shuffled, **options))
 
     @property
     def num_data(self) -> int:
@@ -210,10 +205,10 @@ class Loader:
         order_MN = orders(seeds, epoch, self._size) if self._shuffled else order
         members, bounds = len(seeds), [*pairwise(self._bounds)][skip:]
         wanted = [order_MN[:, a:b].flatten().tolist() for a, b in bounds]
-        found = _collated(
+        collated = _collated(
             self, wanted, *seeds[:1], epoch, collate=ForMembers(self._loader.collate_fn, members), first=skip
         )
-        for each, (a, b) in zip(found, bounds, strict=True):
+        for each, (a, b) in zip(collated, bounds, strict=True):
             yield for_members([checked_rows(self._model, self._first, batch) for batch in each], members, b - a)
 
     def inputs(self) -> Iterator[Any]:
@@ -234,28 +229,21 @@ class Loader:
 
     def site(self, number: int, members: int) -> Batch:
         """Return neighbouring rows of the data set, the same for all members."""
-        found = _collated(self, [list(range(self._bounds[number], self._bounds[number + 1]))], first=number)
-        rows = checked_rows(self._model, self._first, next(found))
+        collated = _collated(self, [list(range(self._bounds[number], self._bounds[number + 1]))], first=number)
+        rows = checked_rows(self._model, self._first, next(collated))
         return rows.map(lambda t: t.expand(members, *t.shape))
 
     def some(self, count: int) -> list[Batch]:
         """Return rows spread over the data set, in whole batches."""
-        found = _collated(self, whole_batches(count, self._bounds))
-        return [checked_rows(self._model, self._first, batch) for batch in found]
+        collated = _collated(self, whole_batches(count, self._bounds))
+        return [checked_rows(self._model, self._first, batch) for batch in collated]
 
     def changes(self) -> bool:
         """Return whether the first rows differ between two passes."""
         return not same_rows(*(next(_unpacked(self, attempt)) for attempt in (1, 2)))
 
     def check(self, *, training: bool = False) -> tuple[str, ...]:
-        """Check the first batch.
-
-        Returns:
-            Problems of the network, as of `Faults.judged`.
-
-        Raises:
-            ValueError: if something does not fit; the message says what.
-        """
+        """Check the first batch; return as `Source.check`."""
         self._first = First(self._model, next(_unpacked(self)))
         return self._first.faults.judged(training=training)
 
@@ -270,25 +258,17 @@ def _unpacked(loader: Loader, *integers: int) -> Iterator[Batch]:
 def _collated(
     loader: Loader, rows: list[list[int]], *integers: int, collate: Any = None, first: int = 0
 ) -> Iterator[Any]:
-    """Return batches of rows; what is drawn while they are read is a function of these integers and their place."""
-    found = batches_of(loader._loader, loader._dataset, rows, *integers, collate=collate)
-    return read(found, *integers, first=first)
+    """Return batches of rows; random numbers of reading are a function of these integers and the batch's number."""
+    batches = batches_of(loader._loader, loader._dataset, rows, *integers, collate=collate)
+    return read(batches, *integers, first=first)
 
 
 def as_source(model: Model, data: Any, batch_size: int) -> Source:
     """Turn the user's data into a `Source`.
 
-    Args:
-        model: the model; its batch hook reads what the data yield.
-        data: a tuple (inputs, targets) of tensors, a mapping of tensors, a Dataset, a DataLoader or a list of batches.
-        batch_size: rows per batch where the data are not batched already.
-
-    Returns:
-        The source.
-
-    Raises:
-        TypeError: if the data are none of these.
-        ValueError: if `batch_size` is not positive or the data are empty.
+    They are a tuple (inputs, targets) of tensors, a mapping of tensors, a Dataset, a DataLoader or a list of batches,
+    else TypeError. Data that are not batched already are read in batches of `batch_size` rows. Empty data are a
+    ValueError.
     """
     if batch_size < 1:
         raise ValueError(f"`batch_size` must be at least 1; got {batch_size}.")
@@ -304,7 +284,7 @@ def as_source(model: Model, data: Any, batch_size: int) -> Source:
     if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
         return Loader(model, DataLoader(data, batch_size=batch_size, shuffle=True))
     if isinstance(data, Iterable):
-        # an object with names, such as one batch of graphs, would yield these
+        # an object with keys, such as one batch of graphs, would yield its keys
         return Stream(model, [data] if hasattr(data, "keys") else data)
     raise TypeError(
         f"`data` must be a tuple (inputs, targets), a Dataset, a DataLoader or a list of batches; got {seen(data)}."

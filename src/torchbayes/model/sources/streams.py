@@ -1,4 +1,4 @@
-"""Data that come in batches of their own making: a list, an IterableDataset, a loader with a sampler of batches."""
+"""Data that come in ready-made batches: a list, an IterableDataset, a loader with a sampler of batches."""
 
 from __future__ import annotations
 
@@ -20,13 +20,8 @@ class Stream:
     """Ready-made batches that can be iterated repeatedly; all members share their order."""
 
     def __init__(self, model: Model, batches: Iterable[Any]) -> None:
-        """Count the rows in one pass.
-
-        Raises:
-            ValueError: if there are no rows.
-            TypeError: if the iterable can be read only once.
-        """
-        with reading():  # loaders draw a seed for their workers
+        """Count the rows in one pass; ValueError if there are none, TypeError if the iterable can be read only once."""
+        with reading():  # the iterator of a loader draws a seed for its workers
             once = iter(batches) is batches
         if once:
             raise TypeError("the data can be iterated only once. Give a list of batches, a Dataset or a DataLoader.")
@@ -37,7 +32,7 @@ class Stream:
         self._first: First | None = None
 
     def kept(self, rows: Tensor) -> None:
-        """Return nothing: a stream may give its rows in another order at every pass."""
+        """Return None, because a stream may give its rows in another order at every pass."""
         del rows
 
     @property
@@ -80,7 +75,7 @@ class Stream:
         return [batch for number, batch in enumerate(_checked(self)) if number in wanted]
 
     def changes(self) -> bool:
-        """Return whether rows differ between two passes, in whichever order they come."""
+        """Return whether rows differ between two passes, in whatever order they come."""
         passes = [map(self._model.unpack, read(self._batches, attempt)) for attempt in (1, 2)]
         first = [next(each) for each in passes]
         if same_rows(*first):
@@ -89,30 +84,19 @@ class Stream:
         return not all(map(partial(torch.allclose, rtol=1e-9), *sums))
 
     def check(self, *, training: bool = False) -> tuple[str, ...]:
-        """Check the first batch.
-
-        Returns:
-            Problems of the network, as of `Faults.judged`.
-
-        Raises:
-            ValueError: if something does not fit; the message says what.
-        """
+        """Check the first batch; return as `Source.check`."""
         self._first = First(self._model, self._model.unpack(next(read(self._batches))))
         return self._first.faults.judged(training=training)
 
 
 def _checked(stream: Stream, *integers: int) -> Iterator[Batch]:
-    """Yield the batches of one pass of a stream.
-
-    Raises:
-        ValueError: if it has not the rows that were counted.
-    """
+    """Yield the batches of one pass of a stream; ValueError if the number of rows is not the one counted before."""
     rows = 0
     for batch in read(stream._batches, *integers):
-        found = checked_rows(stream._model, stream._first, batch)
-        if (rows := rows + found.size) > stream.num_data:
+        batch_rows = checked_rows(stream._model, stream._first, batch)
+        if (rows := rows + batch_rows.size) > stream.num_data:
             break
-        yield found
+        yield batch_rows
     if rows != stream.num_data:
         raise ValueError(
             f"every pass over the data must give as many rows as the first, {stream.num_data:,}; got "

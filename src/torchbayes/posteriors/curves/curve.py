@@ -1,11 +1,13 @@
-r"""Curves between weights: Bezier curves and polygonal chains, and the uniform distribution along one.
+"""Curves between weights: Bezier curves and polygonal chains, and the uniform distribution along one.
 
-Of control points θ_0 … θ_n, the first and last of which are the ends, a curve is φ(t) = Σ_j c_j(t) θ_j, 0 ≤ t ≤ 1:
+With control points θ_0 … θ_n, the first and last of which are the ends, a curve is φ(t) = Σ_j c_j(t) θ_j, 0 ≤ t ≤
+1:
 
     Bezier:  c_j(t) = C(n, j) t^j (1 − t)^(n−j)
     chain:   c_j(t) = max(0, 1 − |n t − j|)
 
-Both sum to 1. With a single bend every point lies in the plane of three control points (Garipov et al. 2018).
+The coefficients of both sum to 1. With a single bend every point lies in the plane of three control points (Garipov
+et al. 2018).
 """
 
 from __future__ import annotations
@@ -29,16 +31,7 @@ _GOLDEN = (math.sqrt(5) - 1) / 2
 
 
 def coefficients(shape: Shape, t: Tensor, points: int) -> Tensor:
-    """Return c_j(t) of every control point.
-
-    Args:
-        shape: of the curve.
-        t: positions, (...), in [0, 1].
-        points: n + 1, control points with both ends.
-
-    Returns:
-        Float64 tensor (..., n + 1).
-    """
+    """Return c_j(t) of each of the n + 1 control points (`points`), float64 (..., n + 1), for t (...) in [0, 1]."""
     t = t.double().unsqueeze(-1)
     last, number = points - 1, torch.arange(points, dtype=torch.float64)
     if shape == "chain":
@@ -52,11 +45,12 @@ def coefficients(shape: Shape, t: Tensor, points: int) -> Tensor:
 class CurvePosterior(Posterior):
     """q(w) = (1/M) Σ_m law of φ_m(t), t ~ U(0, 1): networks along curves.
 
-    Draws of a curve are at t = u + i (√5 − 1)/2 modulo 1 for i = 0, 1, … with u drawn at random: each is uniform, and
-    together they are spread evenly. Batch-norm statistics belong to no control point: every draw is recalibrated.
+    Draws of a curve are at t = u + i (√5 − 1)/2 modulo 1 for i = 0, 1, … with u drawn at random: each is uniform,
+    and together they are spread evenly. Batch-norm statistics belong to no control point, so every draw is
+    recalibrated.
 
     Attributes:
-        points_MPD: control points of each curve, the ends first and last, (M, P, D).
+        points_MPD: control points of each curve, (M, P, D), including both ends.
         shape: "bezier" or "chain".
     """
 
@@ -76,22 +70,14 @@ class CurvePosterior(Posterior):
 
     @property
     def members(self) -> int:
-        """M, the number of curves."""
         return len(self.points_MPD)
 
     @property
     def default_draws(self) -> int:
-        """The smallest multiple of M that is at least 30."""
         return -(-30 // self.members) * self.members
 
     def weights(self, t: float | Tensor) -> Tensor:
-        """Return the weights φ_m(t) of every curve.
-
-        Args:
-            t: positions in [0, 1]: a number, or a tensor (T,).
-
-        Returns:
-            Tensor (T, M, D); (M, D) for a number.
+        """Return the weights φ_m(t) of every curve, (M, D) for a number t in [0, 1], (T, M, D) for a tensor (T,).
 
         Raises:
             ValueError: if a position is outside of [0, 1].
@@ -104,7 +90,7 @@ class CurvePosterior(Posterior):
         return torch.einsum("...p,mpd->...md", coefficients_TP, self.points_MPD)
 
     def at(self, t: float | Tensor) -> Point:
-        """Return the networks at positions on the curves, as members of a point posterior.
+        """Return the networks at positions on the curves as the members of a point posterior.
 
         Args:
             t: positions in [0, 1]: a number, or a tensor (T,).
@@ -119,18 +105,6 @@ class CurvePosterior(Posterior):
         return along(self, self.weights(t).flatten(0, -2))
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
-        """Return weights along the curves.
-
-        Args:
-            draws: S, a multiple of M.
-            seed: seed of the positions; draw s depends on (seed, s) alone.
-
-        Returns:
-            Tensor (S, D).
-
-        Raises:
-            ValueError: if S is not a multiple of M, or the weights do not fit in memory.
-        """
         draws, (members, count, size) = self.check_draws(draws), self.points_MPD.shape
         check_memory(draws * size * self.points_MPD.itemsize, "the drawn weights", draws=draws)
         first_M = torch.rand(members, generator=generator(Purpose.CURVE_DRAW, seed), dtype=torch.float64)
@@ -139,11 +113,9 @@ class CurvePosterior(Posterior):
         return torch.einsum("smp,mpd->smd", coefficients_SMP, self.points_MPD).flatten(0, 1)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the control points by name."""
         return {"points_MPD": self.points_MPD}
 
     def settings(self) -> dict[str, Any]:
-        """Return the shape."""
         return {"shape": self.shape}
 
     @classmethod
@@ -153,11 +125,9 @@ class CurvePosterior(Posterior):
 
 
 def along(posterior: Posterior, weights_SD: Tensor) -> Point:
-    """Return networks of a posterior as members of a point posterior, with its buffers and all that is known of it.
+    """Return networks of a posterior as members of a point posterior, with its buffers, calibration and problems.
 
-    Args:
-        posterior: whose buffers belong to no draw.
-        weights_SD: the weights, those of its members in turn.
+    Its buffers must belong to no draw. Rows of `weights_SD` are of its members in turn.
     """
     rounds = len(weights_SD) // posterior.members
     buffers = {n: b.repeat(rounds, *(1,) * (b.ndim - 1)) for n, b in (posterior.buffers_M or {}).items()}

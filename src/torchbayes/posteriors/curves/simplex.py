@@ -1,11 +1,11 @@
-r"""Simplexes of weights that share vertices, and the uniform distribution over them.
+"""Simplexes of weights that share vertices, and the uniform distribution over them.
 
-Of K modes w_1 … w_K and R vertices θ_1 … θ_R that all of them share, there are K simplexes, each of one mode and the
+K modes w_1 … w_K and R vertices θ_1 … θ_R, which all of them share, form K simplexes, each of one mode and the
 shared vertices (Benton et al. 2021):
 
     φ(b) = b_0 w_k + Σ_j b_j θ_j,    b ≥ 0, b_0 + Σ_j b_j = 1
 
-With one mode they are a single simplex around it; with two or more, the shared vertices connect the modes, and with
+With one mode this is a single simplex around it. With two or more, the shared vertices connect the modes, and with
 R = 1 the complex is a star of straight lines.
 """
 
@@ -25,35 +25,28 @@ from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior, readable
 from torchbayes.randomness.seeds import Purpose, generator
 
-_ROUNDING = 1e-6  # of coordinates, which may come from float32
+_ROUNDING = 1e-6  # tolerance on coordinates, which may come from float32
 
 
 def barycentric(uniform_R: Tensor) -> Tensor:
-    """Return coordinates in a simplex, uniform over it, (..., R + 1): the gaps between R uniform numbers, (..., R)."""
+    """Return coordinates uniform over a simplex, (..., R + 1): the gaps between R uniform numbers, (..., R)."""
     ends = torch.zeros_like(uniform_R[..., :1])
     return torch.cat([ends, uniform_R.sort(dim=-1).values, ends + 1], dim=-1).diff(dim=-1)
 
 
 def in_complex(shares: Tensor, number: Tensor, modes: int) -> Tensor:
-    """Return coordinates over all vertices of a complex, (..., K + R), the modes first.
+    """Return coordinates over all K + R vertices of a complex, the K `modes` first.
 
-    Args:
-        shares: coordinates in one simplex, its mode first, (..., R + 1).
-        number: of that simplex, (...), in 0..K − 1.
-        modes: K.
+    `shares` (..., R + 1) are coordinates in simplex `number` (...), 0..K − 1, its mode first.
     """
-    at = torch.nn.functional.one_hot(number, modes).to(shares)
-    return torch.cat([at * shares[..., :1], shares[..., 1:]], dim=-1)
+    mode = torch.nn.functional.one_hot(number, modes).to(shares)
+    return torch.cat([mode * shares[..., :1], shares[..., 1:]], dim=-1)
 
 
 def spread_evenly(count: int, first: Tensor) -> Tensor:
-    """Return points in the unit cube that are spread evenly: u + i α modulo 1, (count, ..., R).
+    """Return points spread evenly in the unit cube: u + i α modulo 1, (count, ..., R), with u (..., R) in float64.
 
     α_j = x^(−j) with x^(R + 1) = x + 1: multiples of the golden section where R = 1.
-
-    Args:
-        count: of i = 0, 1, …
-        first: u, (..., R), float64.
     """
     size, x = first.shape[-1], 2.0
     for _ in range(64):
@@ -68,11 +61,11 @@ def spread_evenly(count: int, first: Tensor) -> Tensor:
 class SimplexPosterior(Posterior):
     """q(w) = (1/M) Σ_m (1/K) Σ_k uniform over simplex k of complex m.
 
-    Every simplex counts equally, whatever its volume, as members do. The draws of a simplex are spread evenly over it,
-    each of them uniform. Batch-norm statistics belong to no vertex: every draw is recalibrated.
+    Every simplex counts equally, whatever its volume, as members do. The draws of a simplex are spread evenly over
+    it, each of them uniform. Batch-norm statistics belong to no vertex, so every draw is recalibrated.
 
     Attributes:
-        vertices_MPD: vertices of each complex, (M, K + R, D): the modes first, then those that all simplexes share.
+        vertices_MPD: vertices of each complex, (M, K + R, D): the modes, then those that all simplexes share.
         modes: K.
     """
 
@@ -93,31 +86,25 @@ class SimplexPosterior(Posterior):
 
     @property
     def members(self) -> int:
-        """M, the number of complexes."""
         return len(self.vertices_MPD)
 
     @property
     def default_draws(self) -> int:
-        """The smallest multiple of M that is at least 30."""
         return -(-30 // self.members) * self.members
 
     def log_volumes(self) -> Tensor:
-        """Return the log volume of every simplex in its own dimensions, log of weight units to the power R.
+        """Return the log volume of every simplex, float64 (M, K), log of weight units to the power R.
 
-        Returns:
-            Float64 tensor (M, K); −∞ where vertices lie in a plane of fewer dimensions.
+        It is −∞ where vertices lie in a plane of fewer dimensions.
         """
         return log_volumes(grams(self.vertices_MPD[:, : self.modes], self.vertices_MPD[:, self.modes :]))
 
     def weights(self, coordinates: Any) -> Tensor:
-        """Return the weights at places in every complex.
+        """Return the weights at points of every complex, (M, D), or (T, M, D) for several points.
 
         Args:
-            coordinates: barycentric, over all vertices: (K + R,), or (T, K + R) for several places. Those of all modes
-                but one are zero.
-
-        Returns:
-            Tensor (T, M, D); (M, D) for a single place.
+            coordinates: barycentric, over all vertices: (K + R,), or (T, K + R). At most one mode has a positive
+                coordinate.
 
         Raises:
             ValueError: if they are negative, do not sum to 1, or belong to no simplex.
@@ -127,13 +114,13 @@ class SimplexPosterior(Posterior):
         return torch.einsum("...p,mpd->...md", shares, self.vertices_MPD)
 
     def at(self, coordinates: Any) -> Point:
-        """Return the networks at places in every complex, as members of a point posterior.
+        """Return the networks at points of every complex as the members of a point posterior.
 
         Args:
-            coordinates: as of `weights`; one row of an identity matrix is a vertex.
+            coordinates: as for `weights`; a row of the identity matrix is a vertex.
 
         Returns:
-            The posterior of M networks, or T · M: all complexes at the first place, then at the next.
+            The posterior of M networks, or T · M: all complexes at the first point, then at the next.
 
         Raises:
             ValueError: if they are negative, do not sum to 1, or belong to no simplex.
@@ -142,14 +129,7 @@ class SimplexPosterior(Posterior):
         return along(self, self.weights(coordinates).flatten(0, -2))
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
-        """Return weights in the simplexes.
-
-        Args:
-            draws: S, a multiple of M; those of a member take its simplexes in turn.
-            seed: seed of the places; draw s depends on (seed, s) alone.
-
-        Returns:
-            Tensor (S, D).
+        """Return weights in the simplexes, (S, D); the draws of a member take its simplexes in turn.
 
         Raises:
             ValueError: if S is not a multiple of M, or the weights do not fit in memory.
@@ -161,17 +141,15 @@ class SimplexPosterior(Posterior):
         first_MKR = torch.rand(shape, generator=generator(Purpose.SIMPLEX_DRAW, seed), dtype=torch.float64)
         turn_M = (first_MKR[:, 0, 0] * modes).long()
         number_SM = (torch.arange(rounds).unsqueeze(1) + turn_M) % modes
-        each_SMKR = spread_evenly(-(-rounds // modes), first_MKR[..., 1:]).repeat_interleave(modes, dim=0)[:rounds]
-        uniform_SMR = each_SMKR.take_along_dim(number_SM[..., None, None], dim=2).squeeze(2)
+        uniform_SMKR = spread_evenly(-(-rounds // modes), first_MKR[..., 1:]).repeat_interleave(modes, dim=0)[:rounds]
+        uniform_SMR = uniform_SMKR.take_along_dim(number_SM[..., None, None], dim=2).squeeze(2)
         shares_SMP = in_complex(barycentric(uniform_SMR), number_SM, modes).to(self.vertices_MPD)
         return torch.einsum("smp,mpd->smd", shares_SMP, self.vertices_MPD).flatten(0, 1)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the vertices by name."""
         return {"vertices_MPD": self.vertices_MPD}
 
     def settings(self) -> dict[str, Any]:
-        """Return the number of modes."""
         return {"modes": self.modes}
 
     @classmethod
@@ -180,11 +158,7 @@ class SimplexPosterior(Posterior):
         return cls(model, tensors["vertices_MPD"], settings["modes"])
 
     def _coordinates(self, coordinates: Any) -> Tensor:
-        """Return coordinates in float64, checked.
-
-        Raises:
-            ValueError: if they are negative, do not sum to 1, or belong to no simplex.
-        """
+        """Return coordinates in float64; a ValueError if negative, of another sum than 1, or of no simplex."""
         shares, count = as_numbers("coordinates", coordinates), self.vertices_MPD.shape[1]
         if shares.ndim not in {1, 2} or shares.shape[-1] != count:
             raise ValueError(

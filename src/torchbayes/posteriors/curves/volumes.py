@@ -1,13 +1,13 @@
-r"""Volumes of simplexes of weights, and how they grow.
+"""Volumes of simplexes of weights, and their gradients.
 
-A simplex of one apex a and R other vertices v_1 … v_R has the edges E = (v_1 − a, …, v_R − a), (R, D), and
+A simplex of an apex a and R other vertices v_1 … v_R has the edges E = (v_1 − a, …, v_R − a), (R, D), and
 
     V = √det(E Eᵀ)/R!,    ∂ log V/∂v_j = Σ_i (E Eᵀ)⁻¹_ji E_i = n_j/h_j,    h_j = ((E Eᵀ)⁻¹_jj)^(−½)
 
-where h_j is the altitude of vertex j over the others and n_j the unit vector along it. With the squared distances of
-vertices in the place of E Eᵀ this is the determinant of Cayley and Menger. Differences and products are formed in
-float64, in blocks of columns, and determinants by Cholesky factors, so that a small simplex of large weights keeps its
-digits.
+where h_j is the altitude of vertex j over the others and n_j the unit vector along it. With squared distances
+between vertices in the place of E Eᵀ this is the determinant of Cayley and Menger. Differences and products are
+formed in float64, in blocks of columns, and determinants by Cholesky factors, so that a small simplex of large
+weights keeps its digits.
 """
 
 from __future__ import annotations
@@ -18,35 +18,27 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-_ROUNDING = 1e-14  # share of a squared edge that is left beside the others', below which it is rounding
+_ROUNDING = 1e-14  # below this share of a squared edge, the part orthogonal to the other edges is rounding
 _BLOCK = 1 << 20  # numbers at a time, which bounds the memory of differences in float64
 
 
 def grams(apexes_MKD: Tensor, others_MRD: Tensor) -> Tensor:
-    """Return E Eᵀ of the simplexes of each of K apexes with the same R other vertices.
-
-    Args:
-        apexes_MKD: a.
-        others_MRD: v.
-
-    Returns:
-        Float64 tensor (M, K, R, R).
-    """
+    """Return E Eᵀ, float64 (M, K, R, R), of the simplexes of each of K apexes a with the same R other vertices v."""
     members, size = others_MRD.shape[:2]
     shape = (members, apexes_MKD.shape[1], size, size)
-    found_MKRR = torch.zeros(shape, dtype=torch.float64, device=others_MRD.device)
+    gram_MKRR = torch.zeros(shape, dtype=torch.float64, device=others_MRD.device)
     for _, edges_MKRB in _edges(apexes_MKD, others_MRD):
-        found_MKRR += edges_MKRB @ edges_MKRB.mT
-    return found_MKRR
+        gram_MKRR += edges_MKRB @ edges_MKRB.mT
+    return gram_MKRR
 
 
 def log_volumes(gram_MKRR: Tensor) -> Tensor:
     """Return log V, float64 (M, K): −∞ where vertices lie in a plane of fewer dimensions, NaN where not finite."""
     size = gram_MKRR.shape[-1]
     lower_MKRR, sound_MK = _factors(gram_MKRR)
-    found_MK = lower_MKRR.diagonal(dim1=-2, dim2=-1).log().sum(-1) - math.lgamma(size + 1)
-    found_MK = found_MK.where(sound_MK, -math.inf)
-    return found_MK.where(gram_MKRR.isfinite().all(-1).all(-1), math.nan)
+    log_volume_MK = lower_MKRR.diagonal(dim1=-2, dim2=-1).log().sum(-1) - math.lgamma(size + 1)
+    log_volume_MK = log_volume_MK.where(sound_MK, -math.inf)
+    return log_volume_MK.where(gram_MKRR.isfinite().all(-1).all(-1), math.nan)
 
 
 def inverses(gram_MKRR: Tensor) -> Tensor:
@@ -63,15 +55,7 @@ def altitudes(gram_MKRR: Tensor) -> Tensor:
 
 
 def add_slopes(into_MRD: Tensor, apexes_MKD: Tensor, others_MRD: Tensor, *, inverse_MKRR: Tensor, scale: float) -> None:
-    """Add scale · Σ_k ∂ log V_k/∂v to a tensor.
-
-    Args:
-        into_MRD: what it is added to, in place.
-        apexes_MKD: a.
-        others_MRD: v.
-        inverse_MKRR: what `inverses` gives.
-        scale: the factor.
-    """
+    """Add scale · Σ_k ∂ log V_k/∂v to a tensor, in place; `inverse_MKRR` is what `inverses` gives."""
     for where, edges_MKRB in _edges(apexes_MKD, others_MRD):
         into_MRD[..., where].add_((inverse_MKRR @ edges_MKRB).sum(1).to(into_MRD.dtype), alpha=scale)
 
@@ -79,8 +63,8 @@ def add_slopes(into_MRD: Tensor, apexes_MKD: Tensor, others_MRD: Tensor, *, inve
 def _factors(gram_MKRR: Tensor) -> tuple[Tensor, Tensor]:
     """Return Cholesky factors, and whether the edges are linearly independent, (M, K)."""
     lower_MKRR, failed_MK = torch.linalg.cholesky_ex(gram_MKRR)
-    left_MKR = lower_MKRR.diagonal(dim1=-2, dim2=-1).square() / gram_MKRR.diagonal(dim1=-2, dim2=-1)
-    return lower_MKRR, (failed_MK == 0) & (left_MKR > _ROUNDING).all(-1)
+    share_MKR = lower_MKRR.diagonal(dim1=-2, dim2=-1).square() / gram_MKRR.diagonal(dim1=-2, dim2=-1)
+    return lower_MKRR, (failed_MK == 0) & (share_MKR > _ROUNDING).all(-1)
 
 
 def _edges(apexes_MKD: Tensor, others_MRD: Tensor) -> Iterator[tuple[slice, Tensor]]:

@@ -1,1 +1,1 @@
-"""Posteriors whose draws are functions of normal numbers: normalising flows, and normals with random multipliers."""
+"""Posteriors whose draws are functions of normals: normalising flows, and normals with random multipliers."""

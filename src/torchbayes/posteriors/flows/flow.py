@@ -1,4 +1,4 @@
-"""What a flow is: an invertible map of D numbers, with parameters, one set of them for each member."""
+"""Protocol of flows: invertible maps of D numbers, with one set of parameters for each member."""
 
 from __future__ import annotations
 
@@ -37,17 +37,9 @@ class Flow(Protocol):
 
 
 def flow_of(transform: Transform, size: int, *, layers: int, hidden: int, bins: int) -> Flow:
-    """Return a flow over D numbers.
+    """Return a flow of `layers` maps over D = `size` numbers; their networks have `hidden` units, splines `bins` bins.
 
-    Args:
-        transform: its kind.
-        size: D.
-        layers: maps, one after the other.
-        hidden: units in each hidden layer, where networks give the maps.
-        bins: of a spline.
-
-    Raises:
-        ValueError: if it needs a package that is not installed, or there is no such flow over so many numbers.
+    A ValueError if it needs a package that is not installed, or there is no such flow over so many numbers.
     """
     if transform in SIMPLE:
         return (Planar if transform == "planar" else Radial)(size, layers)

@@ -1,8 +1,8 @@
-r"""The posterior of multiplicative normalising flows: multipliers are drawn, then weights given them.
+"""The posterior of multiplicative normalising flows: multipliers are drawn first, then weights given the multipliers.
 
     q(w) = ∫ q(w | z) q(z) dz,    w = z ∘ M + σ ∘ ε    (Louizos and Welling 2017)
 
-Draws are exact. The density is an integral over all multipliers, of which only a bound is known in training.
+Draws are exact. The density is an integral over all multipliers; training uses a bound on it.
 """
 
 from __future__ import annotations
@@ -44,50 +44,33 @@ class MNFPosterior(Posterior):
 
     def __post_init__(self) -> None:
         check_counts(layers=self.layers, hidden=self.hidden)
-        about: dict[str, Any] = {
+        description: dict[str, Any] = {
             "flow": lambda: self.multipliers.layout,
             "of": "the parameters of the multipliers of this network",
         }
-        check_parts(self.model, self.mean_MD, self.scale_MD, flow_MP=self.flow_MP, **about)
+        check_parts(self.model, self.mean_MD, self.scale_MD, flow_MP=self.flow_MP, **description)
 
     @property
     def multipliers(self) -> Multipliers:
-        """What multiplies the weights."""
+        """The distribution of the multipliers."""
         return Multipliers(multiplied(self.model), self.model.layout.size, self.layers, self.hidden)
 
     @property
     def members(self) -> int:
-        """M."""
         return len(self.mean_MD)
 
     @property
     def default_draws(self) -> int:
-        """The smallest multiple of M that is at least 30."""
         return -(-_DRAWS // self.members) * self.members
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
-        """Return weights, each with multipliers of its own.
-
-        Args:
-            draws: S, a multiple of M.
-            seed: seed of the draws; draw s depends on (seed, s) alone.
-
-        Returns:
-            Tensor (S, D).
-
-        Raises:
-            ValueError: if S is not a multiple of M, or the weights do not fit in memory.
-        """
-        draws, own = self.check_draws(draws), self.multipliers
-        noise = by_member(normals(seed, draws, own.noise_size, like=self.mean_MD), self.members)
+        draws, multipliers = self.check_draws(draws), self.multipliers
+        noise = by_member(normals(seed, draws, multipliers.noise_size, like=self.mean_MD), self.members)
         with torch.no_grad():
-            return together(own.draw(self.mean_MD, self.scale_MD, self.flow_MP, noise_MSE=noise).weights_MSD)
+            return together(multipliers.draw(self.mean_MD, self.scale_MD, self.flow_MP, noise_MSE=noise).weights_MSD)
 
     def log_prob(self, weights: Tensor) -> NoReturn:
-        """Refuse: log q(w) is an integral over all multipliers.
-
-        Args:
-            weights: any.
+        """Refuse, because log q(w) is an integral over all multipliers.
 
         Raises:
             NotImplementedError: always.
@@ -98,17 +81,15 @@ class MNFPosterior(Posterior):
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return means, scales and the parameters of the multipliers by name."""
         flow = {FLOW + name: part for name, part in self.multipliers.layout.split(self.flow_MP).items()}
         return {"mean_MD": self.mean_MD, "scale_MD": self.scale_MD, **flow}
 
     def settings(self) -> dict[str, Any]:
-        """Return what the flows are made of."""
         return {"layers": self.layers, "hidden": self.hidden}
 
     @classmethod
     def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> MNFPosterior:
         """Return the posterior rebuilt from what `tensors` and `settings` gave."""
-        about = {name: settings[name] for name in ("layers", "hidden")}
-        layout = Multipliers(multiplied(model), model.layout.size, about["layers"], about["hidden"]).layout
-        return cls(model, tensors["mean_MD"], tensors["scale_MD"], joined(layout, tensors, FLOW), **about)
+        sizes = {name: settings[name] for name in ("layers", "hidden")}
+        layout = Multipliers(multiplied(model), model.layout.size, sizes["layers"], sizes["hidden"]).layout
+        return cls(model, tensors["mean_MD"], tensors["scale_MD"], joined(layout, tensors, FLOW), **sizes)

@@ -1,12 +1,12 @@
-r"""Flows whose maps are given by small networks, by `zuko`: RealNVP, inverse autoregressive flows, neural splines.
+"""Flows whose maps are given by small networks, from `zuko`: RealNVP, inverse autoregressive flows, neural splines.
 
     realnvp    z_b ← e^{a(z_a)} z_b + c(z_a), halves a and b in turn           (Dinh et al. 2017)
     iaf        z_i ← e^{a_i(z_<i)} z_i + c_i(z_<i), orders in turn             (Kingma et al. 2016)
     spline     z_b ← ρ(z_b; z_a), ρ monotone, rational quadratic on [−5, 5]    (Durkan et al. 2019)
 
-The last layer of every such network starts at zero, and with it the map at the identity. A draw takes one pass through
-each map; so does the density of a point, but for `iaf`, where it takes D passes. One weight alone has no other half:
-a spline is then one function of one variable.
+The last layer of every network starts at zero, so the map starts at the identity. A draw takes one pass through
+each map. So does the density of a point, except for `iaf`, where it takes D passes. One weight alone has no other
+half: a spline is then one function of one variable.
 """
 
 from __future__ import annotations
@@ -29,15 +29,11 @@ from torchbayes.model.layout import Layout
 from torchbayes.randomness.seeds import Purpose, seeded
 
 Kind = Literal["realnvp", "iaf", "spline"]
-_MASK_BYTES = 20  # for each pair of weights, while the masks of an autoregressive network are found
+_MASK_BYTES = 20  # for each pair of weights, while the masks of an autoregressive network are computed
 
 
 def check_installed(kind: str) -> None:
-    """Check that the library of these flows is there.
-
-    Raises:
-        ValueError: if it is not.
-    """
+    """Raise a ValueError unless the library of these flows is installed."""
     if importlib.util.find_spec("zuko") is None:
         raise ValueError(
             f"`transform` must be 'planar' or 'radial' where the package zuko is not installed; got {kind!r}. Run: pip "
@@ -47,23 +43,14 @@ def check_installed(kind: str) -> None:
 
 @dataclass(frozen=True)
 class Neural:
-    """Maps of one kind, one after the other.
+    """Maps of one kind, one after the other."""
 
-    Attributes:
-        size: D.
-        layers: L, maps.
-        kind: realnvp, iaf or spline.
-        hidden: units in each of the two hidden layers of a network.
-        bins: of a spline.
-        layout: the parameters of the networks, by the names that zuko gives them.
-    """
-
-    size: int
-    layers: int
+    size: int  # D
+    layers: int  # L, maps
     kind: Kind
-    hidden: int
-    bins: int
-    layout: Layout = field(init=False, repr=False, compare=False)
+    hidden: int  # units in each of the two hidden layers of a network
+    bins: int  # of a spline
+    layout: Layout = field(init=False, repr=False, compare=False)  # the parameters of the networks, by zuko's names
 
     def __post_init__(self) -> None:
         check_installed(self.kind)
@@ -82,12 +69,12 @@ class Neural:
         object.__setattr__(self, "layout", Layout.of(dict(self._module.named_parameters())))
 
     def start(self, noise_MP: Tensor) -> Tensor:
-        """Return parameters of the identity: last layers are zero, others as wide as their inputs need."""
+        """Return parameters of the identity: last layers are zero, others scaled by 1/√inputs."""
         last, parts = _last_layers(self._module), {}
-        for name, part in self.layout.split(noise_MP).items():
+        for name, noise in self.layout.split(noise_MP).items():
             layer, _, kind = name.rpartition(".")
             free = kind == "weight" and layer not in last
-            parts[name] = part / math.sqrt(part.shape[-1]) if free else torch.zeros_like(part)
+            parts[name] = noise / math.sqrt(noise.shape[-1]) if free else torch.zeros_like(noise)
         return self.layout.join(parts)
 
     def forward(self, parameters_MP: Tensor, base_MSD: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,13 +86,15 @@ class Neural:
         return self._each(parameters_MP, points_MSD, inverse=True)
 
     def _each(self, parameters_MP: Tensor, points_MSD: Tensor, *, inverse: bool) -> tuple[Tensor, Tensor]:
-        """Return the maps of all members, which are few."""
+        """Return the maps of all members, one after the other, since members are few."""
         buffers = {name: buffer.to(points_MSD.device) for name, buffer in self._module.named_buffers()}
-        found = [
-            functional_call(self._module, (self.layout.split(one), buffers), (points_SD,), {"inverse": inverse})
-            for one, points_SD in zip(parameters_MP.unbind(0), points_MSD.unbind(0), strict=True)
+        results = [
+            functional_call(
+                self._module, (self.layout.split(parameters_P), buffers), (points_SD,), {"inverse": inverse}
+            )
+            for parameters_P, points_SD in zip(parameters_MP.unbind(0), points_MSD.unbind(0), strict=True)
         ]
-        points, log_dets = zip(*found, strict=True)
+        points, log_dets = zip(*results, strict=True)
         return torch.stack(points), torch.stack(log_dets)
 
     @property
@@ -121,27 +110,27 @@ class _Chain(nn.Module):
         self.maps = nn.ModuleList(maps)
 
     def forward(self, points_SD: Tensor, *, inverse: bool) -> tuple[Tensor, Tensor]:
-        """Return where points go, and the log determinants of the maps in the direction base to points."""
+        """Return where points go, and the log determinants of the maps in the direction from base to points."""
         total_S = points_SD.new_zeros(points_SD.shape[:-1])
-        for each in reversed(self.maps) if inverse else self.maps:
-            one = each()
-            before = one.inv(points_SD) if inverse else points_SD
-            after, log_det_S = one.call_and_ladj(before)
+        for build in reversed(self.maps) if inverse else self.maps:
+            map_ = build()
+            before = map_.inv(points_SD) if inverse else points_SD
+            after, log_det_S = map_.call_and_ladj(before)
             points_SD, total_S = before if inverse else after, total_S + log_det_S
         return points_SD, total_S
 
 
 def _last_layers(module: nn.Module) -> set[str]:
-    """Return the names of the last layer of every network of maps."""
+    """Return the names of the last layer of each network."""
     linear = [name.removesuffix(".weight") for name, _ in module.named_parameters() if name.endswith(".weight")]
     return {*{name.rpartition(".")[0]: name for name in linear}.values()}
 
 
 @lru_cache(maxsize=32)
 def _built(kind: Kind, size: int, layers: int, hidden: int, bins: int, thread: int) -> nn.Module:
-    """Return the maps of a thread, without memory for parameters of their own: those of members take their place."""
+    """Return the maps of a thread, without memory for parameters, which those of members replace."""
     del thread
-    with seeded(Purpose.FLOW_MAPS):  # zuko draws some all the same
+    with seeded(Purpose.FLOW_MAPS):  # zuko draws random parameters all the same
         chain = _Chain([*_maps(kind, size, layers, hidden, bins)]).requires_grad_(False)
     for module in chain.modules():
         for name, parameter in module.named_parameters(recurse=False):
@@ -150,20 +139,20 @@ def _built(kind: Kind, size: int, layers: int, hidden: int, bins: int, thread: i
 
 
 def _maps(kind: Kind, size: int, layers: int, hidden: int, bins: int) -> Iterator[Any]:
-    """Yield the maps: each leaves alone what the one before has moved, or goes through the weights the other way."""
-    flows: Any = importlib.import_module("zuko.flows")  # which may be absent, and takes a while to import
-    about: dict[str, Any] = {"hidden_features": (hidden, hidden), "activation": nn.Tanh}
+    """Yield the maps; each moves the half that the one before left alone, or takes the weights in reverse order."""
+    flows: Any = importlib.import_module("zuko.flows")  # zuko may be absent, and takes a while to import
+    options: dict[str, Any] = {"hidden_features": (hidden, hidden), "activation": nn.Tanh}
     if kind == "spline":
-        about |= {
+        options |= {
             "univariate": importlib.import_module("zuko.transforms").MonotonicRQSTransform,
             "shapes": [(bins,), (bins,), (bins - 1,)],
         }
     if size == 1:
-        about = {name: value for name, value in about.items() if name in {"univariate", "shapes"}}
-    places = torch.arange(size)
+        options = {name: value for name, value in options.items() if name in {"univariate", "shapes"}}
+    indices = torch.arange(size)
     for layer in range(layers):
         if kind == "iaf":
-            order = places.flip(0) if layer % 2 else places
-            yield flows.MaskedAutoregressiveTransform(size, order=order, **about)
+            order = indices.flip(0) if layer % 2 else indices
+            yield flows.MaskedAutoregressiveTransform(size, order=order, **options)
         else:
-            yield flows.GeneralCouplingTransform(size, mask=(places + layer) % 2 == 1, **about)
+            yield flows.GeneralCouplingTransform(size, mask=(indices + layer) % 2 == 1, **options)

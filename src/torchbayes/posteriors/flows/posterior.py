@@ -1,4 +1,4 @@
-r"""Normalising flows over the weights: w = μ + σ ∘ f(ε), ε ~ N(0, I), with f an invertible map that is learned.
+"""Normalising flows over the weights: w = μ + σ ∘ f(ε), ε ~ N(0, I), with f an invertible map that is learned.
 
     log q(w) = log N(ε; 0, I) − Σ log σ − log |det ∂f/∂ε|,    ε = f⁻¹((w − μ)/σ)
 
@@ -33,11 +33,11 @@ class FlowPosterior(Posterior):
     """q(w) = (1/M) Σ_m q_m(w), each the law of w = μ_m + σ_m ∘ f_m(ε).
 
     Attributes:
-        mean_MD: μ, where ε = 0 is taken if f is the identity; of other maps not the mean of w.
+        mean_MD: μ, the mean of w if f is the identity, but not for other maps.
         scale_MD: σ.
         flow_MP: parameters of f.
         transform: kind of f: planar, radial, realnvp, iaf or spline.
-        layers: maps that f is made of.
+        layers: maps of which f is composed.
         hidden: units in each hidden layer of the networks of realnvp, iaf and spline.
         bins: of a spline.
     """
@@ -62,32 +62,18 @@ class FlowPosterior(Posterior):
     @property
     def flow(self) -> Flow:
         """The map f."""
-        about = {"layers": self.layers, "hidden": self.hidden, "bins": self.bins}
-        return flow_of(self.transform, self.mean_MD.shape[-1], **about)
+        sizes = {"layers": self.layers, "hidden": self.hidden, "bins": self.bins}
+        return flow_of(self.transform, self.mean_MD.shape[-1], **sizes)
 
     @property
     def members(self) -> int:
-        """M."""
         return len(self.mean_MD)
 
     @property
     def default_draws(self) -> int:
-        """The smallest multiple of M that is at least 30."""
         return -(-_DRAWS // self.members) * self.members
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
-        """Return weights w = μ_m + σ_m ∘ f_m(ε).
-
-        Args:
-            draws: S, a multiple of M.
-            seed: seed of ε; draw s depends on (seed, s) alone.
-
-        Returns:
-            Tensor (S, D).
-
-        Raises:
-            ValueError: if S is not a multiple of M, or the weights do not fit in memory.
-        """
         draws = self.check_draws(draws)
         noise = normals(seed, draws, self.mean_MD.shape[-1], like=self.mean_MD)
         with torch.no_grad():
@@ -95,16 +81,13 @@ class FlowPosterior(Posterior):
         return together(self.mean_MD.unsqueeze(1) + self.scale_MD.unsqueeze(1) * points_MSD)
 
     def log_prob(self, weights: Tensor) -> Tensor:
-        """Return log q(w), the log density of the mixture, exact for any weights.
+        """Return log q(w), the log density of the mixture, exact for any weights, float64 (...), in nats.
 
-        Its inverses are closed, but for `planar`, where they are found by halving intervals, and `iaf`, where they take
-        D passes. They are computed in float64.
+        Inverses have a closed form, except for `planar`, where they are found by bisection, and `iaf`, where they
+        take D passes. They are computed in float64.
 
         Args:
             weights: tensor (..., D).
-
-        Returns:
-            Float64 tensor (...), in nats.
 
         Raises:
             ValueError: if the last axis is not D, or the numbers do not fit in memory.
@@ -120,57 +103,40 @@ class FlowPosterior(Posterior):
             points_MSD = centred_MSD / self.scale_MD.double().unsqueeze(1)
             base_MSD, log_det_MS = self.flow.inverse(self.flow_MP.double(), points_MSD)
             normal_MS = -0.5 * (base_MSD.square().sum(-1) + size * math.log(2 * math.pi))
-            each_MS = normal_MS - log_det_MS - self.scale_MD.double().log().sum(-1, keepdim=True)
-        return (torch.logsumexp(each_MS, 0) - math.log(self.members)).view(weights.shape[:-1])
+            log_prob_MS = normal_MS - log_det_MS - self.scale_MD.double().log().sum(-1, keepdim=True)
+        return (torch.logsumexp(log_prob_MS, 0) - math.log(self.members)).view(weights.shape[:-1])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return μ, σ and the parameters of the flow by name."""
         flow = {FLOW + name: part for name, part in self.flow.layout.split(self.flow_MP).items()}
         return {"mean_MD": self.mean_MD, "scale_MD": self.scale_MD, **flow}
 
     def settings(self) -> dict[str, Any]:
-        """Return what the flow is made of."""
         return {"transform": self.transform, "layers": self.layers, "hidden": self.hidden, "bins": self.bins}
 
     @classmethod
     def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> FlowPosterior:
         """Return the posterior rebuilt from what `tensors` and `settings` gave.
 
-        Args:
-            model: the model.
-            tensors: of a file.
-            settings: of a file.
-
         Raises:
-            ValueError: if there is no such flow, or its parameters are others.
+            ValueError: if there is no such flow, or the parameters are of another one.
         """
         if settings["transform"] not in TRANSFORMS:
             raise ValueError(
                 f"the file holds a flow {settings['transform']!r}; known are {', '.join(TRANSFORMS)}. Upgrade "
                 f"torchbayes to read it."
             )
-        about = {name: settings[name] for name in ("layers", "hidden", "bins")}
+        sizes = {name: settings[name] for name in ("layers", "hidden", "bins")}
         mean_MD, scale_MD = tensors["mean_MD"], tensors["scale_MD"]
-        layout = flow_of(settings["transform"], mean_MD.shape[-1], **about).layout
-        return cls(model, mean_MD, scale_MD, joined(layout, tensors, FLOW), settings["transform"], **about)
+        layout = flow_of(settings["transform"], mean_MD.shape[-1], **sizes).layout
+        return cls(model, mean_MD, scale_MD, joined(layout, tensors, FLOW), settings["transform"], **sizes)
 
 
 def check_parts(
     model: Model, mean_MD: Tensor, scale_MD: Tensor, *, flow_MP: Tensor, flow: Callable[[], Layout], of: str
 ) -> None:
-    """Check means, scales and the parameters of a flow.
+    """Check the shapes of means, scales and parameters of a flow; `flow` gives their layout, `of` names them.
 
-    Args:
-        model: whose weights they are of.
-        mean_MD: means.
-        scale_MD: scales.
-        flow_MP: parameters.
-        flow: gives their layout.
-        of: what they are, in words.
-
-    Raises:
-        TypeError: if one is no tensor.
-        ValueError: if their shapes do not fit, or a scale is not positive.
+    A ValueError if shapes do not fit or a scale is not positive.
     """
     check_weights(model, "M", mean_MD=mean_MD, scale_MD=scale_MD)
     check_tensor("M", "P", flow_MP=flow_MP)
@@ -187,27 +153,23 @@ def check_parts(
 
 
 def by_member(noise: Tensor, members: int) -> Tensor:
-    """Return rows (S M, E), of which row s belongs to member s mod M, as (M, S, E)."""
+    """Return rows (S M, E), where row s belongs to member s mod M, as (M, S, E)."""
     return noise.view(-1, members, noise.shape[-1]).transpose(0, 1)
 
 
 def together(weights_MSD: Tensor) -> Tensor:
-    """Return draws of members as rows (S M, D), of which row s is from member s mod M."""
+    """Return draws of members as rows (S M, D), where row s is from member s mod M."""
     return weights_MSD.transpose(0, 1).flatten(0, 1)
 
 
 def joined(layout: Layout, tensors: dict[str, Tensor], prefix: str) -> Tensor:
-    """Return the flat parameters (M, P) of named tensors of a file.
-
-    Raises:
-        ValueError: if they are not those of the layout.
-    """
-    found = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    own = {name: found[name] for name in layout.names if name in found} | found  # files have an order of their own
-    said = layout.differences(Layout({name: tuple(tensor.shape[1:]) for name, tensor in own.items()}))
-    if said:
+    """Return the flat parameters (M, P) of named tensors of a file; a ValueError if they do not have this layout."""
+    stored = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    ordered = {name: stored[name] for name in layout.names if name in stored} | stored  # files are sorted by name
+    faults = layout.differences(Layout({name: tuple(tensor.shape[1:]) for name, tensor in ordered.items()}))
+    if faults:
         raise ValueError(
-            f"the file's parameters are not those of its flow: {'; '.join(said[:3])}. It was written by another "
+            f"the file's parameters are not those of its flow: {'; '.join(faults[:3])}. It was written by another "
             f"version of torchbayes or zuko. Fit again, or install that version."
         )
-    return layout.join(own)
+    return layout.join(ordered)

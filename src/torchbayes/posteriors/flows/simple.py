@@ -1,17 +1,18 @@
-r"""Planar and radial flows (Rezende and Mohamed 2015), invertible whatever their parameters.
+"""Planar and radial flows (Rezende and Mohamed 2015), invertible whatever their parameters.
 
     planar    z + û tanh(vᵀz + b),           û = u + (m(vᵀu) − vᵀu) v/‖v‖²
               log det = log(1 + ûᵀv (1 − tanh²))
     radial    z + β (z − z₀)/(α + r),        r = ‖z − z₀‖
               log det = (D − 1) log(1 + β h) + log(1 + α β h²),    h = 1/(α + r)
 
-A planar map is invertible where vᵀû > −1, which m, increasing from −1 + δ, makes sure of; a radial one where β > −α.
-Both are one positive function of a free number, m(a) = δ − 1 + softplus(a + c) and β = α m(β̂), where the constant c is
-such that m(0) = 0: parameters of zero are the identity. δ = 0.001 keeps logarithms finite where rounding would not.
+A planar map is invertible where vᵀû > −1, which m ensures, because it increases from −1 + δ. A radial map is
+invertible where β > −α. Both use one function of a free number, m(a) = δ − 1 + softplus(a + c) and β = α m(β̂),
+where the constant c is such that m(0) = 0, so zero parameters are the identity. δ = 0.001 keeps logarithms finite
+under rounding.
 
-The inverse of a radial map is closed. With R = ‖y − z₀‖ and k = α + β − R it is z₀ + (y − z₀)/(1 + β/(α + r)), r =
-½ (−k + √(k² + 4 α R)). That of a planar one is along v alone: t + vᵀû tanh(t + b) = vᵀy has one root t = vᵀz, which is
-found by halving an interval.
+The inverse of a radial map has a closed form. With R = ‖y − z₀‖ and k = α + β − R it is z₀ + (y − z₀)/(1 + β/(α +
+r)), r = ½ (−k + √(k² + 4 α R)). That of a planar map moves along v alone: t + vᵀû tanh(t + b) = vᵀy has one root t
+= vᵀz, which is found by bisection.
 """
 
 from __future__ import annotations
@@ -37,24 +38,18 @@ def bounded(free: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Planar:
-    """Planar maps, one after the other.
+    """Planar maps, one after the other."""
 
-    Attributes:
-        size: D.
-        layers: L, maps.
-        layout: u, v and b of all maps.
-    """
-
-    size: int
-    layers: int
-    layout: Layout = field(init=False, repr=False, compare=False)
+    size: int  # D
+    layers: int  # L, maps
+    layout: Layout = field(init=False, repr=False, compare=False)  # u, v and b of all maps
 
     def __post_init__(self) -> None:
         shapes = {"u": (self.layers, self.size), "v": (self.layers, self.size), "b": (self.layers,)}
         object.__setattr__(self, "layout", Layout(shapes))
 
     def start(self, noise_MP: Tensor) -> Tensor:
-        """Return parameters of the identity: planes at random, with normals of length 1 or so, and u = 0."""
+        """Return parameters of the identity: random normals v of length about 1, and u = 0."""
         parts = self.layout.split(noise_MP)
         return self.layout.join({
             "u": torch.zeros_like(parts["u"]),
@@ -83,35 +78,29 @@ class Planar:
     def _maps(self, parameters_MP: Tensor) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Return û, v, b and vᵀû of each map."""
         parts = self.layout.split(parameters_MP)
-        found = []
+        maps = []
         for u, v, b in zip(parts["u"].unbind(1), parts["v"].unbind(1), parts["b"].unbind(1), strict=True):
             along_M1 = (u * v).sum(-1, keepdim=True)
             allowed_M1 = bounded(along_M1)
             square_M1 = v.square().sum(-1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
-            found.append((u + (allowed_M1 - along_M1) / square_M1 * v, v, b.unsqueeze(-1), allowed_M1))
-        return found
+            maps.append((u + (allowed_M1 - along_M1) / square_M1 * v, v, b.unsqueeze(-1), allowed_M1))
+        return maps
 
 
 @dataclass(frozen=True)
 class Radial:
-    """Radial maps, one after the other.
+    """Radial maps, one after the other."""
 
-    Attributes:
-        size: D.
-        layers: L, maps.
-        layout: z₀, log α and β̂ of all maps.
-    """
-
-    size: int
-    layers: int
-    layout: Layout = field(init=False, repr=False, compare=False)
+    size: int  # D
+    layers: int  # L, maps
+    layout: Layout = field(init=False, repr=False, compare=False)  # z₀, log α and β̂ of all maps
 
     def __post_init__(self) -> None:
         shapes = {"centre": (self.layers, self.size), "log_alpha": (self.layers,), "beta": (self.layers,)}
         object.__setattr__(self, "layout", Layout(shapes))
 
     def start(self, noise_MP: Tensor) -> Tensor:
-        """Return parameters of the identity: centres at random, α = √D, the usual distance there, and β = 0."""
+        """Return parameters of the identity: random centres, α = √D, the typical distance from them, and β = 0."""
         parts = self.layout.split(noise_MP)
         return self.layout.join({
             "centre": parts["centre"],
@@ -124,7 +113,7 @@ class Radial:
         z, total = base_MSD, base_MSD.new_zeros(base_MSD.shape[:-1])
         for centre_MD, alpha_M1, beta_M1 in self._maps(parameters_MP):
             apart_MSD = z - centre_MD.unsqueeze(1)
-            inner_MS = 1 / (alpha_M1 + torch.linalg.vector_norm(apart_MSD, dim=-1))  # whose slope at zero is zero
+            inner_MS = 1 / (alpha_M1 + torch.linalg.vector_norm(apart_MSD, dim=-1))  # the norm has slope 0 at 0
             z = z + (beta_M1 * inner_MS).unsqueeze(-1) * apart_MSD
             total = total + self._log_det(alpha_M1, beta_M1, inner_MS)
         return z, total
@@ -134,11 +123,11 @@ class Radial:
         y, total = points_MSD, points_MSD.new_zeros(points_MSD.shape[:-1])
         for centre_MD, alpha_M1, beta_M1 in reversed([*self._maps(parameters_MP)]):
             apart_MSD = y - centre_MD.unsqueeze(1)
-            far_MS = torch.linalg.vector_norm(apart_MSD, dim=-1)
-            k_MS = alpha_M1 + beta_M1 - far_MS
-            root_MS = torch.sqrt(k_MS.square() + 4 * alpha_M1 * far_MS)
-            # the sum of numbers of one sign, where their difference would cancel
-            r_MS = torch.where(k_MS > 0, 2 * alpha_M1 * far_MS / (root_MS + k_MS.abs()), 0.5 * (root_MS - k_MS))
+            distance_MS = torch.linalg.vector_norm(apart_MSD, dim=-1)
+            k_MS = alpha_M1 + beta_M1 - distance_MS
+            root_MS = torch.sqrt(k_MS.square() + 4 * alpha_M1 * distance_MS)
+            # a sum of numbers of one sign, because a difference would cancel
+            r_MS = torch.where(k_MS > 0, 2 * alpha_M1 * distance_MS / (root_MS + k_MS.abs()), 0.5 * (root_MS - k_MS))
             inner_MS = 1 / (alpha_M1 + r_MS)
             y = centre_MD.unsqueeze(1) + apart_MSD / (1 + beta_M1 * inner_MS).unsqueeze(-1)
             total = total + self._log_det(alpha_M1, beta_M1, inner_MS)
@@ -162,7 +151,7 @@ def _dot(points_MSD: Tensor, normal_MD: Tensor) -> Tensor:
 
 
 def _root(value_MS: Tensor, offset_M1: Tensor, along_M1: Tensor) -> Tensor:
-    """Return t with t + a tanh(t + b) = value, which is within |a| of the value."""
+    """Return t with t + a tanh(t + b) = value, which lies within |a| of the value."""
     low, high = value_MS - along_M1.abs(), value_MS + along_M1.abs()
     for _ in range(_HALVINGS):
         middle = 0.5 * (low + high)

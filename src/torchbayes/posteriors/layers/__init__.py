@@ -1,1 +1,1 @@
-"""Posteriors over what layers do at random: dropout masks, and statistics of batch norms."""
+"""Posteriors over the randomness of layers: dropout masks, and statistics of batch norms."""

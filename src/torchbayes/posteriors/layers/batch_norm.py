@@ -1,9 +1,9 @@
-r"""Batch norm as a posterior: a draw is a network whose batch norms have the statistics of one training minibatch.
+"""Batch norm as a posterior: a draw is a network whose batch norms have the statistics of one training minibatch.
 
-A network that was trained with batch norm has seen, at every step, the mean and variance of a random minibatch of B
-rows. Drawing them again at test time gives functions that differ as the networks of training did (Teye, Azizpour and
-Smith 2018). Of a first pre-activation with variance v over the N training rows, the mean of a minibatch without
-replacement has variance v/B · (N − B)/(N − 1): B takes the place of a rate.
+At every step of training, a network with batch norm has seen the mean and variance of a random minibatch of B rows.
+Drawing them again at test time gives functions that differ as the networks of training did (Teye, Azizpour and
+Smith 2018). For a first pre-activation with variance v over the N training rows, the mean of a minibatch drawn
+without replacement has variance v/B · (N − B)/(N − 1): B plays the role of a rate.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class BatchNormPosterior(Posterior):
 
     Attributes:
         weights_MD: the members' weights.
-        statistics_MK: running means and variances by name, each (M, K, channels); the variances are those of training
-            mode, without Bessel's correction. Other buffers are in `buffers_M`.
+        statistics_MK: running means and variances by name, each (M, K, channels); the variances are those of
+            training mode, without Bessel's correction. Other buffers are in `buffers_M`.
     """
 
     weights_MD: Tensor
@@ -42,9 +42,9 @@ class BatchNormPosterior(Posterior):
 
     def __post_init__(self) -> None:
         check_weights(self.model, "M", weights_MD=self.weights_MD)
-        own = self.model.network.buffers
+        buffers = self.model.network.buffers
         for name, values in self.statistics_MK.items():
-            if name not in own or values.shape[:1] + values.shape[2:] != (self.members, *own[name].shape):
+            if name not in buffers or values.shape[:1] + values.shape[2:] != (self.members, *buffers[name].shape):
                 raise ValueError(
                     f"`statistics_MK` must hold (M, K, channels) of batch norms of the network for {self.members} "
                     f"members; got `{name}` of shape {tuple(values.shape)}. Build the network that they are of."
@@ -52,23 +52,14 @@ class BatchNormPosterior(Posterior):
 
     @property
     def members(self) -> int:
-        """M."""
         return len(self.weights_MD)
 
     @property
     def default_draws(self) -> int:
-        """30, or the next multiple of M."""
         return -(-_DRAWS // self.members) * self.members
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
-        """Return the members' weights, repeated to S rows: functions differ by their statistics.
-
-        Args:
-            draws: S, a multiple of M.
-            seed: ignored, as weights have no randomness.
-
-        Returns:
-            Tensor (S, D).
+        """Return the members' weights, repeated to (S, D), without using the seed: functions differ by statistics.
 
         Raises:
             ValueError: if S is not a multiple of M, or the weights do not fit in memory.
@@ -79,26 +70,27 @@ class BatchNormPosterior(Posterior):
         return self.weights_MD[torch.arange(draws) % self.members]
 
     def beside(self, draws: int, *, seed: int) -> Beside | None:
-        """Return buffers with the statistics of a minibatch in each; K per member, then the same ones again."""
+        """Return buffers with the statistics of one minibatch per draw; after K draws of a member they repeat."""
         rounds, members = draws // self.members, self.members
-        at_SM = torch.stack([self._order(rounds, seed, m) for m in range(members)], 1)
-        member_S, at_S = torch.arange(draws) % members, at_SM.flatten()
-        own = self.buffers_M or self.model.network.stacked_buffers(members)
-        buffers_S = {name: buffer[member_S] for name, buffer in own.items()}
-        return Beside({**buffers_S, **{name: values[member_S, at_S] for name, values in self.statistics_MK.items()}})
+        minibatch_SM = torch.stack([self._order(rounds, seed, m) for m in range(members)], 1)
+        member_S, minibatch_S = torch.arange(draws) % members, minibatch_SM.flatten()
+        buffers_M = self.buffers_M or self.model.network.stacked_buffers(members)
+        buffers_S = {name: buffer[member_S] for name, buffer in buffers_M.items()}
+        return Beside({
+            **buffers_S,
+            **{name: values[member_S, minibatch_S] for name, values in self.statistics_MK.items()},
+        })
 
     def _order(self, rounds: int, seed: int, m: int) -> Tensor:
-        """Return which minibatches a member's draws take, int64; a shorter request has the first of a longer one."""
+        """Return which minibatches a member's draws take; a shorter request has the first of a longer one."""
         count = next(iter(self.statistics_MK.values())).shape[1]
         source = generator(Purpose.MINIBATCH, seed, m)
         return torch.cat([torch.randperm(count, generator=source) for _ in range(-(-rounds // count))])[:rounds]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return weights and statistics by name."""
         return {"weights_MD": self.weights_MD, **{_PREFIX + name: t for name, t in self.statistics_MK.items()}}
 
     def settings(self) -> dict[str, Any]:
-        """Return no settings."""
         return {}
 
     @classmethod

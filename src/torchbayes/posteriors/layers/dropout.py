@@ -1,10 +1,10 @@
-r"""Dropout as a posterior: a draw is a network with one mask for each of its dropout layers (Gal and Ghahramani 2016).
+"""Dropout as a posterior: a draw is a network with one mask for each of its dropout layers (Gal and Ghahramani 2016).
 
     q(W_l) = M_l diag(z_l),    z_lj ~ Bernoulli(k_l),    k_l = 1 − p_l
 
-for the weights M_l that act on units which dropout with rate p_l precedes; inverted dropout, as PyTorch has it, stores
-W_l = k_l M_l and divides by k_l. The average prediction is that of S such networks, with mean (1/S) Σ f_s and, for
-Gaussian noise of precision τ, covariance I/τ + (1/S) Σ f_s f_sᵀ − mean meanᵀ.
+for weights M_l that act on units behind a dropout of rate p_l. PyTorch's inverted dropout stores W_l = k_l M_l and
+divides by k_l. The average prediction over S such networks has mean (1/S) Σ f_s and, for Gaussian noise of
+precision τ, covariance I/τ + (1/S) Σ f_s f_sᵀ − mean meanᵀ.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _DRAWS = 30
 class DropoutPosterior(Posterior):
     """q = (1/M) Σ_m of the networks with weights w_m whose units are dropped at random.
 
-    A drawn function has one mask for each call of dropout, the same for all rows of all batches, a function of
-    (seed, s) and of the position in a row. In a plain stack of linear layers, and with nn.Dropout2d beside
-    convolutions, masks are put into the weights, and prediction costs what it costs for plain networks. Dropout in
+    A drawn function has one mask for each call of dropout, the same for all rows of all batches; it depends on
+    (seed, s) and the position in a row. In a plain stack of linear layers, and with nn.Dropout2d beside
+    convolutions, masks are put into the weights, and prediction costs as much as for plain networks. Dropout in
     parts of the network without random weights is off, as in training.
 
     Attributes:
@@ -52,12 +52,12 @@ class DropoutPosterior(Posterior):
 
     def __post_init__(self) -> None:
         check_weights(self.model, "M", weights_MD=self.weights_MD)
-        own_L = torch.tensor(rates(self.model.network), dtype=torch.float64)
+        rates_L = torch.tensor(rates(self.model.network), dtype=torch.float64)
         if self.rates_ML is None:
-            object.__setattr__(self, "rates_ML", own_L.expand(self.members, -1).clone())
-        elif self.rates_ML.shape != (self.members, len(own_L)) or not _are_shares(self.rates_ML):
+            object.__setattr__(self, "rates_ML", rates_L.expand(self.members, -1).clone())
+        elif self.rates_ML.shape != (self.members, len(rates_L)) or not _are_shares(self.rates_ML):
             raise ValueError(
-                f"`rates_ML` must hold the rates, from 0 to 1, of the {len(own_L)} dropout layers of the network for "
+                f"`rates_ML` must hold the rates, from 0 to 1, of the {len(rates_L)} dropout layers of the network for "
                 f"each of {self.members} members; got shape {tuple(self.rates_ML.shape)}. Build the network that they "
                 f"were found for."
             )
@@ -67,12 +67,9 @@ class DropoutPosterior(Posterior):
         """Return the dropout posterior of networks that were trained with dropout elsewhere. Nothing is trained.
 
         Args:
-            model: the model of these networks; what is not random must be the same in all of them.
+            model: the model of these networks; what is not random must be equal in all of them.
             networks: as for `Point.of`: a module, a state dict or the path of a checkpoint; or a list of these, one
-                for each member.
-
-        Returns:
-            The posterior.
+                per member.
 
         Raises:
             ValueError: as `Point.of` does, or if the network has no dropout.
@@ -83,31 +80,22 @@ class DropoutPosterior(Posterior):
 
     @property
     def members(self) -> int:
-        """M."""
         return len(self.weights_MD)
 
     @property
     def default_draws(self) -> int:
-        """30, or the next multiple of M."""
         return -(-_DRAWS // self.members) * self.members
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
-        """Return drawn weights, those of dropped units zero; where masks are no part of the weights, those of members.
-
-        Args:
-            draws: S, a multiple of M.
-            seed: seed of the draws.
-
-        Returns:
-            Tensor (S, D).
+        """Return weights (S, D), zero for dropped units; the members' weights where masks are not part of the weights.
 
         Raises:
             ValueError: if S is not a multiple of M, or the weights do not fit in memory.
         """
         draws, seed = self.check_draws(draws), as_seed(seed)
         check_memory(draws * self.weights_MD[0].nbytes, "the drawn weights", self.weights_MD.device, draws=draws)
-        found = folded(self.model.network, self.weights_MD, self._masks(draws, seed))
-        return self.weights_MD[torch.arange(draws) % self.members] if found is None else found
+        masked_SD = folded(self.model.network, self.weights_MD, self._masks(draws, seed))
+        return self.weights_MD[torch.arange(draws) % self.members] if masked_SD is None else masked_SD
 
     def beside(self, draws: int, *, seed: int) -> Beside | None:
         """Return the masks of draws; None where they are in the weights."""
@@ -121,12 +109,10 @@ class DropoutPosterior(Posterior):
         return tuple(Mask(mix(Purpose.MASKED_DRAW, seed, s), of_M[s % self.members]) for s in range(draws))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return weights and rates by name."""
         assert self.rates_ML is not None, "set when it was made"
         return {"weights_MD": self.weights_MD, "rates_ML": self.rates_ML}
 
     def settings(self) -> dict[str, Any]:
-        """Return no settings."""
         return {}
 
     @classmethod

@@ -1,8 +1,8 @@
-r"""Dropout masks as a part of the weights of a plain stack of layers (Gal and Ghahramani 2016).
+"""Dropout masks as part of the weights of a plain stack of layers (Gal and Ghahramani 2016).
 
-Where dropout acts on the inputs of a linear layer, or nn.Dropout2d on those of a convolution, the drawn network is the
-plain one with W diag(z/k) in the place of W; where it acts on the outputs, with diag(z/k) (W, b). Positions of a
-sequence that goes through such a layer share the mask, since they share the weights.
+Where dropout acts on the inputs of a linear layer, or nn.Dropout2d on those of a convolution, the drawn network has
+W diag(z/k) in the place of W; where it acts on the outputs, diag(z/k) (W, b). Positions of a sequence in such a
+layer share the mask, since they share the weights.
 """
 
 from __future__ import annotations
@@ -19,73 +19,65 @@ from torchbayes.model.network import Network
 
 
 class Fold(NamedTuple):
-    """A dropout layer whose mask is a part of the weights.
+    """A dropout layer whose mask is part of the weights."""
 
-    Attributes:
-        dropout: its name.
-        weight: name of the weight that it scales.
-        bias: name of the bias that it scales as well, where it acts on the outputs of the layer; else None.
-        inputs: whether it acts on the inputs of the layer.
-        shape: of the mask: units, or channels.
-    """
-
-    dropout: str
-    weight: str
-    bias: str | None
-    inputs: bool
-    shape: tuple[int, ...]
+    dropout: str  # name of the layer
+    weight: str  # name of the weight that it scales
+    bias: str | None  # name of the bias that it scales too, if it acts on the outputs of the layer
+    inputs: bool  # whether it acts on the inputs of the layer
+    shape: tuple[int, ...]  # of the mask: units, or channels
 
 
 def folds(network: Network) -> list[Fold] | None:
-    """Return how the masks of all dropout layers are parts of the weights; None if they are not.
+    """Return how the masks of all dropout layers become part of the weights; None if they cannot.
 
-    They are in an nn.Sequential whose nn.Dropout layers stand right behind a linear layer or right before one, and
-    whose nn.Dropout2d likewise beside convolutions, if the weights of that layer are random, all of them, and its own.
+    They can in an nn.Sequential if each nn.Dropout stands right before or behind a linear layer, and each
+    nn.Dropout2d a convolution, whose parameters are all random and used nowhere else.
     """
     named = list(_leaves(network.module, ""))
-    if any(part is None for _, part in named) or len({id(p) for _, p in named}) < len(named):
+    if any(layer is None for _, layer in named) or len({id(p) for _, p in named}) < len(named):
         return None
-    parts = [(n, p) for n, p in named if p is not None and not isinstance(p, nn.Identity)]
-    on, found = set(dropouts(network)), list[Fold]()
+    layers = [(n, p) for n, p in named if p is not None and not isinstance(p, nn.Identity)]
+    active, result = set(dropouts(network)), list[Fold]()
     with network.training():
-        live = {n for n, p in parts if p.training}
-    for at, (name, part) in enumerate(parts):
-        if isinstance(part, _DropoutNd) and name in live and part.p > 0:
-            fold = _fold(network, parts, at)
+        training = {n for n, p in layers if p.training}
+    for index, (name, layer) in enumerate(layers):
+        if isinstance(layer, _DropoutNd) and name in training and layer.p > 0:
+            fold = _fold(network, layers, index)
             if fold is None:
                 return None
-            found.append(fold)
-    return found if {f.dropout for f in found} == on and not _random_elsewhere(network, on) else None
+            result.append(fold)
+    return result if {f.dropout for f in result} == active and not _random_elsewhere(network, active) else None
 
 
 def _random_elsewhere(network: Network, known: set[str]) -> bool:
-    """Return whether another part may draw random numbers: anything that torch.nn does not define may."""
-    others = nn.RNNBase | nn.MultiheadAttention | nn.RReLU
+    """Return whether another module may draw random numbers; any that torch.nn does not define may."""
+    random_kinds = nn.RNNBase | nn.MultiheadAttention | nn.RReLU
     return any(
-        not type(m).__module__.startswith("torch.nn.modules") or isinstance(m, others)
+        not type(m).__module__.startswith("torch.nn.modules") or isinstance(m, random_kinds)
         for n, m in network.module.named_modules()
         if n not in known
     )
 
 
 def _leaves(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module | None]]:
-    """Yield the parts of nested nn.Sequential modules with their names, in the order they run; None for hooks."""
+    """Yield the modules of nested nn.Sequential modules with names, in running order; None for one with hooks."""
     if any(getattr(module, table, None) for table in ("_forward_hooks", "_forward_pre_hooks")):
         yield name, None
     elif type(module) is nn.Sequential:
-        for child, part in module.named_children():
-            yield from _leaves(part, f"{name}.{child}".lstrip("."))
+        for child, inner in module.named_children():
+            yield from _leaves(inner, f"{name}.{child}".lstrip("."))
     else:
         yield name, module
 
 
 def _fold(network: Network, parts: Sequence[tuple[str, nn.Module]], at: int) -> Fold | None:
-    """Return how the mask of a dropout layer is a part of the weights beside it; None if it is not."""
-    name, part = parts[at]
+    """Return how the mask of a dropout layer becomes part of the weights beside it; None if it cannot."""
+    name, dropout = parts[at]
     kinds: dict[type, type] = {nn.Dropout: nn.Linear, nn.Dropout2d: nn.Conv2d}
-    if type(part) not in kinds:
+    if type(dropout) not in kinds:
         return None
-    kind, ones = kinds[type(part)], (1, 1) if type(part) is nn.Dropout2d else ()
+    kind, ones = kinds[type(dropout)], (1, 1) if type(dropout) is nn.Dropout2d else ()
     before: Any = parts[at - 1] if at else ("", None)
     after: Any = parts[at + 1] if at + 1 < len(parts) else ("", None)
     if type(before[1]) is kind and _own(network, *before):
@@ -99,44 +91,37 @@ def _fold(network: Network, parts: Sequence[tuple[str, nn.Module]], at: int) -> 
 def _own(network: Network, name: str, layer: nn.Module) -> bool:
     """Return whether the parameters of a layer are its own and wholly random."""
     every = [id(p) for m in network.module.modules() for p in m._parameters.values() if p is not None]
-    own = [(f"{name}.{n}", p) for n, p in layer.named_parameters(recurse=False)]
+    parameters = [(f"{name}.{n}", p) for n, p in layer.named_parameters(recurse=False)]
     return not hasattr(layer, "parametrizations") and all(
-        every.count(id(p)) == 1 and network.layout.shapes.get(n) == tuple(p.shape) for n, p in own
+        every.count(id(p)) == 1 and network.layout.shapes.get(n) == tuple(p.shape) for n, p in parameters
     )
 
 
 def folded(network: Network, weights_MD: Tensor, masks_S: Sequence[Mask]) -> Tensor | None:
-    """Return weights with the masks of draws in them; None where masks are no part of the weights.
+    """Return weights (S, D) with the masks of draws in them; None where masks are not part of the weights.
 
-    The network in evaluation mode with these weights is the drawn function.
-
-    Args:
-        network: the network.
-        weights_MD: of the members; draw s is of member s mod M. Columns behind the network's are left as they are.
-        masks_S: of the draws.
-
-    Returns:
-        Tensor (S, D).
+    The network in evaluation mode with these weights is the drawn function. Draw s is of member s mod M. Columns
+    behind the network's weights are copied.
     """
-    found = folds(network)
-    if found is None:
+    folded_layers = folds(network)
+    if folded_layers is None:
         return None
     weights_SD = weights_MD.new_empty(len(masks_S), weights_MD.shape[1])
-    size, places = network.layout.size, network.layout.slices
-    whole, members = network.layout.split(weights_SD[:, :size]), network.layout.split(weights_MD[:, :size])
-    changed = {f.weight for f in found} | {f.bias for f in found if f.bias is not None}
-    kept_columns = [*(where for name, where in places.items() if name not in changed), slice(size, None)]
+    size, slices = network.layout.size, network.layout.slices
+    drawn, members = network.layout.split(weights_SD[:, :size]), network.layout.split(weights_MD[:, :size])
+    changed = {f.weight for f in folded_layers} | {f.bias for f in folded_layers if f.bias is not None}
+    kept_columns = [*(where for name, where in slices.items() if name not in changed), slice(size, None)]
     for s, mask in enumerate(masks_S):
         m = s % len(weights_MD)
         for where in kept_columns:
             weights_SD[s, where] = weights_MD[m, where]
         now = {name: members[name][m] for name in changed}
-        for call, fold in enumerate(found):
+        for call, fold in enumerate(folded_layers):
             layer: Any = network.module.get_submodule(fold.dropout)
             keep = 1 - mask.rates.get(fold.dropout, layer.p)
             scale = kept(mask.seed, call, fold.shape, keep=keep).flatten().to(weights_MD) / (keep or 1.0)
-            behind = [1] * (now[fold.weight].ndim - (2 if fold.inputs else 1))
-            now[fold.weight] = torch.mul(now[fold.weight], scale.view(-1, *behind), out=whole[fold.weight][s])
+            trailing = [1] * (now[fold.weight].ndim - (2 if fold.inputs else 1))
+            now[fold.weight] = torch.mul(now[fold.weight], scale.view(-1, *trailing), out=drawn[fold.weight][s])
             if fold.bias is not None:
-                now[fold.bias] = torch.mul(now[fold.bias], scale, out=whole[fold.bias][s])
+                now[fold.bias] = torch.mul(now[fold.bias], scale, out=drawn[fold.bias][s])
     return weights_SD

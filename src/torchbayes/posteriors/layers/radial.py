@@ -1,10 +1,10 @@
-r"""Radial posteriors: for each parameter a direction and a radius of their own (Farquhar, Osborne and Gal 2020).
+"""Radial posteriors: for each parameter a direction and a radius of their own (Farquhar, Osborne and Gal 2020).
 
     w_g = μ_g + σ_g ∘ (ε_g / ‖ε_g‖) |r_g|,    ε_g ~ N(0, I),  r_g ~ N(0, 1),    g a parameter of n weights
 
-In units of σ the distance of a draw from the mean is |r|, whatever n, while that of a normal law is close to √n, so
-that none of its draws is near its mean. A weight has the variance σ²/n, and is not normal unless n = 1. With
-S_{n−1} = 2 π^{n/2}/Γ(n/2) the area of the unit sphere, the density of u = (w − μ)/σ is that of |r| on the sphere,
+In units of σ the distance of a draw from the mean is |r|, whatever n. Under a normal law it is close to √n, so that
+no draw is near the mean. A weight has the variance σ²/n, and is not normal unless n = 1. With S_{n−1} = 2
+π^{n/2}/Γ(n/2) the area of the unit sphere, the density of u = (w − μ)/σ is that of |r| on the sphere,
 
     q(u) = √(2/π) e^{−|u|²/2} / (S_{n−1} |u|^{n−1}),    H(q) = Σ log σ + ½ log(πe/2) + log S_{n−1} + (n − 1) E log |r|
 
@@ -32,11 +32,11 @@ _EULER = 0.5772156649015329
 @readable
 @dataclass(frozen=True, repr=False)
 class RadialPosterior(Posterior):
-    """q = (1/M) Σ_m of radial laws around μ_m, each parameter of the network, or of the likelihood, on its own.
+    """q = (1/M) Σ_m of radial laws around μ_m, one for each parameter of the network or of the likelihood.
 
     Attributes:
         mean_MD: μ.
-        scale_MD: σ, positive; the standard deviation of a weight is σ/√n, n weights of its parameter.
+        scale_MD: σ, positive; a weight of a parameter with n weights has standard deviation σ/√n.
     """
 
     mean_MD: Tensor
@@ -54,7 +54,6 @@ class RadialPosterior(Posterior):
 
     @property
     def members(self) -> int:
-        """M."""
         return len(self.mean_MD)
 
     @property
@@ -64,48 +63,29 @@ class RadialPosterior(Posterior):
 
     @property
     def default_draws(self) -> int:
-        """The smallest multiple of M that is at least 30."""
         return -(-30 // self.members) * self.members
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
-        """Return weights (S, D); draw s depends on (seed, s) alone.
-
-        Args:
-            draws: S, a multiple of M.
-            seed: seed of directions and radii.
-
-        Raises:
-            ValueError: if S is not a multiple of M, or the weights do not fit in memory.
-        """
         draws, sizes = self.check_draws(draws), self.model.layout.sizes
         noise = normals(seed, draws, sum(sizes) + len(sizes), like=self.mean_MD)
         offset = directions(noise, sizes).view(draws // self.members, self.members, -1)
         return (self.mean_MD + self.scale_MD * offset).flatten(0, 1)
 
     def log_prob(self, weights: Tensor) -> Tensor:
-        """Return log q(w), the log density of the mixture; ∞ at a mean.
-
-        Args:
-            weights: tensor (..., D).
-
-        Returns:
-            Float64 tensor (...), in nats.
-        """
+        """Return log q(w), the log density of the mixture, float64 (...) in nats, for w (..., D); ∞ at a mean."""
         sizes = self.model.layout.sizes
         unit = ((weights.unsqueeze(-2) - self.mean_MD) / self.scale_MD).double()
         radius = lengths(unit, sizes)
         below = torch.tensor(sizes, dtype=torch.float64, device=radius.device) - 1
         constant = sum(0.5 * math.log(2 / math.pi) - _log_area(n) for n in sizes)
-        each = (-0.5 * radius.square() - torch.xlogy(below, radius)).sum(-1) + constant
-        each = each - self.scale_MD.double().log().sum(-1)
-        return torch.logsumexp(each, dim=-1) - math.log(self.members)
+        log_prob = (-0.5 * radius.square() - torch.xlogy(below, radius)).sum(-1) + constant
+        log_prob = log_prob - self.scale_MD.double().log().sum(-1)
+        return torch.logsumexp(log_prob, dim=-1) - math.log(self.members)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return means and scales by name."""
         return {"mean_MD": self.mean_MD, "scale_MD": self.scale_MD}
 
     def settings(self) -> dict[str, Any]:
-        """Return nothing: all there is are the tensors."""
         return {}
 
     @classmethod
@@ -118,9 +98,8 @@ class RadialPosterior(Posterior):
 def directions(noise: Tensor, sizes: Sequence[int]) -> Tensor:
     """Return u, (..., D): for each parameter a random direction times a random radius.
 
-    Args:
-        noise: standard normals (..., D + G), those of the radii last.
-        sizes: weights of each of the G parameters.
+    `noise` are standard normals (..., D + G), the last G for the radii; `sizes` are the weights of each of G
+    parameters.
     """
     normal, radius = noise.split([sum(sizes), len(sizes)], dim=-1)
     length = lengths(normal, sizes).clamp_min(torch.finfo(noise.dtype).tiny)
@@ -146,5 +125,5 @@ def _log_area(size: int) -> float:
 
 @lru_cache(maxsize=8)
 def parameter_of(sizes: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return the number of the parameter that each weight belongs to, (D,); kept, as to make it waits for a GPU."""
+    """Return the index of the parameter of each weight, (D,); cached, because making it waits for a GPU."""
     return torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes)).to(device)

@@ -23,22 +23,22 @@ def load_module(path: str | Path, model: Model) -> PredictiveModule:
 
     Args:
         path: the file.
-        model: the model of the posterior that it was made of; only its network and likelihood are used, and a tuned
-            noise scale is in the file.
+        model: the model of the posterior of which it was made; only its network and likelihood are used, and a
+            tuned noise scale is in the file.
 
     Returns:
         The module, on the model's device.
 
     Raises:
         FileNotFoundError: if there is no such file.
-        ValueError: if the file is damaged, holds no module, or is of another layout or likelihood than the model's.
+        ValueError: if the file is damaged, holds no module, or has another layout or likelihood than the model.
     """
     check_kind(Model, "the `Model` that it was fitted with", model=model)
     path = full_path(path)
     tensors, header = read_tensors(path, model.network.device)
     if header.get("kind") not in MODULES:
-        known = ", ".join(sorted(MODULES))
-        raise ValueError(f"{path} holds a {header.get('kind')!r}, not a module; known are {known}. Read it by `load`.")
+        kinds = ", ".join(sorted(MODULES))
+        raise ValueError(f"{path} holds a {header.get('kind')!r}, not a module; known are {kinds}. Read it by `load`.")
     check_layout(path, header["layout"], model)
     settings = header["settings"]
     if scales := tuple(settings["scales"]):

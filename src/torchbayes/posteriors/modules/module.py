@@ -1,4 +1,4 @@
-"""Plain modules that predict: what all of them share, and the average of drawn networks."""
+"""Plain modules that predict: their base class, and the average of drawn networks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _Kind = TypeVar("_Kind", bound=Any)
 
 
 def readable(kind: _Kind) -> _Kind:
-    """Return a kind of module, after registering it so that its files can be read: a class decorator."""
+    """Register a kind of module so that its files can be read, and return it: a class decorator."""
     MODULES[kind.kind] = kind
     return kind
 
@@ -41,23 +41,23 @@ def readable(kind: _Kind) -> _Kind:
 class PredictiveModule(nn.Module, ABC):
     """A posterior as a plain module: all its tensors are buffers, and its outputs are named tensors.
 
-    Of classes a call returns `probs` (B, ..., K), `entropy`, `mutual_information` (its epistemic part) and
-    `expected_entropy` (its aleatoric part), (B, ...) in nats. Of numbers it returns `mean`, `variance`, its parts
-    `epistemic` and `aleatoric`, and `lower` and `upper`, the ends of the central interval, (B, ...); a distribution
-    without `cdf`, as Student's, has no interval.
+    For classes a call returns `probs` (B, ..., K), `entropy`, `mutual_information` (its epistemic part) and
+    `expected_entropy` (its aleatoric part), (B, ...) in nats. For numbers it returns `mean`, `variance`, its parts
+    `epistemic` and `aleatoric`, and `lower` and `upper`, the ends of the central interval, (B, ...). A distribution
+    without `cdf`, such as Student's, has no interval.
 
-    The network inside has no tensors of its own: those of a call are put into it, in each thread into a copy. It runs
-    in evaluation mode, and inputs must have the module's device and dtype.
+    The network inside has no tensors: those of a call are put into it, in each thread into a copy. It runs in
+    evaluation mode, and inputs must have the module's device and dtype.
     """
 
     kind: ClassVar[str]
     parts: ClassVar[tuple[str, ...]]
 
     def __init__(self, model: Model, parts: Parts, settings: Mapping[str, Any]) -> None:
-        """Hold tensors, and a network without any; `posterior.module` makes one."""
+        """Hold tensors, and a network without tensors; `posterior.module` makes one."""
         super().__init__()
-        for part, named in parts.items():
-            self.add_module(part, _tree(named))
+        for name, tensors in parts.items():
+            self.add_module(name, _tree(tensors))
         self._class_axis, self._likelihood, self._settings = model.network.class_axis, model.likelihood, dict(settings)
         with dropping(model.network) if settings.get("masks") else nullcontext():  # the copy keeps these modes
             hollow = _hollow(model.network.module)
@@ -67,7 +67,7 @@ class PredictiveModule(nn.Module, ABC):
 
     @abstractmethod
     def prepared(self, network: nn.Module) -> nn.Module:
-        """Return the network that is run, from a copy of the model's without memory."""
+        """Return the network that is run, given a copy of the model's without memory."""
 
     def part(self, name: str) -> dict[str, Tensor]:
         """Return the tensors of a part by their names in it."""
@@ -79,12 +79,12 @@ class PredictiveModule(nn.Module, ABC):
         return {n: p.view(len(p), *extra, *p.shape[1:]) for n, p in self.part("learned").items()}
 
     def summed_up(self, outputs_SBK: Tensor, spread: Tensor | None = None) -> dict[str, Tensor]:
-        """Return the summary of outputs, and of their variances in closed form."""
-        own = self._likelihood.distribution(outputs_SBK, self.learned_at(outputs_SBK))
-        return summary(own, spread=spread, level=self._settings["level"])
+        """Return the summary of outputs, with their variances in closed form if given."""
+        distribution = self._likelihood.distribution(outputs_SBK, self.learned_at(outputs_SBK))
+        return summary(distribution, spread=spread, level=self._settings["level"])
 
     def save(self, path: str | Path) -> Path:
-        """Write the module to a safetensors file with a JSON header, atomically; `load_module` reads it.
+        """Write the module to a safetensors file with a JSON header, completely or not at all; `load_module` reads it.
 
         Args:
             path: where to write, such as `run/module.safetensors`.
@@ -122,7 +122,7 @@ class ModelAverage(PredictiveModule):
             model: the model.
             weights_SD: the weights of each.
             buffers_S: the buffers of each, (S, ...); the network's own if None.
-            level: of the central intervals; none if None.
+            level: of the central intervals; no intervals if None.
             masks_S: dropout masks of each; dropout is off if None.
 
         Raises:
@@ -138,15 +138,10 @@ class ModelAverage(PredictiveModule):
         return cls(model, parts, {**settings, **masks})
 
     def prepared(self, network: nn.Module) -> nn.Module:
-        """Return the network itself."""
         return network
 
     def _outputs(self, s: int, state: dict[str, Tensor], inputs: Any) -> Tensor:
-        """Return the outputs of one drawn network.
-
-        Raises:
-            DropoutError: if it is exported and has masks.
-        """
+        """Return the outputs of one drawn network; a DropoutError if it is exported and has masks."""
 
         def run(rows: Any) -> Tensor:
             return outputs_of(self._network.run(state, rows), self._class_axis)
@@ -161,10 +156,11 @@ class ModelAverage(PredictiveModule):
         return under(Mask(*self._settings["masks"][s]), self, self._network.module, run=run, inputs=inputs)
 
     def forward(self, inputs: Any) -> dict[str, Tensor]:
-        """Return the average at inputs, and its uncertainty, by name.
+        """Return the average at inputs and its uncertainty, by name.
 
         Args:
-            inputs: tensor (B, ...); a tuple becomes positional arguments of the network, a mapping keyword arguments.
+            inputs: tensor (B, ...); a tuple becomes positional arguments of the network, a mapping keyword
+                arguments.
         """
         drawn, same = self.part("draws"), self.part("shared")
         first = next(iter(drawn.values()))
@@ -177,8 +173,7 @@ class ModelAverage(PredictiveModule):
 def settings_of(likelihood: Likelihood, *, level: float | None) -> dict[str, Any]:
     """Return what is saved as JSON: the level, and the noise, which tuning may have changed.
 
-    Raises:
-        ValueError: if the level is not between 0 and 1.
+    A ValueError if the level is not between 0 and 1.
     """
     if level is not None:
         check_level(level)
@@ -197,7 +192,7 @@ def header_of(model: Model, *, kind: str, settings: Mapping[str, Any]) -> dict[s
 
 
 def shared(network: nn.Module, own: Container[str]) -> dict[str, Tensor]:
-    """Return copies of the parameters and buffers of a network, but those that are given otherwise."""
+    """Return copies of the parameters and buffers of a network, except those named in `own`."""
     named = [*network.named_parameters(), *network.named_buffers()]
     return {n: t.detach().clone() for n, t in named if n not in own}
 
@@ -209,7 +204,7 @@ def _hollow(network: nn.Module) -> nn.Module:
 
 
 def _tree(named: Mapping[str, Tensor]) -> nn.Module:
-    """Return a module with these tensors as buffers, held by submodules as their names say."""
+    """Return a module with these tensors as buffers, held by submodules according to their names."""
     root = nn.Module()
     for name, tensor in named.items():
         holder, (*path, last) = root, name.split(".")

@@ -1,4 +1,4 @@
-"""What a predictive says of each row, as named tensors, in operations that export: no branch looks at a number."""
+"""What a predictive says of each row, as named tensors, in operations that export: no branch depends on a number."""
 
 from __future__ import annotations
 
@@ -12,17 +12,13 @@ _NEAR, _TERMS = 0.1, 16  # below |r| = 0.1 the series to the 16th power is exact
 
 
 def summary(own: Distribution, *, spread: Tensor | None = None, level: float | None = 0.95) -> dict[str, Tensor]:
-    """Return the average of S predictive distributions and its uncertainty, by the names that a `Predictive` has.
+    """Return the average of S predictive distributions and its uncertainty, named as in a `Predictive`.
 
-    Args:
-        own: the distributions of a likelihood, batch shape (S, B, ...).
-        spread: variance of each draw's outputs in closed form, (S, B, ...), under a normal likelihood; none if None.
-        level: of the central interval of a number; no interval if None, or if the distribution has no `cdf`.
-
-    Returns:
-        Of classes `probs` (B, ..., K), and `entropy`, its parts `mutual_information` and `expected_entropy`, (B, ...)
-        in nats. Of numbers `mean`, `variance`, its parts `epistemic` and `aleatoric`, and the ends of the interval,
-        `lower` and `upper`, (B, ...).
+    `own` has batch shape (S, B, ...); `spread` is the variance of each draw's outputs in closed form, (S, B, ...),
+    under a normal likelihood. For classes the result has `probs` (B, ..., K), and `entropy`, its parts
+    `mutual_information` and `expected_entropy`, (B, ...) in nats. For numbers it has `mean`, `variance`, its parts
+    `epistemic` and `aleatoric`, and the ends of the central interval, `lower` and `upper`, (B, ...), unless `level`
+    is None or the distribution has no `cdf`.
     """
     if isinstance(own, distributions.Categorical | distributions.Bernoulli):
         return _of_classes(own)
@@ -31,34 +27,34 @@ def summary(own: Distribution, *, spread: Tensor | None = None, level: float | N
 
 def _of_classes(own: distributions.Categorical | distributions.Bernoulli) -> dict[str, Tensor]:
     probs = torch.as_tensor(own.probs)
-    each = probs
-    if isinstance(own, distributions.Bernoulli):  # from logits, as 1 − p would lose small probabilities
+    all_probs = probs
+    if isinstance(own, distributions.Bernoulli):  # from logits, because 1 − p would lose small probabilities
         other = torch.as_tensor(-own.logits).sigmoid() if "logits" in vars(own) else 1 - probs
-        each = torch.stack([other, probs], dim=-1)
-    mean = each.mean(0)
+        all_probs = torch.stack([other, probs], dim=-1)
+    mean = all_probs.mean(0)
     return {
         "probs": probs.mean(0),
         "entropy": _entropy(mean),
-        "mutual_information": _divergence(each, mean),
-        "expected_entropy": _entropy(each).mean(0),
+        "mutual_information": _divergence(all_probs, mean),
+        "expected_entropy": _entropy(all_probs).mean(0),
     }
 
 
 def _of_numbers(own: Distribution, spread: Tensor | None, level: float | None) -> dict[str, Tensor]:
-    means, noise, whole = own.mean, own.variance, own
+    means, noise, predictive = own.mean, own.variance, own
     between = means.var(0, correction=0)
     if spread is not None:
         between = between + spread.mean(0)
-        whole = distributions.Normal(means, (noise + spread).sqrt(), validate_args=False)
+        predictive = distributions.Normal(means, (noise + spread).sqrt(), validate_args=False)
     aleatoric = noise.mean(0)
-    found = {"mean": means.mean(0), "variance": between + aleatoric, "epistemic": between, "aleatoric": aleatoric}
+    moments = {"mean": means.mean(0), "variance": between + aleatoric, "epistemic": between, "aleatoric": aleatoric}
     if level is None:
-        return found
+        return moments
     try:
-        lower, upper = average_quantile(whole, ((1 - level) / 2, (1 + level) / 2))
+        lower, upper = average_quantile(predictive, ((1 - level) / 2, (1 + level) / 2))
     except NotImplementedError:
-        return found
-    return {**found, "lower": lower, "upper": upper}
+        return moments
+    return {**moments, "lower": lower, "upper": upper}
 
 
 def _entropy(probs: Tensor) -> Tensor:
@@ -67,16 +63,16 @@ def _entropy(probs: Tensor) -> Tensor:
 
 
 def _divergence(each: Tensor, mean: Tensor) -> Tensor:
-    """Return the mean divergence of S distributions from their mean, whose terms do not cancel.
+    """Return the mean divergence of S distributions from their mean, as a sum whose terms do not cancel.
 
-    That is Σ_sk p̄_k φ(p_sk / p̄_k − 1) / S with φ(r) = (1 + r) log(1 + r) − r, by its series where r is small.
+    It is Σ_sk p̄_k φ(p_sk / p̄_k − 1) / S with φ(r) = (1 + r) log(1 + r) − r, by its series where r is small.
     """
     if len(each) == 1:
         return torch.zeros_like(mean[..., 0])
     kind = torch.finfo(each.dtype)
     apart = (each - mean) / mean.clamp_min(kind.tiny)
     series = torch.zeros_like(apart)
-    for power in range(_TERMS, 1, -1):  # Σ (−1)ⁿ rⁿ / (n (n − 1)), from the last term on
+    for power in range(_TERMS, 1, -1):  # Σ (−1)ⁿ rⁿ / (n (n − 1)), from the last term
         series = series * apart + (-1) ** power / (power * (power - 1))
     convex = apart.clamp_min(kind.eps - 1).log1p() * (1 + apart) - apart
     return (torch.where(apart.abs() < _NEAR, series * apart.square(), convex) * mean).sum(-1).mean(0)

@@ -1,4 +1,4 @@
-"""Have the chains of a sampler converged: R-hat in weight and function space, effective sizes, traces and ranks."""
+"""Figures of the convergence of chains: R-hat in weight and function space, effective sizes, traces and ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-BOUNDS = (1.01, 1.05, 1.1)  # of R-hat: Vehtari et al. (2021), that of a reference, and Izmailov et al. (2021)
+BOUNDS = (1.01, 1.05, 1.1)  # bounds of R-hat: Vehtari et al. (2021); of a reference; Izmailov et al. (2021)
 CHAINS = 8  # most chains with rank histograms of their own
 POINTS = 2000  # most points of a trace that are drawn
 
@@ -42,17 +42,11 @@ _SPACES = (("#14606b", "-"), ("#a3324b", "--"), ("#7a3e9d", ":"))
 def rhat_histogram(spaces: Mapping[str, Any]) -> Figure:
     """Draw histograms of R-hat of several spaces on one axis, with logarithmic counts, as Izmailov et al. (2021) do.
 
-    The horizontal axis is logarithmic in R-hat − 1, so that 1.01 and 1.1, the bounds in use, remain visible next to
-    chains that do not mix at all. Values below one are drawn at one, infinite ones in the last bin.
+    The horizontal axis is logarithmic in R-hat − 1, so that the bounds in use, such as 1.01 and 1.1, remain visible
+    next to chains that do not mix at all. Values below one are drawn at one, infinite ones in the last bin.
 
     Args:
-        spaces: name -> R-hat of its quantities, (R,); the first is filled. NaN, of what never moves, is left out.
-
-    Returns:
-        The figure, one axes.
-
-    Raises:
-        ValueError: if there is no space or none of the values is a number.
+        spaces: name -> R-hat of its quantities, (R,); the first is filled. NaN, for what never moves, is left out.
     """
     check_panels(spaces=spaces)
     values = {name: _known(of_space, f"R-hat of {name}") for name, of_space in spaces.items()}
@@ -70,8 +64,8 @@ def rhat_histogram(spaces: Mapping[str, Any]) -> Figure:
     axes.set_xscale("function", functions=(_stretched, _unstretched))
     axes.set_yscale("log", nonpositive="clip")
     handles = {
-        _rhat_label(name, of_space): _histogram(axes, np.clip(of_space, 1.0, top), edges, place)
-        for place, (name, of_space) in enumerate(values.items())
+        _rhat_label(name, of_space): _histogram(axes, np.clip(of_space, 1.0, top), edges, index)
+        for index, (name, of_space) in enumerate(values.items())
         if of_space.size
     }
     for bound in BOUNDS:
@@ -91,18 +85,12 @@ def rhat_histogram(spaces: Mapping[str, Any]) -> Figure:
 
 @house_style
 def ess_histograms(spaces: Mapping[str, tuple[Any, Any]], *, chains: int, draws: int) -> Figure:
-    """Draw histograms of effective sample sizes, of the bulk and of the tails.
+    """Draw histograms of bulk and tail effective sample sizes, with lines at 100 per chain and at all draws.
 
     Args:
         spaces: name -> (bulk, tail) effective sizes of its quantities, (R,) each; NaN is left out.
-        chains: M.
-        draws: S, draws of each chain.
-
-    Returns:
-        The figure: two axes, bulk and tail, with lines at 100 for each chain and at all M·S draws.
-
-    Raises:
-        ValueError: if there is no space or none of the values is a number.
+        chains: Number of chains.
+        draws: Draws of each chain.
     """
     check_panels(spaces=spaces)
     check_pairs(2, spaces=spaces)
@@ -129,7 +117,7 @@ def ess_histograms(spaces: Mapping[str, tuple[Any, Any]], *, chains: int, draws:
         axes.xaxis.set_major_formatter(_plain)
         axes.xaxis.set_minor_formatter(lambda _number, _position: "")
         axes.yaxis.set_major_formatter(_plain)
-    grid[0].set_ylim(bottom=0.7)  # once both are drawn, to keep the upper limit
+    grid[0].set_ylim(bottom=0.7)  # after both are drawn, to keep the upper limit
     grid[0].set_ylabel(_COUNTS)
     note_below(figure, "effective sample size (logarithmic)")
     legend_above(figure, handles)
@@ -140,17 +128,11 @@ def ess_histograms(spaces: Mapping[str, tuple[Any, Any]], *, chains: int, draws:
 def traces_and_ranks(quantities: Mapping[str, tuple[Any, Any, str]]) -> Figure:
     """Draw quantities along the chains, and how each chain's draws rank among all (Vehtari et al. 2021).
 
-    Chains that agree look alike in their traces and have flat histograms of ranks. A chain that stays high has its
-    ranks to the right. A single chain is shown by its halves.
+    Chains that agree have similar traces and flat histograms of ranks. A chain that stays high has its ranks to the
+    right. A single chain is shown by its halves. Each quantity has a row: a trace and a panel of rank histograms.
 
     Args:
         quantities: name -> (values, shape (M, S); the number of each of the S, shape (S,); what these numbers count).
-
-    Returns:
-        The figure: a row for each quantity with a trace and a panel of rank histograms, one above the other.
-
-    Raises:
-        ValueError: if there is no quantity, a value is not finite or shapes do not fit.
     """
     check_panels(quantities=quantities)
     check_pairs(3, quantities=quantities)
@@ -179,14 +161,9 @@ def traces_and_ranks(quantities: Mapping[str, tuple[Any, Any, str]]) -> Figure:
 
 
 def rank_counts(values_MS: np.ndarray, bins: int) -> np.ndarray:
-    """Return how many draws of each chain fall into each of `bins` equal ranges of ranks among all draws.
+    """Return how many draws of each chain fall into each of `bins` equal ranges of ranks among all draws: (M, bins).
 
-    Args:
-        values_MS: draws, shape (M, S); ties share their average rank.
-        bins: number of ranges.
-
-    Returns:
-        Counts, shape (M, bins); rows sum to S.
+    Draws that tie share their average rank. Each row sums to S.
     """
     from scipy.stats import rankdata
 
@@ -197,7 +174,7 @@ def rank_counts(values_MS: np.ndarray, bins: int) -> np.ndarray:
 
 def _rank_panel(axes: Axes, values_MS: np.ndarray, colours: list[str]) -> None:
     names = [str(chain + 1) for chain in range(len(values_MS))]
-    if len(values_MS) == 1:  # the ranks of one chain among its own are always flat
+    if len(values_MS) == 1:  # the ranks of one chain among its own draws are always flat
         half = values_MS.shape[1] // 2
         values_MS, colours = np.stack([values_MS[0, :half], values_MS[0, -half:]]), colours * 2
         names = ["first half", "second half"]
@@ -206,12 +183,12 @@ def _rank_panel(axes: Axes, values_MS: np.ndarray, colours: list[str]) -> None:
     counts = rank_counts(values_MS, bins)[:CHAINS]
     even, height = draws / bins, 0.86 / max(counts.max(), 2 * draws / bins)
     edges = np.linspace(0, 1, bins + 1)
-    for place, (of_chain, colour) in enumerate(zip(counts, colours, strict=False)):
-        axes.stairs(height * of_chain - place, edges, baseline=-place, fill=True, color=colour, alpha=0.75)
-        axes.hlines(height * even - place, 0, 1, color=QUIET, linewidth=0.9, linestyle=(0, (3, 2)))
-        axes.hlines(-place, 0, 1, color=FAINT, linewidth=0.6)
+    for row, (of_chain, colour) in enumerate(zip(counts, colours, strict=False)):
+        axes.stairs(height * of_chain - row, edges, baseline=-row, fill=True, color=colour, alpha=0.75)
+        axes.hlines(height * even - row, 0, 1, color=QUIET, linewidth=0.9, linestyle=(0, (3, 2)))
+        axes.hlines(-row, 0, 1, color=FAINT, linewidth=0.6)
     axes.grid(visible=False)
-    axes.set_yticks([height * even - place for place in range(len(counts))], names[: len(counts)])
+    axes.set_yticks([height * even - row for row in range(len(counts))], names[: len(counts)])
     axes.tick_params(axis="y", length=0)
     axes.set(xlim=(0, 1), ylim=(-len(counts) + 0.9, 1.0), xlabel="rank among all draws")
     axes.set_ylabel("chain" if names[0] == "1" else "")
@@ -244,7 +221,7 @@ def _rhat_label(name: str, rhat: np.ndarray) -> str:
 
 
 def _histogram(axes: Axes, values: np.ndarray, edges: np.ndarray, place: int) -> Any:
-    # the counts of one space: the first filled, the others as lines
+    # counts of one space: the first space is filled, the others are lines
     counts = np.histogram(values, edges)[0]
     if place == 0:
         return axes.stairs(counts, edges, baseline=0.1, fill=True, facecolor=FAINT, edgecolor=QUIET, linewidth=0.8)

@@ -1,4 +1,4 @@
-"""Methods against each other: under corruption, over data sets, during training."""
+"""Figures that compare methods: under corruption, over data sets, during training."""
 
 from __future__ import annotations
 
@@ -37,17 +37,9 @@ _SPREADS = {"std": "± one standard deviation", "sem": "± two standard errors",
 
 
 def spread_of(values: np.ndarray, spread: Spread) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return mean, lower and upper end over the last axis.
+    """Return mean, lower and upper end over the last axis of (..., R).
 
-    Args:
-        values: (..., R).
-        spread: `std` for one sample standard deviation, `sem` for two standard errors of the mean, `range`.
-
-    Returns:
-        (mean, lower, upper), each (...).
-
-    Raises:
-        ValueError: if the spread is unknown.
+    `std` is one sample standard deviation, `sem` two standard errors of the mean, `range` from smallest to largest.
     """
     check_choice(tuple(_SPREADS), spread=spread)
     mean, repeats = values.mean(-1), values.shape[-1]
@@ -67,20 +59,14 @@ def severity_curves(
     spread: Spread = "sem",
     better: Better | None = None,
 ) -> Figure:
-    """Draw a metric against the severity of corruption, from clean data (0) upwards.
+    """Draw a metric against the severity of corruption, from clean data (0) upwards, one line per method.
 
     Args:
         methods: name -> values of shape (severities, R), first row clean; R repeats are averaged.
-        metric: name of the metric; "NLL", "accuracy", "ECE", "Brier" are known with unit and direction.
-        over: what the R repeats are: "corruptions", "seeds".
-        spread: what the bands show.
-        better: direction of a metric that is not among the known ones.
-
-    Returns:
-        The figure, one axes, one line per method.
-
-    Raises:
-        ValueError: if shapes do not fit.
+        metric: Name of the metric; "NLL", "accuracy", "ECE", "Brier" are known with unit and direction.
+        over: What the R repeats are: "corruptions", "seeds".
+        spread: What the bands show.
+        better: Direction of a metric that is not among the known ones.
     """
     check_panels(methods=methods)
     check_text(metric=metric, over=over)
@@ -120,18 +106,14 @@ def metric_dots(
 ) -> Figure:
     """Draw the mean of a metric and two standard errors for every method, one panel per data set.
 
+    Methods are from top to bottom in the order given.
+
     Args:
         datasets: data set -> {method: values per split, shape (R,)}.
-        metric: name of the metric.
+        metric: Name of the metric.
         published: data set -> {source: (value, half-width of its error bar as published)}, drawn hollow and below.
-        over: what the R repeats are.
-        better: direction of a metric that is not among the known ones.
-
-    Returns:
-        The figure, one axes per data set; methods from top to bottom in the order given.
-
-    Raises:
-        ValueError: if there is no data set.
+        over: What the R repeats are.
+        better: Direction of a metric that is not among the known ones.
     """
     check_panels(datasets=datasets)
     check_panels(**{f"datasets[{name!r}]": values for name, values in datasets.items()})
@@ -191,19 +173,15 @@ def fidelity_dots(
 ) -> Figure:
     """Draw how close each method is to a reference, one panel per measure, with the floor as a line.
 
+    Methods are from top to bottom in the order given.
+
     Args:
         panels: measure -> {method: value}.
-        floors: measure -> how near another sample of the reference would come, shape (R,): a line at their mean, a band
-            from the smallest to the largest.
+        floors: measure -> how near another sample of the reference would come, shape (R,): a line at their mean, a
+            band from the smallest to the largest.
         better: measure -> which way is closer.
-        among: what the R values of a floor are.
+        among: What the R values of a floor are.
         intervals: measure -> {method: (low, high)}, drawn as lines.
-
-    Returns:
-        The figure, one axes per measure; methods from top to bottom in the order given.
-
-    Raises:
-        ValueError: if there is no measure, or a floor is of none of them.
     """
     floors, better, intervals = floors or {}, better or {}, intervals or {}
     check_panels(panels=panels)
@@ -212,9 +190,9 @@ def fidelity_dots(
     for measure, values in panels.items():
         check_panels(**{f"panels[{measure!r}]": values})
         check_numbers(**{f"panels[{measure!r}][{name!r}]": value for name, value in values.items()})
-    for what, given in (("floors", floors), ("intervals", intervals)):
-        if strange := sorted(set(given) - set(panels)):
-            raise ValueError(f"`panels` must hold the measures of `{what}`; got {what} of {', '.join(strange)}.")
+    for option, given in (("floors", floors), ("intervals", intervals)):
+        if unknown := sorted(set(given) - set(panels)):
+            raise ValueError(f"`panels` must hold the measures of `{option}`; got {option} of {', '.join(unknown)}.")
     methods = list(dict.fromkeys(name for values in panels.values() for name in values))
     drawn, heights = looks(methods), {name: -index for index, name in enumerate(methods)}
     width = max(map(len, methods), default=0) * 0.075 + 2.6 * len(panels)
@@ -223,9 +201,9 @@ def fidelity_dots(
     handles: dict[str, Any] = {}
     for axes, (measure, values) in zip(grid, panels.items(), strict=True):
         if measure in floors:
-            reached = as_array(floors[measure], 1, f"floor of {measure}")
-            axes.axvspan(reached.min(), reached.max(), color=FAINT, alpha=0.6, linewidth=0)
-            handles[f"floor: {len(reached)} {among}"] = axes.axvline(reached.mean(), color=INK, linewidth=1.3)
+            floor = as_array(floors[measure], 1, f"floor of {measure}")
+            axes.axvspan(floor.min(), floor.max(), color=FAINT, alpha=0.6, linewidth=0)
+            handles[f"floor: {len(floor)} {among}"] = axes.axvline(floor.mean(), color=INK, linewidth=1.3)
         for name, value in values.items():
             if name in intervals.get(measure, {}):
                 axes.hlines(heights[name], *intervals[measure][name], color=drawn[name].colour, linewidth=1.6)
@@ -251,19 +229,12 @@ def fidelity_dots(
 def training_curves(
     runs: Mapping[str, Sequence[Mapping[str, Any]]], keys: Sequence[str] = ("loss",), *, x: str = "epoch"
 ) -> Figure:
-    """Draw logged numbers during training: thin lines for members, a thick one for their mean.
+    """Draw logged numbers during training, one panel per key: thin lines for members, a thick one for their mean.
 
     Args:
         runs: method -> records of its log; each holds some of `keys`, a number or one number per member, and `x`.
-        keys: what to draw, one panel each; records without the key are passed over.
-        x: key of the horizontal axis.
-
-    Returns:
-        The figure, one axes per key.
-
-    Raises:
-        TypeError: if there are no keys, or something else than records.
-        ValueError: if a key occurs in no record, or `x` not in all that are drawn.
+        keys: What to draw; records without the key are skipped.
+        x: Key of the horizontal axis.
     """
     check_panels(runs=runs)
     check_text(x=x)
@@ -281,10 +252,10 @@ def training_curves(
             records = [record for record in runs[name] if key in record]
             if not records:
                 continue
-            if without := [record for record in records if x not in record]:
+            if incomplete := [record for record in records if x not in record]:
                 raise ValueError(
-                    f"`x` must be a key of every record that is drawn; {len(without)} of {len(records)} records of "
-                    f"{name!r} with {key!r} have no {x!r}. Choose among {', '.join(map(str, without[0]))}."
+                    f"`x` must be a key of every record that is drawn; {len(incomplete)} of {len(records)} records of "
+                    f"{name!r} with {key!r} have no {x!r}. Choose among {', '.join(map(str, incomplete[0]))}."
                 )
             steps = [record[x] for record in records]
             values = np.stack([as_array(np.atleast_1d(record[key]), 1, key) for record in records])

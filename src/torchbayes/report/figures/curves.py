@@ -43,20 +43,12 @@ def measure_curves(
 
     Args:
         panels: measure -> {model: values of shape (P, R)}; R repeats are averaged.
-        places: positions of the P values: numbers, or names that are spaced evenly.
-        label: what the places are.
-        over: what the R repeats are.
+        places: Positions of the P values: numbers, or names that are spaced evenly.
+        label: What the places are.
+        over: What the R repeats are.
         levels: measure -> (name, value) of a level to compare with, drawn dashed.
-        percent: measures that are shares, written as per cent from 0 on; the label where the places are shares.
+        percent: Measures that are shares, written as per cent from 0 on; include the label if the places are shares.
         mark: (name, place) of a place to point out in every panel, drawn dotted.
-
-    Returns:
-        The figure, one axes per measure.
-
-    Raises:
-        ValueError: if there is no measure, shapes do not fit the places, a level or share is of no measure, or the
-            mark is at no place.
-        TypeError: if the mark is no name and place.
     """
     levels = {} if levels is None else levels
     check_panels(panels=panels)
@@ -64,9 +56,9 @@ def measure_curves(
     check_text(label=label, over=over)
     check_kind((list, tuple, set, frozenset), "measures", percent=percent)
     check_kind((Sequence, np.ndarray), "numbers or names", places=places)
-    strange = sorted({*levels, *percent} - {*panels, label})
-    if strange:
-        raise ValueError(f"`panels` must hold every measure of `levels` and `percent`; missing: {', '.join(strange)}.")
+    unknown = sorted({*levels, *percent} - {*panels, label})
+    if unknown:
+        raise ValueError(f"`panels` must hold every measure of `levels` and `percent`; missing: {', '.join(unknown)}.")
     drawn = looks(name for values in panels.values() for name in values)
     rows, columns = grid_shape(len(panels), widest=3 if len(panels) % 2 else 2)
     figure = new_figure(max(3.2 * columns, 4.8), 2.5 * rows + 0.9)
@@ -74,8 +66,8 @@ def measure_curves(
     handles: dict[str, Any] = {}
     repeats: set[int] = set()
     for axes, (measure, values) in zip(grid.flat, panels.items(), strict=False):
-        for name, given in values.items():
-            array = as_array(given, 2, f"{measure} of {name}")
+        for name, repeated in values.items():
+            array = as_array(repeated, 2, f"{measure} of {name}")
             if len(array) != len(places):
                 raise ValueError(f"{measure} of {name} must have {len(places)} `places`; got {len(array)}.")
             repeats.add(array.shape[1])
@@ -89,21 +81,16 @@ def measure_curves(
         axes.set_ylabel(measure.replace(", ", "\n"))
         _per_cent(axes, measure in percent, label in percent)
     remove_spare(grid, len(panels))
-    said = [label] if label else []
+    notes = [label] if label else []
     if repeats != {1}:
-        said.append(f"mean over {max(repeats)} {over}, band ± two standard errors")
-    note_below(figure, *said)
+        notes.append(f"mean over {max(repeats)} {over}, band ± two standard errors")
+    note_below(figure, *notes)
     legend_above(figure, handles)
     return figure
 
 
 def _place(places: Sequence[float] | Sequence[str], mark: tuple[str, float | str]) -> tuple[str, float]:
-    """Return the name of a marked place, and where it is on the horizontal axis.
-
-    Raises:
-        TypeError: if the mark is no name and place.
-        ValueError: if its place is none of the places.
-    """
+    """Return the name of a marked place, and its position on the horizontal axis."""
     if not isinstance(mark, tuple) or len(mark) != 2 or not isinstance(mark[0], str):
         raise TypeError(f"`mark` must be a name and one of the `places`, such as ('peak', 3); got {mark!r}.")
     name, wanted = mark
@@ -122,7 +109,7 @@ def _per_cent(axes: Axes, vertical: bool, horizontal: bool) -> None:
 
 
 def _line(axes: Axes, places: Sequence[float] | Sequence[str], array: np.ndarray, look: Any) -> Any:
-    """Return the drawn line of one model; names of places become ticks."""
+    """Draw and return the line of one model; names of places become ticks."""
     named = isinstance(places[0], str)
     at = np.arange(len(places), dtype=float) if named else np.asarray(places, dtype=float)
     mean, low, high = spread_of(array, "sem")

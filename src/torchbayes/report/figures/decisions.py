@@ -1,4 +1,4 @@
-"""What comes of acting on a classifier: accuracy when doubtful inputs are referred, and which classes are confused."""
+"""Figures of decisions by a classifier: accuracy when doubtful inputs are referred, and which classes are confused."""
 
 from __future__ import annotations
 
@@ -34,17 +34,11 @@ LEGIBLE = 12  # most characters of a class name beside a matrix
 def referral_curves(methods: Mapping[str, tuple[Any, Any]]) -> Figure:
     """Draw accuracy against the share of inputs that are kept when the least certain are referred.
 
-    For a single method, how well it could be is drawn too: if exactly the wrong predictions were referred first.
+    For a single method the best possible curve is drawn too: exactly the wrong predictions are referred first.
 
     Args:
         methods: name -> (share kept, increasing to 1; accuracy among them), (P,) each, as
             `torchbayes.metrics.selective_accuracy` gives them.
-
-    Returns:
-        The figure, one axes.
-
-    Raises:
-        ValueError: if there is no method, or lengths differ.
     """
     check_panels(methods=methods)
     check_pairs(2, methods=methods)
@@ -53,10 +47,10 @@ def referral_curves(methods: Mapping[str, tuple[Any, Any]]) -> Figure:
     handles: dict[str, Any] = {}
     lowest = 1.0
     for name, look in looks(methods).items():
-        kept, accuracy = (as_array(part, 1, f"curve of {name}", finite=True) for part in methods[name])
+        kept, accuracy = (as_array(values, 1, f"curve of {name}", finite=True) for values in methods[name])
         if len(kept) != len(accuracy):
             raise ValueError(f"`methods`: {name!r} has {len(kept)} shares kept and {len(accuracy)} accuracies.")
-        # a step at the left end would say what a handful of inputs do
+        # the left end is cut off, where the curve depends on a handful of inputs
         sure = kept >= min(0.01, kept[-1])
         handles[name] = axes.plot(kept[sure], accuracy[sure], color=look.colour)[0]
         axes.plot(kept[-1], accuracy[-1], marker=look.marker, color=look.colour, clip_on=False)
@@ -82,17 +76,11 @@ def referral_curves(methods: Mapping[str, tuple[Any, Any]]) -> Figure:
 
 @house_style
 def confusion_matrix(counts: Any, class_names: Sequence[str]) -> Figure:
-    """Draw how often each true class is taken for each other: shaded by the share of the true class, with counts.
+    """Draw how often each true class is predicted as each class: shaded by the share of the true class, with counts.
 
     Args:
         counts: (K, K), true classes by predicted ones.
         class_names: K names.
-
-    Returns:
-        The figure: a matrix and its colour bar.
-
-    Raises:
-        ValueError: if shapes do not fit, or a count is negative.
     """
     array = as_array(counts, 2, "counts", finite=True)
     check_kind((list, tuple), "names", class_names=class_names)
@@ -111,7 +99,7 @@ def confusion_matrix(counts: Any, class_names: Sequence[str]) -> Figure:
     slanted = 0.08 * longest > side / classes
     figure = new_figure(side + 0.075 * longest + 1.9, side + 0.9 + (0.06 * longest if slanted else 0))
     axes: Axes = figure.subplots()
-    # powers make a handful of confusions visible beside a diagonal of hundreds
+    # a square root makes a handful of confusions visible beside a diagonal of hundreds
     image = axes.imshow(np.sqrt(shares), cmap="Blues", vmin=0, vmax=1, aspect="equal")
     for true, predicted in zip(*np.nonzero(array), strict=True):
         count = float(array[true, predicted])

@@ -1,4 +1,4 @@
-"""What a distribution over functions believes: functions of one input, and correlations between inputs."""
+"""Figures of a distribution over functions: functions of one input, and correlations between inputs."""
 
 from __future__ import annotations
 
@@ -37,17 +37,12 @@ def function_draws(
     """Draw functions of one input: some of them, and bands that hold half and nine tenths of all at every input.
 
     Args:
-        functions: name -> values of S drawn functions, (S, P), such as one output of `prior_predictive`; a panel each.
-        x: the inputs, (P,), increasing.
-        shown: how many functions are drawn, the first ones.
-        label: the input, with its unit.
-        what: the output, with its unit.
-
-    Returns:
-        The figure, one axes per entry, each with a vertical axis of its own.
-
-    Raises:
-        ValueError: if there is none, values do not fit the inputs or are not finite, or inputs do not increase.
+        functions: name -> values of S drawn functions, (S, P), such as one output of `prior_predictive`; a panel each,
+            with a vertical axis of its own.
+        x: Inputs, (P,), increasing.
+        shown: How many functions are drawn, the first ones.
+        label: The input, with its unit.
+        what: The output, with its unit.
     """
     check_panels(functions=functions)
     check_counts(shown=shown)
@@ -90,17 +85,13 @@ def correlation_maps(
 ) -> Figure:
     """Draw correlations between inputs as heat maps, the inputs ordered by class.
 
+    One colour bar runs from the lowest value of all panels, or from 0, to 1.
+
     Args:
         matrices: title -> correlations (B, B), such as `PriorPredictive.correlation`; a panel each. NaN is left white.
-        labels: class of each input, (B,), whole numbers; None keeps the order and draws no classes.
-        class_names: of the classes, in increasing order of their numbers; the numbers if None.
-        label: what is drawn.
-
-    Returns:
-        The figure, with one colour bar, from the lowest value of all panels, or from 0, to 1.
-
-    Raises:
-        ValueError: if there is no matrix, one is not square or has another number of inputs, or names do not fit.
+        labels: Class of each input, (B,), whole numbers; None keeps the order and draws no classes.
+        class_names: Names of the classes, in increasing order of their numbers; the numbers if None.
+        label: What is drawn.
     """
     check_panels(matrices=matrices)
     check_text(label=label)
@@ -129,11 +120,7 @@ def correlation_maps(
 
 
 def _by_class(labels: Any, class_names: Any, size: int) -> tuple[np.ndarray, list[str], np.ndarray]:
-    """Return the order of the inputs, the names of the classes, and where each begins and the last ends.
-
-    Raises:
-        ValueError: if there is not one label for each input, or names are too few or too many.
-    """
+    """Return the order of the inputs, the class names, and the start of each class with the end of the last."""
     if labels is None:
         return np.arange(size), [], np.array([0, size])
     numbers = as_array(labels, 1, "labels", finite=True)

@@ -1,4 +1,4 @@
-"""The images a model is least sure about."""
+"""Figures of the images that a model is least sure about."""
 
 from __future__ import annotations
 
@@ -29,27 +29,15 @@ MOST_CLASSES = 10
 
 
 def entropy(probs: np.ndarray) -> np.ndarray:
-    """Return −Σ_k p_k log p_k over the last axis, in nats, with 0 log 0 = 0.
-
-    Args:
-        probs: (..., K).
-
-    Returns:
-        (...).
-    """
+    """Return −Σ_k p_k log p_k over the last axis, in nats, with 0 log 0 = 0."""
     return -np.sum(probs * np.log(np.where(probs > 0, probs, 1.0)), axis=-1)
 
 
 def displayable(images: np.ndarray) -> np.ndarray:
-    """Return images as (N, height, width) grey or (N, height, width, 3) colour values in [0, 1].
+    """Return images (N, C, height, width) as grey (N, height, width) or colour (N, height, width, 3) values in [0, 1].
 
-    Images that already lie in [0, 1] are kept; standardised ones are stretched channel by channel over all images.
-
-    Args:
-        images: (N, C, height, width).
-
-    Returns:
-        The array for matplotlib; for C other than 1 or 3 the mean over channels.
+    Images that already lie in [0, 1] are kept; standardised ones are stretched channel by channel over all images. For
+    C other than 1 or 3 the channels are averaged.
     """
     if images.min() < 0 or images.max() > 1:
         low, high = (edge(images, axis=(0, 2, 3), keepdims=True) for edge in (np.min, np.max))
@@ -69,19 +57,15 @@ def uncertain_images(
 ) -> Figure:
     """Draw the images of highest predictive entropy, each beside its predictive probabilities; the true class is bold.
 
+    Axes come in pairs (image, bars), the most uncertain first.
+
     Args:
-        images: (N, C, height, width), of which the `count` most uncertain are drawn.
+        images: (N, C, height, width).
         probs: (N, K), or method -> (N, K).
         class_names: K names.
         targets: (N,) true classes.
-        count: how many images.
-        rank_by: method whose entropy ranks the images; the last one if not given.
-
-    Returns:
-        The figure; axes come in pairs (image, bars), most uncertain first.
-
-    Raises:
-        ValueError: if shapes do not fit or the method is unknown.
+        count: How many images are drawn.
+        rank_by: Method whose entropy ranks the images; the last one by default.
     """
     pictures, labels = as_array(images, 4, "images", finite=True), as_array(targets, 1, "targets").astype(int)
     check_counts(count=count)
@@ -116,11 +100,7 @@ def uncertain_images(
 
 
 def _checked_probs(probs: Any, labels: np.ndarray, expected: tuple[int, int]) -> dict[str, np.ndarray]:
-    """Return probabilities (N, K) of each method.
-
-    Raises:
-        ValueError: if there are no such, or not as many labels, or other ones.
-    """
+    """Return probabilities (N, K) of each method, checked against images, labels and class names."""
     methods = probs if isinstance(probs, Mapping) else {"": probs}
     check_panels(probs=methods)
     arrays = {
@@ -154,7 +134,7 @@ def _short(name: str, longest: int = 16) -> str:
 
 
 def _bars(axes: Axes, probs: Mapping[str, np.ndarray], class_names: Sequence[str], target: int) -> None:
-    """Draw the probabilities of all classes, or of the likeliest and the true one where there are many."""
+    """Draw the probabilities of all classes or, of many, the likeliest ones and the true one."""
     classes = np.arange(len(class_names))
     if len(classes) > MOST_CLASSES:
         likeliest = np.argsort(-np.max(list(probs.values()), axis=0), kind="stable")[: MOST_CLASSES - 1]

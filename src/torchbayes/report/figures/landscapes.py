@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LEVELS = 12
-_HIGHEST = 0.9  # quantile of the values that the last level is at: losses explode away from solutions
+_HIGHEST = 0.9  # quantile of the values at the last level, because losses explode away from solutions
 
 
 @house_style
@@ -31,23 +31,17 @@ def loss_surfaces(
 ) -> Figure:
     """Draw values over a plane, a panel for each surface, with networks and a curve between them on top.
 
-    Levels are spaced evenly in the logarithm of the height above the lowest value; all values above the last level,
-    the 90 % quantile, have one colour, and values that are not finite none. All panels share them.
+    Levels are spaced evenly in the logarithm of the height above the lowest value. All values above the last level,
+    the 90 % quantile, have one colour; values that are not finite have none. All panels share the levels.
 
     Args:
         surfaces: title -> values on the grid, (len(y), len(x)), such as `nll_QP` of `geometry.surface`.
-        x: horizontal positions of the grid.
-        y: vertical positions of the grid.
+        x: Horizontal positions of the grid.
+        y: Vertical positions of the grid.
         marks: name -> coordinates (2,) of networks, drawn as points.
-        curve: coordinates (T, 2) of a curve in the plane; None for none.
-        kind: "contour", or "3d" for heights; marks and curve are drawn in contours alone.
-        label: what the values are, with their unit.
-
-    Returns:
-        The figure, with one colour bar.
-
-    Raises:
-        ValueError: if there is no surface, one does not fit the grid or has no finite value, or a mark is no point.
+        curve: Coordinates (T, 2) of a curve in the plane.
+        kind: "contour", or "3d" for heights; only contours show marks and curve.
+        label: What the values are, with their unit.
     """
     check_panels(surfaces=surfaces)
     check_choice(("contour", "3d"), kind=kind)
@@ -56,10 +50,10 @@ def loss_surfaces(
     grids = {name: _checked(values, name, (len(y), len(x))) for name, values in surfaces.items()}
     marks = {} if marks is None else marks
     check_kind(Mapping, "a mapping from names to coordinates", marks=marks)
-    points = {name: as_array(place, 1, f"`marks`, {name}", finite=True) for name, place in marks.items()}
-    strange = next((name for name, place in points.items() if place.shape != (2,)), None)
-    if strange is not None:
-        raise ValueError(f"`marks`: {strange!r} must be two coordinates; got shape {points[strange].shape}.")
+    points = {name: as_array(coordinates, 1, f"`marks`, {name}", finite=True) for name, coordinates in marks.items()}
+    wrong = next((name for name, coordinates in points.items() if coordinates.shape != (2,)), None)
+    if wrong is not None:
+        raise ValueError(f"`marks`: {wrong!r} must be two coordinates; got shape {points[wrong].shape}.")
     line = None if curve is None else as_array(curve, 2, "curve", finite=True)
     levels = _levels(np.concatenate([values[np.isfinite(values)] for values in grids.values()]))
     rows, columns = grid_shape(len(grids), widest=3)
@@ -84,17 +78,13 @@ def loss_surfaces(
 
 
 def _checked(values: Any, name: str, shape: tuple[int, int]) -> np.ndarray:
-    """Return a surface as an array.
-
-    Raises:
-        ValueError: if it does not fit the grid, or has no finite value.
-    """
-    found = as_array(values, 2, f"`surfaces`, {name}")
-    if found.shape != shape:
-        raise ValueError(f"`surfaces`: {name!r} must be {shape} like the grid of `y` and `x`; got {found.shape}.")
-    if not np.isfinite(found).any():
+    """Return a surface as an array that fits the grid and has a finite value."""
+    surface = as_array(values, 2, f"`surfaces`, {name}")
+    if surface.shape != shape:
+        raise ValueError(f"`surfaces`: {name!r} must be {shape} like the grid of `y` and `x`; got {surface.shape}.")
+    if not np.isfinite(surface).any():
         raise ValueError(f"`surfaces`: {name!r} has no finite value. Evaluate it closer to a solution.")
-    return found
+    return surface
 
 
 def _levels(values: np.ndarray) -> np.ndarray:
@@ -106,7 +96,7 @@ def _levels(values: np.ndarray) -> np.ndarray:
 
 
 def _norm(levels: np.ndarray) -> tuple[Any, Any]:
-    """Return colours of the levels, and the map from values to them."""
+    """Return the colour map, and the map from values to its levels."""
     from matplotlib import colormaps
     from matplotlib.colors import BoundaryNorm
 
@@ -129,7 +119,8 @@ def _heights(axes: Any, positions: tuple[np.ndarray, np.ndarray], values: np.nda
     colours, norm = _norm(levels)
     shown = np.clip(np.where(np.isfinite(values), values, levels[-1]), levels[0], levels[-1])
     height = np.log10(shown - levels[0] + (levels[1] - levels[0]))
-    face = colours(np.interp(shown, levels, np.linspace(0.0, 1.0, len(levels))))  # bands would be ragged at an angle
+    # smooth colours, because bands look ragged at an angle
+    face = colours(np.interp(shown, levels, np.linspace(0.0, 1.0, len(levels))))
     axes.plot_surface(
         *np.meshgrid(*positions), height, facecolors=face, rstride=1, cstride=1, linewidth=0, antialiased=False
     )

@@ -1,4 +1,4 @@
-"""How sure a posterior is of new rows, beside the test rows that it is known by."""
+"""A figure of predictions of new rows, beside test rows whose quality is known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLOUR = "#0072b2"
-_SHOWN = 60  # rows of the first panel
+_SHOWN = 60  # most rows in the first panel
 
 
 @house_style
@@ -26,17 +26,16 @@ def new_rows(
     target_name: str = "target",
     units: str = "units of the target",
 ) -> Figure:
-    """Draw predictions of new rows, and their uncertainty beside that of test rows.
+    """Draw predictions of new rows (with intervals, or probabilities of the predicted class), and their uncertainty.
+
+    Histograms show the uncertainty beside that of test rows.
 
     Args:
-        new: columns of predictions, as `predictive.written.columns_of` gives them.
-        test: the same of test rows.
-        level: share of the targets that an interval should hold.
-        target_name: the name of the target.
-        units: of the target.
-
-    Returns:
-        The figure: predictions with intervals, or probabilities of the predicted class; histograms of uncertainty.
+        new: Columns of predictions, as `predictive.written.columns_of` gives them.
+        test: The same of test rows.
+        level: Share of the targets that an interval should hold.
+        target_name: Name of the target.
+        units: Units of the target.
     """
     from matplotlib.patches import Patch
 
@@ -66,7 +65,7 @@ def new_rows(
 
 
 def _chosen(order: np.ndarray) -> np.ndarray:
-    """Return evenly spaced places of an order, no more than are shown."""
+    """Return evenly spaced entries of an order, at most as many as are shown."""
     return order[np.unique(np.linspace(0, len(order) - 1, min(len(order), _SHOWN)).round().astype(int))]
 
 
@@ -88,7 +87,7 @@ def _classes(axes: Axes, new: Mapping[str, np.ndarray]) -> None:
     rows = _chosen(np.argsort(highest, kind="stable"))
     axes.plot(np.arange(len(rows)), highest[rows], "o", markersize=3, color=_COLOUR)
     axes.axhline(1 / len(probs), color=QUIET, linewidth=0.8, linestyle=":")
-    # points lie above the line, and its right end has none near it
+    # points lie above the line, and none is near its right end
     place = (len(rows) - 1, 1 / len(probs))
     axes.annotate("chance", place, (0, -2), textcoords="offset points", ha="right", va="top", color=QUIET)
     axes.set_ylim(0, 1.03)

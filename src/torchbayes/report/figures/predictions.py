@@ -1,4 +1,4 @@
-"""What a posterior says over a whole input space: bands in one dimension, maps in two."""
+"""Figures of predictions over a whole input space: bands in one dimension, maps in two."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ EPISTEMIC_ALPHA, TOTAL_ALPHA = 0.34, 0.17
 
 @dataclass(frozen=True)
 class Band:
-    """One method's predictions along a one-dimensional input; shapes (N,) unless said.
+    """One method's predictions along a one-dimensional input; shapes (N,) by default.
 
     Attributes:
-        x: inputs, increasing.
-        mean: predictive mean.
-        epistemic_std: standard deviation of the drawn functions' means.
-        total_std: standard deviation of the target, noise included.
-        draws: a few drawn functions, (S, N), or None.
+        x: Inputs, increasing.
+        mean: Predictive mean.
+        epistemic_std: Standard deviation of the drawn functions' means.
+        total_std: Standard deviation of the target, noise included.
+        draws: A few drawn functions, (S, N), or None.
     """
 
     x: Any
@@ -70,18 +70,10 @@ class Band:
 
     @classmethod
     def of(cls, x: Any, prediction: Predictive) -> Band:
-        """Return the band of a regression on one input.
+        """Return the band, without drawn functions, of a regression on one input, (N,), increasing.
 
-        Args:
-            x: inputs, (N,), increasing.
-            prediction: what `predict` gives at these inputs, of one target.
-
-        Returns:
-            Its mean and standard deviations, without drawn functions.
-
-        Raises:
-            TypeError: if it is no prediction of a regression.
-            ValueError: if it has another number of rows, or more than one target.
+        `prediction` is what `predict` gives at these inputs for one target. Raises TypeError for no prediction of a
+        regression, ValueError for another number of rows, or more than one target.
         """
         check_object(
             ("mean", "epistemic", "variance"), "the result of `predict` for a regression", prediction=prediction
@@ -106,17 +98,11 @@ def predictive_band(
 
     Args:
         methods: name -> band, one panel each, or one band.
-        train_x: training inputs, (N,).
-        train_y: training targets, (N,).
+        train_x: Training inputs, (N,).
+        train_y: Training targets, (N,).
         truth: (x, y) of the true function.
-        notes: name -> a line under the title of that panel, of up to 36 characters.
-        target_name: the name of the target.
-
-    Returns:
-        The figure, one axes per method.
-
-    Raises:
-        ValueError: if there is no method, or a note of one that is not drawn.
+        notes: name -> a line of up to 36 characters under the title of that panel.
+        target_name: Name of the target.
     """
     bands = {"": methods} if isinstance(methods, Band) else methods
     check_panels(methods=bands)
@@ -146,12 +132,7 @@ def predictive_band(
 
 
 def _notes(notes: Mapping[str, str] | None, panels: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the notes of panels, none if None.
-
-    Raises:
-        TypeError: if they are no texts by name.
-        ValueError: if one is of a panel that is not there.
-    """
+    """Return the notes of panels, checked."""
     if notes is None:
         return {}
     check_kind(Mapping, "a mapping from names", notes=notes)
@@ -162,16 +143,11 @@ def _notes(notes: Mapping[str, str] | None, panels: Mapping[str, Any]) -> Mappin
 
 
 def _points_of(name: str, pair: Any) -> list[np.ndarray]:
-    """Return x and y of points, finite and of one length.
-
-    Raises:
-        TypeError: if they are no pair.
-        ValueError: if they differ in length.
-    """
+    """Return x and y of points, finite and of one length."""
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise TypeError(f"`{name}` must be a pair (x, y); got {seen(pair)}.")
     names = name.split(", ") if ", " in name else (name, name)
-    points = [as_array(values, 1, own, finite=True) for own, values in zip(names, pair, strict=True)]
+    points = [as_array(values, 1, argument, finite=True) for argument, values in zip(names, pair, strict=True)]
     if len(points[0]) != len(points[1]):
         raise ValueError(f"`{'` and `'.join(names)}` must have one length; got {len(points[0])} and {len(points[1])}.")
     return points
@@ -196,7 +172,7 @@ def _band_legend(colour: str, *, draws: bool) -> dict[str, Any]:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    function = 1 - (1 - EPISTEMIC_ALPHA) * (1 - TOTAL_ALPHA)  # the two bands lie on each other
+    function = 1 - (1 - EPISTEMIC_ALPHA) * (1 - TOTAL_ALPHA)  # the two bands overlap
     handles: dict[str, Any] = {
         "mean": Line2D([], [], color=colour),
         "± 2 std of the function": Patch(color=colour, alpha=function, linewidth=0),
@@ -206,7 +182,7 @@ def _band_legend(colour: str, *, draws: bool) -> dict[str, Any]:
 
 
 def _view(bands: Mapping[str, Band], train_y: np.ndarray) -> tuple[float, float]:
-    # All data and bands, but no more than two data heights beyond them: one wild extrapolation would hide the rest.
+    # All data and bands, but at most two data heights beyond the data: one wild extrapolation would hide the others.
     low, high = train_y.min(), train_y.max()
     room = 2.0 * max(high - low, 1e-12)
     ends = [as_array(b.mean, 1, "mean") + sign * 2 * as_array(b.total_std, 1, "std") for b in bands.values()
@@ -222,16 +198,10 @@ def classification_surface(methods: Mapping[str, Any], x: Any, y: Any, *, inputs
 
     Args:
         methods: name -> probability of class 1 on the grid, (len(y), len(x)).
-        x: horizontal positions of the grid, evenly spaced.
-        y: vertical positions of the grid, evenly spaced.
-        inputs: training inputs, (N, 2).
-        targets: training classes 0 or 1, (N,).
-
-    Returns:
-        The figure: a row of axes with probabilities, a row with entropies, two colour bars.
-
-    Raises:
-        ValueError: if there is no method or a surface does not fit the grid.
+        x: Horizontal positions of the grid, evenly spaced.
+        y: Vertical positions of the grid, evenly spaced.
+        inputs: Training inputs, (N, 2).
+        targets: Training classes 0 or 1, (N,).
     """
     check_panels(methods=methods)
     x, y = as_array(x, 1, "x", finite=True), as_array(y, 1, "y", finite=True)

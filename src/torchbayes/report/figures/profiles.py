@@ -1,4 +1,4 @@
-"""Densities of eigenvalues, and log densities along rays: what a posterior looks like in one dimension at a time."""
+"""Figures of a posterior in one dimension at a time: densities of eigenvalues, and log densities along rays."""
 
 from __future__ import annotations
 
@@ -24,33 +24,28 @@ from torchbayes.report.style import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_DECADES = 7  # of a density that are shown below its highest value
+_DECADES = 7  # decades of a density shown below its highest value
 
 
 @house_style
 def spectrum_density(
     densities: Mapping[str, Any], eigenvalues: Any, *, label: str = "eigenvalue (nats per squared unit of the weights)"
 ) -> Figure:
-    """Draw densities of eigenvalues on a logarithmic axis, on which single large ones can be seen beside the bulk.
+    """Draw densities of eigenvalues on a logarithmic axis, where single large ones are visible beside the bulk.
+
+    The axis covers seven decades below the highest value.
 
     Args:
         densities: name -> values (G,) on the grid, such as those of `Spectrum.density`; zeros are not drawn.
-        eigenvalues: the grid (G,), increasing.
-        label: what the eigenvalues are, with their unit.
-
-    Returns:
-        The figure, one axes with a line for each name, over seven decades below the highest value.
-
-    Raises:
-        ValueError: if there is no density, one does not fit the grid, is negative or zero everywhere, or the grid does
-            not increase.
+        eigenvalues: The grid (G,), increasing.
+        label: What the eigenvalues are, with their unit.
     """
     check_panels(densities=densities)
     check_text(label=label)
     grid = as_array(eigenvalues, 1, "eigenvalues", finite=True)
     if not (np.diff(grid) > 0).all():
         raise ValueError("`eigenvalues` must increase; got values that do not. Sort the grid.")
-    values = {name: _density(given, name, len(grid)) for name, given in densities.items()}
+    values = {name: _density(density, name, len(grid)) for name, density in densities.items()}
     drawn, highest = looks(values), max(float(each.max()) for each in values.values())
     figure = new_figure(5.2, 3.1)
     axes = figure.subplots()
@@ -69,44 +64,36 @@ def spectrum_density(
 
 
 def _density(given: Any, name: str, count: int) -> np.ndarray:
-    """Return a density as an array.
-
-    Raises:
-        ValueError: if it does not fit the grid, is negative somewhere or zero everywhere.
-    """
-    found = as_array(given, 1, f"`densities`, {name}", finite=True)
-    if len(found) != count:
-        raise ValueError(f"`densities`: {name!r} must have {count} values, like `eigenvalues`; got {len(found)}.")
-    if (found < 0).any() or not found.any():
+    """Return a density as an array of `count` values, nowhere negative and positive somewhere."""
+    density = as_array(given, 1, f"`densities`, {name}", finite=True)
+    if len(density) != count:
+        raise ValueError(f"`densities`: {name!r} must have {count} values, like `eigenvalues`; got {len(density)}.")
+    if (density < 0).any() or not density.any():
         raise ValueError(
-            f"`densities`: {name!r} must be at least 0, and above it somewhere; got values in {found.min():g} to "
-            f"{found.max():g}."
+            f"`densities`: {name!r} must be at least 0, and above it somewhere; got values in {density.min():g} to "
+            f"{density.max():g}."
         )
-    return found
+    return density
 
 
 @house_style
 def ray_profiles(profiles: Mapping[str, Any], radii: Any, *, label: str = "log posterior (nats)") -> Figure:
     """Draw values along rays, a panel for each network, with a line for each ray and their median on top.
 
+    All panels share their axes.
+
     Args:
         profiles: title -> values (K, P) along K rays, such as `log_density_KP` of `geometry.rays`; values that are not
             finite are not drawn.
-        radii: positions (P,) on the rays.
-        label: what the values are, with their unit.
-
-    Returns:
-        The figure; all panels share their axes.
-
-    Raises:
-        ValueError: if there is no panel, or one does not fit the radii or has no finite value.
+        radii: Positions (P,) on the rays.
+        label: What the values are, with their unit.
     """
     check_panels(profiles=profiles)
     check_text(label=label)
     radii = as_array(radii, 1, "radii", finite=True)
     values = {}
-    for name, given in profiles.items():
-        values[name] = as_array(given, 2, f"`profiles`, {name}")
+    for name, profile in profiles.items():
+        values[name] = as_array(profile, 2, f"`profiles`, {name}")
         if values[name].shape[1] != len(radii) or not np.isfinite(values[name]).any():
             raise ValueError(
                 f"`profiles`: {name!r} must have {len(radii)} columns, like `radii`, and a finite value; got shape "

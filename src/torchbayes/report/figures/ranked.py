@@ -1,4 +1,4 @@
-"""All methods at one glance: several questions side by side, methods ranked, each value with its interval."""
+"""A figure that ranks all methods by several questions side by side, each value with its interval."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Dots:
     """One question of `ranked_dots`.
 
     Attributes:
-        title: the question, in a word or two.
-        measure: what answers it, with its unit: the label of the axis.
-        values: method -> (value, lower end, upper end) of its interval; NaN for ends that are not known.
-        better: which way is better.
-        best: methods that are drawn full: the best, and those not significantly different from it.
-        floors: how near another sample of the reference would come, several values: a line at their mean, a band from
+        title: The question, in a word or two.
+        measure: The quantity that answers it, with its unit: the label of the axis.
+        values: method -> (value, lower end, upper end) of its interval; NaN for unknown ends.
+        better: Which way is better.
+        best: Methods that are drawn full: the best, and those not significantly different from it.
+        floors: How near another sample of the reference would come, several values: a line at their mean, a band from
             the smallest to the largest.
     """
 
@@ -66,7 +66,7 @@ class Dots:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """The value of each method."""
+        """Value of each method."""
         return {name: value for name, (value, *_) in self.values.items()}
 
     def ranked(self) -> list[str]:
@@ -79,18 +79,12 @@ class Dots:
 def ranked_dots(panels: Sequence[Dots], *, floor: str = "floor") -> Figure:
     """Draw several questions side by side, a row for each method, ranked by the first question.
 
-    Full markers are the best of a question and those not significantly different from it, hollow ones the rest; lines
-    are intervals. Numbers stand at the right of each panel.
+    Full markers are the best of a question and those not significantly different from it, hollow ones the others;
+    lines are intervals. Numbers stand at the right of each panel. The best method of the first question is on top.
 
     Args:
-        panels: the questions.
-        floor: what the floors are, for the legend.
-
-    Returns:
-        The figure, one axes per question; methods from top to bottom, the best of the first question first.
-
-    Raises:
-        TypeError: if there is no question, or something else.
+        panels: The questions.
+        floor: What the floors are, for the legend.
     """
     if not isinstance(panels, list | tuple) or not panels or not all(isinstance(each, Dots) for each in panels):
         raise TypeError(f"`panels` must be a list of figures.Dots, at least one; got {seen(panels)}.")
@@ -119,7 +113,7 @@ def ranked_dots(panels: Sequence[Dots], *, floor: str = "floor") -> Figure:
 
 
 def _legend(panels: Sequence[Dots]) -> dict[str, Any]:
-    """Return what is drawn of the methods: full and hollow markers, and intervals."""
+    """Return legend handles for full and hollow markers, and intervals."""
     from matplotlib.lines import Line2D
 
     dot = {"color": QUIET, "marker": "o", "linestyle": "none", "markersize": 6}

@@ -1,4 +1,4 @@
-"""Predicted numbers against observed ones: intervals, their coverage, and errors beside the stated spread."""
+"""Figures of predicted against observed numbers: intervals, their coverage, and errors beside the stated spread."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 MOST = 500  # intervals that can be told apart
 _OUTSIDE = "#a3324b"
-_WIDE = 10  # ratio of standard deviations from which their axis is logarithmic
-_PER_BIN, _BINS = 20, 10  # of root mean square errors
+_WIDE = 10  # ratio of standard deviations above which their axis is logarithmic
+_PER_BIN, _BINS = 20, 10  # groups for root mean square errors
 _PER_PIT_BIN, _MOST_PIT_BINS = 10, 20
 
 
@@ -41,19 +41,15 @@ def predicted_observed(
 ) -> Figure:
     """Draw predictions with their intervals against what was observed; targets outside their interval stand out.
 
+    Of more than 500 targets, 500 are drawn, evenly along the observed values.
+
     Args:
-        name: of the method.
-        observed: targets, (N,).
-        predicted: predictions, (N,).
-        low: lower ends of the intervals, (N,).
-        high: upper ends, (N,).
-        what: the target, with its units.
-
-    Returns:
-        The figure, one axes. Of more than 500 targets as many are drawn, evenly along the observed values.
-
-    Raises:
-        ValueError: if lengths differ, or an interval is reversed.
+        name: Name of the method.
+        observed: Targets, (N,).
+        predicted: Predictions, (N,).
+        low: Lower ends of the intervals, (N,).
+        high: Upper ends, (N,).
+        what: The target, with its units.
     """
     check_text(name=name, what=what)
     observed, predicted, low, high = _columns(observed=observed, predicted=predicted, low=low, high=high)
@@ -75,33 +71,29 @@ def predicted_observed(
                 observed[at], predicted[at], marker, color=colour, markersize=3.2, alpha=0.85, linewidth=0
             )[0]
     first, last = observed.min(), observed.max()
-    room = 2 * (last - first) or np.inf  # one wild interval would hide the rest
+    room = 2 * (last - first) or np.inf  # one wild interval would hide the others
     ends = [max(low[shown].min(), first - room), min(high[shown].max(), last + room)]
     pad = 0.04 * (ends[1] - ends[0])
     handles["predicted = observed"] = axes.plot(
         [first, last], [first, last], color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)), zorder=1
     )[0]
     axes.set(ylabel=f"predicted {what}", ylim=(min(ends[0], first) - pad, max(ends[1], last) + pad))
-    said = [f"{len(shown):,} of {len(observed):,} targets"] if len(shown) < len(observed) else []
-    said += ["intervals that leave the picture are cut off"] if _cut(low[shown], high[shown], ends) else []
-    note_below(figure, f"observed {what}", *said)
+    notes = [f"{len(shown):,} of {len(observed):,} targets"] if len(shown) < len(observed) else []
+    notes += ["intervals that leave the picture are cut off"] if _cut(low[shown], high[shown], ends) else []
+    note_below(figure, f"observed {what}", *notes)
     legend_above(figure, handles)
     return figure
 
 
 @house_style
 def coverage_curves(methods: Mapping[str, tuple[Any, Any]], count: int) -> Figure:
-    """Draw the share of targets inside central intervals against the level of these, beside what chance allows.
+    """Draw the share of targets inside central intervals against their level.
+
+    A band of two binomial standard errors lies around the diagonal.
 
     Args:
         methods: name -> (level, share of targets inside), (P,) each, between 0 and 1.
-        count: number of targets.
-
-    Returns:
-        The figure, one axes, with a band of two binomial standard errors around the diagonal.
-
-    Raises:
-        ValueError: if there is no method, or lengths differ.
+        count: Number of targets.
     """
     check_panels(methods=methods)
     check_pairs(2, methods=methods)
@@ -132,19 +124,15 @@ def coverage_curves(methods: Mapping[str, tuple[Any, Any]], count: int) -> Figur
 
 @house_style
 def pit_histogram(name: str, values: Any, *, bins: int | None = None, weights: Any = None) -> Figure:
-    """Draw how often each value of the probability integral transform F(y) occurs, beside what chance allows.
+    """Draw a histogram of the probability integral transform F(y).
+
+    A band of two binomial standard errors lies around the share that each bin should have.
 
     Args:
-        name: of the method.
+        name: Name of the method.
         values: F(y) of each target, (N,), between 0 and 1, as `Evaluation.pit` holds them.
-        bins: how many, of equal width; None chooses up to 20, ten targets or more in each.
-        weights: how often each target counts, (N,), at least 0; once if None.
-
-    Returns:
-        The figure, one axes, with a band of two binomial standard errors around the share that each bin should have.
-
-    Raises:
-        ValueError: if a value is outside [0, 1], lengths differ, or no target counts.
+        bins: Number of bins of equal width; None chooses up to 20, ten targets or more in each.
+        weights: How often each target counts, (N,), at least 0; once if None.
     """
     check_text(name=name)
     check_counts(**given(bins=bins))
@@ -163,7 +151,7 @@ def pit_histogram(name: str, values: Any, *, bins: int | None = None, weights: A
     low, high = max(0.0, 1 / bins - half), 1 / bins + half
     band = axes.axhspan(low, high, color=FAINT, alpha=0.8, linewidth=0, zorder=1)
     bars = axes.bar(edges[:-1], count / total, 1 / bins, align="edge", color=look.colour, edgecolor="white", zorder=2)
-    for share, style in ((low, "-"), (1 / bins, (0, (4, 3))), (high, "-")):  # in front: the bars hide the band
+    for share, style in ((low, "-"), (1 / bins, (0, (4, 3))), (high, "-")):  # in front, as the bars hide the band
         axes.axhline(share, color=QUIET, linewidth=0.9, linestyle=style, zorder=3)
     highest = max(high, (count / total).max())
     axes.set(xlim=(0, 1), ylim=(0, 1.08 * highest), xticks=np.linspace(0, 1, 6), ylabel="share of targets")
@@ -181,20 +169,14 @@ def pit_histogram(name: str, values: Any, *, bins: int | None = None, weights: A
 def errors_by_scale(name: str, errors: Any, scale: Any, *, units: str = "units of the target") -> Figure:
     """Draw errors against the predicted standard deviation, with lines at one and two of these.
 
-    Where there are 40 targets or more, root mean square errors of groups of similar standard deviation are drawn too:
-    on the line of one standard deviation if the stated spread is right.
+    For 40 targets or more, root mean square errors of groups of similar standard deviation are drawn too. They lie on
+    the line of one standard deviation if the stated spread is right.
 
     Args:
-        name: of the method.
-        errors: observed minus predicted, (N,).
-        scale: predicted standard deviation, (N,), positive.
-        units: of both.
-
-    Returns:
-        The figure, one axes.
-
-    Raises:
-        ValueError: if lengths differ, or a standard deviation is not positive.
+        name: Name of the method.
+        errors: Observed minus predicted, (N,).
+        scale: Predicted standard deviation, (N,), positive.
+        units: Units of both.
     """
     check_text(name=name, units=units)
     from matplotlib.ticker import LogLocator
@@ -240,8 +222,8 @@ def errors_by_scale(name: str, errors: Any, scale: Any, *, units: str = "units o
 def _grouped(errors: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return root mean squares of standard deviations and of errors, of groups of similar standard deviation."""
     groups = np.array_split(np.argsort(scale, kind="stable"), min(_BINS, len(scale) // _PER_BIN))
-    stated, found = ([np.sqrt(np.mean(part[rows] ** 2)) for rows in groups] for part in (scale, errors))
-    return np.array(stated), np.array(found)
+    predicted, observed = ([np.sqrt(np.mean(column[rows] ** 2)) for rows in groups] for column in (scale, errors))
+    return np.array(predicted), np.array(observed)
 
 
 def _cut(low: np.ndarray, high: np.ndarray, ends: list[float]) -> bool:
@@ -249,11 +231,7 @@ def _cut(low: np.ndarray, high: np.ndarray, ends: list[float]) -> bool:
 
 
 def _columns(**columns: Any) -> list[np.ndarray]:
-    """Return columns of one length.
-
-    Raises:
-        ValueError: if they differ in length, or a value is not finite.
-    """
+    """Return columns as finite arrays of one length."""
     arrays = [as_array(column, 1, name, finite=True) for name, column in columns.items()]
     if len({len(array) for array in arrays}) > 1:
         lengths = ", ".join(str(len(array)) for array in arrays)

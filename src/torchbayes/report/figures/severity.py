@@ -1,4 +1,4 @@
-"""One metric against the severity of corruption, a panel for each method, with intervals."""
+"""A figure of one metric against the severity of corruption, a panel for each method, with intervals."""
 
 from __future__ import annotations
 
@@ -47,21 +47,14 @@ def severity_panels(
 ) -> Figure:
     """Draw a metric against the severity of corruption, from clean data (0) upwards, a panel for each method.
 
-    In every panel the other methods are thin grey lines, so that each can be found among the rest.
+    Every panel shows the other methods as thin grey lines, and all have the same scales.
 
     Args:
-        methods: name -> (values, lower ends, upper ends), (S,) each, the first of clean data; None for ends that are
-            not known.
-        metric: name of the metric; "NLL", "accuracy", "ECE", "Brier" are known with unit and direction.
-        reference: a method that is drawn dashed in every panel.
-        level: a level to compare with, dotted.
-        better: direction of a metric that is not among the known ones.
-
-    Returns:
-        The figure, one axes per method, all with the same scales.
-
-    Raises:
-        ValueError: if shapes do not fit, or the reference is none of the methods.
+        methods: name -> (values, lower ends, upper ends), (S,) each, the first of clean data; None for unknown ends.
+        metric: Name of the metric; "NLL", "accuracy", "ECE", "Brier" are known with unit and direction.
+        reference: A method that is drawn dashed in every panel.
+        level: A level to compare with, dotted.
+        better: Direction of a metric that is not among the known ones.
     """
     check_panels(methods=methods)
     check_pairs(3, methods=methods)
@@ -70,7 +63,7 @@ def severity_panels(
     check_kind((int, float, type(None)), "a number", level=level)
     if reference is not None and reference not in methods:
         raise ValueError(f"`reference` must be one of {', '.join(methods)}; got {reference!r}.")
-    steps = {name: _checked(name, given) for name, given in methods.items()}
+    steps = {name: _checked(name, triple) for name, triple in methods.items()}
     lengths = {len(values) for values, *_ in steps.values()}
     if len(lengths) != 1:
         raise ValueError(f"All methods must have the same number of severities; got {sorted(lengths)}.")
@@ -91,21 +84,17 @@ def severity_panels(
         _own(axes, severities, (values, low, high), drawn[name])
         panel_title(axes, name, drawn[name])
     _finish(figure, grid, severities, count=len(steps), metric=metric)
-    known = [bool(np.isfinite(low).any()) for _, low, _ in steps.values()]
-    band = ["band: 95 % interval over rows" if all(known) else "band: 95 % interval over rows, where it is known"]
+    banded = [bool(np.isfinite(low).any()) for _, low, _ in steps.values()]
+    band = ["band: 95 % interval over rows" if all(banded) else "band: 95 % interval over rows, where it is known"]
     figure.supylabel(metric_label(metric, better).replace(", ", "\n"), multialignment="center")
-    note_below(figure, "severity of corruption (0: not corrupted)", *(band if any(known) else []))
+    note_below(figure, "severity of corruption (0: not corrupted)", *(band if any(banded) else []))
     if handles:
         legend_above(figure, handles)
     return figure
 
 
 def _checked(name: str, given: Steps) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return values and ends as arrays of one length, NaN for ends that are not known.
-
-    Raises:
-        ValueError: if lengths differ.
-    """
+    """Return values and ends as arrays of one length, NaN for unknown ends."""
     values = as_array(given[0], 1, f"values of {name}")
     ends = [np.full(len(values), np.nan) if end is None else as_array(end, 1, f"values of {name}") for end in given[1:]]
     if any(len(end) != len(values) for end in ends):
@@ -117,7 +106,7 @@ def _checked(name: str, given: Steps) -> tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 def _own(axes: Axes, severities: np.ndarray, steps: tuple[np.ndarray, np.ndarray, np.ndarray], look: Any) -> None:
-    """Draw the method of a panel: band, line, and the number at the highest severity."""
+    """Draw the method of a panel: band and line."""
     values, low, high = steps
     axes.fill_between(severities, low, high, color=look.colour, alpha=0.3, linewidth=0)
     axes.plot(severities, values, color=look.colour, marker=look.marker, markersize=3.8, linewidth=1.3)

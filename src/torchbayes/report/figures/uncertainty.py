@@ -1,4 +1,4 @@
-"""Is the confidence right, and does it fall on foreign data: reliability diagrams and entropy histograms."""
+"""Figures of whether confidence is right, and falls on foreign data: reliability diagrams and entropy histograms."""
 
 from __future__ import annotations
 
@@ -33,37 +33,29 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-FEW = 10  # a bin with fewer points is unreliable: drawn hollow, and skipped by the curve
+FEW = 10  # a bin with fewer points is unreliable: it is drawn hollow and skipped by the curve
 
 
 class Bins(Protocol):
-    """What a reliability diagram needs of each bin: `torchbayes.metrics.Reliability` has it."""
+    """What a reliability diagram needs, such as `torchbayes.metrics.Reliability`."""
 
     @property
     def confidence(self) -> Any:
-        """Mean largest probability, shape (bins,)."""
+        """Mean largest probability, (bins,)."""
 
     @property
     def accuracy(self) -> Any:
-        """Share of right predictions, shape (bins,)."""
+        """Share of right predictions, (bins,)."""
 
     @property
     def count(self) -> Any:
-        """Number of points, shape (bins,); bins of count zero are left out."""
+        """Number of points, (bins,); empty bins are left out."""
 
 
 def wilson_interval(share: np.ndarray, count: np.ndarray, z: float = 2.0) -> tuple[np.ndarray, np.ndarray]:
-    """Return the interval of Wilson (1927) for a binomial share.
+    """Return the interval (lower, upper) of Wilson (1927) for shares p of n trials, z standard errors to each side.
 
-        (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)
-
-    Args:
-        share: observed shares p, any shape.
-        count: numbers of trials n, positive.
-        z: half-width in standard errors.
-
-    Returns:
-        (lower, upper).
+    (p + z²/2n ± z √(p(1−p)/n + z²/4n²)) / (1 + z²/n)
     """
     centre = (share + z**2 / (2 * count)) / (1 + z**2 / count)
     half = z / (1 + z**2 / count) * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
@@ -74,18 +66,13 @@ def wilson_interval(share: np.ndarray, count: np.ndarray, z: float = 2.0) -> tup
 def reliability_diagram(methods: Mapping[str, Bins], *, counts: bool = False) -> Figure:
     """Draw accuracy against confidence, one panel per method, with the share of inputs in each bin below.
 
-    Error bars are Wilson intervals of about 95 %; the area between curve and diagonal is the calibration gap. The
-    expected calibration error Σ_b n_b/n |accuracy_b − confidence_b| of the same bins stands in each title.
+    Error bars are Wilson intervals of about 95 %; the area between curve and diagonal is the calibration gap. Each
+    title shows the expected calibration error Σ_b n_b/n |accuracy_b − confidence_b| of the same bins. Axes come in
+    pairs (diagram, shares) per method.
 
     Args:
         methods: name -> bins.
-        counts: write the number of inputs over each share.
-
-    Returns:
-        The figure; axes come in pairs (diagram, shares) per method.
-
-    Raises:
-        ValueError: if there is no method, or a method has no point in any bin.
+        counts: Write the number of inputs over each share.
     """
     check_panels(methods=methods)
     check_flags(counts=counts)
@@ -124,10 +111,10 @@ def _reliability_panel(diagram: Axes, shares: Axes, bins: Bins, name: str, look:
         as_array(values, 1, f"{field} of {name}")
         for field, values in (("confidence", bins.confidence), ("accuracy", bins.accuracy), ("count", bins.count))
     )
-    kept = count > 0
-    if not kept.any():
+    filled = count > 0
+    if not filled.any():
         raise ValueError(f"The bins of {name!r} hold no point at all. Evaluate on at least one input.")
-    confidence, accuracy, count = confidence[kept], accuracy[kept], count[kept]
+    confidence, accuracy, count = confidence[filled], accuracy[filled], count[filled]
     share = count / count.sum()
     ece = float(np.sum(share * np.abs(accuracy - confidence)))
     panel_title(diagram, name, look, below=f"ECE {ece:.3f}")
@@ -154,9 +141,9 @@ def _reliability_panel(diagram: Axes, shares: Axes, bins: Bins, name: str, look:
 def _write_counts(shares: Axes, bins: Bins) -> None:
     """Write the number of points over the share of each bin."""
     confidence, count = as_array(bins.confidence, 1, "confidence"), as_array(bins.count, 1, "count")
-    for place, number in zip(confidence[count > 0], count[count > 0], strict=True):
+    for centre, number in zip(confidence[count > 0], count[count > 0], strict=True):
         text = f"{number:,.0f}" if number < 10_000 else f"{number / 1000:,.0f}k"
-        at = (place, number / count.sum())
+        at = (centre, number / count.sum())
         shares.annotate(text, at, (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=6)
 
 
@@ -171,18 +158,12 @@ def entropy_histograms(
     """Draw the predictive entropy on the test set and on foreign data, one panel per method.
 
     Entropies lie between 0 (certain) and log K (uniform). The better method has its foreign data further right without
-    moving the test set. Shares are drawn on a square-root axis, as the first bin of a good classifier dwarfs the rest.
+    moving the test set. Shares have a square-root axis, because the first bin of a good classifier dwarfs the others.
 
     Args:
         methods: name -> (entropies of the test set, {foreign set: its entropies}), in nats, shapes (N,).
         num_classes: K.
-        known: name of the test set.
-
-    Returns:
-        The figure, one axes per method.
-
-    Raises:
-        ValueError: if there is no method or K < 2.
+        known: Name of the test set.
     """
     check_panels(methods=methods)
     check_pairs(2, methods=methods)
