@@ -27,7 +27,7 @@ from torchbayes.checks import (
     plain,
 )
 
-__all__ = ["NOT_NEGATIVE", "POSITIVE", "check_settings", "kinds_of"]
+__all__ = ["NOT_NEGATIVE", "check_settings", "kinds_of"]
 
 Check = Callable[..., None]
 
@@ -47,7 +47,6 @@ _NUMBERS: dict[str, Check] = {
     **dict.fromkeys(("adversarial", "target_acceptance"), _fraction),
 }
 NOT_NEGATIVE: Mapping[str, Any] = MappingProxyType({"check": check_not_negative, "least": 0})
-POSITIVE: Mapping[str, Any] = MappingProxyType({"check": check_positive})
 
 
 def check_settings(settings: Any) -> None:

@@ -21,12 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.checks import as_seed, check_kind, check_memory
+from torchbayes.checks import as_seed, check_counts, check_kind, check_memory
 from torchbayes.evidence.estimate import Evidence, LogMean, log_mean, warn_of_few
 from torchbayes.evidence.moves import Place, move
 from torchbayes.evidence.path import Target, as_target
 from torchbayes.evidence.pilot import Ladder, Pilot, Temperatures, as_temperatures, pilot
-from torchbayes.methods.checks import check_counts
 from torchbayes.model.model import Model
 from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.problems import warn_of

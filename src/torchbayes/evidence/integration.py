@@ -19,13 +19,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.checks import as_seed
+from torchbayes.checks import as_seed, check_counts
 from torchbayes.diagnostics import ess, mcse_mean, rhat
 from torchbayes.driver.sample import run_chains
 from torchbayes.evidence.estimate import Evidence
 from torchbayes.evidence.path import AnnealedDensity, Target, as_target
 from torchbayes.evidence.pilot import Pilot, Temperatures, as_temperatures, pilot
-from torchbayes.methods.checks import check_counts
 from torchbayes.methods.mcmc.hmc import HMC
 from torchbayes.model.model import Model
 from torchbayes.randomness.seeds import Purpose, generator, mix

@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 
-from torchbayes.checks import as_seed
+from torchbayes.checks import as_seed, check_counts
 from torchbayes.evidence.estimate import Evidence, log_mean, warn_of_few
 from torchbayes.evidence.path import Target, as_target
-from torchbayes.methods.checks import check_counts
 from torchbayes.model.model import Model
 from torchbayes.randomness.seeds import Purpose, mix
 

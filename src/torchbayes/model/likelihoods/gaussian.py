@@ -17,7 +17,7 @@ from torchbayes.model.likelihoods.protocol import NONE, Learned, Listed, Paramet
 from torchbayes.model.likelihoods.shapes import check_real, columns_of, log_prob_under, spread
 from torchbayes.model.priors.noise import LogInverseChi
 from torchbayes.model.priors.univariate import Prior, check_prior
-from torchbayes.settings import check_settings
+from torchbayes.settings import NOT_NEGATIVE, check_settings
 
 _START = 0.5  # a learned scale starts at this share of the targets' standard deviation
 _BELIEF = {"df": 2.0, "scale": 0.1}  # docs/decisions/0021-a-noise-scale-that-stays-above-zero.md
@@ -174,7 +174,7 @@ class HeteroscedasticGaussian:
         lambda data: 2 * target_columns(data),
     )
 
-    floor: float = 1e-6
+    floor: float = field(default=1e-6, metadata=NOT_NEGATIVE)
 
     def __post_init__(self) -> None:
         check_settings(self)
