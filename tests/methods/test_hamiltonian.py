@@ -57,7 +57,7 @@ SCALES = torch.logspace(-2, 2, 8, dtype=torch.float64)
 
 
 @pytest.mark.slow
-# `test_dual_averaging_follows_its_equations` has the target in them, and `test_trees_meet_their_target` the acceptance
+# the equations of `test_dual_averaging_follows_its_equations`; trees meet their target by the same, below
 @pytest.mark.study
 @pytest.mark.parametrize("target", [0.6, 0.9])
 def test_dual_averaging_meets_its_target_in_every_chain(target: float):

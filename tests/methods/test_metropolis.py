@@ -249,7 +249,7 @@ def test_a_correlated_normal_has_its_moments(make: Any, mass: dict[str, Any]):
 
 
 @pytest.mark.slow
-# a dense mass is a change of units for either: `test_the_mass_of_the_prior_makes_chains_of_other_units_the_same`
+# a dense mass is a change of units for either: `test_chains_are_those_in_coordinates_in_which_the_target_is_standard`
 @pytest.mark.parametrize("make", [tb.MALA, pytest.param(tb.RandomWalk, marks=pytest.mark.study)])
 def test_an_ill_conditioned_normal_costs_what_a_standard_one_costs(make: Any):
     """Standard deviations from 1 to 100. Without a mass, steps suit the narrowest of them."""
