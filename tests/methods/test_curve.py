@@ -93,7 +93,7 @@ def only_a_prior() -> tuple[tb.Model, tuple[Tensor, Tensor]]:
 def test_the_best_bend_under_a_quadratic_loss(shape: Any, factor: float):
     model, rows = only_a_prior()
     first_D, last_D = torch.tensor([1.0, 2.0]).double(), torch.tensor([3.0, -1.0]).double()
-    method = tb.Curve(shape=shape, epochs=450, optimizer=tb.SGD(0.3, momentum=0.0))
+    method = tb.Curve(shape=shape, epochs=250, optimizer=tb.SGD(0.4, momentum=0.0))
     start = torch.stack([first_D, last_D]).repeat(100, 1)
     found: Any = tb.fit(model, rows, method, start=start, callbacks=())
     assert_close(found.points_MPD[:, 1].mean(0), factor * (first_D + last_D), atol=0.03)
@@ -140,7 +140,7 @@ CIRCLES = [pytest.param("bezier", 1, 0.02, marks=pytest.mark.study), ("bezier", 
 def test_solutions_on_a_circle_are_joined_around_it(shape: Any, bends: int, worst: float):
     model = tb.Model(Radius(), tb.likelihoods.Gaussian(0.5), tb.priors.Flat())
     rows = (torch.ones(16, 1).double(), torch.ones(16, 1).double())
-    method = tb.Curve(bends, shape, epochs=1000, optimizer=tb.Adam(0.02))
+    method = tb.Curve(bends, shape, epochs=500, optimizer=tb.Adam(0.03))
     start = torch.eye(2).double()
     found: Any = tb.fit(model, rows, method, start=start, callbacks=())
     t_T = torch.linspace(0, 1, 51)
@@ -223,7 +223,7 @@ def test_the_ends_stay_and_batch_norm_is_recalibrated_along_the_curve():
 
 def test_without_a_start_the_ends_are_trained(tmp_path: Path):
     model, rows = model_of(), rows_of(rows=18)  # too few to hold some out for the length of the training
-    method = tb.Curve(**{**SMALL, "epochs": 300}, members=2)
+    method = tb.Curve(**{**SMALL, "plan": "auto", "epochs": 300}, members=2)
     found: Any = tb.fit(model, rows, method, callbacks=(), directory=tmp_path)
     assert found.points_MPD.shape == (2, 3, model.layout.size)
     again: Any = tb.load(tmp_path / "posterior.safetensors", model)
@@ -305,7 +305,7 @@ def line_of(first: Tensor, last: Tensor) -> tuple[tb.Model, tuple[Tensor, Tensor
 def test_a_barrier_along_a_curve_is_said_with_its_place():
     """On the chord of the circle |w| = 1 the slope is ½, on the circle 1: the loss rises by (1/2)² E[x²]/(2 · 0.25)."""
     model, (inputs, targets), start = line_of(*torch.eye(2).double())
-    method = tb.Curve(epochs=1000, optimizer=tb.Adam(0.02))
+    method = tb.Curve(epochs=500, optimizer=tb.Adam(0.03))
     good: Any = tb.fit(model, (inputs, targets), method, start=start, callbacks=())
     assert not good.problems
     best = -0.5 * math.log(2 * math.pi * 0.25)

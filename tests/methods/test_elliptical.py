@@ -147,7 +147,7 @@ def test_points_where_the_density_is_not_finite_or_raises_are_outside():
             raise ValueError("too large")
         return torch.where(w_D[0] < -1, torch.nan, -0.5 * w_D.square().sum())
 
-    method = tb.EllipticalSlice(8, 600, 50, scale=1.0)
+    method = tb.EllipticalSlice(8, 350, 50, scale=1.0)
     chains = tb.sample(log_density, method, torch.zeros(8, 1).double(), callbacks=())
     draws = chains.weights_MSD
     assert draws.min() >= -1

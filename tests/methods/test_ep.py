@@ -159,7 +159,7 @@ def test_narrow_and_wide_factors_have_the_moments_of_the_product(scale: float) -
 
 
 @pytest.mark.parametrize(  # `at` are standard deviations from the mean to the bend
-    ("spread", "at"), some_of([0.1, 10.0, 1e3, 1e6, 1e8], [0.0, 0.7, -3.0], one_in=3)
+    ("spread", "at"), some_of([0.1, 10.0, 1e3, 1e6, 1e8], [0.0, 0.7, -3.0], one_in=5)
 )
 def test_a_logistic_function_however_steep_takes_few_nodes(spread: float, at: float) -> None:
     seen = []
@@ -269,10 +269,8 @@ def test_orders_dampings_and_batches_have_one_fixed_point() -> None:
     model = linear(tb.likelihoods.Probit())
     expected = moments(fitted(model, (X, Y)))
     for settings in (
-        {"order": "sequential"},
-        {"damping": 0.4},
-        {"batch_size": 5},
-        {"order": "sequential", "damping": 0.5},
+        {"damping": 0.5, "batch_size": 5},
+        {"order": "sequential", "damping": 0.6},
     ):
         found = moments(fitted(model, (X, Y), **settings))
         for one, other in zip(found, expected, strict=True):

@@ -233,7 +233,7 @@ def test_held_out_rows_leave_room_for_a_cycle() -> None:
 @pytest.mark.parametrize(
     ("method", "table"),
     with_studies(
-        [(tb.FGE(), (1, 0.1)), (tb.Snapshots(), (100, "learned"))],
+        [(tb.FGE(), (1, 0.1))],  # Snapshots have the same descent, of the same usual length
         (tb.FGE(), tb.Snapshots()),
         ((1, 0.1), (100, 0.1), (100, "learned")),
     ),

@@ -207,7 +207,7 @@ def fitted_to(kind: Any, model: tb.Model, data: Any, **options: Any) -> Any:
     """A fit by a flow, or by a dense normal."""
     about: dict[str, Any] = {
         "kl_weight": 1.0,
-        "epochs": 300 if kind in {"radial", "spline"} else 200,
+        "epochs": 300 if kind == "radial" else 150,
         "draws": 32,
         "optimizer": tb.Adam(0.05),
         "initial_scale": 0.3,
@@ -224,10 +224,10 @@ def linear_fit(kind: str) -> Any:
     return fitted_to(kind, linear(), (X, Y))
 
 
-@pytest.mark.parametrize(  # the fits of the other flows are those of bent posteriors, below
+@pytest.mark.parametrize(  # the bounds and gradients of all are those of the tests of the objective, above
     "kind",
     [
-        *("planar", "radial", pytest.param("realnvp", marks=needs_zuko)),
+        *("planar", pytest.param("radial", marks=pytest.mark.study), pytest.param("realnvp", marks=needs_zuko)),
         *(pytest.param(kind, marks=[needs_zuko, pytest.mark.study]) for kind in ("iaf", "spline")),
     ],
 )
@@ -251,8 +251,8 @@ def bent_fit(kind: str, name: str) -> Any:
     return fitted_to(kind, model, data, start=torch.tensor([0.3, 0.6], dtype=torch.float64))
 
 
-# the fits of the other flows are those of the linear model, above
-BENT = {("iaf", "banana"), ("spline", "banana")}
+# the bounds of the other flows are those of the tests of the objective, and two fits are those of the linear model
+BENT = {("spline", "banana")}
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_a_subspace_is_a_model_with_few_weights(tmp_path: Path) -> None:
     model = tb.Model(nn.Sequential(nn.Linear(1, 12), nn.Tanh(), nn.Linear(12, 1)), tb.likelihoods.Gaussian(0.1))
     swag = tb.fit(model, (inputs, targets), tb.SWAG(rank=5, epochs=700), callbacks=())
     space = tb.Subspace.spanned(model, swag.sample(30), 3)
-    method = tb.NormalizingFlow(layers=4, epochs=300, kl_weight=1.0, optimizer=tb.Adam(0.01), draws=4)
+    method = tb.NormalizingFlow(layers=4, epochs=100, kl_weight=1.0, optimizer=tb.Adam(0.03), draws=4)
     found = tb.fit(model, (inputs, targets), method, space=space, callbacks=())
     assert isinstance(found, tb.InSubspace)
     assert isinstance(found.inner, tb.FlowPosterior)

@@ -295,7 +295,7 @@ def test_the_spread_of_a_regression_grows_away_from_the_data() -> None:
     targets = torch.sin(4 * inputs) + 0.1 * normal(60, 1, dtype=torch.float32)
     net = nn.Sequential(nn.Linear(1, 20), nn.ReLU(), nn.Linear(20, 1))
     model = tb.Model(net, tb.likelihoods.Gaussian(0.1), tb.priors.Normal(1.0))
-    method = tb.MNF(kl_weight=1.0, epochs=400, optimizer=tb.Adam(0.03), hidden=10)
+    method = tb.MNF(kl_weight=1.0, epochs=400, batch_size=60, optimizer=tb.Adam(0.03), hidden=10)
     found = tb.fit(model, (inputs, targets), method, callbacks=())
     assert found.problems == ()
     spread = found.functions(200)(torch.tensor([[-0.7], [0.7], [2.5], [-2.5]])).std(0)[:, 0]

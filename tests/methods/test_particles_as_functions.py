@@ -107,9 +107,10 @@ def test_members_together_are_members_one_after_the_other(drawn: int) -> None:
 
 def test_plans_of_whole_fits_agree() -> None:
     settings: dict[str, Any] = {"members": 3, "epochs": 3, "batch_size": 6, "prior": "functions", "prior_draws": 4}
-    for network in ("mlp", "conv_batch_norm", "tied", "nested", "frozen"):
+    for network in ("conv_batch_norm", "tied", "nested", "frozen"):
         data = rows_of(network)
-        plans = [tb.RepulsiveEnsemble(**settings, plan=plan) for plan in ("loop", "vmap", "auto")]
+        names: tuple[Any, ...] = ("loop", "vmap", "auto") if network == "tied" else ("loop", "vmap")
+        plans = [tb.RepulsiveEnsemble(**settings, plan=plan) for plan in names]
         fits = [everything(tb.fit(model_of(network), data, method, callbacks=())) for method in plans]
         for other in fits[1:]:
             for name, tensor in fits[0].items():
@@ -125,7 +126,11 @@ def test_a_prior_that_cannot_be_drawn_from_has_no_score_of_functions() -> None:
         tb.fit(flat, data, tb.RepulsiveEnsemble(**settings, prior="functions"), callbacks=())
 
 
-SHRUNK = [(6, 0.5, 0.5), (128, 10.0, 0.5), pytest.param(60, 2.0, 0.2, marks=pytest.mark.study)]
+# `test_the_direction_is_a_product_with_dense_jacobians` has the share of the prior
+SHRUNK = [
+    (128, 10.0, 0.5),
+    *(pytest.param(*case, marks=pytest.mark.study) for case in ((6, 0.5, 0.5), (60, 2.0, 0.2))),
+]
 
 
 @pytest.mark.parametrize(("rows", "noise", "scale"), SHRUNK)
@@ -159,7 +164,7 @@ def test_members_repel_as_functions() -> None:
     inputs, targets = torch.linspace(-1, 1, 6).view(-1, 1), torch.zeros(6, 1)
     model = tb.Model(nn.Sequential(nn.Linear(1, 30), nn.Tanh(), nn.Linear(30, 1)), tb.likelihoods.Gaussian(1.0))
     spreads = []
-    for method in (tb.MAP(8, 300), tb.RepulsiveEnsemble(8, 300)):
+    for method in (tb.MAP(8, 150), tb.RepulsiveEnsemble(8, 150)):
         predictive = tb.predict(tb.fit(model, (inputs, targets), method, callbacks=()), inputs)
         spreads.append(float(predictive.outputs_SBK.std(0).mean()))
     assert spreads[1] > 3 * spreads[0]
@@ -251,6 +256,7 @@ def test_extra_rows_are_refused_where_they_cannot_be_made() -> None:
     assert tb.fit(model_of("dropout"), rows_of("dropout"), method, callbacks=()).members == 3
 
 
+@pytest.mark.study  # `test_extra_rows_lie_on_lines_through_pairs_and_have_no_targets` has their direction
 def test_extra_rows_make_members_differ_more_outside_the_data() -> None:
     """At ±2, where HMC has 0.6, a deep ensemble has 0.03, one that repels on the rows 0.1, and on extra ones 0.2."""
     inputs = torch.cat([torch.linspace(-1, -0.5, 10), torch.linspace(0.5, 1, 10)]).view(-1, 1)

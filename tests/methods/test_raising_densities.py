@@ -23,11 +23,11 @@ from torchbayes.methods.protocol import DivergedError
 from torchbayes.methods.sampler import Sampler
 
 SAMPLERS: dict[str, Callable[[int], Sampler]] = {
-    "hmc": lambda chains: tb.HMC(chains, 60, 20, step_size=0.5, trajectory=1.2, jitter=0.5),
-    "hmc adapted": lambda chains: tb.HMC(chains, 60, 40, trajectory=1.2),
-    "nuts": lambda chains: tb.NUTS(chains, 60, 40, step_size=0.4, mass="unit", max_doublings=4),
-    "mala": lambda chains: tb.MALA(chains, 60, 20),
-    "random walk": lambda chains: tb.RandomWalk(chains, 60, 20, step_size=1.5),
+    "hmc": lambda chains: tb.HMC(chains, 40, 20, step_size=0.5, trajectory=1.2, jitter=0.5),
+    "hmc adapted": lambda chains: tb.HMC(chains, 40, 30, trajectory=1.2),
+    "nuts": lambda chains: tb.NUTS(chains, 25, 20, step_size=0.4, mass="unit", max_doublings=4),
+    "mala": lambda chains: tb.MALA(chains, 40, 20),
+    "random walk": lambda chains: tb.RandomWalk(chains, 40, 20, step_size=1.5),
 }
 samplers = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS.keys())
 WALL = 0.3  # of the half space in which the target is

@@ -156,7 +156,7 @@ def test_the_mean_loss_of_a_simplex_is_half_its_dimensions_times_the_weight_abov
     """As log V grows by R for a simplex scaled by e, E L = λ R/2; E ½ wᵀHw in closed form by Dirichlet moments."""
     weight, size = 0.02, 2
     model, rows = quadratic([1.0, 1.0, 4.0, 9.0])
-    method = Simplex(size, volume_weight=weight, epochs=750, optimizer=tb.SGD(0.2, momentum=0.0))
+    method = Simplex(size, volume_weight=weight, epochs=400, optimizer=tb.SGD(0.2, momentum=0.0))
     start = torch.zeros(60, 4).double()
     found: Any = tb.fit(model, rows, method, start=start, callbacks=())
     moment = (1 + torch.eye(size + 1)).double() / ((size + 1) * (size + 2))
@@ -170,7 +170,7 @@ def test_the_mean_loss_of_a_simplex_is_half_its_dimensions_times_the_weight_abov
 def test_a_simplex_grows_in_flat_directions_alone():
     """Of six directions two have no curvature to speak of."""
     model, rows = quadratic([1e-6, 1e-6, 1.0, 1.0, 1.0, 1.0])
-    method = Simplex(2, volume_weight=0.01, epochs=1000, optimizer=tb.Adam(0.03))
+    method = Simplex(2, volume_weight=0.01, epochs=600, optimizer=tb.Adam(0.08))
     start = normal(1, 6, seed=2)
     start[:, 2:] = 0.0
     found: Any = tb.fit(model, rows, method, start=start, callbacks=())
@@ -186,7 +186,7 @@ def test_without_a_volume_a_star_of_two_segments_is_the_best_chain():
     model = tb.Model(nn.Linear(2, 1, bias=False).double(), tb.likelihoods.Gaussian(1.0), tb.priors.Normal(1.0))
     rows = torch.zeros(1, 2).double(), torch.zeros(1, 1).double()
     first, last = torch.tensor([1.0, 2.0]).double(), torch.tensor([3.0, -1.0]).double()
-    settings: dict[str, Any] = {"epochs": 650, "optimizer": tb.SGD(0.18, momentum=0.0), "volume_weight": 0.0}
+    settings: dict[str, Any] = {"epochs": 350, "optimizer": tb.SGD(0.25, momentum=0.0), "volume_weight": 0.0}
     start = torch.stack([first, last]).repeat(60, 1)
     with pytest.warns(tb.ProblemWarning, match="are one function"):  # no output depends on weights: the row is zeros
         found: Any = tb.fit(model, rows, Simplex(1, 2, **settings), start=start, callbacks=())
@@ -240,7 +240,7 @@ def circle() -> tuple[tb.Model, tuple[Tensor, Tensor]]:
 def test_a_shared_vertex_connects_solutions_on_a_circle():
     """Two segments that meet outside of it have a lower loss than the chord."""
     model, rows = circle()
-    method = Simplex(1, 2, volume_weight=1e-4, epochs=800, optimizer=tb.Adam(0.02))
+    method = Simplex(1, 2, volume_weight=1e-4, epochs=400, optimizer=tb.Adam(0.04))
     found: Any = tb.fit(model, rows, method, start=torch.eye(2).double(), callbacks=())
     error = (found.sample(200).square().sum(-1) - 1).square()
     assert error.max() < 0.06
@@ -351,7 +351,7 @@ def test_a_simplex_without_its_loss_in_the_middle_is_not_said_to_be_one():
 def test_a_simplex_that_has_collapsed_says_so():
     model, rows = quadratic([1.0, 1.0, 1.0])
     start = torch.tensor([[1.0, 0.0, 0.0]]).double()
-    method = Simplex(2, volume_weight=1e-12, epochs=1000, optimizer=tb.Adam(0.02))
+    method = Simplex(2, volume_weight=1e-12, epochs=400, optimizer=tb.Adam(0.04))
     with pytest.warns(tb.ProblemWarning, match="simplex 0 of member 0 has collapsed"):
         tb.fit(model, rows, method, start=start, callbacks=())
 
@@ -361,7 +361,7 @@ def test_a_volume_of_weights_on_which_nothing_depends_says_so():
     model, rows = quadratic([1.0, 1.0, 0.0, 0.0])
     rows = rows[0], rows[0].sum(1, keepdim=True)  # of weights (1, 1)
     start = torch.tensor([[1.0, 1.0, 0.0, 0.0]]).double()
-    method = Simplex(2, volume_weight=0.01, epochs=1300, optimizer=tb.SGD(0.3, momentum=0.0))
+    method = Simplex(2, volume_weight=0.01, epochs=600, optimizer=tb.SGD(0.6, momentum=0.0))
     with pytest.warns(tb.ProblemWarning, match="the networks of complex 0 are one function"):
         found: Any = tb.fit(model, rows, method, start=start, callbacks=())
     assert float(found.log_volumes()) > 0.0

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from scipy.optimize import minimize
+from tests.covering import some_of, with_studies
 from tests.oracles import LinearGaussian, assert_close, classes, normal
 from torch import Tensor, nn
 
@@ -283,8 +284,9 @@ def test_bad_input(make: Any, words: str) -> None:
         make()
 
 
-@pytest.mark.parametrize("structure", ["dense", "kronecker", "diagonal", "ekfac"])
-@pytest.mark.parametrize("prior", ["model", "scalar", "layer"])
+@pytest.mark.parametrize(
+    ("structure", "prior"), some_of(["dense", "kronecker", "diagonal", "ekfac"], ["model", "scalar", "layer"], one_in=2)
+)
 def test_factors_multiply_the_prior_in_force(structure: str, prior: Any) -> None:
     """Of a posterior that another prior was chosen for, layer by layer."""
     fitted = regression(structure)
@@ -385,8 +387,7 @@ def table(rows: int, seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Te
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 10])
-@pytest.mark.parametrize("start", [1.0, 0.1])
+@pytest.mark.parametrize(("start", "seed"), with_studies([(1.0, 0), (0.1, 10)], (1.0, 0.1), (0, 10)))
 def test_intervals_of_small_tables_cover_what_they_say(start: float, seed: int) -> None:
     """The noise from the structure's own count gave 50 % intervals that covered 90 to 100 % here."""
     train, test = table(150, seed)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.covering import with_studies
+from tests.covering import some_of, with_studies
 from tests.laws.cases import assert_same_tensors
 from tests.oracles import assert_close, normal
 from torch import Tensor, nn
@@ -85,8 +85,10 @@ def test_the_bound_at_the_exact_posterior_is_the_log_evidence() -> None:
     assert float(loss_of(model, layer, both + 0.01, (x, y), 40)[0]) > float(value[0])
 
 
-@pytest.mark.parametrize("covariance", COVARIANCES)
-@pytest.mark.parametrize("name", ["gaussian", "learned", "categorical", "knowles_minka", "bernoulli", "smoothed"])
+NAMES = ("gaussian", "learned", "categorical", "knowles_minka", "bernoulli", "smoothed")
+
+
+@pytest.mark.parametrize(("covariance", "name"), some_of(COVARIANCES, NAMES, one_in=3))
 def test_the_gradient_is_that_of_the_loss(covariance: str, name: str) -> None:
     likelihoods = {
         "gaussian": tb.likelihoods.Gaussian((0.4, 0.9)),
@@ -158,7 +160,7 @@ def test_bounds_lie_below_the_mean_and_knowles_minka_above_jensen() -> None:
     assert_close(expected_lse(mean, 0 * variance), mean.logsumexp(0))
     assert_close(expected_lse(mean, 0 * variance, bound="knowles_minka"), mean.logsumexp(0))
     a, wide = torch.zeros(3, dtype=torch.float64), 40 * variance  # by many small steps
-    for _ in range(20_000):
+    for _ in range(2000):
         a = a + ((mean + (0.5 - a) * wide).softmax(-1) - a) / (1 + 0.5 * wide)
     lowest = 0.5 * (a.square() * wide).sum() + (mean + (0.5 - a) * wide).logsumexp(0)
     assert_close(expected_lse(mean, wide, bound="knowles_minka"), lowest, rtol=1e-5)
@@ -177,7 +179,7 @@ def test_bounds_of_each_likelihood_lie_below_many_draws(bound: Any) -> None:
         (tb.likelihoods.Gaussian((0.5, 1.0, 2.0)), soft),
     ]
     for likelihood, targets in cases:
-        each = torch.stack([likelihood.log_prob(one, targets) for one in drawn])
+        each = likelihood.log_prob(drawn, targets)
         exact, error = each.mean(0), each.std(0) / each.shape[0] ** 0.5
         found = expected_log_prob(likelihood, mean, variance, targets=targets, parameters={}, bound=bound)
         assert (found <= exact + 4 * error).all()
@@ -208,13 +210,13 @@ def test_minibatches_and_weighted_rows_count_as_they_say() -> None:
 
 @pytest.mark.parametrize(
     ("covariance", "weight"),
-    with_studies([("dense", 0.5), ("diagonal", 1.0), ("low_rank", 0.5)], COVARIANCES, (1.0, 0.5)),
+    with_studies([("dense", 0.5), ("diagonal", 1.0)], COVARIANCES, (1.0, 0.5)),  # its formula, above, is that of all
 )
 def test_training_reaches_the_best_bound_of_fixed_features(covariance: Any, weight: float) -> None:
     """The noise is so wide that the prior, and with it β, counts in every direction."""
     (x, y), net, noise = regression(60, 1), stacked(outputs=1), 0.8
     model = tb.Model(net, tb.likelihoods.Gaussian(noise), tb.priors.Normal(1.0), random="2.*")
-    method = tb.VBLL(covariance, epochs=600, optimizer=tb.Adam(0.05), rank=2, kl_weight=weight)
+    method = tb.VBLL(covariance, epochs=400, batch_size=60, optimizer=tb.Adam(0.08), rank=2, kl_weight=weight)
     posterior = tb.fit(model, (x, y), method, callbacks=())
     seen = torch.cat([net[1](net[0](x)), torch.ones(60, 1, dtype=torch.float64)], 1).detach()  # type: ignore[index]
     precision = seen.T @ seen / noise**2 + weight * torch.eye(5, dtype=torch.float64)  # that of q is 1/β times as much
@@ -236,7 +238,7 @@ def test_training_reaches_the_best_bound_of_fixed_features(covariance: Any, weig
 def test_predictions_are_the_exact_ones_of_what_was_trained(covariance: Any, tmp_path: Path) -> None:
     data = regression(50)
     model = tb.Model(stacked(), tb.likelihoods.Gaussian("learned", outputs=2))
-    method = tb.VBLL(covariance, 2, 100, optimizer=tb.Adam(0.03), rank=2, kl_weight=0.5)
+    method = tb.VBLL(covariance, 2, 50, 50, tb.Adam(0.06), rank=2, kl_weight=0.5)
     posterior = tb.fit(model, data, method, callbacks=())
     assert isinstance(posterior, tb.Gaussian)
     x = 3 * normal(7, 2, seed=9)
@@ -267,7 +269,7 @@ def test_classes_are_drawn_from_the_outputs_and_features_are_learned() -> None:
     labels = (inputs[:, 0] * inputs[:, 1] > 0).long()  # no line separates them
     model = tb.Model(stacked(width=16), tb.likelihoods.Categorical())
     for bound in ("jensen", "knowles_minka"):
-        method = tb.VBLL(bound=bound, epochs=60, optimizer=tb.Adam(0.02), kl_weight=0.1)  # type: ignore[arg-type]
+        method = tb.VBLL(bound=bound, epochs=30, optimizer=tb.Adam(0.04), kl_weight=0.1)  # type: ignore[arg-type]
         posterior = tb.fit(model, (inputs, labels), method, callbacks=())
         prediction = tb.predict(posterior, inputs)
         assert prediction.outputs_SBK.shape[0] == 100
@@ -282,30 +284,33 @@ def test_spread_grows_away_from_the_data() -> None:
     x = torch.linspace(-1, 1, 60, dtype=torch.float64).unsqueeze(1)
     y = (3 * x).sin() + 0.1 * normal(60, 1, seed=4)
     model = tb.Model(stacked(1, 1, 20), tb.likelihoods.Gaussian(0.1))
-    posterior = tb.fit(model, (x, y), tb.VBLL(epochs=300, optimizer=tb.Adam(0.03), kl_weight=1.0), callbacks=())
+    posterior = tb.fit(
+        model, (x, y), tb.VBLL(epochs=150, batch_size=60, optimizer=tb.Adam(0.03), kl_weight=1.0), callbacks=()
+    )
     at = torch.tensor([[0.0], [3.0]], dtype=torch.float64)
     spread = tb.predict(posterior, at).function_variance
     assert spread is not None
     assert float(spread[0, 1]) > 5 * float(spread[0, 0])
 
 
-def test_held_out_rows_choose_the_weight_of_the_divergence(tmp_path: Path) -> None:
+# lengths beside other settings are those of `test_the_averaging_rate_is_that_of_a_search_by_hand`
+@pytest.mark.parametrize("name", ["weight", pytest.param("both", marks=pytest.mark.study)])
+def test_held_out_rows_choose_the_weight_of_the_divergence(name: str, tmp_path: Path) -> None:
     """With several classes the bound is loose, and β = 1 too cautious."""
     inputs = normal(100, 5, seed=2)
     net = nn.Sequential(nn.Linear(5, 50), nn.Tanh(), nn.Linear(50, 5)).double()
     model = tb.Model(net, tb.likelihoods.Categorical())
-    new, nlls, chosen = normal(500, 5, seed=3), {}, {}
+    new, nlls, chosen = normal(500, 5, seed=3), [], []
     about: dict[str, Any] = {"batch_size": 50, "optimizer": tb.Adam(0.03)}
-    for name, settings in {"both": {}, "weight": {"epochs": 20}, "none": {"epochs": 20, "kl_weight": 1.0}}.items():
-        method, where = tb.VBLL("diagonal", **about, **settings), tmp_path / name
+    for number, settings in enumerate(({} if name == "both" else {"epochs": 20}, {"epochs": 20, "kl_weight": 1.0})):
+        method, where = tb.VBLL("diagonal", **about, **settings), tmp_path / str(number)
         posterior = tb.fit(model, (inputs, inputs.argmax(1)), method, seed=1, directory=where, callbacks=())
-        nlls[name] = tb.evaluate(posterior, (new, new.argmax(1))).metrics["nll"]
-        chosen[name] = json.loads((where / "config.json").read_text()).get("chosen", {}).get("settings", {})
-    assert chosen["weight"].keys() == {"kl_weight"}
-    assert chosen["both"].keys() == {"kl_weight", "epochs"}
-    assert max(chosen[name]["kl_weight"] for name in ("weight", "both")) < 0.3
-    assert not chosen["none"]
-    assert max(nlls["weight"], nlls["both"]) < nlls["none"] - 0.1
+        nlls.append(tb.evaluate(posterior, (new, new.argmax(1))).metrics["nll"])
+        chosen.append(json.loads((where / "config.json").read_text()).get("chosen", {}).get("settings", {}))
+    assert chosen[0].keys() == ({"kl_weight", "epochs"} if name == "both" else {"kl_weight"})
+    assert chosen[0]["kl_weight"] < 0.3
+    assert not chosen[1]
+    assert nlls[0] < nlls[1] - 0.1
 
 
 # --- networks of others
@@ -415,7 +420,7 @@ class Scaled(nn.Linear):
 def test_one_weight_and_one_row() -> None:
     model = tb.Model(nn.Linear(1, 1, bias=False).double(), tb.likelihoods.Gaussian(0.5))
     data = (torch.ones(1, 1, dtype=torch.float64), torch.ones(1, 1, dtype=torch.float64))
-    posterior = tb.fit(model, data, tb.VBLL(epochs=500, optimizer=tb.Adam(0.03)), callbacks=())
+    posterior = tb.fit(model, data, tb.VBLL(epochs=200, optimizer=tb.Adam(0.06)), callbacks=())
     assert_close(posterior.tensors()["mean_MD"], torch.tensor([[0.8]]).double(), rtol=1e-2)
     assert isinstance(posterior, tb.Gaussian)
     assert_close(posterior.covariance.dense(), torch.tensor([[[0.2]]]).double(), rtol=1e-2)

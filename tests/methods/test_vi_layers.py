@@ -103,13 +103,13 @@ SHAPES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def prepared(name: str) -> tuple[tb.Model, LogDensity, Batch, Tensor, Tensor]:
+def prepared(name: str, plan: Any = "auto") -> tuple[tb.Model, LogDensity, Batch, Tensor, Tensor]:
     """Model, density, one minibatch, means and scales."""
     make, shape = SHAPES[name]
     with torch.random.fork_rng():
         torch.manual_seed(2)
         model = tb.Model(make(), tb.likelihoods.Categorical(), tb.priors.Normal())
-    density = LogDensity(model, 40, None, training=True)
+    density = LogDensity(model, 40, None, training=True, plan=plan)
     inputs = normal(1, ROWS, *shape, seed=5)
     batch = Batch(inputs, (inputs.flatten(2).sum(-1) > 0).long())
     mean_MD = model.given_weights().unsqueeze(0)
@@ -118,7 +118,7 @@ def prepared(name: str) -> tuple[tb.Model, LogDensity, Batch, Tensor, Tensor]:
 
 def drawn(name: str, estimator: Any, seeds: int) -> Tensor:
     """Gradients by means and scales for many seeds, (S, 2, D)."""
-    model, density, batch, mean_MD, scale_MD = prepared(name)
+    model, density, batch, mean_MD, scale_MD = prepared(name, "vmap" if estimator == "weights" else "auto")
     if estimator == "weights":  # of all seeds together
         noise = normal(seeds, model.layout.size, seed=10_000)
         gradient = density.nll(mean_MD + scale_MD * noise, batch.map(lambda t: t.expand(seeds, *t.shape[1:]))).gradient
@@ -148,11 +148,22 @@ def test_local_noise_of_a_linear_layer_has_the_exact_law() -> None:
     assert ((seen.mean(0) - exact).abs() < 4.5 * error).all()
 
 
-@pytest.mark.parametrize("name", SHAPES)
+ESTIMATORS: dict[str, tuple[str, ...]] = {
+    "mlp": ("flipout", "local"),  # by "auto" it has local noise
+    "cnn": ("auto", "flipout"),
+    "attention": ("auto",),  # flips the projection; the head has one position, as the layers above
+    "one function": ("auto", "flipout"),
+}
+
+
+# by one function it is that of linear layers: `test_attention_of_one_function_has_the_noise_of_its_linear_layers`
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.study] * (name == "one function")) for name in SHAPES]
+)
 def test_estimators_are_unbiased(name: str) -> None:
     """Flipout on every network, local noise where a layer has one position: the mean gradient is that of weights."""
     reference = drawn(name, "weights", 1000)
-    for estimator in ("auto", "flipout", *(["local"] if name == "mlp" else [])):
+    for estimator in ESTIMATORS[name]:
         found = drawn(name, estimator, 120)
         error = (reference.var(0) / len(reference) + found.var(0) / len(found)).sqrt()
         z = (found.mean(0) - reference.mean(0)) / error.clamp_min(1e-12)

@@ -118,12 +118,12 @@ def test_each_cycle_of_a_preconditioned_chain_begins_with_short_steps() -> None:
     assert_close(sizes, [method.step_size_at(t, density) * (t % 3) / 100 for t in range(8)])
 
 
-LENGTH: dict[str, Any] = {"members": 2, "epochs": 60, "batch_size": 50}
+LENGTH: dict[str, Any] = {"members": 2, "epochs": 40, "batch_size": 50}
 DEEP: dict[str, Any] = {
     "ivon": tb.IVON(**LENGTH),
     "bsam": tb.BSAM(**LENGTH),
     "vi": tb.VI(**LENGTH, kl_weight=1.0),
-    "cycles": tb.SGHMC(chains=2, steps=300, burn_in=0, thin=10, batch_size=50, schedule=tb.Cycles(100)),
+    "cycles": tb.SGHMC(chains=2, steps=200, burn_in=0, thin=10, batch_size=50, schedule=tb.Cycles(100)),
 }
 
 
