@@ -176,8 +176,13 @@ SHARED = [*((kind, "mlp") for kind in KINDS), ("kronecker", "conv_batch_norm"), 
 
 
 def shared(grid: tuple[int, int]) -> list[tuple[str, str]]:
-    """The kinds that share a grid: where rows are whole, those whose sampled targets need them, and one other."""
-    return SHARED if grid[0] > 1 else [(kind, network) for kind, network in SHARED if kind in {"fisher", "ekfac"}]
+    """The kinds that share a grid: where rows are whole, those whose sampled targets need them, and one other.
+
+    Variants share a grid of rows alone.
+    """
+    if grid[0] == 1:
+        return [(kind, network) for kind, network in SHARED if kind in {"fisher", "ekfac"}]
+    return [one for one in SHARED if grid[1] == 1 or one not in [(kind, "mlp") for kind in VARIANTS]]
 
 
 def fit_all(grid: tuple[int, int], folder: Path) -> None:
