@@ -80,10 +80,11 @@ CASES: dict[str, tuple[Callable[[], Model], Batch]] = {
         per_member(ROWS, normal(M * B, seed=1)),
     ),
 }
-# a compilation takes seconds; `test_batch_norm_in_training_moves_each_members_own_buffers` has one of convolutions
+# a compilation takes seconds: `test_batch_norm_in_training_moves_each_members_own_buffers` has one to code, and
+# `test_a_density_compiled_by_tracing_alone_has_learned_noise` one of the graph
 COMPILED_CASES: dict[str, list[Any]] = {
     "convolution and batch norm": [*COMPILED, pytest.mark.study],
-    "learned noise": COMPILED,
+    "learned noise": [*COMPILED, pytest.mark.study],
 }
 each_case = pytest.mark.parametrize(("make", "batch"), CASES.values(), ids=CASES.keys())
 
@@ -117,6 +118,12 @@ def test_every_way_equals_the_models_log_joint(name: str, way: BackendName):
     expected, gradient = by_hand(model, weights_MD, [own_rows(batch, m) for m in range(M)])
     assert_close(value.log_density, expected)
     assert_close(value.gradient, gradient)
+
+
+def test_a_density_compiled_by_tracing_alone_has_learned_noise(monkeypatch: pytest.MonkeyPatch):
+    own = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda density, **options: own(density, **options, backend="eager"))
+    test_every_way_equals_the_models_log_joint("learned noise", "compiled")
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from benchmarks.device import __main__ as bench
 
 
-def test_it_runs_every_part_and_writes_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+# what takes longest is another pytest: `test_the_tests_are_run_on_the_device` sees how it is called
+@pytest.mark.parametrize(
+    "parts", [pytest.param([*bench.PARTS], marks=pytest.mark.study), [part for part in bench.PARTS if part != "tests"]]
+)
+def test_it_runs_every_part_and_writes_what_it_found(
+    parts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "gpu.json"
-    status = bench.main(["--device", "cpu", "--small", "--out", str(out)])
+    status = bench.main(["--device", "cpu", "--small", "--out", str(out), "--parts", *parts])
     said, found = capsys.readouterr().out, json.loads(out.read_text("utf-8"))
     assert status == 0, said
-    assert found["parts"].keys() == bench.PARTS.keys()
+    assert [*found["parts"]] == parts
     skipped = {name for name, part in found["parts"].items() if part["status"] == "skipped"}
     assert skipped == {"compiled leapfrog", "cuda graphs", "cuda graphs of gradients"}
     assert all(found["parts"][name]["reason"] in said for name in skipped)
@@ -25,6 +34,24 @@ def test_it_runs_every_part_and_writes_what_it_found(tmp_path: Path, capsys: pyt
         "kronecker fit": 2.0,
     }  # fmt: skip
     assert all(part[side] > 0 for part in found["parts"].values() if "ratio" in part for side in ("ours", "plain"))
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_the_tests_are_run_on_the_device(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(command: list[str], *, cwd: Path, env: dict[str, str], **_: Any) -> Any:
+        assert command[:3] == [sys.executable, "-m", "pytest"]
+        assert (Path(cwd) / "tests" / "device").samefile(Path(__file__).parent)
+        assert "tests/device" in command
+        assert command[command.index("-k") + 1] == "divergence"
+        assert env["TORCHBAYES_DEVICE"] == "cpu"
+        return subprocess.CompletedProcess(command, code, "one of them\n3 of them\n")
+
+    monkeypatch.setattr(bench.subprocess, "run", run)
+    out = tmp_path / "gpu.json"
+    assert bench.main(["--device", "cpu", "--small", "--out", str(out), "--parts", "tests"]) == code
+    found = json.loads(out.read_text("utf-8"))["parts"]["tests"]
+    assert found["status"] == ("failed" if code else "done")
+    assert (found["reason"] if code else found["said"]).endswith("3 of them")
 
 
 def test_a_part_that_fails_is_named_and_does_not_stop_the_others(

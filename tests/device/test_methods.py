@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,9 @@ EVERY: dict[str, Make] = {
 STATES = ("map_sam", "swag", "svgd", "ivon_pairs", "vi_low_rank", "mnf", "fge", "bsam", "vbll", "hmc_dense",
           "elliptical", "sghmc_preconditioned", "laplace_kronecker")  # fmt: skip
 KINDS_OF_METHOD = {type(make()): name for name, make in reversed(EVERY.items())}  # the first of each class
-OFTEN = {*STATES, *KINDS_OF_METHOD.values(), "vi_by_layers", "sghmc_cyclical", "laplace_low_rank"} - {"hmc", "ivon"}
+# others of their class run here; `test_steps_on_minibatches_never_wait` sees that their steps mix no devices
+SELDOM = {"hmc", "ivon", "map_sgd", "swa", "fge_sam", "vi", "sghmc", "laplace_diagonal"}
+OFTEN = {*STATES, *KINDS_OF_METHOD.values(), "vi_by_layers", "laplace_low_rank"} - SELDOM
 every = pytest.mark.parametrize(
     "make",
     [pytest.param(make, id=name, marks=() if name in OFTEN else pytest.mark.study) for name, make in EVERY.items()],
@@ -75,13 +78,36 @@ def on_cpu(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.cpu() for name, tensor in tensors.items()}
 
 
+Whole = Callable[[Make, torch.device], tuple[Any, Path]]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """Each uninterrupted fit on a device once, and where its files are."""
+
+    @cache
+    def fit(make: Make, device: torch.device) -> tuple[Any, Path]:
+        folder = tmp_path_factory.mktemp("run")
+        return fitted(make, device, directory=folder), folder
+
+    return fit
+
+
+@pytest.fixture
+def expected(make: Make) -> Any:
+    """The fit on the CPU, made before the device is in use: operations take several times as long then."""
+    return fitted(make, CPU)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # such short runs learn little
 @elsewhere
 @every
-def test_a_run_has_the_numbers_of_the_cpu_and_is_read_on_both(make: Make, device: torch.device, tmp_path: Path) -> None:
+def test_a_run_has_the_numbers_of_the_cpu_and_is_read_on_both(
+    make: Make, expected: Any, device: torch.device, whole: Whole
+) -> None:
     inputs, targets = rows_of()
-    expected, found = fitted(make, CPU), fitted(make, device, directory=tmp_path)
+    found, folder = whole(make, device)
     for name, tensor in everything(expected).items():
         torch.testing.assert_close(everything(found)[name].cpu(), tensor, **TOLERANCE)
     assert_same_draws(found.sample(4, seed=3), expected.sample(4, seed=3), expected)
@@ -93,7 +119,7 @@ def test_a_run_has_the_numbers_of_the_cpu_and_is_read_on_both(make: Make, device
     if not isinstance(expected, DRAWN):
         assert scores == pytest.approx(others, rel=1e-5, abs=1e-7)
     for where in (CPU, device):
-        read = tb.load(tmp_path / "posterior.safetensors", model_on(where))
+        read = tb.load(folder / "posterior.safetensors", model_on(where))
         assert_same_tensors(on_cpu(everything(read)), on_cpu(everything(found)))
         assert read.sample(2).device.type == where.type
 
@@ -102,7 +128,7 @@ def test_a_run_has_the_numbers_of_the_cpu_and_is_read_on_both(make: Make, device
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
 @elsewhere
 @pytest.mark.parametrize("name", STATES)
-def test_a_run_goes_on_from_its_files(name: str, device: torch.device, tmp_path: Path) -> None:
+def test_a_run_goes_on_from_its_files(name: str, device: torch.device, whole: Whole, tmp_path: Path) -> None:
     def interrupt(event: tb.Event) -> None:
         if event.epoch == min(2, event.epochs):
             raise KeyboardInterrupt
@@ -110,7 +136,7 @@ def test_a_run_goes_on_from_its_files(name: str, device: torch.device, tmp_path:
     with pytest.raises(KeyboardInterrupt):
         fitted(EVERY[name], device, directory=tmp_path, callbacks=[interrupt])
     resumed = fitted(EVERY[name], device, directory=tmp_path, resume=True)
-    assert_same_tensors(on_cpu(everything(resumed)), on_cpu(everything(fitted(EVERY[name], device))))
+    assert_same_tensors(on_cpu(everything(resumed)), on_cpu(everything(whole(EVERY[name], device)[0])))
 
 
 def test_a_file_of_the_cpu_is_read_on_the_device(device: torch.device, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import random
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -329,7 +330,19 @@ def test_resuming_with_fewer_steps_than_were_taken_loses_none(method: Sampler, t
     assert_same_tensors(run(method, tmp_path / "run", steps=32).tensors(), expected.tensors())
 
 
-@pytest.mark.parametrize("name", SHORT)
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Sampler], Path]:
+    """The directory of each short run, once: what is refused below leaves it as it was."""
+
+    @cache
+    def directory_of(method: Sampler) -> Path:
+        run(method, directory := tmp_path_factory.mktemp("run") / "of")
+        return directory
+
+    return directory_of
+
+
+@shorts
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -341,13 +354,12 @@ def test_resuming_with_fewer_steps_than_were_taken_loses_none(method: Sampler, t
     ],
 )
 def test_resuming_with_other_settings_is_refused(
-    name: str, setting: dict[str, Any], message: str, tmp_path: Path
+    method: Sampler, setting: dict[str, Any], message: str, finished: Callable[[Sampler], Path]
 ) -> None:
-    run(SHORT[name], tmp_path)
-    before = contents(tmp_path)
+    before = contents(directory := finished(method))
     with pytest.raises(ValueError, match=message):
-        run(dataclasses.replace(SHORT[name], **setting), tmp_path)
-    assert contents(tmp_path) == before
+        run(dataclasses.replace(method, **setting), directory)
+    assert contents(directory) == before
 
 
 @shorts
@@ -359,12 +371,13 @@ def test_resuming_with_other_settings_is_refused(
         ({"method": tb.MAP(members=2, epochs=6, batch_size=6)}, "its method.name is"),
     ],
 )
-def test_resuming_another_run_is_refused(method: Sampler, own: dict[str, Any], message: str, tmp_path: Path) -> None:
-    run(method, tmp_path)
-    before = contents(tmp_path)
+def test_resuming_another_run_is_refused(
+    method: Sampler, own: dict[str, Any], message: str, finished: Callable[[Sampler], Path]
+) -> None:
+    before = contents(directory := finished(method))
     with pytest.raises(ValueError, match=message):
-        run(**{"method": method, "directory": tmp_path, **own})
-    assert contents(tmp_path) == before
+        run(**{"method": method, "directory": directory, **own})
+    assert contents(directory) == before
 
 
 def test_only_chains_can_be_given_another_length(tmp_path: Path) -> None:

@@ -169,7 +169,7 @@ def test_noise_does_not_collapse_where_the_network_interpolates() -> None:
     """Two rows and four weights: without the prior there is no mode; with it σ² tends to ν s²/(N + ν)."""
     inputs, targets = normal(2, FEATURES), torch.tensor([[-1.0], [1.0]]).double()
     given = tb.Model(linear(), Gaussian("learned"), tb.priors.Normal(1e4))
-    found = fit((inputs, targets), given, tb.MAP(epochs=3000, optimizer=tb.Adam(0.03)))
+    found = fit((inputs, targets), given, tb.MAP(epochs=750, optimizer=tb.Adam(0.1)))
     assert_close(found.weights_MD[0, -1], 0.5 * math.log(2 * 0.1**2 / 4), rtol=1e-4)
 
 

@@ -50,7 +50,7 @@ def fitted(make: Callable[..., Any], **options: Any) -> Any:
 
 def test_particles_that_see_each_other_meet_the_exact_moments() -> None:
     """With a linear kernel a fixed point of SVGD has the mean and covariance of a normal target (Liu and Wang 2018)."""
-    method = SVGD(members=6, steps=600, batch_size=ROWS, step_size=0.05)
+    method = SVGD(members=6, steps=200, batch_size=ROWS, step_size=0.05)
     weights_MD = tb.fit(linear(), DATA, method, start=normal(6, 3, seed=6), callbacks=()).tensors()["weights_MD"]
     mean_D, covariance_DD = EXACT.posterior()
     assert_close(weights_MD.mean(0), mean_D, rtol=1e-6)
@@ -58,7 +58,7 @@ def test_particles_that_see_each_other_meet_the_exact_moments() -> None:
 
 
 def test_a_method_that_visits_sites_in_its_own_order_meets_the_mode() -> None:
-    found = tb.fit(linear(), DATA, SAG(sweeps=250, batch_size=6, step_size=1e-2), callbacks=())
+    found = tb.fit(linear(), DATA, SAG(sweeps=100, batch_size=6, step_size=1e-2), callbacks=())
     assert_close(found.tensors()["weights_MD"], EXACT.posterior()[0].expand(2, -1), rtol=1e-8)
 
 

@@ -175,7 +175,7 @@ def test_known_distributions_are_recovered():
         known = Gamma(2.5, 2.0).log_prob(g) + Beta(1.5, 3.0).log_prob(b) + Dirichlet(concentration).log_prob(d)
         return known + Normal(0.0, 1.0).log_prob(o).sum() + Normal(1.0, 2.0).log_prob(n)
 
-    method = tb.HMC(400, 60, 40, trajectory=1.6, jitter=0.3)
+    method = tb.HMC(400, 46, 36, trajectory=1.6, jitter=0.3)
     chains = tb.sample(log_density, method, parameters=parameters, seed=1, callbacks=())
     dirichlet, third = Dirichlet(concentration), 3 / (2 * math.sqrt(math.pi))  # E max of three normals
     moments = {

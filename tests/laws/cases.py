@@ -118,7 +118,7 @@ METHODS: dict[str, Callable[..., Method]] = {
 # what these do in the laws of a whole fit another of their class, or of the same descent, does by the same path
 VARIANTS = (
     *("map_adamw", "swa", "swag_diagonal", "repulsive_weights", "vi_alpha", "vi_alpha_by_layers", "vi_radial"),
-    *("flow_radial", "flow_spline", "mnf_by_layers", "fge_sam", "bsam_parts", "ivon"),
+    *("flow_radial", "flow_spline", "mnf_by_layers", "fge_sam", "snapshots", "bsam_parts", "ivon", "map_sgd"),
 )
 
 

@@ -107,22 +107,19 @@ def test_interrupted_and_resumed_equals_uninterrupted(
     make: Make, network: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, log = uninterrupted(make, network)
-    chance = random.Random(network)
-    # interrupted anywhere and at the start of an epoch, one with a checkpoint at every step and one with few
-    for steps, tick in zip((chance.randrange(STEPS), 6), chance.sample((2.0, 10.0), 2), strict=True):
-        directory = tmp_path / str(tick)
-        with monkeypatch.context() as inside:
-            keep_every(inside, tick)
-            break_after(inside, make, steps)
-            with pytest.raises(KeyboardInterrupt):
-                fitted(make, network, directory)
-        assert not (directory / "posterior.safetensors").exists()
-        resumed = fitted(make, network, directory, resume=True)
+    chance = random.Random(f"{make()}{network}")
+    # interrupted anywhere or at the start of an epoch, with a checkpoint at every step or with few
+    steps, tick = chance.choice((chance.randrange(STEPS), 6)), chance.choice((2.0, 10.0))
+    with monkeypatch.context() as inside:
+        keep_every(inside, tick)
+        break_after(inside, make, steps)
+        with pytest.raises(KeyboardInterrupt):
+            fitted(make, network, tmp_path)
+    assert not (tmp_path / "posterior.safetensors").exists()
+    for _ in range(2):  # the second time it is finished
+        resumed = fitted(make, network, tmp_path, resume=True)
         assert_same_tensors(everything(resumed), expected)
-        assert losses(directory) == log
-    again = fitted(make, network, tmp_path / "2.0", resume=True)  # which is finished
-    assert_same_tensors(everything(again), expected)
-    assert losses(tmp_path / "2.0") == log
+        assert losses(tmp_path) == log
 
 
 # methods in turn: few and many checkpoints take one path through every method, which the law above has with both
@@ -254,7 +251,7 @@ def test_fit_touches_neither_module_nor_global_random_state(make: Make, network:
     assert all(p.grad is None for p in module.parameters())
 
 
-@methods
+@chief
 def test_same_seed_same_run_other_seed_other_run(make: Make) -> None:
     """That the same seed gives the same run is also the law of pieces, above."""
     first = uninterrupted(make, "mlp")[0]
@@ -264,7 +261,7 @@ def test_same_seed_same_run_other_seed_other_run(make: Make) -> None:
     assert not torch.equal(members[0], members[1])
 
 
-@methods
+@chief
 def test_only_random_weights_move(make: Make) -> None:
     """A glob on the last layer leaves the constants as they were and learns the rest."""
     model, data = model_of("mlp", random="2.*"), rows_of()
@@ -275,7 +272,7 @@ def test_only_random_weights_move(make: Make) -> None:
         assert torch.equal(constant, own[name])
 
 
-@methods
+@chief  # `test_a_saved_and_loaded_posterior_gives_the_same_functions` has the file of every kind of posterior
 def test_saved_posterior_is_the_returned_one(make: Make, tmp_path: Path) -> None:
     model, data = model_of("conv_batch_norm"), rows_of("conv_batch_norm")
     posterior = tb.fit(model, data, make(members=2, **SMALL), directory=tmp_path, callbacks=())

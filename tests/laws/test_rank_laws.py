@@ -35,6 +35,7 @@ SOME = ("hmc", "sghmc", "swag", "ivon_pairs")
 VARIANTS = (
     *("random_walk_dense", "elliptical_wide", "mala_prior", "mala_diagonal", "mala_layer", "mala_dense", "hmc_fixed"),
     *("hmc_diagonal", "hmc_layer", "nuts_dense", "sgld_preconditioned", "sghmc_friction", "sghmc_preconditioned"),
+    *("random_walk", "sghmc_cyclical", "map_adam", "vi"),
     *(name for name in cases.VARIANTS if name in METHODS and name not in COUPLED),
 )
 # float64 to rounding: an all-reduce adds in another order, and a chain of some dozen steps amplifies that a little
@@ -258,8 +259,9 @@ def die(grid: tuple[int, int], folder: Path, step: int) -> None:
         fitted("hmc", ranks, directory=folder)
 
 
+# `test_a_rank_that_stops_with_an_error_stops_the_others` has members that are shared
 @pytest.mark.slow
-@pytest.mark.parametrize("grid", [(2, 1), (1, 2)], ids=["data", "chains"])
+@pytest.mark.parametrize("grid", [(2, 1), pytest.param((1, 2), marks=pytest.mark.study)], ids=["data", "chains"])
 def test_a_dead_rank_ends_the_run_with_a_message_and_the_run_goes_on(grid: tuple[int, int], tmp_path: Path) -> None:
     first, second = launch(die, 2, tmp_path, grid, tmp_path / "run", 7)
     assert second.code == -signal.SIGKILL
@@ -328,8 +330,9 @@ def long_hmc() -> Sampler:
     return tb.HMC(chains=8, steps=180, burn_in=60, step_size=0.05, trajectory=0.15, jitter=0.3)
 
 
+# `test_ranks_together_equal_one_process` pins the chains themselves; members that are shared have the same moments
 @pytest.mark.slow
-@pytest.mark.parametrize("grid", [(2, 1), (1, 2)], ids=["data", "chains"])
+@pytest.mark.parametrize("grid", [(2, 1), pytest.param((1, 2), marks=pytest.mark.study)], ids=["data", "chains"])
 def test_moments_on_two_ranks_are_those_of_the_posterior(grid: tuple[int, int], tmp_path: Path) -> None:
     check(launch(sample_linear, 2, tmp_path, grid, tmp_path, long_hmc))
     draws_MSD = load_file(tmp_path / "draws.safetensors")["weights_MSD"]

@@ -68,11 +68,14 @@ SAMPLERS |= {
 # what these do in the laws of a whole chain another does by the same motion, mass or schedule
 VARIANTS = (
     *("random_walk", "elliptical_wide", "mala_prior", "mala_diagonal", "mala_dense", "hmc_fixed", "hmc_layer"),
-    *("hmc_dense", "nuts_dense", "sgld_preconditioned", "sghmc"),
+    *("mala", "hmc_dense", "nuts_dense", "sgld_preconditioned", "sghmc"),
 )
 samplers = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS.keys())
 chief = pytest.mark.parametrize("make", with_variants_as_studies(SAMPLERS, VARIANTS))
-networks = pytest.mark.parametrize("network", ["mlp", "tied", "nested", "frozen", "dropout"])
+# a sampler sees rows of weights and their density, whose own tests have these networks and the others
+networks = pytest.mark.parametrize(
+    "network", [*("mlp", "tied", "dropout"), *(pytest.param(n, marks=pytest.mark.study) for n in ("nested", "frozen"))]
+)
 
 
 def fitted(make: Make, network: str = "mlp", directory: Path | None = None, **settings: Any) -> tb.Draws:
@@ -189,7 +192,7 @@ def test_step_is_pure_and_donating_changes_nothing(make: Make) -> None:
     torch.testing.assert_close(weights_MD, model.starting_weights(seeds)[0], rtol=0, atol=0)
 
 
-@samplers
+@chief
 def test_fit_touches_neither_module_nor_global_random_state(make: Make) -> None:
     module = made("dropout").train()
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
@@ -200,7 +203,7 @@ def test_fit_touches_neither_module_nor_global_random_state(make: Make) -> None:
     assert all(part.training for part in module.modules())
 
 
-@samplers
+@chief
 def test_single_precision_stays_single(make: Make, tmp_path: Path) -> None:
     model, data = model_of("mlp", torch.float32), rows_of("mlp", torch.float32)
     posterior = tb.fit(model, data, make(), callbacks=(), directory=tmp_path)
@@ -246,7 +249,10 @@ def test_bad_settings_are_refused(make: Make, setting: dict[str, int]) -> None:
         make(**setting)
 
 
-@chief
+LOADED = ("elliptical", "hmc", "sgld", "sgnht")  # on all rows and on batches; a sampler is given either by the driver
+
+
+@pytest.mark.parametrize("make", with_variants_as_studies(SAMPLERS, SAMPLERS.keys() - {*LOADED}))
 def test_loaders_and_lists_of_batches_are_as_good_as_tensors(make: Make) -> None:
     inputs, targets = rows_of()
     dataset = torch.utils.data.TensorDataset(inputs, targets)

@@ -96,6 +96,8 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "rates": lambda: nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.3), nn.Tanh(), nn.Linear(6, CLASSES)),
 }
 
+# of their base another is fitted in threads: one descent, one Metropolis test, one kind of noise, one of particles
+STUDIES = {"SWA", "FGE", "Snapshots", "Simplex", "HMC", "MALA", "SGLD", "RepulsiveEnsemble"}
 FITS: list[tuple[str, str]] = [
     ("MAP", "recurrent"),
     ("SWA", "noise"),
@@ -233,7 +235,9 @@ def test_every_method_of_the_catalogue_is_fitted_in_threads() -> None:
     assert {network for _, network in FITS} == NETWORKS.keys()
 
 
-@pytest.mark.parametrize(("name", "network"), FITS)
+@pytest.mark.parametrize(
+    ("name", "network"), [pytest.param(*fit, marks=pytest.mark.study if fit[0] in STUDIES else ()) for fit in FITS]
+)
 @pytest.mark.filterwarnings("ignore")
 def test_fits_in_threads_are_those_of_their_seeds(name: str, network: str, small_turns: None) -> None:
     model, method = model_of(network), method_of(name)

@@ -30,7 +30,6 @@ from torchbayes.model.dropout import DropoutError
 from torchbayes.posteriors.layers.folded import folds
 
 networks = pytest.mark.parametrize("name", WITH_DROPOUT)
-SLOW = {"encoder", "encoder_positions_first", "lstm", "attention", "attention_weights"}  # at each call
 
 
 def posterior_of(net: nn.Module, **settings: object) -> tb.DropoutPosterior:
@@ -121,7 +120,7 @@ def test_predictive_is_that_of_gal_and_ghahramani() -> None:
 @networks
 def test_rows_have_the_distribution_that_training_mode_gives_them(name: str) -> None:
     """The oracle is PyTorch: passes in training mode, which draws masks for each row; batch norms in evaluation."""
-    draws = 300 if name in SLOW else 1000
+    draws = 1000 if name in IN_WEIGHTS else 300  # of the others each takes a pass of its own
     net, inputs = case(name, rows=2)
     drawn_SBK = posterior_of(net).functions(draws)(inputs)
     net.train()

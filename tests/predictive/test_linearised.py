@@ -86,14 +86,14 @@ TYPICAL = ("mlp", "tied", "groups", "linear attention")
 
 
 def dealt() -> list[Any]:
-    """Networks and kinds: all kinds for typical networks, else a product and one of the others in turn.
+    """Networks and kinds: all kinds for typical networks, else a product, and every second time one of the others.
 
     The rest of the pairs is a study.
     """
     others = [kind for kind in KINDS if kind != "laplace kronecker"]
     run = []
     for number, name in enumerate(SINGLE):
-        kinds = KINDS if name in TYPICAL else ("laplace kronecker", others[number % len(others)])
+        kinds = KINDS if name in TYPICAL else ["laplace kronecker", others[number // 2 % len(others)]][: 1 + number % 2]
         run += [(name, kind) for kind in kinds]
     return with_studies(run, SINGLE, KINDS)
 
