@@ -10,10 +10,12 @@ import torch
 
 import torchbayes as tb
 from tests.experiments.shared.made_up_uci import of_true_size, small_sets
+from tests.processes import forked
 from torchbayes.data import load
 from torchbayes_experiments import reproduce
 from torchbayes_experiments.regression import uci_table as room
 from torchbayes_experiments.regression.uci_table import EXPERIMENT, UCITableRecipe
+from torchbayes_experiments.shared import uci_splits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*the noise explains what the mean could:torchbayes.ProblemWarning")
 TINY = UCITableRecipe(sets=("boston", "yacht"), splits=2, members=2, epochs=4, burn_in=0.4, rank=2, draws=2)
@@ -78,11 +80,15 @@ def test_without_the_files_the_error_names_the_variable(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_worker_processes_change_no_number(tmp_path, monkeypatch):
-    of_true_size(monkeypatch, tmp_path, "uci_boston", "uci_yacht")  # separate processes do not see what is patched here
-    alone = room.run(TINY, 0, tmp_path / "one")
+@pytest.mark.parametrize("sooner", [True, pytest.param(False, marks=pytest.mark.study)])
+def test_worker_processes_change_no_number(tmp_path, monkeypatch, sooner):
+    of_true_size(monkeypatch, tmp_path, "uci_yacht")  # separate processes do not see what is patched here
+    if sooner:  # processes as clean as those that are asked for, of a server that has loaded the library
+        monkeypatch.setattr(uci_splits, "get_context", {"spawn": forked()}.__getitem__)
+    recipe = replace(TINY, sets=("yacht",))
+    alone = room.run(recipe, 0, tmp_path / "one")
     torch.set_num_threads(2)
-    assert room.run(TINY, 0, tmp_path / "two") == alone
+    assert room.run(recipe, 0, tmp_path / "two") == alone
     assert torch.get_num_threads() == 2
 
 

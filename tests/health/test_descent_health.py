@@ -267,9 +267,9 @@ def test_swag_with_learned_noise_on_a_small_table_is_no_problem() -> None:
     targets = inputs[:, 0] + 0.1 * normal(len(inputs), seed=2)
     data, unseen = (inputs[:ROWS], targets[:ROWS]), (inputs[ROWS:], targets[ROWS:])
     model = tb.Model(table_net(width=20), tb.likelihoods.Gaussian("learned"))
-    posterior = tb.fit(model, data, tb.SWAG(epochs=2000), callbacks=())
+    posterior = tb.fit(model, data, tb.SWAG(epochs=1000), callbacks=())
     assert posterior.problems == ()
-    point = tb.fit(model, data, tb.MAP(epochs=2000), callbacks=())
+    point = tb.fit(model, data, tb.MAP(epochs=1000), callbacks=())
     scores = [tb.evaluate(fitted, unseen).metrics["nll"] for fitted in (posterior, point)]
     assert scores[0] < scores[1]
 

@@ -128,7 +128,7 @@ def test_a_mean_field_that_has_settled_at_its_prior_is_said() -> None:
     model = tb.Model(nn.Sequential(*layers, nn.Linear(30, 2)), tb.likelihoods.Categorical(), tb.priors.Normal(0.1))
     inputs = normal(300, FEATURES, seed=1, dtype=torch.float32)
     labels = (inputs[:, 0] + normal(300, seed=4, dtype=torch.float32) > 0).long()
-    method = tb.VI(kl_weight=1.0, epochs=450, optimizer=tb.Adam(0.01))
+    method = tb.VI(kl_weight=1.0, epochs=250, optimizer=tb.Adam(0.02))
     (said,) = tb.fit(model, (inputs, labels), method, callbacks=()).problems
     assert "member 0 explains the training rows no better than a constant does" in said
 
@@ -223,8 +223,8 @@ def test_learned_noise_of_many_rows_is_found_too_large() -> None:
 
 
 GOOD = [
-    *(("mean field", "classes"), ("flow", "regression"), ("mnf", "classes"), ("vbll", "regression")),
-    *(("repulsive", "classes"), ("concrete", "regression")),
+    *(("mean field", "classes"), ("flow", "regression"), ("vbll", "regression"), ("repulsive", "classes")),
+    ("concrete", "regression"),
 ]
 
 
@@ -238,4 +238,4 @@ def test_a_good_fit_has_no_problem(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", [pytest.param("classes", marks=pytest.mark.study), "regression"])
 def test_ivon_has_no_problem_where_it_is_good(kind: str) -> None:
-    assert problems(tb.IVON(epochs=300), kind, validation=table(kind, 50)[1]) == ""
+    assert problems(tb.IVON(epochs=200), kind, validation=table(kind, 50)[1]) == ""

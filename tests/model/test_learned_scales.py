@@ -148,12 +148,14 @@ def test_a_horseshoe_has_its_global_scale_as_a_weight() -> None:
 def test_nuts_draws_weights_and_scale_of_a_regression(df: float | None) -> None:
     """As by quadrature; for a variance also as NUTS does with the scale integrated out."""
     model, truth = scaled(df), exact(df)
-    draws = tb.fit(model, (INPUTS, TARGETS), tb.NUTS(192, 70, 45, target_acceptance=0.9), callbacks=()).sample(4800)
+    draws = tb.fit(
+        model, (INPUTS, TARGETS), tb.NUTS(192, 70, 45, target_acceptance=0.9, max_doublings=5), callbacks=()
+    ).sample(4800)
     found = {"scaled": weights_of(model, draws)}
     if df is not None:
         whole = tb.Model(linear(), tb.likelihoods.Gaussian(NOISE), priors.Hierarchical(SCALE, df))
         found["integrated"] = tb.fit(
-            whole, (INPUTS, TARGETS), tb.NUTS(192, 70, 45, target_acceptance=0.9), callbacks=()
+            whole, (INPUTS, TARGETS), tb.NUTS(192, 70, 45, target_acceptance=0.9, max_doublings=5), callbacks=()
         ).sample(4800)
     root = torch.linalg.inv(torch.linalg.cholesky(truth["covariance"]))
     for weights in found.values():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import torchbayes as tb
 from tests.oracles import normal
+from tests.processes import forked
 from torchbayes.native.process import WhileAny, full_path, plain_attention
 from torchbayes.posteriors.files import write_whole
 
@@ -79,32 +81,26 @@ def test_paths_are_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert full_path("~nobody-of-this-name/x").is_absolute()
 
 
-FORKED = """
-import os
-import signal
-import sys
-
-import torch
-
-import torchbayes as tb
-
-inputs = torch.randn(300, 3)
-posterior = tb.Point(tb.Model(torch.nn.Linear(3, 1), tb.likelihoods.Gaussian()), torch.randn(20, 4))
-torch.set_num_threads(2)
-torch.erf(torch.randn(100_000))  # starts a team
-expected = tb.predict(posterior, inputs)
-child = os.fork()
-if not child:
-    signal.alarm(20)
-    torch.erf(torch.randn(100_000))
-    same = torch.allclose(tb.predict(posterior, inputs).quantile(0.1), expected.quantile(0.1), atol=1e-5)
-    os._exit(0 if same else 1)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
+def fork() -> None:
+    """In a process of its own: a child predicts after a team of threads of its parent has started."""
+    inputs = torch.randn(300, 3)
+    posterior = tb.Point(tb.Model(nn.Linear(3, 1), tb.likelihoods.Gaussian()), torch.randn(20, 4))
+    torch.set_num_threads(2)
+    torch.erf(torch.randn(100_000))  # starts a team
+    expected = tb.predict(posterior, inputs)
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        torch.erf(torch.randn(100_000))
+        same = torch.allclose(tb.predict(posterior, inputs).quantile(0.1), expected.quantile(0.1), atol=1e-5)
+        os._exit(0 if same else 1)
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no processes are forked here")
 def test_a_forked_process_waits_for_no_threads_of_its_parent() -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-    assert subprocess.run([sys.executable, "-c", FORKED], env=environment, timeout=60, check=False).returncode == 0
+    process = forked().Process(target=fork)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
