@@ -75,19 +75,22 @@ def kinds_of(settings: type) -> dict[str, tuple[Any, ...]]:
 def _check(field: dataclasses.Field[Any], kinds: tuple[Any, ...], value: Any) -> None:
     if value is None and NoneType in kinds:
         return
+    named: dict[str, Any] = {field.name: value}
     words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
     tuples = [get_args(kind) for kind in kinds if get_origin(kind) is tuple]
     simple = {kind for kind in kinds if get_origin(kind) not in {Literal, tuple}} - {NoneType}
     numbers = simple.union(*tuples) - {Ellipsis}
     if words and (isinstance(value, str) or not numbers):
         if str not in kinds:
-            check_choice(words, **{field.name: value})
+            check_choice(words, **named)
     elif numbers == {bool}:
-        check_flags(**{field.name: value})
+        check_flags(**named)
     elif numbers and numbers <= {int, float}:
-        counts = partial(check_counts, least=field.metadata.get("least", _LEAST.get(field.name, 1)))
-        check = counts if numbers == {int} else field.metadata.get("check", _NUMBERS.get(field.name, check_positive))
+        count: Check = partial(check_counts, least=field.metadata.get("least", _LEAST.get(field.name, 1)))
+        number: Check = field.metadata.get("check", _NUMBERS.get(field.name, check_positive))
+        check = count if numbers == {int} else number
         if tuples and (isinstance(value, tuple) or not simple):
-            check_each(check, length=None if Ellipsis in tuples[0] else len(tuples[0]), **{field.name: value})
+            length = None if Ellipsis in tuples[0] else len(tuples[0])
+            check_each(check, length=length, **named)
         else:
-            check(**{field.name: value})
+            check(**named)

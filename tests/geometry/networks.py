@@ -112,6 +112,11 @@ def depthwise() -> nn.Module:
     )  # fmt: skip
 
 
+def depthwise_first() -> nn.Module:
+    """Each input channel by itself, whose order is that of the data."""
+    return nn.Sequential(nn.Conv2d(3, 6, 3, groups=3), nn.Tanh(), nn.Conv2d(6, 5, 3), nn.Flatten(), nn.Linear(5 * 9, 2))
+
+
 def norms() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(2, 8, 3), nn.GroupNorm(1, 8), nn.Softplus(), nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8), nn.Mish(),
@@ -144,6 +149,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "attention": (Attention, (5, 3), 5),
     "batch norm": (batch_norm, IMAGE, 2),
     "depthwise": (depthwise, IMAGE, 4),
+    "depthwise first": (depthwise_first, (3, 7, 7), 1),
     "norms": (norms, IMAGE, 4),
     "decoder": (decoder, (3,), 2),
     "weight norm": (normed_weights, (3,), 1),

@@ -321,7 +321,8 @@ def test_where_no_prior_gives_a_length_the_mass_is_adapted():
     """In `sample` of a bare density it is diagonal."""
     scales_D = torch.tensor([0.01, 1.0, 10.0]).double()
     start_MD, density = scales_D * normal(8, 3), gaussian(scales_D)
-    alike = [tb.sample(density, tb.HMC(8, 30, 25, **how), start_MD) for how in ({}, {"mass": "diagonal"})]
+    unit, adapted = tb.HMC(8, 30, 25), tb.HMC(8, 30, 25, mass="diagonal")
+    alike = [tb.sample(density, method, start_MD) for method in (unit, adapted)]
     assert torch.equal(alike[0].weights_MSD, alike[1].weights_MSD)
 
 

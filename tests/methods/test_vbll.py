@@ -302,7 +302,9 @@ def test_held_out_rows_choose_the_weight_of_the_divergence(name: str, tmp_path: 
     model = tb.Model(net, tb.likelihoods.Categorical())
     new, nlls, chosen = normal(500, 5, seed=3), [], []
     about: dict[str, Any] = {"batch_size": 50, "optimizer": tb.Adam(0.03)}
-    for number, settings in enumerate(({} if name == "both" else {"epochs": 20}, {"epochs": 20, "kl_weight": 1.0})):
+    fixed: dict[str, Any] = {"epochs": 20, "kl_weight": 1.0}
+    chosen_by_rows: dict[str, Any] = {} if name == "both" else {"epochs": 20}
+    for number, settings in enumerate((chosen_by_rows, fixed)):
         method, where = tb.VBLL("diagonal", **about, **settings), tmp_path / str(number)
         posterior = tb.fit(model, (inputs, inputs.argmax(1)), method, seed=1, directory=where, callbacks=())
         nlls.append(tb.evaluate(posterior, (new, new.argmax(1))).metrics["nll"])

@@ -188,7 +188,8 @@ def test_noise_is_that_of_new_rows() -> None:
 
 @ignored
 def test_a_resumed_run_keeps_its_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, method, half = table(60), tb.MAP(), {"validation": UNLIKE}
+    data, method = table(60), tb.MAP()
+    half: dict[str, Any] = {"validation": UNLIKE}
     whole = fit(data, method, directory=tmp_path / "whole", **half)
     tb.fit(model(), data, method, directory=tmp_path / "cut", callbacks=[lambda event: event.epoch == 2], **half)
     monkeypatch.setattr(choose, "choose_epochs", None)  # a second choice would raise

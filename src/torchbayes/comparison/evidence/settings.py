@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
 from torchbayes import networks
 from torchbayes.catalogue.config import entries
@@ -11,11 +11,11 @@ from torchbayes.catalogue.problem import Problem
 from torchbayes.checks import check_choice, plain
 from torchbayes.data.base import check_name
 from torchbayes.methods.laplace.laplace import CurvatureName, Laplace, StructureName
-from torchbayes.methods.laplace.tuning import Groups
 from torchbayes.methods.optimise.map import MAP
 
 ALIASES = {"cnn": "small_cnn"}
-TUNED = ("model", "scalar", "layer")
+TunedPrior = Literal["model", "scalar", "layer"]
+TUNED = get_args(TunedPrior)
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Settings:
     problem: Problem
     map: MAP
     networks: tuple[str, ...] = ("linear", "mlp", "cnn")
-    tune_prior: Groups = "layer"
+    tune_prior: TunedPrior = "layer"
     rounds: int = 4
     structure: StructureName = "kronecker"
     curvature: CurvatureName = "ggn"

@@ -67,7 +67,7 @@ def convolution(call: Call) -> list[Axes]:
         outputs = own[1] if groups == 1 else _per_group(call, channels, own[1], groups)
     elif groups > 1 and weight.shape[1] == 1:  # each channel by itself
         ties.join(own[0], tuple(s._replace(inner=s.inner * (weight.shape[0] // groups)) if s.group is not None else
-                                fixed(s.count * (weight.shape[0] // groups))[0] for s in channels))  # fmt: skip
+                                fixed(s.units * (weight.shape[0] // groups))[0] for s in channels))  # fmt: skip
         outputs = own[0]
     elif groups > 1:  # the same order in each group of channels
         ties.join(channels, own[1] * groups)
