@@ -63,6 +63,11 @@ def given(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
+def optional(check: Callable[..., None], *how: Any, **values: Any) -> None:
+    """Check the settings that are not None: `optional(check_positive, bandwidth=bandwidth)`."""
+    check(*how, **given(**values))
+
+
 def whole(name: str, value: Any, *, least: int = 1) -> int:
     """Return a whole number as Python's. ValueError if it is not one of at least `least` that 64 bits hold."""
     if not is_whole(value) or not least <= operator.index(value) < 2**63:

@@ -61,13 +61,16 @@ def check_settings(settings: Any) -> None:
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
         if type(value) is not type(field.default) or value != field.default:
-            _check(field, kinds_of(type(settings))[field.name], value)
+            _check(field, kinds_of(type(settings)).get(field.name, ()), value)
 
 
 @cache
 def kinds_of(settings: type) -> dict[str, tuple[Any, ...]]:
-    """Return, for each field, what its annotation is a union of."""
-    hints = typing.get_type_hints(settings)
+    """Return, for each field, what its annotation is a union of; nothing for code that is in no module, as in pages."""
+    try:
+        hints = typing.get_type_hints(settings)
+    except NameError:
+        return {}
     union = {name: get_origin(hint) in {UnionType, typing.Union} for name, hint in hints.items()}
     return {name: get_args(hint) if union[name] else (hint,) for name, hint in hints.items()}
 

@@ -236,7 +236,7 @@ def test_cnn_is_short_for_the_small_one_and_keeps_out_of_the_settings_of_the_mlp
         ("--data imdb", "holds texts"),
         ("--rounds -1", "`rounds` must not be negative; got -1"),
         ("--temperature 0.5", "the evidence is that of T = 1; got temperature 0.5"),
-        ("--tune_prior weight", "`tune_prior` must be one of model, scalar, layer; got 'weight'"),
+        ("--tune_prior weight", "`--tune_prior` must be one of model, scalar, layer; got 'weight'"),
         ("--tune_prior wide", "`--tune_prior`"),
         ("--prior nromal", "There is no prior called 'nromal'. Did you mean normal"),
         ("--structure kronecke", "`--structure`"),

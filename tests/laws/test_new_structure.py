@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -15,8 +16,10 @@ from tests.linalg.circulant import Circulant, circulant
 from tests.oracles import assert_close, classes, normal
 from torchbayes.curvature.sums import DiagonalSums, OnePass, Piece, Sum
 from torchbayes.linalg import Blocks, Dense, Diagonal, DiagonalCurvature, Scaled, Structure
+from torchbayes.methods.laplace import curvature_pass, laplace
 from torchbayes.methods.laplace.curvature_pass import SUMS
 from torchbayes.model.priors.joint import Joint
+from torchbayes.settings import kinds_of
 
 INPUTS, CLASSES, ROWS = 3, 2, 7
 
@@ -180,10 +183,14 @@ class LevelSums(OnePass):
 
 
 @pytest.fixture
-def level(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Register the sums as a structure of `Laplace`, in one line."""
+def level(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Register the sums as a structure of `Laplace`, in one line, and let annotations be made of the table once more."""
     monkeypatch.setitem(SUMS, "level", lambda settings: LevelSums())
-    return "level"
+    for module in (laplace, curvature_pass):
+        monkeypatch.setattr(module, "StructureName", Literal[*SUMS])
+    kinds_of.cache_clear()
+    yield "level"
+    kinds_of.cache_clear()
 
 
 def test_a_new_structure_of_laplace_is_a_line_in_a_table(level: str):

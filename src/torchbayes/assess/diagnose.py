@@ -23,7 +23,7 @@ from torchbayes.assess.approximation import DRAWS, Approximating, Approximation,
 from torchbayes.assess.chains import check_alone, check_enough, of_chains
 from torchbayes.assess.diagnosis import Diagnosis, Record, Trace, draw_trace, largest, record_of
 from torchbayes.calls import explained
-from torchbayes.checks import check_counts, given, seen
+from torchbayes.checks import check_counts, given, optional, seen
 from torchbayes.diagnostics import Summary
 from torchbayes.driver.chains import LEAST, Chains, judged
 from torchbayes.driver.log import read_log
@@ -110,8 +110,8 @@ def diagnose(
     if isinstance(posterior, Chains):
         check_alone(inputs=inputs, targets=targets, log=log, burn_in=burn_in, chunk_size=chunk_size, draws=draws)
         return of_chains(posterior)
-    check_counts(**given(chunk_size=chunk_size, draws=draws))
-    check_counts(least=0, **given(burn_in=burn_in))
+    optional(check_counts, chunk_size=chunk_size, draws=draws)
+    optional(check_counts, least=0, burn_in=burn_in)
     if isinstance(posterior, Approximating):
         _check_unused("the chains of a sampler", posterior, log=log, burn_in=burn_in)
         return of_density(posterior, inputs, targets, draws=draws or DRAWS, chunk_size=chunk_size)

@@ -20,6 +20,7 @@ from torchbayes.checks import (
     check_scale,
     check_text,
     given,
+    optional,
     plain,
     seen,
 )
@@ -108,17 +109,17 @@ class Problem:
     def __post_init__(self) -> None:
         plain(self)
         check_text(data=self.data, network=self.network, likelihood=self.likelihood, device=self.device)
-        check_text(**given(target=self.target))
+        optional(check_text, target=self.target)
         object.__setattr__(self, "data", settled(self.data))
         settings = {"network_settings": self.network_settings, "data_settings": self.data_settings}
         settings |= {"likelihood_settings": self.likelihood_settings, "prior_settings": self.prior_settings}
         check_kind(Mapping, "a mapping of settings", **settings)
         models.check_known("likelihood", self.likelihood)
         models.check_rules(self.prior)
-        check_scale(**given(prior_scale=self.prior_scale))
+        optional(check_scale, prior_scale=self.prior_scale)
         check_positive(temperature=self.temperature)
         check_counts(least=0, split=self.split)
-        check_counts(**given(train_size=self.train_size, threads=self.threads, outputs=self.outputs))
+        optional(check_counts, train_size=self.train_size, threads=self.threads, outputs=self.outputs)
 
     @contextmanager
     def threading(self) -> Iterator[None]:

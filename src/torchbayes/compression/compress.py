@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchbayes.checks import check_flags, check_numbers, check_positive, check_share, given
+from torchbayes.checks import check_flags, check_numbers, check_positive, check_share, optional
 from torchbayes.compression.compressed import Compressed, point_of
 from torchbayes.compression.follow import follow
 from torchbayes.compression.plain import Plain, filled, plain_of
@@ -127,8 +127,8 @@ def prune(
             range, or the network has multipliers.
     """
     check_flags(rounded=rounded, surgeon=surgeon)
-    check_share(**given(keep=keep))
-    check_positive(**given(least=least))
+    optional(check_share, keep=keep)
+    optional(check_positive, least=least)
     if (keep is None) == (least is None):
         raise ValueError(
             f"give either `keep` or `least`; got {keep} and {least}. keep=0.1 keeps a tenth of the weights."
@@ -174,7 +174,7 @@ def _thresholds(plain: Plain, threshold: float | Mapping[str, float] | None) -> 
             )
         check_numbers(**{f"threshold[{name!r}]": value for name, value in threshold.items()})
         return {**gaps, **{name: float(value) for name, value in threshold.items()}}
-    check_numbers(**given(threshold=threshold))
+    optional(check_numbers, threshold=threshold)
     return gaps if threshold is None else dict.fromkeys(gaps, float(threshold))
 
 

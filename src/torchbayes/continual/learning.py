@@ -22,7 +22,7 @@ from torch import Tensor
 
 from torchbayes.assess.evaluate import evaluate
 from torchbayes.calls import explained
-from torchbayes.checks import as_seed, check_flags, check_kind, check_object, given, seen
+from torchbayes.checks import as_seed, check_flags, check_kind, check_object, optional, seen
 from torchbayes.continual.coresets import Coreset
 from torchbayes.continual.record import Record
 from torchbayes.continual.tasks import Task, as_tasks, can_be_picked, joined, numbers_of, picked, sources_of
@@ -89,12 +89,12 @@ def sequence(
         TypeError: if an argument is of the wrong kind.
     """
     check_kind(Model, "a Model", model=model)
-    check_kind((str, PathLike), "a path", **given(directory=directory))
+    optional(check_kind, (str, PathLike), "a path", directory=directory)
     check_flags(resume=resume)
     check_method(method)
     check_carries(method, seeker)
     seed, tasks = as_seed(seed), as_tasks(tasks)
-    check_object(("size", "choose"), "coresets.Random(200)", **given(coreset=coreset))
+    optional(check_object, ("size", "choose"), "coresets.Random(200)", coreset=coreset)
     sources = sources_of(model, tasks)
     if coreset is not None:
         _check_coreset(coreset, model, tasks, sources)

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from torchbayes.checks import as_seed, check_counts, check_kind, check_tensor, given, is_whole, seen
+from torchbayes.checks import as_seed, check_counts, check_kind, check_tensor, is_whole, optional, seen
 from torchbayes.data.base import Data, Pair, check_name
 from torchbayes.randomness.seeds import Purpose, generator
 
@@ -86,7 +86,7 @@ def corrupt_data(data: Data, name: str, severity: int, *, seed: int = 0, limit: 
         ValueError: The data set has no images.
     """
     check_kind(Data, "a data set, as `load` gives it", data=data)
-    check_counts(**given(limit=limit))
+    optional(check_counts, limit=limit)
     if not data.is_image:
         raise ValueError(f"Corruptions are for images; `{data.name}` has rows of shape {data.input_shape}.")
     inputs, targets = data.test.inputs[:limit], data.test.targets[:limit]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchbayes.calls import explained
-from torchbayes.checks import as_seed, check_kind, given, whole
+from torchbayes.checks import as_seed, check_kind, optional, whole
 from torchbayes.data import toy
 from torchbayes.data.base import Data, Raw, check_name, drawn, finish, of_classes
 from torchbayes.data.images import load_digits, load_images
@@ -112,7 +112,7 @@ def load(
         ValueError: `split` or `train_size` is out of range, or `classes` are not two or more different classes.
     """
     entry, seed = _entry(name), as_seed(seed)
-    check_kind((str, os.PathLike), "a path", **given(root=root))
+    optional(check_kind, (str, os.PathLike), "a path", root=root)
     if whole("split", split, least=0) >= entry.splits:
         raise ValueError(f"`split` of `{name}` must be between 0 and {entry.splits - 1}; got {split}.")
     raw = entry.read(split, data_root(root) if entry.files else None)

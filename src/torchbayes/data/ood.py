@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchbayes.checks import as_seed, check_counts, check_kind, given
+from torchbayes.checks import as_seed, check_counts, check_kind, optional
 from torchbayes.data.base import Data, check_name, unit_images
 from torchbayes.data.images import IMAGE_SETS, STRANGERS
 from torchbayes.data.sources import data_root
@@ -69,7 +69,7 @@ def out_of_distribution(
     check_kind(Data, "a data set, as `load` gives it", data=data)
     if not data.is_image:
         raise ValueError(f"Out-of-distribution sets are images; `{data.name}` has rows of shape {data.input_shape}.")
-    check_counts(**given(limit=limit))
+    optional(check_counts, limit=limit)
     seed = as_seed(seed)
     if name is not None:
         check_name("out-of-distribution set", name, ood_names())

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.checks import SettingError, check_counts, check_flags, check_kind, given
+from torchbayes.checks import SettingError, check_counts, check_flags, check_kind, optional
 from torchbayes.density.autograd import chunks
 from torchbayes.density.backend import Backend, Evaluation, Mixing, Trajectory
 from torchbayes.density.dynamics import Phase, Value, ValueOnly, leapfrog
@@ -76,8 +76,8 @@ class LogDensity:
         check_kind(Model, "a Model", model=model)
         check_counts(num_data=num_data, chunk_size=chunk_size)
         check_flags(training=training)
-        check_kind(Batch, "a Batch", **given(data=data))
-        check_kind(Ranks, "the processes, as `Ranks.grid` gives them", **given(ranks=ranks))
+        optional(check_kind, Batch, "a Batch", data=data)
+        optional(check_kind, Ranks, "the processes, as `Ranks.grid` gives them", ranks=ranks)
         if data is not None and (data := ready(model, data)).size != num_data:
             raise ValueError(f"`data` must hold all {num_data} rows; got {data.size}.")
         self.plan: Plan | None = as_plan(plan)

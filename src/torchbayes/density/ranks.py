@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from torchbayes.checks import check_counts, check_flags, check_positive, given
+from torchbayes.checks import check_counts, check_flags, check_positive, optional
 
 
 class LostRankError(RuntimeError):
@@ -87,7 +87,7 @@ class Ranks:
         Raises:
             ValueError: if the shares do not multiply to the number of processes, or are not positive.
         """
-        check_counts(**given(data=data, chains=chains))
+        optional(check_counts, data=data, chains=chains)
         check_positive(timeout=timeout)
         kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
         opened = not dist.is_initialized()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_counts, given
+from torchbayes.checks import check_counts, optional
 
 # Draws in a block. On a CPU the arrays made from a block then stay in cache; an accelerator needs more work at once.
 BLOCK_CPU = 2**17
@@ -57,7 +57,7 @@ def per_quantity(draws: Tensor, statistic: Callable[[Tensor], Tensor], *, chunk_
     ...). The result has the trailing shape of the draws, followed by the axes after R. ``chunk_size`` is R; by
     default it is chosen by the size of the cache. A ValueError if a draw is not finite.
     """
-    check_counts(**given(chunk_size=chunk_size))
+    optional(check_counts, chunk_size=chunk_size)
     quantities = draws.shape[2:]
     draws_MSD = draws.detach().flatten(2) if quantities else draws.detach().unsqueeze(-1)
     num_chains, num_draws, num_quantities = draws_MSD.shape

@@ -19,6 +19,7 @@ from torchbayes.checks import (
     check_object,
     check_positive,
     given,
+    optional,
     seen,
 )
 from torchbayes.density.density import check_whole
@@ -55,15 +56,15 @@ def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
     check_kind(Model, "a Model", model=model)
     check_method(method)
     space = options.get("space")
-    check_kind(Subspace, "a Subspace of the model", **given(space=space))
+    optional(check_kind, Subspace, "a Subspace of the model", space=space)
     method.check(model if space is None else space.model)
     kinds = (nn.Module, Posterior, Tensor)
-    check_kind(kinds, "a trained module, a point posterior or flat weights", **given(start=start))
-    check_kind((str, PathLike), "a path", **given(directory=options["directory"]))
+    optional(check_kind, kinds, "a trained module, a point posterior or flat weights", start=start)
+    optional(check_kind, (str, PathLike), "a path", directory=options["directory"])
     check_flags(resume=options["resume"])
-    check_counts(**given(steps=options["steps"]))
+    optional(check_counts, steps=options["steps"])
     check_callbacks(options["callbacks"])
-    check_kind(Ranks, "the processes, as `Ranks.grid` gives them", **given(ranks=options["ranks"]))
+    optional(check_kind, Ranks, "the processes, as `Ranks.grid` gives them", ranks=options["ranks"])
     if space is not None and space.whole is not model:
         raise ValueError(
             "`space` is a subspace of another model's weights. Make it of the model that is fitted, such as "
@@ -182,14 +183,14 @@ def check_gradients(model: Model, source: Source, *, training: bool) -> None:
 
 def check_callbacks(callbacks: Any) -> None:
     """Check that callbacks are a list or tuple of functions, or None."""
-    check_kind((list, tuple), "a list or tuple of functions", **given(callbacks=callbacks))
+    optional(check_kind, (list, tuple), "a list or tuple of functions", callbacks=callbacks)
     for callback in callbacks or ():
         check_function("a list or tuple of functions", callbacks=callback)
 
 
 def check_sample(density: Any, method: Any, *, parameters: Any, callbacks: Any, resume: Any) -> None:
     """Check the kinds of the arguments of `sample` that are not numbers."""
-    check_kind(Chains, "the chains of an earlier call", **given(resume=resume))
+    optional(check_kind, Chains, "the chains of an earlier call", resume=resume)
     if isinstance(density, type) or not callable(density):
         raise TypeError(
             f"`density` must be a function that returns a log density, a LogDensity with data or a FunctionDensity; "

@@ -28,8 +28,8 @@ from torchbayes.checks import (
     check_not_negative,
     check_positive,
     check_tensor,
-    given,
     is_whole,
+    optional,
     seen,
 )
 from torchbayes.diagnostics import ess, mcse_mean, rhat
@@ -144,10 +144,10 @@ def learning_coefficient(
         ValueError: if data or weights do not fit, the loss is not finite at w*, or settings are out of range.
         DivergedError: if a chain on minibatches diverges.
     """
-    check_positive(**given(inverse_temperature=inverse_temperature))
+    optional(check_positive, inverse_temperature=inverse_temperature)
     check_not_negative(localisation=localisation)
     check_counts(chunk_size=chunk_size)
-    check_kind(Sampler, "a sampler, such as HMC(chains=4)", **given(method=method))
+    optional(check_kind, Sampler, "a sampler, such as HMC(chains=4)", method=method)
     if method is not None:
         method = method.without_prior or method  # the density of the chains has no prior
     settings = {"localisation": float(localisation), "method": method, "seed": as_seed(seed)}

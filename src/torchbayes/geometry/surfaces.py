@@ -19,7 +19,7 @@ from torchbayes.checks import (
     check_kind,
     check_memory,
     check_positive,
-    given,
+    optional,
     seen,
 )
 from torchbayes.density.density import LogDensity
@@ -324,7 +324,7 @@ def rays(
     """
     check_counts(directions=directions)
     check_counts(points=points, least=2)
-    check_positive(**given(radius=radius))
+    optional(check_positive, radius=radius)
     check_choice(("sphere", "filters"), shape=shape)
     seed, place = as_seed(seed), place_of(model, data, weights)
     size = place.weights_D.numel()

@@ -22,7 +22,15 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.checks import as_seed, check_counts, check_kind, check_memory, check_positive, given, seen
+from torchbayes.checks import (
+    as_seed,
+    check_counts,
+    check_kind,
+    check_memory,
+    check_positive,
+    optional,
+    seen,
+)
 from torchbayes.density.density import LogDensity
 from torchbayes.geometry.directions import filtered, normal
 from torchbayes.geometry.single import Place, Weights, num_observations, place_of
@@ -113,7 +121,8 @@ def basin(
         ValueError: if data, weights or matrix do not fit, the loss is not finite at w*, or settings are out of
             range.
     """
-    check_positive(threshold=threshold, **given(limit=limit))
+    check_positive(threshold=threshold)
+    optional(check_positive, limit=limit)
     check_counts(least=2, directions=directions)
     check_kind((Tensor, str), "a tensor, 'sphere' or 'filters'", shape=shape)
     seed, place = as_seed(seed), place_of(model, data, weights)

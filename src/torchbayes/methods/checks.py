@@ -21,7 +21,7 @@ def check_method(method: Any) -> None:
     if "plan" in settings:
         check_choice(("auto", *BACKEND_NAMES), plan=method.plan)
     if "optimizer" in settings:
-        _check_optimizer(method, any(hasattr(kind, "rho") for kind in kinds["optimizer"]))
+        _check_optimizer(method, any(hasattr(kind, "rho") for kind in kinds.get("optimizer", ())))
     if any(hasattr(kind, "factor") for kind in kinds.get("schedule", ())):
         check_object(("factor",), "Cosine()", schedule=method.schedule)
     weight = settings.get("kl_weight")

@@ -19,7 +19,15 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.utils import _pytree as pytree
 
-from torchbayes.checks import check_choice, check_flags, check_function, check_positive, given, is_whole, seen
+from torchbayes.checks import (
+    check_choice,
+    check_flags,
+    check_function,
+    check_positive,
+    is_whole,
+    optional,
+    seen,
+)
 from torchbayes.model.batches.batch import (
     Batch,
     Shared,
@@ -115,7 +123,7 @@ class Model:
         check_positive(temperature=temperature)
         check_choice(("joint", "likelihood"), tempering=tempering)
         check_flags(coupled=coupled)
-        check_function("a function that returns (inputs, targets)", **given(batch=batch))
+        optional(check_function, "a function that returns (inputs, targets)", batch=batch)
         self.likelihood = as_likelihood(likelihood)
         self.network = Network(network, random, class_axis=getattr(unweighted(self.likelihood), "class_axis", -1))
         self._learned = self.likelihood.parameters()

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from torchbayes.checks import as_seed, check_kind, check_positive, check_tensor, given, seen, whole
+from torchbayes.checks import as_seed, check_kind, check_positive, check_tensor, optional, seen, whole
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model, having
 from torchbayes.model.network import Buffers, Network
@@ -84,7 +84,7 @@ class Subspace:
         """
         check_tensor("D", origin=origin)
         check_tensor("R", "D", basis_RD=basis_RD)
-        check_positive(**given(prior_scale=prior_scale))
+        optional(check_positive, prior_scale=prior_scale)
         size = _check_weights(model, origin=origin, basis_RD=basis_RD)
         self.whole, network = model, model.network
         placed = (t[..., :size].detach().to(network.device, network.dtype) for t in (origin, basis_RD))

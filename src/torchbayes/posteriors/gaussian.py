@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_flags, check_object, check_tensor, given, seen
+from torchbayes.checks import check_flags, check_object, check_tensor, optional, seen
 from torchbayes.linalg import Structure, restore
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.point import Point
@@ -50,7 +50,7 @@ class Gaussian(Posterior):
         for name, tensor in self.covariance.tensors().items():
             if tensor.is_complex():
                 raise TypeError(f"`covariance` must be of real numbers; its {name} is of {tensor.dtype}.")
-        check_tensor("M", **given(log_evidence_M=self.log_evidence_M))
+        optional(check_tensor, "M", log_evidence_M=self.log_evidence_M)
         if self.log_evidence_M is not None and len(self.log_evidence_M) != len(self.mean_MD):
             raise ValueError(
                 f"`log_evidence_M` must have one number for each of {len(self.mean_MD)} members; got "

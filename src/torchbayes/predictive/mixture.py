@@ -9,7 +9,15 @@ import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
-from torchbayes.checks import as_numbers, as_seed, check_counts, check_memory, check_object, check_tensor, given
+from torchbayes.checks import (
+    as_numbers,
+    as_seed,
+    check_counts,
+    check_memory,
+    check_object,
+    check_tensor,
+    optional,
+)
 from torchbayes.model.likelihoods import Categorical, Likelihood, Parameters
 from torchbayes.model.likelihoods.quantiles import average_quantile
 from torchbayes.model.likelihoods.weighted import unweighted
@@ -144,7 +152,8 @@ class Mixture:
 def _check_parts(mixture: Mixture) -> None:
     """Raise a ValueError if the shapes of a mixture's parts do not fit."""
     outputs_SBK, spread = mixture.outputs_SBK, mixture.function_variance
-    check_tensor(outputs_SBK=outputs_SBK, **given(function_variance=spread))
+    check_tensor(outputs_SBK=outputs_SBK)
+    optional(check_tensor, function_variance=spread)
     check_object(("distribution", "log_prob"), "Categorical()", likelihood=mixture.likelihood)
     check_object(("items",), "{}", parameters=mixture.parameters)
     shape = tuple(outputs_SBK.shape)

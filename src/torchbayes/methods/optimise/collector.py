@@ -21,7 +21,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_kind, check_memory, given, is_whole, seen
+from torchbayes.checks import check_kind, check_memory, is_whole, optional, seen
 from torchbayes.health.descent import Descended
 from torchbayes.health.ending import Case, NoHistory
 from torchbayes.methods.moments import Moments
@@ -107,7 +107,7 @@ class Collector(Generic[_Result]):
                 method.
         """
         check_kind(Model, "a Model", model=model)
-        check_kind((str, PathLike), "the path of a file", **given(resume=resume))
+        optional(check_kind, (str, PathLike), "the path of a file", resume=resume)
         empty_MD = torch.zeros(1, model.layout.size, dtype=model.network.dtype, device=model.network.device)
         needed = (rank + 2) * method.members * empty_MD.nbytes
         check_memory(needed, "the moments of all members", model.network.device, members=method.members)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_object, given
+from torchbayes.checks import check_object, optional
 from torchbayes.density.dynamics import Density, Value
 from torchbayes.density.plans import BackendName  # noqa: F401  (jsonargparse evaluates annotations of `Sampler` here)
 from torchbayes.health.chains import Sampled
@@ -87,7 +87,7 @@ class Stochastic:
 
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[misc]  # of `Sampler`
-        check_object(("at", "noisy"), "Cycles()", **given(schedule=self.schedule))
+        optional(check_object, ("at", "noisy"), "Cycles()", schedule=self.schedule)
         cycles = self.cycles
         if cycles and not any(self.retains(step) for step in range(self.steps, self.burn_in, -1)):
             raise ValueError(

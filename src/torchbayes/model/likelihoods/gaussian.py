@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
-from torchbayes.checks import check_counts, check_each, check_scale, given, plain
+from torchbayes.checks import check_counts, check_each, check_scale, optional, plain
 from torchbayes.model.likelihoods.protocol import NONE, Learned, Listed, Parameters, target_columns
 from torchbayes.model.likelihoods.shapes import check_real, columns_of, log_prob_under, spread
 from torchbayes.model.priors.noise import LogInverseChi
@@ -72,8 +72,8 @@ class Gaussian:
         else:
             check_scale(scale=self.scale)
         check_counts(outputs=self.outputs)
-        check_scale(**given(initial=self.initial))
-        check_prior(**given(prior=self.prior))
+        optional(check_scale, initial=self.initial)
+        optional(check_prior, prior=self.prior)
         if self.spread is not None:
             check_each(check_scale, spread=_each(self.spread))
         if len(_each(self.spread)) not in {0, 1, self.outputs}:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchbayes.checks import check_counts, check_text, given
+from torchbayes.checks import check_counts, check_text, optional
 from torchbayes.report.style import (
     FAINT,
     INK,
@@ -135,7 +135,7 @@ def pit_histogram(name: str, values: Any, *, bins: int | None = None, weights: A
         weights: How often each target counts, (N,), at least 0; once if None.
     """
     check_text(name=name)
-    check_counts(**given(bins=bins))
+    optional(check_counts, bins=bins)
     values, weights = _columns(values=values, weights=np.ones(np.shape(values)) if weights is None else weights)
     if values.min() < 0 or values.max() > 1:
         raise ValueError(f"`values` must lie in [0, 1]; got {values.min():.4g} to {values.max():.4g}. Pass F(y).")
