@@ -184,7 +184,7 @@ class LevelSums(OnePass):
 
 @pytest.fixture
 def level(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Register the sums as a structure of `Laplace`, in one line, and let annotations be made of the table once more."""
+    """Register the sums as a structure of `Laplace`, in one line; annotations are made of the table anew."""
     monkeypatch.setitem(SUMS, "level", lambda settings: LevelSums())
     for module in (laplace, curvature_pass):
         monkeypatch.setattr(module, "StructureName", Literal[*SUMS])
