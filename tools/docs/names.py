@@ -259,6 +259,8 @@ class Reader:
         if isinstance(node.ctx, ast.Store):
             self.names[node.id] = None
         elif node.id not in self.names:
+            if node.id == "super":  # whose class this reader does not follow
+                return None
             if hasattr(builtins, node.id):
                 return Thing(getattr(builtins, node.id))
             if not self.partly:  # else it stands for something: Model(net, …)
