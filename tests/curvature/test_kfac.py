@@ -13,6 +13,7 @@ import torchbayes as tb
 from tests.curvature import oracle
 from tests.curvature.networks import NETS, SelfAttention, flat, places
 from tests.oracles import assert_close, classes, normal
+from torchbayes.curvature.kfac import UsedPlaces
 from torchbayes.linalg import BlockCurvature, DenseCurvature, DiagonalCurvature, KroneckerCurvature
 from torchbayes.model.priors.joint import Joint
 
@@ -366,6 +367,17 @@ def test_layers_may_see_as_many_places_in_another_order(structure: Any, sharing:
         for turned in (True, False)
     )
     assert_close(found, expected)
+
+
+def test_places_that_no_target_depends_on():
+    """They are left out in rows with an ignored target, or at its place where each target has a place of its own."""
+    ignored, weights = torch.tensor([[True, False], [False, False]]), torch.tensor([2.0, 3.0])
+    counted = torch.tensor([[True, False, False], [True, False, False]])
+    other = torch.tensor([[False, True, False], [False, False, False]])
+    idle = torch.zeros(2, 2, dtype=torch.bool)
+    used = UsedPlaces(ignored, {("layer", 0): (counted, other), ("layer", 1): (idle, idle)})
+    assert used.times(weights, "layer", 0, places=3).tolist() == [[2, 0, 0], [3, 3, 3]]
+    assert used.times(weights, "layer", 1, places=2).tolist() == [[0, 2], [3, 3]]
 
 
 def test_ignoring_nothing_changes_nothing():

@@ -133,6 +133,16 @@ def test_sampled_fisher_has_the_ggn_as_its_mean_and_draws_anew_for_every_row(cut
         assert score_D.abs().max() > 0.1  # an estimate, not the thing itself
 
 
+def test_sampled_fisher_draws_anew_for_every_batch():
+    inputs, targets, weights_MD, _ = problem("mlp")
+    twice = torch.cat([inputs, inputs]), torch.cat([targets, targets])
+    method = tb.Laplace("diagonal", "fisher", prior="model", check_mode=False)
+    model, rows = oracle.model_of(NETS["mlp"], targets), len(targets)
+    once = oracle.fitted(method, model, weights_MD, (inputs, targets)).curvature.diagonal()
+    both = oracle.fitted(method, model, weights_MD, twice, sizes=[rows, rows]).curvature.diagonal()
+    assert not torch.isclose(both, 2 * once).all(1).any()
+
+
 def test_sampled_fisher_depends_on_the_seed_alone():
     dense = [found("mlp", structure="dense", curvature="fisher").curvature.dense() for _ in range(2)]
     assert torch.equal(*dense)

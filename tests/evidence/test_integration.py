@@ -20,7 +20,8 @@ from tests.evidence.helpers import (
 )
 from tests.oracles import assert_close, normal
 from torchbayes.evidence import FunctionTarget, power, thermodynamic_integration
-from torchbayes.evidence.integration import _integrated, integrate
+from torchbayes.evidence.integration import _at_prior, _integrated, _monte_carlo_error, integrate
+from torchbayes.evidence.path import as_target
 from torchbayes.model import Model, likelihoods, priors
 
 
@@ -84,6 +85,14 @@ def test_monte_carlo_error_of_independent_draws():
     assert_calibrated(scores, 0.88, 1.12)
 
 
+def test_monte_carlo_error_of_variances():
+    """Of independent normal draws of variance v the mean has variance v/n, and the variance about 2 v²/n."""
+    beta, v = torch.linspace(0, 1, 3, dtype=torch.float64), 400.0
+    means, slopes = torch.tensor([0.25, 0.5, 0.25]), torch.tensor([1.0, 0.0, -1.0]) / 48
+    exact = math.sqrt((means.square() * v + slopes.square() * 2 * v**2).sum() / 8000)
+    assert _monte_carlo_error(v**0.5 * normal(3, 2, 4000), beta) == pytest.approx(exact, rel=0.1)  # 0.7 without slopes
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["linear", "tanh", "logistic", "bimodal", "skewed"])
 @pytest.mark.filterwarnings("ignore:chains at inverse temperature")
@@ -126,6 +135,12 @@ def test_details():
 
 
 @pytest.mark.filterwarnings("ignore:chains at inverse temperature")
+def test_no_draw_of_the_prior_is_repeated():
+    """They are made in blocks of a thousand."""
+    model, data, _ = linear_problem()
+    assert len(_at_prior(as_target(model, data), 2500, seed=0).unique()) == 2500
+
+
 def test_same_seed_same_result(untouched_rng: None):
     target, _ = skewed()
     options: dict[str, Any] = {"temperatures": 4, "chains": 2, "steps": 40}

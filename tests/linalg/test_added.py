@@ -76,6 +76,17 @@ def test_other_sums_have_the_exact_diagonal_in_their_basis_and_the_exact_trace()
         assert float((found.dense()[0] - exact).norm()) < 1.5 * float((alone - exact).norm())
 
 
+def test_the_basis_is_that_of_the_marginals_of_the_sum() -> None:
+    left, right = curvature(), prior().structure
+    exact = (left.dense()[0] + torch.linalg.inv(right.dense()[0])).view(UNITS, INPUTS, UNITS, INPUTS)
+    found = plus_precision(left, right)
+    assert isinstance(found, KroneckerCurvature)
+    for vectors, indices in ((found.rows_MGOO, "aibi->ab"), (found.columns_MGII, "iaib->ab")):
+        assert vectors is not None
+        turned = vectors[0, 0].T @ torch.einsum(indices, exact) @ vectors[0, 0]
+        assert_close(turned, turned.diagonal().diag(), atol=1e-10)
+
+
 def test_blocks_go_one_by_one() -> None:
     order = normal(SIZE + 2, seed=8).argsort()
     diagonal, variance = DiagonalCurvature(normal(1, 2) ** 2), Diagonal(normal(1, 2, seed=4).exp())

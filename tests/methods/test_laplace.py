@@ -17,7 +17,7 @@ from torchbayes.driver.progress import summary
 from torchbayes.evidence import linear_gaussian_evidence
 from torchbayes.linalg import Dense, Diagonal
 from torchbayes.linalg.dropped import rest_diagonal
-from torchbayes.methods.laplace.mode import AWAY
+from torchbayes.methods.laplace.mode import AWAY, off_mode
 from torchbayes.model.priors.joint import Joint
 
 X, TEST = normal(40, 3), normal(6, 3, seed=9)
@@ -202,6 +202,16 @@ class TestModes:
         with pytest.warns(tb.ProblemWarning, match=said if structure != "diagonal" else AWAY):
             found = laplace(linear(), (X, Y), mean + shift, structure=structure)
         assert [AWAY in problem for problem in found.problems] == [True]
+
+    def test_the_gradient_is_that_under_the_noise_of_the_posterior(self) -> None:
+        """It was added up under the noise scale of the fit, before another was chosen."""
+        start = EXACT.posterior()[0] + torch.tensor([1.0, -1.0, 2.0, 0.5], dtype=torch.float64)
+        features, said = torch.cat([X, torch.ones(40, 1).double()], 1), list[list[str]]()
+        for noise, factor in ((0.7, 1.0), (0.35, 2.0)):
+            model = linear(likelihood=tb.likelihoods.Gaussian(noise))
+            found = laplace(model, (X, Y), start, structure="dense", check_mode=False).with_noise(factor)
+            said.append(off_mode(found, (features.T @ (Y - features @ start)).unsqueeze(0) / noise**2))
+        assert said[0] == said[1] != []
 
     def test_as_far_as_a_draw_of_the_posterior_is_near_enough(self) -> None:
         """The bound: draws lie at ½ χ²_γ nats on average γ/2, so those of half the spread are below it."""

@@ -21,11 +21,12 @@ from torchbayes.methods.choices import Epochs
 from torchbayes.methods.optimise import base as descents
 from torchbayes.methods.schedules import Constant
 from torchbayes.model.sources.sources import as_source
+from torchbayes.posteriors.point import Point
 from torchbayes.randomness.seeds import Purpose, generator, member_seeds
 from torchbayes.selection import choose
-from torchbayes.selection.folds import folds_of
+from torchbayes.selection.folds import Fold, folds_of
 from torchbayes.selection.length import FACTOR, choose_epochs
-from torchbayes.selection.trials import Search
+from torchbayes.selection.trials import Chosen, Search, mean_nll
 
 FEATURES = 4
 SHORT: dict[str, Any] = {"epochs": 40, "optimizer": tb.Adam(0.03)}  # at a rate that is good after a few epochs
@@ -346,6 +347,24 @@ def test_laplace_without_a_start_keeps_its_choice_when_resumed(tmp_path: Path) -
     assert (tmp_path / "config.json").read_bytes() == before
     with pytest.raises(ValueError, match=f"^{tmp_path} already holds a run"):
         fit(data, tb.Laplace(), directory=tmp_path)
+
+
+def test_later_choices_begin_with_the_noise_that_was_chosen() -> None:
+    search = Search(model(), tb.MAP(), *folds_and_begin()).having(Chosen({}, {}, learned=[5.0]))
+    assert search.begin.weights_MD[:, -1].tolist() == [5.0] * len(search.begin.seeds)
+
+
+def test_held_out_rows_count_as_often_as_their_weights_say() -> None:
+    (inputs, targets), counts, gaussian = table(60), torch.arange(60) % 4, tb.likelihoods.Gaussian(0.5)
+    repeated = inputs.repeat_interleave(counts, 0), targets.repeat_interleave(counts, 0)
+    weighted = tb.likelihoods.Weighted(gaussian), (inputs, (targets, counts.double()))
+    nlls = []
+    for likelihood, rows in (weighted, (gaussian, repeated)):
+        own = tb.Model(net(), likelihood)
+        source = as_source(own, rows, 20)
+        point = Point(own, own.given_weights().unsqueeze(0))
+        nlls.append(mean_nll([point], [Fold(source, source.some(source.num_data))]))
+    assert nlls[0] == pytest.approx(nlls[1])
 
 
 class Stop(Exception):
