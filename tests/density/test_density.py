@@ -11,7 +11,9 @@ from tests.oracles import LinearGaussian, assert_close, classes, finite_differen
 from torch import Tensor, nn
 
 from torchbayes.density import FunctionDensity, LogDensity, Plan, Value
+from torchbayes.density.density import seeds_here
 from torchbayes.density.plans import BackendName
+from torchbayes.density.ranks import Ranks
 from torchbayes.model import Batch, Model, likelihoods, priors
 from torchbayes.randomness.seeds import Purpose, seeded
 
@@ -459,3 +461,11 @@ def test_the_loss_writes_its_gradient_where_it_is_told() -> None:
     value = density.loss(weights_MD, batch, out=out)
     assert value.gradient is out
     assert_close(out, density.loss(weights_MD, batch).gradient)
+
+
+def test_ranks_that_share_rows_have_dropout_masks_of_their_own():
+    """The first has those of one process; nothing is drawn twice."""
+    each = [seeds_here(Ranks(data=3, data_rank=rank), [5, 6]) for rank in range(3)]
+    assert each[0] == [5, 6]
+    assert len({seed for seeds in each for seed in seeds}) == 6
+    assert seeds_here(Ranks(chains=2, chain_rank=1), [5, 6]) == [5, 6]

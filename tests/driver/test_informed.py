@@ -224,6 +224,16 @@ def test_loaders_and_tables_agree() -> None:
 
 
 @ignored
+def test_a_subspace_keeps_the_prior_of_its_coordinates() -> None:
+    given = model()
+    space = Subspace.random(given, given.network.weights(), 2, prior_scale=0.3)
+    found = fit(table(), given, space=space)
+    assert found.space.prior_scale == 0.3
+    assert_close(found.space.axes_RD, 0.3 * space.basis_RD)
+    assert_close(found.space.centre_D, space.origin_D)
+
+
+@ignored
 def test_a_subspace_and_what_is_built_on_it_have_the_scale(tmp_path: Path) -> None:
     data, given = table(9.0), model()
     space = Subspace.random(given, given.network.weights(), 2)

@@ -122,6 +122,22 @@ def test_smaller_batches_spread_more_and_partial_ones_are_left_out() -> None:
     assert spreads[0] > spreads[1] > spreads[2] > 0
 
 
+def test_each_member_draws_its_own_minibatches_in_an_order_of_its_own() -> None:
+    """Of K draws of a member each has another minibatch, and one member's order says nothing of another's."""
+    count, net = 8, dense().double()
+    model = tb.Model(net, tb.likelihoods.Categorical())
+    numbers_MK = torch.arange(2 * count, dtype=torch.float64).view(2, count)
+    statistics = {name: numbers_MK[..., None].expand(2, count, 5) for name in ("1.running_mean", "1.running_var")}
+    posterior = tb.BatchNormPosterior(model, normal(2, model.layout.size), statistics)
+    found = posterior.beside(2 * count, seed=0)
+    assert found is not None
+    assert found.buffers_S is not None
+    taken_KM = found.buffers_S["1.running_mean"][:, 0].view(count, 2)
+    assert torch.equal(taken_KM, found.buffers_S["1.running_var"][:, 4].view(count, 2))
+    assert_close(taken_KM.sort(0).values, numbers_MK.T)
+    assert not torch.equal(taken_KM[:, 0] + count, taken_KM[:, 1])
+
+
 def test_no_training_data_are_needed_after_loading(tmp_path: Path) -> None:
     _, posterior, inputs = fitted("dense", tb.MCBatchNorm(8, draws=5), directory=tmp_path)
     loaded = tb.load(tmp_path / "posterior.safetensors", posterior.model)

@@ -220,6 +220,27 @@ def test_noise_of_several_outputs_and_weighted_rows_is_read_with_either_model(tm
     assert [tb.load(path, m).model.likelihood == tuned.model.likelihood for m in (model, tuned.model)] == [True] * 2
 
 
+@pytest.mark.parametrize("structure", ["dense", "diagonal"])
+def test_other_noise_gives_the_posterior_of_a_fit_with_it_at_the_same_weights(structure: Any) -> None:
+    """Also for several outputs and weighted rows, and in the exact matrix beside a structure."""
+
+    def fitted(factor: float) -> tb.LaplacePosterior:
+        likelihood = tb.likelihoods.Weighted(tb.likelihoods.Gaussian((0.5 * factor, 2.0 * factor)))
+        model = tb.Model(nn.Linear(3, 2).double(), likelihood, tb.priors.Normal(SCALE))
+        rows = 8  # few enough that the exact matrix is added up beside a structure
+        data = (X[:rows], (torch.stack([Y, -Y], 1)[:rows], torch.linspace(0.5, 2.0, rows, dtype=torch.float64)))
+        method = tb.Laplace(structure, check_mode=False, prior="model")
+        return tb.fit(model, data, method, start=0.4 * normal(8), callbacks=())  # type: ignore[return-value]
+
+    changed, expected = fitted(1.0).with_noise(1.7), fitted(1.7)
+    assert_close(changed.log_likelihood_M, expected.log_likelihood_M)
+    assert_close(changed.log_evidence(), expected.log_evidence())
+    assert (expected.exact is None) == (structure == "dense")
+    for one, other in ((changed.curvature, expected.curvature), (changed.exact, expected.exact)):
+        if one is not None and other is not None:
+            assert_close(one.dense(), other.dense())
+
+
 def test_held_out_data_choose_the_prior_and_noise() -> None:
     fitted, data = regression("dense"), (normal(30, 3, seed=6), normal(30, seed=7))
     tuned = tb.tune(fitted, prior="scalar", on=data)

@@ -178,6 +178,27 @@ def test_noise_of_each_example_lowers_the_variance() -> None:
     assert variance["flipout"] < variance["weights"]
 
 
+def test_no_two_random_numbers_of_passes_are_one() -> None:
+    """Of members, steps, calls, weight and bias, and of the signs of inputs and outputs; again they are the same."""
+    like = torch.empty(8, 16, dtype=torch.float64)
+
+    def drawn() -> tuple[list[Tensor], list[Tensor]]:
+        each = [Randomness(seed, step) for seed in (3, 4) for step in (0, 1)]
+        normals = [random.drawn(number, like) for random in each for number in (0, 1)]
+        for random in each:
+            for call in (1, 2):
+                normals += [random.change(call, like, bias=bias) for bias in (False, True)]
+                normals.append(random.noise_of(call, like, like.shape))
+        calls = [(random, call, outputs) for random in each for call in (1, 2) for outputs in (False, True)]
+        return normals, [random.signs(call, like.shape, like, outputs=outputs) for random, call, outputs in calls]
+
+    for found, again in zip(drawn(), drawn(), strict=True):
+        flat = torch.stack(found).flatten(1)
+        assert torch.equal(flat, torch.stack(again).flatten(1))
+        assert len(flat.unique(dim=0)) == len(flat)
+        assert float(torch.corrcoef(flat).fill_diagonal_(0).abs().max()) < 0.5  # six standard errors
+
+
 def test_positions_that_share_weights_keep_their_covariance_under_flipout() -> None:
     """The average over a 6 x 6 map varies as it should by flipout, and too little by local noise."""
     channels, passes = 10, 150  # channels have weights of their own

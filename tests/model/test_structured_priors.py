@@ -24,6 +24,7 @@ from torchbayes.model import Layout, priors
 from torchbayes.model.priors.axes import Axes
 from torchbayes.model.priors.bound import BoundPrior, Segment
 from torchbayes.model.priors.expected import add_expected_, is_closed
+from torchbayes.model.priors.groups import SharedVariance
 
 stats: Any = _stats  # whose types are of single numbers
 LAYOUT = Layout({"0.weight": (4, 3), "0.bias": (4,), "2.weight": (2, 4, 2, 2)})
@@ -152,6 +153,19 @@ def test_groups_share_a_variance_in_draws() -> None:
     for i, j in ((0, 1), (1, 2), (0, 2)):
         assert_close(covariance[i, 0, j, 0], common, rtol=0.2)
         assert abs(float(covariance[i, 0, j, 1])) < 0.05
+
+
+def test_inputs_of_a_grouped_convolution_have_variances_of_their_own_in_draws() -> None:
+    """The same place of two groups of the convolution is two input channels, which have nothing in common."""
+    prior = priors.Hierarchical(0.3, 4.0, "columns").resolve(Axes((4, 2), 0, 1, groups=2, fan_in=2.0))
+    assert isinstance(prior, SharedVariance)
+    assert prior.grid == (2, 2, 2, 1)
+    draws = prior.sample((20_000, 8), torch.Generator().manual_seed(3))
+    covariance = torch.cov(draws.abs().log().T).view(4, 2, 4, 2)
+    for i, j in ((0, 1), (2, 3)):
+        assert_close(covariance[i, 0, j, 0], priors.LogInverseChi(4.0, 0.3).std ** 2, rtol=0.2)
+    assert float(covariance[:2, :, 2:].abs().max()) < 0.05
+    assert abs(float(covariance[0, 0, 1, 1])) < 0.05
 
 
 def test_single_weights_of_a_group_are_students_t_or_the_horseshoe() -> None:

@@ -292,3 +292,19 @@ def test_a_rate_of_one_drops_everything() -> None:
     net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(1.0), nn.Linear(6, 3)).double()
     outputs = posterior_of(net).functions(3)(normal(5, 4))
     assert_close(outputs, net.get_submodule("3").bias.expand_as(outputs))  # type: ignore[operator, union-attr]
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["in the weights", "beside them"])
+def test_each_member_has_its_own_rates(wrapped: bool) -> None:
+    """Draw s is of member s mod M, in weights and masks: the first member drops nothing, the second all units."""
+    nothing = 1e-12  # PyTorch leaves out the dropout of rate 0, and a pass without any is refused
+    plain = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Dropout(0.5), nn.Linear(6, 3)).double()
+    net = Wrapped(plain) if wrapped else plain
+    model = tb.Model(net, tb.likelihoods.Categorical())
+    weights_MD = normal(2, model.layout.size, seed=3)
+    posterior = tb.DropoutPosterior(model, weights_MD, torch.tensor([[nothing], [1.0]], dtype=torch.float64))
+    inputs = normal(5, 4)
+    whole = tb.Point(model, weights_MD).functions()(inputs)[0]
+    bias = model.layout.split(weights_MD[1])[model.layout.names[-1]]
+    expected = torch.stack([whole, bias.expand_as(whole)]).repeat(3, 1, 1)
+    assert_close(posterior.functions(6, seed=4)(inputs), expected)
