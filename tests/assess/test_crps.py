@@ -104,6 +104,13 @@ def test_other_distribution_functions_are_integrated() -> None:
     np.testing.assert_allclose(crps(predictive, targets)[:, 0], expected, rtol=1e-4)
 
 
+def test_blocks_of_samples_meet_their_own_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    predictive = tb.Predictive(normal(4, 30, 1), tb.likelihoods.Gaussian(0.4))
+    targets = torch.linspace(-9, 9, 30, dtype=torch.float64).unsqueeze(-1)
+    monkeypatch.setattr("torchbayes.predictive.intervals._AT_ONCE", 2000 * 7)
+    torch.testing.assert_close(crps_file._estimated(predictive, targets), crps(predictive, targets), rtol=0, atol=0.15)
+
+
 def test_without_a_distribution_function_it_is_estimated_from_samples() -> None:
     predictive = tb.Predictive(normal(4, 200, 1), tb.likelihoods.StudentT(df=4.0, scale=0.5))
     targets = normal(200, 1, seed=2)

@@ -11,6 +11,7 @@ from tests.laws.cases import normal
 
 import torchbayes as tb
 from torchbayes.comparison.certainty import Certainty, certainties
+from torchbayes.comparison.resamples import resampled_detection
 from torchbayes.comparison.scores import Outcome
 from torchbayes.comparison.tables import certainty_table, table
 
@@ -64,6 +65,14 @@ def test_one_row_and_no_terms_say_nothing() -> None:
     assert certainties({"single": one, "swag": one}) == {"single": Certainty(), "swag": Certainty()}
     assert certainty_table({"single": Outcome(None, one)}) is None  # type: ignore[arg-type]
     assert Certainty().numbers() == {}
+
+
+def test_rows_of_all_sets_are_drawn_independently() -> None:
+    """Of equal scores the area varies by 1/(12 N) for the rows of each side, and by half of it for two foreign sets."""
+    scores = normal(ROWS, seed=4)
+    drawn_R = resampled_detection(scores, {"one": scores, "other": scores}, seed=0)
+    assert float(drawn_R.mean()) == pytest.approx(0.5, abs=0.005)
+    assert float(drawn_R.std()) == pytest.approx((8 * ROWS) ** -0.5, rel=0.08)
 
 
 def test_a_method_that_has_diverged_is_never_the_best() -> None:

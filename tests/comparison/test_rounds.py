@@ -1,6 +1,7 @@
 """Training and choosing the prior in turns, against the exact optimum of a linear model; effective weights."""
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from scipy.optimize import minimize_scalar
 
 import torchbayes as tb
 from torchbayes import networks
-from torchbayes.comparison.evidence.rounds import best_round, train_in_rounds
+from torchbayes.comparison.evidence.rounds import _next, best_round, train_in_rounds
 from torchbayes.evidence import linear_gaussian_evidence
 
 # a few epochs do not train
@@ -52,6 +53,29 @@ def test_the_turns_end_at_the_prior_of_the_largest_exact_evidence():
     assert float(chosen.fitted.log_evidence()) == pytest.approx(-exact.fun, abs=1e-4)
     assert float(chosen.fitted.model.prior.stds()[0]) == pytest.approx(math.exp(exact.x), rel=0.02)
     assert best_round(found[::-1]) is chosen  # that of the largest evidence, not merely the last
+
+
+def round_at(log_precision_D, gap_D) -> Any:
+    """What a step needs of a round: where it was trained, and how far away its evidence is largest."""
+
+    def moved(factor_D):
+        return SimpleNamespace(model=log_precision_D + factor_D.log())
+
+    fitted = SimpleNamespace(model=None, reference_MD=log_precision_D.exp()[None], with_strength=moved)
+    return SimpleNamespace(fitted=fitted, tuned=SimpleNamespace(strength_D=gap_D.exp()))
+
+
+def test_the_third_round_is_where_a_line_through_the_gaps_of_two_ends():
+    """With gaps of (ρ − 1)(x − x*) it is x* itself, 1/(1 − ρ) gaps away; four where that is more, or ρ is above 1."""
+    rho_D, best = torch.tensor([0.5, 0.2, 0.9, 1.5], dtype=torch.float64), 0.3
+    first_D = torch.full((4,), 0.7, dtype=torch.float64)
+    gap_D = (rho_D - 1) * (first_D - best)
+    second: Any = _next([round_at(first_D, gap_D)])
+    torch.testing.assert_close(second, first_D + 1.5 * gap_D)
+    later_D = (rho_D - 1) * (second - best)
+    third: Any = _next([round_at(first_D, gap_D), round_at(second, later_D)])
+    torch.testing.assert_close(third[:2], torch.full((2,), best, dtype=torch.float64))
+    torch.testing.assert_close(third[2:], (second + 4 * later_D)[2:])
 
 
 def test_weights_that_are_no_mode_are_said_so():

@@ -312,6 +312,10 @@ def test_corrupted_data_is_standardised_by_the_training_statistics():
     torch.testing.assert_close(data.standardise.inverse(inputs), (raw - mean) * 0.15 + mean, atol=1e-5, rtol=0)
     assert torch.equal(targets, data.test.targets[:50])
     assert len(corrupt_data(data, "fog", 1).inputs) == 360
+    inputs, _ = corrupt_data(data, "impulse_noise", 5, seed=3, limit=50)
+    torch.testing.assert_close(
+        data.standardise.inverse(inputs), corrupt(raw.clamp(0, 1), "impulse_noise", 5, seed=3), atol=1e-5, rtol=0
+    )
 
 
 @pytest.mark.parametrize(

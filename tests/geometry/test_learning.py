@@ -136,6 +136,22 @@ def test_steps_that_are_too_long_are_told_by_halving_them(step):
     assert ["steps of half the size give" in str(each.message) for each in said] == [True] * (step > 1)
 
 
+def test_adapted_steps_are_halved_too(monkeypatch):
+    """Metropolis steps of any size leave the density as it is, so that only their size tells that it was halved."""
+    runs = []
+
+    def noted(*args, **settings):
+        runs.append(run_chains(*args, **settings))
+        return runs[-1]
+
+    run_chains = learning.run_chains
+    monkeypatch.setattr(learning, "run_chains", noted)
+    start, method = torch.zeros(2, dtype=torch.float64), HMC(chains=4, steps=70, burn_in=30, thin=1, mass="diagonal")
+    learning_coefficient(lambda w: 0.5 * (w**2).sum(-1), 1000, start, method=method)
+    *_, adapted, halved = (run.state.step_size.step_size_M for run in runs)
+    assert torch.equal(halved, adapted / 2)
+
+
 def test_chains_start_as_wide_as_at_a_quarter_of_the_inverse_temperature():
     method = HMC(chains=300, steps=60, burn_in=44, thin=1, mass="unit", step_size=0.02, trajectory=0.12, jitter=0.5)
     stiff, start_D = 1000 / math.log(1000), torch.ones(2, dtype=torch.float64)
@@ -283,6 +299,23 @@ def test_minibatches_without_noise_are_all_the_data():
     mean = torch.stack([rise for rise, _ in found]).mean(0)
     assert torch.allclose(mean, whole(moved)[0], rtol=1e-9, atol=1e-12)
     assert torch.allclose(torch.stack([g for _, g in found]).mean(0), whole(moved)[1], atol=1e-9)
+
+
+def test_chains_see_rows_in_orders_of_their_own():
+    """Chains that saw the same rows would err alike, and agree on a wrong value."""
+    model, data = problem("regression")
+    place = learning.place_of(model, data, model.given_weights(), batch_size=3)
+    rise_of, _ = learning.rise_on_batches(place, 5, chains=3, seed=0)
+    rise, _ = rise_of((place.weights_D + 0.3 * normal(place.weights_D.numel())).expand(3, -1))
+    assert len(rise.unique()) == 3
+
+
+def test_the_stiffness_of_some_rows_stands_for_all_of_them():
+    """Every third row is looked at; a linear model of equal rows has the curvature n / σ²."""
+    model, rows = tb.Model(made(lambda: nn.Linear(1, 1, bias=False)), tb.likelihoods.Gaussian(0.5)), 4001
+    data = (torch.ones(rows, 1, dtype=torch.float64), torch.zeros(rows, 1, dtype=torch.float64))
+    place = learning.place_of(model, data, torch.zeros(1, dtype=torch.float64), batch_size=128)
+    assert learning._stiffness(place, 1024, 0) == pytest.approx(rows / 0.5**2, rel=1e-9)
 
 
 def test_a_place_that_is_no_minimum_is_told():

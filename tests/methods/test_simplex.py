@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.health.change import changes
+from torchbayes.health.curves import worse_inside
 from torchbayes.methods.curves.simplex import Simplex
 from torchbayes.methods.noise import Purpose, uniforms
 from torchbayes.model.sources.sources import as_source
@@ -346,6 +347,17 @@ def test_a_simplex_without_its_loss_in_the_middle_is_not_said_to_be_one():
     settings: dict[str, Any] = {"epochs": 2, "optimizer": tb.SGD(1e-12)}
     with pytest.warns(tb.ProblemWarning, match="the networks of complex 0 are worse than what they surround"):
         tb.fit(model, rows, Simplex(1, 2, **settings), start=far, callbacks=())
+
+
+def test_a_shared_vertex_is_compared_with_the_mean_of_the_modes():
+    """Of columns of unit square the loss of a row is ½ |w − w*|² above that of the modes, most at the vertex."""
+    model = tb.Model(nn.Linear(2, 1, bias=False).double(), tb.likelihoods.Gaussian(1.0))
+    inputs = torch.linalg.qr(normal(200, 2)).Q * 200**0.5
+    vertices = torch.tensor([[[1.0, 0.001], [1.0, -0.001], [2.3, 0.0]]]).double()
+    found = worse_inside(tb.SimplexPosterior(model, vertices, modes=2), as_source(model, (inputs, inputs[:, :1]), 200))
+    constant = 0.5 * math.log(2 * math.pi)
+    assert len(found) == 1
+    assert f"(0, 0, 1) than at its modes ({-constant - 0.5 * 1.3**2:.4g} against {-constant:.4g} nats" in found[0]
 
 
 def test_a_simplex_that_has_collapsed_says_so():
