@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import torchbayes as tb
 from tests.covering import some_of
 from tests.laws.cases import (
+    CLASSES,
     METHODS,
     NETWORKS,
     VARIANTS,
@@ -259,6 +260,31 @@ def test_same_seed_same_run_other_seed_other_run(make: Make) -> None:
     assert all(not torch.equal(other[n], t) for n, t in first.items())
     members = next(iter(first.values()))
     assert not torch.equal(members[0], members[1])
+
+
+class Masking(nn.Dropout):
+    """Dropout that notes the masks of training."""
+
+    seen: ClassVar[set[tuple[float, ...]]] = set()
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return input
+        mask = super().forward(torch.ones_like(input))
+        self.seen.add(tuple(mask.flatten().tolist()))
+        return input * mask
+
+
+# the passes of layers number those of a flow in another way than those of `VI`
+@pytest.mark.parametrize("make", with_variants_as_studies(METHODS, {*VARIANTS} - {"mnf_by_layers"}))
+def test_every_step_of_every_member_has_masks_of_its_own(make: Make) -> None:
+    """And so has every draw of the weights: under seeds that forget the step, a run would train one thinned network."""
+    net = nn.Sequential(nn.Linear(4, 12), Masking(), nn.Linear(12, CLASSES)).double()
+    Masking.seen.clear()
+    method: Any = make(members=2, **SMALL)
+    tb.fit(tb.Model(net, tb.likelihoods.Categorical()), rows_of(), method, callbacks=())
+    by_draws = isinstance(method, tb.VI | tb.IVON | tb.MNF | tb.NormalizingFlow)
+    assert len(Masking.seen) >= 2 * STEPS * ((method.draws if by_draws else None) or 1)
 
 
 @chief

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 import torchbayes as tb
 from torchbayes.linalg import Diagonal, LowRankPlusDiagonal
 from torchbayes.methods.moments import VARIANCE_FLOOR, Moments
-from torchbayes.methods.optimise.averaging import is_snapshot
+from torchbayes.methods.optimise.averaging import averaging_start, is_snapshot
 from torchbayes.model.sources.sources import as_source
 from torchbayes.randomness.seeds import member_seeds
 
@@ -196,6 +197,14 @@ def test_snapshots_are_spread_over_the_epoch_and_end_with_it(per_epoch: int, exp
                 assert is_snapshot(state.trajectory, 0.5, per_epoch)
     assert taken == [10 + s for s in expected] + [15 + s for s in expected]
     torch.testing.assert_close(method.posterior(density, state).weights_MD, torch.stack(seen).mean(0))
+
+
+@pytest.mark.parametrize(  # 0.29 · 100 is a little less than 29 in floating point
+    ("burn_in", "epochs", "before"), [(0.5, 4, 2), (0.2, 3, 1), (0.29, 100, 29), (0.75, 5, 4), (0.9, 3, 2), (0.0, 3, 0)]
+)
+def test_averaging_starts_at_the_nearest_epoch_that_leaves_one(burn_in: float, epochs: int, before: int) -> None:
+    trajectory: Any = SimpleNamespace(total_steps=7 * epochs, steps_per_epoch=7)
+    assert averaging_start(trajectory, burn_in) == 7 * before
 
 
 def test_more_snapshots_than_steps_are_one_a_step() -> None:

@@ -403,6 +403,16 @@ def test_a_row_of_weight_w_is_w_rows_and_one_of_weight_0_is_none(order: Any, pow
         assert_close(one, other, rtol=1e-7)
 
 
+def test_a_weighted_row_in_turn_counts_for_the_rows_after_it() -> None:
+    """One sweep, which tells the way to the fixed point, is the same whether q is made anew after each row or not."""
+    weights = torch.tensor([2.0, 0.5, 1.0, 3.0, 1.0, 0.25, 2.0, 1.0, 4.0, 1.0, 1.0, 2.0]).double()
+    model = linear(tb.likelihoods.Weighted(tb.likelihoods.Bernoulli()))
+    settings: dict[str, Any] = {"order": "sequential", "sweeps": 1, "damping": 1.0}
+    one, other = (moments(fitted(model, (X, (Y, weights)), batch_size=size, **settings)) for size in (1, 12))
+    for found, expected in zip(one, other, strict=True):
+        assert_close(found, expected, rtol=1e-9)
+
+
 @pytest.mark.parametrize("tempering", ["joint", "likelihood"])
 def test_the_tempered_posterior_of_a_linear_model_is_exact(tempering: Any) -> None:
     x, y, t = normal(20, 3, seed=4), normal(20, 1, seed=5), 0.3
