@@ -19,10 +19,12 @@ from safetensors.torch import load_file
 from tests.disks import fill_draws
 from tests.laws.cases import assert_same_tensors, losses, model_of, normal, rows_of
 from tests.laws.test_method_laws import keep_every
+from tests.oracles import assert_close
 from tests.processes import forked
 
 import torchbayes as tb
 from torchbayes.driver import run as run_module
+from torchbayes.driver.processes import Shard
 from torchbayes.methods.sampler import Sampler, retained_steps
 from torchbayes.posteriors.files import read_tensors
 from torchbayes.posteriors.store import DrawFile
@@ -328,6 +330,17 @@ def test_resuming_with_fewer_steps_than_were_taken_loses_none(method: Sampler, t
     after = contents(tmp_path / "run")
     assert {name for name in before if before[name] != after[name]} <= {"checkpoint.safetensors"}
     assert_same_tensors(run(method, tmp_path / "run", steps=32).tensors(), expected.tensors())
+
+
+def test_a_resumed_run_knows_the_lines_of_its_log_up_to_its_step(tmp_path: Path) -> None:
+    """By which the whole run is judged: later lines are written anew."""
+    with run_module.Run(tmp_path, {}, resume=False, shard=Shard(2)) as first:
+        first.restore(None)
+        for step in (1, 2, 3):
+            first.log({"epoch": step, "step": step, "loss": [float(step), -float(step)]})
+    with run_module.Run(tmp_path, {}, resume=True, shard=Shard(2)) as again:
+        again.resume_log(2)
+        assert_close(again.history.columns()["loss"], [[1.0, 2.0], [-1.0, -2.0]])
 
 
 @pytest.fixture(scope="module")

@@ -285,6 +285,20 @@ def test_the_thermostat_absorbs_gradient_noise_of_unknown_size():
     assert second_moment(hot)[0] > 1.1
 
 
+def test_a_thermostat_begins_with_the_momentum_of_its_temperature():
+    """Which is 1 where the likelihood alone is tempered."""
+    begun = {}
+    for temperature, tempering in ((1.0, "joint"), (4.0, "joint"), (4.0, "likelihood")):
+        network = torch.nn.Linear(3, 1).double()
+        settings: dict[str, Any] = {"temperature": temperature, "tempering": tempering}
+        density = tb.LogDensity(tb.Model(network, tb.likelihoods.Gaussian(1.0), **settings), 12)
+        method: Any = tb.SGNHT(chains=2, steps=6, burn_in=5, thin=1, step_size=1e-3)
+        begun[temperature, tempering] = method.init(density, normal(2, 4), {}, seeds=(1, 2)).momentum_MD
+    assert begun[1.0, "joint"].all()
+    assert_close(begun[4.0, "joint"], 2 * begun[1.0, "joint"])
+    assert_close(begun[4.0, "likelihood"], begun[1.0, "joint"])
+
+
 @pytest.mark.parametrize(
     ("make", "temperature"),
     with_studies([(tb.SGLD, 0.05), (tb.SGHMC, 4.0), (tb.SGNHT, 0.05)], (tb.SGLD, tb.SGHMC, tb.SGNHT), (0.05, 4.0)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -222,6 +223,42 @@ def test_a_chain_that_finds_no_step_ends_alone(make: Any):
     assert_close(both.weights_MSD[0], first.weights_MSD[0])
     with pytest.raises(DivergedError, match=r"diverged at step 7 of 160.*each has gone back 7 times"):
         fitted(make, start[1:])
+
+
+@makes
+def test_a_chain_that_goes_back_begins_anew(make: Any):
+    """At the sound weights, with neither momentum nor squares nor a friction that it had adapted, and a step of 0."""
+    density = tb.FunctionDensity(lambda w: -(w.double() ** 4).sum(-1) / 4)
+    method = make(chains=2, steps=20, burn_in=1, thin=1, step_size=0.05, batch_size=None, preconditioned=True)
+    state: Any = method.init(density, start := normal(2, 3), seeds=(1, 2), steps_per_epoch=1)
+    for _ in range(5):
+        state, _ = method.step(density, state)
+    lost = dataclasses.replace(state.track, strayed_M=torch.tensor([False, True]))
+    back, info = method.step(density, dataclasses.replace(state, track=lost))
+    assert info.divergent_M.tolist() == [0.0, 1.0]
+    assert (back.track.begun, back.track.times) == ((0, 6), (0, 1))
+    assert torch.equal(back.weights_MD[1], start[1])
+    assert not back.momentum_MD[1:].any()
+    assert not back.squares_MD[1].any()
+    if make is tb.SGNHT:
+        assert back.friction_M[1] == method.friction(density) != back.friction_M[0]
+    again, info = method.step(density, back)
+    assert_close(info.step_size_M, [0.05 * 6 / 100, 0.0])
+    assert torch.equal(again.weights_MD[1], start[1])
+    assert_close(again.squares_MD[1], start[1].double() ** 6)
+
+
+def test_a_chain_has_diverged_a_thousand_nats_per_row_and_weight_below_its_start():
+    """Over min(T, 1): a hot chain does not come back from where a cold one would not go."""
+    rows, start_MD = (normal(12, 3), normal(12, 1, seed=1)), normal(2, 4, seed=2)
+    batch = tb.Batch(*(part.expand(2, -1, -1) for part in rows))
+    method: Any = tb.SGLD(chains=2, steps=6, burn_in=5, thin=1, step_size=1e-4, batch_size=12)
+    for temperature, coldness in ((0.25, 4.0), (1.0, 1.0), (5.0, 1.0)):
+        model = tb.Model(nn.Linear(3, 1).double(), tb.likelihoods.Gaussian(0.5), temperature=temperature)
+        density = tb.LogDensity(model, 12, plan="loop")
+        first_M = density(start_MD, batch).log_density
+        state, _ = method.step(density, method.init(density, start_MD, {}, seeds=(1, 2)), batch)
+        assert_close(state.track.bound_M, first_M - 1000 * (12 + 4) * coldness - 10 * first_M.abs())
 
 
 def test_draws_of_a_chain_that_was_diverging_are_its_nearest_others():
