@@ -46,7 +46,7 @@ def exported() -> dict[Path, set[str]]:
     names: dict[Path, set[str]] = defaultdict(set)
     for value in (getattr(package, name) for package in packages for name in getattr(package, "__all__", ())):
         if inspect.isclass(value) or inspect.isfunction(value):
-            names[Path(inspect.getfile(value))].add(value.__qualname__)
+            names[Path(inspect.getfile(inspect.unwrap(value)))].add(value.__qualname__)  # verbs are decorated
     return names
 
 

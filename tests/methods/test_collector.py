@@ -395,9 +395,9 @@ def test_batch_norm_needs_the_data() -> None:
     torch.testing.assert_close(posterior.functions()(data[0])[0], expected, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.3])
-def test_a_learned_noise_scale_is_the_most_probable_one(temperature: float) -> None:
-    model, data = regression(temperature=temperature, tempering="likelihood")
+@pytest.mark.parametrize(("temperature", "tempering"), [(1.0, "joint"), (0.3, "likelihood"), (0.3, "joint")])
+def test_a_learned_noise_scale_is_the_most_probable_one(temperature: float, tempering: str) -> None:
+    model, data = regression(temperature=temperature, tempering=tempering)
     collector = tb.SWAG().collector(model)
     collector.collect(trajectory(data))
     with pytest.raises(ValueError, match=r"`log_scale` of the likelihood is learned.*collector\.posterior\(data\)"):

@@ -49,6 +49,18 @@ def all_masks(rates: list[float]) -> tuple[Tensor, Tensor]:
     return masks, torch.where(masks > 0, 1 - p, p).prod(1)
 
 
+class TimeFirst(nn.Module):
+    """Its first dropout has the rows on the second axis, its second on the first; neither is a mask of weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.head = nn.Dropout(0.5), nn.Dropout(0.5), nn.Linear(2, CLASSES)
+
+    def forward(self, inputs: Tensor) -> Tensor:  # (B, 3, 2)
+        hidden = self.first(inputs.transpose(0, 1).tanh()).tanh().transpose(0, 1)
+        return self.head(self.second(hidden.sin()).tanh().mean(1))
+
+
 # --- exact answers
 
 
@@ -308,3 +320,23 @@ def test_each_member_has_its_own_rates(wrapped: bool) -> None:
     bias = model.layout.split(weights_MD[1])[model.layout.names[-1]]
     expected = torch.stack([whole, bias.expand_as(whole)]).repeat(3, 1, 1)
     assert_close(posterior.functions(6, seed=4)(inputs), expected)
+
+
+@pytest.mark.parametrize("rates", [[[0.0, 0.0], [0.5, 0.0]], [[0.5, 0.0], [0.0, 0.5]], [[0.0, 0.5], [0.5, 0.5]]])
+def test_layers_that_a_member_never_drops_are_left_out_of_its_masks(rates: list[list[float]]) -> None:
+    """PyTorch draws no numbers where a rate is 0, so that calls of dropout are other layers' from member to member."""
+    net, inputs = made(TimeFirst), normal(4, 3, 2, seed=5)
+    model = tb.Model(net, tb.likelihoods.Categorical())
+    weights_MD = model.given_weights().expand(2, -1).contiguous()
+
+    def outputs(of_members: list[int], rows: Tensor = inputs) -> Tensor:
+        rates_ML = torch.tensor([rates[member] for member in of_members], dtype=torch.float64)
+        posterior = tb.DropoutPosterior(model, weights_MD[: len(of_members)], rates_ML)
+        return tb.predict(posterior, rows, draws=2 * len(of_members)).outputs_SBK
+
+    both = outputs([0, 1])
+    assert_close(both[:, :2], outputs([0, 1], inputs[:2]))  # one function, whichever rows come
+    plain = net.eval()(inputs)
+    for member in (0, 1):
+        drops = any(rates[member])
+        assert bool((both[member::2] - plain).abs().amax() > 1e-3) is drops

@@ -110,6 +110,14 @@ def test_class_budgets_count_lines_and_distinct_methods(tmp_path: Path) -> None:
     assert breaches(tmp_path, m="class A: ...\nclass _B:\n    def g(self): ...\n") == [("A", "documented")]
 
 
+def test_a_method_inherits_the_docstring_of_what_it_implements(tmp_path: Path) -> None:
+    bare, base = "def g(self) -> int:\n    return 1\n", "@abstractmethod\n" + method("g", "...")
+    child = "from pkg.a import A\n" + class_with([bare], head="class B(A)")
+    assert breaches(tmp_path, a=class_with([base]), b=child) == []
+    silent = class_with(["@abstractmethod\ndef g(self) -> int: ...\n", method("h")])
+    assert breaches(tmp_path, a=silent, b=child) == [("A.g", "documented"), ("B.g", "documented")]
+
+
 def test_self_is_no_argument_and_fixed_dunder_signatures_are_exempt(tmp_path: Path) -> None:
     init = f"def __init__(self, {names(3)}) -> None: ...\n"
     static = f'@staticmethod\ndef s({names(3)}) -> None:\n    """Do."""\n'

@@ -192,15 +192,16 @@ def _attention_in_pieces(device: torch.device) -> AbstractContextManager[Any]:
 _AXES: WeakKeyDictionary[Any, dict[Any, list[int | None]]] = WeakKeyDictionary()
 
 
-def row_axes(owner: Any, run: Run, inputs: Any) -> list[int | None]:
+def row_axes(owner: Any, run: Run, inputs: Any, *, idle: Sequence[str] = ()) -> list[int | None]:
     """Return, for each call of dropout in a forward pass, which axis holds the rows, or None.
 
     The first row of `inputs` is passed twice and three times: the axis of the rows is the one that grows. A third pass,
     with numbers that differ at all places instead of masks, must give equal outputs for equal rows. The result is
-    remembered for `owner` (the network) and rows of one shape. It raises DropoutError if there is no dropout, or its
-    masks cannot be the same for all rows.
+    remembered for `owner` (the network), rows of one shape, and the layers that are `idle`, whose rate is 0. It raises
+    DropoutError if there is no dropout, or its masks cannot be the same for all rows.
     """
-    axes_by_shape, key = _AXES.setdefault(owner, {}), tuple(tuple(t.shape[1:]) for t in tensors_of(inputs))
+    shapes_of_row = tuple(tuple(t.shape[1:]) for t in tensors_of(inputs))
+    axes_by_shape, key = _AXES.setdefault(owner, {}), (shapes_of_row, tuple(idle))
     if key in axes_by_shape:
         return axes_by_shape[key]
     shapes = []
@@ -208,7 +209,7 @@ def row_axes(owner: Any, run: Run, inputs: Any) -> list[int | None]:
         with _Seen() as seen:
             run(repeated(inputs, count))
         shapes.append(seen.shapes)
-    if not shapes[0]:
+    if not shapes[0] and not idle:
         raise DropoutError(f"no dropout acts in a forward pass, so all draws are one function. {_ADVICE}")
     if len(shapes[0]) != len(shapes[1]):
         raise DropoutError("dropout acts on some rows and not on others, so that its masks cannot be one function's.")
@@ -261,7 +262,8 @@ def under(mask: Mask, owner: Any, module: nn.Module, *, run: Run, inputs: Any) -
     try:
         for name, layer in layers.items():
             layer.p = mask.rates[name]
-        axes = row_axes(owner, run, inputs)
+        idle = [name for name, rate in mask.rates.items() if not rate]  # PyTorch draws no numbers for them
+        axes = row_axes(owner, run, inputs, idle=idle)
         with Masked(mask.seed, batch_size(inputs), axes):
             return run(inputs)
     finally:
