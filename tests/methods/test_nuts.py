@@ -121,19 +121,19 @@ def wall(weights_MD: Tensor) -> Tensor:
     [
         (skewed().log_density, 0.3, 8, 0),
         (skewed().log_density, 0.02, 6, 0),
-        (skewed().log_density, 2.5, 5, 4),
-        (wall, 0.2, 8, 4),
+        (skewed().log_density, 2.5, 5, 8),
+        (wall, 0.2, 8, 8),
     ],
     ids=["usual", "bounded", "divergent", "wall"],
 )
 def test_it_equals_a_recursive_one_draw_by_draw(log_density: Any, step_size: float, doublings: int, divergences: int):
-    chains = 3 if step_size < 0.1 else 6
+    chains = 3 if step_size < 0.1 else 8
     method = tb.NUTS(chains, 20, 0, step_size=step_size, mass="unit", max_doublings=doublings)
     density = tb.FunctionDensity(log_density)
     state: Any = method.init(density, 0.3 * normal(chains, 4), seeds=member_seeds(0, chains))
     state.inverse_mass_MD.copy_(normal(chains, 4, seed=1).exp())
     divergent, saturated = 0.0, 0.0
-    for _ in range(3 if step_size < 0.1 else 9):
+    for _ in range(3 if step_size < 0.1 else 12):
         expected = [recursive(method, log_density, state, chain) for chain in range(chains)]
         state, info = method.step(density, state)
         gains = [torch.tensor([gain for *_, gain in tree.leaves], dtype=torch.float64) for _, tree, _ in expected]
