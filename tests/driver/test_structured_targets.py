@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from scipy import stats
-from tests.laws.survival import Survival, times
+from tests.laws.models.survival import Survival, times
 from tests.oracles import assert_close, normal
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset

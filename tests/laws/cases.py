@@ -141,7 +141,7 @@ def _trained(kind: type) -> bool:
     shared = {"members", "epochs", "batch_size", "optimizer"} <= {field.name for field in fields(kind)}
     joins = (
         shared and kind().needs.start is not None
-    )  # which need a start: tests/methods/test_curve.py, test_simplex.py
+    )  # which need a start: tests/methods/curves/test_curve.py, test_simplex.py
     return shared and not joins and parts_of(kind) == "any"  # the others: tests/laws/test_layer_laws.py
 
 

@@ -19,7 +19,7 @@ import torchbayes as tb
 from tests.laws import cases, test_method_laws
 from tests.laws.cases import CLASSES, Nested, Net, Tied, assert_same_tensors, everything, made, normal
 from tests.laws.test_method_laws import break_after, keep_every
-from tests.posteriors.layer_networks import Wrapped, stack
+from tests.posteriors.layers.layer_networks import Wrapped, stack
 from tests.ranks import check, launch
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.randomness.seeds import member_seeds

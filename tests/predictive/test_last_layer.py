@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.laws.cases import normal
 from tests.oracles import assert_close
-from tests.posteriors.test_modules import OF_CLASSES, OF_NUMBERS, Transformer, assert_predicts, double, tokens
+from tests.posteriors.modules.test_modules import OF_CLASSES, OF_NUMBERS, Transformer, assert_predicts, double, tokens
 from tests.predictive.test_linearised import FITTED, GIVEN, given
 from torch import Tensor, nn
 

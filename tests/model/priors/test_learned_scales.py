@@ -209,7 +209,7 @@ def test_evidence_is_that_with_the_scale_integrated_out() -> None:
         assert found.error < 0.1
 
 
-# --- simulation-based calibration (Talts et al. 2018), as in tests/methods/test_sbc.py
+# --- simulation-based calibration (Talts et al. 2018), as in tests/methods/mcmc/test_sbc.py
 
 SETS, DRAWS, GAP, ALPHA = 160, 7, 60.0, 1e-3
 GROUPED = normal(5, 4, seed=9)

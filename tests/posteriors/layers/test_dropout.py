@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import torchbayes as tb
 from tests.laws.cases import assert_same_tensors
 from tests.oracles import assert_close, normal
-from tests.posteriors.layer_networks import (
+from tests.posteriors.layers.layer_networks import (
     BESIDE,
     CLASSES,
     IN_WEIGHTS,

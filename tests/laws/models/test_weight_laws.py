@@ -11,7 +11,7 @@ from torch import Tensor
 
 import torchbayes as tb
 from tests.covering import with_studies
-from tests.laws.test_likelihood_laws import models
+from tests.laws.models.test_likelihood_laws import models
 from tests.oracles import assert_close, normal
 from torchbayes import evidence, geometry
 from torchbayes.geometry import learning

@@ -16,7 +16,7 @@ from torch import Tensor, distributions, nn
 
 import torchbayes as tb
 from tests.covering import with_studies
-from tests.laws.survival import Survival, times
+from tests.laws.models.survival import Survival, times
 from tests.oracles import assert_close, classes, normal
 from torchbayes.evidence import linear_gaussian_evidence
 from torchbayes.linalg import Diagonal

@@ -10,7 +10,7 @@ import torch
 from tests.laws.cases import assert_same_tensors, everything, losses
 from tests.laws.test_method_laws import break_after, keep_every
 from tests.oracles import assert_close, normal
-from tests.posteriors.layer_networks import ByFunction
+from tests.posteriors.layers.layer_networks import ByFunction
 from torch import Tensor, nn
 
 import torchbayes as tb
