@@ -7,6 +7,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from tools.docs.names import Of, Reader, Thing, Value, keywords, methods, modules, public, takes
 from tools.docs.pages import Fault, Page
@@ -39,6 +40,7 @@ def check_blocks(page: Page) -> Iterator[Fault]:
     yield from read_blocks(page)[1]
 
 
+@lru_cache(maxsize=1)  # blocks and spans of a page are checked one after the other
 def read_blocks(page: Page) -> tuple[dict[str, Value], list[Fault]]:
     """Return what the names of a page stand for after its last block, and the faults found.
 

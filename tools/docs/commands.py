@@ -51,12 +51,13 @@ def check_commands(page: Page, root: Path, folder: Path) -> Iterator[Fault]:
     Yields:
         One fault per line.
     """
+    blocks = [block for block in page.blocks if block.info.split(" ")[0] in SHELLS]
     with _working_in(folder):
-        write_examples(folder)
-        for block in page.blocks:
-            if block.info.split(" ")[0] in SHELLS:
-                for line, text in _lines(block.text):
-                    yield from (page.fault(block.line + line, said) for said in faults_of(text, root))
+        if blocks:
+            write_examples(folder)
+        for block in blocks:
+            for line, text in _lines(block.text):
+                yield from (page.fault(block.line + line, fault) for fault in faults_of(text, root))
     for span in page.spans:
         yield from (page.fault(span.line, said) for said in faults_in_span(span.text, root))
 

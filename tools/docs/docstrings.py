@@ -36,8 +36,9 @@ def check_source(path: str, source: str, words: set[str]) -> Iterator[Fault]:
         One fault per piece of inline code.
     """
     tree = ast.parse(source)
-    imported = {name: None for node in ast.walk(tree) if isinstance(node, ast.Import) for name in _bound(node)}
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(tree))
+    imported = {name: None for node in nodes if isinstance(node, ast.Import) for name in _bound(node)}
+    for node in nodes:
         text = ast.get_docstring(node) if isinstance(node, _Documented) else None
         for found in _CODE.findall(text or ""):
             said = None if _STANDS.search(found) else fault_of(found, imported, words)
