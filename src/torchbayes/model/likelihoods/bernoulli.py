@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
-from torchbayes.model.likelihoods.protocol import NONE, Learned, Listed, Parameters, log_mean_exp, two_classes
+from torchbayes.model.likelihoods.protocol import NONE, Likelihood, Listed, Parameters, log_mean_exp, two_classes
 from torchbayes.model.likelihoods.shapes import check_shape, columns_of, like, per_datum
-from torchbayes.settings import check_settings
+from torchbayes.settings import Checked
 
 
 @dataclass(frozen=True)
-class Bernoulli:
+class Bernoulli(Checked, Likelihood):
     """y_k ~ Bernoulli(sigmoid(f_k)): binary (K = 1) or multi-label targets 0/1 of the outputs' shape.
 
     Attributes:
@@ -34,13 +33,6 @@ class Bernoulli:
     )
 
     soft: bool = False
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-
-    def parameters(self) -> Mapping[str, Learned]:
-        """Return no learned parameters."""
-        return {}
 
     def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
         """Return Bernoulli(logits=f)."""

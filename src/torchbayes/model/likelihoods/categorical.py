@@ -7,7 +7,7 @@ labels q have c_k = w_k q_k. Smoothing puts (1 − ε) q + ε / K in the place o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -20,7 +20,6 @@ from torchbayes.checks import check_each, check_not_negative, check_share, is_wh
 from torchbayes.model.likelihoods.protocol import (
     NONE,
     Counted,
-    Learned,
     Likelihood,
     Listed,
     Parameters,
@@ -33,7 +32,7 @@ _SUM = 1e-3  # how far from one the sum of soft labels may be: half precision is
 
 
 @dataclass(frozen=True)
-class Categorical:
+class Categorical(Likelihood):
     """y ~ Categorical(softmax(f)): classification, targets int64 in 0..K−1, outputs are logits (..., B, K).
 
     Targets of the outputs' shape in floating point are soft labels: a distribution over the classes for each row.
@@ -71,10 +70,6 @@ class Categorical:
         check_share(label_smoothing=self.label_smoothing)
         if not is_whole(self.class_axis) or self.class_axis not in {1, -1}:
             raise ValueError(f"`class_axis` must be -1, the last axis, or 1; got {self.class_axis!r}.")
-
-    def parameters(self) -> Mapping[str, Learned]:
-        """Return no learned parameters."""
-        return {}
 
     def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
         """Return Categorical(logits=f)."""

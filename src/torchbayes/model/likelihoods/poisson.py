@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
-from torchbayes.model.likelihoods.protocol import NONE, Learned, Listed, Parameters, target_columns
+from torchbayes.model.likelihoods.protocol import NONE, Likelihood, Listed, Parameters, target_columns
 from torchbayes.model.likelihoods.shapes import check_shape, columns_of, like, per_datum
 
 
@@ -23,7 +22,7 @@ class Counts(distributions.Poisson):
 
 
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(Likelihood):
     """y ~ Poisson(e^f): counts; outputs are log rates."""
 
     listed: ClassVar = Listed(
@@ -33,10 +32,6 @@ class Poisson:
         target_columns,
         prepare=lambda data: data.counts(),
     )
-
-    def parameters(self) -> Mapping[str, Learned]:
-        """Return no learned parameters."""
-        return {}
 
     def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
         """Return Poisson(exp(f))."""

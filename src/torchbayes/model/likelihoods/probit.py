@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
-from torchbayes.model.likelihoods.protocol import NONE, Learned, Listed, Parameters, two_classes
+from torchbayes.model.likelihoods.protocol import NONE, Likelihood, Listed, Parameters, two_classes
 from torchbayes.model.likelihoods.shapes import check_shape, columns_of, like, per_datum
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -19,7 +18,7 @@ _TURN = -1.0  # below it Φ is small, and its logarithm is taken by the scaled c
 
 
 @dataclass(frozen=True)
-class Probit:
+class Probit(Likelihood):
     """y_k ~ Bernoulli(Φ(f_k)), Φ the standard normal distribution function: targets 0/1 of the outputs' shape.
 
     y = 1 if f + ε > 0 with ε ~ N(0, 1): under f ~ N(m, v) its probability has the closed form Φ(m/√(1 + v)).
@@ -32,10 +31,6 @@ class Probit:
         lambda _: 1,
         prepare=two_classes,
     )
-
-    def parameters(self) -> Mapping[str, Learned]:
-        """Return no learned parameters."""
-        return {}
 
     def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
         """Return Bernoulli(Φ(f)), by its log odds."""

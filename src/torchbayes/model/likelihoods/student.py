@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,13 +11,13 @@ from torch import Tensor, distributions
 from torch.distributions import Distribution
 from torch.distributions.utils import broadcast_all
 
-from torchbayes.model.likelihoods.protocol import NONE, Learned, Listed, Parameters, target_columns
-from torchbayes.model.likelihoods.shapes import check_real, columns_of, log_prob_under
-from torchbayes.settings import check_settings
+from torchbayes.model.likelihoods.protocol import NONE, Listed, Parameters, target_columns
+from torchbayes.model.likelihoods.shapes import Regression, columns_of
+from torchbayes.settings import Checked
 
 
 @dataclass(frozen=True)
-class StudentT:
+class StudentT(Checked, Regression):
     """y ~ f + scale · t(df): regression that tolerates outliers.
 
     Attributes:
@@ -36,25 +35,10 @@ class StudentT:
     df: float = 4.0
     scale: float = 1.0
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
-    def parameters(self) -> Mapping[str, Learned]:
-        """Return no learned parameters."""
-        return {}
-
     def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
         """Return StudentT(df, f, scale)."""
         del parameters
         return _Unchecked(self.df, outputs, self.scale)
-
-    def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
-        """Return Σ_k log t(y_k; df, f_k, scale)."""
-        return log_prob_under(self.distribution(outputs, parameters), targets)
-
-    def check(self, outputs: Tensor, targets: Any) -> None:
-        """Check shape, dtype and finiteness of real targets."""
-        check_real(targets, outputs.shape)
 
     def curvature_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
         """Return columns of the Fisher information of the location, (df + 1) / ((df + 3) scale²)."""

@@ -268,7 +268,9 @@ def _joined(layout: Layout, joint: Joint, own: Mapping[str, Prior]) -> list[tupl
     return [(joint, slice(0, covered)), *others]
 
 
-def _total(prior: Prior, weights: Tensor) -> Tensor:
+def _total(prior: Prior | Together, weights: Tensor) -> Tensor:
+    if isinstance(prior, Together):
+        return prior.log_prob(weights)
     if total := asked(prior, "total"):
         return total(weights)
     return prior.log_prob(weights).sum(-1, dtype=torch.float64)

@@ -32,8 +32,8 @@ from torchbayes.model.origin import Given, made_by
 from torchbayes.model.priors.noise import LogInverseChi
 from torchbayes.model.priors.scales import Scaled
 from torchbayes.model.priors.sparse import LogUniform
-from torchbayes.model.priors.univariate import Normal, Prior, PriorLike, normals
-from torchbayes.settings import check_settings
+from torchbayes.model.priors.univariate import Normal, Prior, PriorLike, SampledPrior, normals
+from torchbayes.settings import Checked
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 LAYER = "layer."
@@ -70,7 +70,7 @@ class GroupPrior(Protocol):
 
 
 @dataclass(frozen=True)
-class GroupNormalJeffreys:
+class GroupNormalJeffreys(GroupPrior):
     """w = z W with p(z) ∝ 1/|z| and W ~ N(0, 1), for the weights of each unit: the group normal-Jeffreys prior.
 
     It prefers no size of weights, and under q(z) = N(μ, αμ²) its divergence depends on α alone: a unit whose α is large
@@ -79,15 +79,12 @@ class GroupNormalJeffreys:
     """
 
     def laws(self) -> dict[str, Prior]:
-        """Return the prior of the multipliers."""
         return {"multiplier": LogUniform()}
 
     def start(self, groups: int) -> dict[str, Tensor]:
-        """Return multipliers of 1."""
         return {"multiplier": torch.ones(groups)}
 
     def multipliers(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return z."""
         return parameters["multiplier"]
 
     def moments(self, mean: Mapping[str, Tensor], variance: Mapping[str, Tensor]) -> Moments:
@@ -97,7 +94,7 @@ class GroupNormalJeffreys:
 
 
 @dataclass(frozen=True)
-class GroupHorseshoe:
+class GroupHorseshoe(Checked, GroupPrior):
     """w = s λ W with λ ~ C⁺(0, 1) for each unit, s ~ C⁺(0, scale) for each layer, W ~ N(0, 1): the group horseshoe.
 
     It is proper, so that samplers take it too. `with_multipliers` puts it on a network. Source: Louizos, Ullrich and
@@ -108,9 +105,6 @@ class GroupHorseshoe:
     """
 
     scale: float = 1e-5
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def laws(self) -> dict[str, Prior]:
         """Return the priors of the logarithms: of |n| and 1/|d| of each λ, and of s."""
@@ -150,7 +144,7 @@ class GroupHorseshoe:
 
 
 @dataclass(frozen=True)
-class LogHalfNormal:
+class LogHalfNormal(Checked, SampledPrior):
     """w = log |n| with n ~ N(0, scale²): log p(w) = ½ log(2/π) + u − ½ e^{2u} with u = w − log scale.
 
     Attributes:
@@ -158,9 +152,6 @@ class LogHalfNormal:
     """
 
     scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def std(self) -> float:
@@ -190,7 +181,6 @@ class LogHalfNormal:
         return (u - 0.5 * swollen + 0.5 * math.log(2 / math.pi)).sum(-1, dtype=torch.float64)
 
     def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
-        """Return independent draws, float64 on the CPU."""
         return math.log(self.scale) + normals(shape, generator).abs().log()
 
 

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor
 
-from torchbayes.model.priors.univariate import uniforms
-from torchbayes.settings import check_settings
+from torchbayes.model.priors.univariate import Prior, SampledPrior, normals, uniforms
+from torchbayes.settings import Checked
 
 _NEAREST = 1e-8  # in scales: weights closer to zero have the density at this distance
 _JOINT = 1.5  # the series is used below it, the continued fraction above
@@ -28,7 +28,7 @@ _ASYMPTOTIC = 9
 
 
 @dataclass(frozen=True)
-class Horseshoe:
+class Horseshoe(Checked, SampledPrior):
     """w ~ N(0, λ² scale²) with λ ~ C⁺(0, 1), a scale of its own for every weight (Carvalho, Polson and Scott 2010).
 
         p(w) = e^x E₁(x) / (scale √(2π³)),    x = w² / (2 scale²),    E₁ the exponential integral
@@ -45,9 +45,6 @@ class Horseshoe:
     listed: ClassVar = ("horseshoe", "most weights next to zero, some far from it (scale)")
 
     scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def std(self) -> float:
@@ -70,11 +67,11 @@ class Horseshoe:
     def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
         """Return independent draws, float64 on the CPU: λ = tan(π u / 2) times a normal number."""
         scales = (0.5 * math.pi * uniforms(shape, generator)).tan()
-        return self.scale * scales * torch.randn(shape, generator=generator, dtype=torch.float64)
+        return self.scale * scales * normals(shape, generator)
 
 
 @dataclass(frozen=True)
-class LogUniform:
+class LogUniform(Prior):
     """p(w) ∝ 1/|w|, improper: log |w| is uniform. The prior of variational dropout (Kingma, Salimans, Welling 2015).
 
     Under q(w) = N(μ, σ²) the divergence depends on α = σ²/μ² alone, and falls to a constant as α grows: weights whose
