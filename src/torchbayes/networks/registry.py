@@ -10,10 +10,8 @@ from typing import Any
 from torch import nn
 
 from torchbayes.checks import seen
-from torchbayes.networks.convolutional import lenet, small_cnn
-from torchbayes.networks.dense import linear, mlp
 from torchbayes.networks.resnet import preresnet20, resnet20_frn
-from torchbayes.networks.shapes import InputShape
+from torchbayes.networks.small import InputShape, lenet, linear, mlp, small_cnn
 
 _FACTORIES: dict[str, tuple[Callable[..., nn.Module], str]] = {
     "linear": (linear, "linear model: no hidden layer; inputs of any shape are flattened"),

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack  # no public way says whether a transform is at work
 
 from torchbayes.checks import check_counts, check_flags, check_positive
-from torchbayes.networks.shapes import InputShape, check_outputs, image_shape
+from torchbayes.networks.small import InputShape, check_outputs, image_shape
 
 WIDTH = 16  # channels of the first stage; each further stage doubles them
 STAGES = BLOCKS = 3

@@ -1,4 +1,4 @@
-"""Normal noise: of a fixed or learned scale, or of one that the network gives."""
+"""Regression: normal noise of a fixed or learned scale, or of one that the network gives; Student-t noise."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, distributions
 from torch.distributions import Distribution
+from torch.distributions.utils import broadcast_all
 
 from torchbayes.checks import check_counts, check_each, check_scale, optional, plain
 from torchbayes.model.likelihoods.protocol import NONE, Learned, Listed, Parameters, target_columns
@@ -190,3 +191,47 @@ class HeteroscedasticGaussian(Checked, Regression):
         raw = outputs.chunk(2, dim=-1)[1]
         variance = F.softplus(raw) + self.floor
         return columns_of(torch.cat([variance.rsqrt(), math.sqrt(0.5) * raw.sigmoid() / variance], dim=-1))
+
+
+@dataclass(frozen=True)
+class StudentT(Checked, Regression):
+    """y ~ f + scale · t(df): regression that tolerates outliers.
+
+    Attributes:
+        df: degrees of freedom; above 2 the variance exists.
+        scale: scale of the t distribution, in units of the targets.
+    """
+
+    listed: ClassVar = Listed(
+        "student_t",
+        "targets with outliers: Student's t around the output (df, scale)",
+        "regression",
+        target_columns,
+    )
+
+    df: float = 4.0
+    scale: float = 1.0
+
+    def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
+        """Return StudentT(df, f, scale)."""
+        del parameters
+        return _Unchecked(self.df, outputs, self.scale)
+
+    def curvature_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
+        """Return columns of the Fisher information of the location, (df + 1) / ((df + 3) scale²)."""
+        del targets, parameters
+        return columns_of(torch.full_like(outputs, math.sqrt((self.df + 1) / (self.df + 3)) / self.scale))
+
+
+class _Unchecked(distributions.StudentT):
+    """torch's distribution without the check of the degrees of freedom, which a traced network cannot make."""
+
+    def __init__(self, df: Tensor | float, loc: Tensor, scale: Tensor | float) -> None:
+        self.df, self.loc, self.scale = broadcast_all(df, loc, scale)
+        self._chi2 = distributions.Chi2(self.df, validate_args=False)
+        Distribution.__init__(self, self.df.size(), validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> _Unchecked:
+        """Return the distribution in a larger batch shape."""
+        del _instance
+        return _Unchecked(*(t.expand(batch_shape) for t in (self.df, self.loc, self.scale)))

@@ -100,7 +100,7 @@ class BoundPrior:
         not over all real numbers, or a joint prior is over another number of weights; TypeError if a prior has no log
         density.
         """
-        self.layout, self.made_of = layout, (rules, axes)
+        self.layout, self.rules = layout, rules
         self.segments: list[Segment] = []
         own = dict(own or {})
         if isinstance(rules, Joint):
@@ -245,12 +245,6 @@ class BoundPrior:
 def correlated(bound: BoundPrior) -> bool:
     """Return whether the prior correlates weights."""
     return any(isinstance(s.prior, Joint) and not s.prior.is_independent for s in bound.segments)
-
-
-def rebound(bound: BoundPrior, own: Mapping[str, Prior]) -> BoundPrior:
-    """Return the same rules on the same layout, with other priors of its last parameters."""
-    rules, axes = bound.made_of
-    return BoundPrior(bound.layout, rules, axes=axes, own=own)
 
 
 def _joined(layout: Layout, joint: Joint, own: Mapping[str, Prior]) -> list[tuple[Prior | Joint, slice]]:

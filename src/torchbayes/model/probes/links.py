@@ -11,11 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-from torchbayes.model.likelihoods.bernoulli import Bernoulli
+from torchbayes.model.likelihoods.binary import Bernoulli, Probit
 from torchbayes.model.likelihoods.categorical import Categorical
 from torchbayes.model.likelihoods.gaussian import HeteroscedasticGaussian
 from torchbayes.model.likelihoods.poisson import Poisson
-from torchbayes.model.likelihoods.probit import Probit
 from torchbayes.model.likelihoods.protocol import Likelihood
 from torchbayes.model.likelihoods.weighted import unweighted
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from typing import Any
 
 import torch
@@ -13,10 +13,10 @@ from torch import Tensor
 from torchbayes.model.batches.batch import Batch, concatenate, tensors_of
 from torchbayes.model.batches.loaders import evenly_spaced, read, reading, same_rows
 from torchbayes.model.model import Model
-from torchbayes.model.sources.first import First, checked_rows
+from torchbayes.model.sources.source import ReadSource
 
 
-class Stream:
+class Stream(ReadSource):
     """Ready-made batches that can be iterated repeatedly; all members share their order."""
 
     def __init__(self, model: Model, batches: Iterable[Any]) -> None:
@@ -25,83 +25,59 @@ class Stream:
             once = iter(batches) is batches
         if once:
             raise TypeError("the data can be iterated only once. Give a list of batches, a Dataset or a DataLoader.")
-        sizes = [model.unpack(batch).size for batch in read(batches)]
-        if not sum(sizes):
+        self._model, self._batches = model, batches
+        self._bounds = [*accumulate((model.unpack(batch).size for batch in read(batches)), initial=0)]
+        if not self.num_data:
             raise ValueError("the data are empty: the loader yields no rows. Check the filter before it.")
-        self._model, self._batches, self._sizes = model, batches, sizes
-        self._first: First | None = None
 
     def kept(self, rows: Tensor) -> None:
         """Return None, because a stream may give its rows in another order at every pass."""
         del rows
 
-    @property
-    def num_data(self) -> int:
-        """N."""
-        return sum(self._sizes)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of batches of an epoch."""
-        return len(self._sizes)
-
     def epoch(self, seeds: Sequence[int], epoch: int, skip: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch from number `skip` on, every tensor (M, B, ...)."""
-        for number, rows in enumerate(_checked(self, *seeds[:1], epoch)):
+        for number, rows in enumerate(self._counted(*seeds[:1], epoch)):
             if number >= skip:
                 yield rows.map(lambda t: t.expand(len(seeds), *t.shape))
 
-    def inputs(self) -> Iterator[Any]:
-        """Yield the inputs in the order of the stream."""
-        for batch in read(self._batches):
-            yield self._model.unpack(batch).inputs
-
     def batches(self) -> Iterator[Batch]:
-        """Yield the batches of the stream."""
-        yield from _checked(self)
+        return self._counted()
 
     def rows(self) -> Batch:
-        """Return all rows, checked, in the order of the stream."""
         return concatenate([*self.batches()])
 
     def site(self, number: int, members: int) -> Batch:
         """Return a batch of the stream, the same for all members; earlier batches are skipped."""
-        rows = checked_rows(self._model, self._first, next(islice(read(self._batches), number, None)))
+        rows = self._checked(next(islice(self._read(), number, None)))
         return rows.map(lambda t: t.expand(members, *t.shape))
 
     def some(self, count: int) -> list[Batch]:
-        """Return whole batches spread over the stream."""
-        wanted = set(evenly_spaced(max(1, count * len(self._sizes) // self.num_data), len(self._sizes)))
-        return [batch for number, batch in enumerate(_checked(self)) if number in wanted]
+        wanted = set(evenly_spaced(max(1, count * self.steps_per_epoch // self.num_data), self.steps_per_epoch))
+        return [batch for number, batch in enumerate(self._counted()) if number in wanted]
 
     def changes(self) -> bool:
         """Return whether rows differ between two passes, in whatever order they come."""
-        passes = [map(self._model.unpack, read(self._batches, attempt)) for attempt in (1, 2)]
+        passes = [map(self._model.unpack, self._read(attempt)) for attempt in (1, 2)]
         first = [next(each) for each in passes]
         if same_rows(*first):
             return False
         sums = [_sums(chain([batch], rest)) for batch, rest in zip(first, passes, strict=True)]
         return not all(map(partial(torch.allclose, rtol=1e-9), *sums))
 
-    def check(self, *, training: bool = False) -> tuple[str, ...]:
-        """Check the first batch; return as `Source.check`."""
-        self._first = First(self._model, self._model.unpack(next(read(self._batches))))
-        return self._first.faults.judged(training=training)
+    def _read(self, *integers: int) -> Iterator[Any]:
+        return read(self._batches, *integers)
 
-
-def _checked(stream: Stream, *integers: int) -> Iterator[Batch]:
-    """Yield the batches of one pass of a stream; ValueError if the number of rows is not the one counted before."""
-    rows = 0
-    for batch in read(stream._batches, *integers):
-        batch_rows = checked_rows(stream._model, stream._first, batch)
-        if (rows := rows + batch_rows.size) > stream.num_data:
-            break
-        yield batch_rows
-    if rows != stream.num_data:
-        raise ValueError(
-            f"every pass over the data must give as many rows as the first, {stream.num_data:,}; got "
-            f"{'more' if rows > stream.num_data else f'{rows:,}'}. Give data that are the same at every pass."
-        )
+    def _counted(self, *integers: int) -> Iterator[Batch]:
+        """Yield the batches of one pass; ValueError if the number of rows is not the one counted before."""
+        count = 0
+        for rows in map(self._checked, self._read(*integers)):
+            if (count := count + rows.size) > self.num_data:
+                break
+            yield rows
+        if count != self.num_data:
+            raise ValueError(
+                f"every pass over the data must give as many rows as the first, {self.num_data:,}; got "
+                f"{'more' if count > self.num_data else f'{count:,}'}. Give data that are the same at every pass."
+            )
 
 
 def _sums(batches: Iterable[Batch]) -> list[Tensor]:
