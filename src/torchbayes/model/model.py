@@ -19,15 +19,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.utils import _pytree as pytree
 
-from torchbayes.checks import (
-    check_choice,
-    check_flags,
-    check_function,
-    check_positive,
-    is_whole,
-    optional,
-    seen,
-)
+from torchbayes.checks import check_choice, check_flags, check_function, check_positive, is_whole, optional, seen
 from torchbayes.model.batches.batch import (
     Batch,
     Shared,
@@ -41,12 +33,11 @@ from torchbayes.model.batches.batch import (
     tensors_of,
     with_shared,
 )
-from torchbayes.model.layout import Layout
+from torchbayes.model.layout import Layout, Random
 from torchbayes.model.likelihoods import Likelihood, Parameters
 from torchbayes.model.likelihoods.categorical import check_possible
 from torchbayes.model.likelihoods.custom import as_likelihood
 from torchbayes.model.likelihoods.weighted import unweighted
-from torchbayes.model.masked import Random
 from torchbayes.model.network import Buffers, Network, taking
 from torchbayes.model.priors.axes import axes_of
 from torchbayes.model.priors.bound import BoundPrior

@@ -46,7 +46,7 @@ def mlp(
     Raises:
         ValueError: if a size is not positive, `dropout` is not in [0, 1), or the activation is unknown.
     """
-    check_outputs(num_outputs)
+    check_counts(num_outputs=num_outputs)
     check_choice(tuple(ACTIVATIONS), activation=activation)
     check_share(dropout=dropout)
     hidden = plain_value(hidden)
@@ -101,10 +101,9 @@ def lenet(
     Raises:
         ValueError: if the input is not an image or too small, or a setting is out of its range.
     """
-    check_outputs(num_outputs)
+    check_counts(num_outputs=num_outputs, hidden=hidden)
     channels = plain_value(channels)
     check_each(check_counts, length=2, channels=channels)
-    check_counts(hidden=hidden)
     check_share(dropout=dropout)
     colours, *sides = image_shape(input_shape, smallest=16, network="lenet")
     height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
@@ -139,7 +138,7 @@ def small_cnn(input_shape: InputShape, num_outputs: int, *, dropout: float = 0.0
     Raises:
         ValueError: if the input is not an image or too small, or `dropout` is not in [0, 1).
     """
-    check_outputs(num_outputs)
+    check_counts(num_outputs=num_outputs)
     check_share(dropout=dropout)
     channels, *sides = image_shape(input_shape, smallest=8, network="small_cnn")
     height, width = (side // 2 for side in sides)
@@ -184,11 +183,6 @@ def image_shape(input_shape: InputShape, *, smallest: int, network: str) -> tupl
             f"Use {smaller}."
         )
     return channels, height, width
-
-
-def check_outputs(num_outputs: int) -> None:
-    """Check the number of outputs K."""
-    check_counts(num_outputs=num_outputs)
 
 
 def _sizes(input_shape: Any) -> list[int]:

@@ -156,6 +156,11 @@ def tensors_of(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(unshared(tree)) if isinstance(leaf, Tensor)]
 
 
+def all_equal(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Return whether two lists hold equal tensors."""
+    return len(tensors) == len(others) and all(map(torch.equal, tensors, others))
+
+
 def with_shared(inputs: Any, names: Sequence[str | int]) -> Any:
     """Return inputs with the entries named in `names` wrapped in `Shared`: keys of a mapping, or positions in a tuple.
 
@@ -283,10 +288,7 @@ def _joined(batches: Sequence[Batch], join: Callable[..., Tensor]) -> Batch:
 
 
 def _equal(one: Shared, other: Shared) -> bool:
-    tensors, other_tensors = tensors_of(one), tensors_of(other)
-    return one.value is other.value or (
-        len(tensors) == len(other_tensors) and all(map(torch.equal, tensors, other_tensors))
-    )
+    return one.value is other.value or all_equal(tensors_of(one), tensors_of(other))
 
 
 def _named(path: Any, what: str) -> str:

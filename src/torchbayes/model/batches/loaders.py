@@ -35,7 +35,7 @@ from torch.utils.data import (
     Subset,
 )
 
-from torchbayes.model.batches.batch import Batch, stack, tensors_of
+from torchbayes.model.batches.batch import Batch, all_equal, stack, tensors_of
 from torchbayes.randomness.seeds import Purpose, generator, seeded
 
 
@@ -147,8 +147,7 @@ def evenly_spaced(count: int, total: int) -> list[int]:
 
 def same_rows(one: Batch, other: Batch) -> bool:
     """Return whether two batches have the same inputs."""
-    pair = tensors_of(one.inputs), tensors_of(other.inputs)
-    return len(pair[0]) == len(pair[1]) and all(map(torch.equal, *pair))
+    return all_equal(tensors_of(one.inputs), tensors_of(other.inputs))
 
 
 _END = object()
@@ -184,8 +183,7 @@ def _has_workers(batches: Any) -> bool:
 
 def _equal(one: Any, other: Any) -> bool:
     pair = [tensors_of(dict(each) if hasattr(each, "keys") else each) for each in (one, other)]
-    shapes = [[tensor.shape for tensor in tensors] for tensors in pair]
-    return bool(pair[0]) and shapes[0] == shapes[1] and all(map(torch.equal, *pair))
+    return bool(pair[0]) and all_equal(*pair)
 
 
 @dataclass(frozen=True)

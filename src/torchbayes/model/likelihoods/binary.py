@@ -40,27 +40,21 @@ class Bernoulli(Checked, Likelihood):
 
     def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
         """Return Bernoulli(logits=f)."""
-        del parameters
         return distributions.Bernoulli(logits=outputs, validate_args=False)
 
     def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
         """Return Σ_k y_k log σ(f_k) + (1 − y_k) log σ(−f_k)."""
-        del parameters
         targets = like(targets, outputs.shape[-1]).to(outputs.dtype)
         return per_datum(targets * outputs - F.softplus(outputs), targets)
 
     def check(self, outputs: Tensor, targets: Any) -> None:
         """Raise ValueError if the shape differs from the outputs', or a value is neither 0 nor 1 and not soft."""
+        if not self.soft:
+            _check_binary(targets, outputs.shape)
+            return
         check_shape(targets, outputs.shape)
-        if self.soft:
-            if not ((targets >= 0) & (targets <= 1)).all():
-                extent = f"{targets.min().item():g}..{targets.max().item():g}"
-                raise ValueError(f"soft binary targets must lie in [0, 1]; got values in {extent}.")
-        elif not ((targets == 0) | (targets == 1)).all():
-            extent = f"{targets.min().item():g}..{targets.max().item():g}"
-            raise ValueError(
-                f"binary targets must be 0 or 1; got values in {extent}. Probabilities are Bernoulli(soft=True)."
-            )
+        if not ((targets >= 0) & (targets <= 1)).all():
+            raise ValueError(f"soft binary targets must lie in [0, 1]; got values in {_extent(targets)}.")
 
     def average_log_prob(self, outputs_SBK: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
         """Return the log probability under the average; for a soft label, q log p̄ + (1 − q) log(1 − p̄)."""
@@ -71,12 +65,10 @@ class Bernoulli(Checked, Likelihood):
 
     def curvature_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
         """Return columns of diag(σ(f) σ(−f)), (K, B, ...)."""
-        del targets, parameters
         return columns_of((0.5 * (F.logsigmoid(outputs) + F.logsigmoid(-outputs))).exp())
 
     def score_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
         """Return y − σ(f), and for soft labels columns of the covariance of labels drawn from them, diag(q (1 − q))."""
-        del parameters
         targets = like(targets, outputs.shape[-1]).to(outputs.dtype)
         mean = (targets - outputs.sigmoid()).unsqueeze(0)
         return torch.cat([mean, columns_of((targets * (1 - targets)).sqrt())]) if self.soft else mean
@@ -99,28 +91,35 @@ class Probit(Likelihood):
 
     def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
         """Return Bernoulli(Φ(f)), by its log odds."""
-        del parameters
         logits = log_cdf(outputs) - log_cdf(-outputs)
         return distributions.Bernoulli(logits=logits, validate_args=False)
 
     def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
         """Return Σ_k log Φ(±f_k), + where y_k is 1."""
-        del parameters
         targets = like(targets, outputs.shape[-1]).to(outputs.dtype)
         return per_datum(log_cdf((2 * targets - 1) * outputs), targets)
 
     def check(self, outputs: Tensor, targets: Any) -> None:
         """Raise ValueError if the shape differs from the outputs', or a value is neither 0 nor 1."""
-        check_shape(targets, outputs.shape)
-        if not ((targets == 0) | (targets == 1)).all():
-            low, high = targets.min().item(), targets.max().item()
-            raise ValueError(f"binary targets must be 0 or 1; got values in {low:g}..{high:g}.")
+        _check_binary(targets, outputs.shape)
 
     def curvature_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
         """Return columns of the Fisher information, diag(φ(f)²/(Φ(f) Φ(−f))), (K, B, ...)."""
-        del targets, parameters
         both = log_cdf(outputs) + log_cdf(-outputs)
         return columns_of((-0.5 * (outputs.square() + both) - _HALF_LOG_2PI).exp())
+
+
+def _check_binary(targets: Any, shape: torch.Size) -> None:
+    """Raise ValueError if the shape of targets differs, or a value is neither 0 nor 1."""
+    check_shape(targets, shape)
+    if not ((targets == 0) | (targets == 1)).all():
+        raise ValueError(
+            f"binary targets must be 0 or 1; got values in {_extent(targets)}. Probabilities are Bernoulli(soft=True)."
+        )
+
+
+def _extent(targets: Tensor) -> str:
+    return f"{targets.min().item():g}..{targets.max().item():g}"
 
 
 def log_cdf(values: Tensor) -> Tensor:

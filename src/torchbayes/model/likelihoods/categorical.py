@@ -17,15 +17,7 @@ from torch import Tensor, distributions
 from torch.distributions import Distribution
 
 from torchbayes.checks import check_each, check_not_negative, check_share, is_whole, plain, seen
-from torchbayes.model.likelihoods.protocol import (
-    NONE,
-    Counted,
-    Likelihood,
-    Listed,
-    Parameters,
-    counted,
-    log_mean_exp,
-)
+from torchbayes.model.likelihoods.protocol import NONE, Counted, Likelihood, Listed, Parameters, counted, log_mean_exp
 from torchbayes.model.likelihoods.shapes import check_tensor, per_datum
 
 _SUM = 1e-3  # how far from one the sum of soft labels may be: half precision is that coarse
@@ -73,12 +65,10 @@ class Categorical(Likelihood):
 
     def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
         """Return Categorical(logits=f)."""
-        del parameters
         return distributions.Categorical(logits=outputs, validate_args=False)
 
     def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
         """Return Σ_k c_k (f_k − log Σ_j e^{f_j}), summed over further target axes."""
-        del parameters
         log_p = outputs.log_softmax(-1)
         if targets.is_floating_point() or self.label_smoothing:
             counts, event = _counts(self, outputs, targets), int(targets.is_floating_point())
@@ -131,12 +121,10 @@ class Categorical(Likelihood):
 
     def curvature_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
         """Return columns of diag(p) − p pᵀ of every place, (R, B, ..., K)."""
-        del targets, parameters
         return _places_apart(outputs)
 
     def score_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
         """Return q − p, and for soft labels columns of the covariance of labels drawn from q, diag(q) − q qᵀ."""
-        del parameters
         if targets.is_floating_point():
             mean = targets - outputs.softmax(-1)
             return torch.cat([mean.unsqueeze(0), _places_apart(targets.log())])

@@ -36,7 +36,6 @@ class Custom(Likelihood):
 
     def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
         """Return the function's distribution."""
-        del parameters
         return self.function(outputs)
 
     def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:

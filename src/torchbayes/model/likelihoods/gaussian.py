@@ -134,12 +134,10 @@ class Gaussian(Regression):
 
     def curvature_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
         """Return columns of diag(1 / scale²), (K, B, ...)."""
-        del targets
         return columns_of((1 / self.noise(outputs, parameters)).expand_as(outputs))
 
     def parameter_information(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> dict[str, Tensor]:
         """Return the Fisher information of the log scale at each row, 2 for every value of its targets."""
-        del targets
         return {
             n: p.new_full((len(outputs), *p.shape), 2 * outputs[0].numel() / p.numel()) for n, p in parameters.items()
         }
@@ -174,7 +172,6 @@ class HeteroscedasticGaussian(Checked, Regression):
 
     def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
         """Return Normal(m, s): the first half of the last axis is the mean, the second half gives the variance."""
-        del parameters
         mean, raw = outputs.chunk(2, dim=-1)
         return distributions.Normal(mean, (F.softplus(raw) + self.floor).sqrt(), validate_args=False)
 
@@ -187,7 +184,6 @@ class HeteroscedasticGaussian(Checked, Regression):
 
     def curvature_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
         """Return columns of the Fisher information of (m, r): 1/s² and ½ (ds²/dr)²/s⁴, uncorrelated."""
-        del targets, parameters
         raw = outputs.chunk(2, dim=-1)[1]
         variance = F.softplus(raw) + self.floor
         return columns_of(torch.cat([variance.rsqrt(), math.sqrt(0.5) * raw.sigmoid() / variance], dim=-1))
@@ -214,12 +210,10 @@ class StudentT(Checked, Regression):
 
     def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
         """Return StudentT(df, f, scale)."""
-        del parameters
         return _Unchecked(self.df, outputs, self.scale)
 
     def curvature_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
         """Return columns of the Fisher information of the location, (df + 1) / ((df + 3) scale²)."""
-        del targets, parameters
         return columns_of(torch.full_like(outputs, math.sqrt((self.df + 1) / (self.df + 3)) / self.scale))
 
 
@@ -233,5 +227,4 @@ class _Unchecked(distributions.StudentT):
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> _Unchecked:
         """Return the distribution in a larger batch shape."""
-        del _instance
         return _Unchecked(*(t.expand(batch_shape) for t in (self.df, self.loc, self.scale)))

@@ -35,12 +35,10 @@ class Poisson(Likelihood):
 
     def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
         """Return Poisson(exp(f))."""
-        del parameters
         return Counts(outputs.exp(), validate_args=False)
 
     def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
         """Return Σ_k y_k f_k − e^{f_k} − log y_k!."""
-        del parameters
         targets = like(targets, outputs.shape[-1]).to(outputs.dtype)
         return per_datum(targets * outputs - outputs.exp() - torch.lgamma(targets + 1), targets)
 
@@ -53,5 +51,4 @@ class Poisson(Likelihood):
 
     def curvature_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
         """Return columns of diag(e^f), (K, B, ...)."""
-        del targets, parameters
         return columns_of((0.5 * outputs).exp())

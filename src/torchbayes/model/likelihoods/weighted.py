@@ -12,16 +12,7 @@ from torch.distributions import Distribution
 from torch.utils import _pytree as pytree
 
 from torchbayes.model.likelihoods.gaussian import Gaussian, as_setting, as_tuple
-from torchbayes.model.likelihoods.protocol import (
-    NONE,
-    Counted,
-    Learned,
-    Likelihood,
-    Parameters,
-    counted,
-    own,
-    scored,
-)
+from torchbayes.model.likelihoods.protocol import NONE, Counted, Learned, Likelihood, Parameters, counted, own, scored
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,6 @@ class SharedVariance:
 
     def precision(self, weights: Tensor) -> Tensor:
         """Raise ValueError: the weights of a group depend on each other, so that single ones have no precision."""
-        del weights
         raise ValueError(
             f"under {self!r} the weights of a group have no precision of their own, so a Gaussian has none from it. "
             f"Use priors.StudentT({self.df:g}, {self.scale:g}) or priors.Normal, or sample the posterior with HMC."

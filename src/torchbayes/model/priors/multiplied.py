@@ -17,20 +17,21 @@ with a normal q of these, z is log-normal, and the divergence has a closed form.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol, TypeGuard
 
+import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from torchbayes.checks import check_kind, seen
+from torchbayes.checks import seen
 from torchbayes.model.initialisation import copied
 from torchbayes.model.layout import matches
 from torchbayes.model.origin import Given, made_by
 from torchbayes.model.priors.noise import LogInverseChi
-from torchbayes.model.priors.scales import Scaled
+from torchbayes.model.priors.scales import Scaled, changed
 from torchbayes.model.priors.sparse import LogUniform
 from torchbayes.model.priors.univariate import Normal, Prior, PriorLike, SampledPrior, normals
 from torchbayes.settings import Checked
@@ -161,7 +162,7 @@ class LogHalfNormal(Checked, SampledPrior):
     @property
     def loc(self) -> float:
         """Mean of w, log scale − ½ (γ + log 2)."""
-        return math.log(self.scale) - 0.5 * (0.5772156649015329 + math.log(2))
+        return math.log(self.scale) - 0.5 * (np.euler_gamma + math.log(2))
 
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return ½ log(2/π) + u − ½ e^{2u}, elementwise."""
@@ -284,8 +285,7 @@ def with_multipliers(network: Given, rules: GroupPrior | Mapping[str, PriorLike 
     for glob, law in rules.items() if isinstance(rules, Mapping) else [("*", Normal())]:
         if not _is_group(law):
             prior[glob] = law  # type: ignore[assignment]
-    make: Callable[[], nn.Module] = partial(_made, network, chosen)
-    return Scaled(_multiplied(copied(module), chosen) if isinstance(network, nn.Module) else make, prior)
+    return Scaled(changed(network, module, partial(_multiplied, chosen)), prior)
 
 
 def _is_group(law: object) -> TypeGuard[GroupPrior]:
@@ -331,15 +331,10 @@ def replaced(network: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
     return new if network is old else network
 
 
-def _multiplied(made: nn.Module, chosen: Mapping[str, GroupPrior]) -> nn.Module:
-    """Return a network after its layers were replaced."""
+def _multiplied(chosen: Mapping[str, GroupPrior], network: nn.Module) -> nn.Module:
+    """Return a copy of a network whose layers are replaced."""
+    made = copied(network)
     for layer, rule in [(made.get_submodule(name), rule) for name, rule in chosen.items()]:
         assert isinstance(layer, _LAYERS)
         made = replaced(made, layer, Multiplied(layer, rule))
     return made
-
-
-def _made(network: Callable[[], nn.Module], chosen: Mapping[str, GroupPrior]) -> nn.Module:
-    module = network()
-    check_kind(nn.Module, "an nn.Module", network=module)
-    return _multiplied(module, chosen)

@@ -48,7 +48,7 @@ class Prior(Protocol):
         ...
 
 
-def asked(prior: Any, name: str) -> Callable[..., Any] | None:
+def method_of(prior: Any, name: str) -> Callable[..., Any] | None:
     """Return an optional method of a prior; None if it has none."""
     method = getattr(prior, name, None)
     return method if callable(method) else None
