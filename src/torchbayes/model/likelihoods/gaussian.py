@@ -150,7 +150,8 @@ def as_tuple(spread: float | tuple[float, ...] | None) -> tuple[float, ...]:
 
 def as_setting(values: tuple[float, ...]) -> float | tuple[float, ...]:
     """Return the one number of a tuple, or the tuple."""
-    return values if len(values) > 1 else values[0]
+    first, *others = values
+    return values if others else first
 
 
 @dataclass(frozen=True)
