@@ -13,7 +13,8 @@ import math
 import numbers
 import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,13 @@ def check_choice(words: Sequence[str], **values: Any) -> None:
     for name, value in values.items():
         if not isinstance(value, str) or value not in words:
             raise ValueError(f"`{name}` must be one of {', '.join(words)}; got {seen(value)}.")
+
+
+def suggestion(name: Any, known: Iterable[str]) -> str:
+    """Return a sentence with the known names that are close to a wrong one, or with all of them."""
+    names = [*known]
+    close = get_close_matches(str(name), names, n=3, cutoff=0.5)
+    return f"Did you mean {' or '.join(close)}?" if close else f"Choose from: {', '.join(names) or 'none'}."
 
 
 def check_text(**values: Any) -> None:

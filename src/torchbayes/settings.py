@@ -27,7 +27,7 @@ from torchbayes.checks import (
     plain,
 )
 
-__all__ = ["NOT_NEGATIVE", "check_settings", "kinds_of"]
+__all__ = ["NOT_NEGATIVE", "Checked", "check_settings", "kinds_of"]
 
 Check = Callable[..., None]
 
@@ -47,6 +47,13 @@ _NUMBERS: dict[str, Check] = {
     **dict.fromkeys(("adversarial", "target_acceptance"), _fraction),
 }
 NOT_NEGATIVE: Mapping[str, Any] = MappingProxyType({"check": check_not_negative, "least": 0})
+
+
+class Checked:
+    """A base of frozen dataclasses whose fields are settings and nothing else: they are checked as one is made."""
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
 
 def check_settings(settings: Any) -> None:

@@ -81,5 +81,5 @@ def test_what_is_no_count_is_refused(where, wrong):
 def test_an_unknown_name_is_met_with_near_ones():
     with pytest.raises(ValueError, match=r"no fruit called 'aple'. Did you mean apple\?"):
         check_name("fruit", "aple", ["apple", "quince"])
-    with pytest.raises(ValueError, match="Known are: apple, pear"):
+    with pytest.raises(ValueError, match="Choose from: apple, pear"):
         check_name("fruit", "zzzz", ["apple", "pear"])

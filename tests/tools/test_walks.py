@@ -15,7 +15,7 @@ def test_calls_are_counted_by_file_in_the_order_of_the_first():
             tb.member_seeds(3, 1)
     assert sys.getprofile() is None
     files = list(walk.calls)
-    assert files.index("model/priors/univariate.py") < files.index("randomness/seeds.py")
+    assert files.index("settings.py") < files.index("randomness/seeds.py")
     assert walk.calls["randomness/seeds.py"] == {"member_seeds": 3}
     assert walk.total == sum(sum(functions.values()) for functions in walk.calls.values())
     assert "| `randomness/seeds.py` | `member_seeds` |" in walk.table()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_tensor, seen, whole
+from torchbayes.checks import check_tensor, seen, suggestion, whole
 from torchbayes.display import Overview, shown
 from torchbayes.randomness.seeds import Purpose, generator
 
@@ -243,9 +242,7 @@ def check_name(what: str, name: str, known: Iterable[str]) -> None:
     """Raise ValueError for a name that is not known, with the nearest known names."""
     known = list(known)
     if not isinstance(name, str) or name not in known:
-        close = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
-        advice = f"Did you mean {' or '.join(close)}?" if close else f"Known are: {', '.join(known)}."
-        raise ValueError(f"There is no {what} called {seen(name)}. {advice}")
+        raise ValueError(f"There is no {what} called {seen(name)}. {suggestion(name, known)}")
 
 
 def of_classes(name: str, raw: Raw, classes: Sequence[str]) -> Raw:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -127,10 +127,8 @@ def fingerprint_differences(found: Mapping[str, str], now: Mapping[str, str]) ->
     others = [name for name, text in found.items() if name not in now or not _same_print(text, now[name])]
     if not others:
         return []
-    named = ", ".join(f"`{name}`" for name in others[:_NAMED])
-    more = f" and {len(others) - _NAMED} more" if len(others) > _NAMED else ""
-    verb = "are" if len(others) > 1 else "is"
-    return [f"{named}{more}, which {verb} not random, {verb} not as in the model"]
+    named, verb = listed([f"`{name}`" for name in others], _NAMED, ", "), "are" if len(others) > 1 else "is"
+    return [f"{named}, which {verb} not random, {verb} not as in the model"]
 
 
 def _constants(network: Network) -> dict[str, Tensor]:
@@ -164,14 +162,17 @@ def _same_print(one: str, other: str) -> bool:
     return all(a == b or math.isclose(a, b, rel_tol=eps, abs_tol=eps * 1e-3) for a, b in pairs)
 
 
+def listed(clauses: Sequence[str], most: int = 5, between: str = "; ") -> str:
+    """Return clauses joined for a message: at most so many, and how many more there are."""
+    more = f" and {len(clauses) - most} more" if len(clauses) > most else ""
+    return between.join(clauses[:most]) + more
+
+
 def check_layout(path: Path, shapes: dict[str, list[int]], model: Model) -> None:
     """Raise ValueError if the layout of a file differs from that of the model."""
     clauses = model.layout.differences(Layout({name: tuple(shape) for name, shape in shapes.items()}))
     if clauses:
-        more = f" and {len(clauses) - 5} more" if len(clauses) > 5 else ""
-        raise ValueError(
-            f"{path} does not fit this model: {'; '.join(clauses[:5])}{more}. Build the model it was made with."
-        )
+        raise ValueError(f"{path} does not fit this model: {listed(clauses)}. Build the model it was made with.")
 
 
 def check_model(path: Path, header: Mapping[str, Any], model: Model) -> None:
@@ -180,8 +181,7 @@ def check_model(path: Path, header: Mapping[str, Any], model: Model) -> None:
     if header.get(CONSTANTS):  # files of earlier versions have none
         faults += fingerprint_differences(header[CONSTANTS], fingerprint(model.network))
     if faults:
-        more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
         raise ValueError(
-            f"{path} was made under another model: {'; '.join(faults[:5])}{more}. Build the model it was made with; to "
+            f"{path} was made under another model: {listed(faults)}. Build the model it was made with; to "
             f"infer under this one, fit again."
         )

@@ -81,7 +81,6 @@ def check_dropout(network: Network) -> None:
 
 def distinct(seed: int, call: int, shape: Sequence[int], *, keep: float) -> Tensor:
     """Return numbers from 1 to 2 in the place of `kept` ones; no two places share a number, whatever `keep` is."""
-    del keep
     return 1 + _fractions(seed, call, shape)
 
 

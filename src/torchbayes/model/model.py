@@ -19,37 +19,30 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.utils import _pytree as pytree
 
-from torchbayes.checks import (
-    check_choice,
-    check_flags,
-    check_function,
-    check_positive,
-    is_whole,
-    optional,
-    seen,
-)
+from torchbayes.checks import check_choice, check_flags, check_function, check_positive, is_whole, optional, seen
 from torchbayes.model.batches.batch import (
     Batch,
     Shared,
     check_equally_many,
     check_outputs,
     check_rows,
+    default_batch,
+    is_unlabelled,
     moved,
+    only_inputs,
     tensors_of,
     with_shared,
 )
-from torchbayes.model.batches.reading import default_batch, is_unlabelled, only_inputs
-from torchbayes.model.layout import Layout
-from torchbayes.model.likelihoods import Learned, Likelihood, Parameters
+from torchbayes.model.layout import Layout, Random
+from torchbayes.model.likelihoods import Likelihood, Parameters
 from torchbayes.model.likelihoods.categorical import check_possible
 from torchbayes.model.likelihoods.custom import as_likelihood
 from torchbayes.model.likelihoods.weighted import unweighted
-from torchbayes.model.masked import Random
 from torchbayes.model.network import Buffers, Network, taking
-from torchbayes.model.priors.axes import Axes, axes_of
-from torchbayes.model.priors.bound import BoundPrior, rebound
+from torchbayes.model.priors.axes import axes_of
+from torchbayes.model.priors.bound import BoundPrior
 from torchbayes.model.priors.joint import Joint
-from torchbayes.model.priors.univariate import Normal, Prior, PriorRules
+from torchbayes.model.priors.univariate import Normal, PriorRules
 from torchbayes.model.sequences import Labels
 
 PREFIX = "likelihood."
@@ -126,17 +119,22 @@ class Model:
         optional(check_function, "a function that returns (inputs, targets)", batch=batch)
         self.likelihood = as_likelihood(likelihood)
         self.network = Network(network, random, class_axis=getattr(unweighted(self.likelihood), "class_axis", -1))
-        self._learned = self.likelihood.parameters()
-        self.layout = self.network.layout + Layout({PREFIX + n: p.shape for n, p in self._learned.items()})
         self.open_scale = 1.0 if prior is None else None
-        rules = Normal() if prior is None else prior
-        self.prior = BoundPrior(self.layout, rules, axes=_axes(self.network), own=_priors(self._learned))
+        self._bind(Normal() if prior is None else prior)
         self.temperature = float(temperature)
         self.tempering = tempering
         self.shared = _names_of_shared(shared)
         self.coupled = coupled or bool(getattr(unweighted(self.likelihood), "coupled", False))
         self._hook = batch
         self._labels = Labels(self.network)
+
+    def _bind(self, rules: PriorRules | Joint) -> None:
+        """Lay out the weights of the network and the likelihood's parameters, and resolve prior rules on them."""
+        self._learned = self.likelihood.parameters()
+        self.layout = self.network.layout + Layout({PREFIX + n: p.shape for n, p in self._learned.items()})
+        axes = axes_of(self.network.module, self.network.layout.names)
+        own = {PREFIX + n: p.prior for n, p in self._learned.items()}
+        self.prior = BoundPrior(self.layout, rules, axes=axes, own=own)
 
     def unpack(self, batch: Any) -> Batch:
         """Return what a loader yields as a `Batch` on the network's device, floating inputs in its dtype.
@@ -299,14 +297,12 @@ def having(
     if likelihood is not None:
         if likelihood.parameters().keys() != model.likelihood.parameters().keys():
             raise ValueError("the other likelihood must learn the same parameters.")
-        other.likelihood, other._learned = likelihood, likelihood.parameters()
-        other.prior = rebound(model.prior, _priors(other._learned))
+        other.likelihood = likelihood
     if network is not None:
         other.network = network
-        other.layout = network.layout + Layout({PREFIX + n: p.shape for n, p in model._learned.items()})
     if prior is not None:
-        other.prior = BoundPrior(other.layout, prior, axes=_axes(other.network), own=_priors(other._learned))
         other.open_scale = None
+    other._bind(model.prior.rules if prior is None else prior)
     return other
 
 
@@ -331,16 +327,6 @@ def with_learned(model: Model, weights_MD: Tensor) -> Tensor:
     """Return weights of the network followed by the likelihood's learned parameters, at their initial values."""
     extra = [p.start().to(weights_MD).flatten().expand(len(weights_MD), -1) for p in model._learned.values()]
     return torch.cat([weights_MD, *extra], dim=1) if extra else weights_MD
-
-
-def _axes(network: Network) -> dict[str, Axes]:
-    """Return, for each random parameter, what its axes mean in its layer."""
-    return axes_of(network.module, network.layout.names)
-
-
-def _priors(learned: Mapping[str, Learned]) -> dict[str, Prior]:
-    """Return the priors of learned likelihood parameters by their names in the layout."""
-    return {PREFIX + n: p.prior for n, p in learned.items()}
 
 
 def check_finite(inputs: Any) -> None:

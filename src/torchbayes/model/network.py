@@ -22,8 +22,7 @@ from torchbayes.checks import SettingError
 from torchbayes.model.batches.batch import batch_size, on_rows, tensors_of, unshared
 from torchbayes.model.functional_call import Held, functional_copy
 from torchbayes.model.initialisation import copied, loaded, random_ids, warn_of_loaded, without_values
-from torchbayes.model.layout import Layout, only
-from torchbayes.model.masked import Random, RandomMask, is_random, names_of
+from torchbayes.model.layout import Layout, Random, RandomMask, is_random, names_of, only
 from torchbayes.model.origin import Given, Origin, check_known, device_of, made_by, places
 from torchbayes.model.precision import Precision, widened
 from torchbayes.model.wrappers import plainly_named

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from torchbayes.checks import seen
 from torchbayes.model.functional_call import without_memory
 from torchbayes.model.initialisation import reinitialised, without_values
-from torchbayes.model.layout import Layout, only
-from torchbayes.model.masked import RandomMask
+from torchbayes.model.layout import Layout, RandomMask, only
 from torchbayes.model.wrappers import bare, plainly_named
 from torchbayes.randomness.seeds import Purpose, seeded
 

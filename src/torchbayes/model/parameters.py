@@ -44,7 +44,6 @@ class _Increasing(Transform):
         return torch.cat([y[..., :1], y.diff(dim=-1).log()], -1)
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
-        del y
         return x[..., 1:].sum(-1)
 
 

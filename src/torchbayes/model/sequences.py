@@ -11,6 +11,7 @@ values, batch by batch, and stay in place.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,11 +46,8 @@ class Labels:
         and the network's loss does not show how it compares them.
         """
         ignored = getattr(unweighted(likelihood), "ignore_index", None)
-
-        def one(labels: Any) -> Any:
-            return self._placed(labels, batch.inputs, ignored)
-
-        return batch._replace(targets=map_values(one, likelihood, batch.targets))
+        place = partial(self._placed, inputs=batch.inputs, ignored=ignored)
+        return batch._replace(targets=map_values(place, likelihood, batch.targets))
 
     def check(self, batch: Batch, likelihood: Likelihood) -> None:
         """Raise SettingError if labels are the tokens themselves and the network compares them one place later.

@@ -5,12 +5,10 @@ them run under `torch.func.functional_call`, `torch.func.vmap` and `torch.compil
 has `reset_parameters`, which gives the members of an ensemble their fresh initialisations.
 """
 
-from torchbayes.networks.convolutional import lenet, small_cnn
-from torchbayes.networks.dense import linear, mlp
-from torchbayes.networks.drop_connect import DropConnect
-from torchbayes.networks.heads import MultiHead, for_head
+from torchbayes.networks.modules import DropConnect, MultiHead, for_head
 from torchbayes.networks.registry import build, names
 from torchbayes.networks.resnet import FilterResponseNorm2d, preresnet20, resnet20_frn
+from torchbayes.networks.small import lenet, linear, mlp, small_cnn
 
 __all__ = [
     "DropConnect",

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
-from difflib import get_close_matches
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from torchbayes.checks import seen
-from torchbayes.networks.convolutional import lenet, small_cnn
-from torchbayes.networks.dense import linear, mlp
+from torchbayes.checks import seen, suggestion
 from torchbayes.networks.resnet import preresnet20, resnet20_frn
-from torchbayes.networks.shapes import InputShape
+from torchbayes.networks.small import InputShape, lenet, linear, mlp, small_cnn
 
 _FACTORIES: dict[str, tuple[Callable[..., nn.Module], str]] = {
     "linear": (linear, "linear model: no hidden layer; inputs of any shape are flattened"),
@@ -61,18 +58,11 @@ def build(name: str, input_shape: InputShape, num_outputs: int, **settings: Any)
         ValueError: if the name or a setting is unknown, or the network cannot take the shape.
     """
     if not isinstance(name, str) or name not in _FACTORIES:
-        raise ValueError(f"There is no network {seen(name)}. {_suggest(str(name), _FACTORIES)}")
+        raise ValueError(f"There is no network {seen(name)}. {suggestion(name, _FACTORIES)}")
     factory, _ = _FACTORIES[name]
     parameters = inspect.signature(factory).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     for setting in settings:
         if setting not in known:
-            raise ValueError(f"Network {name!r} has no setting {setting!r}. {_suggest(setting, known)}")
+            raise ValueError(f"Network {name!r} has no setting {setting!r}. {suggestion(setting, known)}")
     return factory(input_shape, num_outputs, **settings)
-
-
-def _suggest(name: str, known: Iterable[str]) -> str:
-    close = get_close_matches(name, list(known), n=3, cutoff=0.5)
-    if close:
-        return f"Did you mean {' or '.join(close)}?"
-    return f"Choose from: {', '.join(known) or 'none'}."

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack  # no public way says whether a transform is at work
 
 from torchbayes.checks import check_counts, check_flags, check_positive
-from torchbayes.networks.shapes import InputShape, check_outputs, image_shape
+from torchbayes.networks.small import InputShape, image_shape
 
 WIDTH = 16  # channels of the first stage; each further stage doubles them
 STAGES = BLOCKS = 3
@@ -99,7 +99,6 @@ class _Threshold(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         """Keep both."""
-        del output
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
 
@@ -260,7 +259,7 @@ def resnet20_frn(
     Raises:
         ValueError: if the input is not an image or too small, or the width is not positive.
     """
-    check_outputs(num_outputs)
+    check_counts(num_outputs=num_outputs)
     check_flags(bias=bias, threshold=threshold)
     check_counts(width=width)
     channels, *_ = image_shape(input_shape, smallest=8, network="resnet20_frn")
@@ -289,8 +288,7 @@ def preresnet20(input_shape: InputShape, num_outputs: int, *, width: int = WIDTH
     Raises:
         ValueError: if the input is not an image or too small, or the width is not positive.
     """
-    check_outputs(num_outputs)
-    check_counts(width=width)
+    check_counts(num_outputs=num_outputs, width=width)
     channels, *_ = image_shape(input_shape, smallest=8, network="preresnet20")
     stem = _Conv2d(channels, width, 3, padding=1, bias=False)
     blocks = [_PreActivationBlock(*sizes) for sizes in _block_sizes(width)]

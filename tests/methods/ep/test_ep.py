@@ -24,7 +24,7 @@ from torchbayes.linalg import Dense
 from torchbayes.methods.ep import factors as factors_module
 from torchbayes.methods.ep.beliefs import Sites, cavity
 from torchbayes.methods.ep.tilted import probit, tilted
-from torchbayes.model.likelihoods.probit import log_cdf
+from torchbayes.model.likelihoods.binary import log_cdf
 from torchbayes.model.priors.joint import Joint
 from torchbayes.posteriors.problems import ProblemWarning
 

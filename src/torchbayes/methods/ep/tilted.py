@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.model.likelihoods.probit import log_cdf
+from torchbayes.model.likelihoods.binary import log_cdf
 
 MOST = 3  # dimensions
 _DROP = 40.0  # nats below the largest value at which the window ends

@@ -1,4 +1,4 @@
-"""Batches: rows of inputs and targets, and the parts of the inputs that all rows share.
+"""Batches: rows of inputs and targets, the parts of the inputs that all rows share, and what a loader yields.
 
 Inputs and targets are trees: a tensor, or a tuple or mapping of trees. The first axis of every tensor is the rows (the
 second, after the members, where each member has its own rows). Tensors that all rows share, such as a table of context
@@ -26,6 +26,7 @@ NUMBERS = (
     "Where rows are not tensors, let the inputs be row numbers, torch.arange(B), next to what they number, named in "
     "`shared`, and the network return its outputs at those rows."
 )
+_TARGETS = ("labels", "label", "targets", "target")
 _NAMED = 4  # how many tensors a message names at most
 
 
@@ -155,6 +156,11 @@ def tensors_of(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(unshared(tree)) if isinstance(leaf, Tensor)]
 
 
+def all_equal(tensors: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Return whether two lists hold equal tensors."""
+    return len(tensors) == len(others) and all(map(torch.equal, tensors, others))
+
+
 def with_shared(inputs: Any, names: Sequence[str | int]) -> Any:
     """Return inputs with the entries named in `names` wrapped in `Shared`: keys of a mapping, or positions in a tuple.
 
@@ -282,10 +288,7 @@ def _joined(batches: Sequence[Batch], join: Callable[..., Tensor]) -> Batch:
 
 
 def _equal(one: Shared, other: Shared) -> bool:
-    tensors, other_tensors = tensors_of(one), tensors_of(other)
-    return one.value is other.value or (
-        len(tensors) == len(other_tensors) and all(map(torch.equal, tensors, other_tensors))
-    )
+    return one.value is other.value or all_equal(tensors_of(one), tensors_of(other))
 
 
 def _named(path: Any, what: str) -> str:
@@ -293,3 +296,47 @@ def _named(path: Any, what: str) -> str:
     text = pytree.keystr(path)
     simple = text.startswith("['") and text.endswith("']") and text.count("[") == 1
     return f"`{text[2:-2]}`" if simple else f"`{what}{text}`"
+
+
+def _keys(batch: Any) -> set[Any]:
+    """Return the names of the entries of a mapping, or of an object like one."""
+    return set(batch.keys()) if isinstance(batch, Mapping) or hasattr(batch, "keys") else set()
+
+
+def is_unlabelled(batch: Any) -> bool:
+    """Return whether a batch is of inputs alone: a tensor, one in a list, or a mapping without targets."""
+    if isinstance(batch, tuple | list):
+        return len(batch) == 1
+    return isinstance(batch, Tensor) or (isinstance(batch, Mapping) and not _keys(batch) & {*_TARGETS})
+
+
+def default_batch(batch: Any) -> tuple[Any, Any]:
+    """Return (inputs, targets) of a pair, or of a mapping with `labels`, `label`, `targets` or `target`.
+
+    Other batches are a TypeError. The other entries of a mapping, such as a Hugging Face batch, become keyword
+    arguments; a single one named `inputs` or `x` is the inputs itself.
+    """
+    if _keys(batch):
+        entries = {key: batch[key] for key in batch.keys()}  # noqa: SIM118  (others than mappings may iterate over pairs)
+        for key in _TARGETS:
+            if key in entries:
+                targets = entries.pop(key)
+                if set(entries) in ({"inputs"}, {"x"}):
+                    return next(iter(entries.values())), targets
+                return entries, targets
+    elif isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise TypeError(
+        f"cannot find inputs and targets in a batch of type {type(batch).__name__}. "
+        f"Give Model `batch=`, a function that returns (inputs, targets)."
+    )
+
+
+def only_inputs(batch: Any) -> Any:
+    """Return the inputs of a batch without targets, or of a mapping that may hold some."""
+    if isinstance(batch, tuple | list):
+        return only_inputs(batch[0])
+    if not isinstance(batch, Mapping):
+        return batch
+    entries = {key: value for key, value in batch.items() if key not in _TARGETS}
+    return next(iter(entries.values())) if set(entries) in ({"inputs"}, {"x"}) else entries

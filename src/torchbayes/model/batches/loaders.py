@@ -7,6 +7,9 @@ data one pass gives the rows, and every later pass must have as many.
 
 Random numbers that are drawn while rows are read, as augmentation and shuffling do, are functions of the seed and of
 the number of the batch.
+
+Collation may pad each batch to its own longest row. Members have different rows, so their batches may differ in width;
+then the rows of all members are collated together, which pads them to the longest of all.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -31,7 +35,7 @@ from torch.utils.data import (
     Subset,
 )
 
-from torchbayes.model.batches.batch import Batch, tensors_of
+from torchbayes.model.batches.batch import Batch, all_equal, stack, tensors_of
 from torchbayes.randomness.seeds import Purpose, generator, seeded
 
 
@@ -143,8 +147,7 @@ def evenly_spaced(count: int, total: int) -> list[int]:
 
 def same_rows(one: Batch, other: Batch) -> bool:
     """Return whether two batches have the same inputs."""
-    pair = tensors_of(one.inputs), tensors_of(other.inputs)
-    return len(pair[0]) == len(pair[1]) and all(map(torch.equal, *pair))
+    return all_equal(tensors_of(one.inputs), tensors_of(other.inputs))
 
 
 _END = object()
@@ -180,5 +183,41 @@ def _has_workers(batches: Any) -> bool:
 
 def _equal(one: Any, other: Any) -> bool:
     pair = [tensors_of(dict(each) if hasattr(each, "keys") else each) for each in (one, other)]
-    shapes = [[tensor.shape for tensor in tensors] for tensors in pair]
-    return bool(pair[0]) and shapes[0] == shapes[1] and all(map(torch.equal, *pair))
+    return bool(pair[0]) and all_equal(*pair)
+
+
+@dataclass(frozen=True)
+class ForMembers:
+    """Collates the rows of M members for one step; a function of the rows alone, whatever was read before."""
+
+    collate: Callable[[list[Any]], Any]
+    members: int
+
+    def __call__(self, rows: list[Any]) -> list[Any]:
+        """Return the batch of each member, or one batch of all of them if these differ in shape.
+
+        `rows` are equally many of each member, member by member.
+        """
+        size = len(rows) // self.members
+        each = [self.collate(rows[start : start + size]) for start in range(0, len(rows), size)]
+        return each if len({_shapes_of(batch) for batch in each}) == 1 else [self.collate(rows)]
+
+
+def for_members(found: Sequence[Batch], members: int, size: int) -> Batch:
+    """Return the batches of all members, (M, B, ...), from what `ForMembers` collated, unpacked; B is `size`.
+
+    It raises ValueError if one batch of all members has another number of rows than M B.
+    """
+    if len(found) == members:
+        return stack(found)
+    (whole,) = found
+    if whole.size != members * size:
+        raise ValueError(
+            f"the batches of the {members} members differ in shape, and collated together their {members * size} rows "
+            f"make {whole.size}. Let `collate_fn` make one row of each, in their order, or fit one member at a time."
+        )
+    return whole.map(lambda tensor: tensor.unflatten(0, (members, size)))
+
+
+def _shapes_of(batch: Any) -> tuple[torch.Size, ...]:
+    return tuple(tensor.shape for tensor in tensors_of(dict(batch) if isinstance(batch, Mapping) else batch))

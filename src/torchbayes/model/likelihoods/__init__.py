@@ -6,14 +6,12 @@ probability sums over every axis of the targets after B. Learned parameters (a n
 `parameters()`; they live in the flat vector under `likelihood.NAME` and reach the likelihood as a mapping.
 """
 
-from torchbayes.model.likelihoods.bernoulli import Bernoulli
+from torchbayes.model.likelihoods.binary import Bernoulli, Probit
 from torchbayes.model.likelihoods.categorical import Categorical
 from torchbayes.model.likelihoods.custom import Custom
-from torchbayes.model.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
+from torchbayes.model.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian, StudentT
 from torchbayes.model.likelihoods.poisson import Poisson
-from torchbayes.model.likelihoods.probit import Probit
 from torchbayes.model.likelihoods.protocol import Learned, Likelihood, Parameters
-from torchbayes.model.likelihoods.student import StudentT
 from torchbayes.model.likelihoods.weighted import Weighted
 
 __all__ = [

@@ -7,7 +7,7 @@ labels q have c_k = w_k q_k. Smoothing puts (1 − ε) q + ε / K in the place o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -17,23 +17,14 @@ from torch import Tensor, distributions
 from torch.distributions import Distribution
 
 from torchbayes.checks import check_each, check_not_negative, check_share, is_whole, plain, seen
-from torchbayes.model.likelihoods.protocol import (
-    NONE,
-    Counted,
-    Learned,
-    Likelihood,
-    Listed,
-    Parameters,
-    counted,
-    log_mean_exp,
-)
+from torchbayes.model.likelihoods.protocol import NONE, Counted, Likelihood, Listed, Parameters, counted, log_mean_exp
 from torchbayes.model.likelihoods.shapes import check_tensor, per_datum
 
 _SUM = 1e-3  # how far from one the sum of soft labels may be: half precision is that coarse
 
 
 @dataclass(frozen=True)
-class Categorical:
+class Categorical(Likelihood):
     """y ~ Categorical(softmax(f)): classification, targets int64 in 0..K−1, outputs are logits (..., B, K).
 
     Targets of the outputs' shape in floating point are soft labels: a distribution over the classes for each row.
@@ -72,18 +63,12 @@ class Categorical:
         if not is_whole(self.class_axis) or self.class_axis not in {1, -1}:
             raise ValueError(f"`class_axis` must be -1, the last axis, or 1; got {self.class_axis!r}.")
 
-    def parameters(self) -> Mapping[str, Learned]:
-        """Return no learned parameters."""
-        return {}
-
     def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
         """Return Categorical(logits=f)."""
-        del parameters
         return distributions.Categorical(logits=outputs, validate_args=False)
 
     def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
         """Return Σ_k c_k (f_k − log Σ_j e^{f_j}), summed over further target axes."""
-        del parameters
         log_p = outputs.log_softmax(-1)
         if targets.is_floating_point() or self.label_smoothing:
             counts, event = _counts(self, outputs, targets), int(targets.is_floating_point())
@@ -136,12 +121,10 @@ class Categorical:
 
     def curvature_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
         """Return columns of diag(p) − p pᵀ of every place, (R, B, ..., K)."""
-        del targets, parameters
         return _places_apart(outputs)
 
     def score_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
         """Return q − p, and for soft labels columns of the covariance of labels drawn from q, diag(q) − q qᵀ."""
-        del parameters
         if targets.is_floating_point():
             mean = targets - outputs.softmax(-1)
             return torch.cat([mean.unsqueeze(0), _places_apart(targets.log())])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from torchbayes.checks import check_function, seen
-from torchbayes.model.likelihoods.protocol import NONE, Learned, Likelihood, Parameters
+from torchbayes.model.likelihoods.protocol import NONE, Likelihood, Parameters
 from torchbayes.model.likelihoods.shapes import aligned, check_tensor, per_datum
 
 
 @dataclass(frozen=True, repr=False)
-class Custom:
+class Custom(Likelihood):
     """Any function of the outputs that returns a torch Distribution. `Model` wraps a bare callable in it.
 
     Attributes:
@@ -34,13 +34,8 @@ class Custom:
     def __repr__(self) -> str:  # the same in every process, so that a run can be resumed
         return f"Custom({getattr(self.function, '__qualname__', type(self.function).__qualname__)})"
 
-    def parameters(self) -> Mapping[str, Learned]:
-        """Return no learned parameters."""
-        return {}
-
     def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
         """Return the function's distribution."""
-        del parameters
         return self.function(outputs)
 
     def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchbayes.model.likelihoods.bernoulli import Bernoulli
+from torchbayes.model.likelihoods.binary import Bernoulli
 from torchbayes.model.likelihoods.categorical import Categorical
 from torchbayes.model.likelihoods.gaussian import Gaussian
 from torchbayes.model.likelihoods.protocol import Likelihood, Parameters, counted, own

@@ -1,4 +1,4 @@
-"""Normal noise: of a fixed or learned scale, or of one that the network gives."""
+"""Regression: normal noise of a fixed or learned scale, or of one that the network gives; Student-t noise."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, distributions
 from torch.distributions import Distribution
+from torch.distributions.utils import broadcast_all
 
 from torchbayes.checks import check_counts, check_each, check_scale, optional, plain
 from torchbayes.model.likelihoods.protocol import NONE, Learned, Listed, Parameters, target_columns
-from torchbayes.model.likelihoods.shapes import check_real, columns_of, log_prob_under, spread
+from torchbayes.model.likelihoods.shapes import Regression, columns_of, spread
 from torchbayes.model.priors.noise import LogInverseChi
 from torchbayes.model.priors.univariate import Prior, check_prior
-from torchbayes.settings import NOT_NEGATIVE, check_settings
+from torchbayes.settings import NOT_NEGATIVE, Checked
 
 _START = 0.5  # a learned scale starts at this share of the targets' standard deviation
 _BELIEF = {"df": 2.0, "scale": 0.1}  # docs/decisions/0021-a-noise-scale-that-stays-above-zero.md
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(Regression):
     """y ~ N(f, scale²): regression with fixed, per-output or learned noise.
 
     A learned scale is a weight like the others. Under the usual prior its mode is at
@@ -75,8 +76,8 @@ class Gaussian:
         optional(check_scale, initial=self.initial)
         optional(check_prior, prior=self.prior)
         if self.spread is not None:
-            check_each(check_scale, spread=_each(self.spread))
-        if len(_each(self.spread)) not in {0, 1, self.outputs}:
+            check_each(check_scale, spread=as_tuple(self.spread))
+        if len(as_tuple(self.spread)) not in {0, 1, self.outputs}:
             raise ValueError(
                 f"`spread` must be one number, or one for each of {self.outputs} `outputs`; got {self.spread}."
             )
@@ -96,12 +97,12 @@ class Gaussian:
         """Return the log scale when it is learned."""
         if self.scale != "learned":
             return {}
-        spreads = _each(self.spread) or (1.0,)
+        spreads = as_tuple(self.spread) or (1.0,)
         given_start = None if self.initial is None else math.log(self.initial)
         initial = tuple(math.log(_START * spread) if given_start is None else given_start for spread in spreads)
-        usual = LogInverseChi(_BELIEF["df"], _plain(tuple(_BELIEF["scale"] * spread for spread in spreads)))
+        usual = LogInverseChi(_BELIEF["df"], as_setting(tuple(_BELIEF["scale"] * spread for spread in spreads)))
         prior = usual if self.prior is None else self.prior
-        return {"log_scale": Learned((self.outputs,), _plain(initial), prior, estimate=given_start is None)}
+        return {"log_scale": Learned((self.outputs,), as_setting(initial), prior, estimate=given_start is None)}
 
     def asks(self) -> bool:
         """Return whether a learned scale depends on a spread that is not known."""
@@ -112,7 +113,7 @@ class Gaussian:
 
         `weights_N` say how often each row counts; once if None.
         """
-        return replace(self, spread=_plain(spread(targets, weights_N, columns=self.outputs)))
+        return replace(self, spread=as_setting(spread(targets, weights_N, columns=self.outputs)))
 
     def noise(self, outputs: Tensor, parameters: Parameters = NONE) -> Tensor:
         """Return the noise scale, broadcasting against outputs (..., B, K)."""
@@ -124,43 +125,37 @@ class Gaussian:
         """Return Normal(f, scale)."""
         return distributions.Normal(outputs, self.noise(outputs, parameters), validate_args=False)
 
-    def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
-        """Return Σ_k −½((y_k − f_k)/scale_k)² − log(scale_k √2π)."""
-        return log_prob_under(self.distribution(outputs, parameters), targets)
-
     def check(self, outputs: Tensor, targets: Any) -> None:
         """Check shape, dtype and finiteness of real targets, and the number of noise scales."""
-        check_real(targets, outputs.shape)
+        super().check(outputs, targets)
         scales = len(self.scales) or self.outputs
         if scales not in {1, outputs.shape[-1]}:
             raise ValueError(f"Gaussian has {scales} noise scales but the network gives {outputs.shape[-1]} outputs.")
 
     def curvature_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
         """Return columns of diag(1 / scale²), (K, B, ...)."""
-        del targets
         return columns_of((1 / self.noise(outputs, parameters)).expand_as(outputs))
 
     def parameter_information(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> dict[str, Tensor]:
         """Return the Fisher information of the log scale at each row, 2 for every value of its targets."""
-        del targets
         return {
             n: p.new_full((len(outputs), *p.shape), 2 * outputs[0].numel() / p.numel()) for n, p in parameters.items()
         }
 
 
-def _each(spread: float | tuple[float, ...] | None) -> tuple[float, ...]:
+def as_tuple(spread: float | tuple[float, ...] | None) -> tuple[float, ...]:
     """Return a setting as a tuple: one number, or one per output; empty if it is None."""
     return () if spread is None else spread if isinstance(spread, tuple) else (spread,)
 
 
-def _plain(values: tuple[float, ...]) -> float | tuple[float, ...]:
+def as_setting(values: tuple[float, ...]) -> float | tuple[float, ...]:
     """Return the one number of a tuple, or the tuple."""
     first, *others = values
     return values if others else first
 
 
 @dataclass(frozen=True)
-class HeteroscedasticGaussian:
+class HeteroscedasticGaussian(Checked, Regression):
     """y ~ N(m, s²) with f = [m, r], s² = softplus(r) + floor (Lakshminarayanan et al. 2017).
 
     Attributes:
@@ -176,33 +171,61 @@ class HeteroscedasticGaussian:
 
     floor: float = field(default=1e-6, metadata=NOT_NEGATIVE)
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
-    def parameters(self) -> Mapping[str, Learned]:
-        """Return no learned parameters."""
-        return {}
-
     def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
         """Return Normal(m, s): the first half of the last axis is the mean, the second half gives the variance."""
-        del parameters
         mean, raw = outputs.chunk(2, dim=-1)
         return distributions.Normal(mean, (F.softplus(raw) + self.floor).sqrt(), validate_args=False)
-
-    def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
-        """Return Σ_k log N(y_k; m_k, s_k²)."""
-        return log_prob_under(self.distribution(outputs, parameters), targets)
 
     def check(self, outputs: Tensor, targets: Any) -> None:
         """Check that the outputs come in pairs and the targets are real and finite."""
         width = outputs.shape[-1]
         if width % 2:
             raise ValueError(f"HeteroscedasticGaussian needs two outputs per target (mean, raw variance); got {width}.")
-        check_real(targets, torch.Size((*outputs.shape[:-1], width // 2)))
+        super().check(outputs[..., : width // 2], targets)
 
     def curvature_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
         """Return columns of the Fisher information of (m, r): 1/s² and ½ (ds²/dr)²/s⁴, uncorrelated."""
-        del targets, parameters
         raw = outputs.chunk(2, dim=-1)[1]
         variance = F.softplus(raw) + self.floor
         return columns_of(torch.cat([variance.rsqrt(), math.sqrt(0.5) * raw.sigmoid() / variance], dim=-1))
+
+
+@dataclass(frozen=True)
+class StudentT(Checked, Regression):
+    """y ~ f + scale · t(df): regression that tolerates outliers.
+
+    Attributes:
+        df: degrees of freedom; above 2 the variance exists.
+        scale: scale of the t distribution, in units of the targets.
+    """
+
+    listed: ClassVar = Listed(
+        "student_t",
+        "targets with outliers: Student's t around the output (df, scale)",
+        "regression",
+        target_columns,
+    )
+
+    df: float = 4.0
+    scale: float = 1.0
+
+    def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
+        """Return StudentT(df, f, scale)."""
+        return _Unchecked(self.df, outputs, self.scale)
+
+    def curvature_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
+        """Return columns of the Fisher information of the location, (df + 1) / ((df + 3) scale²)."""
+        return columns_of(torch.full_like(outputs, math.sqrt((self.df + 1) / (self.df + 3)) / self.scale))
+
+
+class _Unchecked(distributions.StudentT):
+    """torch's distribution without the check of the degrees of freedom, which a traced network cannot make."""
+
+    def __init__(self, df: Tensor | float, loc: Tensor, scale: Tensor | float) -> None:
+        self.df, self.loc, self.scale = broadcast_all(df, loc, scale)
+        self._chi2 = distributions.Chi2(self.df, validate_args=False)
+        Distribution.__init__(self, self.df.size(), validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> _Unchecked:
+        """Return the distribution in a larger batch shape."""
+        return _Unchecked(*(t.expand(batch_shape) for t in (self.df, self.loc, self.scale)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
-from torchbayes.model.likelihoods.protocol import NONE, Learned, Listed, Parameters, target_columns
+from torchbayes.model.likelihoods.protocol import NONE, Likelihood, Listed, Parameters, target_columns
 from torchbayes.model.likelihoods.shapes import check_shape, columns_of, like, per_datum
 
 
@@ -23,7 +22,7 @@ class Counts(distributions.Poisson):
 
 
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(Likelihood):
     """y ~ Poisson(e^f): counts; outputs are log rates."""
 
     listed: ClassVar = Listed(
@@ -34,18 +33,12 @@ class Poisson:
         prepare=lambda data: data.counts(),
     )
 
-    def parameters(self) -> Mapping[str, Learned]:
-        """Return no learned parameters."""
-        return {}
-
     def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
         """Return Poisson(exp(f))."""
-        del parameters
         return Counts(outputs.exp(), validate_args=False)
 
     def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
         """Return Σ_k y_k f_k − e^{f_k} − log y_k!."""
-        del parameters
         targets = like(targets, outputs.shape[-1]).to(outputs.dtype)
         return per_datum(targets * outputs - outputs.exp() - torch.lgamma(targets + 1), targets)
 
@@ -58,5 +51,4 @@ class Poisson:
 
     def curvature_root(self, outputs: Tensor, targets: Tensor, parameters: Parameters) -> Tensor:
         """Return columns of diag(e^f), (K, B, ...)."""
-        del targets, parameters
         return columns_of((0.5 * outputs).exp())

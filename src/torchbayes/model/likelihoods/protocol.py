@@ -97,7 +97,7 @@ class Likelihood(Protocol):
 
     def parameters(self) -> Mapping[str, Learned]:
         """Return the learned parameters by name (empty for most likelihoods)."""
-        ...
+        return {}
 
     def distribution(self, outputs: Tensor, parameters: Parameters = NONE) -> Distribution:
         """Return p(y | f) for outputs (..., B, K), with `parameters` broadcasting against (..., B, K)."""

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from torchbayes.model.likelihoods.protocol import NONE, Likelihood, Parameters
+
 _ROUNDING = 1e-12  # standard deviations of equal numbers, relative to their size
 
 
@@ -20,12 +22,6 @@ def per_datum(elementwise: Tensor, targets: Tensor, event: int = 0) -> Tensor:
 def like(targets: Tensor, width: int) -> Tensor:
     """Return targets (B,) with the trailing axis of one-column outputs, so that they do not broadcast to (B, B)."""
     return targets.unsqueeze(-1) if targets.ndim == 1 and width == 1 else targets
-
-
-def log_prob_under(distribution: Distribution, targets: Tensor) -> Tensor:
-    """Return the log probability of the targets of each row under distributions of their elements, (..., B, K)."""
-    targets = like(targets, distribution.batch_shape[-1])
-    return per_datum(distribution.log_prob(targets), targets)
 
 
 def aligned(targets: Tensor, distribution: Distribution, ndim: int) -> Tensor:
@@ -80,11 +76,24 @@ def check_shape(targets: Any, shape: torch.Size) -> None:
         )
 
 
-def check_real(targets: Any, shape: torch.Size) -> None:
-    """Check shape, dtype and finiteness of the targets of a regression."""
-    check_shape(targets, shape)
-    if not targets.is_floating_point():
-        raise TypeError(f"targets of a regression must be floating point; got {targets.dtype}. Use targets.float().")
-    if not torch.isfinite(targets).all():
-        bad = int((~torch.isfinite(targets)).sum())
-        raise ValueError(f"targets must be finite; {bad} of {targets.numel()} are NaN or infinite. Remove those rows.")
+class Regression(Likelihood):
+    """A likelihood of real targets, each element of which has a distribution of its own."""
+
+    def log_prob(self, outputs: Tensor, targets: Tensor, parameters: Parameters = NONE) -> Tensor:
+        """Return Σ_k log p(y_k | f), the log densities under `distribution`, (..., B), in nats."""
+        distribution = self.distribution(outputs, parameters)
+        targets = like(targets, distribution.batch_shape[-1])
+        return per_datum(distribution.log_prob(targets), targets)
+
+    def check(self, outputs: Tensor, targets: Any) -> None:
+        """Check shape, dtype and finiteness of the targets."""
+        check_shape(targets, outputs.shape)
+        if not targets.is_floating_point():
+            raise TypeError(
+                f"targets of a regression must be floating point; got {targets.dtype}. Use targets.float()."
+            )
+        if not torch.isfinite(targets).all():
+            bad = int((~torch.isfinite(targets)).sum())
+            raise ValueError(
+                f"targets must be finite; {bad} of {targets.numel()} are NaN or infinite. Remove those rows."
+            )

@@ -11,17 +11,8 @@ from torch import Tensor
 from torch.distributions import Distribution
 from torch.utils import _pytree as pytree
 
-from torchbayes.model.likelihoods.gaussian import Gaussian
-from torchbayes.model.likelihoods.protocol import (
-    NONE,
-    Counted,
-    Learned,
-    Likelihood,
-    Parameters,
-    counted,
-    own,
-    scored,
-)
+from torchbayes.model.likelihoods.gaussian import Gaussian, as_setting, as_tuple
+from torchbayes.model.likelihoods.protocol import NONE, Counted, Learned, Likelihood, Parameters, counted, own, scored
 
 
 @dataclass(frozen=True)
@@ -110,19 +101,14 @@ def map_values(function: Callable[[Any], Any], likelihood: Likelihood, targets: 
 
 def num_values(likelihood: Likelihood, targets: Any) -> float:
     """Return the number of values in targets (B, ...), each counted as often as its row."""
-    each: Tensor | None = None
-    while isinstance(likelihood, Weighted) and own(likelihood, "counted"):
-        likelihood, (targets, weights) = likelihood.base, targets
-        each = weights.double() if each is None else each * weights
+    _, targets, each = apart(likelihood, targets)
     total = sum(leaf.numel() for leaf in pytree.tree_leaves(targets))
     return float(total if each is None else total / len(each) * each.sum())
 
 
 def observed(likelihood: Likelihood, targets: Any) -> Any:
     """Return targets without the weights of their rows."""
-    while isinstance(likelihood, Weighted) and own(likelihood, "counted"):
-        likelihood, (targets, _) = likelihood.base, targets
-    return targets
+    return apart(likelihood, targets)[1]
 
 
 def apart(likelihood: Likelihood, targets: Any) -> tuple[Likelihood, Any, Tensor | None]:
@@ -147,18 +133,14 @@ def informed(likelihood: Likelihood, targets: Any) -> Likelihood:
     """Return the likelihood, weighted or not, with what it needs from targets; itself if it needs nothing."""
     if not asks(likelihood):
         return likelihood
-    inner, weights_N = likelihood, None
-    while isinstance(inner, Weighted) and own(inner, "counted"):
-        inner, (targets, weights) = inner.base, targets
-        weights_N = weights.double() if weights_N is None else weights_N * weights
-    return _around(likelihood, inner.informed(targets, weights_N))  # type: ignore[attr-defined]
+    plain, values, weights_N = apart(likelihood, targets)
+    return _around(likelihood, plain.informed(values, weights_N))  # type: ignore[attr-defined]
 
 
 def spread_of(likelihood: Likelihood) -> tuple[float, ...]:
     """Return the standard deviations of targets that a likelihood has taken from data; an empty tuple if it has not."""
     plain = unweighted(likelihood)
-    spread: Any = getattr(plain, "spread", None) if own(plain, "informed") else None
-    return () if spread is None else spread if isinstance(spread, tuple) else (spread,)
+    return as_tuple(getattr(plain, "spread", None) if own(plain, "informed") else None)
 
 
 def having_spread(likelihood: Likelihood, spread: tuple[float, ...]) -> Likelihood:
@@ -166,8 +148,7 @@ def having_spread(likelihood: Likelihood, spread: tuple[float, ...]) -> Likeliho
     if not asks(likelihood):
         return likelihood
     plain: Any = unweighted(likelihood)
-    first, *others = spread
-    return _around(likelihood, replace(plain, spread=spread if others else first))
+    return _around(likelihood, replace(plain, spread=as_setting(spread)))
 
 
 def _around(likelihood: Likelihood, plain: Likelihood) -> Likelihood:
@@ -199,6 +180,4 @@ def having_scales(likelihood: Likelihood, scales: tuple[float, ...]) -> Likeliho
     """Return the likelihood with other fixed noise scales; itself if it has another number of them."""
     if len(fixed_noise(likelihood)) != len(scales):
         return likelihood
-    if isinstance(likelihood, Weighted):
-        return replace(likelihood, base=having_scales(likelihood.base, scales))
-    return likelihood.having_scales(scales)  # type: ignore[attr-defined]
+    return _around(likelihood, unweighted(likelihood).having_scales(scales))  # type: ignore[attr-defined]

@@ -27,8 +27,8 @@ from torchbayes.model.priors.univariate import (
     SampledPrior,
     ShapedPrior,
     Univariate,
-    asked,
     check_prior,
+    method_of,
 )
 from torchbayes.native.process import differentiable
 from torchbayes.randomness.seeds import Purpose, generator
@@ -61,18 +61,23 @@ class Segment:
     def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
         """Add `scale` · d log p / dw of this run to `gradient` (..., D) in place."""
         segment_weights, segment_gradient = weights[..., self.where], gradient[..., self.where]
-        if closed := asked(self.prior, "add_gradient_"):
+        if closed := method_of(self.prior, "add_gradient_"):
             closed(segment_gradient, segment_weights, scale)
         else:
             segment_gradient.add_(_derivative(self.prior, segment_weights, order=1), alpha=scale)
 
     def total(self, weights: Tensor) -> Tensor:
         """Return Σ log p of this run over its weights, of weights (..., D), float64 (...)."""
-        return _total(self.prior, weights[..., self.where])
+        segment_weights = weights[..., self.where]
+        if isinstance(self.prior, Together):
+            return self.prior.log_prob(segment_weights)
+        if total := method_of(self.prior, "total"):
+            return total(segment_weights)
+        return self.prior.log_prob(segment_weights).sum(-1, dtype=torch.float64)
 
     def add_(self, gradient: Tensor, weights: Tensor, scale: float) -> Tensor:
         """Add to a gradient as `add_gradient_` does, and return Σ log p of this run over its weights, float64 (...)."""
-        if visit_ := asked(self.prior, "visit_"):
+        if visit_ := method_of(self.prior, "visit_"):
             return visit_(weights[..., self.where], gradient[..., self.where], scale)
         self.add_gradient_(gradient, weights, scale)
         return self.total(weights)
@@ -100,7 +105,7 @@ class BoundPrior:
         not over all real numbers, or a joint prior is over another number of weights; TypeError if a prior has no log
         density.
         """
-        self.layout, self.made_of = layout, (rules, axes)
+        self.layout, self.rules = layout, rules
         self.segments: list[Segment] = []
         own = dict(own or {})
         if isinstance(rules, Joint):
@@ -145,7 +150,7 @@ class BoundPrior:
 
         It is float64 because a sum over a million weights in float32 is off by nats.
         """
-        parts = [_total(segment.prior, weights[..., segment.where]) for segment in self.segments]
+        parts = [segment.total(weights) for segment in self.segments]
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
     def stds(self) -> Tensor:
@@ -195,7 +200,7 @@ class BoundPrior:
         precisions = torch.zeros_like(weights)
         for segment in self.segments:
             segment_precisions, segment_weights = precisions[..., segment.where], weights[..., segment.where]
-            if closed := asked(segment.prior, "precision"):
+            if closed := method_of(segment.prior, "precision"):
                 segment_precisions.copy_(closed(segment_weights))
             else:
                 segment_precisions.copy_(-_derivative(segment.prior, segment_weights, order=2))
@@ -247,12 +252,6 @@ def correlated(bound: BoundPrior) -> bool:
     return any(isinstance(s.prior, Joint) and not s.prior.is_independent for s in bound.segments)
 
 
-def rebound(bound: BoundPrior, own: Mapping[str, Prior]) -> BoundPrior:
-    """Return the same rules on the same layout, with other priors of its last parameters."""
-    rules, axes = bound.made_of
-    return BoundPrior(bound.layout, rules, axes=axes, own=own)
-
-
 def _joined(layout: Layout, joint: Joint, own: Mapping[str, Prior]) -> list[tuple[Prior | Joint, slice]]:
     """Return a joint prior, and those of the last parameters that it leaves out, each with its place.
 
@@ -266,12 +265,6 @@ def _joined(layout: Layout, joint: Joint, own: Mapping[str, Prior]) -> list[tupl
     if covered + num_others != layout.size or (others and not joint.is_independent):
         raise ValueError(f"the joint prior is over {covered} weights; the model has {layout.size}.")
     return [(joint, slice(0, covered)), *others]
-
-
-def _total(prior: Prior, weights: Tensor) -> Tensor:
-    if total := asked(prior, "total"):
-        return total(weights)
-    return prior.log_prob(weights).sum(-1, dtype=torch.float64)
 
 
 def _derivative(prior: Prior, weights: Tensor, *, order: int) -> Tensor:

@@ -248,21 +248,11 @@ def _placed(part: Tensor, layer: nn.Module | None) -> Tensor:
         raise ValueError(
             f"`inputs` must be images of {layer.in_channels} channels for {layer}; got shape {tuple(part.shape)}."
         )
-    ends = _padding(layer)
-    padded = F.pad(part, [end for pair in reversed(ends) for end in pair])
+    padded = F.pad(part, layer._reversed_padding_repeated_twice)  # the layer's own padding
     spans = [d * (k - 1) + 1 for d, k in zip(layer.dilation, size, strict=True)]
     if any(length < span for length, span in zip(padded.shape[2:], spans, strict=True)):
         raise ValueError(f"`inputs` must be no smaller than the filters of {layer}; got shape {tuple(part.shape)}.")
-    padded, size = (padded, size) if axes == 2 else (padded.unsqueeze(2), (1, *size))
-    wide = {name: (*((1,) * (2 - axes)), *getattr(layer, name)) for name in ("stride", "dilation")}
-    return F.unfold(padded, size, stride=wide["stride"], dilation=wide["dilation"]).mT.flatten(0, 1)
-
-
-def _padding(layer: nn.Conv1d | nn.Conv2d) -> list[tuple[int, int]]:
-    """Return the zeros before and after each axis."""
-    if layer.padding == "valid":
-        return [(0, 0)] * len(layer.kernel_size)
-    if isinstance(layer.padding, str):  # the same size, with the odd zero at the end
-        spans = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
-        return [(span // 2, span - span // 2) for span in spans]
-    return [(end, end) for end in layer.padding]
+    stride, dilation = tuple(layer.stride), tuple(layer.dilation)
+    if axes == 1:
+        padded, size, stride, dilation = padded.unsqueeze(2), (1, *size), (1, *stride), (1, *dilation)
+    return F.unfold(padded, size, stride=stride, dilation=dilation).mT.flatten(0, 1)

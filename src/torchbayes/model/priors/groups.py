@@ -22,14 +22,14 @@ from torch import Generator, Tensor
 from torchbayes.model.priors.axes import Axes
 from torchbayes.model.priors.noise import LogInverseChi
 from torchbayes.model.priors.sparse import Horseshoe
-from torchbayes.model.priors.univariate import Normal, Prior, StudentT, normals
-from torchbayes.settings import check_settings
+from torchbayes.model.priors.univariate import Normal, Prior, SampledPrior, StudentT, normals
+from torchbayes.settings import Checked
 
 Groups = Literal["layer", "rows", "columns", "weights"]
 
 
 @dataclass(frozen=True)
-class FanInNormal:
+class FanInNormal(Checked):
     """w ~ N(0, gain² / fan_in) for the weights of layers, N(0, bias_scale²) for biases and norms (Neal 1996).
 
     The variance of a layer's outputs then does not depend on the layer's width. The fan-in is the number of inputs that
@@ -47,9 +47,6 @@ class FanInNormal:
     gain: float = math.sqrt(2.0)
     bias_scale: float = 1.0
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
     def resolve(self, axes: Axes) -> Prior:
         """Return the normal prior of a parameter with these axes; ValueError if its inputs are not known."""
         axes.check()
@@ -57,7 +54,7 @@ class FanInNormal:
 
 
 @dataclass(frozen=True)
-class Hierarchical:
+class Hierarchical(Checked):
     """w ~ N(0, v), with a variance v for each group of weights that is inferred: of a layer, a unit or an input.
 
         v ~ Scaled-Inv-χ²(df, scale²) = IG(df/2, df scale²/2),    or √v ~ C⁺(0, scale) where df is None
@@ -80,9 +77,6 @@ class Hierarchical:
     scale: float = 1.0
     df: float | None = 4.0
     groups: Groups = "layer"
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def grid(self, axes: Axes) -> tuple[int, int, int, int]:
         """Return how a parameter is cut up, (blocks, outer, groups, inner): group b, g is all of [b, :, g, :].
@@ -159,10 +153,6 @@ class SharedVariance:
         groups = self.grid[0] * self.grid[2]
         return groups * constant - half * torch.log1p(squares / (self.df * self.scale**2)).sum((-2, -1))
 
-    def total(self, weights: Tensor) -> Tensor:
-        """Return log p(w), float64, without the last axis."""
-        return self.log_prob(weights)
-
     def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
         """Add scale · d log p / dw = −scale w (ν + d)/(ν s² + |w_g|²) to `gradient` in place."""
         grid = weights.unflatten(-1, self.grid)
@@ -172,7 +162,6 @@ class SharedVariance:
 
     def precision(self, weights: Tensor) -> Tensor:
         """Raise ValueError: the weights of a group depend on each other, so that single ones have no precision."""
-        del weights
         raise ValueError(
             f"under {self!r} the weights of a group have no precision of their own, so a Gaussian has none from it. "
             f"Use priors.StudentT({self.df:g}, {self.scale:g}) or priors.Normal, or sample the posterior with HMC."
@@ -186,7 +175,7 @@ class SharedVariance:
 
 
 @dataclass(frozen=True)
-class LogHalfCauchy:
+class LogHalfCauchy(Checked, SampledPrior):
     """w = log s of a scale s ~ C⁺(0, scale): p(w) = 1/(π cosh(w − log scale)), a hyperbolic secant distribution.
 
     Attributes:
@@ -194,9 +183,6 @@ class LogHalfCauchy:
     """
 
     scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def std(self) -> float:

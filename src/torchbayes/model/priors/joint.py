@@ -56,10 +56,6 @@ class Joint:
         centred = (weights - placed.loc_D).unsqueeze(-2)
         return -0.5 * placed.covariance.quadratic(centred).squeeze(-1) - self._log_constant.to(weights.device)
 
-    def total(self, weights: Tensor) -> Tensor:
-        """Return log p(w), float64, without the last axis."""
-        return self.log_prob(weights)
-
     def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
         """Add scale · d log p / dw = −scale Σ⁻¹ (w − μ) to `gradient` in place."""
         placed = like(self, weights)
@@ -78,7 +74,7 @@ class Joint:
         self.add_gradient_(into[0], mean, scale)
         precision = self.precision(mean)
         into[1].sub_(precision, alpha=0.5 * scale)
-        return self.total(mean) - 0.5 * (variance * precision).sum(-1, dtype=torch.float64)
+        return self.log_prob(mean) - 0.5 * (variance * precision).sum(-1, dtype=torch.float64)
 
     def sample(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Return draws μ + R z with R Rᵀ = Σ, float64 (S, D), on the CPU; `shape` is (S, D)."""

@@ -19,14 +19,14 @@ import torch
 from torch import Generator, Tensor
 
 from torchbayes.checks import check_each, check_positive, check_scale, plain
-from torchbayes.model.priors.univariate import Normal, normals, uniforms
+from torchbayes.model.priors.univariate import Normal, SampledPrior, normals, uniforms
 
 _BLOCK = 1 << 15  # weights of a pass on a CPU, few enough for intermediate results to stay in the cache
 _NOTHING = 60.0  # a component this many nats below the widest one is negligible
 
 
 @dataclass(frozen=True)
-class NormalMixture:
+class NormalMixture(SampledPrior):
     """w ~ Σ_j proportion_j N(0, scale_j²): a scale mixture of normals.
 
     With two components this is the prior of Bayes by backprop (Blundell et al. 2015). Fit it by `VI` with the scale of

@@ -17,23 +17,24 @@ with a normal q of these, z is log-normal, and the divergence has a closed form.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol, TypeGuard
 
+import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from torchbayes.checks import check_kind, seen
+from torchbayes.checks import seen
 from torchbayes.model.initialisation import copied
 from torchbayes.model.layout import matches
 from torchbayes.model.origin import Given, made_by
 from torchbayes.model.priors.noise import LogInverseChi
-from torchbayes.model.priors.scales import Scaled
+from torchbayes.model.priors.scales import Scaled, changed
 from torchbayes.model.priors.sparse import LogUniform
-from torchbayes.model.priors.univariate import Normal, Prior, PriorLike, normals
-from torchbayes.settings import check_settings
+from torchbayes.model.priors.univariate import Normal, Prior, PriorLike, SampledPrior, normals
+from torchbayes.settings import Checked
 
 _LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 LAYER = "layer."
@@ -70,7 +71,7 @@ class GroupPrior(Protocol):
 
 
 @dataclass(frozen=True)
-class GroupNormalJeffreys:
+class GroupNormalJeffreys(GroupPrior):
     """w = z W with p(z) ∝ 1/|z| and W ~ N(0, 1), for the weights of each unit: the group normal-Jeffreys prior.
 
     It prefers no size of weights, and under q(z) = N(μ, αμ²) its divergence depends on α alone: a unit whose α is large
@@ -79,15 +80,12 @@ class GroupNormalJeffreys:
     """
 
     def laws(self) -> dict[str, Prior]:
-        """Return the prior of the multipliers."""
         return {"multiplier": LogUniform()}
 
     def start(self, groups: int) -> dict[str, Tensor]:
-        """Return multipliers of 1."""
         return {"multiplier": torch.ones(groups)}
 
     def multipliers(self, parameters: Mapping[str, Tensor]) -> Tensor:
-        """Return z."""
         return parameters["multiplier"]
 
     def moments(self, mean: Mapping[str, Tensor], variance: Mapping[str, Tensor]) -> Moments:
@@ -97,7 +95,7 @@ class GroupNormalJeffreys:
 
 
 @dataclass(frozen=True)
-class GroupHorseshoe:
+class GroupHorseshoe(Checked, GroupPrior):
     """w = s λ W with λ ~ C⁺(0, 1) for each unit, s ~ C⁺(0, scale) for each layer, W ~ N(0, 1): the group horseshoe.
 
     It is proper, so that samplers take it too. `with_multipliers` puts it on a network. Source: Louizos, Ullrich and
@@ -108,9 +106,6 @@ class GroupHorseshoe:
     """
 
     scale: float = 1e-5
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     def laws(self) -> dict[str, Prior]:
         """Return the priors of the logarithms: of |n| and 1/|d| of each λ, and of s."""
@@ -150,7 +145,7 @@ class GroupHorseshoe:
 
 
 @dataclass(frozen=True)
-class LogHalfNormal:
+class LogHalfNormal(Checked, SampledPrior):
     """w = log |n| with n ~ N(0, scale²): log p(w) = ½ log(2/π) + u − ½ e^{2u} with u = w − log scale.
 
     Attributes:
@@ -158,9 +153,6 @@ class LogHalfNormal:
     """
 
     scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def std(self) -> float:
@@ -170,7 +162,7 @@ class LogHalfNormal:
     @property
     def loc(self) -> float:
         """Mean of w, log scale − ½ (γ + log 2)."""
-        return math.log(self.scale) - 0.5 * (0.5772156649015329 + math.log(2))
+        return math.log(self.scale) - 0.5 * (np.euler_gamma + math.log(2))
 
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return ½ log(2/π) + u − ½ e^{2u}, elementwise."""
@@ -190,7 +182,6 @@ class LogHalfNormal:
         return (u - 0.5 * swollen + 0.5 * math.log(2 / math.pi)).sum(-1, dtype=torch.float64)
 
     def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
-        """Return independent draws, float64 on the CPU."""
         return math.log(self.scale) + normals(shape, generator).abs().log()
 
 
@@ -294,8 +285,7 @@ def with_multipliers(network: Given, rules: GroupPrior | Mapping[str, PriorLike 
     for glob, law in rules.items() if isinstance(rules, Mapping) else [("*", Normal())]:
         if not _is_group(law):
             prior[glob] = law  # type: ignore[assignment]
-    make: Callable[[], nn.Module] = partial(_made, network, chosen)
-    return Scaled(_multiplied(copied(module), chosen) if isinstance(network, nn.Module) else make, prior)
+    return Scaled(changed(network, module, partial(_multiplied, chosen)), prior)
 
 
 def _is_group(law: object) -> TypeGuard[GroupPrior]:
@@ -341,15 +331,10 @@ def replaced(network: nn.Module, old: nn.Module, new: nn.Module) -> nn.Module:
     return new if network is old else network
 
 
-def _multiplied(made: nn.Module, chosen: Mapping[str, GroupPrior]) -> nn.Module:
-    """Return a network after its layers were replaced."""
+def _multiplied(chosen: Mapping[str, GroupPrior], network: nn.Module) -> nn.Module:
+    """Return a copy of a network whose layers are replaced."""
+    made = copied(network)
     for layer, rule in [(made.get_submodule(name), rule) for name, rule in chosen.items()]:
         assert isinstance(layer, _LAYERS)
         made = replaced(made, layer, Multiplied(layer, rule))
     return made
-
-
-def _made(network: Callable[[], nn.Module], chosen: Mapping[str, GroupPrior]) -> nn.Module:
-    module = network()
-    check_kind(nn.Module, "an nn.Module", network=module)
-    return _multiplied(module, chosen)

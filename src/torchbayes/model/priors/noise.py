@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor, distributions
 
-from torchbayes.model.priors.univariate import Univariate, uniforms
-from torchbayes.settings import check_settings
+from torchbayes.model.priors.univariate import SampledPrior, Univariate, uniforms
+from torchbayes.settings import Checked
 
 
 @dataclass(frozen=True)
-class LogInverseChi:
+class LogInverseChi(Checked, SampledPrior):
     """w = log s of a noise scale s, with s² ~ Scaled-Inv-χ²(df, scale²): worth `df` residuals of size `scale`.
 
         log p(w) = −df (u + ½ e^{−2u}) + constant,    u = w − log scale
@@ -29,9 +29,6 @@ class LogInverseChi:
 
     df: float = 1.0
     scale: float | tuple[float, ...] = 1.0
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def scales(self) -> tuple[float, ...]:

@@ -47,7 +47,7 @@ class ScaledNetwork(nn.Module):
     These parameters of `network`, named in `derived`, are computed at every call.
     """
 
-    def __init__(self, network: nn.Module, rules: Mapping[str, Hierarchical]) -> None:
+    def __init__(self, rules: Mapping[str, Hierarchical], network: nn.Module) -> None:
         """Copy the network, and start at its weights; `rules` are the priors of the scaled parameters by name."""
         super().__init__()
         self.network, self._rules = copied(network), dict(rules)
@@ -121,8 +121,12 @@ def with_scales(network: Given, rules: PriorRules) -> Scaled:
     other_globs = {glob for name, glob in first.items() if name not in scaled_rules}
     unused = table.keys() - set(first.values())
     prior |= {NETWORK + glob: table[glob] for glob in table if glob in other_globs | unused}
-    make: Callable[[], nn.Module] = partial(_made, network, scaled_rules)
-    return Scaled(ScaledNetwork(module, scaled_rules) if isinstance(network, nn.Module) else make, prior)
+    return Scaled(changed(network, module, partial(ScaledNetwork, scaled_rules)), prior)
+
+
+def changed(network: Given, module: nn.Module, change: Callable[[nn.Module], nn.Module]) -> Given:
+    """Return a changed `module`, or, if it comes from a function `network`, a function that changes what that makes."""
+    return change(module) if isinstance(network, nn.Module) else partial(_changed, network, change)
 
 
 def _grids(network: nn.Module, rules: Mapping[str, Hierarchical]) -> dict[str, tuple[int, int, int, int]]:
@@ -134,10 +138,10 @@ def _grids(network: nn.Module, rules: Mapping[str, Hierarchical]) -> dict[str, t
         raise ValueError(f"the `rules`: {error}") from None
 
 
-def _made(network: Given, rules: Mapping[str, Hierarchical]) -> nn.Module:
+def _changed(network: Callable[[], nn.Module], change: Callable[[nn.Module], nn.Module]) -> nn.Module:
     module = network()
     check_kind(nn.Module, "an nn.Module", network=module)
-    return ScaledNetwork(module, rules)
+    return change(module)
 
 
 def _key(name: str) -> str:

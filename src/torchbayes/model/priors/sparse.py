@@ -12,23 +12,23 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from torchbayes.model.priors.univariate import uniforms
-from torchbayes.settings import check_settings
+from torchbayes.model.priors.univariate import Prior, SampledPrior, normals, uniforms
+from torchbayes.settings import Checked
 
 _NEAREST = 1e-8  # in scales: weights closer to zero have the density at this distance
 _JOINT = 1.5  # the series is used below it, the continued fraction above
 _TERMS = {torch.float64: (24, 60)}  # terms of both, to rounding; fewer for float32
 _FEWER = (13, 16)
-_EULER = 0.5772156649015329
 _CELLS, _END = 256, 12  # cells of the table per unit of z, and the z at its end
 _ASYMPTOTIC = 9
 
 
 @dataclass(frozen=True)
-class Horseshoe:
+class Horseshoe(Checked, SampledPrior):
     """w ~ N(0, λ² scale²) with λ ~ C⁺(0, 1), a scale of its own for every weight (Carvalho, Polson and Scott 2010).
 
         p(w) = e^x E₁(x) / (scale √(2π³)),    x = w² / (2 scale²),    E₁ the exponential integral
@@ -45,9 +45,6 @@ class Horseshoe:
     listed: ClassVar = ("horseshoe", "most weights next to zero, some far from it (scale)")
 
     scale: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def std(self) -> float:
@@ -70,11 +67,11 @@ class Horseshoe:
     def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
         """Return independent draws, float64 on the CPU: λ = tan(π u / 2) times a normal number."""
         scales = (0.5 * math.pi * uniforms(shape, generator)).tan()
-        return self.scale * scales * torch.randn(shape, generator=generator, dtype=torch.float64)
+        return self.scale * scales * normals(shape, generator)
 
 
 @dataclass(frozen=True)
-class LogUniform:
+class LogUniform(Prior):
     """p(w) ∝ 1/|w|, improper: log |w| is uniform. The prior of variational dropout (Kingma, Salimans, Welling 2015).
 
     Under q(w) = N(μ, σ²) the divergence depends on α = σ²/μ² alone, and falls to a constant as α grows: weights whose
@@ -109,19 +106,22 @@ class LogUniform:
         return -(size + std.log()).sum(-1, dtype=torch.float64)
 
 
-class _LogScaledE1(torch.autograd.Function):
-    """log(e^x E₁(x)) for x > 0."""
+class _Elementwise(torch.autograd.Function):
+    """A function whose backward pass computes the value again, so that second derivatives are found."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return scaled_e1(x)[0].log()
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+
+class _LogScaledE1(_Elementwise):
+    """log(e^x E₁(x)) for x > 0."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        del output
-        ctx.save_for_backward(*inputs)
+    def forward(x: Tensor) -> Tensor:
+        return scaled_e1(x)[0].log()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
@@ -130,20 +130,12 @@ class _LogScaledE1(torch.autograd.Function):
         return gradients[0] * slope
 
 
-class _Slope(torch.autograd.Function):
+class _Slope(_Elementwise):
     """h = 1 − 1/(x e^x E₁(x)) for x > 0, whose derivative is (1 − h)(1/x + h)."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         return scaled_e1(x)[1]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Keep x: the value is computed again, so that second derivatives are found."""
-        del output
-        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
@@ -166,7 +158,7 @@ def scaled_e1(x: Tensor) -> tuple[Tensor, Tensor]:
     total = torch.zeros_like(x)
     for k in range(series, 0, -1):
         total = (total + (-1) ** k / (k * math.factorial(k))) * small
-    near = (-_EULER - small.log() - total) * small.exp()
+    near = (-np.euler_gamma - small.log() - total) * small.exp()
     below = large + (2 * fraction + 1)
     for k in range(fraction, 1, -1):
         below = large + (2 * k - 1) - k**2 / below

@@ -20,7 +20,7 @@ from torch.distributions import Distribution
 from torchbayes.checks import check_kind, check_object, seen
 from torchbayes.model.priors.axes import Axes
 from torchbayes.randomness.seeds import Purpose, seeded
-from torchbayes.settings import check_settings
+from torchbayes.settings import Checked
 
 _BLOCK = 1 << 18  # weights whose squares are summed at a time: PyTorch sums a copy of them in float64
 
@@ -48,7 +48,7 @@ class Prior(Protocol):
         ...
 
 
-def asked(prior: Any, name: str) -> Callable[..., Any] | None:
+def method_of(prior: Any, name: str) -> Callable[..., Any] | None:
     """Return an optional method of a prior; None if it has none."""
     method = getattr(prior, name, None)
     return method if callable(method) else None
@@ -95,7 +95,7 @@ def uniforms(shape: tuple[int, ...], generator: Generator) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Normal:
+class Normal(Checked, SampledPrior):
     """w ~ N(loc, scale²).
 
     Attributes:
@@ -108,9 +108,6 @@ class Normal:
     quadratic: ClassVar = True
     scale: float = 1.0
     loc: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def std(self) -> float:
@@ -154,12 +151,11 @@ class Normal:
         return self.total(mean) - 0.5 / self.scale**2 * variance.sum(-1, dtype=torch.float64)
 
     def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
-        """Return independent draws, float64 on the CPU."""
         return self.loc + self.scale * normals(shape, generator)
 
 
 @dataclass(frozen=True)
-class Laplace:
+class Laplace(Checked, SampledPrior):
     """w ~ Laplace(loc, scale), density exp(−|w − loc|/scale) / (2 scale).
 
     Attributes:
@@ -171,9 +167,6 @@ class Laplace:
 
     scale: float = 1.0
     loc: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def std(self) -> float:
@@ -201,7 +194,7 @@ class Laplace:
 
 
 @dataclass(frozen=True)
-class StudentT:
+class StudentT(Checked, SampledPrior):
     """w ~ loc + scale · t(df).
 
     Attributes:
@@ -216,9 +209,6 @@ class StudentT:
     scale: float = 1.0
     loc: float = 0.0
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
     @property
     def std(self) -> float:
         """Standard deviation, scale √(df/(df − 2)); infinite for df ≤ 2."""
@@ -231,13 +221,12 @@ class StudentT:
         return constant - (df + 1) / 2 * torch.log1p(((weights - self.loc) / self.scale) ** 2 / df)
 
     def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
-        """Return independent draws, float64 on the CPU."""
         df, loc, scale = (torch.tensor(value, dtype=torch.float64) for value in (self.df, self.loc, self.scale))
         return Univariate(distributions.StudentT(df, loc, scale)).sample(shape, generator)
 
 
 @dataclass(frozen=True)
-class Logistic:
+class Logistic(Checked, SampledPrior):
     """w ~ Logistic(loc, scale), density e^{−z} / (scale (1 + e^{−z})²) with z = (w − loc)/scale.
 
     Attributes:
@@ -249,9 +238,6 @@ class Logistic:
 
     scale: float = 1.0
     loc: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def std(self) -> float:
@@ -269,7 +255,7 @@ class Logistic:
 
 
 @dataclass(frozen=True)
-class Flat:
+class Flat(Prior):
     """An improper flat prior: log p(w) = 0. MAP with it is maximum likelihood; it has no evidence."""
 
     listed: ClassVar = ("flat", "no preference: maximum likelihood; improper")
@@ -303,7 +289,7 @@ class Flat:
 
 
 @dataclass(frozen=True)
-class Univariate:
+class Univariate(SampledPrior):
     """Any univariate torch Distribution as the prior of every weight.
 
     Attributes:

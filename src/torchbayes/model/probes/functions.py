@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbayes.checks import SettingError
-from torchbayes.model.batches.batch import Batch, arguments, copied, rows_of, tensors_of
+from torchbayes.model.batches.batch import Batch, all_equal, arguments, copied, rows_of, tensors_of
 from torchbayes.model.model import Model
 from torchbayes.model.network import Network, module_at, refuse_by_batch
 
@@ -74,12 +75,7 @@ def faults_of(model: Model, batch: Batch, outputs: Tensor, *, drew: bool) -> Fau
 
     `outputs` are the network's for these rows, and `drew` says whether a generator was moved when they were computed.
     """
-
-    def run(inputs: Any) -> Tensor:
-        with torch.no_grad():
-            return model.network(model.network.initial, inputs).detach()  # it may turn gradients on itself
-
-    outputs = outputs.detach()
+    run, outputs = partial(_outputs, model.network), outputs.detach()
     alone = slice(batch.size - min(_ALONE, max(batch.size // 2, 1)), batch.size)
     apart = _tried(lambda: run(rows_of(batch.inputs, alone)))
     suspect = apart is not None and _distance(apart, outputs[alone]) > _SUSPECT
@@ -103,8 +99,8 @@ def faults_of(model: Model, batch: Batch, outputs: Tensor, *, drew: bool) -> Fau
 def refuse_faults(model: Model, data: Batch, *, training: bool) -> None:
     """Raise SettingError, as of `Faults.judged`, if rows of the data may not go through a model in chunks."""
     few = data.map(lambda t: t[:_FEW])
-    with torch.no_grad(), watched(model.network.device) as drawn:
-        outputs = model.network(model.network.initial, few.inputs)
+    with watched(model.network.device) as drawn:
+        outputs = _outputs(model.network, few.inputs)
     faults_of(model, few, outputs, drew=drawn.moved).judged(training=training)
 
 
@@ -142,11 +138,7 @@ def random_at(network: Network, inputs: Any, *, drew: bool) -> str:
 
 
 def _random_at(network: Network, inputs: Any, *, tries: int) -> str:
-    def run(rows: Any) -> Tensor:
-        with torch.no_grad():
-            return network(network.initial, rows)
-
-    few = rows_of(inputs, slice(0, _FEW))
+    run, few = partial(_outputs, network), rows_of(inputs, slice(0, _FEW))
     noise = _noise(run, few, run(few), tries=tries)
     return random_clause(network, few, noise) if noise else ""
 
@@ -159,6 +151,12 @@ def refuse_coupled(model: Model) -> None:
             "them. Take a method on all rows at once, such as HMC() or MAP(batch_size=N)."
         )
     refuse_by_batch(model.network)
+
+
+def _outputs(network: Network, inputs: Any) -> Tensor:
+    """Return the outputs of a network as it was given."""
+    with torch.no_grad():
+        return network(network.initial, inputs).detach()  # it may turn gradients on itself
 
 
 def _of_likelihood(model: Model, batch: Batch, outputs: Tensor, alone: slice) -> str:
@@ -237,15 +235,11 @@ def _random_module(network: Network, inputs: Any) -> str:
 
 def _innermost(one: _Call, other: _Call) -> _Call | None:
     """Return the innermost call that differs although its inputs were the same."""
-    if not _alike(one.given, other.given) or _alike(one.made, other.made):
+    if not all_equal(one.given, other.given) or all_equal(one.made, other.made):
         return None
     pairs = zip(one.within, other.within, strict=False)
     inner = (_innermost(a, b) for a, b in pairs if a.name == b.name)
     return next((call for call in inner if call is not None), one)
-
-
-def _alike(one: list[Tensor], other: list[Tensor]) -> bool:
-    return len(one) == len(other) and all(map(torch.equal, one, other))
 
 
 def _calls(module: nn.Module, inputs: Any) -> _Call:
@@ -261,7 +255,6 @@ def _calls(module: nn.Module, inputs: Any) -> _Call:
         return hook
 
     def end(part: nn.Module, args: Any, made: Any) -> None:
-        del part, args
         stack.pop().made = _copies(made)
 
     for name, part in module.named_modules():

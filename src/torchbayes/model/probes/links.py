@@ -7,15 +7,15 @@ and 1 are not taken for probabilities.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
 
-from torchbayes.model.likelihoods.bernoulli import Bernoulli
+from torchbayes.model.likelihoods.binary import Bernoulli, Probit
 from torchbayes.model.likelihoods.categorical import Categorical
 from torchbayes.model.likelihoods.gaussian import HeteroscedasticGaussian
 from torchbayes.model.likelihoods.poisson import Poisson
-from torchbayes.model.likelihoods.probit import Probit
 from torchbayes.model.likelihoods.protocol import Likelihood
 from torchbayes.model.likelihoods.weighted import unweighted
 
@@ -64,26 +64,20 @@ def applied_twice(likelihood: Likelihood, outputs: Tensor) -> str:
 
 def _last(node: Any, words: dict[str, str]) -> str:
     """Return the word of the operation that made a tensor, up to those that keep its values; else ""."""
-    while node is not None:
-        if node.name() in words:
-            return words[node.name()]
-        inputs = [one for one, _ in node.next_functions if one is not None]
-        if node.name() not in _KEEPING or len(inputs) != 1:
-            return ""
-        (node,) = inputs
-    return ""
+    return next((words[each.name()] for each in _behind(node) if each.name() in words), "")
 
 
 def _second(node: Any) -> Any:
     """Return the graph node of the last tensor that was joined to make the outputs; None if they were not joined."""
+    return next((each.next_functions[-1][0] for each in _behind(node) if each.name() in _JOINING), None)
+
+
+def _behind(node: Any) -> Iterator[Any]:
+    """Yield a node of the graph, and those behind it as long as they only move or bound the values of one tensor."""
     while node is not None:
-        if node.name() in _JOINING:
-            return node.next_functions[-1][0]
-        inputs = [one for one, _ in node.next_functions if one is not None]
-        if node.name() not in _KEEPING or len(inputs) != 1:
-            return None
-        (node,) = inputs
-    return None
+        yield node
+        inputs = [before for before, _ in node.next_functions if before is not None]
+        node = inputs[0] if node.name() in _KEEPING and len(inputs) == 1 else None
 
 
 def _sum_to_one(outputs: Tensor) -> bool:

@@ -7,74 +7,30 @@ by at most one, so there is never a tiny last batch that would upset batch norm.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
-from typing import Any, Protocol
+from functools import partial
+from itertools import accumulate, chain, islice, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from torchbayes.checks import seen
-from torchbayes.model.batches.batch import Batch, concatenate
-from torchbayes.model.batches.loaders import batches_of, evenly_spaced, is_indexed, read, rows_of_loader, same_rows
-from torchbayes.model.batches.members import ForMembers, for_members
+from torchbayes.model.batches.batch import Batch, concatenate, tensors_of
+from torchbayes.model.batches.loaders import (
+    ForMembers,
+    batches_of,
+    evenly_spaced,
+    for_members,
+    is_indexed,
+    read,
+    reading,
+    rows_of_loader,
+    same_rows,
+)
 from torchbayes.model.model import Model
-from torchbayes.model.sources.first import First, checked_rows
-from torchbayes.model.sources.streams import Stream
+from torchbayes.model.sources.source import First, ReadSource, Source
 from torchbayes.randomness.seeds import Purpose, generator
-
-
-class Source(Protocol):
-    """Training data that can be read epoch by epoch."""
-
-    @property
-    def num_data(self) -> int:
-        """N."""
-        ...
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of batches of an epoch."""
-        ...
-
-    def epoch(self, seeds: Sequence[int], epoch: int, skip: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch from number `skip` on, every tensor (M, B, ...)."""
-        ...
-
-    def inputs(self) -> Iterator[Any]:
-        """Yield the inputs of one pass in a fixed order, for batch-norm statistics."""
-        ...
-
-    def batches(self) -> Iterator[Batch]:
-        """Yield the batches of one pass in a fixed order, every tensor (B, ...)."""
-        ...
-
-    def rows(self) -> Batch:
-        """Return all rows, in a fixed order."""
-        ...
-
-    def site(self, number: int, members: int) -> Batch:
-        """Return a fixed part of the rows, of as many parts as an epoch has batches, every tensor (M, B, ...)."""
-        ...
-
-    def some(self, count: int) -> list[Batch]:
-        """Return about `count` rows spread over the data, always the same ones, in one or more whole batches."""
-        ...
-
-    def check(self, *, training: bool = False) -> tuple[str, ...]:
-        """Raise ValueError or TypeError when the data do not fit the model, or its network is no function.
-
-        With `training`, a network that is no function is no error: its problems are returned, see `Faults.judged`.
-        """
-        ...
-
-    def changes(self) -> bool:
-        """Return whether rows differ from pass to pass, as under augmentation."""
-        ...
-
-    def kept(self, rows: Tensor) -> Source | None:
-        """Return a source of the rows with these numbers (n,); None if rows cannot be told apart."""
-        ...
 
 
 def even_bounds(num_data: int, batch_size: int) -> list[int]:
@@ -97,7 +53,7 @@ def orders(seeds: Sequence[int], epoch: int, num_data: int) -> Tensor:
     return torch.stack([torch.randperm(num_data, generator=generator(Purpose.ORDER, s, epoch)) for s in seeds])
 
 
-class Table:
+class Table(Source):
     """Rows held in tensors: the fastest source."""
 
     def __init__(self, model: Model, rows: Batch, batch_size: int) -> None:
@@ -111,21 +67,9 @@ class Table:
         return Table(self._model, self._rows.map(lambda t: t.index_select(0, where)), self._batch_size)
 
     def rows(self) -> Batch:
-        """Return all rows."""
         return self._rows
 
-    @property
-    def num_data(self) -> int:
-        """N."""
-        return self._rows.size
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of batches of an epoch."""
-        return len(self._bounds) - 1
-
     def epoch(self, seeds: Sequence[int], epoch: int, skip: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch from number `skip` on, every tensor (M, B, ...)."""
         order_MN = orders(seeds, epoch, self.num_data).to(self._model.network.device)
         members = len(seeds)
         for start, stop in zip(self._bounds[skip:-1], self._bounds[skip + 1 :], strict=True):
@@ -133,7 +77,6 @@ class Table:
             yield self._rows.map(lambda t, flat=flat: t.index_select(0, flat).unflatten(0, (members, -1)))
 
     def inputs(self) -> Iterator[Any]:
-        """Yield the inputs in a fixed order."""
         for batch in self.batches():
             yield batch.inputs
 
@@ -157,13 +100,13 @@ class Table:
         return False
 
     def check(self, *, training: bool = False) -> tuple[str, ...]:
-        """Check a few rows against the network, and all for shape, range and finiteness; see `Source.check`."""
+        """Check a few rows against the network, and all for shape, range and finiteness."""
         first = First(self._model, self._rows.map(lambda t: t[:8]))
         first.check(self._rows)
         return first.faults.judged(training=training)
 
 
-class Loader:
+class Loader(ReadSource):
     """A map-style Dataset or a DataLoader over one, read by index so that each member has its own order."""
 
     def __init__(self, model: Model, loader: DataLoader) -> None:
@@ -172,95 +115,137 @@ class Loader:
         An empty dataset is a ValueError; a loader that repeats rows, or picks others at every pass, a TypeError.
         """
         self._model, self._loader = model, loader
-        self._first: First | None = None
         self._dataset, self._shuffled = rows_of_loader(loader)
-        self._size = len(self._dataset)  # type: ignore[arg-type]
-        self._bounds = even_bounds(self._size, loader.batch_size or 1)
+        self._bounds = even_bounds(len(self._dataset), loader.batch_size or 1)  # type: ignore[arg-type]
 
     def kept(self, rows: Tensor) -> Loader:
         """Return a loader of some rows of the data set, in batches of the same size."""
         loader = self._loader
         subset = Subset(self._dataset, rows.tolist())
-        options = {
-            "num_workers": loader.num_workers,
-            "collate_fn": loader.collate_fn,
-            "worker_init_fn": loader.worker_init_fn,
-        }
-        options["pin_memory"] = loader.pin_memory
-        return Loader(self._model, DataLoader(subset, loader.batch_size, shuffle=self._shuffled, **options))
-
-    @property
-    def num_data(self) -> int:
-        """N."""
-        return self._size
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Number of batches of an epoch."""
-        return len(self._bounds) - 1
+        return Loader(
+            self._model,
+            DataLoader(
+                subset,
+                loader.batch_size,
+                shuffle=self._shuffled,
+                num_workers=loader.num_workers,
+                collate_fn=loader.collate_fn,
+                worker_init_fn=loader.worker_init_fn,
+                pin_memory=loader.pin_memory,
+            ),
+        )
 
     def epoch(self, seeds: Sequence[int], epoch: int, skip: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch from number `skip` on, every tensor (M, B, ...)."""
-        order = torch.arange(self._size).expand(len(seeds), -1)
-        order_MN = orders(seeds, epoch, self._size) if self._shuffled else order
+        in_order = torch.arange(self.num_data).expand(len(seeds), -1)
+        order_MN = orders(seeds, epoch, self.num_data) if self._shuffled else in_order
         members, bounds = len(seeds), [*pairwise(self._bounds)][skip:]
         wanted = [order_MN[:, a:b].flatten().tolist() for a, b in bounds]
-        collated = _collated(
-            self, wanted, *seeds[:1], epoch, collate=ForMembers(self._loader.collate_fn, members), first=skip
-        )
-        for each, (a, b) in zip(collated, bounds, strict=True):
-            yield for_members([checked_rows(self._model, self._first, batch) for batch in each], members, b - a)
-
-    def inputs(self) -> Iterator[Any]:
-        """Yield the inputs in a fixed order."""
-        for batch in _unpacked(self):
-            yield batch.inputs
+        collate = ForMembers(self._loader.collate_fn, members)
+        collated = self._collated(wanted, *seeds[:1], epoch, collate=collate, first=skip)
+        for batches, (a, b) in zip(collated, bounds, strict=True):
+            yield for_members([*map(self._checked, batches)], members, b - a)
 
     def batches(self) -> Iterator[Batch]:
         """Yield neighbouring rows of the data set."""
-        for batch in _collated(self, [list(range(*ends)) for ends in pairwise(self._bounds)]):
-            yield checked_rows(self._model, self._first, batch)
+        return map(self._checked, self._read())
 
     def rows(self) -> Batch:
         """Return all rows, read and checked in a fixed order."""
-        return concatenate([
-            checked_rows(self._model, self._first, batch) for batch in _collated(self, [list(range(self._size))])
-        ])
+        return self._checked(next(self._collated([list(range(self.num_data))])))
 
     def site(self, number: int, members: int) -> Batch:
         """Return neighbouring rows of the data set, the same for all members."""
-        collated = _collated(self, [list(range(self._bounds[number], self._bounds[number + 1]))], first=number)
-        rows = checked_rows(self._model, self._first, next(collated))
+        collated = self._collated([list(range(self._bounds[number], self._bounds[number + 1]))], first=number)
+        rows = self._checked(next(collated))
         return rows.map(lambda t: t.expand(members, *t.shape))
 
     def some(self, count: int) -> list[Batch]:
         """Return rows spread over the data set, in whole batches."""
-        collated = _collated(self, whole_batches(count, self._bounds))
-        return [checked_rows(self._model, self._first, batch) for batch in collated]
+        return [*map(self._checked, self._collated(whole_batches(count, self._bounds)))]
 
     def changes(self) -> bool:
         """Return whether the first rows differ between two passes."""
-        return not same_rows(*(next(_unpacked(self, attempt)) for attempt in (1, 2)))
+        return not same_rows(*(self._model.unpack(next(self._read(attempt))) for attempt in (1, 2)))
 
-    def check(self, *, training: bool = False) -> tuple[str, ...]:
-        """Check the first batch; return as `Source.check`."""
-        self._first = First(self._model, next(_unpacked(self)))
-        return self._first.faults.judged(training=training)
+    def _read(self, *integers: int) -> Iterator[Any]:
+        return self._collated([list(range(*ends)) for ends in pairwise(self._bounds)], *integers)
 
-
-def _unpacked(loader: Loader, *integers: int) -> Iterator[Batch]:
-    """Yield neighbouring rows of a data set, not checked."""
-    parts = [list(range(*ends)) for ends in pairwise(loader._bounds)]
-    for batch in _collated(loader, parts, *integers):
-        yield loader._model.unpack(batch)
+    def _collated(self, rows: list[list[int]], *integers: int, collate: Any = None, first: int = 0) -> Iterator[Any]:
+        """Return batches of rows; random numbers of reading are functions of these integers and the batch's number."""
+        return read(batches_of(self._loader, self._dataset, rows, *integers, collate=collate), *integers, first=first)
 
 
-def _collated(
-    loader: Loader, rows: list[list[int]], *integers: int, collate: Any = None, first: int = 0
-) -> Iterator[Any]:
-    """Return batches of rows; random numbers of reading are a function of these integers and the batch's number."""
-    batches = batches_of(loader._loader, loader._dataset, rows, *integers, collate=collate)
-    return read(batches, *integers, first=first)
+class Stream(ReadSource):
+    """Ready-made batches that can be iterated repeatedly; all members share their order."""
+
+    def __init__(self, model: Model, batches: Iterable[Any]) -> None:
+        """Count the rows in one pass; ValueError if there are none, TypeError if the iterable can be read only once."""
+        with reading():  # the iterator of a loader draws a seed for its workers
+            once = iter(batches) is batches
+        if once:
+            raise TypeError("the data can be iterated only once. Give a list of batches, a Dataset or a DataLoader.")
+        self._model, self._batches = model, batches
+        self._bounds = [*accumulate((model.unpack(batch).size for batch in read(batches)), initial=0)]
+        if not self.num_data:
+            raise ValueError("the data are empty: the loader yields no rows. Check the filter before it.")
+
+    def kept(self, rows: Tensor) -> None:
+        """Return None, because a stream may give its rows in another order at every pass."""
+
+    def epoch(self, seeds: Sequence[int], epoch: int, skip: int = 0) -> Iterator[Batch]:
+        for number, rows in enumerate(self._counted(*seeds[:1], epoch)):
+            if number >= skip:
+                yield rows.map(lambda t: t.expand(len(seeds), *t.shape))
+
+    def batches(self) -> Iterator[Batch]:
+        return self._counted()
+
+    def rows(self) -> Batch:
+        return concatenate([*self.batches()])
+
+    def site(self, number: int, members: int) -> Batch:
+        """Return a batch of the stream, the same for all members; earlier batches are skipped."""
+        rows = self._checked(next(islice(self._read(), number, None)))
+        return rows.map(lambda t: t.expand(members, *t.shape))
+
+    def some(self, count: int) -> list[Batch]:
+        wanted = set(evenly_spaced(max(1, count * self.steps_per_epoch // self.num_data), self.steps_per_epoch))
+        return [batch for number, batch in enumerate(self._counted()) if number in wanted]
+
+    def changes(self) -> bool:
+        """Return whether rows differ between two passes, in whatever order they come."""
+        passes = [map(self._model.unpack, self._read(attempt)) for attempt in (1, 2)]
+        first = [next(each) for each in passes]
+        if same_rows(*first):
+            return False
+        sums = [_sums(chain([batch], rest)) for batch, rest in zip(first, passes, strict=True)]
+        return not all(map(partial(torch.allclose, rtol=1e-9), *sums))
+
+    def _read(self, *integers: int) -> Iterator[Any]:
+        return read(self._batches, *integers)
+
+    def _counted(self, *integers: int) -> Iterator[Batch]:
+        """Yield the batches of one pass; ValueError if the number of rows is not the one counted before."""
+        count = 0
+        for rows in map(self._checked, self._read(*integers)):
+            if (count := count + rows.size) > self.num_data:
+                break
+            yield rows
+        if count != self.num_data:
+            raise ValueError(
+                f"every pass over the data must give as many rows as the first, {self.num_data:,}; got "
+                f"{'more' if count > self.num_data else f'{count:,}'}. Give data that are the same at every pass."
+            )
+
+
+def _sums(batches: Iterable[Batch]) -> list[Tensor]:
+    """Return the sums over all rows of each tensor of the inputs and of its square, float64."""
+    totals: list[Tensor] = []
+    for batch in batches:
+        each = [t.double().sum(0) for t in tensors_of(batch.inputs)]
+        each += [t.double().square().sum(0) for t in tensors_of(batch.inputs)]
+        totals = [a + b for a, b in zip(totals, each, strict=True)] if totals else each
+    return totals
 
 
 def as_source(model: Model, data: Any, batch_size: int) -> Source:

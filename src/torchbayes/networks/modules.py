@@ -1,4 +1,4 @@
-"""A network with one head for each task."""
+"""Modules around others: one head for each task, and a layer whose weights are dropped at random."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from torchbayes.checks import check_counts, check_kind, check_tensor, seen
+from torchbayes.checks import check_counts, check_kind, check_share, check_tensor, seen
 
 
 class MultiHead(nn.Module):
@@ -80,3 +82,47 @@ def for_head(rows: Any, head: int) -> tuple[tuple[Tensor, Tensor], Tensor]:
         shapes = " and ".join(str(tuple(part.shape)) for part in rows)
         raise ValueError(f"`rows` must be inputs and targets of as many rows; got shapes {shapes}.")
     return (rows[0], torch.full((len(rows[0]),), int(head), device=rows[0].device)), rows[1]
+
+
+class DropConnect(nn.Module):
+    """A layer whose weights are dropped at random: f = layer with (Z/k) ∘ W, Z_ij ~ Bernoulli(k), k = 1 − rate.
+
+    It drops single weights in the place of units. Source: Wan, Zeiler, Zhang, LeCun and Fergus (2013).
+
+    In training all rows of a batch share a mask, which is new at every step: like a prediction, a step uses one draw
+    of q(W) = M ∘ Z, M = W/k. `MCDropout` trains it and draws from it: a drawn function has one mask for all batches.
+    Biases are not dropped. Under a normal prior N(0, s²) of W the ELBO that is maximised is that of the prior N(0,
+    s²/k) of M, as for units.
+
+    Attributes:
+        layer: with a parameter `weight`, such as nn.Linear or nn.Conv2d.
+        dropout: the rate, the probability that a weight is dropped.
+    """
+
+    def __init__(self, layer: nn.Module, dropout: float = 0.1) -> None:
+        """Wrap a layer, which is used as it is.
+
+        Args:
+            layer: the layer.
+            dropout: the rate, from 0 to below 1.
+
+        Raises:
+            TypeError: if the layer has no parameter of the name `weight`.
+            ValueError: if the rate is not in [0, 1).
+        """
+        super().__init__()
+        if not isinstance(layer, nn.Module) or not isinstance(getattr(layer, "weight", None), nn.Parameter):
+            raise TypeError(f"`layer` must be a layer with weights, such as nn.Linear(4, 8); got {seen(layer)}.")
+        check_share(dropout=dropout)
+        self.layer, self.dropout = layer, float(dropout)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the outputs of the layer, in training mode under a random mask of its weights."""
+        if not self.training or not self.dropout:
+            return self.layer(inputs)
+        weight: Tensor = self.layer.weight  # type: ignore[assignment]
+        return functional_call(self.layer, {"weight": F.dropout(weight, self.dropout)}, (inputs,))
+
+    def extra_repr(self) -> str:
+        """Return the rate."""
+        return f"dropout={self.dropout}"
