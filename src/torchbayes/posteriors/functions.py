@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchbayes.checks import check_counts, check_kind, check_memory, check_tensor
 from torchbayes.density.plans import outputs
-from torchbayes.display import Overview, shown
+from torchbayes.display import shown_by
 from torchbayes.model.batches.batch import batch_size
 from torchbayes.model.dropout import Mask
 from torchbayes.model.likelihoods import Parameters
@@ -20,12 +20,7 @@ from torchbayes.posteriors.modules.module import ModelAverage
 from torchbayes.posteriors.problems import is_finite, warn_of
 
 
-def _overview(functions: Functions) -> Overview:
-    """Return what is displayed of the functions."""
-    return Overview("Functions", {"draws": functions.draws, "model": functions.model})
-
-
-@shown(_overview)
+@shown_by("draws", "model")
 @dataclass(frozen=True)
 class Functions:
     """S drawn functions f_s(x).
@@ -72,8 +67,8 @@ class Functions:
         inputs = self.model.place(inputs)
         if batch_size(inputs) == 0:
             raise ValueError("`inputs` has no rows; there is nothing to predict.")
-        drawn: dict[str, Any] = {"buffers_S": self.buffers_S, "masks_S": self.masks_S}
-        return outputs(self.model, self.weights_SD, inputs, chunk_size=chunk_size, **drawn)
+        beside: dict[str, Any] = {"buffers_S": self.buffers_S, "masks_S": self.masks_S}
+        return outputs(self.model, self.weights_SD, inputs, chunk_size=chunk_size, **beside)
 
     def some(self, where: slice | Tensor) -> Functions:
         """Return some of the functions, chosen by a slice, a tensor of indices or a tensor of bool."""
@@ -94,6 +89,12 @@ class Functions:
         """
         check_memory(self.weights_SD.nbytes, "the weights of the module", self.weights_SD.device, draws=self.draws)
         return ModelAverage.of(self.model, self.weights_SD, self.buffers_S, level=level, masks_S=self.masks_S)
+
+
+def in_turn(weights_MD: Tensor, draws: int) -> Tensor:
+    """Return weights (S, D), row s of member s mod M; a ValueError if they do not fit in memory."""
+    check_memory(draws * weights_MD[0].nbytes, "the drawn weights", weights_MD.device, draws=draws)
+    return weights_MD[torch.arange(draws) % len(weights_MD)]
 
 
 def check_weights(model: Model, *axes: str, **weights: Tensor) -> None:

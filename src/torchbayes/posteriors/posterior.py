@@ -9,7 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -65,6 +66,8 @@ def _overview(posterior: Posterior) -> Overview:
 class Posterior(ABC):
     """Base of the posteriors: M members of equal weight over one model's weights.
 
+    The first field that a kind adds is a tensor whose first axis is M, unless the kind has `members` of its own.
+
     Attributes:
         model: the model whose weights these are.
         buffers_M: the members' buffers, each (M, ...); the network's own if None.
@@ -88,14 +91,18 @@ class Posterior(ABC):
     still = False  # whether no chain ever moved
 
     @property
-    @abstractmethod
     def members(self) -> int:
         """M, the number of mixture members."""
+        return self._first.shape[0]
 
     @property
-    @abstractmethod
     def default_draws(self) -> int:
-        """The number of draws that `predict` takes by default."""
+        """The number of draws that `predict` takes by default: the smallest multiple of M that is at least 30."""
+        return -(-30 // self.members) * self.members
+
+    @property
+    def _first(self) -> Tensor:
+        return getattr(self, own_fields(type(self))[0])
 
     @property
     def centre(self) -> Any:
@@ -118,6 +125,11 @@ class Posterior(ABC):
     @abstractmethod
     def settings(self) -> dict[str, Any]:
         """Return the JSON-serialisable settings that define the posterior, for saving."""
+
+    @classmethod
+    def restore(cls, model: Model, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Self:
+        """Return the posterior rebuilt from what `tensors` and `settings` gave, among other entries of a file."""
+        raise NotImplementedError(f"{cls.__name__} is not read from files.")
 
     def calibrated(self, calibration: Calibration) -> Self:
         """Return the posterior with these training inputs; what it has cached stays."""
@@ -194,6 +206,27 @@ class Posterior(ABC):
             The path.
         """
         return write_tensors(path, *packed(self))
+
+
+@cache
+def own_fields(kind: type[Posterior]) -> tuple[str, ...]:
+    """Return the names of the fields that a kind of posterior adds to those of every posterior."""
+    return tuple(each.name for each in fields(kind)[len(fields(Posterior)) :])
+
+
+class ByFields(Posterior):
+    """A posterior that its own fields define, tensors and settings, and whose file holds them by their names."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: value for name in own_fields(type(self)) if isinstance(value := getattr(self, name), Tensor)}
+
+    def settings(self) -> dict[str, Any]:
+        return {name: value for name in own_fields(type(self)) if not isinstance(value := getattr(self, name), Tensor)}
+
+    @classmethod
+    def restore(cls, model: Model, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Self:
+        stored = {**settings, **tensors}
+        return cls(model, **{name: stored[name] for name in own_fields(cls)})
 
 
 def on_trial(posterior: _Kind) -> _Kind:

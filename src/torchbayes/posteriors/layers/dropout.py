@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,19 +18,17 @@ from torch import Tensor
 from torchbayes.checks import as_seed, check_memory
 from torchbayes.model.dropout import Mask, check_dropout, dropouts, rates
 from torchbayes.model.model import Model
-from torchbayes.posteriors.functions import check_weights
+from torchbayes.posteriors.functions import check_weights, in_turn
 from torchbayes.posteriors.layers.folded import folded, folds
 from torchbayes.posteriors.point import Point
-from torchbayes.posteriors.posterior import Beside, Posterior, readable
+from torchbayes.posteriors.posterior import Beside, ByFields, readable
 from torchbayes.posteriors.trained import Trained
 from torchbayes.randomness.seeds import Purpose, mix
-
-_DRAWS = 30
 
 
 @readable
 @dataclass(frozen=True, repr=False)
-class DropoutPosterior(Posterior):
+class DropoutPosterior(ByFields):
     """q = (1/M) Σ_m of the networks with weights w_m whose units are dropped at random.
 
     A drawn function has one mask for each call of dropout, the same for all rows of all batches; it depends on
@@ -78,14 +75,6 @@ class DropoutPosterior(Posterior):
         check_dropout(model.network)
         return cls(model, point.weights_MD, buffers_M=point.buffers_M, statistics_known=True)
 
-    @property
-    def members(self) -> int:
-        return len(self.weights_MD)
-
-    @property
-    def default_draws(self) -> int:
-        return -(-_DRAWS // self.members) * self.members
-
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
         """Return weights (S, D), zero for dropped units; the members' weights where masks are not part of the weights.
 
@@ -95,7 +84,7 @@ class DropoutPosterior(Posterior):
         draws, seed = self.check_draws(draws), as_seed(seed)
         check_memory(draws * self.weights_MD[0].nbytes, "the drawn weights", self.weights_MD.device, draws=draws)
         masked_SD = folded(self.model.network, self.weights_MD, self._masks(draws, seed))
-        return self.weights_MD[torch.arange(draws) % self.members] if masked_SD is None else masked_SD
+        return in_turn(self.weights_MD, draws) if masked_SD is None else masked_SD
 
     def beside(self, draws: int, *, seed: int) -> Beside | None:
         """Return the masks of draws; None where they are in the weights."""
@@ -107,19 +96,6 @@ class DropoutPosterior(Posterior):
         names = dropouts(self.model.network)
         of_M = [dict(zip(names, rates_L, strict=True)) for rates_L in self.rates_ML.tolist()]
         return tuple(Mask(mix(Purpose.MASKED_DRAW, seed, s), of_M[s % self.members]) for s in range(draws))
-
-    def tensors(self) -> dict[str, Tensor]:
-        assert self.rates_ML is not None, "set when it was made"
-        return {"weights_MD": self.weights_MD, "rates_ML": self.rates_ML}
-
-    def settings(self) -> dict[str, Any]:
-        return {}
-
-    @classmethod
-    def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> DropoutPosterior:
-        """Return the posterior rebuilt from what `tensors` and `settings` gave."""
-        del settings
-        return cls(model, tensors["weights_MD"], tensors["rates_ML"])
 
 
 def _are_shares(values: Tensor) -> bool:
