@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,9 @@ from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.modules.module import ModelAverage
 from torchbayes.posteriors.problems import is_finite, warn_of
+
+Calibration = Callable[[], Iterable[Any]]
+"""Makes a fresh pass over training inputs, batch by batch, for the batch-norm statistics of a draw."""
 
 
 @shown_by("draws", "model")
@@ -89,6 +93,15 @@ class Functions:
         """
         check_memory(self.weights_SD.nbytes, "the weights of the module", self.weights_SD.device, draws=self.draws)
         return ModelAverage.of(self.model, self.weights_SD, self.buffers_S, level=level, masks_S=self.masks_S)
+
+
+def recalibrate_(model: Model, weights_SD: Tensor, buffers_S: Buffers, *, calibration: Calibration) -> None:
+    """Give the buffers of each draw, (S, ...), in place, the batch-norm statistics of the inputs under its weights."""
+    views, _ = model.split(weights_SD)
+    for s in range(len(weights_SD)):
+        weights, buffers = {n: v[s] for n, v in views.items()}, {n: b[s] for n, b in buffers_S.items()}
+        for name, buffer in model.network.recalibrate(weights, calibration(), buffers).items():
+            buffers_S[name][s] = buffer
 
 
 def in_turn(weights_MD: Tensor, draws: int) -> Tensor:

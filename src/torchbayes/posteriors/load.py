@@ -16,8 +16,9 @@ from torchbayes.model.model import Model, having
 from torchbayes.model.sources.informed import as_recorded
 from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import CHECKPOINT, CONFIG, POSTERIOR, RESTORE, read_header, read_tensors, run_of
+from torchbayes.posteriors.functions import Calibration
 from torchbayes.posteriors.modules.module import MODULES, PredictiveModule
-from torchbayes.posteriors.posterior import BUFFERS, KINDS, Calibration, Posterior
+from torchbayes.posteriors.posterior import BUFFERS, KINDS, Posterior
 from torchbayes.posteriors.store import DrawFile
 
 

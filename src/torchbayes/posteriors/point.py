@@ -71,10 +71,6 @@ class Point(ByFields):
         return self.members
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
-        """Return the members' weights, repeated to (S, D); the seed is not used.
-
-        Raises:
-            ValueError: if S is not a multiple of M, or the weights do not fit in memory.
-        """
+        """Return the members' weights, repeated to (S, D); the seed is not used."""
         as_seed(seed)
         return in_turn(self.weights_MD, self.check_draws(draws))

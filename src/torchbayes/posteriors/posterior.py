@@ -7,7 +7,7 @@ draws weighs the members equally, and the first M draws are one per member.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields
 from functools import cache
@@ -25,13 +25,10 @@ from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.native.noise import fill_normal_rows
 from torchbayes.posteriors.files import write_tensors
-from torchbayes.posteriors.functions import Functions
+from torchbayes.posteriors.functions import Calibration, Functions, recalibrate_
 from torchbayes.posteriors.modules.module import ModelAverage
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.randomness.seeds import Purpose, mix
-
-Calibration = Callable[[], Iterable[Any]]
-"""Makes a fresh pass over training inputs, batch by batch, for the batch-norm statistics of a draw."""
 
 BUFFERS = "buffers."
 
@@ -116,7 +113,11 @@ class Posterior(ABC):
 
     @abstractmethod
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
-        """Return weights (S, D), one draw per row; S is a multiple of M, and draw s is from member s mod M."""
+        """Return weights (S, D), one draw per row; draw s is from member s mod M.
+
+        Raises:
+            ValueError: if S is not a multiple of M, or the weights do not fit in memory.
+        """
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -257,13 +258,7 @@ def _buffers_of(posterior: Posterior, weights_SD: Tensor) -> Buffers | None:
             f"`{network.batch_norms[0]}` is a batch norm whose statistics belong to the weights, so each draw must "
             f"be recalibrated on training data, and none is at hand. Load the posterior with `calibration=`."
         )
-    views, _ = posterior.model.split(weights_SD)
-    for s in range(len(weights_SD)):
-        recalibrated = network.recalibrate(
-            {n: v[s] for n, v in views.items()}, posterior.calibration(), {n: b[s] for n, b in buffers_S.items()}
-        )
-        for n, b in recalibrated.items():
-            buffers_S[n][s] = b
+    recalibrate_(posterior.model, weights_SD, buffers_S, calibration=posterior.calibration)
     return buffers_S
 
 

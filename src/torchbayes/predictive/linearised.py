@@ -119,7 +119,7 @@ class Linearised:
         """
         options: dict[str, Any] = {"diagonal": diagonal, "together": together, "centre": centre}
         gaussians = [tangent.functions(placed, leaves, **options) for tangent, leaves in self._tangents(placed)]
-        return Functions(torch.stack([mean for mean, _ in gaussians]), torch.stack([spread for _, spread in gaussians]))
+        return Functions(*map(torch.stack, zip(*gaussians, strict=True)))
 
     def joint(self, inputs: Any) -> Functions:
         """Return mean (M, B, ..., K) and the covariance of all outputs at all inputs, (M, B, ..., K, B, ..., K).
@@ -133,7 +133,7 @@ class Linearised:
         with outside_inference():
             placed = checked(self.model, inputs)
             gaussians = [tangent.joint(placed, leaves) for tangent, leaves in self._tangents(placed)]
-        return Functions(torch.stack([mean for mean, _ in gaussians]), torch.stack([matrix for _, matrix in gaussians]))
+        return Functions(*map(torch.stack, zip(*gaussians, strict=True)))
 
     def predictive(self, inputs: Any, *, chunk_size: int = 1024) -> Predictive:
         """Return the predictive at inputs, a mixture over the members.

@@ -121,11 +121,7 @@ class SimplexPosterior(ByFields):
         return along(self, self.weights(coordinates).flatten(0, -2))
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
-        """Return weights in the simplexes, (S, D); the draws of a member take its simplexes in turn.
-
-        Raises:
-            ValueError: if S is not a multiple of M, or the weights do not fit in memory.
-        """
+        """Return weights in the simplexes, (S, D); the draws of a member take its simplexes in turn."""
         draws, (members, count, size) = self.check_draws(draws), self.vertices_MPD.shape
         check_memory(draws * size * self.vertices_MPD.itemsize, "the drawn weights", draws=draws)
         modes, rounds = self.modes, draws // members

@@ -51,11 +51,7 @@ class BatchNormPosterior(Posterior):
                 )
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
-        """Return the members' weights, repeated to (S, D), without using the seed: functions differ by statistics.
-
-        Raises:
-            ValueError: if S is not a multiple of M, or the weights do not fit in memory.
-        """
+        """Return the members' weights, repeated to (S, D), without using the seed: functions differ by statistics."""
         as_seed(seed)
         return in_turn(self.weights_MD, self.check_draws(draws))
 
