@@ -82,7 +82,7 @@ class DropoutPosterior(ByFields):
         return cls(model, point.weights_MD, buffers_M=point.buffers_M, statistics_known=True)
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
-        """Return weights (S, D), zero for dropped units; the members' weights where masks are not part of the weights."""
+        """Return weights (S, D), zero for dropped units; the members' weights where masks are not part of them."""
         draws, seed = self.check_draws(draws), as_seed(seed)
         check_memory(draws * self.weights_MD[0].nbytes, "the drawn weights", self.weights_MD.device, draws=draws)
         masked_SD = folded(self.model.network, self.weights_MD, self._masks(draws, seed))
