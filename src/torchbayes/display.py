@@ -42,6 +42,11 @@ def shown(overview: Callable[[Any], Overview]) -> Callable[[_Kind], _Kind]:
     return decorate
 
 
+def shown_by(*names: str) -> Callable[[_Kind], _Kind]:
+    """Return a class decorator that displays these attributes of an object."""
+    return shown(lambda each: Overview(type(each).__name__, {name: getattr(each, name) for name in names}))
+
+
 def as_line(overview: Overview) -> str:
     """Return an overview as one line: `Title(fact, fact, 2 problems)`."""
     facts = [f"{name}={as_text(value)}" for name, value in overview.facts.items()]

@@ -18,8 +18,8 @@ import torchbayes as tb
 from torchbayes.catalogue.methods import classes, parts_of, small
 from torchbayes.linalg import BlockCurvature, Diagonal, DiagonalCurvature, KroneckerCurvature, LowRankPlusDiagonal
 from torchbayes.methods.protocol import Method
-from torchbayes.posteriors.flows.flow import Transform, flow_of
 from torchbayes.posteriors.flows.multipliers import Multipliers, multiplied
+from torchbayes.posteriors.flows.posterior import Transform, flow_of
 from torchbayes.posteriors.posterior import Posterior
 
 ROWS, CLASSES = 24, 3

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from tests.oracles import normal
-from torchbayes.linalg import STRUCTURES, Form, Stored
-from torchbayes.linalg.structure import Elementary
+from torchbayes.linalg import STRUCTURES, Structure
 
 
 @dataclass(frozen=True)
-class Circulant(Stored, Elementary):
+class Circulant(Structure):
     """Σ_m, whose row i is that above it turned by one place: Σ = Uᴴ diag(λ) U with U the Fourier transform.
 
     Attributes:
@@ -27,11 +26,6 @@ class Circulant(Stored, Elementary):
 
     @property
     def size(self) -> int:
-        """D."""
-        return self.spectrum_MD.shape[-1]
-
-    @property
-    def noise_size(self) -> int:
         """D."""
         return self.spectrum_MD.shape[-1]
 
@@ -62,9 +56,6 @@ class Circulant(Stored, Elementary):
     def precision_diagonal(self) -> Tensor:
         """Return diag Σ⁻¹."""
         return (1 / self.spectrum_MD).mean(-1, keepdim=True).expand_as(self.spectrum_MD)
-
-    def form(self, scale_MD: Tensor | None = None) -> Form | None:
-        """Return None: its root is the best there is."""
 
     def dense(self) -> Tensor:
         """Return Σ as matrices."""

@@ -137,7 +137,7 @@ def test_quantile_calibration_recovers_the_level_a_quantile_really_has():
     [
         (lambda: ece(torch.eye(2), torch.tensor([0, 1]), 0), "`bins` must be a whole number of at least 1; got 0"),
         (lambda: ece_mass(torch.eye(2), torch.tensor([0, 1]), 2.5), r"got 2\.5"),  # pyright: ignore
-        (lambda: reliability(torch.eye(2), torch.tensor([0, 1]), kind="mas"), "'width', 'mass'; got 'mas'"),  # pyright: ignore
+        (lambda: reliability(torch.eye(2), torch.tensor([0, 1]), kind="mas"), "width, mass; got 'mas'"),  # pyright: ignore
         (lambda: interval_coverage(torch.ones(2), torch.zeros(2), torch.zeros(2)), "above `upper_B` in 2 intervals"),
         (lambda: interval_coverage(torch.ones(2), torch.ones(2), torch.full((2,), math.nan)), "`targets_B` holds NaN"),
         (lambda: interval_coverage(torch.ones(2), torch.ones(2), torch.zeros(3)), r"got \(2,\) and \(3,\)"),

@@ -85,7 +85,7 @@ def test_mixed_precision_compares_values_without_losing_them():
         (lambda: auroc(torch.zeros(0), torch.zeros(2)), r"`in_scores_N` is empty: shape \(0,\)"),
         (lambda: aupr(torch.zeros(2), torch.tensor([math.nan, 1.0])), "`out_scores_N` holds NaN: 1 of 2"),
         (lambda: fpr95(torch.zeros(2, 1), torch.zeros(2)), r"1 axis; got shape \(2, 1\)"),
-        (lambda: aupr(torch.zeros(2), torch.zeros(2), positive="up"), "'out', 'in'; got 'up'"),  # pyright: ignore
+        (lambda: aupr(torch.zeros(2), torch.zeros(2), positive="up"), "out, in; got 'up'"),  # pyright: ignore
     ],
 )
 def test_wrong_calls_say_what_was_wrong(call, message):

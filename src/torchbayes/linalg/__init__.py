@@ -1,8 +1,8 @@
 """Covariance structures and curvatures, with the operations of `Structure` and of `Curvature`.
 
-Every structure carries the member axis M. A new one is a file with a frozen dataclass that inherits `Stored` and has
-the operations of `Structure`, and a line in the table by which files are read. If its inverse is what data add to a
-prior, it also has a class with the operations of `Curvature`.
+Every structure carries the member axis M. A new one is a file with a frozen dataclass that inherits `Structure`, and a
+line in the table by which files are read. If its inverse is what data add to a prior, it also has a class that inherits
+`Curvature`.
 """
 
 from __future__ import annotations

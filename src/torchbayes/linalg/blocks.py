@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from torchbayes.linalg.curvature import Correlations, Curvature, LeftOut, Part
 from torchbayes.linalg.diagonal import DiagonalCurvature
-from torchbayes.linalg.stored import ONE, SEVERAL, Stored
-from torchbayes.linalg.structure import Form, Group, Structure, aligned
+from torchbayes.linalg.stored import ONE, SEVERAL
+from torchbayes.linalg.structure import Group, Structure, aligned
 
 
 class Grouped:
@@ -37,17 +37,22 @@ class Grouped:
         """Where each weight stands in block order."""
         return torch.argsort(self.order_D)
 
-    def split(self, vector_D: Tensor) -> tuple[Tensor, ...]:
-        """Return the parts of vectors (..., D) that belong to the blocks."""
-        return vector_D[..., self.order_D].split(self.sizes, dim=-1)
+    @property
+    def placed(self) -> Iterator[tuple[Tensor, Any]]:
+        """The places of the weights of each block, int64 (n,), and the block."""
+        return zip(self.order_D.split(self.sizes), self.blocks, strict=True)
 
-    def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return the vectors (..., D) whose parts `split` returns."""
+    def over(self, vector_D: Tensor) -> Iterator[tuple[Any, Tensor]]:
+        """Return each block and the part of vectors (..., D) that belongs to it."""
+        return zip(self.blocks, vector_D[..., self.order_D].split(self.sizes, dim=-1), strict=True)
+
+    def joined(self, parts: Iterable[Tensor]) -> Tensor:
+        """Return the vectors (..., D) of such parts."""
         return torch.cat(list(parts), dim=-1)[..., self.inverse_D]
 
     def diagonal(self) -> Tensor:
         """Return the diagonal, (M, D)."""
-        return self.joined([block.diagonal() for block in self.blocks])
+        return self.joined(block.diagonal() for block in self.blocks)
 
     def dense(self) -> Tensor:
         """Return the matrices, (M, D, D): for tests and small D."""
@@ -57,7 +62,7 @@ class Grouped:
 
 
 @dataclass(frozen=True)
-class Blocks(Stored, Grouped):
+class Blocks(Grouped, Structure):
     """Σ_m = Π ( ⊕_b Σ_mb ) Πᵀ: independent groups of weights, each with a structure of its own.
 
     Attributes:
@@ -72,47 +77,35 @@ class Blocks(Stored, Grouped):
 
     @property
     def noise_size(self) -> int:
-        """Number of standard normals that `sqrt_matvec` turns into one sample."""
         return sum(block.noise_size for block in self.blocks)
 
     @property
     def groups(self) -> tuple[Group, ...]:
         """The blocks."""
-        each = zip(self.order_D.split(self.sizes), self.blocks, strict=True)
-        return tuple(Group(where, None, block) for where, block in each)
+        return tuple(Group(where, None, block) for where, block in self.placed)
 
     def matvec(self, vector_MD: Tensor) -> Tensor:
-        """Return Σ x, shape (..., M, D)."""
-        return self.joined([b.matvec(part) for b, part in zip(self.blocks, self.split(vector_MD), strict=True)])
+        return self.joined(block.matvec(part) for block, part in self.over(vector_MD))
 
     def solve(self, vector_MD: Tensor) -> Tensor:
-        """Return Σ⁻¹ x, shape (..., M, D)."""
-        return self.joined([b.solve(part) for b, part in zip(self.blocks, self.split(vector_MD), strict=True)])
+        return self.joined(block.solve(part) for block, part in self.over(vector_MD))
 
     def quadratic(self, vector_MD: Tensor) -> Tensor:
-        """Return xᵀ Σ⁻¹ x, shape (..., M), float64."""
-        each = zip(self.blocks, self.split(vector_MD), strict=True)
-        return torch.stack([block.quadratic(part) for block, part in each]).sum(0)
+        return torch.stack([block.quadratic(part) for block, part in self.over(vector_MD)]).sum(0)
 
     def sqrt_matvec(self, noise_MZ: Tensor) -> Tensor:
-        """Return R z with R Rᵀ = Σ, shape (..., M, D)."""
         parts = noise_MZ.split([block.noise_size for block in self.blocks], dim=-1)
-        return self.joined([block.sqrt_matvec(part) for block, part in zip(self.blocks, parts, strict=True)])
+        return self.joined(block.sqrt_matvec(part) for block, part in zip(self.blocks, parts, strict=True))
 
     def logdet(self) -> Tensor:
-        """Return log det Σ, shape (M,), float64, in nats."""
         return torch.stack([block.logdet() for block in self.blocks]).sum(0)
 
     def precision_diagonal(self) -> Tensor:
-        """Return diag Σ⁻¹, (M, D), if every block gives it."""
-        return self.joined([block.precision_diagonal() for block in self.blocks])
-
-    def form(self, scale_MD: Tensor | None = None) -> Form | None:
-        """Return None, because each group has a form of its own."""
+        return self.joined(block.precision_diagonal() for block in self.blocks)
 
 
 @dataclass(frozen=True)
-class Scaled(Stored):
+class Scaled(Structure):
     """Σ_m = diag(s) S_m diag(s): the structure S in other units of the weights.
 
     Attributes:
@@ -127,12 +120,10 @@ class Scaled(Stored):
 
     @property
     def size(self) -> int:
-        """D."""
         return self.scale_MD.shape[-1]
 
     @property
     def noise_size(self) -> int:
-        """Number of standard normals that `sqrt_matvec` turns into one sample."""
         return self.structure.noise_size
 
     @property
@@ -141,43 +132,32 @@ class Scaled(Stored):
         return (Group(None, self.scale_MD, self.structure),)
 
     def matvec(self, vector_MD: Tensor) -> Tensor:
-        """Return Σ x, shape (..., M, D)."""
         return self.scale_MD * self.structure.matvec(self.scale_MD * vector_MD)
 
     def solve(self, vector_MD: Tensor) -> Tensor:
-        """Return Σ⁻¹ x, shape (..., M, D)."""
         return self.structure.solve(vector_MD / self.scale_MD) / self.scale_MD
 
     def quadratic(self, vector_MD: Tensor) -> Tensor:
-        """Return xᵀ Σ⁻¹ x, shape (..., M), float64."""
         return self.structure.quadratic(vector_MD / self.scale_MD)
 
     def sqrt_matvec(self, noise_MZ: Tensor) -> Tensor:
-        """Return R z with R Rᵀ = Σ, shape (..., M, D)."""
         return self.scale_MD * self.structure.sqrt_matvec(noise_MZ)
 
     def logdet(self) -> Tensor:
-        """Return log det Σ, shape (M,), float64, in nats."""
         return self.structure.logdet() + 2 * self.scale_MD.double().log().sum(-1)
 
     def diagonal(self) -> Tensor:
-        """Return the marginal variances, (M, D)."""
         return self.scale_MD**2 * self.structure.diagonal()
 
     def precision_diagonal(self) -> Tensor:
-        """Return diag Σ⁻¹, (M, D), if S gives it."""
         return self.structure.precision_diagonal() / self.scale_MD**2
 
-    def form(self, scale_MD: Tensor | None = None) -> Form | None:
-        """Return None, because S has a form of its own."""
-
     def dense(self) -> Tensor:
-        """Return Σ as matrices (M, D, D): for tests and small D."""
         return self.scale_MD.unsqueeze(-1) * self.structure.dense() * self.scale_MD.unsqueeze(-2)
 
 
 @dataclass(frozen=True)
-class BlockCurvature(Stored, Grouped):
+class BlockCurvature(Grouped, Curvature):
     """H_m block diagonal, each block with a structure of its own; `order_D` as in `Blocks`.
 
     Attributes:
@@ -193,51 +173,41 @@ class BlockCurvature(Stored, Grouped):
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
-        """What the blocks leave out."""
-        each = zip(self.order_D.split(self.sizes), self.blocks, strict=True)
-        return tuple(out._replace(where=where[out.where]) for where, block in each for out in block.left_out)
+        return tuple(out._replace(where=where[out.where]) for where, block in self.placed for out in block.left_out)
 
     def covariance(self, precision_D: Tensor) -> Blocks:
-        """Return (H + diag(d))⁻¹."""
-        each = zip(self.blocks, self.split(precision_D), strict=True)
-        return Blocks(self.order_D, tuple(block.covariance(own_D) for block, own_D in each))
+        return Blocks(self.order_D, tuple(block.covariance(part_D) for block, part_D in self.over(precision_D)))
 
     def plus(self, covariance: Structure, scale_MD: Tensor) -> BlockCurvature | None:
         """Return H + diag(c) Σ⁻¹ diag(c) for a Σ of the same groups, if every block adds up."""
         groups = aligned(self.order_D.split(self.sizes), covariance)
         if groups is None:
             return None
-        each = zip(self.blocks, groups, self.split(scale_MD), strict=True)
-        blocks = [block.plus(prior, scale) for block, prior, scale in each]
-        return None if any(block is None for block in blocks) else BlockCurvature(self.order_D, tuple(blocks))
+        blocks = [block.plus(prior, c) for prior, (block, c) in zip(groups, self.over(scale_MD), strict=True)]
+        return None if any(block is None for block in blocks) else self._of(blocks)
 
     def parts(self) -> Iterator[Part]:
-        """Yield the parts of the blocks."""
-        for block, where in zip(self.blocks, self.order_D.split(self.sizes), strict=True):
+        for where, block in self.placed:
             for part in block.parts():
                 yield part._replace(where=where[part.where])
 
-    def scaled(self, factor: float) -> BlockCurvature:
-        """Return factor · H."""
-        return BlockCurvature(self.order_D, tuple(block.scaled(factor) for block in self.blocks))
+    def scaled(self, factor: float) -> Self:
+        return self._of(block.scaled(factor) for block in self.blocks)
 
-    def in_units(self, scale_D: Tensor) -> BlockCurvature:
-        """Return diag(s) H diag(s), s the same within a Kronecker product, or a block raises a ValueError."""
-        each = zip(self.blocks, self.split(scale_D), strict=True)
-        return BlockCurvature(self.order_D, tuple(block.in_units(own_D) for block, own_D in each))
+    def in_units(self, scale_D: Tensor) -> Self:
+        return self._of(block.in_units(part_D) for block, part_D in self.over(scale_D))
 
-    def positive(self) -> BlockCurvature:
-        """Return H ≥ 0 in double precision, block by block."""
-        return BlockCurvature(self.order_D, tuple(block.positive() for block in self.blocks))
+    def positive(self) -> Self:
+        return self._of(block.positive() for block in self.blocks)
 
     def undetermined(self, precision_D: Tensor) -> Tensor:
-        """Return which weights lie in directions in which H + diag(d) is 0 up to rounding, bool (M, D)."""
-        each = zip(self.blocks, self.split(precision_D), strict=True)
-        return self.joined([block.undetermined(own_D) for block, own_D in each])
+        return self.joined(block.undetermined(part_D) for block, part_D in self.over(precision_D))
 
     def trace(self) -> Tensor:
-        """Return tr H, (M,)."""
         return torch.stack([block.trace() for block in self.blocks]).sum(0)
+
+    def _of(self, blocks: Iterable[Any]) -> Self:
+        return replace(self, blocks=tuple(blocks))
 
 
 def with_independent(curvature: Curvature, values_MN: Tensor) -> Curvature:

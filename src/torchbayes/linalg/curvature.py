@@ -7,6 +7,7 @@ for any d without a new pass over the data. A curvature is in the file of the st
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar, Literal, NamedTuple, Protocol, Self
 
@@ -50,19 +51,24 @@ class Curvature(Stored, Protocol):
     correlations: ClassVar[Correlations]
 
     @property
+    @abstractmethod
     def size(self) -> int:
         """D."""
-        ...
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
         """What H leaves out, block by block: nothing for all but low ranks."""
-        ...
+        return ()
 
+    @abstractmethod
     def covariance(self, precision_D: Tensor) -> Structure:
-        """Return (H + diag(d))⁻¹ for d (D,) or (M, D)."""
-        ...
+        """Return (H + diag(d))⁻¹ for d (D,) or (M, D).
 
+        Raises:
+            ValueError: if H + diag(d) is not positive definite, or d differs within a Kronecker product.
+        """
+
+    @abstractmethod
     def plus(self, covariance: Structure, scale_MD: Tensor) -> Curvature | None:
         """Return H + diag(c) Σ⁻¹ diag(c) in the structure of H; None if that has no closed form.
 
@@ -70,16 +76,16 @@ class Curvature(Stored, Protocol):
             covariance: Σ, of one member.
             scale_MD: c, positive, (1, D).
         """
-        ...
 
+    @abstractmethod
     def parts(self) -> Iterator[Part]:
         """Yield the independent parts with their eigenvalues."""
-        ...
 
+    @abstractmethod
     def scaled(self, factor: float) -> Self:
         """Return factor · H."""
-        ...
 
+    @abstractmethod
     def in_units(self, scale_D: Tensor) -> Self:
         """Return diag(s) H diag(s).
 
@@ -89,40 +95,30 @@ class Curvature(Stored, Protocol):
         Raises:
             ValueError: if s differs within a Kronecker product.
         """
-        ...
 
+    @abstractmethod
     def positive(self) -> Self:
         """Return H ≥ 0 in double precision, without eigenvalues that rounding took below 0."""
-        ...
 
+    @abstractmethod
     def undetermined(self, precision_D: Tensor) -> Tensor:
         """Return which weights lie in directions in which H + diag(d) is 0 up to rounding, bool (M, D).
 
         Args:
             precision_D: d, at least 0, (D,).
         """
-        ...
 
+    @abstractmethod
     def trace(self) -> Tensor:
         """Return tr H, (M,)."""
-        ...
 
+    @abstractmethod
     def diagonal(self) -> Tensor:
         """Return diag H, (M, D)."""
-        ...
 
+    @abstractmethod
     def dense(self) -> Tensor:
         """Return H as matrices (M, D, D): for tests and small D."""
-        ...
-
-
-class Complete:
-    """What curvatures that leave nothing out share."""
-
-    @property
-    def left_out(self) -> tuple[LeftOut, ...]:
-        """Nothing."""
-        return ()
 
 
 def is_rounding(values_ME: Tensor) -> Tensor:

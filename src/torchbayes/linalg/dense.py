@@ -10,14 +10,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from torchbayes.linalg.curvature import LOADING, Complete, Correlations, Part, is_rounding
+from torchbayes.linalg.curvature import LOADING, Correlations, Curvature, Part, is_rounding
 from torchbayes.linalg.matrices import checked_cholesky, eigh, eigvalsh, invert_lower_
-from torchbayes.linalg.stored import Stored
-from torchbayes.linalg.structure import Elementary, Form, Structure
+from torchbayes.linalg.structure import Form, Structure
 
 
 @dataclass(frozen=True)
-class Dense(Stored, Elementary):
+class Dense(Structure):
     """Σ_m = R_m R_mᵀ for each member m.
 
     The root is upper triangular. For a precision P = C Cᵀ with Cholesky factor C it is R = C⁻ᵀ, so no matrix is
@@ -33,7 +32,6 @@ class Dense(Stored, Elementary):
 
     @property
     def size(self) -> int:
-        """D."""
         return self.root_MDD.shape[-1]
 
     @classmethod
@@ -47,11 +45,6 @@ class Dense(Stored, Elementary):
         del precision_MDD  # frees a large matrix, which most callers no longer hold
         invert_lower_(root_MDD)
         return cls(root_MDD.mT.contiguous())
-
-    @property
-    def noise_size(self) -> int:
-        """Number of standard normals that `sqrt_matvec` turns into one sample: D."""
-        return self.root_MDD.shape[-1]
 
     def matvec(self, vector_MD: Tensor) -> Tensor:
         """Return Σ x = R Rᵀ x, shape (..., M, D)."""
@@ -69,19 +62,15 @@ class Dense(Stored, Elementary):
         return inner.squeeze(-1).square().sum(-1, dtype=torch.float64)
 
     def sqrt_matvec(self, noise_MZ: Tensor) -> Tensor:
-        """Return R z, shape (..., M, D), for noise (..., M, D)."""
         return torch.einsum("mij,...mj->...mi", self.root_MDD, noise_MZ)
 
     def logdet(self) -> Tensor:
-        """Return log det Σ, shape (M,), float64, in nats."""
         return 2 * self.root_MDD.diagonal(dim1=-2, dim2=-1).double().log().sum(-1)
 
     def diagonal(self) -> Tensor:
-        """Return the marginal variances, (M, D)."""
         return self.root_MDD.square().sum(-1)
 
     def precision_diagonal(self) -> Tensor:
-        """Return diag Σ⁻¹, (M, D)."""
         return torch.linalg.inv(self.root_MDD).square().sum(-2)
 
     def form(self, scale_MD: Tensor | None = None) -> Form:
@@ -89,12 +78,11 @@ class Dense(Stored, Elementary):
         return Form(root_MDZ=self.root_MDD if scale_MD is None else scale_MD.unsqueeze(-1) * self.root_MDD)
 
     def dense(self) -> Tensor:
-        """Return Σ as matrices (M, D, D)."""
         return self.root_MDD @ self.root_MDD.mT
 
 
 @dataclass(frozen=True)
-class DenseCurvature(Stored, Complete):
+class DenseCurvature(Curvature):
     """H_m as a matrix.
 
     Attributes:
@@ -108,7 +96,6 @@ class DenseCurvature(Stored, Complete):
 
     @property
     def size(self) -> int:
-        """D."""
         return self.matrix_MDD.shape[-1]
 
     def covariance(self, precision_D: Tensor) -> Dense:
@@ -125,16 +112,13 @@ class DenseCurvature(Stored, Complete):
         return eigvalsh(self.matrix_MDD)
 
     def parts(self) -> Iterator[Part]:
-        """Yield one part."""
         where = torch.arange(self.matrix_MDD.shape[-1], device=self.matrix_MDD.device)
         yield Part(where, self._eigenvalues_ME, False)
 
     def scaled(self, factor: float) -> DenseCurvature:
-        """Return factor · H."""
         return DenseCurvature(factor * self.matrix_MDD)
 
     def in_units(self, scale_D: Tensor) -> DenseCurvature:
-        """Return diag(s) H diag(s)."""
         return DenseCurvature(self.matrix_MDD * scale_D.unsqueeze(-1) * scale_D)
 
     def positive(self) -> DenseCurvature:
@@ -156,15 +140,12 @@ class DenseCurvature(Stored, Complete):
         return (vectors_MDE.square() * is_rounding(values_ME).unsqueeze(-2)).sum(-1) > LOADING
 
     def trace(self) -> Tensor:
-        """Return tr H, (M,)."""
         return self.diagonal().sum(-1)
 
     def diagonal(self) -> Tensor:
-        """Return diag H."""
         return self.matrix_MDD.diagonal(dim1=-2, dim2=-1)
 
     def dense(self) -> Tensor:
-        """Return H."""
         return self.matrix_MDD
 
 

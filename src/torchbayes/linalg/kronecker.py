@@ -12,14 +12,14 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.linalg.curvature import LOADING, Complete, Correlations, Part, is_rounding
+from torchbayes.linalg.curvature import LOADING, Correlations, Curvature, Part, is_rounding
 from torchbayes.linalg.matrices import eigh
-from torchbayes.linalg.stored import Stored, double
-from torchbayes.linalg.structure import Elementary, Form, Structure, rooted
+from torchbayes.linalg.stored import double
+from torchbayes.linalg.structure import Form, Structure, rooted
 
 
 @dataclass(frozen=True)
-class Kronecker(Stored, Elementary):
+class Kronecker(Structure):
     """Σ_m = ⊕_g (U_R ⊗ U_C) diag(v) (U_R ⊗ U_C)ᵀ for each member m, over the weights of one layer.
 
     The weights of a layer are G matrices (O, I), one for each group of a grouped convolution (else G = 1), flat in
@@ -40,24 +40,15 @@ class Kronecker(Stored, Elementary):
 
     @property
     def size(self) -> int:
-        """D."""
-        return self.variance_MGOI[0].numel()
-
-    @property
-    def noise_size(self) -> int:
-        """Number of standard normals that `sqrt_matvec` turns into one sample: D."""
         return self.variance_MGOI[0].numel()
 
     def matvec(self, vector_MD: Tensor) -> Tensor:
-        """Return Σ x, shape (..., M, D)."""
         return _rotated_back(self, self.variance_MGOI * _rotated(self, vector_MD))
 
     def solve(self, vector_MD: Tensor) -> Tensor:
-        """Return Σ⁻¹ x, shape (..., M, D)."""
         return _rotated_back(self, _rotated(self, vector_MD) / self.variance_MGOI)
 
     def quadratic(self, vector_MD: Tensor) -> Tensor:
-        """Return xᵀ Σ⁻¹ x, shape (..., M), float64."""
         return (_rotated(self, vector_MD).square() / self.variance_MGOI).flatten(-3).sum(-1, dtype=torch.float64)
 
     def sqrt_matvec(self, noise_MZ: Tensor) -> Tensor:
@@ -65,17 +56,14 @@ class Kronecker(Stored, Elementary):
         return _rotated_back(self, self.variance_MGOI.sqrt() * noise_MZ.unflatten(-1, self.variance_MGOI.shape[1:]))
 
     def logdet(self) -> Tensor:
-        """Return log det Σ, shape (M,), float64, in nats."""
         return self.variance_MGOI.double().log().flatten(1).sum(-1)
 
     def diagonal(self) -> Tensor:
-        """Return the marginal variances, (M, D)."""
         grid = self.variance_MGOI
         grid = grid if self.rows_MGOO is None else self.rows_MGOO.square() @ grid
         return (grid if self.columns_MGII is None else grid @ self.columns_MGII.square().mT).flatten(1)
 
     def precision_diagonal(self) -> Tensor:
-        """Return diag Σ⁻¹, (M, D)."""
         return Kronecker(1 / self.variance_MGOI, self.rows_MGOO, self.columns_MGII).diagonal()
 
     def form(self, scale_MD: Tensor | None = None) -> Form:
@@ -91,7 +79,6 @@ class Kronecker(Stored, Elementary):
         return Form(variance, rows, scale_MGOI[:, :, 0].unsqueeze(-1) * columns)
 
     def dense(self) -> Tensor:
-        """Return Σ as matrices (M, D, D): for tests and small D."""
         size = self.noise_size
         identity = torch.eye(size, dtype=self.variance_MGOI.dtype, device=self.variance_MGOI.device)
         return self.matvec(identity.unsqueeze(1).expand(size, len(self.variance_MGOI), size)).transpose(0, 1)
@@ -112,7 +99,7 @@ def _rotated_back(structure: Kronecker, grid_MGOI: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class KroneckerCurvature(Stored, Complete):
+class KroneckerCurvature(Curvature):
     """H_m = ⊕_g (U_R ⊗ U_C) diag(λ) (U_R ⊗ U_C)ᵀ over the weights of one layer; shapes as in `Kronecker`.
 
     Attributes:
@@ -130,7 +117,6 @@ class KroneckerCurvature(Stored, Complete):
 
     @property
     def size(self) -> int:
-        """D."""
         return self.eigenvalues_MGOI[0].numel()
 
     def covariance(self, precision_D: Tensor) -> Kronecker:
@@ -170,13 +156,11 @@ class KroneckerCurvature(Stored, Complete):
         return KroneckerCurvature(first.diagonal(rows, columns) + second.diagonal(rows, columns), rows, columns)
 
     def parts(self) -> Iterator[Part]:
-        """Yield one part."""
         values = self.eigenvalues_MGOI.flatten(1)
         where = torch.arange(values.shape[1], device=values.device)
         yield Part(where, values, self.rows_MGOO is None and self.columns_MGII is None)
 
     def scaled(self, factor: float) -> KroneckerCurvature:
-        """Return factor · H."""
         return KroneckerCurvature(factor * self.eigenvalues_MGOI, self.rows_MGOO, self.columns_MGII)
 
     def in_units(self, scale_D: Tensor) -> KroneckerCurvature:
@@ -190,7 +174,6 @@ class KroneckerCurvature(Stored, Complete):
         return self.scaled(float(scale_D[0]) ** 2)
 
     def positive(self) -> KroneckerCurvature:
-        """Return H in double precision."""
         return self.mapped(double)
 
     def undetermined(self, precision_D: Tensor) -> Tensor:
@@ -205,15 +188,12 @@ class KroneckerCurvature(Stored, Complete):
         return Kronecker(_empty(grid).to(grid), self.rows_MGOO, self.columns_MGII).diagonal() > LOADING
 
     def trace(self) -> Tensor:
-        """Return tr H, (M,)."""
         return self.eigenvalues_MGOI.flatten(1).sum(-1)
 
     def diagonal(self) -> Tensor:
-        """Return diag H."""
         return Kronecker(self.eigenvalues_MGOI, self.rows_MGOO, self.columns_MGII).diagonal()
 
     def dense(self) -> Tensor:
-        """Return H as matrices."""
         return Kronecker(self.eigenvalues_MGOI, self.rows_MGOO, self.columns_MGII).dense()
 
 

@@ -10,14 +10,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from torchbayes.linalg.curvature import Correlations, LeftOut, Part
+from torchbayes.linalg.curvature import Correlations, Curvature, LeftOut, Part
 from torchbayes.linalg.matrices import eigvalsh
-from torchbayes.linalg.stored import Stored, double
-from torchbayes.linalg.structure import Elementary, Form, Structure
+from torchbayes.linalg.stored import double
+from torchbayes.linalg.structure import Form, Structure
 
 
 @dataclass(frozen=True)
-class LowRankPlusDiagonal(Stored, Elementary):
+class LowRankPlusDiagonal(Structure):
     """Σ_m = diag(v_m) + F_mᵀ F_m for each member m; the rows of F are directions in weight space.
 
     Solves use the Woodbury identity and the determinant lemma: O(D R²) time, O(D R) memory.
@@ -34,7 +34,6 @@ class LowRankPlusDiagonal(Stored, Elementary):
 
     @property
     def size(self) -> int:
-        """D."""
         return self.variance_MD.shape[-1]
 
     @property
@@ -43,7 +42,6 @@ class LowRankPlusDiagonal(Stored, Elementary):
         return self.variance_MD.shape[-1] + self.factor_MRD.shape[-2]
 
     def matvec(self, vector_MD: Tensor) -> Tensor:
-        """Return Σ x, shape (..., M, D)."""
         inner = torch.einsum("mrd,...md->...mr", self.factor_MRD, vector_MD)
         return self.variance_MD * vector_MD + torch.einsum("mrd,...mr->...md", self.factor_MRD, inner)
 
@@ -74,7 +72,6 @@ class LowRankPlusDiagonal(Stored, Elementary):
         return self.variance_MD.double().log().sum(-1) + 2 * inner
 
     def diagonal(self) -> Tensor:
-        """Return the marginal variances, (M, D)."""
         return self.variance_MD + (self.factor_MRD**2).sum(-2)
 
     def precision_diagonal(self) -> Tensor:
@@ -92,7 +89,6 @@ class LowRankPlusDiagonal(Stored, Elementary):
         return Form(self.variance_MD * scale_MD**2, directions_MRD=self.factor_MRD * scale_MD.unsqueeze(-2))
 
     def dense(self) -> Tensor:
-        """Return Σ as matrices (M, D, D): for tests and small D."""
         return torch.diag_embed(self.variance_MD) + self.factor_MRD.mT @ self.factor_MRD
 
     def _capacitance(self) -> Tensor:
@@ -104,7 +100,7 @@ class LowRankPlusDiagonal(Stored, Elementary):
 
 
 @dataclass(frozen=True)
-class LowRankPrecision(Stored, Elementary):
+class LowRankPrecision(Structure):
     """Σ_m⁻¹ = diag(p_m) + F_mᵀ F_m for each member m: a wide prior narrowed in a few directions of curvature.
 
     With F diag(p)^−½ = V diag(s) Wᵀ, Σ = diag(p)^−½ (I − W diag(s²/(1 + s²)) Wᵀ) diag(p)^−½, and its inner part has
@@ -122,12 +118,6 @@ class LowRankPrecision(Stored, Elementary):
 
     @property
     def size(self) -> int:
-        """D."""
-        return self.precision_MD.shape[-1]
-
-    @property
-    def noise_size(self) -> int:
-        """Number of standard normals that `sqrt_matvec` turns into one sample: D."""
         return self.precision_MD.shape[-1]
 
     @cached_property
@@ -139,7 +129,6 @@ class LowRankPrecision(Stored, Elementary):
         return values_MR.square(), rows_MRD
 
     def matvec(self, vector_MD: Tensor) -> Tensor:
-        """Return Σ x, shape (..., M, D)."""
         root, (squares_MR, rows_MRD) = self.precision_MD.rsqrt(), self._spectrum
         return root * _damped(root * vector_MD, rows_MRD, squares_MR / (1 + squares_MR))
 
@@ -154,7 +143,6 @@ class LowRankPrecision(Stored, Elementary):
         return (self.precision_MD * vector_MD.square()).sum(-1, dtype=torch.float64) + inner.square().sum(-1)
 
     def sqrt_matvec(self, noise_MZ: Tensor) -> Tensor:
-        """Return R z with R Rᵀ = Σ, shape (..., M, D), for noise (..., M, D)."""
         squares_MR, rows_MRD = self._spectrum
         return self.precision_MD.rsqrt() * _damped(noise_MZ, rows_MRD, 1 - (1 + squares_MR).rsqrt())
 
@@ -164,13 +152,11 @@ class LowRankPrecision(Stored, Elementary):
         return of_diagonal - self._spectrum[0].double().log1p().sum(-1)
 
     def diagonal(self) -> Tensor:
-        """Return the marginal variances, (M, D)."""
         squares_MR, rows_MRD = self._spectrum
         removed_MD = torch.einsum("mrd,mr->md", rows_MRD.square(), squares_MR / (1 + squares_MR))
         return (1 - removed_MD) / self.precision_MD
 
     def precision_diagonal(self) -> Tensor:
-        """Return diag Σ⁻¹, (M, D)."""
         return self.precision_MD + self.factor_MRD.square().sum(-2)
 
     def form(self, scale_MD: Tensor | None = None) -> Form:
@@ -184,7 +170,6 @@ class LowRankPrecision(Stored, Elementary):
         return Form(1 / self.precision_MD, directions_MRD=directions_MRD, shares_MR=shares_MR, sign=-1)
 
     def dense(self) -> Tensor:
-        """Return Σ as matrices (M, D, D): for tests and small D."""
         return torch.linalg.inv(torch.diag_embed(self.precision_MD) + self.factor_MRD.mT @ self.factor_MRD)
 
 
@@ -195,7 +180,7 @@ def _damped(vector_MD: Tensor, rows_MRD: Tensor, shares_MR: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LowRankCurvature(Stored):
+class LowRankCurvature(Curvature):
     """H_m = F_mᵀ F_m, the largest part of a curvature, with what the evidence needs to know of the rest (`dropped`).
 
     Attributes:
@@ -215,7 +200,6 @@ class LowRankCurvature(Stored):
 
     @property
     def size(self) -> int:
-        """D."""
         return self.factor_MRD.shape[-1]
 
     def covariance(self, precision_D: Tensor) -> LowRankPrecision:
@@ -239,7 +223,6 @@ class LowRankCurvature(Stored):
         yield Part(torch.arange(size, device=values.device), torch.cat([zeros, values], dim=1)[:, -size:], False)
 
     def scaled(self, factor: float) -> LowRankCurvature:
-        """Return factor · H."""
         rest_MD, squares_M = factor * self.rest_MD, factor**2 * self.squares_M
         return LowRankCurvature(factor**0.5 * self.factor_MRD, rest_MD, squares_M, self.room_M)
 
@@ -251,7 +234,6 @@ class LowRankCurvature(Stored):
         return LowRankCurvature(self.factor_MRD * scale_D, rest_MD, squares_M, self.room_M)
 
     def positive(self) -> LowRankCurvature:
-        """Return H in double precision."""
         return self.mapped(double)
 
     def undetermined(self, precision_D: Tensor) -> Tensor:
@@ -259,15 +241,12 @@ class LowRankCurvature(Stored):
         return (precision_D == 0).expand(len(self.factor_MRD), -1)
 
     def trace(self) -> Tensor:
-        """Return tr H, (M,)."""
         return self.factor_MRD.square().sum((-2, -1))
 
     def diagonal(self) -> Tensor:
-        """Return diag H."""
         return self.factor_MRD.square().sum(-2)
 
     def dense(self) -> Tensor:
-        """Return H as matrices."""
         return self.factor_MRD.mT @ self.factor_MRD
 
 

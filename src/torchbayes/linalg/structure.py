@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -66,75 +67,68 @@ class Group:
 
 
 class Structure(Stored, Protocol):
-    """A symmetric positive matrix Σ per member, known through its operations."""
+    """A symmetric positive matrix Σ per member, known through its operations; inherit it for one of your own."""
 
     @property
+    @abstractmethod
     def size(self) -> int:
         """D, the number of weights."""
-        ...
 
     @property
     def noise_size(self) -> int:
-        """Number of standard normals that `sqrt_matvec` turns into one sample."""
-        ...
+        """Number of standard normals that `sqrt_matvec` turns into one sample, D for most."""
+        return self.size
 
     @property
     def groups(self) -> tuple[Group, ...]:
         """The independent groups of which Σ is composed, each weight in one of them; empty if it is not composed."""
-        ...
+        return ()
 
+    @abstractmethod
     def matvec(self, vector_MD: Tensor) -> Tensor:
         """Return Σ x, (..., M, D)."""
-        ...
 
+    @abstractmethod
     def solve(self, vector_MD: Tensor) -> Tensor:
         """Return Σ⁻¹ x, (..., M, D)."""
-        ...
 
+    @abstractmethod
     def quadratic(self, vector_MD: Tensor) -> Tensor:
         """Return xᵀ Σ⁻¹ x as a sum of squares, float64 (..., M), because large terms would cancel in x · (Σ⁻¹ x)."""
-        ...
 
+    @abstractmethod
     def sqrt_matvec(self, noise_MZ: Tensor) -> Tensor:
-        """Return R z with R Rᵀ = Σ, (..., M, D)."""
-        ...
+        """Return R z with R Rᵀ = Σ, (..., M, D), for noise (..., M, Z) of `noise_size` Z."""
 
+    @abstractmethod
     def logdet(self) -> Tensor:
         """Return log det Σ, float64 (M,), in nats."""
-        ...
 
+    @abstractmethod
     def diagonal(self) -> Tensor:
-        """Return diag Σ, (M, D)."""
-        ...
+        """Return diag Σ, the marginal variances, (M, D)."""
 
+    @abstractmethod
     def precision_diagonal(self) -> Tensor:
         """Return diag Σ⁻¹, (M, D).
 
         Raises:
             ValueError: if the structure does not give it without its dense matrix.
         """
-        ...
 
     def form(self, scale_MD: Tensor | None = None) -> Form | None:
-        """Return diag(s) Σ diag(s) as a sum of products; None if nothing is cheaper than its root R (D, Z).
+        """Return diag(s) Σ diag(s) as a sum of products.
+
+        None if nothing is cheaper than its root R (D, Z), or Σ is composed of groups with forms of their own.
 
         Args:
             scale_MD: s, positive, (M, D); None for 1.
         """
-        ...
+        return None
 
+    @abstractmethod
     def dense(self) -> Tensor:
-        """Return Σ as matrices (M, D, D)."""
-        ...
-
-
-class Elementary:
-    """What structures that are not composed of others share."""
-
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        """Empty."""
-        return ()
+        """Return Σ as matrices (M, D, D): for tests and small D."""
 
 
 class PlacedForm(NamedTuple):

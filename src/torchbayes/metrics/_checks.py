@@ -139,12 +139,6 @@ def check_bins(bins: int) -> None:
     check_memory(_BIN * bins, "the bins", bins=bins)
 
 
-def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Require one of a few words."""
-    if value not in choices:
-        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}; got {value!r}.")
-
-
 def _check_layout(name: str, values: Tensor, ndim: int | None) -> None:
     if not isinstance(values, Tensor):
         raise TypeError(f"`{name}` must be a torch tensor; got {type(values).__name__}. Use torch.as_tensor.")

@@ -12,9 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from torchbayes.checks import check_choice
 from torchbayes.metrics._checks import (
     check_bins,
-    check_choice,
     check_float,
     check_labels,
     check_probs,
@@ -80,7 +80,7 @@ def reliability(
     check_probs("probs_BK", probs_BK, 2)
     targets_B = check_labels(targets_B, probs_BK)
     check_bins(bins)
-    check_choice("kind", kind, ("width", "mass"))
+    check_choice(("width", "mass"), kind=kind)
     confidence_B, correct_B = probs_BK.amax(-1), hits(probs_BK, targets_B)
     weights_B = None if weights_B is None else check_weights(weights_B, confidence_B)
     if kind == "mass" and weights_B is not None:

@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from torchbayes.metrics._checks import check_choice, check_device, check_float, check_weights
+from torchbayes.checks import check_choice
+from torchbayes.metrics._checks import check_device, check_float, check_weights
 
 
 def auroc(
@@ -116,19 +117,15 @@ def fpr95(
 
 def _positives_and_negatives(in_scores_N: Tensor, out_scores_N: Tensor, positive: str) -> tuple[Tensor, Tensor]:
     # The scores are turned so that a higher one means positive.
-    check_choice("positive", positive, ("out", "in"))
+    check_choice(("out", "in"), positive=positive)
     return (out_scores_N, in_scores_N) if positive == "out" else (-in_scores_N, -out_scores_N)
-
-
-def _check_scores(in_scores_N: Tensor, out_scores_N: Tensor) -> None:
-    check_float("in_scores_N", in_scores_N, 1, finite=False)
-    check_float("out_scores_N", out_scores_N, 1, finite=False)
-    check_device("out_scores_N", out_scores_N, in_scores_N)
 
 
 def _weights(in_scores_N: Tensor, out_scores_N: Tensor, *given: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return how often each input counts, float64, once the scores are checked."""
-    _check_scores(in_scores_N, out_scores_N)
+    check_float("in_scores_N", in_scores_N, 1, finite=False)
+    check_float("out_scores_N", out_scores_N, 1, finite=False)
+    check_device("out_scores_N", out_scores_N, in_scores_N)
     checked = [
         torch.ones_like(scores, dtype=torch.float64) if weights is None else check_weights(weights, scores, name)
         for scores, weights, name in zip(

@@ -3,16 +3,14 @@
 from torchbayes.posteriors.curves.curve import CurvePosterior
 from torchbayes.posteriors.curves.simplex import SimplexPosterior
 from torchbayes.posteriors.draws import Draws
-from torchbayes.posteriors.flows.mnf import MNFPosterior
-from torchbayes.posteriors.flows.posterior import FlowPosterior
+from torchbayes.posteriors.flows.posterior import FlowPosterior, MNFPosterior
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.laplace import LaplacePosterior, as_prior
 from torchbayes.posteriors.layers.batch_norm import BatchNormPosterior
 from torchbayes.posteriors.layers.dropout import DropoutPosterior
 from torchbayes.posteriors.layers.radial import RadialPosterior
-from torchbayes.posteriors.load import load
-from torchbayes.posteriors.modules.load import load_module
+from torchbayes.posteriors.load import load, load_module
 from torchbayes.posteriors.modules.module import ModelAverage, PredictiveModule
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior

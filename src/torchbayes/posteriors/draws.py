@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchbayes.checks import as_seed, check_memory
 from torchbayes.posteriors.functions import check_weights
-from torchbayes.posteriors.posterior import Posterior, readable
+from torchbayes.posteriors.posterior import ByFields, readable
 from torchbayes.randomness.seeds import Purpose, generator
 
 _FEWEST = 20  # draws by which it is judged whether a chain moves
@@ -18,7 +17,7 @@ _FEWEST = 20  # draws by which it is judged whether a chain moves
 
 @readable
 @dataclass(frozen=True, repr=False)
-class Draws(Posterior):
+class Draws(ByFields):
     """q(w) = (1/(M S)) Σ_m Σ_s δ(w − w_ms).
 
     Attributes:
@@ -31,10 +30,6 @@ class Draws(Posterior):
 
     def __post_init__(self) -> None:
         check_weights(self.model, "M", "S", weights_MSD=self.weights_MSD)
-
-    @property
-    def members(self) -> int:
-        return self.weights_MSD.shape[0]
 
     @property
     def default_draws(self) -> int:
@@ -78,18 +73,6 @@ class Draws(Posterior):
         return torch.stack(
             [torch.cat([torch.randperm(length, generator=source) for _ in range(rounds)]) for _ in range(members)], 1
         )[:per_chain]
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {"weights_MSD": self.weights_MSD}
-
-    def settings(self) -> dict[str, Any]:
-        return {}
-
-    @classmethod
-    def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> Draws:
-        """Return the posterior rebuilt from what `tensors` and `settings` gave."""
-        del settings
-        return cls(model, tensors["weights_MSD"])
 
 
 def _in_order(weights_MSD: Tensor) -> bool:

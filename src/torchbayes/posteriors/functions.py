@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from torchbayes.checks import check_counts, check_kind, check_memory, check_tensor
 from torchbayes.density.plans import outputs
-from torchbayes.display import Overview, shown
+from torchbayes.display import shown_by
 from torchbayes.model.batches.batch import batch_size
 from torchbayes.model.dropout import Mask
 from torchbayes.model.likelihoods import Parameters
@@ -19,13 +20,11 @@ from torchbayes.model.network import Buffers
 from torchbayes.posteriors.modules.module import ModelAverage
 from torchbayes.posteriors.problems import is_finite, warn_of
 
-
-def _overview(functions: Functions) -> Overview:
-    """Return what is displayed of the functions."""
-    return Overview("Functions", {"draws": functions.draws, "model": functions.model})
+Calibration = Callable[[], Iterable[Any]]
+"""Makes a fresh pass over training inputs, batch by batch, for the batch-norm statistics of a draw."""
 
 
-@shown(_overview)
+@shown_by("draws", "model")
 @dataclass(frozen=True)
 class Functions:
     """S drawn functions f_s(x).
@@ -72,8 +71,8 @@ class Functions:
         inputs = self.model.place(inputs)
         if batch_size(inputs) == 0:
             raise ValueError("`inputs` has no rows; there is nothing to predict.")
-        drawn: dict[str, Any] = {"buffers_S": self.buffers_S, "masks_S": self.masks_S}
-        return outputs(self.model, self.weights_SD, inputs, chunk_size=chunk_size, **drawn)
+        beside: dict[str, Any] = {"buffers_S": self.buffers_S, "masks_S": self.masks_S}
+        return outputs(self.model, self.weights_SD, inputs, chunk_size=chunk_size, **beside)
 
     def some(self, where: slice | Tensor) -> Functions:
         """Return some of the functions, chosen by a slice, a tensor of indices or a tensor of bool."""
@@ -94,6 +93,21 @@ class Functions:
         """
         check_memory(self.weights_SD.nbytes, "the weights of the module", self.weights_SD.device, draws=self.draws)
         return ModelAverage.of(self.model, self.weights_SD, self.buffers_S, level=level, masks_S=self.masks_S)
+
+
+def recalibrate_(model: Model, weights_SD: Tensor, buffers_S: Buffers, *, calibration: Calibration) -> None:
+    """Give the buffers of each draw, (S, ...), in place, the batch-norm statistics of the inputs under its weights."""
+    views, _ = model.split(weights_SD)
+    for s in range(len(weights_SD)):
+        weights, buffers = {n: v[s] for n, v in views.items()}, {n: b[s] for n, b in buffers_S.items()}
+        for name, buffer in model.network.recalibrate(weights, calibration(), buffers).items():
+            buffers_S[name][s] = buffer
+
+
+def in_turn(weights_MD: Tensor, draws: int) -> Tensor:
+    """Return weights (S, D), row s of member s mod M; a ValueError if they do not fit in memory."""
+    check_memory(draws * weights_MD[0].nbytes, "the drawn weights", weights_MD.device, draws=draws)
+    return weights_MD[torch.arange(draws) % len(weights_MD)]
 
 
 def check_weights(model: Model, *axes: str, **weights: Tensor) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from torchbayes.checks import check_flags, check_object, check_tensor, optional, seen
 from torchbayes.linalg import Structure, restore
+from torchbayes.model.model import Model
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior, normals, readable
@@ -68,18 +70,9 @@ class Gaussian(Posterior):
         return self
 
     @property
-    def members(self) -> int:
-        return len(self.mean_MD)
-
-    @property
     def centre(self) -> Point:
         """The means."""
         return Point(self.model, self.mean_MD, buffers_M=self.buffers_M, calibration=self.calibration)
-
-    @property
-    def default_draws(self) -> int:
-        """The smallest multiple of M that is at least 30."""
-        return -(-30 // self.members) * self.members
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
         """Return weights w = μ_m + R_m z with R Rᵀ = Σ, (S, D); row s of z depends on (seed, s) alone.
@@ -125,8 +118,7 @@ class Gaussian(Posterior):
         return {"covariance": self.covariance.kind, **({"linear": True} if self.linear else {})}
 
     @classmethod
-    def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> Gaussian:
-        """Return the posterior rebuilt from what `tensors` and `settings` gave."""
+    def restore(cls, model: Model, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Self:
         parts = {n.removeprefix("covariance."): t for n, t in tensors.items() if n.startswith("covariance.")}
         covariance = restore(settings["covariance"], parts)
         linear, evidence_M = settings.get("linear", False), tensors.get("log_evidence_M")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import warnings
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -17,11 +17,14 @@ from torchbayes.linalg.added import precision_trace
 from torchbayes.linalg.dropped import Dropped, dropped
 from torchbayes.linalg.structure import is_diagonal, unscaled
 from torchbayes.model.likelihoods.weighted import fixed_noise, having_scales, rescaled
-from torchbayes.model.model import having
+from torchbayes.model.model import Model, having
 from torchbayes.model.priors.joint import Joint, like
 from torchbayes.posteriors.gaussian import Gaussian, check_gaussian
 from torchbayes.posteriors.posterior import Posterior, readable
 from torchbayes.posteriors.problems import warn_of
+
+_TENSORS = ("mean_MD", "reference_MD", "strength_D", "log_likelihood_M")
+_NUMBERS = ("num_data", "num_targets", "noise_scale")
 
 
 @readable
@@ -90,15 +93,6 @@ class LaplacePosterior(Posterior):
             )
         return Gaussian(self.model, self.mean_MD, covariance)
 
-    @property
-    def members(self) -> int:
-        return len(self.mean_MD)
-
-    @property
-    def default_draws(self) -> int:
-        """The smallest multiple of M that is at least 30."""
-        return self.gaussian.default_draws
-
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
         return self.gaussian.sample(draws, seed=seed)
 
@@ -165,7 +159,7 @@ class LaplacePosterior(Posterior):
         if not torch.allclose(self.reference_MD[:, :size], reference_D[:size].expand(self.members, -1)):
             raise ValueError("the prior's precision differs between the modes. Use a normal prior, or one mode.")
         model = _having_precision(self.model, reference_D * strength_D)
-        return dataclasses.replace(self, model=model, strength_D=strength_D, prior_chosen=True)
+        return replace(self, model=model, strength_D=strength_D, prior_chosen=True)
 
     def with_noise(self, factor: float) -> LaplacePosterior:
         """Return the posterior of a regression, and its model, with another noise scale, at the same modes.
@@ -181,38 +175,49 @@ class LaplacePosterior(Posterior):
         model, scales = having_noise(self.model, factor), fixed_noise(self.model.likelihood)
         constant = sum(math.log(s * math.sqrt(2 * math.pi)) for s in scales) / len(scales) * self.num_targets
         errors_M = self.log_likelihood_M + constant
-        log_likelihood_M = errors_M / factor**2 - constant - self.num_targets * math.log(factor)
-        curvature, total = self.curvature.scaled(factor**-2), self.noise_scale * factor
-        exact = self.exact and self.exact.scaled(factor**-2)
-        changed = {"curvature": curvature, "exact": exact, "log_likelihood_M": log_likelihood_M, "noise_scale": total}
-        return dataclasses.replace(self, model=model, noise_chosen=True, **changed)
+        return replace(
+            self,
+            model=model,
+            noise_chosen=True,
+            curvature=self.curvature.scaled(factor**-2),
+            exact=self.exact and self.exact.scaled(factor**-2),
+            log_likelihood_M=errors_M / factor**2 - constant - self.num_targets * math.log(factor),
+            noise_scale=self.noise_scale * factor,
+        )
 
     def tensors(self) -> dict[str, Tensor]:
-        tensors = {n: getattr(self, n) for n in ("mean_MD", "reference_MD", "strength_D", "log_likelihood_M")}
+        tensors = {name: getattr(self, name) for name in _TENSORS}
         tensors |= {"exact": self.exact.matrix_MDD} if self.exact else {}
         return tensors | {f"curvature.{n}": t for n, t in self.curvature.tensors().items()}
 
     def settings(self) -> dict[str, Any]:
-        numbers = {name: getattr(self, name) for name in ("num_data", "num_targets", "noise_scale", "found")}
+        numbers = {name: getattr(self, name) for name in (*_NUMBERS, "found")}
         noise = {"scales": list(fixed_noise(self.model.likelihood))} if self.noise_chosen else {}
         return {"curvature": self.curvature.kind, "tuned": self.prior_chosen, **numbers, **noise}
 
     @classmethod
-    def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> LaplacePosterior:
-        """Return the posterior rebuilt from what `tensors` and `settings` gave."""
+    def restore(cls, model: Model, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Self:
         parts = {n.removeprefix("curvature."): t for n, t in tensors.items() if n.startswith("curvature.")}
-        reference_MD, strength_D = tensors["reference_MD"], tensors["strength_D"]
-        model = _having_precision(model, reference_MD[0] * strength_D) if settings["tuned"] else model
+        if settings["tuned"]:
+            model = _having_precision(model, tensors["reference_MD"][0] * tensors["strength_D"])
         factor, scales = settings["noise_scale"], tuple(settings.get("scales", ()))
-        model = _having_scales(model, scales, factor)
-        gaussians = (tensors["mean_MD"], restore_curvature(settings["curvature"], parts), reference_MD, strength_D)
-        numbers = (tensors["log_likelihood_M"], settings["num_data"], settings["num_targets"], factor)
-        exact = DenseCurvature(tensors["exact"]) if "exact" in tensors else None
-        chosen = {"prior_chosen": settings["tuned"], "noise_chosen": bool(scales) or factor != 1}
-        return cls(model, *gaussians, *numbers, exact=exact, found=settings.get("found", ""), **chosen)
+        if scales:
+            model = having(model, likelihood=having_scales(model.likelihood, scales))
+        else:  # files of an earlier version may hold only the factor
+            model = having_noise(model, factor)
+        return cls(
+            model,
+            curvature=restore_curvature(settings["curvature"], parts),
+            exact=DenseCurvature(tensors["exact"]) if "exact" in tensors else None,
+            found=settings.get("found", ""),
+            prior_chosen=settings["tuned"],
+            noise_chosen=bool(scales) or factor != 1,
+            **{name: tensors[name] for name in _TENSORS},
+            **{name: settings[name] for name in _NUMBERS},
+        )
 
 
-def _having_precision(model: Any, precision_D: Tensor) -> Any:
+def _having_precision(model: Model, precision_D: Tensor) -> Model:
     """Return the model with independent normal priors of these precisions around its own prior means.
 
     Learned parameters of the likelihood keep their prior.
@@ -222,12 +227,7 @@ def _having_precision(model: Any, precision_D: Tensor) -> Any:
     return having(model, prior=Joint.independent(locs, 1 / precision_D[:size]))
 
 
-def _having_scales(model: Any, scales: tuple[float, ...], factor: float) -> Any:
-    """Return the model with the noise scales of a file; files of an earlier version may hold only the factor."""
-    return having(model, likelihood=having_scales(model.likelihood, scales)) if scales else having_noise(model, factor)
-
-
-def having_noise(model: Any, factor: float) -> Any:
+def having_noise(model: Model, factor: float) -> Model:
     """Return the model of a regression with its fixed noise scale times `factor`; a TypeError if it has none."""
     return model if factor == 1.0 else having(model, likelihood=rescaled(model.likelihood, factor))
 

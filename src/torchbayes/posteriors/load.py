@@ -1,20 +1,24 @@
-"""Load any saved posterior."""
+"""Load any saved posterior, and any saved module."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from pathlib import Path
 
 from torch import Tensor
 
 from torchbayes.calls import explained
 from torchbayes.checks import check_kind
-from torchbayes.model.description import check_layout, check_model
-from torchbayes.model.model import Model
+from torchbayes.model.description import check_layout, check_model, describe_model
+from torchbayes.model.likelihoods.weighted import having_scales
+from torchbayes.model.model import Model, having
 from torchbayes.model.sources.informed import as_recorded
 from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import CHECKPOINT, CONFIG, POSTERIOR, RESTORE, read_header, read_tensors, run_of
-from torchbayes.posteriors.posterior import BUFFERS, KINDS, Calibration, Posterior
+from torchbayes.posteriors.functions import Calibration
+from torchbayes.posteriors.modules.module import MODULES, PredictiveModule
+from torchbayes.posteriors.posterior import BUFFERS, KINDS, Posterior
 from torchbayes.posteriors.store import DrawFile
 
 
@@ -62,6 +66,40 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
     if saved != model.network.dtype:
         raise ValueError(f"{path} holds {saved} weights; the model's are {model.network.dtype}. Convert the network.")
     return dataclasses.replace(posterior, buffers_M=buffers or None, calibration=calibration, **notes)
+
+
+@explained()
+def load_module(path: str | Path, model: Model) -> PredictiveModule:
+    """Read a module that `save` wrote.
+
+    Args:
+        path: the file.
+        model: the model of the posterior of which it was made; only its network and likelihood are used, and a
+            tuned noise scale is in the file.
+
+    Returns:
+        The module, on the model's device.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is damaged, holds no module, or has another layout or likelihood than the model.
+    """
+    check_kind(Model, "the `Model` that it was fitted with", model=model)
+    path = full_path(path)
+    tensors, header = read_tensors(path, model.network.device)
+    if header.get("kind") not in MODULES:
+        kinds = ", ".join(sorted(MODULES))
+        raise ValueError(f"{path} holds a {header.get('kind')!r}, not a module; known are {kinds}. Read it by `load`.")
+    check_layout(path, header["layout"], model)
+    settings = header["settings"]
+    if scales := tuple(settings["scales"]):
+        model = having(model, likelihood=having_scales(model.likelihood, scales))
+    check_model(path, {"model": {**describe_model(model), "likelihood": header["likelihood"]}}, model)
+    kind, parts = MODULES[header["kind"]], defaultdict[str, dict[str, Tensor]](dict)
+    for name, tensor in tensors.items():
+        part, _, rest = name.partition(".")
+        parts[part][rest] = tensor
+    return kind(model, {part: parts[part] for part in kind.parts}, settings)
 
 
 def read_draws(

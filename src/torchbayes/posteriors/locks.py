@@ -17,7 +17,6 @@ import warnings
 import weakref
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 try:
@@ -138,9 +137,7 @@ class Locked:
         """Return the lock."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Release the directory."""
         handle, self._handle = self._handle, None
         if handle is None:  # a forked child

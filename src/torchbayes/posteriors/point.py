@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchbayes.checks import as_seed, check_kind, check_memory
+from torchbayes.checks import as_seed, check_kind
 from torchbayes.model.model import PREFIX, Model
-from torchbayes.posteriors.functions import check_weights
-from torchbayes.posteriors.posterior import Posterior, readable
+from torchbayes.posteriors.functions import check_weights, in_turn
+from torchbayes.posteriors.posterior import ByFields, readable
 from torchbayes.posteriors.trained import Trained, named, weights_of
 
 
 @readable
 @dataclass(frozen=True, repr=False)
-class Point(Posterior):
+class Point(ByFields):
     """q(w) = (1/M) Σ_m δ(w − w_m).
 
     Attributes:
@@ -62,10 +61,6 @@ class Point(Posterior):
         return cls(model, weights_MD, buffers_M=buffers_M or None, statistics_known=True)
 
     @property
-    def members(self) -> int:
-        return len(self.weights_MD)
-
-    @property
     def centre(self) -> Point:
         """The posterior itself."""
         return self
@@ -76,24 +71,6 @@ class Point(Posterior):
         return self.members
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
-        """Return the members' weights, repeated to (S, D); the seed is not used.
-
-        Raises:
-            ValueError: if S is not a multiple of M, or the weights do not fit in memory.
-        """
+        """Return the members' weights, repeated to (S, D); the seed is not used."""
         as_seed(seed)
-        draws = self.check_draws(draws)
-        check_memory(draws * self.weights_MD[0].nbytes, "the drawn weights", self.weights_MD.device, draws=draws)
-        return self.weights_MD[torch.arange(draws) % self.members]
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {"weights_MD": self.weights_MD}
-
-    def settings(self) -> dict[str, Any]:
-        return {}
-
-    @classmethod
-    def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> Point:
-        """Return the posterior rebuilt from what `tensors` and `settings` gave."""
-        del settings
-        return cls(model, tensors["weights_MD"])
+        return in_turn(self.weights_MD, self.check_draws(draws))

@@ -7,9 +7,10 @@ draws weighs the members equally, and the first M draws are one per member.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -24,13 +25,10 @@ from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.native.noise import fill_normal_rows
 from torchbayes.posteriors.files import write_tensors
-from torchbayes.posteriors.functions import Functions
+from torchbayes.posteriors.functions import Calibration, Functions, recalibrate_
 from torchbayes.posteriors.modules.module import ModelAverage
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.randomness.seeds import Purpose, mix
-
-Calibration = Callable[[], Iterable[Any]]
-"""Makes a fresh pass over training inputs, batch by batch, for the batch-norm statistics of a draw."""
 
 BUFFERS = "buffers."
 
@@ -65,6 +63,8 @@ def _overview(posterior: Posterior) -> Overview:
 class Posterior(ABC):
     """Base of the posteriors: M members of equal weight over one model's weights.
 
+    The first field that a kind adds is a tensor whose first axis is M, unless the kind has `members` of its own.
+
     Attributes:
         model: the model whose weights these are.
         buffers_M: the members' buffers, each (M, ...); the network's own if None.
@@ -88,14 +88,18 @@ class Posterior(ABC):
     still = False  # whether no chain ever moved
 
     @property
-    @abstractmethod
     def members(self) -> int:
         """M, the number of mixture members."""
+        return self._first.shape[0]
 
     @property
-    @abstractmethod
     def default_draws(self) -> int:
-        """The number of draws that `predict` takes by default."""
+        """The number of draws that `predict` takes by default: the smallest multiple of M that is at least 30."""
+        return -(-30 // self.members) * self.members
+
+    @property
+    def _first(self) -> Tensor:
+        return getattr(self, own_fields(type(self))[0])
 
     @property
     def centre(self) -> Any:
@@ -109,7 +113,11 @@ class Posterior(ABC):
 
     @abstractmethod
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
-        """Return weights (S, D), one draw per row; S is a multiple of M, and draw s is from member s mod M."""
+        """Return weights (S, D), one draw per row; draw s is from member s mod M.
+
+        Raises:
+            ValueError: if S is not a multiple of M, or the weights do not fit in memory.
+        """
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -118,6 +126,11 @@ class Posterior(ABC):
     @abstractmethod
     def settings(self) -> dict[str, Any]:
         """Return the JSON-serialisable settings that define the posterior, for saving."""
+
+    @classmethod
+    def restore(cls, model: Model, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Self:
+        """Return the posterior rebuilt from what `tensors` and `settings` gave, among other entries of a file."""
+        raise NotImplementedError(f"{cls.__name__} is not read from files.")
 
     def calibrated(self, calibration: Calibration) -> Self:
         """Return the posterior with these training inputs; what it has cached stays."""
@@ -196,6 +209,27 @@ class Posterior(ABC):
         return write_tensors(path, *packed(self))
 
 
+@cache
+def own_fields(kind: type[Posterior]) -> tuple[str, ...]:
+    """Return the names of the fields that a kind of posterior adds to those of every posterior."""
+    return tuple(each.name for each in fields(kind)[len(fields(Posterior)) :])
+
+
+class ByFields(Posterior):
+    """A posterior that its own fields define, tensors and settings, and whose file holds them by their names."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: value for name in own_fields(type(self)) if isinstance(value := getattr(self, name), Tensor)}
+
+    def settings(self) -> dict[str, Any]:
+        return {name: value for name in own_fields(type(self)) if not isinstance(value := getattr(self, name), Tensor)}
+
+    @classmethod
+    def restore(cls, model: Model, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Self:
+        stored = {**settings, **tensors}
+        return cls(model, **{name: stored[name] for name in own_fields(cls)})
+
+
 def on_trial(posterior: _Kind) -> _Kind:
     """Return a posterior without its problems, because a user need not be warned of one that is only tried."""
     return _having(posterior, problems=())
@@ -224,13 +258,7 @@ def _buffers_of(posterior: Posterior, weights_SD: Tensor) -> Buffers | None:
             f"`{network.batch_norms[0]}` is a batch norm whose statistics belong to the weights, so each draw must "
             f"be recalibrated on training data, and none is at hand. Load the posterior with `calibration=`."
         )
-    views, _ = posterior.model.split(weights_SD)
-    for s in range(len(weights_SD)):
-        recalibrated = network.recalibrate(
-            {n: v[s] for n, v in views.items()}, posterior.calibration(), {n: b[s] for n, b in buffers_S.items()}
-        )
-        for n, b in recalibrated.items():
-            buffers_S[n][s] = b
+    recalibrate_(posterior.model, weights_SD, buffers_S, calibration=posterior.calibration)
     return buffers_S
 
 

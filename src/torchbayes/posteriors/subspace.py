@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -38,7 +39,7 @@ class InSubspace(Posterior):
         check_kind(Model, "a Model", model=self.model)
 
     @classmethod
-    def of(cls, inner: Posterior, space: Subspace) -> InSubspace:
+    def of(cls, inner: Posterior, space: Subspace) -> Self:
         """Return the posterior over weights that a posterior over coordinates defines."""
         return cls(
             space.whole,
@@ -71,8 +72,7 @@ class InSubspace(Posterior):
         return {"kind": self.inner.kind, "inner": self.inner.settings(), **scale}
 
     @classmethod
-    def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> InSubspace:
-        """Return the posterior rebuilt from what `tensors` and `settings` gave."""
+    def restore(cls, model: Model, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Self:
         space = Subspace(model, tensors["origin_D"], tensors["basis_RD"], prior_scale=settings.get("prior_scale"))
         coordinates = {name.removeprefix(_INNER): tensor for name, tensor in tensors.items() if name.startswith(_INNER)}
         return cls.of(KINDS[settings["kind"]].restore(space.model, coordinates, settings["inner"]), space)

@@ -14,9 +14,10 @@ from torchbayes.display import shown
 from torchbayes.metrics._checks import check_probs
 from torchbayes.model.likelihoods import Categorical, Custom
 from torchbayes.model.likelihoods.protocol import average_log_prob, scored
-from torchbayes.predictive.classes import Decision, class_probs, decided
+from torchbayes.model.likelihoods.quantiles import check_level
+from torchbayes.predictive.classes import Decision, check_ordered, class_probs, decided
 from torchbayes.predictive.columns import frame_of, overview_of
-from torchbayes.predictive.intervals import checked_interval
+from torchbayes.predictive.intervals import central_interval
 from torchbayes.predictive.mixture import Mixture
 
 
@@ -87,7 +88,9 @@ class Predictive(Mixture):
         Returns:
             Low and high ends, (B, K') each; from samples where the likelihood's Distribution has no `cdf`.
         """
-        return checked_interval(self, level)
+        check_ordered(self.distribution)
+        check_level(level)
+        return central_interval(self, 1 - level)
 
     def frame(self, **units: Any) -> Any:
         """Return the predictions as a pandas DataFrame: see `torchbayes.predictive.columns.frame_of`."""

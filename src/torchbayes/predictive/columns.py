@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from torchbayes.data.base import Standardise
 from torchbayes.display import MOST_ROWS, Overview, brief
 from torchbayes.model.likelihoods.quantiles import check_level
 from torchbayes.predictive.intervals import central_interval
-from torchbayes.predictive.mixture import Mixture
+from torchbayes.predictive.mixture import Mixture, some_rows
 
 
 @dataclass(frozen=True)
@@ -122,15 +122,9 @@ def overview_of(predictive: Mixture) -> Overview:
     facts = {"draws": draws, "rows": rows, "likelihood": brief(predictive.likelihood)}
     if predictive.outputs_SBK.ndim > 2:
         facts["outputs"] = " × ".join(map(str, predictive.outputs_SBK.shape[2:]))
-    variance = predictive.function_variance
-    head = replace(
-        predictive,
-        outputs_SBK=predictive.outputs_SBK[:, :MOST_ROWS],
-        function_variance=None if variance is None else variance[:, :MOST_ROWS],
-    )
     table: dict[str, np.ndarray] = {}
     with suppress(TypeError, ValueError, RuntimeError, NotImplementedError):  # not all predictions are columns
-        table = columns(head, Units())
+        table = columns(some_rows(predictive, slice(MOST_ROWS)), Units())
         probs = [table.pop(name) for name in [*table] if name.startswith("p(")]
         if probs:
             table = {"prediction": table.pop("prediction"), "probability": np.max(probs, axis=0), **table}

@@ -25,7 +25,7 @@ from torchbayes.checks import check_counts, check_kind
 from torchbayes.curvature.features import Part, covariance, cross_covariance
 from torchbayes.curvature.roots import check_curved, root
 from torchbayes.curvature.tangent import Centre, Linear, Tangent
-from torchbayes.display import Overview, shown
+from torchbayes.display import shown_by
 from torchbayes.linalg import Diagonal
 from torchbayes.linalg.matrices import checked_cholesky
 from torchbayes.model.model import Model
@@ -38,11 +38,7 @@ from torchbayes.predictive.linearised import Functions, checked, linked
 from torchbayes.predictive.links import Link, centre_of, link_of
 
 
-def _overview(laplace: FunctionalLaplace) -> Overview:
-    return Overview("FunctionalLaplace", {"link": laplace.link, "model": laplace.model})
-
-
-@shown(_overview)
+@shown_by("link", "model")
 @dataclass(frozen=True, eq=False)
 class FunctionalLaplace:
     """A posterior over functions; takes the place of a posterior in `predict`, `stream` and `evaluate`.
@@ -117,8 +113,9 @@ class FunctionalLaplace:
         link = link_of(self.link, self.model.likelihood, outputs=self.tangent.outputs)
         functions = partial(self._functions, centre=centre_of(link))
         weights_MD, placed = self.tangent.weights_D.unsqueeze(0), checked(self.model, inputs)
-        options = {"samples": self.samples, "seed": self.seed, "rows": min(chunk_size, 256)}
-        return linked(link, self.model, weights_MD, functions=functions, inputs=placed, **options)
+        rows = min(chunk_size, 256)
+        drawn = {"samples": self.samples, "seed": self.seed}
+        return linked(link, self.model, weights_MD, functions=functions, inputs=placed, rows=rows, **drawn)
 
 
 def _doubled(linear: Linear) -> Linear:

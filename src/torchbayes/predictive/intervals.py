@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from torchbayes.metrics import central_level
-from torchbayes.model.likelihoods.quantiles import check_level, is_discrete
-from torchbayes.predictive.classes import check_ordered
-from torchbayes.predictive.mixture import Mixture
+from torchbayes.model.likelihoods.quantiles import is_discrete
+from torchbayes.predictive.mixture import Mixture, some_rows
 
 _SAMPLES = 2000  # for the quantiles of a row without a known distribution function
 _AT_ONCE = 2**24  # the most numbers that `Tensor.quantile` takes
@@ -29,13 +27,6 @@ def central_interval(predictive: Mixture, outside: float = 0.05) -> tuple[Tensor
         # There is no `cdf` for joint numbers, or a quantile is out of bounds by rounding.
         low, high = torch.cat([samples.quantile(levels, dim=0) for samples in samples_of(predictive)], dim=1)
     return low, high
-
-
-def checked_interval(predictive: Mixture, level: float) -> tuple[Tensor, Tensor]:
-    """Return the ends of the central interval: see `Predictive.interval`."""
-    check_ordered(predictive.distribution)
-    check_level(level)
-    return central_interval(predictive, 1 - level)
 
 
 def levels_reached(predictive: Mixture, targets: Tensor) -> Tensor:
@@ -57,12 +48,11 @@ def probabilities_below(predictive: Mixture, targets: Tensor) -> tuple[Tensor, T
         up_to = distribution.cdf(targets).mean(0)
         below = distribution.cdf(targets - 1).mean(0) if is_discrete(distribution) else up_to
     except (NotImplementedError, ValueError):
-        pieces, start, shares = samples_of(predictive), 0, []
-        for samples in pieces:
+        start, shares = 0, []
+        for samples in samples_of(predictive):
             observed = targets[start : start + samples.shape[1]]
-            shares.append(
-                torch.stack([(samples < observed).to(observed).mean(0), (samples <= observed).to(observed).mean(0)])
-            )
+            counted = (samples < observed, samples <= observed)
+            shares.append(torch.stack([each.to(observed).mean(0) for each in counted]))
             start += samples.shape[1]
         below, up_to = torch.cat(shares, dim=1)
     return below.clamp(0, 1), up_to.clamp(0, 1)
@@ -77,12 +67,7 @@ def samples_of(predictive: Mixture) -> Iterator[Tensor]:
 
 def pieces_of(predictive: Mixture, count: int, at_once: int) -> Iterator[Mixture]:
     """Yield the predictive of successive blocks of rows, with `count` numbers per output at most `at_once` each."""
-    outputs_SBK, spread = predictive.outputs_SBK, predictive.function_variance
+    outputs_SBK = predictive.outputs_SBK
     step = max(at_once // (count * outputs_SBK[0, 0].numel()), 1)
     for start in range(0, outputs_SBK.shape[1], step):
-        rows = slice(start, start + step)
-        yield replace(
-            predictive,
-            outputs_SBK=outputs_SBK[:, rows],
-            function_variance=None if spread is None else spread[:, rows],
-        )
+        yield some_rows(predictive, slice(start, start + step))

@@ -30,7 +30,7 @@ from torchbayes.checks import as_seed, check_counts, check_memory, plain
 from torchbayes.curvature.discovery import SPREAD_ROWS, LayerSupport
 from torchbayes.curvature.features import Leaf
 from torchbayes.curvature.tangent import Centre, Tangent
-from torchbayes.display import Overview, shown
+from torchbayes.display import shown_by
 from torchbayes.linalg.matrices import eigh
 from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.model import Model, check_finite
@@ -38,6 +38,7 @@ from torchbayes.native.process import outside_inference
 from torchbayes.posteriors.functions import Functions as Drawn
 from torchbayes.posteriors.gaussian import Gaussian, check_gaussian
 from torchbayes.posteriors.laplace import LaplacePosterior
+from torchbayes.posteriors.modules.module import broadcasting
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive.average import Predictive
@@ -54,11 +55,7 @@ class Functions(NamedTuple):
     covariance_MBKK: Tensor  # J Σ Jᵀ of each place, (M, B, ..., K, K); or only its diagonal, (M, B, ..., K)
 
 
-def _overview(linearised: Linearised) -> Overview:
-    return Overview("Linearised", {"link": linearised.link, "posterior": linearised.posterior})
-
-
-@shown(_overview)
+@shown_by("link", "posterior")
 @dataclass(frozen=True)
 class Linearised:
     """The linearised predictive of a Laplace or other Gaussian posterior.
@@ -122,7 +119,7 @@ class Linearised:
         """
         options: dict[str, Any] = {"diagonal": diagonal, "together": together, "centre": centre}
         gaussians = [tangent.functions(placed, leaves, **options) for tangent, leaves in self._tangents(placed)]
-        return Functions(torch.stack([mean for mean, _ in gaussians]), torch.stack([spread for _, spread in gaussians]))
+        return Functions(*map(torch.stack, zip(*gaussians, strict=True)))
 
     def joint(self, inputs: Any) -> Functions:
         """Return mean (M, B, ..., K) and the covariance of all outputs at all inputs, (M, B, ..., K, B, ..., K).
@@ -136,7 +133,7 @@ class Linearised:
         with outside_inference():
             placed = checked(self.model, inputs)
             gaussians = [tangent.joint(placed, leaves) for tangent, leaves in self._tangents(placed)]
-        return Functions(torch.stack([mean for mean, _ in gaussians]), torch.stack([matrix for _, matrix in gaussians]))
+        return Functions(*map(torch.stack, zip(*gaussians, strict=True)))
 
     def predictive(self, inputs: Any, *, chunk_size: int = 1024) -> Predictive:
         """Return the predictive at inputs, a mixture over the members.
@@ -261,8 +258,7 @@ def linked(
         check_outputs(model.likelihood, mean_MBK)
         return Predictive(averaged_MBK, model.likelihood)
     mean_MBK, spread = (torch.cat(each, dim=1) for each in zip(*gaussians, strict=True))
-    extra = [1] * (mean_MBK.ndim - 2)  # B, and places
-    parameters = {n: p.view(len(p), *extra, *p.shape[1:]) for n, p in model.split(weights_MD)[1].items()}
+    parameters = broadcasting(model.split(weights_MD)[1], mean_MBK)
     if link == "gaussian":
         return Predictive(mean_MBK, model.likelihood, parameters, function_variance=spread)
     check_memory(samples * mean_MBK.nbytes, "sampled functions", mean_MBK.device, samples=samples)

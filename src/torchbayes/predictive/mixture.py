@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -105,8 +105,8 @@ class Mixture:
     @cached_property
     def _entropies(self) -> tuple[Tensor, Tensor, Tensor]:
         """Total and expected entropy and mutual information."""
-        total, expected, mutual = (part.to(self.outputs_SBK) for part in average_entropies(self.distribution))
-        return total, expected, mutual
+        total, expected, mutual = average_entropies(self.distribution)
+        return total.to(self.outputs_SBK), expected.to(self.outputs_SBK), mutual.to(self.outputs_SBK)
 
     def quantile(self, levels: Tensor | float) -> Tensor:
         """Return quantiles of the average of univariate distributions, exact to rounding; of counts these are counts.
@@ -147,6 +147,13 @@ class Mixture:
         with seeded(Purpose.TARGETS, as_seed(seed), device=self.outputs_SBK.device):
             samples = self.distribution.sample((rounds,))
         return samples.flatten(0, 1)[:count]
+
+
+def some_rows(mixture: Mixture, rows: slice) -> Mixture:
+    """Return the mixture at some of its inputs."""
+    spread = mixture.function_variance
+    spread = None if spread is None else spread[:, rows]
+    return replace(mixture, outputs_SBK=mixture.outputs_SBK[:, rows], function_variance=spread)
 
 
 def _check_parts(mixture: Mixture) -> None:

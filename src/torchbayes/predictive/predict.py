@@ -17,6 +17,7 @@ from torchbayes.model.batches.loaders import in_order
 from torchbayes.model.model import Batch, Model, check_finite, place_inputs, unpack_inputs
 from torchbayes.model.probes.functions import random_at, watched
 from torchbayes.posteriors.functions import Functions
+from torchbayes.posteriors.modules.module import broadcasting
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive.average import Predictive
@@ -49,14 +50,8 @@ class Sampled:
 
     def predictive(self, inputs: Any, *, chunk_size: int = 1024) -> Predictive:
         """Return the predictive at inputs, (B, ...)."""
-        return _predictive(self.functions, self.functions(inputs, chunk_size=chunk_size))
-
-
-def _predictive(functions: Functions, outputs_SBK: Tensor) -> Predictive:
-    """Return the predictive, with learned likelihood parameters shaped to broadcast against the outputs."""
-    extra = outputs_SBK.ndim - 2  # axes between draws and outputs: B, and positions of a sequence or an image
-    parameters = {n: p.view(len(p), *[1] * extra, *p.shape[1:]) for n, p in functions.parameters.items()}
-    return Predictive(outputs_SBK, functions.model.likelihood, parameters)
+        outputs_SBK = self.functions(inputs, chunk_size=chunk_size)
+        return Predictive(outputs_SBK, self.model.likelihood, broadcasting(self.functions.parameters, outputs_SBK))
 
 
 @explained()
@@ -157,15 +152,6 @@ def _watched(source: Source, inputs: Any, chunk_size: int) -> Predictive:
     return predictive
 
 
-def as_functions(posterior: Posterior | Functions, draws: int | None, seed: int) -> Functions:
-    """Return functions drawn from a posterior, or those given; a ValueError if `draws` differs from their number."""
-    if isinstance(posterior, Functions):
-        if draws not in {None, posterior.draws}:
-            raise ValueError(f"these are {posterior.draws} functions already drawn; got draws={draws}. Leave it out.")
-        return posterior
-    return posterior.functions(draws, seed=seed)
-
-
 def as_source(posterior: Posterior | Functions | Source, draws: int | None, seed: int) -> Source:
     """Return a source of predictives: functions drawn from a posterior, those given, or a closed form.
 
@@ -175,8 +161,12 @@ def as_source(posterior: Posterior | Functions | Source, draws: int | None, seed
     seed = as_seed(seed)
     if draws is None and (linearised := by_outputs(posterior, seed=seed)) is not None:
         return linearised
-    if isinstance(posterior, Posterior | Functions):
-        return Sampled(as_functions(posterior, draws, seed))
+    if isinstance(posterior, Posterior):
+        return Sampled(posterior.functions(draws, seed=seed))
+    if isinstance(posterior, Functions):
+        if draws not in {None, posterior.draws}:
+            raise ValueError(f"these are {posterior.draws} functions already drawn; got draws={draws}. Leave it out.")
+        return Sampled(posterior)
     check_object(("model", "predictive"), "what `fit` returns", posterior=posterior)
     if draws is not None:
         raise ValueError(f"a closed form draws nothing; got draws={draws}. Leave it out.")

@@ -24,7 +24,7 @@ from torchbayes.checks import as_seed, check_counts, check_kind, check_memory, s
 from torchbayes.display import Overview, shown
 from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.model import Model, check_finite
-from torchbayes.posteriors.functions import Functions
+from torchbayes.posteriors.functions import Functions, recalibrate_
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.predict import predict
 from torchbayes.randomness.seeds import Purpose, mix
@@ -182,14 +182,10 @@ def prior_functions(
     for number, start in enumerate(range(0, draws, block)):
         block_SD = weights_SD[start : start + block]
         block_SD.copy_(model.prior.sample(len(block_SD), seed=mix(Purpose.PRIOR_PREDICTIVE, seed, number)))
-    if not network.batch_norms:
-        return Functions(model, weights_SD, network.stacked_buffers(draws) or None)
-    views, _ = model.split(weights_SD)
-    each = [
-        network.recalibrate({n: v[s] for n, v in views.items()}, _passed(model, calibration, chunk_size))
-        for s in range(draws)
-    ]
-    return Functions(model, weights_SD, {n: torch.stack([b[n] for b in each]) for n in network.buffers})
+    buffers_S = network.stacked_buffers(draws)
+    if network.batch_norms:
+        recalibrate_(model, weights_SD, buffers_S, calibration=lambda: _passed(model, calibration, chunk_size))
+    return Functions(model, weights_SD, buffers_S or None)
 
 
 def _passed(model: Model, inputs: Any, chunk_size: int) -> Iterator[Any]:

@@ -17,19 +17,19 @@ from torch import Tensor, nn
 
 from torchbayes.checks import seen
 from torchbayes.density.architecture import Architecture, architecture
-from torchbayes.display import Overview, shown
+from torchbayes.display import shown_by
 from torchbayes.linalg.structure import is_diagonal
-from torchbayes.model.batches.batch import batch_size
 from torchbayes.model.likelihoods import Gaussian as GaussianLikelihood
 from torchbayes.model.likelihoods.protocol import own
 from torchbayes.model.likelihoods.weighted import unweighted
-from torchbayes.model.model import Model, check_finite
+from torchbayes.model.model import Model
 from torchbayes.native.build import UnavailableError
 from torchbayes.native.description import Activation
 from torchbayes.native.propagation import outputs_of
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive.average import Predictive
+from torchbayes.predictive.linearised import checked
 
 _KNOWN = (nn.Sequential, nn.Linear, nn.ReLU, nn.Flatten, nn.Identity, nn.Dropout)
 _WANTED = (
@@ -76,11 +76,7 @@ def flattened(network: Architecture, inputs: Any, *, axis: int) -> Tensor:
     return inputs.flatten(axis + 1).double()
 
 
-def _overview(propagated: Propagated) -> Overview:
-    return Overview("Propagated", {"posterior": propagated.posterior})
-
-
-@shown(_overview)
+@shown_by("posterior")
 @dataclass(frozen=True)
 class Propagated:
     """The closed-form predictive of a Gaussian with independent weights, such as that of `PBP`.
@@ -121,10 +117,7 @@ class Propagated:
         Raises:
             ValueError: if the network cannot take the inputs, or there are no rows.
         """
-        network, placed = rectifier_network(self.model), self.model.place(inputs)
-        check_finite(placed)
-        if batch_size(placed) == 0:
-            raise ValueError("`inputs` has no rows; there is nothing to predict.")
+        network, placed = rectifier_network(self.model), checked(self.model, inputs)
         rows_BI, like_MD = flattened(network, placed, axis=0), self.posterior.mean_MD
         spread_MD = self.posterior.covariance.diagonal().double()
         pairs = list(zip(like_MD.double(), spread_MD, strict=True))

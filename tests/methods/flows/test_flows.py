@@ -27,7 +27,7 @@ from torchbayes.methods.flows.normalizing import FlowFamily
 from torchbayes.methods.optimise.descent import start
 from torchbayes.model.batches.batch import Batch
 from torchbayes.model.sources.sources import as_source
-from torchbayes.posteriors.flows.flow import Transform, flow_of
+from torchbayes.posteriors.flows.posterior import Transform, flow_of
 
 needs_zuko = pytest.mark.skipif(find_spec("zuko") is None, reason="zuko is not installed")
 NEURAL: list[Any] = [pytest.param(kind, marks=needs_zuko) for kind in ("realnvp", "iaf", "spline")]

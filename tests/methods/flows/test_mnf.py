@@ -21,8 +21,7 @@ from torchbayes.methods.flows.fitted import Drawing, Terms, differentiate
 from torchbayes.methods.flows.mnf import MNFFamily
 from torchbayes.methods.optimise.descent import start
 from torchbayes.model.batches.batch import Batch
-from torchbayes.posteriors.flows.coupling import GATE
-from torchbayes.posteriors.flows.multipliers import Multipliers, multiplied
+from torchbayes.posteriors.flows.multipliers import GATE, Multipliers, multiplied
 
 X, Y, NOISE = 1.3, 0.9, 0.7
 MEAN, SCALE = 1.2, 0.6  # m and s, of the multiplier

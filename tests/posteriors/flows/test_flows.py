@@ -18,9 +18,9 @@ import torchbayes as tb
 from tests.laws.cases import assert_same_tensors, normal
 from torchbayes.posteriors.files import read_tensors, write_tensors
 from torchbayes.posteriors.flows import neural
-from torchbayes.posteriors.flows.coupling import Coupling
-from torchbayes.posteriors.flows.flow import Transform, flow_of
+from torchbayes.posteriors.flows.multipliers import Coupling
 from torchbayes.posteriors.flows.neural import Neural
+from torchbayes.posteriors.flows.posterior import Transform, flow_of
 from torchbayes.posteriors.flows.simple import Planar, Radial, bounded
 
 needs_zuko = pytest.mark.skipif(find_spec("zuko") is None, reason="zuko is not installed")

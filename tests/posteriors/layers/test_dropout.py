@@ -27,7 +27,7 @@ from tests.posteriors.layers.layer_networks import (
     stack,
 )
 from torchbayes.model.dropout import DropoutError
-from torchbayes.posteriors.layers.folded import folds
+from torchbayes.posteriors.layers.dropout import folds
 
 networks = pytest.mark.parametrize("name", WITH_DROPOUT)
 

@@ -30,8 +30,8 @@ from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.variational.weighting import Weighting
 from torchbayes.model.model import Model
-from torchbayes.posteriors.flows.mnf import MNFPosterior
 from torchbayes.posteriors.flows.multipliers import Multipliers, multiplied
+from torchbayes.posteriors.flows.posterior import MNFPosterior
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.variational.weighting import Weighting
 from torchbayes.model.model import Model
-from torchbayes.posteriors.flows.flow import SIMPLE, Flow, Transform, flow_of
 from torchbayes.posteriors.flows.neural import check_installed
-from torchbayes.posteriors.flows.posterior import FlowPosterior
+from torchbayes.posteriors.flows.posterior import SIMPLE, FlowPosterior, Transform, flow_of
+from torchbayes.posteriors.flows.simple import Flow
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,8 @@ from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.univariate import Normal
 from torchbayes.native.process import differentiable
-from torchbayes.posteriors.layers.dropout import DropoutPosterior
-from torchbayes.posteriors.layers.folded import Fold as Layer
-from torchbayes.posteriors.layers.folded import folds
+from torchbayes.posteriors.layers.dropout import DropoutPosterior, folds
+from torchbayes.posteriors.layers.dropout import Fold as Layer
 from torchbayes.randomness.seeds import Purpose, generator
 
 TEMPERATURE = 0.1

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from torch import Tensor
 from torchbayes.checks import as_numbers, check_choice, check_memory, seen
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.point import Point
-from torchbayes.posteriors.posterior import Posterior, readable
+from torchbayes.posteriors.posterior import ByFields, Posterior, readable
 from torchbayes.randomness.seeds import Purpose, generator
 
 Shape = Literal["bezier", "chain"]
@@ -42,7 +42,7 @@ def coefficients(shape: Shape, t: Tensor, points: int) -> Tensor:
 
 @readable
 @dataclass(frozen=True, repr=False)
-class CurvePosterior(Posterior):
+class CurvePosterior(ByFields):
     """q(w) = (1/M) Σ_m law of φ_m(t), t ~ U(0, 1): networks along curves.
 
     Draws of a curve are at t = u + i (√5 − 1)/2 modulo 1 for i = 0, 1, … with u drawn at random: each is uniform,
@@ -67,14 +67,6 @@ class CurvePosterior(Posterior):
                 f"`points_MPD` must hold the two ends of each curve, and its bends between them; got shape "
                 f"{tuple(self.points_MPD.shape)}."
             )
-
-    @property
-    def members(self) -> int:
-        return len(self.points_MPD)
-
-    @property
-    def default_draws(self) -> int:
-        return -(-30 // self.members) * self.members
 
     def weights(self, t: float | Tensor) -> Tensor:
         """Return the weights φ_m(t) of every curve, (M, D) for a number t in [0, 1], (T, M, D) for a tensor (T,).
@@ -111,17 +103,6 @@ class CurvePosterior(Posterior):
         t_SM = (first_M + torch.arange(draws // members, dtype=torch.float64).unsqueeze(1) * _GOLDEN) % 1.0
         coefficients_SMP = coefficients(self.shape, t_SM, count).to(self.points_MPD)
         return torch.einsum("smp,mpd->smd", coefficients_SMP, self.points_MPD).flatten(0, 1)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {"points_MPD": self.points_MPD}
-
-    def settings(self) -> dict[str, Any]:
-        return {"shape": self.shape}
-
-    @classmethod
-    def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> CurvePosterior:
-        """Return the posterior rebuilt from what `tensors` and `settings` gave."""
-        return cls(model, tensors["points_MPD"], settings["shape"])
 
 
 def along(posterior: Posterior, weights_SD: Tensor) -> Point:

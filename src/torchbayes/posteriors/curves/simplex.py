@@ -22,7 +22,7 @@ from torchbayes.posteriors.curves.curve import along
 from torchbayes.posteriors.curves.volumes import grams, log_volumes
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.point import Point
-from torchbayes.posteriors.posterior import Posterior, readable
+from torchbayes.posteriors.posterior import ByFields, readable
 from torchbayes.randomness.seeds import Purpose, generator
 
 _ROUNDING = 1e-6  # tolerance on coordinates, which may come from float32
@@ -58,7 +58,7 @@ def spread_evenly(count: int, first: Tensor) -> Tensor:
 
 @readable
 @dataclass(frozen=True, repr=False)
-class SimplexPosterior(Posterior):
+class SimplexPosterior(ByFields):
     """q(w) = (1/M) Σ_m (1/K) Σ_k uniform over simplex k of complex m.
 
     Every simplex counts equally, whatever its volume, as members do. The draws of a simplex are spread evenly over
@@ -83,14 +83,6 @@ class SimplexPosterior(Posterior):
                 f"`vertices_MPD` must hold the `modes`, {modes}, and the vertices that they share; got shape "
                 f"{tuple(self.vertices_MPD.shape)}."
             )
-
-    @property
-    def members(self) -> int:
-        return len(self.vertices_MPD)
-
-    @property
-    def default_draws(self) -> int:
-        return -(-30 // self.members) * self.members
 
     def log_volumes(self) -> Tensor:
         """Return the log volume of every simplex, float64 (M, K), log of weight units to the power R.
@@ -129,11 +121,7 @@ class SimplexPosterior(Posterior):
         return along(self, self.weights(coordinates).flatten(0, -2))
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
-        """Return weights in the simplexes, (S, D); the draws of a member take its simplexes in turn.
-
-        Raises:
-            ValueError: if S is not a multiple of M, or the weights do not fit in memory.
-        """
+        """Return weights in the simplexes, (S, D); the draws of a member take its simplexes in turn."""
         draws, (members, count, size) = self.check_draws(draws), self.vertices_MPD.shape
         check_memory(draws * size * self.vertices_MPD.itemsize, "the drawn weights", draws=draws)
         modes, rounds = self.modes, draws // members
@@ -145,17 +133,6 @@ class SimplexPosterior(Posterior):
         uniform_SMR = uniform_SMKR.take_along_dim(number_SM[..., None, None], dim=2).squeeze(2)
         shares_SMP = in_complex(barycentric(uniform_SMR), number_SM, modes).to(self.vertices_MPD)
         return torch.einsum("smp,mpd->smd", shares_SMP, self.vertices_MPD).flatten(0, 1)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {"vertices_MPD": self.vertices_MPD}
-
-    def settings(self) -> dict[str, Any]:
-        return {"modes": self.modes}
-
-    @classmethod
-    def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> SimplexPosterior:
-        """Return the posterior rebuilt from what `tensors` and `settings` gave."""
-        return cls(model, tensors["vertices_MPD"], settings["modes"])
 
     def _coordinates(self, coordinates: Any) -> Tensor:
         """Return coordinates in float64; a ValueError if negative, of another sum than 1, or of no simplex."""

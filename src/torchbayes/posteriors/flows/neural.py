@@ -16,8 +16,8 @@ import importlib.util
 import math
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import torch
@@ -26,6 +26,7 @@ from torch.func import functional_call
 
 from torchbayes.checks import free_memory, size_of
 from torchbayes.model.layout import Layout
+from torchbayes.posteriors.flows.simple import Flow
 from torchbayes.randomness.seeds import Purpose, seeded
 
 Kind = Literal["realnvp", "iaf", "spline"]
@@ -42,7 +43,7 @@ def check_installed(kind: str) -> None:
 
 
 @dataclass(frozen=True)
-class Neural:
+class Neural(Flow):
     """Maps of one kind, one after the other."""
 
     size: int  # D
@@ -50,7 +51,6 @@ class Neural:
     kind: Kind
     hidden: int  # units in each of the two hidden layers of a network
     bins: int  # of a spline
-    layout: Layout = field(init=False, repr=False, compare=False)  # the parameters of the networks, by zuko's names
 
     def __post_init__(self) -> None:
         check_installed(self.kind)
@@ -66,7 +66,11 @@ class Neural:
                 f"{size_of(needed)}, and {size_of(free)} are free. Make fewer weights random, fit in a `Subspace`, or "
                 f"use 'realnvp', which has none."
             )
-        object.__setattr__(self, "layout", Layout.of(dict(self._module.named_parameters())))
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Of the parameters of the networks, by zuko's names."""
+        return Layout.of(dict(self._module.named_parameters()))
 
     def start(self, noise_MP: Tensor) -> Tensor:
         """Return parameters of the identity: last layers are zero, others scaled by 1/√inputs."""
@@ -78,11 +82,9 @@ class Neural:
         return self.layout.join(parts)
 
     def forward(self, parameters_MP: Tensor, base_MSD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return points (M, S, D), and the log determinant of the map there, (M, S)."""
         return self._each(parameters_MP, base_MSD, inverse=False)
 
     def inverse(self, parameters_MP: Tensor, points_MSD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what `forward` takes to the points, and its log determinant there."""
         return self._each(parameters_MP, points_MSD, inverse=True)
 
     def _each(self, parameters_MP: Tensor, points_MSD: Tensor, *, inverse: bool) -> tuple[Tensor, Tensor]:

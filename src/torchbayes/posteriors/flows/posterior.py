@@ -1,16 +1,24 @@
-"""Normalising flows over the weights: w = μ + σ ∘ f(ε), ε ~ N(0, I), with f an invertible map that is learned.
+"""Posteriors whose draws are functions of normals: normalising flows, and normals with random multipliers.
+
+A normalising flow over the weights is w = μ + σ ∘ f(ε), ε ~ N(0, I), with f an invertible map that is learned:
 
     log q(w) = log N(ε; 0, I) − Σ log σ − log |det ∂f/∂ε|,    ε = f⁻¹((w − μ)/σ)
 
-(Rezende and Mohamed 2015). With f the identity it is a normal distribution of independent weights.
+(Rezende and Mohamed 2015). With f the identity it is a normal distribution of independent weights. Multiplicative
+normalising flows draw multipliers first, then weights given the multipliers:
+
+    q(w) = ∫ q(w | z) q(z) dz,    w = z ∘ M + σ ∘ ε    (Louizos and Welling 2017)
+
+Draws are exact. The density is an integral over all multipliers; training uses a bound on it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NoReturn, Self, get_args
 
 import torch
 from torch import Tensor
@@ -18,18 +26,65 @@ from torch import Tensor
 from torchbayes.checks import check_choice, check_counts, check_memory, check_tensor, seen
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Model
-from torchbayes.posteriors.flows.flow import TRANSFORMS, Flow, Transform, flow_of
+from torchbayes.posteriors.flows.multipliers import Multipliers, multiplied
+from torchbayes.posteriors.flows.neural import Neural
+from torchbayes.posteriors.flows.simple import Flow, Planar, Radial
 from torchbayes.posteriors.functions import check_weights
-from torchbayes.posteriors.posterior import Posterior, normals, readable
+from torchbayes.posteriors.posterior import Posterior, normals, own_fields, readable
 from torchbayes.posteriors.problems import is_finite
 
-FLOW = "flow."
-_DRAWS = 30
+Transform = Literal["planar", "radial", "realnvp", "iaf", "spline"]
+TRANSFORMS = get_args(Transform)
+SIMPLE = ("planar", "radial")
+_FLOW = "flow."
+
+
+def flow_of(transform: Transform, size: int, *, layers: int, hidden: int, bins: int) -> Flow:
+    """Return a flow of `layers` maps over D = `size` numbers; their networks have `hidden` units, splines `bins` bins.
+
+    A ValueError if it needs a package that is not installed, or there is no such flow over so many numbers.
+    """
+    if transform == "planar":
+        return Planar(size, layers)
+    if transform == "radial":
+        return Radial(size, layers)
+    return Neural(size, layers, transform, hidden, bins)
+
+
+@dataclass(frozen=True, repr=False)
+class Transformed(Posterior):
+    """Base of posteriors whose draws are functions of normals, with means, scales and the parameters of flows.
+
+    Further fields of a kind are its settings.
+    """
+
+    mean_MD: Tensor
+    scale_MD: Tensor
+    flow_MP: Tensor
+
+    @classmethod
+    @abstractmethod
+    def layout_of(cls, model: Model, settings: Mapping[str, Any]) -> Layout:
+        """Return names and shapes of the parameters of the flows of one member, `flow_MP`."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        parts = self.layout_of(self.model, self.settings()).split(self.flow_MP)
+        return {"mean_MD": self.mean_MD, "scale_MD": self.scale_MD, **{_FLOW + name: t for name, t in parts.items()}}
+
+    def settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in own_fields(type(self))[3:]}
+
+    @classmethod
+    def restore(cls, model: Model, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Self:
+        settings = {name: settings[name] for name in own_fields(cls)[3:]}
+        stored = {name.removeprefix(_FLOW): t for name, t in tensors.items() if name.startswith(_FLOW)}
+        flow_MP = _joined(cls.layout_of(model, settings), stored)
+        return cls(model, tensors["mean_MD"], tensors["scale_MD"], flow_MP, **settings)
 
 
 @readable
 @dataclass(frozen=True, repr=False)
-class FlowPosterior(Posterior):
+class FlowPosterior(Transformed):
     """q(w) = (1/M) Σ_m q_m(w), each the law of w = μ_m + σ_m ∘ f_m(ε).
 
     Attributes:
@@ -42,9 +97,6 @@ class FlowPosterior(Posterior):
         bins: of a spline.
     """
 
-    mean_MD: Tensor
-    scale_MD: Tensor
-    flow_MP: Tensor
     transform: Transform
     layers: int
     hidden: int = 32
@@ -56,29 +108,28 @@ class FlowPosterior(Posterior):
         check_choice(TRANSFORMS, transform=self.transform)
         check_counts(layers=self.layers, hidden=self.hidden)
         check_counts(least=2, bins=self.bins)
-        of = f"the parameters of {self.layers} {self.transform} maps"
-        check_parts(self.model, self.mean_MD, self.scale_MD, flow_MP=self.flow_MP, flow=lambda: self.flow.layout, of=of)
+        _check_parts(self, f"the parameters of {self.layers} {self.transform} maps")
+
+    @classmethod
+    def layout_of(cls, model: Model, settings: Mapping[str, Any]) -> Layout:
+        if settings["transform"] not in TRANSFORMS:
+            raise ValueError(
+                f"the file holds a flow {settings['transform']!r}; known are {', '.join(TRANSFORMS)}. Upgrade "
+                f"torchbayes to read it."
+            )
+        return flow_of(size=model.layout.size, **settings).layout
 
     @property
     def flow(self) -> Flow:
         """The map f."""
-        sizes = {"layers": self.layers, "hidden": self.hidden, "bins": self.bins}
-        return flow_of(self.transform, self.mean_MD.shape[-1], **sizes)
-
-    @property
-    def members(self) -> int:
-        return len(self.mean_MD)
-
-    @property
-    def default_draws(self) -> int:
-        return -(-_DRAWS // self.members) * self.members
+        return flow_of(size=self.mean_MD.shape[-1], **self.settings())
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
         draws = self.check_draws(draws)
         noise = normals(seed, draws, self.mean_MD.shape[-1], like=self.mean_MD)
         with torch.no_grad():
-            points_MSD, _ = self.flow.forward(self.flow_MP, by_member(noise, self.members))
-        return together(self.mean_MD.unsqueeze(1) + self.scale_MD.unsqueeze(1) * points_MSD)
+            points_MSD, _ = self.flow.forward(self.flow_MP, _by_member(noise, self.members))
+        return _together(self.mean_MD.unsqueeze(1) + self.scale_MD.unsqueeze(1) * points_MSD)
 
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return log q(w), the log density of the mixture, exact for any weights, float64 (...), in nats.
@@ -106,44 +157,68 @@ class FlowPosterior(Posterior):
             log_prob_MS = normal_MS - log_det_MS - self.scale_MD.double().log().sum(-1, keepdim=True)
         return (torch.logsumexp(log_prob_MS, 0) - math.log(self.members)).view(weights.shape[:-1])
 
-    def tensors(self) -> dict[str, Tensor]:
-        flow = {FLOW + name: part for name, part in self.flow.layout.split(self.flow_MP).items()}
-        return {"mean_MD": self.mean_MD, "scale_MD": self.scale_MD, **flow}
 
-    def settings(self) -> dict[str, Any]:
-        return {"transform": self.transform, "layers": self.layers, "hidden": self.hidden, "bins": self.bins}
+@readable
+@dataclass(frozen=True, repr=False)
+class MNFPosterior(Transformed):
+    """q(w) = (1/M) Σ_m ∫ q_m(w | z) q_m(z) dz.
+
+    Attributes:
+        mean_MD: means of the weights where multipliers are 1.
+        scale_MD: σ, standard deviations given the multipliers.
+        flow_MP: parameters of the multipliers, and of the auxiliary distribution that training needs.
+        layers: steps of each flow.
+        hidden: units of each step.
+    """
+
+    layers: int = 2
+    hidden: int = 50
+
+    kind = "mnf"
+
+    def __post_init__(self) -> None:
+        check_counts(layers=self.layers, hidden=self.hidden)
+        _check_parts(self, "the parameters of the multipliers of this network")
 
     @classmethod
-    def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> FlowPosterior:
-        """Return the posterior rebuilt from what `tensors` and `settings` gave.
+    def layout_of(cls, model: Model, settings: Mapping[str, Any]) -> Layout:
+        return Multipliers(multiplied(model), model.layout.size, settings["layers"], settings["hidden"]).layout
+
+    @property
+    def multipliers(self) -> Multipliers:
+        """The distribution of the multipliers."""
+        return Multipliers(multiplied(self.model), self.model.layout.size, self.layers, self.hidden)
+
+    def sample(self, draws: int, *, seed: int = 0) -> Tensor:
+        draws, multipliers = self.check_draws(draws), self.multipliers
+        noise = _by_member(normals(seed, draws, multipliers.noise_size, like=self.mean_MD), self.members)
+        with torch.no_grad():
+            return _together(multipliers.draw(self.mean_MD, self.scale_MD, self.flow_MP, noise_MSE=noise).weights_MSD)
+
+    def log_prob(self, weights: Tensor) -> NoReturn:
+        """Refuse, because log q(w) is an integral over all multipliers.
 
         Raises:
-            ValueError: if there is no such flow, or the parameters are of another one.
+            NotImplementedError: always.
         """
-        if settings["transform"] not in TRANSFORMS:
-            raise ValueError(
-                f"the file holds a flow {settings['transform']!r}; known are {', '.join(TRANSFORMS)}. Upgrade "
-                f"torchbayes to read it."
-            )
-        sizes = {name: settings[name] for name in ("layers", "hidden", "bins")}
-        mean_MD, scale_MD = tensors["mean_MD"], tensors["scale_MD"]
-        layout = flow_of(settings["transform"], mean_MD.shape[-1], **sizes).layout
-        return cls(model, mean_MD, scale_MD, joined(layout, tensors, FLOW), settings["transform"], **sizes)
+        raise NotImplementedError(
+            "the posterior of `MNF` has no density that can be computed: it is an integral over all multipliers, of "
+            "which training knows a bound. Draw from it; or fit `NormalizingFlow` or `VI`, whose densities are exact."
+        )
 
 
-def check_parts(
-    model: Model, mean_MD: Tensor, scale_MD: Tensor, *, flow_MP: Tensor, flow: Callable[[], Layout], of: str
-) -> None:
-    """Check the shapes of means, scales and parameters of a flow; `flow` gives their layout, `of` names them.
+def _check_parts(posterior: Transformed, parameters: str) -> None:
+    """Check the shapes of means, scales and parameters of flows; `parameters` says in a message which they are.
 
     A ValueError if shapes do not fit or a scale is not positive.
     """
-    check_weights(model, "M", mean_MD=mean_MD, scale_MD=scale_MD)
+    mean_MD, scale_MD, flow_MP = posterior.mean_MD, posterior.scale_MD, posterior.flow_MP
+    check_weights(posterior.model, "M", mean_MD=mean_MD, scale_MD=scale_MD)
     check_tensor("M", "P", flow_MP=flow_MP)
-    size = flow().size
+    size = posterior.layout_of(posterior.model, posterior.settings()).size
     if scale_MD.shape != mean_MD.shape or flow_MP.shape != (len(mean_MD), size):
         raise ValueError(
-            f"`scale_MD` must have the shape {tuple(mean_MD.shape)} of `mean_MD`, and `flow_MP` {of}, {size:,} "
+            f"`scale_MD` must have the shape {tuple(mean_MD.shape)} of `mean_MD`, and `flow_MP` {parameters}, {size:,} "
             f"for each member; got {tuple(scale_MD.shape)} and {tuple(flow_MP.shape)}."
         )
     if not flow_MP.is_floating_point() or not is_finite(flow_MP):
@@ -152,20 +227,19 @@ def check_parts(
         raise ValueError(f"`scale_MD` must be positive; got {float(scale_MD.min()):g}.")
 
 
-def by_member(noise: Tensor, members: int) -> Tensor:
+def _by_member(noise: Tensor, members: int) -> Tensor:
     """Return rows (S M, E), where row s belongs to member s mod M, as (M, S, E)."""
     return noise.view(-1, members, noise.shape[-1]).transpose(0, 1)
 
 
-def together(weights_MSD: Tensor) -> Tensor:
+def _together(weights_MSD: Tensor) -> Tensor:
     """Return draws of members as rows (S M, D), where row s is from member s mod M."""
     return weights_MSD.transpose(0, 1).flatten(0, 1)
 
 
-def joined(layout: Layout, tensors: dict[str, Tensor], prefix: str) -> Tensor:
+def _joined(layout: Layout, stored: Mapping[str, Tensor]) -> Tensor:
     """Return the flat parameters (M, P) of named tensors of a file; a ValueError if they do not have this layout."""
-    stored = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    ordered = {name: stored[name] for name in layout.names if name in stored} | stored  # files are sorted by name
+    ordered = {name: stored[name] for name in layout.names if name in stored} | dict(stored)  # files are sorted by name
     faults = layout.differences(Layout({name: tuple(tensor.shape[1:]) for name, tensor in ordered.items()}))
     if faults:
         raise ValueError(

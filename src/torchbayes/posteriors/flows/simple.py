@@ -18,7 +18,10 @@ r)), r = ½ (−k + √(k² + 4 α R)). That of a planar map moves along v alone
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from abc import abstractmethod
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -36,17 +39,38 @@ def bounded(free: Tensor) -> Tensor:
     return F.softplus(free + _SHIFT) - (1 - _LEAST)
 
 
+class Flow(Protocol):
+    """Invertible maps f of D numbers, with one set of parameters for each member."""
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Names and shapes of the parameters of one member."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def start(self, noise_MP: Tensor) -> Tensor:
+        """Return parameters (M, P) of the identity, made of standard normals (M, P)."""
+
+    @abstractmethod
+    def forward(self, parameters_MP: Tensor, base_MSD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return f(ε), (M, S, D), and log |det ∂f/∂ε|, (M, S)."""
+
+    @abstractmethod
+    def inverse(self, parameters_MP: Tensor, points_MSD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ε = f⁻¹(z), and log |det ∂f/∂ε| there."""
+
+
 @dataclass(frozen=True)
-class Planar:
+class Planar(Flow):
     """Planar maps, one after the other."""
 
     size: int  # D
     layers: int  # L, maps
-    layout: Layout = field(init=False, repr=False, compare=False)  # u, v and b of all maps
 
-    def __post_init__(self) -> None:
-        shapes = {"u": (self.layers, self.size), "v": (self.layers, self.size), "b": (self.layers,)}
-        object.__setattr__(self, "layout", Layout(shapes))
+    @cached_property
+    def layout(self) -> Layout:
+        """Of u, v and b of all maps."""
+        return Layout({"u": (self.layers, self.size), "v": (self.layers, self.size), "b": (self.layers,)})
 
     def start(self, noise_MP: Tensor) -> Tensor:
         """Return parameters of the identity: random normals v of length about 1, and u = 0."""
@@ -58,7 +82,6 @@ class Planar:
         })
 
     def forward(self, parameters_MP: Tensor, base_MSD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return points (M, S, D), and the log determinant of the map there, (M, S)."""
         z, total = base_MSD, base_MSD.new_zeros(base_MSD.shape[:-1])
         for push_MD, normal_MD, offset_M1, along_M1 in self._maps(parameters_MP):
             bent_MS = torch.tanh(_dot(z, normal_MD) + offset_M1)
@@ -67,7 +90,6 @@ class Planar:
         return z, total
 
     def inverse(self, parameters_MP: Tensor, points_MSD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what `forward` takes to the points, and its log determinant there."""
         y, total = points_MSD, points_MSD.new_zeros(points_MSD.shape[:-1])
         for push_MD, normal_MD, offset_M1, along_M1 in reversed([*self._maps(parameters_MP)]):
             bent_MS = torch.tanh(_root(_dot(y, normal_MD), offset_M1, along_M1) + offset_M1)
@@ -88,16 +110,16 @@ class Planar:
 
 
 @dataclass(frozen=True)
-class Radial:
+class Radial(Flow):
     """Radial maps, one after the other."""
 
     size: int  # D
     layers: int  # L, maps
-    layout: Layout = field(init=False, repr=False, compare=False)  # z₀, log α and β̂ of all maps
 
-    def __post_init__(self) -> None:
-        shapes = {"centre": (self.layers, self.size), "log_alpha": (self.layers,), "beta": (self.layers,)}
-        object.__setattr__(self, "layout", Layout(shapes))
+    @cached_property
+    def layout(self) -> Layout:
+        """Of z₀, log α and β̂ of all maps."""
+        return Layout({"centre": (self.layers, self.size), "log_alpha": (self.layers,), "beta": (self.layers,)})
 
     def start(self, noise_MP: Tensor) -> Tensor:
         """Return parameters of the identity: random centres, α = √D, the typical distance from them, and β = 0."""
@@ -109,7 +131,6 @@ class Radial:
         })
 
     def forward(self, parameters_MP: Tensor, base_MSD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return points (M, S, D), and the log determinant of the map there, (M, S)."""
         z, total = base_MSD, base_MSD.new_zeros(base_MSD.shape[:-1])
         for centre_MD, alpha_M1, beta_M1 in self._maps(parameters_MP):
             apart_MSD = z - centre_MD.unsqueeze(1)
@@ -119,7 +140,6 @@ class Radial:
         return z, total
 
     def inverse(self, parameters_MP: Tensor, points_MSD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what `forward` takes to the points, and its log determinant there."""
         y, total = points_MSD, points_MSD.new_zeros(points_MSD.shape[:-1])
         for centre_MD, alpha_M1, beta_M1 in reversed([*self._maps(parameters_MP)]):
             apart_MSD = y - centre_MD.unsqueeze(1)

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from torchbayes.checks import as_seed, check_memory
-from torchbayes.posteriors.functions import check_weights
+from torchbayes.checks import as_seed
+from torchbayes.model.model import Model
+from torchbayes.posteriors.functions import check_weights, in_turn
 from torchbayes.posteriors.posterior import Beside, Posterior, readable
 from torchbayes.randomness.seeds import Purpose, generator
 
-_DRAWS = 30
 _PREFIX = "statistics."
 
 
@@ -50,24 +50,10 @@ class BatchNormPosterior(Posterior):
                     f"members; got `{name}` of shape {tuple(values.shape)}. Build the network that they are of."
                 )
 
-    @property
-    def members(self) -> int:
-        return len(self.weights_MD)
-
-    @property
-    def default_draws(self) -> int:
-        return -(-_DRAWS // self.members) * self.members
-
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
-        """Return the members' weights, repeated to (S, D), without using the seed: functions differ by statistics.
-
-        Raises:
-            ValueError: if S is not a multiple of M, or the weights do not fit in memory.
-        """
+        """Return the members' weights, repeated to (S, D), without using the seed: functions differ by statistics."""
         as_seed(seed)
-        draws = self.check_draws(draws)
-        check_memory(draws * self.weights_MD[0].nbytes, "the drawn weights", self.weights_MD.device, draws=draws)
-        return self.weights_MD[torch.arange(draws) % self.members]
+        return in_turn(self.weights_MD, self.check_draws(draws))
 
     def beside(self, draws: int, *, seed: int) -> Beside | None:
         """Return buffers with the statistics of one minibatch per draw; after K draws of a member they repeat."""
@@ -76,10 +62,8 @@ class BatchNormPosterior(Posterior):
         member_S, minibatch_S = torch.arange(draws) % members, minibatch_SM.flatten()
         buffers_M = self.buffers_M or self.model.network.stacked_buffers(members)
         buffers_S = {name: buffer[member_S] for name, buffer in buffers_M.items()}
-        return Beside({
-            **buffers_S,
-            **{name: values[member_S, minibatch_S] for name, values in self.statistics_MK.items()},
-        })
+        drawn_S = {name: values[member_S, minibatch_S] for name, values in self.statistics_MK.items()}
+        return Beside({**buffers_S, **drawn_S})
 
     def _order(self, rounds: int, seed: int, m: int) -> Tensor:
         """Return which minibatches a member's draws take; a shorter request has the first of a longer one."""
@@ -94,8 +78,6 @@ class BatchNormPosterior(Posterior):
         return {}
 
     @classmethod
-    def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> BatchNormPosterior:
-        """Return the posterior rebuilt from what `tensors` and `settings` gave."""
-        del settings
+    def restore(cls, model: Model, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Self:
         statistics = {name.removeprefix(_PREFIX): t for name, t in tensors.items() if name.startswith(_PREFIX)}
         return cls(model, tensors["weights_MD"], statistics)

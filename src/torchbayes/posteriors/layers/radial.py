@@ -17,21 +17,20 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchbayes.posteriors.functions import check_weights
 from torchbayes.posteriors.point import Point
-from torchbayes.posteriors.posterior import Posterior, normals, readable
+from torchbayes.posteriors.posterior import ByFields, normals, readable
 
 _EULER = 0.5772156649015329
 
 
 @readable
 @dataclass(frozen=True, repr=False)
-class RadialPosterior(Posterior):
+class RadialPosterior(ByFields):
     """q = (1/M) Σ_m of radial laws around μ_m, one for each parameter of the network or of the likelihood.
 
     Attributes:
@@ -53,17 +52,9 @@ class RadialPosterior(Posterior):
             )
 
     @property
-    def members(self) -> int:
-        return len(self.mean_MD)
-
-    @property
     def centre(self) -> Point:
         """The means."""
         return Point(self.model, self.mean_MD, buffers_M=self.buffers_M, calibration=self.calibration)
-
-    @property
-    def default_draws(self) -> int:
-        return -(-30 // self.members) * self.members
 
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
         draws, sizes = self.check_draws(draws), self.model.layout.sizes
@@ -81,18 +72,6 @@ class RadialPosterior(Posterior):
         log_prob = (-0.5 * radius.square() - torch.xlogy(below, radius)).sum(-1) + constant
         log_prob = log_prob - self.scale_MD.double().log().sum(-1)
         return torch.logsumexp(log_prob, dim=-1) - math.log(self.members)
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {"mean_MD": self.mean_MD, "scale_MD": self.scale_MD}
-
-    def settings(self) -> dict[str, Any]:
-        return {}
-
-    @classmethod
-    def restore(cls, model: Any, tensors: dict[str, Tensor], settings: dict[str, Any]) -> RadialPosterior:
-        """Return the posterior rebuilt from what `tensors` and `settings` gave."""
-        del settings
-        return cls(model, tensors["mean_MD"], tensors["scale_MD"])
 
 
 def directions(noise: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -73,14 +73,9 @@ class PredictiveModule(nn.Module, ABC):
         """Return the tensors of a part by their names in it."""
         return dict(self.get_submodule(name).named_buffers(remove_duplicate=False))
 
-    def learned_at(self, outputs_SBK: Tensor) -> dict[str, Tensor]:
-        """Return learned parameters of the likelihood, shaped to broadcast against outputs."""
-        extra = [1] * (outputs_SBK.ndim - 2)  # B, and positions of a sequence or an image
-        return {n: p.view(len(p), *extra, *p.shape[1:]) for n, p in self.part("learned").items()}
-
     def summed_up(self, outputs_SBK: Tensor, spread: Tensor | None = None) -> dict[str, Tensor]:
         """Return the summary of outputs, with their variances in closed form if given."""
-        distribution = self._likelihood.distribution(outputs_SBK, self.learned_at(outputs_SBK))
+        distribution = self._likelihood.distribution(outputs_SBK, broadcasting(self.part("learned"), outputs_SBK))
         return summary(distribution, spread=spread, level=self._settings["level"])
 
     def save(self, path: str | Path) -> Path:
@@ -189,6 +184,12 @@ def header_of(model: Model, *, kind: str, settings: Mapping[str, Any]) -> dict[s
         "likelihood": describe_model(model)["likelihood"],
         "settings": dict(settings),
     }
+
+
+def broadcasting(learned: Mapping[str, Tensor], outputs_SBK: Tensor) -> dict[str, Tensor]:
+    """Return learned parameters of the likelihood, each (S, ...), so that they broadcast against outputs."""
+    extra = [1] * (outputs_SBK.ndim - 2)  # B, and places of a sequence or an image
+    return {name: value.view(len(value), *extra, *value.shape[1:]) for name, value in learned.items()}
 
 
 def shared(network: nn.Module, own: Container[str]) -> dict[str, Tensor]:
