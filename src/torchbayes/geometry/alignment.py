@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 
-from torchbayes.checks import as_seed, check_choice, check_counts, check_kind
-from torchbayes.geometry.members import Networks, at, buffers_at, members_of, one_of
-from torchbayes.geometry.symmetry.matching import Matched, by_activations, by_weights, check_linear
-from torchbayes.geometry.symmetry.permutations import PermutationGroups, permutation_groups
+from torchbayes.checks import as_seed, check_choice, check_counts
+from torchbayes.geometry.members import Networks, members_of, networks_of, one_of
+from torchbayes.geometry.symmetry.matching import by_activations, by_weights, check_linear
+from torchbayes.geometry.symmetry.permutations import permutation_groups
 from torchbayes.model.layout import Globs
 from torchbayes.model.model import Model
 from torchbayes.model.sources.sources import as_source
@@ -62,47 +63,35 @@ def align(
             do.
         TypeError: if an argument is of the wrong type.
     """
-    check_kind(Model, "a Model", model=model)
     check_choice(("weights", "activations"), method=method)
     check_counts(chunk_size=chunk_size)
     seed = as_seed(seed)
     point = members_of(model, weights, "weights", seed=seed)
-    target = at(point, point.weights_MD[:1], [buffers_at(point, 0)]) if reference is None else (
-        one_of(model, reference, "reference"))  # fmt: skip
+    networks = networks_of(point)
+    target = networks[0] if reference is None else one_of(model, reference, "reference")
     if method == "activations" and data is None:
         raise ValueError('`data` are needed for method="activations"; got None. Give some training data.')
     groups = permutation_groups(model, data, keep=keep)
-    _say(groups.kept)
+    if groups.kept:
+        more = f"; and {len(groups.kept) - _NAMED} more" if len(groups.kept) > _NAMED else ""
+        note(f"some hidden units are not aligned: {'; '.join(groups.kept[:_NAMED])}{more}.")
     if method == "weights":
         check_linear(groups.groups)
-        matches = _by_weights(groups, target, point, seed)
+        split = model.layout.split
+        matches = [
+            by_weights(groups, split(target[0]), split(weights_D), seed=seed, member=member)
+            for member, (weights_D, _) in enumerate(networks)
+        ]
     else:
         source = as_source(model, data, chunk_size)
         source.check()
-        networks = [(target.weights_MD[0], buffers_at(target, 0))]
-        networks += [(point.weights_MD[m], buffers_at(point, m)) for m in range(point.members)]
-        matches = by_activations(groups, networks, source.batches(), chunk_size=chunk_size)
-    return _moved(groups, point, matches)
-
-
-def _by_weights(groups: PermutationGroups, target: Point, point: Point, seed: int) -> list[Matched]:
-    split = groups.model.layout.split
-    reference = split(target.weights_MD[0])
-    rows = enumerate(point.weights_MD)
-    return [by_weights(groups, reference, split(weights_D), seed=seed, member=m) for m, weights_D in rows]
-
-
-def _moved(groups: PermutationGroups, point: Point, found: list[Matched]) -> Point:
-    weights, buffers = [], []
-    for m, matched in enumerate(found):
-        weights_D, own_buffers = groups.permute(point.weights_MD[m], matched.permutations, buffers=buffers_at(point, m))
-        weights.append(weights_D)
-        buffers.append(own_buffers)
-    return at(point, torch.stack(weights), buffers)
-
-
-def _say(kept: tuple[str, ...]) -> None:
-    """Warn of units that stay in order although they need not."""
-    if kept:
-        more = f"; and {len(kept) - _NAMED} more" if len(kept) > _NAMED else ""
-        note(f"some hidden units are not aligned: {'; '.join(kept[:_NAMED])}{more}.")
+        matches = by_activations(groups, [target, *networks], source.batches(), chunk_size=chunk_size)
+    weights, buffers = zip(
+        *(
+            groups.permute(weights_D, matched.permutations, buffers=buffers)
+            for (weights_D, buffers), matched in zip(networks, matches, strict=True)
+        ),
+        strict=True,
+    )
+    buffers_M = {name: torch.stack([each[name] for each in buffers]) for name in buffers[0]} or None
+    return replace(point, weights_MD=torch.stack(weights), buffers_M=buffers_M)

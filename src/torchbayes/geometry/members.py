@@ -1,18 +1,27 @@
-"""Networks of one model, given as the members of a posterior, as modules or as weights."""
+"""Networks of one model, as the members of a posterior, modules or weights; and their mean losses over data."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributions, nn
 
-from torchbayes.checks import seen
+from torchbayes.checks import check_counts, check_kind, seen
+from torchbayes.metrics.scoring import hits
+from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import Model
-from torchbayes.posteriors.functions import check_weights
+from torchbayes.model.network import Buffers
+from torchbayes.model.probes.functions import refuse_coupled
+from torchbayes.model.sources.sources import as_source
+from torchbayes.posteriors.functions import Functions, check_weights
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
+from torchbayes.predictive.average import Predictive
+from torchbayes.predictive.predict import Sampled
 
 Networks = Posterior | nn.Module | Tensor | Sequence[nn.Module]
 """A posterior, a trained module or a list of such, or weights (D,) or (M, D)."""
@@ -25,50 +34,33 @@ def members_of(model: Model, networks: Networks, what: str, *, seed: int = 0) ->
     the model, are not finite, or have drawn dropout masks; a TypeError for other objects. `what` is the name of the
     argument for messages.
     """
-    if isinstance(networks, Posterior):
-        point = _of_posterior(model, networks, what, seed)
-    elif isinstance(networks, nn.Module) or _is_list(networks):
-        point = Point.of(model, networks)  # type: ignore[arg-type]
-    elif isinstance(networks, Tensor):
-        weights_MD = networks.detach().unsqueeze(0) if networks.ndim == 1 else networks.detach()
-        check_weights(model, "M", **{what: weights_MD})
-        _check_dtype(weights_MD, what)
-        point = Point(model, weights_MD.to(model.network.device, model.network.dtype))
-    else:
-        raise TypeError(f"`{what}` must be a posterior, a module, a list of modules or weights; got {seen(networks)}.")
-    bad_M = ~point.weights_MD.isfinite().all(dim=1)
-    if bad_M.any():
-        raise ValueError(
-            f"`{what}` is not finite: weights of member {int(bad_M.nonzero()[0])} are NaN or infinite. Leave out the "
-            f"members that diverged."
-        )
-    return point
-
-
-def one_of(model: Model, network: Networks, what: str) -> Point:
-    """Return a single network as a point posterior of one member; a ValueError if there are several."""
-    point = members_of(model, network, what)
-    if point.members != 1:
-        raise ValueError(
-            f"`{what}` must be one network; got {point.members}. Pick a member, such as posterior.weights_MD[0]."
-        )
-    return point
-
-
-def buffers_at(point: Point, member: int) -> dict[str, Tensor]:
-    """Return the buffers of a member, without a leading axis."""
-    buffers_M = point.buffers_M or point.model.network.stacked_buffers(point.members)
-    return {name: buffer[member] for name, buffer in buffers_M.items()}
-
-
-def _is_list(networks: Any) -> bool:
+    check_kind(Model, "a Model", model=model)
     listed = isinstance(networks, list | tuple) and len(networks) > 0
-    return listed and all(isinstance(each, nn.Module) for each in networks)
+    if isinstance(networks, Posterior):
+        return _of_posterior(model, networks, what, seed)
+    if isinstance(networks, nn.Module) or (listed and all(isinstance(each, nn.Module) for each in networks)):
+        return Point.of(model, networks)  # type: ignore[arg-type]
+    if not isinstance(networks, Tensor):
+        raise TypeError(f"`{what}` must be a posterior, a module, a list of modules or weights; got {seen(networks)}.")
+    weights_MD = networks.detach().unsqueeze(0) if networks.ndim == 1 else networks.detach()
+    check_weights(model, "M", **{what: weights_MD})
+    return Point(model, weights_MD.to(model.network.device, model.network.dtype))
 
 
-def _check_dtype(weights_MD: Tensor, what: str) -> None:
-    if not weights_MD.is_floating_point():
-        raise TypeError(f"`{what}` must be floating-point weights; got {weights_MD.dtype}. Use `.float()`.")
+def one_of(model: Model, network: Networks, what: str) -> tuple[Tensor, Buffers]:
+    """Return weights (D,) and buffers of a single network; a ValueError if there are several."""
+    networks = networks_of(members_of(model, network, what))
+    if len(networks) != 1:
+        raise ValueError(
+            f"`{what}` must be one network; got {len(networks)}. Pick a member, such as posterior.weights_MD[0]."
+        )
+    return networks[0]
+
+
+def networks_of(point: Point) -> list[tuple[Tensor, Buffers]]:
+    """Return weights (D,) and buffers of each member, without a leading axis."""
+    buffers_M = point.buffers_M or point.model.network.stacked_buffers(point.members)
+    return [(point.weights_MD[m], {name: b[m] for name, b in buffers_M.items()}) for m in range(point.members)]
 
 
 def _of_posterior(model: Model, posterior: Posterior, what: str, seed: int) -> Point:
@@ -96,8 +88,93 @@ def _of_posterior(model: Model, posterior: Posterior, what: str, seed: int) -> P
     )
 
 
-def at(point: Point, weights_MD: Tensor, buffers: Sequence[dict[str, Tensor]]) -> Point:
-    """Return a posterior like `point` at other weights and with other buffers, one mapping for each member."""
-    buffers_M = {name: torch.stack([own[name] for own in buffers]) for name in buffers[0]} or None
-    same = {"statistics_known": point.statistics_known, "calibration": point.calibration, "problems": point.problems}
-    return Point(point.model, weights_MD, buffers_M=buffers_M, **same)
+class Loss(NamedTuple):
+    """Mean losses of one network."""
+
+    nll: float  # mean negative log likelihood per row, in nats, at temperature 1
+    error: float  # error rate of a classification, root mean squared error of numbers; 0 for other likelihoods
+    kind: str  # "error rate", "rmse" or ""
+
+
+class Losses:
+    """The mean losses of networks over data; batch-norm statistics are those of `calibration`, or of the data."""
+
+    def __init__(self, model: Model, data: Any, calibration: Any, chunk_size: int) -> None:
+        """Check the arguments, and read and check the data."""
+        check_kind(Model, "a Model", model=model)
+        check_counts(chunk_size=chunk_size)
+        self._model, self._chunk_size = model, chunk_size
+        self._source = self._fitted = as_source(model, data, chunk_size)
+        self._source.check()
+        if calibration is not None:
+            self._fitted = as_source(model, calibration, chunk_size)
+
+    def network(self, weights_D: Tensor, buffers: Buffers) -> Functions:
+        """Return a network as a function, with batch-norm statistics, if any, of its own."""
+        network = self._model.network
+        if network.batch_norms:
+            buffers = network.recalibrate(self._model.split(weights_D)[0], self._fitted.inputs(), buffers)
+        return Functions(self._model, weights_D[None], {n: b[None] for n, b in buffers.items()} or None)
+
+    def of(self, functions: Functions) -> Loss:
+        """Return the mean losses of one function; a ValueError if no row counts, or rows are coupled."""
+        refuse_coupled(self._model)
+        sums = torch.zeros(4, dtype=torch.float64)
+        kind = ""
+        for inputs, targets in self._source.batches():
+            predictive = Sampled(functions).predictive(inputs, chunk_size=self._chunk_size)
+            scoring = scored(predictive.likelihood, predictive.outputs_SBK[0], targets)
+            log_prob = predictive.log_prob(targets).double()
+            weights = torch.ones_like(log_prob) if scoring.row_weights is None else scoring.row_weights.double()
+            counts = weights > 0
+            kind, errors, places = _errors(predictive, scoring.targets, scoring.weights)
+            sums += torch.stack([
+                (weights * -log_prob)[counts].sum(), weights.sum(), (errors * places)[places > 0].sum(), places.sum()
+            ]).cpu()  # fmt: skip
+        if not sums[1] > 0:
+            raise ValueError("no row of `data` counts: all are ignored, or have weight 0. Check their targets.")
+        nll, error = float(sums[0] / sums[1]), float(sums[2] / sums[3].clamp_min(1e-300))
+        return Loss(nll, error**0.5 if kind == "rmse" else error, kind)
+
+    def at(self, weights_D: Tensor, buffers: Buffers) -> Loss:
+        """Return the mean losses of the network with these weights; errors as of `of`."""
+        return self.of(self.network(weights_D, buffers))
+
+
+def _errors(predictive: Predictive, targets: Any, weights: Tensor | None) -> tuple[str, Tensor, Tensor]:
+    """Return the kind of error, the error of each place of each row, and how often each counts.
+
+    The error of a class is 1 where that of the highest score is not the target, else 0; for soft labels the others'
+    share.
+    """
+    nothing = "", torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    if not isinstance(targets, Tensor):
+        return nothing
+    distribution = predictive.distribution
+    if isinstance(distribution, distributions.Categorical | distributions.Bernoulli):
+        scores = torch.as_tensor(distribution.logits)[0]  # of the only function; ordered as its probabilities
+        rows, kind, soft = len(scores), "error rate", targets.is_floating_point()
+        if isinstance(distribution, distributions.Bernoulli):
+            scores = torch.stack([-scores, scores], dim=-1)
+            targets = torch.stack([1 - targets, targets], dim=-1) if soft else targets
+        scores = scores.flatten(0, -2)
+        errors = 1 - hits(scores, targets.reshape(scores.shape) if soft else targets.flatten())
+    elif not distribution.event_shape and targets.numel() == distribution.mean.numel():
+        rows, kind = len(distribution.mean[0]), "rmse"
+        errors = (distribution.mean.flatten() - targets.flatten()).double().square()
+    else:
+        return nothing
+    if weights is None:
+        return kind, errors, torch.ones_like(errors)
+    each = weights.flatten() if weights.numel() == len(errors) else weights.repeat_interleave(len(errors) // rows)
+    return kind, errors, each.to(errors)
+
+
+def as_plain(result: Any, *properties: str) -> dict[str, Any]:
+    """Return the fields of a result, named without their axes, and some properties, as plain numbers for JSON."""
+    values = {re.sub("_[A-Z0-9]+$", "", f.name): getattr(result, f.name) for f in fields(result)}
+    values |= {name: getattr(result, name) for name in properties}
+    return {
+        name: value.tolist() if isinstance(value, Tensor) else list(value) if isinstance(value, tuple) else value
+        for name, value in values.items()
+    }

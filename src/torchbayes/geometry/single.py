@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -80,6 +81,12 @@ def num_observations(place: Place, chunk_size: int = 1024) -> float:
     if not total > 0:
         raise ValueError("no row of `data` counts: all are ignored, or have weight 0. Check their targets.")
     return total
+
+
+def check_loss(loss: float) -> None:
+    """Raise a ValueError if the loss at the weights is not finite."""
+    if not math.isfinite(loss):
+        raise ValueError(f"the loss must be finite at `weights`; got {loss:g}. Look for extreme values.")
 
 
 def _refuse_low(model: Model) -> None:

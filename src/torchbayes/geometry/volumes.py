@@ -16,24 +16,17 @@ two log volumes along the same directions (one seed, one M) are meaningful.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchbayes.checks import (
-    as_seed,
-    check_counts,
-    check_kind,
-    check_memory,
-    check_positive,
-    optional,
-    seen,
-)
+from torchbayes.checks import as_seed, check_counts, check_kind, check_memory, check_positive, optional, seen
 from torchbayes.density.density import LogDensity
 from torchbayes.geometry.directions import filtered, normal
-from torchbayes.geometry.single import Place, Weights, num_observations, place_of
+from torchbayes.geometry.single import Place, Weights, check_loss, num_observations, place_of
 from torchbayes.model.model import Model
 from torchbayes.posteriors.problems import is_finite, warn_of
 
@@ -133,7 +126,7 @@ def basin(
     radii_K = _radii(rise, threshold, limit=limit, first=1e-3 * max(float(place.weights_D.norm()), 1.0))
     size, capped = place.weights_D.numel(), int((radii_K >= limit).sum())
     log_volume, error, ess = _volume(radii_K, sampled, size)
-    problems = _problems(ess, capped, directions, limit=limit, volume=not math.isnan(log_volume))
+    problems = tuple(_problems(ess, capped, directions, limit=limit, volume=not math.isnan(log_volume)))
     warn_of(problems, "this basin")
     return Basin(radii_K, log_volume, error, ess, capped, rise.loss, float(threshold), limit, size, problems)
 
@@ -146,8 +139,7 @@ class _Rise:
         self._density = LogDensity(place.model, place.rows.size, place.rows)
         self._num_data = num_observations(place)
         self.loss = float(self._losses(place.weights_D.unsqueeze(0))[0])
-        if not math.isfinite(self.loss):
-            raise ValueError(f"the loss must be finite at `weights`; got {self.loss:g}. Look for extreme values.")
+        check_loss(self.loss)
 
     def __call__(self, radii_K: Tensor, which: Tensor) -> Tensor:
         """Return the rise at radii along the directions with these numbers, float64."""
@@ -171,10 +163,14 @@ def _radii(rise: _Rise, threshold: float, *, limit: float, first: float) -> Tens
     low_K, high_K = torch.zeros(2, rise.count, dtype=torch.float64)
     at_K = torch.full((rise.count,), min(first, limit), dtype=torch.float64)
     open_K = torch.arange(rise.count)
-    while len(open_K):
+
+    def narrow() -> None:
         within = rise(at_K, open_K) <= threshold  # False where it is NaN
         low_K[open_K[within]] = at_K[open_K[within]]
         high_K[open_K[~within]] = at_K[open_K[~within]]
+
+    while len(open_K):
+        narrow()
         bracketed = (low_K > 0) & (high_K > 0)
         far, near = (high_K == 0) & (low_K >= limit), (low_K == 0) & (high_K < 1e-12 * first)
         open_K = (~(bracketed | far | near)).nonzero()[:, 0]
@@ -182,9 +178,7 @@ def _radii(rise: _Rise, threshold: float, *, limit: float, first: float) -> Tens
     open_K = ((low_K > 0) & (high_K > 0)).nonzero()[:, 0]
     while len(open_K):
         at_K = (low_K + high_K) / 2
-        within = rise(at_K, open_K) <= threshold
-        low_K[open_K[within]] = at_K[open_K[within]]
-        high_K[open_K[~within]] = at_K[open_K[~within]]
+        narrow()
         open_K = open_K[(high_K - low_K > _TOLERANCE * low_K)[open_K]]
     return torch.where(high_K > 0, (low_K + high_K) / 2, low_K)
 
@@ -228,16 +222,14 @@ def _volume(radii_K: Tensor, directions: _Directions, size: int) -> tuple[float,
     return ball + directions.log_det + total - math.log(count), error, ess
 
 
-def _problems(ess: float, capped: int, count: int, *, limit: float, volume: bool) -> tuple[str, ...]:
-    problems = []
+def _problems(ess: float, capped: int, count: int, *, limit: float, volume: bool) -> Iterator[str]:
     if capped:
-        problems.append(
+        yield (
             f"in {capped} of {count} directions the loss does not rise by the threshold up to the radius {limit:.3g}, "
             f"at which they end"
         )
     if volume and ess < min(_FEWEST, 0.99 * count):
-        problems.append(
+        yield (
             f"its volume rests on {ess:.1f} effective directions of {count}, so it is probably too low (give `shape`, "
             f"such as the Hessian's diagonal to the power -1/2, or compare volumes along the same directions only)"
         )
-    return tuple(problems)

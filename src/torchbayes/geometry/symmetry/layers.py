@@ -48,10 +48,21 @@ def linear(call: Call) -> list[Axes]:
     axes = call.axes("input", "self")
     call.ties.join(axes[-1], weight[1])
     call.used(inputs, inputs.ndim - 1)
-    axes[-1] = weight[0]
-    if isinstance(call.values.get("bias"), Tensor):
-        axes[-1] = call.ties.join(axes[-1], call.axes("bias")[0])
+    axes[-1] = _joined(call, weight[0], "bias")
     return [axes]
+
+
+def _joined(call: Call, axis: Axis, *names: str) -> Axis:
+    """Return an axis joined with the first one of each of these arguments, if given."""
+    for name in names:
+        if isinstance(call.values.get(name), Tensor):
+            axis = call.ties.join(axis, call.axes(name)[0])
+    return axis
+
+
+def _only_first(call: Call, axes: Axes) -> list[Axes]:
+    """Return the axes of the first result; those of the others are in fixed order."""
+    return [axes, *(shaped(tensor.shape) for tensor in call.results[1:])]
 
 
 def convolution(call: Call) -> list[Axes]:
@@ -64,7 +75,9 @@ def convolution(call: Call) -> list[Axes]:
     channels = axes[1]
     if transposed:
         ties.join(channels, own[0])
-        outputs = own[1] if groups == 1 else _per_group(call, channels, own[1], groups)
+        if groups > 1:
+            _pieces(call, channels, groups)
+        outputs = ties.resolved(own[1]) * groups
     elif groups > 1 and weight.shape[1] == 1:  # each channel by itself
         ties.join(own[0], tuple(s._replace(inner=s.inner * (weight.shape[0] // groups)) if s.group is not None else
                                 fixed(s.units * (weight.shape[0] // groups))[0] for s in channels))  # fmt: skip
@@ -76,15 +89,8 @@ def convolution(call: Call) -> list[Axes]:
         ties.join(channels, own[1])
         outputs = own[0]
     call.used(inputs, 1)
-    if isinstance(call.values.get("bias"), Tensor):
-        outputs = ties.join(outputs, call.axes("bias")[0])
+    outputs = _joined(call, outputs, "bias")
     return [[axes[0], ties.resolved(outputs), *shaped(call.results[0].shape[2:])]]
-
-
-def _per_group(call: Call, channels: Axis, outputs: Axis, groups: int) -> Axis:
-    """Return the output axis of a transposed convolution of several groups; units stay in their group."""
-    _pieces(call, channels, groups)
-    return call.ties.resolved(outputs) * groups
 
 
 def _pieces(call: Call, axis: Axis, pieces: int) -> Axis:
@@ -97,9 +103,7 @@ def _pieces(call: Call, axis: Axis, pieces: int) -> Axis:
 def batch_norm(call: Call) -> list[Axes]:
     """Return the axes, the channels joined to those of parameters and statistics."""
     axes = call.axes("input")
-    for name in ("weight", "bias", "running_mean", "running_var"):
-        if isinstance(call.values.get(name), Tensor):
-            axes[1] = call.ties.join(axes[1], call.axes(name)[0])
+    axes[1] = _joined(call, axes[1], "weight", "bias", "running_mean", "running_var")
     channels = call.results[0].shape[1:2]
     others = [[axes[1]] if tensor.shape == channels else shaped(tensor.shape) for tensor in call.results[1:]]
     return [axes, *others]
@@ -112,7 +116,7 @@ def layer_norm(call: Call) -> list[Axes]:
         if isinstance(call.values.get(name), Tensor):
             for back, own in enumerate(reversed(call.axes(name)), 1):
                 axes[-back] = call.ties.join(axes[-back], own)
-    return [axes if k == 0 else shaped(tensor.shape) for k, tensor in enumerate(call.results)]
+    return _only_first(call, axes)
 
 
 def group_norm(call: Call) -> list[Axes]:
@@ -120,10 +124,8 @@ def group_norm(call: Call) -> list[Axes]:
     axes, groups = call.axes("input"), call.values["group"]
     if groups > 1:
         axes[1] = _pieces(call, axes[1], groups)
-    for name in ("weight", "bias"):
-        if isinstance(call.values.get(name), Tensor):
-            axes[1] = call.ties.join(axes[1], call.axes(name)[0])
-    return [axes if k == 0 else shaped(tensor.shape) for k, tensor in enumerate(call.results)]
+    axes[1] = _joined(call, axes[1], "weight", "bias")
+    return _only_first(call, axes)
 
 
 def weight_norm(call: Call) -> list[Axes]:
@@ -141,18 +143,11 @@ def attention(call: Call) -> list[Axes]:
     ties.join(query[-1], key[-1])
     ties.join(key[-2], value[-2])
     mask = call.values.get("attn_mask", call.values.get("attn_bias"))
-    if isinstance(mask, Tensor):
-        for axis in call.axes_of(mask):
-            ties.fix(axis)
-        ties.fix(query[-2])
-        ties.fix(key[-2])
-        for axis in heads:
-            ties.fix(axis)
-    if call.values.get("is_causal"):
-        ties.fix(query[-2])
-        ties.fix(key[-2])
-    first = [ties.resolved(axis) for axis in (*heads, query[-2], value[-1])]
-    return [first if k == 0 else shaped(tensor.shape) for k, tensor in enumerate(call.results)]
+    masked = [*call.axes_of(mask), *heads] if isinstance(mask, Tensor) else []
+    places = [query[-2], key[-2]] if masked or call.values.get("is_causal") else []
+    for axis in masked + places:
+        ties.fix(axis)
+    return _only_first(call, [ties.resolved(axis) for axis in (*heads, query[-2], value[-1])])
 
 
 def embedding(call: Call) -> list[Axes]:

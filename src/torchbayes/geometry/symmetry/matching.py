@@ -10,11 +10,11 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from torchbayes.geometry.symmetry.calls import Axes, shaped
+from torchbayes.geometry.symmetry.calls import Axes
 from torchbayes.geometry.symmetry.permutations import PermutationGroup, PermutationGroups, held_by, moved, state_of
 from torchbayes.geometry.symmetry.tracing import Watch, run
 from torchbayes.geometry.symmetry.units import Segment
-from torchbayes.model.batches.batch import Batch, rows_of, tensors_of
+from torchbayes.model.batches.batch import Batch, rows_of
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
@@ -68,7 +68,10 @@ def by_weights(
 
     The order of the groups in each sweep depends on the seed and on `member`, the number of the network.
     """
-    parameters = [_parameters(group, weights) for group in groups.groups]
+    parameters = [
+        PermutationGroup(group.size, tuple(place for place in group.places if place.name in weights))
+        for group in groups.groups
+    ]
     names = {place.name for group in parameters for place in group.places}
     target = {name: reference[name].double() for name in names}
     current = {name: weights[name].double() for name in names}
@@ -90,10 +93,6 @@ def by_weights(
     return matched
 
 
-def _parameters(group: PermutationGroup, weights: Mapping[str, Tensor]) -> PermutationGroup:
-    return PermutationGroup(group.size, tuple(place for place in group.places if place.name in weights))
-
-
 def _inner(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     return float(sum((tensor * b[name]).sum() for name, tensor in a.items()))
 
@@ -108,74 +107,50 @@ def _similarity(group: PermutationGroup, a: Mapping[str, Tensor], b: Mapping[str
     return inner_NN
 
 
-@dataclass
 class _Moments:
     """Sums over samples of the activations of two networks' units."""
 
-    first: Tensor
-    second: Tensor
-    squares: Tensor
-    other_squares: Tensor
-    products: Tensor
-    count: float = 0.0
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._count = 0.0
+        self._sums_2N, self._squares_2N = torch.zeros(2, 2, size, dtype=torch.float64, device=device)
+        self._products_NN = torch.zeros(size, size, dtype=torch.float64, device=device)
 
-    @classmethod
-    def empty(cls, size: int, device: torch.device) -> _Moments:
-        """Return sums over nothing."""
-        each = torch.zeros(size, dtype=torch.float64, device=device)
-        products = torch.zeros(size, size, dtype=torch.float64, device=device)
-        return cls(each.clone(), each.clone(), each.clone(), each.clone(), products)
-
-    def add(self, a: Tensor, b: Tensor, *, weight: float) -> None:
-        """Add samples, both (units, samples), each with the same weight."""
-        self.first += weight * a.sum(1)
-        self.second += weight * b.sum(1)
-        self.squares += weight * a.square().sum(1)
-        self.other_squares += weight * b.square().sum(1)
-        self.products += weight * (a @ b.T)
-        self.count += weight * a.shape[1]
+    def add(self, *activations: Tensor, weight: float) -> None:
+        """Add samples of both networks, (units, samples) each, all with the same weight."""
+        self._sums_2N += weight * torch.stack([samples.sum(1) for samples in activations])
+        self._squares_2N += weight * torch.stack([samples.square().sum(1) for samples in activations])
+        self._products_NN += weight * (activations[0] @ activations[1].T)
+        self._count += weight * activations[0].shape[1]
 
     def correlation(self) -> Tensor:
         """Return the correlations, 0 where a unit is constant."""
-        count = self.count or 1.0
-        covariance = self.products / count - torch.outer(self.first, self.second) / count**2
-        variances = []
-        for squares, sums in ((self.squares, self.first), (self.other_squares, self.second)):
-            variance = squares / count - (sums / count).square()
-            least = 1e-12 * squares / count
-            variances.append(torch.where(variance > least, variance, torch.inf))
-        return covariance / torch.outer(*variances).sqrt()
+        count = self._count or 1.0
+        covariance_NN = self._products_NN / count - torch.outer(*self._sums_2N) / count**2
+        variance_2N = self._squares_2N / count - (self._sums_2N / count).square()
+        moves_2N = variance_2N > 1e-12 * self._squares_2N / count
+        return covariance_NN / torch.outer(*torch.where(moves_2N, variance_2N, torch.inf)).sqrt()
 
 
-class Recorder:
-    """Runs networks and records the activations of each group's units where they are summed over."""
+def _activations(groups: PermutationGroups, weights_D: Tensor, buffers: Buffers, inputs: Any) -> dict[int, Tensor]:
+    """Return the activations of the units of each group, (units, samples), where a network sums over them."""
+    network, found = groups.model.network, groups.found
+    places = {number: place for place, number in enumerate(found.numbers)}
+    activations: dict[int, list[Tensor]] = {}
 
-    def __init__(self, groups: PermutationGroups) -> None:
-        self._groups = groups
-        self._numbers = {number: place for place, number in enumerate(groups.found.numbers)}
-        self._seen: dict[int, list[Tensor]] = {}
-
-    def __call__(self, weights_D: Tensor, buffers: Buffers, inputs: Any) -> dict[int, Tensor]:
-        """Return the activations of each group, (units, samples)."""
-        network, found = self._groups.model.network, self._groups.found
-        self._seen = {}
-        watch = Watch(found.ties, self._used)
-        state = state_of(network, weights_D[: network.layout.size], buffers)
-        for name, tensor in held_by(network, state).items():
-            watch.name(tensor, list(found.axes[name]))
-        for tensor in tensors_of(inputs):
-            watch.name(tensor, shaped(tensor.shape), active=True)
-        with watch:
-            run(network.module, state, inputs)
-        return {number: torch.cat(parts, dim=1) for number, parts in self._seen.items()}
-
-    def _used(self, tensor: Tensor, axes: Axes, axis: int) -> None:
+    def used(tensor: Tensor, axes: Axes, axis: int) -> None:
         start = 0
         for segment in axes[axis]:
-            if segment.group in self._numbers:
-                parts = self._seen.setdefault(self._numbers[segment.group], [])
+            if segment.group in places:
+                parts = activations.setdefault(places[segment.group], [])
                 parts.append(units(tensor, axis, segment, start=start))
             start += segment.size
+
+    watch = Watch(found.ties, used)
+    state = state_of(network, weights_D[: network.layout.size], buffers)
+    watch.name_all(held_by(network, state), found.axes, inputs)
+    with watch:
+        run(network.module, state, inputs)
+    return {number: torch.cat(parts, dim=1) for number, parts in activations.items()}
 
 
 def by_activations(
@@ -191,12 +166,11 @@ def by_activations(
     Rows count as often as the likelihood says. Raises a ValueError if activations are not finite.
     """
     device = groups.model.network.device
-    record = Recorder(groups)
-    moments = [[_Moments.empty(group.size, device) for group in groups.groups] for _ in networks[1:]]
+    moments = [[_Moments(group.size, device) for group in groups.groups] for _ in networks[1:]]
     for rows, weight in _alike(groups.model, networks[0], batches, chunk_size):
-        target = record(*networks[0], rows)
+        target = _activations(groups, *networks[0], rows)
         for sums, network in zip(moments, networks[1:], strict=True):
-            for number, samples in record(*network, rows).items():
+            for number, samples in _activations(groups, *network, rows).items():
                 sums[number].add(target[number], samples, weight=weight)
     return [Matched([_matched(each) for each in sums]) for sums in moments]
 

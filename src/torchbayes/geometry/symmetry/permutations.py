@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torchbayes.checks import as_seed, check_kind, seen
-from torchbayes.geometry.symmetry.calls import shaped
 from torchbayes.geometry.symmetry.same import distance
 from torchbayes.geometry.symmetry.tracing import Watch, located, run
 from torchbayes.geometry.symmetry.units import Axis, Ties, fixed
-from torchbayes.model.batches.batch import rows_of, tensors_of
+from torchbayes.model.batches.batch import rows_of
 from torchbayes.model.layout import Globs, matches
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network, taking
@@ -124,11 +123,11 @@ class PermutationGroups:
         """
         check_weights(self.model, weights_D=weights_D)
         orders = self._checked(permutations)
-        tensors = {**self.model.layout.split(weights_D), **(self.model.network.buffers if buffers is None else buffers)}
+        held = self.model.network.buffers if buffers is None else buffers
+        tensors = {**self.model.layout.split(weights_D), **held}
         for order, group in zip(orders, self.groups, strict=True):
             tensors = moved(tensors, group, order.to(weights_D.device))
-        names = self.model.network.buffers if buffers is None else buffers
-        moved_D, moved_buffers = self.model.layout.join(tensors), {name: tensors[name].clone() for name in names}
+        moved_D, moved_buffers = self.model.layout.join(tensors), {name: tensors[name].clone() for name in held}
         self._check_same((weights_D, buffers), (moved_D, moved_buffers))
         return moved_D, moved_buffers
 
@@ -167,12 +166,8 @@ def moved(tensors: Mapping[str, Tensor], group: PermutationGroup, order: Tensor)
         if name in reordered:
             tensor = reordered[name]
             index = torch.arange(tensor.shape[axis], device=tensor.device)
-            positions = index[start : start + group.size * inner].view(group.size, inner)
-            index = torch.cat([
-                index[:start],
-                positions[order.to(index.device)].flatten(),
-                index[start + positions.numel() :],
-            ])
+            positions = index[start : start + group.size * inner]
+            positions.copy_(positions.view(group.size, inner)[order.to(index.device)].flatten())
             reordered[name] = tensor.index_select(axis, index)
     return reordered
 
@@ -202,10 +197,15 @@ def permutation_groups(model: Model, data: Any = None, *, keep: Globs = ()) -> P
         TypeError: if `model` is not a model.
     """
     check_kind(Model, "a Model", model=model)
-    globs = _checked_globs(keep)
+    globs = [keep] if isinstance(keep, str) else keep
+    if not isinstance(globs, Sequence) or not all(isinstance(glob, str) for glob in globs):
+        raise TypeError(f"`keep` must be a glob of parameters, such as 'head.*', or a list of such; got {seen(keep)}.")
     network = model.network
     state = state_of(network, network.weights(), network.buffers)
-    inputs = _made_up(network, state) if data is None else _first_rows(model, data)
+    if data is None:
+        inputs = _made_up(network, state)
+    else:
+        inputs = rows_of(next(iter(as_source(model, data, 1024).inputs())), slice(0, _COMPARED))
     watched = rows_of(inputs, slice(0, _WATCHED))
     with taking(watched):
         run(network.module, state, watched)
@@ -222,29 +222,21 @@ def _watched(
 ) -> tuple[Ties, dict[str, list[Axis]]]:
     """Return the groups of units that a run of the network shows, and the axes of all parameters and buffers."""
     ties = Ties()
-    watch, axes, held = Watch(ties), {}, held_by(network, state)
-    for name, tensor in held.items():
-        axes[name] = [fixed(size) if matches(name, keep) else ties.free(size) for size in tensor.shape]
-        watch.name(tensor, axes[name])
-    for tensor in tensors_of(inputs):
-        watch.name(tensor, shaped(tensor.shape), active=True)
+    watch, held = Watch(ties), held_by(network, state)
+    axes = {
+        name: [fixed(size) if matches(name, keep) else ties.free(size) for size in tensor.shape]
+        for name, tensor in held.items()
+    }
+    watch.name_all(held, axes, inputs)
     with located(network.module, watch), watch:
         outputs = run(network.module, state, inputs)
     for leaf in pytree.tree_leaves(outputs):
         for axis in watch.axes_of(leaf) if isinstance(leaf, Tensor) else ():
             ties.fix(axis)
-    unread = [axis for name, tensor in held.items() if not watch.was_read(tensor) for axis in axes[name]]
-    for axis in unread:
-        ties.fix(axis)
+    for name, tensor in held.items():
+        for axis in axes[name] if not watch.was_read(tensor) else ():
+            ties.fix(axis)
     return ties, axes
-
-
-def _checked_globs(keep: Globs) -> Globs:
-    """Return globs after checking their type."""
-    each = [keep] if isinstance(keep, str) else keep
-    if not isinstance(each, Sequence) or not all(isinstance(glob, str) for glob in each):
-        raise TypeError(f"`keep` must be a glob of parameters, such as 'head.*', or a list of such; got {seen(keep)}.")
-    return keep
 
 
 def state_of(network: Network, weights_D: Tensor, buffers: Buffers) -> dict[str, Tensor]:
@@ -286,11 +278,6 @@ def _groups(axes: Mapping[str, tuple[Axis, ...]], frozen: Mapping[int, str]) -> 
     return {number: PermutationGroup(counts[number], tuple(listed)) for number, listed in places.items()}
 
 
-def _first_rows(model: Model, data: Any) -> Any:
-    inputs = next(iter(as_source(model, data, 1024).inputs()))
-    return rows_of(inputs, slice(0, _COMPARED))
-
-
 def _made_up(network: Network, state: Mapping[str, Tensor]) -> Tensor:
     """Return random inputs that a network takes; a ValueError if no shape that is tried fits."""
     first = next((layer for layer in network.module.modules() if [*layer.parameters(recurse=False)]), None)
@@ -313,7 +300,6 @@ def _shapes(first: nn.Module | None) -> Iterator[tuple[int, ...]]:
     """Yield shapes of one row that a network with this first layer may take."""
     if isinstance(first, nn.Linear):
         yield (first.in_features,)
-    convolutions = nn.modules.conv._ConvNd
-    if isinstance(first, convolutions):
+    if isinstance(first, nn.modules.conv._ConvNd):
         places = len(first.kernel_size)
         yield from ((first.in_channels, *[side] * places) for side in _SIDES)

@@ -5,7 +5,7 @@ The network runs unchanged on a few rows or on chunks of data, with any function
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,8 +17,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torchbayes.geometry.symmetry.calls import Axes, Call, moving, pointwise, shaped
 from torchbayes.geometry.symmetry.rules import rule_of
-from torchbayes.geometry.symmetry.units import Ties
-from torchbayes.model.batches.batch import arguments, copied
+from torchbayes.geometry.symmetry.units import Axis, Ties
+from torchbayes.model.batches.batch import arguments, copied, tensors_of
 from torchbayes.native.process import encoders_by_parts
 
 _READS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "_unique2", "masked_select"}
@@ -42,6 +42,13 @@ class Watch(TorchDispatchMode):
         self._axes[tensor] = axes
         if active:
             self._inputs[tensor] = True
+
+    def name_all(self, held: Mapping[str, Tensor], axes: Mapping[str, Sequence[Axis]], inputs: Any) -> None:
+        """Set the axes of what a network holds, and of its inputs, which are in fixed order."""
+        for name, tensor in held.items():
+            self.name(tensor, list(axes[name]))
+        for tensor in tensors_of(inputs):
+            self.name(tensor, shaped(tensor.shape), active=True)
 
     def was_read(self, tensor: Tensor) -> bool:
         """Return whether an operator took a tensor."""
