@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.assess.classification import is_binary
-from torchbayes.assess.evaluate import fidelity
+from torchbayes.assess.evaluate import fidelity, is_binary
 from torchbayes.metrics.fidelity import floor, wasserstein1_rows
 from torchbayes.posteriors import Functions
 from torchbayes.predictive.average import Predictive

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torchbayes.compression.constants import ROUNDING, fold, outputs_of
 from torchbayes.compression.plain import filled
 from torchbayes.compression.surgery import CONVOLUTIONS, NORMS, Surgery
-from torchbayes.geometry.symmetry.permutations import PermutationGroup, Place, permutation_groups
-from torchbayes.geometry.symmetry.same import distance
+from torchbayes.geometry.symmetry.permutations import PermutationGroup, Place, distance, permutation_groups
 from torchbayes.model.batches.batch import rows_of
 from torchbayes.model.layout import Globs
 from torchbayes.model.model import Model, having
@@ -31,13 +30,12 @@ _ROWS = 256
 
 
 class Smaller(NamedTuple):
-    """A network before and after units were taken out."""
+    """A network after units were taken out."""
 
-    whole: nn.Module  # the given network in full size
     network: nn.Module
     surgery: Surgery  # how the smaller network was made
     stayed: tuple[str, ...]  # why hidden units without effect may still be there, a sentence each
-    difference: float  # largest difference between outputs of the two, relative to the largest output
+    difference: float  # largest difference to outputs of the given network, relative to the largest output
     change: float  # likewise, to the network before its weights were set to zero
 
 
@@ -66,7 +64,7 @@ def smaller(
     small = surgery.apply(cleared)
     outputs = outputs_of(small, inputs)
     change = distance(outputs, outputs_of(filled(original or network, {}), inputs))
-    return Smaller(full_size, small, surgery, tuple(dict.fromkeys(stayed)), distance(outputs, expected), change)
+    return Smaller(small, surgery, tuple(dict.fromkeys(stayed)), distance(outputs, expected), change)
 
 
 def _without_effect(

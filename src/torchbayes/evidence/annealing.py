@@ -165,10 +165,7 @@ def prior_monte_carlo(model: Model | Target, data: Any = None, *, draws: int = 1
 
 
 def _prepared(target: Target, temperatures: Temperatures | None, *, leapfrogs: int, seed: int) -> tuple[Ladder, float]:
-    """Return the ladder of temperatures, and the length of the path.
-
-    A ValueError if there are fewer than 2 temperatures, or those given do not rise from 0 to 1.
-    """
+    """Return the ladder of temperatures, and the length of the path."""
     beta_K = as_temperatures(temperatures)
     pilot_run = pilot(target, leapfrogs=leapfrogs, seed=mix(Purpose.ANNEALING_PILOT, seed))
     if not isinstance(beta_K, Tensor):

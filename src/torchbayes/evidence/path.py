@@ -181,10 +181,7 @@ def check_model(model: Model) -> None:
 
 
 def as_target(model: Model | Target, data: Any = None) -> Target:
-    """Return the target of a model and data (as for `fit`), or the target itself, which has its own likelihood.
-
-    A ValueError if data are given but not needed, or needed but not given.
-    """
+    """Return the target of a model and data (as for `fit`), or the target itself, which has its own likelihood."""
     if isinstance(model, Model):
         if data is None:
             raise ValueError("`data` are needed: the evidence of a model is that of its data.")
@@ -197,7 +194,7 @@ def as_target(model: Model | Target, data: Any = None) -> Target:
 
 
 def at_prior(target: Target, count: int, seed_of: Callable[[int], int]) -> Tensor:
-    """Return log likelihoods of draws from the prior, float64 (count,); `seed_of` is the seed of those from a number on."""
+    """Return log likelihoods of draws from the prior, float64 (count,); `seed_of` gives a block's seed by its start."""
     blocks = []
     for start in range(0, count, DRAWN):
         weights_SD = target.draw(min(DRAWN, count - start), seed_of(start))

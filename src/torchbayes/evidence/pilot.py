@@ -210,10 +210,7 @@ def _variance(weights_PD: Tensor) -> Tensor:
 
 
 def _next(log_likelihood_P: Tensor, beta: float) -> tuple[float, float, Tensor]:
-    """Return the next β, its distance, and the shares of the particles there.
-
-    A ValueError if log likelihoods are NaN or +∞, or too few are finite.
-    """
+    """Return the next β, its distance, and the shares of the particles there."""
     if log_likelihood_P.isnan().any() or (log_likelihood_P == torch.inf).any():
         raise ValueError("a log likelihood is NaN or +inf at a draw of the prior. Look for extreme values in the data.")
     finite = float(torch.isfinite(log_likelihood_P).double().mean())

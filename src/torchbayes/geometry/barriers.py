@@ -97,7 +97,7 @@ def barrier(
     """
     check_counts(points=points, least=2)
     (first_D, first_buffers), (last_D, last_buffers) = one_of(model, first, "first"), one_of(model, second, "second")
-    losses = Losses(model, data, calibration, chunk_size)
+    losses = Losses(model, data, calibration, chunk_size=chunk_size)
     positions = tuple(k / (int(points) - 1) for k in range(int(points)))
     nll, error, kinds = zip(
         *(
@@ -205,7 +205,7 @@ def interior(
     vertices, seed = members_of(model, networks, "networks"), as_seed(seed)
     if (count := vertices.members) < 2:
         raise ValueError(f"`networks` must be at least two, which span a simplex; got {count}.")
-    losses = Losses(model, data, calibration, chunk_size)
+    losses = Losses(model, data, calibration, chunk_size=chunk_size)
     drawn = generator(Purpose.INTERIOR, seed)
     inside_PV = barycentric(torch.rand(int(points), count - 1, generator=drawn, dtype=torch.float64))
     buffers = [buffers for _, buffers in networks_of(vertices)]

@@ -99,7 +99,7 @@ class Loss(NamedTuple):
 class Losses:
     """The mean losses of networks over data; batch-norm statistics are those of `calibration`, or of the data."""
 
-    def __init__(self, model: Model, data: Any, calibration: Any, chunk_size: int) -> None:
+    def __init__(self, model: Model, data: Any, calibration: Any, *, chunk_size: int) -> None:
         """Check the arguments, and read and check the data."""
         check_kind(Model, "a Model", model=model)
         check_counts(chunk_size=chunk_size)

@@ -24,9 +24,9 @@ from torchbayes.checks import (
 )
 from torchbayes.density.density import LogDensity
 from torchbayes.driver.progress import counted
-from torchbayes.geometry.directions import normal, scaled
 from torchbayes.geometry.members import Losses, Networks, as_plain, members_of, networks_of, one_of
 from torchbayes.geometry.single import Place, Weights, place_of
+from torchbayes.geometry.volumes import normal, scaled
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.functions import Functions
@@ -213,7 +213,7 @@ def surface(
     if plane.model.layout.differences(model.layout):
         raise ValueError("`plane` must be one of this model's weights. Make it with the same model.")
     (left, right), (bottom, top) = _checked_limits(plane.limits() if limits is None else limits)
-    losses = Losses(model, data, calibration, chunk_size)
+    losses = Losses(model, data, calibration, chunk_size=chunk_size)
     x_P, y_Q = (torch.linspace(*ends, points, dtype=torch.float64) for ends in ((left, right), (bottom, top)))
     values_SC, kind = [], ""
     with counted("loss surface", points**2, unit="points", shown=progress) as advance:

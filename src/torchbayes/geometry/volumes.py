@@ -25,10 +25,11 @@ from torch import Tensor
 
 from torchbayes.checks import as_seed, check_counts, check_kind, check_memory, check_positive, optional, seen
 from torchbayes.density.density import LogDensity
-from torchbayes.geometry.directions import filtered, normal
 from torchbayes.geometry.single import Place, Weights, check_loss, num_observations, place_of
 from torchbayes.model.model import Model
+from torchbayes.model.priors.axes import axes_of
 from torchbayes.posteriors.problems import is_finite, warn_of
+from torchbayes.randomness.seeds import Purpose, generator
 
 _TOLERANCE = 1e-3  # relative, of a radius
 _FEWEST = 10.0  # effective directions
@@ -233,3 +234,40 @@ def _problems(ess: float, capped: int, count: int, *, limit: float, volume: bool
             f"its volume rests on {ess:.1f} effective directions of {count}, so it is probably too low (give `shape`, "
             f"such as the Hessian's diagonal to the power -1/2, or compare volumes along the same directions only)"
         )
+
+
+def normal(count: int, size: int, *, seed: int) -> Tensor:
+    """Return standard normal numbers, float64 (K, D), that depend only on K, D and the seed."""
+    return torch.randn(count, size, generator=generator(Purpose.BASIN, seed), dtype=torch.float64)
+
+
+def scaled(model: Model, weights_D: Tensor, normal_KD: Tensor, *, shape: Literal["filters", "sphere"]) -> Tensor:
+    """Return directions as `filtered` does, or of length 1."""
+    if shape == "filters":
+        return filtered(model, weights_D, normal_KD)
+    return normal_KD / normal_KD.norm(dim=1, keepdim=True)
+
+
+def filtered(model: Model, weights_D: Tensor, normal_KD: Tensor) -> Tensor:
+    """Return float64 directions (K, D) whose filters have the norms of those of the network (Li et al. 2018).
+
+        d_j ← d_j |w_j| / |d_j|    for the weights of every output unit or channel j
+
+    In an unknown module, filters lie along the first axis. Biases, parameters of norms and learned parameters of
+    the likelihood do not move. The surface of a network of ReLU units without biases then does not change when one
+    layer is scaled up and the next one down. `normal_KD` is float64, on the CPU. Raises a ValueError if no weight
+    matrix is random and not zero.
+    """
+    layout, axes = model.layout, axes_of(model.network.module, model.network.layout.names)
+    weights, directions_KD = layout.split(weights_D.detach().double().cpu()), normal_KD.clone()
+    for name, part_K in layout.split(directions_KD).items():
+        known, shape = axes.get(name), tuple(weights[name].shape)
+        if known is None or known.shape != shape or (known.outputs is None and not known.unknown):
+            part_K.zero_()  # it has no filters, or is random only in part
+            continue
+        grid = known.grid(known.outputs or 0)
+        drawn_K, norms = part_K.view(-1, *grid), weights[name].view(grid).square().sum((-3, -1), keepdim=True).sqrt()
+        drawn_K *= norms / drawn_K.square().sum((-3, -1), keepdim=True).sqrt().clamp_min(1e-300)
+    if not directions_KD.any():
+        raise ValueError("filters need a random weight matrix that is not zero; got none. Use shape='sphere'.")
+    return directions_KD

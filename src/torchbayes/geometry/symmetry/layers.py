@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torchbayes.geometry.symmetry.calls import Axes, Call, shaped
-from torchbayes.geometry.symmetry.units import Axis, fixed
+from torchbayes.geometry.symmetry.units import Axes, Axis, Call, fixed, shaped
 
 
 def matrix(call: Call) -> list[Axes]:

@@ -10,10 +10,9 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from torchbayes.geometry.symmetry.calls import Axes
 from torchbayes.geometry.symmetry.permutations import PermutationGroup, PermutationGroups, held_by, moved, state_of
 from torchbayes.geometry.symmetry.tracing import Watch, run
-from torchbayes.geometry.symmetry.units import Segment
+from torchbayes.geometry.symmetry.units import Axes, Segment
 from torchbayes.model.batches.batch import Batch, rows_of
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import Model

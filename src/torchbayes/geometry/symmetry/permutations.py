@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from torchbayes.checks import as_seed, check_kind, seen
-from torchbayes.geometry.symmetry.same import distance
 from torchbayes.geometry.symmetry.tracing import Watch, located, run
 from torchbayes.geometry.symmetry.units import Axis, Ties, fixed
 from torchbayes.model.batches.batch import rows_of
@@ -303,3 +302,21 @@ def _shapes(first: nn.Module | None) -> Iterator[tuple[int, ...]]:
     if isinstance(first, nn.modules.conv._ConvNd):
         places = len(first.kernel_size)
         yield from ((first.in_channels, *[side] * places) for side in _SIDES)
+
+
+def distance(made: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Return the largest difference between outputs, relative to the largest expected number.
+
+    It is infinite where shapes differ, or only one of two numbers is finite.
+    """
+    if [t.shape for t in made] != [t.shape for t in expected]:
+        return float("inf")
+    return max((_relative(a.detach(), b.detach()) for a, b in zip(made, expected, strict=True) if b.numel()), default=0)
+
+
+def _relative(made: Tensor, expected: Tensor) -> float:
+    a, b = (t.to(torch.complex128 if t.is_complex() else torch.float64) for t in (made, expected))
+    alike = (a == b) | (a.isnan() & b.isnan())
+    gap = torch.where(alike, 0.0, (a - b).abs()).nan_to_num(nan=torch.inf).max()
+    largest = float(torch.where(b.isfinite(), b.abs(), 0.0).max())
+    return float(gap) / (largest or 1.0)

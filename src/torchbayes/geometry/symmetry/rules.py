@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from torchbayes.geometry.symmetry.calls import Axes, Call, broadcast, moving, shaped
 from torchbayes.geometry.symmetry.layers import (
     attention,
     batch_norm,
@@ -23,7 +22,7 @@ from torchbayes.geometry.symmetry.layers import (
     vector,
     weight_norm,
 )
-from torchbayes.geometry.symmetry.units import Axis, fixed, is_fixed
+from torchbayes.geometry.symmetry.units import Axes, Axis, Call, broadcast, fixed, is_fixed, moving, shaped
 
 Rule = Callable[[Call], list[Axes]]
 
@@ -202,10 +201,7 @@ def _blocks(call: Call) -> list[Axes]:
 
 
 def _index(call: Call) -> list[Axes]:
-    """Return the axes after a tensor picks from one of them, or a mask from several.
-
-    Raises a ValueError if several tensors pick from units.
-    """
+    """Return the axes after a tensor picks from one of them, or a mask from several."""
     axes, picked = call.axes("self"), [(k, i) for k, i in enumerate(call.values["indices"]) if i is not None]
     for k, index in picked:
         mask = index.dtype is torch.bool

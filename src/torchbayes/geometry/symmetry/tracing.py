@@ -15,9 +15,8 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode  # no public class sees every operator
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torchbayes.geometry.symmetry.calls import Axes, Call, moving, pointwise, shaped
 from torchbayes.geometry.symmetry.rules import rule_of
-from torchbayes.geometry.symmetry.units import Axis, Ties
+from torchbayes.geometry.symmetry.units import Axes, Axis, Call, Ties, moving, shaped
 from torchbayes.model.batches.batch import arguments, copied, tensors_of
 from torchbayes.native.process import encoders_by_parts
 
@@ -67,7 +66,7 @@ class Watch(TorchDispatchMode):
         values = {known.name: value for known, value in zip(schema, args, strict=False)} | kwargs
         packet = func.overloadpacket.__name__
         used = self._use if self._used else lambda tensor, axis: None
-        call = Call(packet, values, out, self.ties, self.axes_of, used, pointwise(func))
+        call = Call(packet, values, out, self.ties, self.axes_of, used, torch.Tag.pointwise in func.tags)
         active = any(tensor in self._inputs for tensor in call.tensors)
         self._read.update((tensor, True) for tensor in call.tensors)
         for tensor, axes in zip(call.results, self._made(call), strict=False):
@@ -79,11 +78,7 @@ class Watch(TorchDispatchMode):
             self._used(tensor, self.axes_of(tensor), axis)
 
     def _made(self, call: Call) -> list[Axes]:
-        """Return the axes of the results of an operator.
-
-        Raises a ValueError if units reach an operator without a rule, or one whose rule does not cover these
-        arguments.
-        """
+        """Return the axes of the results of an operator."""
         rule = None if call.name in _READS else rule_of(call)
         if rule is not None:
             try:
