@@ -298,7 +298,7 @@ def _predictives(
 
 
 def batches(model: Model, data: Any) -> Iterable[Any]:
-    """Return batches of (inputs, targets), a mapping, a Dataset, a DataLoader or an iterable; all rows once, in order."""
+    """Return batches of (inputs, targets), a mapping, a Dataset, a DataLoader or an iterable; rows are in order."""
     if isinstance(data, TensorDataset):
         data = data.tensors
     if isinstance(data, tuple | Mapping):

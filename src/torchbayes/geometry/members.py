@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, distributions, nn
 
 from torchbayes.checks import check_counts, check_kind, seen
+from torchbayes.geometry.single import check_counting
 from torchbayes.metrics.scoring import hits
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import Model
@@ -131,8 +132,7 @@ class Losses:
             sums += torch.stack([
                 (weights * -log_prob)[counts].sum(), weights.sum(), (errors * places)[places > 0].sum(), places.sum()
             ]).cpu()  # fmt: skip
-        if not sums[1] > 0:
-            raise ValueError("no row of `data` counts: all are ignored, or have weight 0. Check their targets.")
+        check_counting(float(sums[1]))
         nll, error = float(sums[0] / sums[1]), float(sums[2] / sums[3].clamp_min(1e-300))
         return Loss(nll, error**0.5 if kind == "rmse" else error, kind)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -70,17 +71,31 @@ def place_of(model: Model, data: Any, weights: Weights, *, batch_size: int = 102
 
 def num_observations(place: Place, chunk_size: int = 1024) -> float:
     """Return n, the sum of the weights of the rows, 0 for ignored ones; a ValueError if no row counts."""
-    model, total = place.model, 0.0
-    views = model.split(place.weights_D)[0]
-    with torch.no_grad():
-        for start in range(0, place.rows.size, chunk_size):
-            rows = place.rows.map(lambda t, start=start: t[start : start + chunk_size])
-            outputs = model.network(views, model.network.arrange(rows.inputs), place.buffers or None)
-            weights_B = scored(model.likelihood, outputs, rows.targets).row_weights
-            total += rows.size if weights_B is None else float(weights_B.double().sum())
+    total = 0.0
+    for rows, weights_B in weighted_rows(
+        place.model, place.weights_D, place.buffers, place.rows, chunk_size=chunk_size
+    ):
+        total += rows.size if weights_B is None else float(weights_B.double().sum())
+    check_counting(total)
+    return total
+
+
+def check_counting(total: float) -> None:
+    """Raise a ValueError if the weights of the rows do not add up to more than 0."""
     if not total > 0:
         raise ValueError("no row of `data` counts: all are ignored, or have weight 0. Check their targets.")
-    return total
+
+
+@torch.no_grad()
+def weighted_rows(
+    model: Model, weights_D: Tensor, buffers: Buffers, batch: Batch, *, chunk_size: int
+) -> Iterator[tuple[Batch, Tensor | None]]:
+    """Yield the rows of a batch, a few at a time, and how often each counts, (B,); None where each counts once."""
+    views, network = model.split(weights_D)[0], model.network
+    for start in range(0, batch.size, chunk_size):
+        rows = batch.map(lambda t, start=start: t[start : start + chunk_size])
+        outputs = network(views, network.arrange(rows.inputs), buffers or None)
+        yield rows, scored(model.likelihood, outputs, rows.targets).row_weights
 
 
 def check_loss(loss: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torchbayes.geometry.symmetry.units import Axes, Axis, Call, fixed, shaped
+from torchbayes.geometry.symmetry.units import Axes, Axis, Call, shaped, widened
 
 
 def matrix(call: Call) -> list[Axes]:
@@ -68,8 +68,7 @@ def convolution(call: Call) -> list[Axes]:
     """Return the axes of a convolution's outputs; places and kernels stay in order."""
     inputs, weight = call.tensor("input", "self"), call.tensor("weight")
     axes, own = call.axes("input", "self"), call.axes("weight")
-    for axis in (*own[2:], *axes[2:]):
-        call.ties.fix(axis)
+    call.ties.fix(*own[2:], *axes[2:])
     groups, ties, transposed = call.values.get("groups", 1), call.ties, call.values.get("transposed", False)
     channels = axes[1]
     if transposed:
@@ -78,8 +77,7 @@ def convolution(call: Call) -> list[Axes]:
             _pieces(call, channels, groups)
         outputs = ties.resolved(own[1]) * groups
     elif groups > 1 and weight.shape[1] == 1:  # each channel by itself
-        ties.join(own[0], tuple(s._replace(inner=s.inner * (weight.shape[0] // groups)) if s.group is not None else
-                                fixed(s.units * (weight.shape[0] // groups))[0] for s in channels))  # fmt: skip
+        ties.join(own[0], widened(channels, weight.shape[0] // groups))
         outputs = own[0]
     elif groups > 1:  # the same order in each group of channels
         ties.join(channels, own[1] * groups)
@@ -144,8 +142,7 @@ def attention(call: Call) -> list[Axes]:
     mask = call.values.get("attn_mask", call.values.get("attn_bias"))
     masked = [*call.axes_of(mask), *heads] if isinstance(mask, Tensor) else []
     places = [query[-2], key[-2]] if masked or call.values.get("is_causal") else []
-    for axis in masked + places:
-        ties.fix(axis)
+    ties.fix(*masked, *places)
     return _only_first(call, [ties.resolved(axis) for axis in (*heads, query[-2], value[-1])])
 
 

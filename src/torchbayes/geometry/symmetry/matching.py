@@ -10,11 +10,11 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from torchbayes.geometry.single import weighted_rows
 from torchbayes.geometry.symmetry.permutations import PermutationGroup, PermutationGroups, held_by, moved, state_of
 from torchbayes.geometry.symmetry.tracing import Watch, run
 from torchbayes.geometry.symmetry.units import Axes, Segment
 from torchbayes.model.batches.batch import Batch, rows_of
-from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.randomness.seeds import Purpose, generator
@@ -179,11 +179,7 @@ def _alike(
 ) -> Iterator[tuple[Any, float]]:
     """Yield inputs of rows of equal weight, and that weight, because the axis of rows may move inside a network."""
     for batch in batches:
-        for start in range(0, batch.size, chunk_size):
-            rows = batch.map(lambda t, start=start: t[start : start + chunk_size])
-            with torch.no_grad():
-                outputs = model.network(model.split(network[0])[0], rows.inputs, network[1])
-            weights_B = scored(model.likelihood, outputs, rows.targets).row_weights
+        for rows, weights_B in weighted_rows(model, *network, batch, chunk_size=chunk_size):
             if weights_B is None:
                 yield rows.inputs, 1.0
                 continue

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from torchbayes.checks import as_seed, check_kind, seen
 from torchbayes.geometry.symmetry.tracing import Watch, located, run
 from torchbayes.geometry.symmetry.units import Axis, Ties, fixed
-from torchbayes.model.batches.batch import rows_of
+from torchbayes.model.batches.batch import rows_of, tensors_of
 from torchbayes.model.layout import Globs, matches
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network, taking
@@ -229,12 +228,11 @@ def _watched(
     watch.name_all(held, axes, inputs)
     with located(network.module, watch), watch:
         outputs = run(network.module, state, inputs)
-    for leaf in pytree.tree_leaves(outputs):
-        for axis in watch.axes_of(leaf) if isinstance(leaf, Tensor) else ():
-            ties.fix(axis)
+    for leaf in tensors_of(outputs):
+        ties.fix(*watch.axes_of(leaf))
     for name, tensor in held.items():
-        for axis in axes[name] if not watch.was_read(tensor) else ():
-            ties.fix(axis)
+        if not watch.was_read(tensor):
+            ties.fix(*axes[name])
     return ties, axes
 
 

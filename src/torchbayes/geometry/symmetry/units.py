@@ -45,6 +45,13 @@ def shaped(sizes: Sequence[int]) -> Axes:
     return [fixed(size) for size in sizes]
 
 
+def widened(axis: Axis, factor: int) -> Axis:
+    """Return an axis with so many positions in the place of each."""
+    return tuple(
+        Segment(None, s.size * factor) if s.group is None else s._replace(inner=s.inner * factor) for s in axis
+    )
+
+
 def is_fixed(axis: Axis) -> bool:
     """Return whether all of a resolved axis is in fixed order."""
     return all(segment.group is None for segment in axis)
@@ -82,17 +89,12 @@ class Ties:
             return fixed(count * inner)
         if group not in self._parts:
             return (segment,)
-        self._parts[group] = own = self.resolved(self._parts[group])
-        return tuple(
-            Segment(None, part.size * inner)
-            if part.group is None
-            else Segment(part.group, part.units, part.inner * inner)
-            for part in own
-        )
+        self._parts[group] = self.resolved(self._parts[group])
+        return widened(self._parts[group], inner)
 
-    def fix(self, axis: Axis, why: str = "") -> None:
-        """Fix the order of an axis, and note the reason if it may surprise."""
-        for segment in self.resolved(axis):
+    def fix(self, *axes: Axis, why: str = "") -> None:
+        """Fix the order of axes, and note the reason if it may surprise."""
+        for segment in (segment for axis in axes for segment in self.resolved(axis)):
             if segment.group is not None:
                 self._parts[segment.group] = fixed(segment.units)
                 if why:
@@ -123,7 +125,7 @@ class Ties:
             self._divide(a, -(-b.size // a.inner), then_fix=True)
         elif a.size > b.size:
             if b.size % a.inner:
-                self.fix((a, b), "units of different size share an axis")
+                self.fix((a, b), why="units of different size share an axis")
             else:
                 self._divide(a, b.size // a.inner)
         elif a.inner % b.inner == 0 and (a.inner != b.inner or a.group < b.group):
@@ -131,7 +133,7 @@ class Ties:
         elif b.inner % a.inner == 0:
             self._parts[a.group] = (Segment(b.group, b.units, b.inner // a.inner),)
         else:
-            self.fix((a, b), "units of different size share an axis")
+            self.fix((a, b), why="units of different size share an axis")
 
     def _divide(self, segment: Segment, first: int, then_fix: bool = False) -> None:
         """Divide a group of units after the first few, which may be fixed."""
@@ -144,14 +146,12 @@ class Ties:
         """Return the axis that several become when they are flattened into one."""
         axes = [self.resolved(axis) for axis in axes]
         moving = [k for k, axis in enumerate(axes) if not is_fixed(axis)]
-        for k in moving[1:]:
-            self.fix(axes[k], "two axes of units are flattened into one")
+        self.fix(*(axes[k] for k in moving[1:]), why="two axes of units are flattened into one")
         if not moving:
             return fixed(math.prod(sizes))
         k = moving[0]
         inner, outer = math.prod(sizes[k + 1 :]), math.prod(sizes[:k])
-        return tuple(s._replace(inner=s.inner * inner) if s.group is not None else Segment(None, s.units * inner)
-                     for s in axes[k]) * outer  # fmt: skip
+        return widened(axes[k], inner) * outer
 
     def split(self, axis: Axis, sizes: Sequence[int]) -> list[Axis]:
         """Return the axes that one becomes when it is unflattened.
@@ -166,9 +166,8 @@ class Ties:
         chosen = next((k for k in wide if self._lies_along(axis, sizes, k)), wide[-1] if len(wide) == 2 else wide[0])
         unit = self.free(sizes[chosen])
         inner, outer = math.prod(sizes[chosen + 1 :]), math.prod(sizes[:chosen])
-        if unit[0].group is not None:
-            unit_segment = unit[0]._replace(inner=inner)
-            self.join((unit_segment,) * outer, axis)
+        if not is_fixed(unit):
+            self.join(widened(unit, inner) * outer, axis)
         return [self.resolved(unit) if k == chosen else fixed(size) for k, size in enumerate(sizes)]
 
     @staticmethod
@@ -229,9 +228,9 @@ class Call:
         """All tensors it returned."""
         return [value for value in pytree.tree_leaves(self.out) if isinstance(value, Tensor)]
 
-    def fix(self, axis: Axis) -> None:
-        """Fix the order of an axis, because of this operator."""
-        self.ties.fix(axis, f"the operator {self.name} depends on the order of units")
+    def fix(self, *axes: Axis) -> None:
+        """Fix the order of axes, because of this operator."""
+        self.ties.fix(*axes, why=f"the operator {self.name} depends on the order of units")
 
 
 def broadcast(call: Call, tensors: Sequence[Tensor], ndim: int) -> Axes:
