@@ -254,7 +254,8 @@ def _level(record: Record | None, total_MS: Tensor | None, rows: int) -> Trace |
 
 def _record(log: Log, burn_in: int | None, chains: int) -> Record | None:
     """Return the numbers of a log; None before its first record after burn-in."""
-    config, records = {}, log
+    config: dict[str, Any] = {}
+    records: Any = log
     if isinstance(log, str | PathLike):
         directory = full_path(log)
         if not directory.is_dir():

@@ -17,7 +17,6 @@ from torchbayes.checks import (
     check_flags,
     check_function,
     check_kind,
-    check_memory,
     check_positive,
     optional,
     seen,
@@ -310,9 +309,7 @@ def rays(
     optional(check_positive, radius=radius)
     check_choice(("sphere", "filters"), shape=shape)
     seed, place = as_seed(seed), place_of(model, data, weights)
-    size = place.weights_D.numel()
-    check_memory(3 * directions * place.weights_D.nbytes, "directions", place.weights_D.device, directions=directions)
-    normal_KD = normal(directions, size, seed=seed)
+    normal_KD = normal(place, directions, seed=seed)
     unit_KD = scaled(place.model, place.weights_D, normal_KD, shape=shape).to(place.weights_D)
     if radius is None:
         radius = 1.0 if shape == "filters" else float(place.weights_D.double().norm()) or 1.0

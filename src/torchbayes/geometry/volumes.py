@@ -120,7 +120,6 @@ def basin(
     check_counts(least=2, directions=directions)
     check_kind((Tensor, str), "a tensor, 'sphere' or 'filters'", shape=shape)
     seed, place = as_seed(seed), place_of(model, data, weights)
-    check_memory(3 * directions * place.weights_D.nbytes, "directions", place.weights_D.device, directions=directions)
     sampled = _directions(place, directions, shape, seed=seed)
     rise = _Rise(place, sampled.unit_KD)
     limit = float(limit or _FAR * max(float(place.weights_D.double().norm()), 1.0))
@@ -187,7 +186,7 @@ def _radii(rise: _Rise, threshold: float, *, limit: float, first: float) -> Tens
 def _directions(place: Place, count: int, shape: Tensor | str, *, seed: int) -> _Directions:
     """Return random directions, after checking that a matrix fits, is finite and invertible."""
     size = place.weights_D.numel()
-    normal_KD = normal(count, size, seed=seed)
+    normal_KD = normal(place, count, seed=seed)
     if isinstance(shape, str):
         if shape == "filters":
             moved_KD = filtered(place.model, place.weights_D, normal_KD)
@@ -236,9 +235,10 @@ def _problems(ess: float, capped: int, count: int, *, limit: float, volume: bool
         )
 
 
-def normal(count: int, size: int, *, seed: int) -> Tensor:
-    """Return standard normal numbers, float64 (K, D), that depend only on K, D and the seed."""
-    return torch.randn(count, size, generator=generator(Purpose.BASIN, seed), dtype=torch.float64)
+def normal(place: Place, count: int, *, seed: int) -> Tensor:
+    """Return standard normal numbers, float64 (K, D), that depend only on K, D and the seed; checks that they fit."""
+    check_memory(3 * count * place.weights_D.nbytes, "directions", place.weights_D.device, directions=count)
+    return torch.randn(count, len(place.weights_D), generator=generator(Purpose.BASIN, seed), dtype=torch.float64)
 
 
 def scaled(model: Model, weights_D: Tensor, normal_KD: Tensor, *, shape: Literal["filters", "sphere"]) -> Tensor:

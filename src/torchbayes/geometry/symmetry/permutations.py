@@ -209,8 +209,7 @@ def permutation_groups(model: Model, data: Any = None, *, keep: Globs = ()) -> P
         run(network.module, state, watched)
     ties, axes = _watched(network, state, watched, globs)
     held = {name: tuple(ties.resolved(axis) for axis in own) for name, own in axes.items()}
-    frozen = _frozen(network, held)
-    groups = _groups(held, frozen)
+    groups, frozen = _groups(network, held)
     kept = tuple(dict.fromkeys([*ties.reasons, *frozen.values()]))
     return PermutationGroups(model, tuple(groups.values()), kept, inputs, Found(ties, held, tuple(groups)))
 
@@ -248,31 +247,28 @@ def held_by(network: Network, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers()), **state}
 
 
-def _frozen(network: Network, axes: Mapping[str, tuple[Axis, ...]]) -> dict[int, str]:
-    """Return the groups with weights that are not random, each with a message."""
-    moving = {*network.layout.names, *network.buffers} - network.mask.indices.keys()
-    messages: dict[int, str] = {}
-    for name, tensor_axes in axes.items():
-        for axis in tensor_axes if name not in moving else ():
-            for segment in axis:
-                if segment.group is not None:
-                    messages.setdefault(segment.group, f"`{name}` is not random, so its units stay in order")
-    return messages
-
-
-def _groups(axes: Mapping[str, tuple[Axis, ...]], frozen: Mapping[int, str]) -> dict[int, PermutationGroup]:
-    """Return the groups that can move, by their numbers among the ties."""
+def _groups(
+    network: Network, axes: Mapping[str, tuple[Axis, ...]]
+) -> tuple[dict[int, PermutationGroup], dict[int, str]]:
+    """Return the groups that can move, by their numbers among the ties, and messages of those that cannot."""
+    random = {*network.layout.names, *network.buffers} - network.mask.indices.keys()
     places: dict[int, list[Place]] = {}
     counts: dict[int, int] = {}
+    frozen: dict[int, str] = {}
     for name, tensor_axes in axes.items():
         for dim, axis in enumerate(tensor_axes):
             start = 0
             for segment in axis:
-                if segment.group is not None and segment.group not in frozen:
+                if segment.group is not None:
                     counts[segment.group] = segment.units
                     places.setdefault(segment.group, []).append(Place(name, dim, start, segment.inner))
+                    if name not in random:
+                        frozen.setdefault(segment.group, f"`{name}` is not random, so its units stay in order")
                 start += segment.size
-    return {number: PermutationGroup(counts[number], tuple(listed)) for number, listed in places.items()}
+    moving = {
+        number: PermutationGroup(counts[number], tuple(places[number])) for number in places if number not in frozen
+    }
+    return moving, frozen
 
 
 def _made_up(network: Network, state: Mapping[str, Tensor]) -> Tensor:
