@@ -85,8 +85,7 @@ def _constants(network: nn.Module, taking: Sequence[Place], numbers: Tensor, inp
     constants = []
     for place, owner in zip(taking, owners, strict=True):
         layer: Any = network.get_submodule(owner)
-        index = place.start + numbers[:, None] * place.inner + torch.arange(place.inner)
-        index, axis = index.to(layer.weight.device), _axis(layer)
+        index, axis = place.positions(numbers).to(layer.weight.device), _axis(layer)
         activations = [x.movedim(axis, 0)[index].flatten(2) for run in runs for x in run[owner]]
         if not activations:
             return None

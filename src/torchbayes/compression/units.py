@@ -136,7 +136,8 @@ def _cleared(network: nn.Module, group: PermutationGroup, stay: Tensor, *, const
         owner, _, attribute = place.name.rpartition(".")
         parameter = network.get_submodule(owner)._parameters.get(attribute)
         if parameter is not None:
-            parameter.index_fill_(place.axis, _places(place, gone).to(parameter.device), 0.0)
+            positions = place.positions(gone.nonzero()[:, 0]).flatten()
+            parameter.index_fill_(place.axis, positions.to(parameter.device), 0.0)
     return gone
 
 
@@ -145,15 +146,9 @@ def _used(network: nn.Module, group: PermutationGroup, *, takes: bool) -> Tensor
     used = torch.zeros(group.size, dtype=torch.bool)
     for place in group.places:
         if _is_weight(network, place) and _takes(network, place) == takes:
-            tensor = network.get_parameter(place.name).detach().movedim(place.axis, 0)
-            weights = tensor[place.start : place.start + group.size * place.inner]
-            used |= (weights.reshape(group.size, -1) != 0).any(1).cpu()
+            weights = place.rows(network.get_parameter(place.name).detach(), group.size)
+            used |= (weights != 0).any(1).cpu()
     return used
-
-
-def _places(place: Place, units: Tensor) -> Tensor:
-    """Return the positions of units, a bool (size,), along the axis of a place."""
-    return place.start + (units.nonzero() * place.inner + torch.arange(place.inner)).flatten()
 
 
 def _without(
@@ -165,7 +160,7 @@ def _without(
     for place in group.places if gone.any() else ():
         key = place.name, place.axis
         mask = kept.get(key, torch.ones(held[place.name].shape[place.axis], dtype=torch.bool)).clone()
-        mask[_places(place, gone)] = False
+        mask[place.positions(gone.nonzero()[:, 0]).flatten()] = False
         kept[key] = mask
     return kept
 

@@ -11,9 +11,16 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from torchbayes.geometry.single import weighted_rows
-from torchbayes.geometry.symmetry.permutations import PermutationGroup, PermutationGroups, held_by, moved, state_of
+from torchbayes.geometry.symmetry.permutations import (
+    PermutationGroup,
+    PermutationGroups,
+    Place,
+    held_by,
+    moved,
+    state_of,
+)
 from torchbayes.geometry.symmetry.tracing import Watch, run
-from torchbayes.geometry.symmetry.units import Axes, Segment
+from torchbayes.geometry.symmetry.units import Axes
 from torchbayes.model.batches.batch import Batch, rows_of
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
@@ -39,12 +46,6 @@ def assigned(scores_NN: Tensor) -> tuple[Tensor, float]:
     order = torch.as_tensor(columns, dtype=torch.int64)
     gain = scores[torch.arange(len(order)), order].sum() - scores.diagonal().sum()
     return order, float(gain)
-
-
-def units(tensor: Tensor, axis: int, segment: Segment, *, start: int) -> Tensor:
-    """Return the weights or activations of each unit of a segment as rows of a matrix, (units, ...), float64."""
-    block = tensor.movedim(axis, 0)[start : start + segment.size]
-    return block.reshape(segment.units, -1).double()
 
 
 def check_linear(groups: Iterable[PermutationGroup]) -> None:
@@ -100,9 +101,9 @@ def _similarity(group: PermutationGroup, a: Mapping[str, Tensor], b: Mapping[str
     """Return C[i, j], the inner product of the weights of unit i in A and unit j in B."""
     example = a[group.places[0].name]
     inner_NN = torch.zeros(group.size, group.size, dtype=torch.float64, device=example.device)
-    for name, axis, start, inner in group.places:
-        segment = Segment(0, group.size, inner)
-        inner_NN += units(a[name], axis, segment, start=start) @ units(b[name], axis, segment, start=start).T
+    for place in group.places:
+        ours, theirs = (place.rows(weights[place.name], group.size).double() for weights in (a, b))
+        inner_NN += ours @ theirs.T
     return inner_NN
 
 
@@ -133,15 +134,15 @@ class _Moments:
 def _activations(groups: PermutationGroups, weights_D: Tensor, buffers: Buffers, inputs: Any) -> dict[int, Tensor]:
     """Return the activations of the units of each group, (units, samples), where a network sums over them."""
     network, found = groups.model.network, groups.found
-    places = {number: place for place, number in enumerate(found.numbers)}
+    numbers = {group: number for number, group in enumerate(found.numbers)}
     activations: dict[int, list[Tensor]] = {}
 
     def used(tensor: Tensor, axes: Axes, axis: int) -> None:
         start = 0
         for segment in axes[axis]:
-            if segment.group in places:
-                parts = activations.setdefault(places[segment.group], [])
-                parts.append(units(tensor, axis, segment, start=start))
+            if segment.group in numbers:
+                rows = Place("", axis, start, segment.inner).rows(tensor, segment.units)
+                activations.setdefault(numbers[segment.group], []).append(rows.double())
             start += segment.size
 
     watch = Watch(found.ties, used)

@@ -34,6 +34,14 @@ class Place(NamedTuple):
     start: int  # first position along it
     inner: int  # neighbouring positions of each unit
 
+    def positions(self, units: Tensor) -> Tensor:
+        """Return the positions of units with these numbers (n,), (n, inner)."""
+        return self.start + units.unsqueeze(1) * self.inner + torch.arange(self.inner, device=units.device)
+
+    def rows(self, tensor: Tensor, count: int) -> Tensor:
+        """Return what a tensor holds of each of `count` units, (units, ...)."""
+        return tensor.movedim(self.axis, 0)[self.start : self.start + count * self.inner].reshape(count, -1)
+
 
 @dataclass(frozen=True)
 class PermutationGroup:
@@ -160,13 +168,13 @@ class PermutationGroups:
 def moved(tensors: Mapping[str, Tensor], group: PermutationGroup, order: Tensor) -> dict[str, Tensor]:
     """Return tensors with the units of one group in another order; absent tensors are left out."""
     reordered = dict(tensors)
-    for name, axis, start, inner in group.places:
-        if name in reordered:
-            tensor = reordered[name]
-            index = torch.arange(tensor.shape[axis], device=tensor.device)
-            positions = index[start : start + group.size * inner]
-            positions.copy_(positions.view(group.size, inner)[order.to(index.device)].flatten())
-            reordered[name] = tensor.index_select(axis, index)
+    for place in group.places:
+        if place.name in reordered:
+            tensor = reordered[place.name]
+            index = torch.arange(tensor.shape[place.axis], device=tensor.device)
+            positions = place.positions(order.to(index.device)).flatten()
+            index[place.start : place.start + len(positions)] = positions
+            reordered[place.name] = tensor.index_select(place.axis, index)
     return reordered
 
 
