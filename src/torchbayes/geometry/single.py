@@ -72,9 +72,8 @@ def place_of(model: Model, data: Any, weights: Weights, *, batch_size: int = 102
 def num_observations(place: Place, chunk_size: int = 1024) -> float:
     """Return n, the sum of the weights of the rows, 0 for ignored ones; a ValueError if no row counts."""
     total = 0.0
-    for rows, weights_B in weighted_rows(
-        place.model, place.weights_D, place.buffers, place.rows, chunk_size=chunk_size
-    ):
+    network = place.weights_D, place.buffers
+    for rows, weights_B in weighted_rows(place.model, network, place.rows, chunk_size=chunk_size):
         total += rows.size if weights_B is None else float(weights_B.double().sum())
     check_counting(total)
     return total
@@ -88,13 +87,16 @@ def check_counting(total: float) -> None:
 
 @torch.no_grad()
 def weighted_rows(
-    model: Model, weights_D: Tensor, buffers: Buffers, batch: Batch, *, chunk_size: int
+    model: Model, network: tuple[Tensor, Buffers], batch: Batch, *, chunk_size: int
 ) -> Iterator[tuple[Batch, Tensor | None]]:
-    """Yield the rows of a batch, a few at a time, and how often each counts, (B,); None where each counts once."""
-    views, network = model.split(weights_D)[0], model.network
+    """Yield the rows of a batch, a few at a time, and how often each counts, (B,); None where each counts once.
+
+    `network` are weights (D,) and buffers.
+    """
+    views, buffers = model.split(network[0])[0], network[1] or None
     for start in range(0, batch.size, chunk_size):
         rows = batch.map(lambda t, start=start: t[start : start + chunk_size])
-        outputs = network(views, network.arrange(rows.inputs), buffers or None)
+        outputs = model.network(views, model.network.arrange(rows.inputs), buffers)
         yield rows, scored(model.likelihood, outputs, rows.targets).row_weights
 
 

@@ -180,7 +180,7 @@ def _alike(
 ) -> Iterator[tuple[Any, float]]:
     """Yield inputs of rows of equal weight, and that weight, because the axis of rows may move inside a network."""
     for batch in batches:
-        for rows, weights_B in weighted_rows(model, *network, batch, chunk_size=chunk_size):
+        for rows, weights_B in weighted_rows(model, network, batch, chunk_size=chunk_size):
             if weights_B is None:
                 yield rows.inputs, 1.0
                 continue
