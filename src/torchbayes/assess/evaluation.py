@@ -152,21 +152,22 @@ class _Places:
     means: Mapping[str, Tensor]  # name of a metric -> values (P,) of which it is the weighted mean
 
     @classmethod
-    def of(cls, found: Evaluation) -> _Places:
-        if found.probs is None or found.labels is None or found.scores is None or found.label_rows is None:
+    def of(cls, evaluation: Evaluation) -> _Places:
+        probs, labels, scores, row_P = evaluation.probs, evaluation.labels, evaluation.scores, evaluation.label_rows
+        if probs is None or labels is None or scores is None or row_P is None:
             raise ValueError(
                 "an evaluation with `labels` must have `probs`, `scores` and `label_rows`. Use `evaluate`."
             )
-        row_P, weights_P = found.label_rows, _counts(found.label_weights, len(found.probs))
-        share_P = weights_P / _counts(found.weights, len(found.log_prob))[row_P]
-        correct_P = hits(found.probs, found.labels)
+        counts_N = _counts(evaluation.weights, len(evaluation.log_prob))
+        share_P = _counts(evaluation.label_weights, len(probs)) / counts_N[row_P]
+        correct_P = hits(probs, labels)
         means = {
             "accuracy": correct_P,
-            "brier": squared_distance(found.probs, found.labels),
-            "entropy": found.scores.entropy,
-            "mutual_information": found.scores.mutual_information,
+            "brier": squared_distance(probs, labels),
+            "entropy": scores.entropy,
+            "mutual_information": scores.mutual_information,
         }
-        return cls(row_P, share_P, found.scores.confidence, correct_P, means)
+        return cls(row_P, share_P, scores.confidence, correct_P, means)
 
     def resampled(self, drawn_RN: Tensor) -> dict[str, Tensor]:
         """Return the metrics of resamples, a few of them at a time."""

@@ -103,13 +103,15 @@ def matrices(cells: Mapping[tuple[int, int], Mapping[str, float]], count: int) -
 
 
 @contextmanager
-def recorded(directory: Path | None, about: Mapping[str, Any], sizes: list[int], *, resume: bool) -> Iterator[Record]:
+def recorded(
+    directory: Path | None, settings: Mapping[str, Any], sizes: list[int], *, resume: bool
+) -> Iterator[Record]:
     """Give the record of a sequence with these settings, and rows of each task; its directory, if any, is locked.
 
     Raises ValueError if it holds another sequence, one that is not to be resumed, or a damaged one; OSError if
     another process writes there, or it cannot be written to.
     """
-    record = Record(directory, {name: describe(value) for name, value in about.items()}, sizes)
+    record = Record(directory, {name: describe(value) for name, value in settings.items()}, sizes)
     with Locked(directory) if directory else nullcontext():
         if directory:
             record.read(directory / NAME, resume=resume)
@@ -119,8 +121,8 @@ def recorded(directory: Path | None, about: Mapping[str, Any], sizes: list[int],
 class Record:
     """The scores of a sequence, kept in `sequence.json` of a directory if there is one, with its settings."""
 
-    def __init__(self, directory: Path | None, about: Mapping[str, Any], sizes: list[int]) -> None:
-        self.directory, self.about, self.sizes = directory, about, sizes
+    def __init__(self, directory: Path | None, settings: Mapping[str, Any], sizes: list[int]) -> None:
+        self.directory, self.settings, self.sizes = directory, settings, sizes
         self.cells: dict[tuple[int, int], Metrics] = {}
         self.untrained: dict[tuple[int, int], Metrics] = {}
 
@@ -135,7 +137,7 @@ class Record:
             )
         described = read_described(path, restore="Restore it, or remove it and resume: scores are then taken anew.")
         sizes = described["sizes"]  # tasks may have been added
-        check_same_run(path, described, {**self.about, "sizes": self.sizes[: len(sizes)]})
+        check_same_run(path, described, {**self.settings, "sizes": self.sizes[: len(sizes)]})
         for into, name in ((self.cells, "scores"), (self.untrained, "untrained")):
             into |= {(t, s): cell for t, s, cell in described[name] if max(t, s) < len(self.sizes)}
         self._write()
@@ -143,7 +145,7 @@ class Record:
     def _write(self) -> None:
         if self.directory is not None:
             scores, untrained = ([[*at, dict(cell)] for at, cell in of.items()] for of in (self.cells, self.untrained))
-            content = {**self.about, "sizes": self.sizes, "scores": scores, "untrained": untrained}
+            content = {**self.settings, "sizes": self.sizes, "scores": scores, "untrained": untrained}
             write_described(self.directory / NAME, content)
 
     def score_untrained(self, score: Callable[[int], Metrics]) -> None:

@@ -208,10 +208,10 @@ def _without_step(method: Sampler) -> bool:
     return not method.adapts and getattr(method, "step_size", 0.0) is None
 
 
-def _beta(num_data: float, given: float | None) -> float:
-    """Return β as it is given, or 1/log n, which needs at least 2 observations."""
-    if given is not None:
-        return float(given)
+def _beta(num_data: float, beta: float | None) -> float:
+    """Return β, or for None 1/log n, which needs at least 2 observations."""
+    if beta is not None:
+        return float(beta)
     if num_data < 2:
         raise ValueError(
             f"`inverse_temperature` must be given for fewer than 2 observations; got {num_data:g}, whose 1/log n is "

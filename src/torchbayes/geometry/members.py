@@ -28,32 +28,34 @@ Networks = Posterior | nn.Module | Tensor | Sequence[nn.Module]
 """A posterior, a trained module or a list of such, or weights (D,) or (M, D)."""
 
 
-def members_of(model: Model, networks: Networks, what: str, *, seed: int = 0) -> Point:
+def members_of(model: Model, networks: Networks, argument: str, *, seed: int = 0) -> Point:
     """Return networks, at least one, as a point posterior of a model.
 
-    A posterior that is not a point gives its default draws. Raises a ValueError if the networks are not those of
-    the model, are not finite, or have drawn dropout masks; a TypeError for other objects. `what` is the name of the
-    argument for messages.
+    A posterior that is not a point gives its default draws. `argument` is the name for messages. Raises a ValueError
+    if the networks are not those of the model, are not finite, or have drawn dropout masks; a TypeError for other
+    objects.
     """
     check_kind(Model, "a Model", model=model)
     listed = isinstance(networks, list | tuple) and len(networks) > 0
     if isinstance(networks, Posterior):
-        return _of_posterior(model, networks, what, seed)
+        return _of_posterior(model, networks, argument, seed)
     if isinstance(networks, nn.Module) or (listed and all(isinstance(each, nn.Module) for each in networks)):
         return Point.of(model, networks)  # type: ignore[arg-type]
     if not isinstance(networks, Tensor):
-        raise TypeError(f"`{what}` must be a posterior, a module, a list of modules or weights; got {seen(networks)}.")
+        raise TypeError(
+            f"`{argument}` must be a posterior, a module, a list of modules or weights; got {seen(networks)}."
+        )
     weights_MD = networks.detach().unsqueeze(0) if networks.ndim == 1 else networks.detach()
-    check_weights(model, "M", **{what: weights_MD})
+    check_weights(model, "M", **{argument: weights_MD})
     return Point(model, weights_MD.to(model.network.device, model.network.dtype))
 
 
-def one_of(model: Model, network: Networks, what: str) -> tuple[Tensor, Buffers]:
+def one_of(model: Model, network: Networks, argument: str) -> tuple[Tensor, Buffers]:
     """Return weights (D,) and buffers of a single network; a ValueError if there are several."""
-    networks = networks_of(members_of(model, network, what))
+    networks = networks_of(members_of(model, network, argument))
     if len(networks) != 1:
         raise ValueError(
-            f"`{what}` must be one network; got {len(networks)}. Pick a member, such as posterior.weights_MD[0]."
+            f"`{argument}` must be one network; got {len(networks)}. Pick a member, such as posterior.weights_MD[0]."
         )
     return networks[0]
 
@@ -64,11 +66,11 @@ def networks_of(point: Point) -> list[tuple[Tensor, Buffers]]:
     return [(point.weights_MD[m], {name: b[m] for name, b in buffers_M.items()}) for m in range(point.members)]
 
 
-def _of_posterior(model: Model, posterior: Posterior, what: str, seed: int) -> Point:
+def _of_posterior(model: Model, posterior: Posterior, argument: str, seed: int) -> Point:
     """Return the members of a point posterior, or the default draws of another."""
     differences = model.layout.differences(posterior.model.layout)
     if differences:
-        raise ValueError(f"`{what}` is a posterior of another model: {'; '.join(differences[:5])}.")
+        raise ValueError(f"`{argument}` is a posterior of another model: {'; '.join(differences[:5])}.")
     known = posterior.statistics_known or posterior.calibration is None or not model.network.batch_norms
     if posterior.centre is posterior and known:
         weights_MD, buffers_M, known = posterior.centre.weights_MD, posterior.buffers_M, posterior.statistics_known
@@ -76,7 +78,7 @@ def _of_posterior(model: Model, posterior: Posterior, what: str, seed: int) -> P
         functions = posterior.functions(seed=seed)
         if functions.masks_S is not None:
             raise ValueError(
-                f"`{what}` draws dropout masks, which its weights do not hold. Give its weights as a Point instead."
+                f"`{argument}` draws dropout masks, which its weights do not hold. Give its weights as a Point instead."
             )
         weights_MD, buffers_M, known = functions.weights_SD, functions.buffers_S, True
     return Point(

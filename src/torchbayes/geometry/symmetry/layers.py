@@ -67,24 +67,24 @@ def _only_first(call: Call, axes: Axes) -> list[Axes]:
 def convolution(call: Call) -> list[Axes]:
     """Return the axes of a convolution's outputs; places and kernels stay in order."""
     inputs, weight = call.tensor("input", "self"), call.tensor("weight")
-    axes, own = call.axes("input", "self"), call.axes("weight")
-    call.ties.fix(*own[2:], *axes[2:])
+    axes, weight_axes = call.axes("input", "self"), call.axes("weight")
+    call.ties.fix(*weight_axes[2:], *axes[2:])
     groups, ties, transposed = call.values.get("groups", 1), call.ties, call.values.get("transposed", False)
     channels = axes[1]
     if transposed:
-        ties.join(channels, own[0])
+        ties.join(channels, weight_axes[0])
         if groups > 1:
             _pieces(call, channels, groups)
-        outputs = ties.resolved(own[1]) * groups
+        outputs = ties.resolved(weight_axes[1]) * groups
     elif groups > 1 and weight.shape[1] == 1:  # each channel by itself
-        ties.join(own[0], widened(channels, weight.shape[0] // groups))
-        outputs = own[0]
+        ties.join(weight_axes[0], widened(channels, weight.shape[0] // groups))
+        outputs = weight_axes[0]
     elif groups > 1:  # the same order in each group of channels
-        ties.join(channels, own[1] * groups)
-        outputs = _pieces(call, own[0], groups)
+        ties.join(channels, weight_axes[1] * groups)
+        outputs = _pieces(call, weight_axes[0], groups)
     else:
-        ties.join(channels, own[1])
-        outputs = own[0]
+        ties.join(channels, weight_axes[1])
+        outputs = weight_axes[0]
     call.used(inputs, 1)
     outputs = _joined(call, outputs, "bias")
     return [[axes[0], ties.resolved(outputs), *shaped(call.results[0].shape[2:])]]
@@ -111,8 +111,8 @@ def layer_norm(call: Call) -> list[Axes]:
     axes = call.axes("input")
     for name in ("weight", "bias"):
         if isinstance(call.values.get(name), Tensor):
-            for back, own in enumerate(reversed(call.axes(name)), 1):
-                axes[-back] = call.ties.join(axes[-back], own)
+            for back, axis in enumerate(reversed(call.axes(name)), 1):
+                axes[-back] = call.ties.join(axes[-back], axis)
     return _only_first(call, axes)
 
 

@@ -216,7 +216,7 @@ def permutation_groups(model: Model, data: Any = None, *, keep: Globs = ()) -> P
     with taking(watched):
         run(network.module, state, watched)
     ties, axes = _watched(network, state, watched, globs)
-    held = {name: tuple(ties.resolved(axis) for axis in own) for name, own in axes.items()}
+    held = {name: tuple(map(ties.resolved, tensor_axes)) for name, tensor_axes in axes.items()}
     groups, frozen = _groups(network, held)
     kept = tuple(dict.fromkeys([*ties.reasons, *frozen.values()]))
     return PermutationGroups(model, tuple(groups.values()), kept, inputs, Found(ties, held, tuple(groups)))

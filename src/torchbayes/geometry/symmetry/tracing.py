@@ -117,10 +117,10 @@ def located(module: nn.Module, watch: Watch) -> Iterator[None]:
         watch.where.pop()
 
     handles = []
-    for name, part in module.named_modules():
+    for name, submodule in module.named_modules():
         handles += [
-            part.register_forward_pre_hook(lambda *_, name=name: watch.where.append(name)),
-            part.register_forward_hook(leave, always_call=True),
+            submodule.register_forward_pre_hook(lambda *_, name=name: watch.where.append(name)),
+            submodule.register_forward_hook(leave, always_call=True),
         ]
     try:
         yield
