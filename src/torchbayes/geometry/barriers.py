@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import as_seed, check_counts
-from torchbayes.geometry.members import Losses, Networks, as_plain, members_of, networks_of, one_of
+from torchbayes.geometry.networks import Losses, Networks, as_plain, members_of, networks_of, one_of
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.curves.simplex import barycentric

@@ -37,8 +37,8 @@ from torchbayes.driver.chains import Chains
 from torchbayes.driver.sample import run_chains
 from torchbayes.geometry.lanczos import lanczos
 from torchbayes.geometry.localised import Localised, rise_of_function, rise_on_all, rise_on_batches
+from torchbayes.geometry.networks import Place, Weights, check_loss, num_observations, place_of
 from torchbayes.geometry.operators import Products
-from torchbayes.geometry.single import Place, Weights, check_loss, num_observations, place_of
 from torchbayes.methods.mcmc.adaptation import LEAST_BURN_IN
 from torchbayes.methods.mcmc.hmc import HMC
 from torchbayes.methods.sampler import Sampler

@@ -20,7 +20,7 @@ from torch import Tensor
 from torchbayes.checks import check_memory
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import FunctionDensity, Phase, Value, ValueOnly, leapfrog
-from torchbayes.geometry.single import Place
+from torchbayes.geometry.networks import Place
 from torchbayes.randomness.seeds import Purpose, mix
 
 Rise = Callable[[Tensor], tuple[Tensor, Tensor]]

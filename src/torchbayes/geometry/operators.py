@@ -22,7 +22,7 @@ from torch import Tensor
 from torchbayes.curvature.roots import check_curved, parameter_information, root
 from torchbayes.density.autograd import leaves_of
 from torchbayes.density.precision import full_precision
-from torchbayes.geometry.single import Place
+from torchbayes.geometry.networks import Place
 from torchbayes.model.model import PREFIX, Batch
 from torchbayes.native.process import differentiable, plain_attention
 

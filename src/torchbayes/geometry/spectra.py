@@ -30,8 +30,8 @@ from torchbayes.checks import (
     check_tensor,
 )
 from torchbayes.geometry.lanczos import Leading, joined, lanczos, leading
+from torchbayes.geometry.networks import Weights, num_observations, place_of
 from torchbayes.geometry.operators import MATRICES, Matrix, Products
-from torchbayes.geometry.single import Weights, num_observations, place_of
 from torchbayes.model.model import Model
 from torchbayes.posteriors.problems import note
 from torchbayes.randomness.seeds import Purpose, generator

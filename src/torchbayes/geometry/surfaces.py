@@ -23,8 +23,17 @@ from torchbayes.checks import (
 )
 from torchbayes.density.density import LogDensity
 from torchbayes.driver.progress import counted
-from torchbayes.geometry.members import Losses, Networks, as_plain, members_of, networks_of, one_of
-from torchbayes.geometry.single import Place, Weights, place_of
+from torchbayes.geometry.networks import (
+    Losses,
+    Networks,
+    Place,
+    Weights,
+    as_plain,
+    members_of,
+    networks_of,
+    one_of,
+    place_of,
+)
 from torchbayes.geometry.volumes import normal, scaled
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers

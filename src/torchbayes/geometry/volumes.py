@@ -25,7 +25,7 @@ from torch import Tensor
 
 from torchbayes.checks import as_seed, check_counts, check_kind, check_memory, check_positive, optional, seen
 from torchbayes.density.density import LogDensity
-from torchbayes.geometry.single import Place, Weights, check_loss, num_observations, place_of
+from torchbayes.geometry.networks import Place, Weights, check_loss, num_observations, place_of
 from torchbayes.model.model import Model
 from torchbayes.model.priors.axes import axes_of
 from torchbayes.posteriors.problems import is_finite, warn_of
