@@ -252,7 +252,7 @@ class TemperatureScaling:
         judged.likelihood.check(predictive.outputs_SBK[0], judged.targets)
         probs, weights = _places(predictive, judged)
         counting = weights > 0
-        classes = _labels(judged.targets, probs, counting, binary=is_binary(predictive))
+        classes = _labels(judged.targets, probs, counting, binary=_is_binary(predictive))
         if classes is None:
             raise TypeError(f"`targets` must be class labels, or soft ones; got {seen(targets)}. Use a Categorical.")
         if not counting.any():
@@ -266,7 +266,7 @@ class TemperatureScaling:
     def __call__(self, predictive: Predictive) -> Predictive:
         """Return the calibrated predictive: one averaged distribution per input, S = 1, for the same targets."""
         logits = class_probs(predictive.distribution).log()
-        if is_binary(predictive):
+        if _is_binary(predictive):
             least = torch.finfo(logits.dtype).tiny
             negative, positive = logits.clamp_min(math.log(least)).unbind(-1)
             logits = positive - negative
@@ -278,7 +278,7 @@ def _averaged(likelihood: Likelihood, predictive: Predictive) -> Likelihood:
     """Return a likelihood of logits that takes the same targets as the classification's."""
     if isinstance(likelihood, Weighted):
         return Weighted(_averaged(likelihood.base, predictive))
-    if is_binary(predictive):
+    if _is_binary(predictive):
         return Bernoulli(soft=isinstance(likelihood, Bernoulli) and likelihood.soft)
     return Categorical(ignore_index=likelihood.ignore_index if isinstance(likelihood, Categorical) else None)
 
@@ -322,7 +322,7 @@ def _add_scores(
     probs, weights = _places(predictive, judged)
     counting = weights > 0
     if judged and row is not None:
-        classes = _labels(judged.targets, probs, counting, binary=is_binary(predictive))
+        classes = _labels(judged.targets, probs, counting, binary=_is_binary(predictive))
         label_row = row.repeat_interleave(len(probs) // len(row))
         columns.add(
             counting, label_weights=weights, label_row=label_row, **({} if classes is None else {"labels": classes})
@@ -336,7 +336,7 @@ def _add_scores(
     )
 
 
-def is_binary(predictive: Predictive) -> bool:
+def _is_binary(predictive: Predictive) -> bool:
     """Return whether there is one probability per place: that of a 1."""
     return isinstance(predictive.distribution, distributions.Bernoulli)
 
