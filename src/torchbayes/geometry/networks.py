@@ -203,8 +203,7 @@ class Losses:
     """The mean losses of networks over data; batch-norm statistics are those of `calibration`, or of the data."""
 
     def __init__(self, model: Model, data: Any, calibration: Any, *, chunk_size: int) -> None:
-        """Check the arguments, and read and check the data."""
-        check_kind(Model, "a Model", model=model)
+        """Read and check the data; the model is checked already."""
         check_counts(chunk_size=chunk_size)
         self._model, self._chunk_size = model, chunk_size
         self._source = self._fitted = as_source(model, data, chunk_size)

@@ -214,6 +214,7 @@ def surface(
         ValueError: if data or plane do not fit the model, no row counts, or limits are no intervals.
         TypeError: if an argument is of the wrong type.
     """
+    check_kind(Model, "a Model", model=model)
     check_kind(Plane, "a Plane, as `Plane.through` makes it", plane=plane)
     check_counts(points=points, least=2)
     check_flags(progress=progress)
