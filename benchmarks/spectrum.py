@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from benchmarks.harness import Work, race, report
 from torchbayes.data import load
 from torchbayes.geometry import spectrum
+from torchbayes.geometry.networks import place_of
 from torchbayes.geometry.operators import Products
-from torchbayes.geometry.single import place_of
 from torchbayes.model import Model, likelihoods
 from torchbayes.networks import build
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 import torchbayes as tb
 from torchbayes import metrics
-from torchbayes.assess import crps as crps_file
-from torchbayes.assess.crps import crps
+from torchbayes.assess import numbers as crps_file
+from torchbayes.assess.numbers import crps
 from torchbayes.metrics.scoring import normals_crps
 
 

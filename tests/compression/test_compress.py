@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import torchbayes as tb
 from tests.oracles import assert_close, normal
 from torchbayes import compression
-from torchbayes.compression.plain import plain_of
-from torchbayes.compression.pruning import gap
+from torchbayes.compression.plain import gap, plain_of
 from torchbayes.compression.rounding import Rounding, packed, unpacked
 from torchbayes.linalg import Dense, Diagonal
 from torchbayes.model import priors

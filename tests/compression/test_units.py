@@ -135,7 +135,6 @@ def test_constants_in_front_of_a_convolution_are_exact_at_its_border(taking: dic
     assert sizes(found.network)["0.weight"][0] == left
     assert found.difference < 1e-14
     assert_close(found.network(x), net(x), rtol=1e-12, atol=1e-14)
-    assert_close(found.whole(x), net(x))
     silent = made_smaller(constants(net, 0, [0, 2, 5], [-0.7, -1.0, -0.4]), x[:7])  # zeros may go behind any border
     assert sizes(silent.network)["0.weight"][0] == 3
     assert_close(silent.network(x), net(x), rtol=1e-12, atol=1e-14)

@@ -126,7 +126,7 @@ def test_weights_have_no_bias_in_either_direction():
     model, data, oracle = linear_problem()
     exact, count = oracle.log_evidence(), 4000
     target = ModelTarget(model, data)
-    _, ladder = _prepared(target, 100, leapfrogs=3, seed=0)
+    ladder, _ = _prepared(target, 100, leapfrogs=3, seed=0)
     starts = (target.draw(count, 5), posterior_draws(count))
     for start, way, sign in zip(starts, (ladder, ladder.reversed()), (-1, 1), strict=True):
         log_ratios = _annealed(target, start, way, seed=1)[0] + sign * exact

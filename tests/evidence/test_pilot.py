@@ -8,8 +8,7 @@ from torch import Tensor
 from tests.evidence.helpers import linear_problem, normal_draws, skewed, tanh_problem
 from tests.oracles import assert_close, normal
 from torchbayes.evidence import AnnealedDensity, FunctionTarget, ModelTarget, power, sigmoidal
-from torchbayes.evidence.moves import Place, Tuning, move
-from torchbayes.evidence.pilot import Pilot, Rung, as_temperatures, pilot
+from torchbayes.evidence.pilot import Pilot, Place, Rung, Tuning, as_temperatures, move, pilot
 
 
 def linear_variances(beta_K: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torchbayes as tb
 from tests.geometry.networks import NETWORKS, filled, made, normal
 from tests.oracles import classes
 from torchbayes.geometry import align, barrier, permutation_groups
-from torchbayes.geometry.symmetry.matching import assigned, by_weights
+from torchbayes.geometry.alignment import assigned, by_weights
 from torchbayes.randomness.seeds import Purpose, seeded
 
 

@@ -14,8 +14,8 @@ from tests.geometry.problems import INPUTS, LABELS, NAMES, gauss_newton, hessian
 from tests.laws.cases import normal
 from torchbayes.geometry import operators, spectrum, trace
 from torchbayes.geometry.lanczos import lanczos
+from torchbayes.geometry.networks import place_of
 from torchbayes.geometry.operators import Products
-from torchbayes.geometry.single import place_of
 
 GGN = [name for name in NAMES if name != "learned noise"]
 

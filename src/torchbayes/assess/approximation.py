@@ -37,12 +37,10 @@ _GOOD, _USABLE, _LARGE = 0.5, 0.7, 20
 _BLOCK = 2**22  # numbers held at once, of weights of drawn networks or of their outputs
 
 
-def _overview(approximation: Approximation) -> Overview:
-    names = ("k", "verdict", "draws", "ess", "rows", "weights")
-    return Overview("Approximation", {name: getattr(approximation, name) for name in names})
+_SHOWN = ("k", "verdict", "draws", "ess", "rows", "weights")
 
 
-@shown(_overview)
+@shown(lambda approximation: Overview("Approximation", {name: getattr(approximation, name) for name in _SHOWN}))
 @dataclass(frozen=True)
 class Approximation:
     """How close a posterior with a density q is to the posterior p(w | D) of its model.

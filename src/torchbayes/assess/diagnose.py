@@ -13,17 +13,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
-from pathlib import Path
 from typing import Any, overload
 
 import torch
 from torch import Tensor, distributions
 
 from torchbayes.assess.approximation import DRAWS, Approximating, Approximation, of_density
-from torchbayes.assess.chains import check_alone, check_enough, of_chains
-from torchbayes.assess.diagnosis import Diagnosis, Record, Trace, draw_trace, largest, record_of
+from torchbayes.assess.diagnosis import (
+    Diagnosis,
+    Record,
+    Trace,
+    check_enough,
+    check_unused,
+    draw_trace,
+    largest,
+    of_chains,
+    record_of,
+)
 from torchbayes.calls import explained
-from torchbayes.checks import check_counts, given, optional, seen
+from torchbayes.checks import check_counts, optional, seen
 from torchbayes.diagnostics import Summary
 from torchbayes.driver.chains import LEAST, Chains, judged
 from torchbayes.driver.log import read_log
@@ -108,12 +116,15 @@ def diagnose(
         ValueError: if there are too few draws, draws are not finite, or inputs, targets and log do not fit.
     """
     if isinstance(posterior, Chains):
-        check_alone(inputs=inputs, targets=targets, log=log, burn_in=burn_in, chunk_size=chunk_size, draws=draws)
+        options = {"inputs": inputs, "targets": targets, "log": log, "burn_in": burn_in, "chunk_size": chunk_size}
+        check_unused(
+            TypeError, "the draws of a network", "chains of `sample`, which need no more", **options, draws=draws
+        )
         return of_chains(posterior)
     optional(check_counts, chunk_size=chunk_size, draws=draws)
     optional(check_counts, least=0, burn_in=burn_in)
     if isinstance(posterior, Approximating):
-        _check_unused("the chains of a sampler", posterior, log=log, burn_in=burn_in)
+        check_unused(ValueError, "the chains of a sampler", type(posterior).__name__, log=log, burn_in=burn_in)
         return of_density(posterior, inputs, targets, draws=draws or DRAWS, chunk_size=chunk_size)
     if not isinstance(posterior, Posterior) or posterior.chain_length is None:
         raise TypeError(
@@ -121,14 +132,8 @@ def diagnose(
             f"Gaussian, can be diagnosed; got "
             f"{f'a {type(posterior).__name__} posterior' if isinstance(posterior, Posterior) else seen(posterior)}."
         )
-    _check_unused("a posterior with a density", posterior, draws=draws)
+    check_unused(ValueError, "a posterior with a density", type(posterior).__name__, draws=draws)
     return _of_draws(posterior, inputs, targets, log=log, burn_in=burn_in, chunk_size=chunk_size)
-
-
-def _check_unused(whose: str, posterior: Posterior, **settings: Any) -> None:
-    """Raise a ValueError if an argument is given."""
-    for name, value in given(**settings).items():
-        raise ValueError(f"`{name}` is for {whose}; got {value!r} for {type(posterior).__name__}. Leave it out.")
 
 
 def _of_draws(
@@ -155,10 +160,7 @@ def _of_draws(
 def _functions(
     posterior: Draws, inputs: Any, targets: Any, *, chunk_size: int | None
 ) -> tuple[dict[str, Summary], str, Tensor | None]:
-    """Return the diagnostics of functions, the name of their space, and the log likelihood of all rows (M, S).
-
-    A ValueError if there are no rows, or not as many targets as inputs.
-    """
+    """Return the diagnostics of functions, the name of their space, and the log likelihood of all rows (M, S)."""
     inputs = posterior.model.place(inputs)
     targets = None if targets is None else posterior.model.place(targets, "targets")
     rows = batch_size(inputs)
@@ -218,24 +220,24 @@ def _joined(parts: Sequence[Summary]) -> Summary:
 # --- traces
 
 
-def _worst_weight(posterior: Draws, found: Summary) -> Trace | None:
-    worst = largest(found.rhat)
+def _worst_weight(posterior: Draws, summary: Summary) -> Trace | None:
+    worst = largest(summary.rhat)
     if worst is None:
         return None
-    name = f"weight {weight_name(posterior.model.layout, worst[0])} (R-hat {float(found.rhat[worst]):.2f})"
+    name = f"weight {weight_name(posterior.model.layout, worst[0])} (R-hat {float(summary.rhat[worst]):.2f})"
     return draw_trace(name, posterior.weights_MSD[:, :, worst[0]])
 
 
-def _worst_function(posterior: Draws, inputs: Any, found: Summary, kind: str) -> Trace | None:
+def _worst_function(posterior: Draws, inputs: Any, summary: Summary, kind: str) -> Trace | None:
     # The largest R-hat often belongs to a probability near zero, which does not matter.
-    worst = largest(found.mcse) or largest(found.rhat)
+    worst = largest(summary.mcse) or largest(summary.rhat)
     if worst is None:
         return None
     row, *indices = worst
     values = _at_rows(posterior, inputs, None, slice(row, row + 1))[1][:, :, 0]
     quantity, axis = ("probability", "class") if kind == "probabilities" else ("mean", "output")
     output = f" of {axis} {', '.join(map(str, indices))}" if indices else ""
-    name = f"{quantity}{output} at input {row} (R-hat {float(found.rhat[worst]):.2f})"
+    name = f"{quantity}{output} at input {row} (R-hat {float(summary.rhat[worst]):.2f})"
     return draw_trace(name, values[(..., *indices)])
 
 
@@ -251,15 +253,15 @@ def _level(record: Record | None, total_MS: Tensor | None, rows: int) -> Trace |
 
 
 def _record(log: Log, burn_in: int | None, chains: int) -> Record | None:
-    """Return the numbers of a log; None before its first record after burn-in.
-
-    A FileNotFoundError if there is no such directory, a TypeError if it is neither a directory nor records, a
-    ValueError if the log is not of these chains.
-    """
-    if isinstance(log, str | PathLike) and not full_path(log).is_dir():
-        raise FileNotFoundError(f"`log` must be the directory of a run; there is no directory {log}.")
-    config = _about(full_path(log)) if isinstance(log, str | PathLike) else {}
-    records = read_log(full_path(log)) if isinstance(log, str | PathLike) else log
+    """Return the numbers of a log; None before its first record after burn-in."""
+    config: dict[str, Any] = {}
+    records: Any = log
+    if isinstance(log, str | PathLike):
+        directory = full_path(log)
+        if not directory.is_dir():
+            raise FileNotFoundError(f"`log` must be the directory of a run; there is no directory {log}.")
+        config = read_described(directory / CONFIG) if (directory / CONFIG).is_file() else {}
+        records = read_log(directory)
     if not isinstance(records, Sequence) or not all(isinstance(entry, Mapping) for entry in records):
         raise TypeError(f"`log` must be the directory of a run, or the records of its log; got {seen(log)}.")
     if burn_in is None:
@@ -285,11 +287,6 @@ def _record(log: Log, burn_in: int | None, chains: int) -> Record | None:
     return record_of(columns, steps_R, exact=exact, gradients=(after_M, before_M), burn_in=burn_in)
 
 
-def _about(directory: Path) -> dict[str, Any]:
-    path = directory / CONFIG
-    return read_described(path) if path.is_file() else {}
-
-
 def _column(records: Sequence[Mapping[str, Any]], name: str) -> Tensor:
     """Return one number of every record, float64 (M, R)."""
-    return torch.tensor([found[name] for found in records], dtype=torch.float64).T
+    return torch.tensor([record[name] for record in records], dtype=torch.float64).T

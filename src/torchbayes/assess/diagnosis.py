@@ -1,18 +1,22 @@
-"""The contents of a diagnosis of chains: spaces, traces, and numbers of the log."""
+"""The contents of a diagnosis of chains: spaces, traces, and numbers of the log; and that of the chains of `sample`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchbayes.checks import given, seen
 from torchbayes.diagnostics import Summary
 from torchbayes.diagnostics.convergence import ENOUGH
 from torchbayes.display import Overview, shown
+from torchbayes.driver.chains import LEAST, Chains, judged
 from torchbayes.health.chains import momentum_ebfmi
+from torchbayes.posteriors.problems import warn_of
 
 
 @dataclass(frozen=True)
@@ -109,11 +113,8 @@ def _row(name: str, space: Summary) -> tuple[str, int, float, str, float]:
     """Return a row of the table of spaces."""
     rhat, bulk = space.rhat[~space.rhat.isnan()], space.ess_bulk[~space.ess_bulk.isnan()]
     share = f"{(rhat <= 1.01).double().mean():.1%}" if len(rhat) else "nan"
-    return name, space.rhat.numel(), _or_nan(rhat, torch.max), share, _or_nan(bulk, torch.min)
-
-
-def _or_nan(numbers: Tensor, extreme: Callable[[Tensor], Tensor]) -> float:
-    return float(extreme(numbers)) if len(numbers) else math.nan
+    highest, least = (float(rhat.max()) if len(rhat) else math.nan, float(bulk.min()) if len(bulk) else math.nan)
+    return name, space.rhat.numel(), highest, share, least
 
 
 def record_of(
@@ -149,3 +150,38 @@ def largest(numbers: Tensor) -> tuple[int, ...] | None:
         return None
     position = torch.where(numbers.isnan(), -math.inf, numbers).argmax()
     return tuple(int(index) for index in torch.unravel_index(position, numbers.shape))
+
+
+def of_chains(chains: Chains) -> Diagnosis:
+    """Return the diagnosis of the chains of `sample`; a ValueError if draws are too few or not finite."""
+    count, draws, _ = chains.weights_MSD.shape
+    check_enough(draws)
+    warn_of(chains.problems, "these chains")
+    values_MSP = torch.cat(list(chains.shaped().values()), -1)
+    spaces, record, traces = {"weights": judged(chains.weights_MSD), "parameters": judged(values_MSP)}, None, []
+    if "gradients" in chains.numbers:
+        after = {name: column[:, chains.burn_in :].cpu() for name, column in chains.numbers.items()}
+        before_M = chains.numbers["gradients"][:, : chains.burn_in].cpu().sum(-1)
+        steps_R = torch.arange(chains.burn_in + 1, chains.burn_in + 1 + after["log_density"].shape[1])
+        gradients = after["gradients"].sum(-1), before_M
+        record = record_of(after, steps_R, exact=True, gradients=gradients, burn_in=chains.burn_in)
+        traces.append(Trace("log density", record.log_density_MR, "iteration", steps_R))
+        if len(steps_R) >= LEAST:
+            spaces["log density"] = judged(record.log_density_MR)
+    rhat_P = spaces["parameters"].rhat
+    if worst := largest(rhat_P):
+        name = f"{chains.quantities()[worst[0]]} (R-hat {float(rhat_P[worst]):.2f})"
+        traces.append(draw_trace(name, values_MSP[:, :, worst[0]]))
+    return Diagnosis(count, draws, spaces, tuple(traces), record)
+
+
+def check_unused(error: type[Exception], whose: str, got: str, **settings: Any) -> None:
+    """Raise an error if an argument is given that is only for `whose` results."""
+    for name, value in given(**settings).items():
+        raise error(f"`{name}` is for {whose}; got {seen(value)} for {got}. Leave it out.")
+
+
+def check_enough(draws: int) -> None:
+    """Raise a ValueError if each chain has too few draws for R-hat."""
+    if draws < LEAST:
+        raise ValueError(f"R-hat needs at least {LEAST} draws of each chain; there are {draws}. Sample longer.")

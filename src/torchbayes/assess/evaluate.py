@@ -15,7 +15,6 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from torchbayes import metrics
-from torchbayes.assess.classification import NONE, is_binary, labels, places
 from torchbayes.assess.evaluation import Evaluation, Scores
 from torchbayes.assess.numbers import number_metrics, number_terms, scored_columns
 from torchbayes.calls import explained
@@ -35,6 +34,7 @@ from torchbayes.predictive.classes import class_probs
 from torchbayes.predictive.predict import Source, as_source, predict, stream
 
 _ROWS = 1024
+_NONE = "no row counts: all are ignored, or have weight 0."
 
 
 @dataclass
@@ -101,7 +101,7 @@ def evaluate(
         raise ValueError("the data are empty: there are no rows to evaluate.")
     rows = columns.joined()
     if not len(rows["log_prob"]):
-        raise ValueError(NONE)
+        raise ValueError(_NONE)
     weights = _unequal(rows["weights"])
     scores_by_name = {"nll": float(metrics.nll(rows["log_prob"], weights_B=weights))}
     terms = {"nll": -rows["log_prob"].double()}
@@ -250,13 +250,13 @@ class TemperatureScaling:
             raise TypeError(f"`targets` must be a tensor, as the likelihood takes it; got {seen(targets)}.")
         judged = scored(predictive.likelihood, predictive.outputs_SBK[0], targets)
         judged.likelihood.check(predictive.outputs_SBK[0], judged.targets)
-        probs, weights = places(predictive, judged)
+        probs, weights = _places(predictive, judged)
         counting = weights > 0
-        classes = labels(judged.targets, probs, counting, binary=is_binary(predictive))
+        classes = _labels(judged.targets, probs, counting, binary=_is_binary(predictive))
         if classes is None:
             raise TypeError(f"`targets` must be class labels, or soft ones; got {seen(targets)}. Use a Categorical.")
         if not counting.any():
-            raise ValueError(NONE)
+            raise ValueError(_NONE)
         probs, classes = probs[counting], classes[counting]
         of_target = classes > 0 if classes.is_floating_point() else functional.one_hot(classes, probs.shape[-1]).bool()
         # A target of probability 0 may be an underflow. Any other class of probability 0 keeps it.
@@ -266,7 +266,7 @@ class TemperatureScaling:
     def __call__(self, predictive: Predictive) -> Predictive:
         """Return the calibrated predictive: one averaged distribution per input, S = 1, for the same targets."""
         logits = class_probs(predictive.distribution).log()
-        if is_binary(predictive):
+        if _is_binary(predictive):
             least = torch.finfo(logits.dtype).tiny
             negative, positive = logits.clamp_min(math.log(least)).unbind(-1)
             logits = positive - negative
@@ -278,7 +278,7 @@ def _averaged(likelihood: Likelihood, predictive: Predictive) -> Likelihood:
     """Return a likelihood of logits that takes the same targets as the classification's."""
     if isinstance(likelihood, Weighted):
         return Weighted(_averaged(likelihood.base, predictive))
-    if is_binary(predictive):
+    if _is_binary(predictive):
         return Bernoulli(soft=isinstance(likelihood, Bernoulli) and likelihood.soft)
     return Categorical(ignore_index=likelihood.ignore_index if isinstance(likelihood, Categorical) else None)
 
@@ -298,10 +298,7 @@ def _predictives(
 
 
 def batches(model: Model, data: Any) -> Iterable[Any]:
-    """Return batches of (inputs, targets), a mapping, a Dataset, a DataLoader or an iterable of batches.
-
-    Every row of a data set comes once, in its order. A TypeError if the data are none of these.
-    """
+    """Return batches of (inputs, targets), a mapping, a Dataset, a DataLoader or an iterable; rows are in order."""
     if isinstance(data, TensorDataset):
         data = data.tensors
     if isinstance(data, tuple | Mapping):
@@ -322,10 +319,10 @@ def _add_scores(
     columns: _Columns, predictive: Predictive, judged: Counted | None = None, row: Tensor | None = None
 ) -> None:
     """Add class probabilities and uncertainties of every place; with targets, only of places that count."""
-    probs, weights = places(predictive, judged)
+    probs, weights = _places(predictive, judged)
     counting = weights > 0
     if judged and row is not None:
-        classes = labels(judged.targets, probs, counting, binary=is_binary(predictive))
+        classes = _labels(judged.targets, probs, counting, binary=_is_binary(predictive))
         label_row = row.repeat_interleave(len(probs) // len(row))
         columns.add(
             counting, label_weights=weights, label_row=label_row, **({} if classes is None else {"labels": classes})
@@ -337,6 +334,37 @@ def _add_scores(
         entropy=predictive.entropy.flatten(),
         mutual_information=predictive.mutual_information.flatten(),
     )
+
+
+def _is_binary(predictive: Predictive) -> bool:
+    """Return whether there is one probability per place: that of a 1."""
+    return isinstance(predictive.distribution, distributions.Bernoulli)
+
+
+def _places(predictive: Predictive, judged: Counted | None) -> tuple[Tensor, Tensor]:
+    """Return averaged probabilities (P, K) of all places of all rows, and how often each counts (P,).
+
+    A row has one place, or several: tokens of a sequence, pixels of an image, or several binary labels.
+    """
+    probs = class_probs(predictive.distribution)
+    rows, probs = len(probs), probs.flatten(0, -2)
+    weights = judged.weights if judged else None
+    if weights is None:
+        weights = probs.new_ones(rows)
+    return probs, weights.flatten() if weights.ndim > 1 else weights.repeat_interleave(len(probs) // rows)
+
+
+def _labels(targets: Any, probs: Tensor, kept: Tensor, *, binary: bool) -> Tensor | None:
+    """Return labels (P,) of P places with probabilities (P, K), or soft ones (P, K); None if targets are neither."""
+    if not isinstance(targets, Tensor):
+        return None
+    if binary and targets.is_floating_point() and targets.numel() == len(probs):
+        targets = torch.stack([1 - targets.flatten(), targets.flatten()], dim=-1)
+    if targets.is_floating_point():
+        return targets.reshape(probs.shape).to(probs) if targets.numel() == probs.numel() else None
+    flat = targets.flatten()
+    inside = len(flat) == len(probs) and ((flat >= 0) & (flat < probs.shape[-1]) | ~kept).all()
+    return flat.long() if inside else None
 
 
 def _unequal(weights: Tensor) -> Tensor | None:

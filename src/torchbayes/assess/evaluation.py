@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,12 +28,7 @@ class Scores:
     confidence: Tensor  # largest averaged probability (N,)
 
 
-def _overview(evaluation: Evaluation) -> Overview:
-    facts = {"rows": len(evaluation.log_prob), **evaluation.metrics}
-    return Overview("Evaluation", facts)
-
-
-@shown(_overview)
+@shown(lambda evaluation: Overview("Evaluation", {"rows": len(evaluation.log_prob), **evaluation.metrics}))
 @dataclass(frozen=True)
 class Evaluation:
     """Metrics of a predictive on data with targets, and what they were computed from.
@@ -117,14 +112,13 @@ def resampled(evaluation: Evaluation, resamples: int, seed: int) -> dict[str, Te
     if len(evaluation.log_prob) < 2:
         raise ValueError("an interval needs at least 2 rows, as one says nothing of others. Evaluate more of them.")
     places = None if evaluation.labels is None else _Places.of(evaluation)
-    parts: dict[str, list[Tensor]] = {}
+    parts = []
     for drawn_RN in drawn_rows(_counts(evaluation.weights, len(evaluation.log_prob)), resamples, seed):
         metrics = {name: resampled_mean(terms_N, drawn_RN) for name, terms_N in evaluation.terms.items()}
         metrics |= {name: metrics[name].sqrt() for name in metrics.keys() & {"rmse"}}
-        metrics |= {} if places is None else places.resampled(drawn_RN)
-        for name, values_R in metrics.items():
-            parts.setdefault(name, []).append(values_R)
-    return {name: torch.cat(parts[name]) for name in evaluation.metrics if name in parts}
+        parts.append(metrics | ({} if places is None else places.resampled(drawn_RN)))
+    metrics = _joined(parts)
+    return {name: metrics[name] for name in evaluation.metrics if name in metrics}
 
 
 def drawn_rows(counts_N: Tensor, resamples: int, seed: int) -> Iterator[Tensor]:
@@ -158,34 +152,39 @@ class _Places:
     means: Mapping[str, Tensor]  # name of a metric -> values (P,) of which it is the weighted mean
 
     @classmethod
-    def of(cls, found: Evaluation) -> _Places:
-        if found.probs is None or found.labels is None or found.scores is None or found.label_rows is None:
+    def of(cls, evaluation: Evaluation) -> _Places:
+        probs, labels, scores, row_P = evaluation.probs, evaluation.labels, evaluation.scores, evaluation.label_rows
+        if probs is None or labels is None or scores is None or row_P is None:
             raise ValueError(
                 "an evaluation with `labels` must have `probs`, `scores` and `label_rows`. Use `evaluate`."
             )
-        row_P, weights_P = found.label_rows, _counts(found.label_weights, len(found.probs))
-        share_P = weights_P / _counts(found.weights, len(found.log_prob))[row_P]
-        correct_P = hits(found.probs, found.labels)
+        counts_N = _counts(evaluation.weights, len(evaluation.log_prob))
+        share_P = _counts(evaluation.label_weights, len(probs)) / counts_N[row_P]
+        correct_P = hits(probs, labels)
         means = {
             "accuracy": correct_P,
-            "brier": squared_distance(found.probs, found.labels),
-            "entropy": found.scores.entropy,
-            "mutual_information": found.scores.mutual_information,
+            "brier": squared_distance(probs, labels),
+            "entropy": scores.entropy,
+            "mutual_information": scores.mutual_information,
         }
-        return cls(row_P, share_P, found.scores.confidence, correct_P, means)
+        return cls(row_P, share_P, scores.confidence, correct_P, means)
 
     def resampled(self, drawn_RN: Tensor) -> dict[str, Tensor]:
         """Return the metrics of resamples, a few of them at a time."""
-        parts: dict[str, list[Tensor]] = {}
+        parts = []
         for part_RN in drawn_RN.split(max(1, _AT_ONCE // len(self.row_P))):
             weights_RP = part_RN[:, self.row_P] * self.share_P
             metrics = {name: resampled_mean(values_P, weights_RP) for name, values_P in self.means.items()}
             metrics["ece"] = resampled_ece(self.confidence_P, self.correct_P, weights_RP)
             metrics["ece_mass"] = resampled_ece_mass(self.confidence_P, self.correct_P, weights_RP)
             metrics["aurc"] = resampled_aurc(1 - self.correct_P, -self.confidence_P, weights_RP)
-            for name, values_R in metrics.items():
-                parts.setdefault(name, []).append(values_R)
-        return {name: torch.cat(values) for name, values in parts.items()}
+            parts.append(metrics)
+        return _joined(parts)
+
+
+def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the metrics of successive resamples as one."""
+    return {name: torch.cat([metrics[name] for metrics in parts]) for name in parts[0]}
 
 
 def _counts(weights: Tensor | None, count: int) -> Tensor:

@@ -10,7 +10,6 @@ from torch import Tensor, distributions
 
 from torchbayes.assess.evaluate import batches
 from torchbayes.assess.numbers import number_columns
-from torchbayes.checks import check_counts
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
@@ -37,22 +36,14 @@ class Numbers:
         return bool(self.mean.isfinite().all() and self.scale.isfinite().all())
 
 
-def predicted_numbers(
-    posterior: Posterior | Functions | Source,
-    data: Any,
-    *,
-    draws: int | None = None,
-    seed: int = 0,
-    chunk_size: int = 1024,
-) -> Numbers | None:
+def predicted_numbers(posterior: Posterior | Functions | Source, data: Any) -> Numbers | None:
     """Return predictions and targets that are numbers, without rows of weight 0; arguments as of `evaluate`.
 
     None if the targets are classes, no tensor, or of another shape than the predictions, or if the likelihood's
     distribution can be neither inverted nor sampled.
     """
-    check_counts(chunk_size=chunk_size)
-    source, blocks = as_source(posterior, draws, seed), []
-    for predictive, targets in stream(source, batches(source.model, data), chunk_size=chunk_size):
+    source, blocks = as_source(posterior, None, 0), []
+    for predictive, targets in stream(source, batches(source.model, data)):
         rows = _rows(predictive, targets)
         if rows is None:
             return None

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributions
 
-from torchbayes.assess.classification import is_binary
 from torchbayes.assess.evaluate import fidelity
 from torchbayes.metrics.fidelity import floor, wasserstein1_rows
 from torchbayes.posteriors import Functions
@@ -78,7 +77,7 @@ def chain_probs(predictive: Predictive, chains: int) -> Tensor:
     """Return class probabilities averaged over the draws of each chain, float64 (M, B, K); draw s is of chain s % M."""
     probs: Any = predictive.distribution.probs  # type: ignore[attr-defined]
     probs_SBK = probs.double()
-    if is_binary(predictive):
+    if isinstance(predictive.distribution, distributions.Bernoulli):
         probs_SBK = torch.cat([1 - probs_SBK, probs_SBK], dim=-1)
     return probs_SBK.unflatten(0, (-1, chains)).mean(0).cpu()
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torchbayes.checks import check_flags, check_numbers, check_positive, check_share, optional
 from torchbayes.compression.compressed import Compressed, point_of
 from torchbayes.compression.follow import follow
-from torchbayes.compression.plain import Plain, filled, plain_of
-from torchbayes.compression.pruning import gap, signal_to_noise
+from torchbayes.compression.plain import Plain, filled, gap, plain_of
 from torchbayes.compression.rounding import Rounding
 from torchbayes.compression.units import smaller
 from torchbayes.model.model import Model
@@ -103,7 +102,7 @@ def prune(
     """Return the network without the weights that are least certain to differ from zero.
 
     Weights of matrices and filters are ranked over all layers by |E w| / √Var w, as Bayes by backprop, sparse
-    variational dropout and the optimal brain surgeon rank them (`pruning`); those of a point, which has no variance,
+    variational dropout and the optimal brain surgeon rank them (`plain`); those of a point, which has no variance,
     by |w|. Biases and the parameters of norms stay. Units that are left without effect are taken out, as by
     `compress`.
     Source: Blundell et al. (2015), section 5.1; Hassibi and Stork (1993); Graves (2011).
@@ -136,7 +135,7 @@ def prune(
     plain = plain_of(posterior)
     if plain.groups:
         raise ValueError("`posterior` has multipliers, by which whole units are pruned. Call `compress`.")
-    original, noise = filled(plain.network, {}), signal_to_noise(plain)
+    original, noise = filled(plain.network, {}), plain.signal_to_noise()
     flat = torch.cat([of.flatten() for of in noise.values()])
     pruned = flat < (0.0 if least is None else least)
     if keep is not None:
@@ -179,13 +178,7 @@ def _thresholds(plain: Plain, threshold: float | Mapping[str, float] | None) -> 
 
 
 def _made(
-    model: Model,
-    plain: Plain,
-    data: Any,
-    *,
-    original: nn.Module,
-    thresholds: Mapping[str, float],
-    rounded: bool,
+    model: Model, plain: Plain, data: Any, *, original: nn.Module, thresholds: Mapping[str, float], rounded: bool
 ) -> Compressed:
     """Return the compressed network of a plain one with zeros for pruned weights."""
     num_weights = sum(plain.network.get_parameter(name).numel() for name in plain.random)
@@ -199,6 +192,14 @@ def _made(
                 roundings[name] = rounding
                 parameters[name].data.copy_(rounding.apply(parameters[name].detach()))
     posterior = point_of(small.network, model, plain.learned, names=plain.random)
-    counts = {"num_weights": num_weights, "num_kept": num_kept, "difference": small.difference}
-    counts["change"] = small.change
-    return Compressed(posterior, small.surgery, roundings, **counts, thresholds=thresholds, stayed=small.stayed)
+    return Compressed(
+        posterior,
+        small.surgery,
+        roundings,
+        num_weights,
+        num_kept,
+        thresholds,
+        small.stayed,
+        small.difference,
+        small.change,
+    )

@@ -155,8 +155,8 @@ def load(path: str | Path, model: Model) -> Compressed:
         raise ValueError(f"{path} holds a {header.get('kind')!r}, not a compressed network. Read it by `tb.load`.")
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        part, _, rest = name.partition(".")
-        parts.setdefault(part, {})[rest] = tensor
+        kind, _, rest = name.partition(".")
+        parts.setdefault(kind, {})[rest] = tensor
     try:
         sizes = enumerate(header["sizes"])
         masks = [unpacked(parts["positions"][str(number)], 1, size) == 1 for number, size in sizes]

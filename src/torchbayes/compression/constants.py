@@ -35,8 +35,10 @@ class Taken(NamedTuple):
 
     @property
     def needs_carrier(self) -> bool:
-        """Whether constants cannot go into the layer's bias."""
-        return self.layer.bias is None or _padded(self.layer)
+        """Whether constants cannot go into a bias, or the layer sees zeros beyond the border of its inputs."""
+        padding = getattr(self.layer, "padding", 0)
+        is_padded = padding == "same" if isinstance(padding, str) else bool(torch.tensor(padding).any())
+        return self.layer.bias is None or (is_padded and self.layer.padding_mode == "zeros")
 
     def give_up(self, units: Tensor, carrier: int | None) -> None:
         """Let the bias, or one of the constants, represent some units, whose weights become zero."""
@@ -83,8 +85,7 @@ def _constants(network: nn.Module, taking: Sequence[Place], numbers: Tensor, inp
     constants = []
     for place, owner in zip(taking, owners, strict=True):
         layer: Any = network.get_submodule(owner)
-        index = place.start + numbers[:, None] * place.inner + torch.arange(place.inner)
-        index, axis = index.to(layer.weight.device), _axis(layer)
+        index, axis = place.positions(numbers).to(layer.weight.device), _axis(layer)
         activations = [x.movedim(axis, 0)[index].flatten(2) for run in runs for x in run[owner]]
         if not activations:
             return None
@@ -113,7 +114,7 @@ def _inputs_of(network: nn.Module, layers: Set[str], inputs: Any, noise: bool) -
         network.get_submodule(name).register_forward_pre_hook(partial(note, name), with_kwargs=True) for name in layers
     ]
     if noise:
-        random = _random()
+        random = partial(_noise, generator(Purpose.UNIT_NOISE))
         hooks += [
             layer.register_forward_hook(partial(_disturbed, random), prepend=True)
             for layer in network.modules()
@@ -128,10 +129,9 @@ def _inputs_of(network: nn.Module, layers: Set[str], inputs: Any, noise: bool) -
     return inputs_seen
 
 
-def _random() -> Callable[[Tensor], Tensor]:
-    """Return a function that makes noise like a tensor: of both signs and all sizes, so that no threshold hides it."""
-    source = generator(Purpose.UNIT_NOISE)
-    return lambda like: torch.empty(like.shape, dtype=torch.float64).cauchy_(generator=source).to(like)
+def _noise(source: torch.Generator, like: Tensor) -> Tensor:
+    """Return noise like a tensor: of both signs and all sizes, so that no threshold hides it."""
+    return torch.empty(like.shape, dtype=torch.float64).cauchy_(generator=source).to(like)
 
 
 def _disturbed(random: Callable[[Tensor], Tensor], layer: Any, args: Any, output: Tensor) -> Tensor:
@@ -145,10 +145,3 @@ def _disturbed(random: Callable[[Tensor], Tensor], layer: Any, args: Any, output
 def _axis(layer: Any) -> int:
     """Return the axis of channels or features, counted from the last."""
     return 1 - layer.weight.ndim if isinstance(layer, CONVOLUTIONS) else -1
-
-
-def _padded(layer: Any) -> bool:
-    """Return whether a layer sees zeros beyond the border of its inputs."""
-    padding = getattr(layer, "padding", 0)
-    is_padded = padding == "same" if isinstance(padding, str) else bool(torch.tensor(padding).any())
-    return is_padded and layer.padding_mode == "zeros"

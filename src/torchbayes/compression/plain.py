@@ -1,4 +1,15 @@
-"""A posterior's network as a plain module at its means, with the variances of its weights."""
+"""A posterior's network as a plain module at its means, with the variances of its weights, and what of it is noise.
+
+Weights and units are superfluous if these are small and large:
+
+    signal to noise of a weight     |E w| / √Var w
+    noise of a unit                 of its multiplier: log Var z/(E z)², or minus the logarithm of its mode
+
+For independent weights log α = −2 log (|E w| / √Var w) is the criterion of sparse variational dropout (Molchanov et
+al. 2017), and ½ (E w)² / Var w under Laplace's Var w = (H⁻¹)_ii is the saliency of the optimal brain surgeon (Hassibi
+and Stork 1993): the rise of the loss if the weight is set to zero and all others follow. They follow to E(w | pruned
+ones = 0) = μ − Σ_P (Σ_PP)⁻¹ μ_P, which `follow` computes for any covariance.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +25,7 @@ from torchbayes.model.model import PREFIX
 from torchbayes.model.priors.multiplied import LAYER, Moments, Multiplied, replaced
 from torchbayes.posteriors.posterior import Posterior
 
+_LEAST = 0.5  # nats
 _MATRIX = 2  # least number of axes of parameters that are pruned, so biases and parameters of norms stay
 
 
@@ -26,10 +38,10 @@ class Plain(NamedTuple):
     learned: dict[str, Tensor]  # learned parameters of the likelihood
     groups: dict[str, Moments]  # layer -> moments of its multipliers, for a network with multipliers
 
-    @property
-    def matrices(self) -> tuple[str, ...]:
-        """Names of the parameters whose elements may be pruned."""
-        return tuple(name for name, t in self.network.named_parameters() if t.ndim >= _MATRIX)
+    def signal_to_noise(self) -> dict[str, Tensor]:
+        """Return |E w| / √Var w of the weights that may be pruned, by parameter; |w| for a point."""
+        sizes = {n: t.detach().abs() for n, t in self.network.named_parameters() if t.ndim >= _MATRIX}
+        return {n: size / self.variance[n].sqrt() if n in self.variance else size for n, size in sizes.items()}
 
 
 def plain_of(posterior: Posterior) -> Plain:
@@ -73,10 +85,7 @@ def multipliers_removed(module: nn.Module, weights: Mapping[str, Tensor]) -> nn.
 
 
 def _statistics(posterior: Posterior, views: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return the buffers of the network at the means, because statistics of batch norms depend on the weights.
-
-    Raises a ValueError if they must be computed, and there are no training inputs.
-    """
+    """Return the buffers of the network at the means, because statistics of batch norms depend on the weights."""
     network = posterior.model.network
     buffers = {name: buffer[0] for name, buffer in (posterior.buffers_M or {}).items()} or network.buffers
     if not network.batch_norms or posterior.statistics_known:
@@ -139,3 +148,17 @@ def _multiplied_out(made: nn.Module, name: str, layer: Multiplied, variance: dic
         variance[f"{name}.weight"] = product
     replaced(made, layer, layer.plain(z * weight))
     return moments
+
+
+def gap(noise: Tensor, window: tuple[float, float]) -> float:
+    """Return the noise from which on units are superfluous: the middle of the widest gap in a histogram's window.
+
+    Outside the window (`Moments.window`) a unit is clearly needed or clearly superfluous. If neighbours are nowhere
+    half a nat apart there is no gap, and the threshold is the middle of the window.
+    """
+    low, high = window
+    inside = noise[(noise > low) & (noise < high)].double().sort().values
+    edges = torch.cat([inside.new_tensor([low]), inside, inside.new_tensor([high])])
+    widths = edges.diff()
+    at = int(widths.argmax())
+    return float(edges[at] + 0.5 * widths[at]) if float(widths[at]) > _LEAST else 0.5 * (low + high)

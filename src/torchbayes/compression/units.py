@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torchbayes.compression.constants import ROUNDING, fold, outputs_of
 from torchbayes.compression.plain import filled
 from torchbayes.compression.surgery import CONVOLUTIONS, NORMS, Surgery
-from torchbayes.geometry.symmetry.permutations import PermutationGroup, Place, permutation_groups
-from torchbayes.geometry.symmetry.same import distance
+from torchbayes.geometry.symmetry.permutations import PermutationGroup, Place, distance, permutation_groups
 from torchbayes.model.batches.batch import rows_of
 from torchbayes.model.layout import Globs
 from torchbayes.model.model import Model, having
@@ -31,13 +30,12 @@ _ROWS = 256
 
 
 class Smaller(NamedTuple):
-    """A network before and after units were taken out."""
+    """A network after units were taken out."""
 
-    whole: nn.Module  # the given network in full size
     network: nn.Module
     surgery: Surgery  # how the smaller network was made
     stayed: tuple[str, ...]  # why hidden units without effect may still be there, a sentence each
-    difference: float  # largest difference between outputs of the two, relative to the largest output
+    difference: float  # largest difference to outputs of the given network, relative to the largest output
     change: float  # likewise, to the network before its weights were set to zero
 
 
@@ -66,7 +64,7 @@ def smaller(
     small = surgery.apply(cleared)
     outputs = outputs_of(small, inputs)
     change = distance(outputs, outputs_of(filled(original or network, {}), inputs))
-    return Smaller(full_size, small, surgery, tuple(dict.fromkeys(stayed)), distance(outputs, expected), change)
+    return Smaller(small, surgery, tuple(dict.fromkeys(stayed)), distance(outputs, expected), change)
 
 
 def _without_effect(
@@ -138,7 +136,8 @@ def _cleared(network: nn.Module, group: PermutationGroup, stay: Tensor, *, const
         owner, _, attribute = place.name.rpartition(".")
         parameter = network.get_submodule(owner)._parameters.get(attribute)
         if parameter is not None:
-            parameter.index_fill_(place.axis, _places(place, gone).to(parameter.device), 0.0)
+            positions = place.positions(gone.nonzero()[:, 0]).flatten()
+            parameter.index_fill_(place.axis, positions.to(parameter.device), 0.0)
     return gone
 
 
@@ -147,15 +146,9 @@ def _used(network: nn.Module, group: PermutationGroup, *, takes: bool) -> Tensor
     used = torch.zeros(group.size, dtype=torch.bool)
     for place in group.places:
         if _is_weight(network, place) and _takes(network, place) == takes:
-            tensor = network.get_parameter(place.name).detach().movedim(place.axis, 0)
-            weights = tensor[place.start : place.start + group.size * place.inner]
-            used |= (weights.reshape(group.size, -1) != 0).any(1).cpu()
+            weights = place.rows(network.get_parameter(place.name).detach(), group.size)
+            used |= (weights != 0).any(1).cpu()
     return used
-
-
-def _places(place: Place, units: Tensor) -> Tensor:
-    """Return the positions of units, a bool (size,), along the axis of a place."""
-    return place.start + (units.nonzero() * place.inner + torch.arange(place.inner)).flatten()
 
 
 def _without(
@@ -167,7 +160,7 @@ def _without(
     for place in group.places if gone.any() else ():
         key = place.name, place.axis
         mask = kept.get(key, torch.ones(held[place.name].shape[place.axis], dtype=torch.bool)).clone()
-        mask[_places(place, gone)] = False
+        mask[place.positions(gone.nonzero()[:, 0]).flatten()] = False
         kept[key] = mask
     return kept
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,8 @@ from torchbayes.assess.evaluate import evaluate
 from torchbayes.calls import explained
 from torchbayes.checks import as_seed, check_flags, check_kind, check_object, optional, seen
 from torchbayes.continual.coresets import Coreset
-from torchbayes.continual.record import Record
 from torchbayes.continual.tasks import Task, as_tasks, can_be_picked, joined, numbers_of, picked, sources_of
-from torchbayes.continual.transfer import Learned, matrices
+from torchbayes.continual.transfer import Learned, Record, matrices, recorded
 from torchbayes.continual.unused import restored, used_by
 from torchbayes.driver.checks import check_method
 from torchbayes.linalg import Diagonal
@@ -98,9 +98,12 @@ def sequence(
     sources = sources_of(model, tasks)
     if coreset is not None:
         _check_coreset(coreset, model, tasks, sources)
+    if resume and directory is None:
+        raise ValueError("`resume=True` needs the `directory` of the sequence to continue.")
+    path = None if directory is None else full_path(directory)
     settings = {"method": method, "seeker": seeker, "coreset": coreset, "seed": seed}
-    with Record(directory, settings, [source.num_data for source in sources], resume=resume) as record:
-        fits = Fits(method, seeker, None if directory is None else full_path(directory), resume, seed)
+    with recorded(path, settings, [source.num_data for source in sources], resume=resume) as record:
+        fits = Fits(method, seeker, path, resume, seed)
         return _learn(model, tasks, sources, fits=fits, coreset=coreset, record=record)
 
 
@@ -115,9 +118,11 @@ def _learn(
     for t, (task, source) in enumerate(zip(tasks, sources, strict=True)):
         used_D, train = used_by(model, source), task.train
         if coreset is not None:
-            others, chosen = _split(coreset, source, seed=fits.seed_of(2 * t))
+            chosen = coreset.choose(source.num_data, partial(numbers_of, source), seed=fits.seed_of(2 * t))
+            left = torch.ones(source.num_data, dtype=torch.bool)
+            left[chosen] = False
             cores.append(picked(task.train, chosen))
-            train = picked(task.train, others)
+            train = picked(task.train, left.nonzero()[:, 0])
         before = posteriors[-1] if posteriors else None
         posterior = fits.one(model, train, before, number=2 * t, used_D=used_D, new_D=used_D & ~seen_D)
         predictor = posterior
@@ -165,15 +170,13 @@ class Fits:
             if method.needs.spread:
                 variance_MD = before.gaussian.covariance.diagonal().masked_fill(new_D.to(point.weights_MD.device), 0)
                 start = Gaussian(model, point.weights_MD, Diagonal(variance_MD), buffers_M=point.buffers_M)
-        if seeker := self._seeker(method, first=number == 0):
+        seeker = self.seeker if number == 0 else None
+        if method.needs.start is not None:
+            seeker = self.seeker or method.needs.start
+        if seeker:
             start = fit(model, data, seeker, start=point, **self._options(number, "mode"))
         posterior = fit(model, data, method, start=start, **self._options(number, "fit"))
         return restored(posterior, used_D, before=point)
-
-    def _seeker(self, method: Continued, *, first: bool) -> Continued | None:
-        if method.needs.start is not None:
-            return self.seeker or method.needs.start
-        return self.seeker if first else None
 
     def _options(self, number: int, folder: str) -> dict[str, Any]:
         task, is_coreset = divmod(number, 2)
@@ -218,14 +221,6 @@ def _check_coreset(coreset: Coreset, model: Model, tasks: Sequence[Task], source
                 f"`coreset` sets {coreset.size} rows aside, and {task.name} has {source.num_data}, of which one at "
                 f"least must be left. Give a smaller coreset."
             )
-
-
-def _split(coreset: Coreset, source: Source, *, seed: int) -> tuple[Tensor, Tensor]:
-    """Return the numbers of the rows that remain, and of those set aside."""
-    chosen = coreset.choose(source.num_data, lambda: numbers_of(source), seed=seed)
-    left = torch.ones(source.num_data, dtype=torch.bool)
-    left[chosen] = False
-    return left.nonzero()[:, 0], chosen
 
 
 def _point(before: Any, new_D: Tensor, seed: int) -> Point:

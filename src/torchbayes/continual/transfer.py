@@ -8,15 +8,24 @@ forward transfer     (1/(T−1)) Σ_{s > 1} (R_{s−1,s} − b_s),   b_s of the 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchbayes.checks import check_choice
+from torchbayes.driver.checkpoint import check_same_run
+from torchbayes.driver.run import describe
+from torchbayes.posteriors.files import read_described, write_described
+from torchbayes.posteriors.locks import Locked
 from torchbayes.posteriors.posterior import Posterior
+
+NAME = "sequence.json"
+Metrics = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -91,3 +100,67 @@ def matrices(cells: Mapping[tuple[int, int], Mapping[str, float]], count: int) -
         for (row, column), cell in cells.items():
             matrix_of[name][row, column] = cell[name]
     return matrix_of
+
+
+@contextmanager
+def recorded(
+    directory: Path | None, settings: Mapping[str, Any], sizes: list[int], *, resume: bool
+) -> Iterator[Record]:
+    """Give the record of a sequence with these settings, and rows of each task; its directory, if any, is locked.
+
+    Raises ValueError if it holds another sequence, one that is not to be resumed, or a damaged one; OSError if
+    another process writes there, or it cannot be written to.
+    """
+    record = Record(directory, {name: describe(value) for name, value in settings.items()}, sizes)
+    with Locked(directory) if directory else nullcontext():
+        if directory:
+            record.read(directory / NAME, resume=resume)
+        yield record
+
+
+class Record:
+    """The scores of a sequence, kept in `sequence.json` of a directory if there is one, with its settings."""
+
+    def __init__(self, directory: Path | None, settings: Mapping[str, Any], sizes: list[int]) -> None:
+        self.directory, self.settings, self.sizes = directory, settings, sizes
+        self.cells: dict[tuple[int, int], Metrics] = {}
+        self.untrained: dict[tuple[int, int], Metrics] = {}
+
+    def read(self, path: Path, *, resume: bool) -> None:
+        """Read the scores so far, after checking that they are of this sequence."""
+        if not path.exists():
+            self._write()
+            return
+        if not resume:
+            raise ValueError(
+                f"{path.parent} already holds a sequence. Pass resume=True to continue it, or choose another directory."
+            )
+        described = read_described(path, restore="Restore it, or remove it and resume: scores are then taken anew.")
+        sizes = described["sizes"]  # tasks may have been added
+        check_same_run(path, described, {**self.settings, "sizes": self.sizes[: len(sizes)]})
+        for into, name in ((self.cells, "scores"), (self.untrained, "untrained")):
+            into |= {(t, s): cell for t, s, cell in described[name] if max(t, s) < len(self.sizes)}
+        self._write()
+
+    def _write(self) -> None:
+        if self.directory is not None:
+            scores, untrained = ([[*at, dict(cell)] for at, cell in of.items()] for of in (self.cells, self.untrained))
+            content = {**self.settings, "sizes": self.sizes, "scores": scores, "untrained": untrained}
+            write_described(self.directory / NAME, content)
+
+    def score_untrained(self, score: Callable[[int], Metrics]) -> None:
+        """Take the scores of the untrained network on every task, unless they are known."""
+        self._fill(self.untrained, 0, range(len(self.sizes)), score)
+
+    def score(self, task: int, score: Callable[[int], Metrics]) -> None:
+        """Take the scores after a task on those so far and the next one, unless they are known."""
+        self._fill(self.cells, task, range(min(task + 2, len(self.sizes))), score)
+
+    def _fill(
+        self, into: dict[tuple[int, int], Metrics], row: int, columns: range, score: Callable[[int], Metrics]
+    ) -> None:
+        for column in columns:
+            if (row, column) not in into:
+                metrics = score(column)
+                into[row, column] = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+        self._write()

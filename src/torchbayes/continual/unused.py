@@ -34,7 +34,7 @@ def used_by(model: Model, source: Source) -> Tensor:
     gradients = [_gradients(model, weights_D, inputs) for weights_D in (given_D, shifted_D)]
     for name, where in model.layout.slices.items():
         if not name.startswith(PREFIX):
-            used_D[where] = any(found is None or bool((found[name] != 0).any()) for found in gradients)
+            used_D[where] = any(each is None or bool((each[name] != 0).any()) for each in gradients)
     return used_D
 
 
@@ -47,11 +47,11 @@ def _gradients(model: Model, weights_D: Tensor, inputs: Any) -> dict[str, Tensor
             outputs = model.network(parameters, inputs, buffers)
             # each output has another factor, because normalised outputs have a constant sum
             factors = torch.arange(1, outputs.numel() + 1, device=outputs.device).cos().view_as(outputs)
-            gradients = torch.autograd.grad((outputs * factors).sum(), [*parameters.values()], allow_unused=True)
+            loss = (outputs * factors).sum()
+            gradients = torch.autograd.grad(loss, [*parameters.values()], materialize_grads=True)
     except RuntimeError:
         return None
-    pairs = zip(parameters.items(), gradients, strict=True)
-    return {name: torch.zeros_like(own) if gradient is None else gradient for (name, own), gradient in pairs}
+    return dict(zip(parameters, gradients, strict=True))
 
 
 def restored(posterior: Any, used_D: Tensor, *, before: Any) -> Any:

@@ -51,12 +51,13 @@ def check_finite(name: str, values: Tensor, where: str = "") -> None:
 
 @torch.no_grad()
 def per_quantity(draws: Tensor, statistic: Callable[[Tensor], Tensor], *, chunk_size: int | None) -> Tensor:
-    """Apply a statistic to every quantity of checked draws (M, S, ...), block by block.
+    """Apply a statistic to every quantity of draws (M, S, ...), block by block, after checking them.
 
     The statistic maps contiguous blocks (R, M, S), float32 or float64, which it must not write to, to results (R,
     ...). The result has the trailing shape of the draws, followed by the axes after R. ``chunk_size`` is R; by
     default it is chosen by the size of the cache. A ValueError if a draw is not finite.
     """
+    check_draws(draws)
     optional(check_counts, chunk_size=chunk_size)
     quantities = draws.shape[2:]
     draws_MSD = draws.detach().flatten(2) if quantities else draws.detach().unsqueeze(-1)

@@ -96,25 +96,15 @@ def ess(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Tensor:
         TypeError: If the draws are not a floating tensor.
         ValueError: If draws are too few or not finite.
     """
-    check_draws(draws_MSD)
     return per_quantity(draws_MSD, _mean_size, chunk_size=chunk_size)
 
 
 def ess_bulk(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Tensor:
     """Return the effective sample size in the bulk: that of the normal scores of the ranks (Vehtari et al., 2021).
 
-    Float64, in the trailing shape; NaN for a quantity that never moves.
-
-    Args:
-        draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
-        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in it.
-
-    Raises:
-        TypeError: If the draws are not a floating tensor.
-        ValueError: If draws are too few or not finite.
+    Float64, in the trailing shape; NaN for a quantity that never moves. Arguments and errors are those of `ess`.
     """
-    check_draws(draws_MSD)
-    return per_quantity(draws_MSD, _bulk, chunk_size=chunk_size)
+    return per_quantity(draws_MSD, lambda block_RMS: effective_size(_rank(split(block_RMS))[1]), chunk_size=chunk_size)
 
 
 def ess_tail(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Tensor:
@@ -124,15 +114,8 @@ def ess_tail(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Tensor:
     (Vehtari et al., 2021). An indicator that never changes, as when more than one draw in twenty ties with the
     largest, counts as M·S; where neither changes the result is NaN.
 
-    Args:
-        draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
-        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in it.
-
-    Raises:
-        TypeError: If the draws are not a floating tensor.
-        ValueError: If draws are too few or not finite.
+    Arguments and errors are those of `ess`.
     """
-    check_draws(draws_MSD)
     return per_quantity(draws_MSD, _tail, chunk_size=chunk_size)
 
 
@@ -141,30 +124,16 @@ def mcse_mean(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Tensor:
 
     It has the units of each quantity, float64, in the trailing shape; NaN for one that never moves.
 
-    Args:
-        draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
-        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in it.
-
-    Raises:
-        TypeError: If the draws are not a floating tensor.
-        ValueError: If draws are too few or not finite.
+    Arguments and errors are those of `ess`.
     """
-    check_draws(draws_MSD)
     return per_quantity(draws_MSD, lambda block_RMS: _level(block_RMS)[2], chunk_size=chunk_size)
 
 
 def summary(draws_MSD: Tensor, *, chunk_size: int | None = None) -> Summary:
     """Return mean, spread, Monte Carlo error, effective sample sizes and R-hat, in one pass over the draws.
 
-    Args:
-        draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
-        chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in it.
-
-    Raises:
-        TypeError: If the draws are not a floating tensor.
-        ValueError: If draws are too few or not finite.
+    Arguments and errors are those of `ess`.
     """
-    check_draws(draws_MSD)
     return Summary(*per_quantity(draws_MSD, _everything, chunk_size=chunk_size).unbind(-1))
 
 
@@ -178,7 +147,7 @@ def autocorrelation(
     chain the shape is (M, max_lag + 1, ...).
 
     Args:
-        draws_MSD: Draws, shape (M, S) or (M, S, ...) with S ≥ 4.
+        draws_MSD: Draws, as for `rhat`.
         max_lag: Largest lag in draws, 0 to S - 1.
         per_chain: Whether to compute them for each chain separately, $c_{mt} / c_{m0}$.
         chunk_size: Quantities in a block; None chooses. It affects only memory, about 150 bytes per draw in it.
@@ -215,10 +184,6 @@ def _rank(halves_RCn: Tensor) -> tuple[Tensor, Tensor]:
 def _rank_rhat(block_RMS: Tensor) -> Tensor:
     halves_RCn = split(block_RMS)
     return rank_rhat(halves_RCn, *_rank(halves_RCn))
-
-
-def _bulk(block_RMS: Tensor) -> Tensor:
-    return effective_size(_rank(split(block_RMS))[1])
 
 
 def _mean_size(block_RMS: Tensor) -> Tensor:

@@ -68,14 +68,7 @@ def psis(log_ratios: Tensor) -> Smoothed:
 def pareto_k(log_ratios: Tensor) -> Tensor:
     """Return k̂ of log ratios at draws from q, float64 (...).
 
-    Below 0.5 it is good, up to 0.7 usable, above not to be trusted.
-
-    Args:
-        log_ratios: as for `psis`.
-
-    Raises:
-        TypeError: as `psis`.
-        ValueError: likewise.
+    Below 0.5 it is good, up to 0.7 usable, above not to be trusted. Argument and errors are those of `psis`.
     """
     return psis(log_ratios).k
 

@@ -22,7 +22,6 @@ def ebfmi(energy_MS: Tensor) -> Tensor:
         TypeError: If the energies are not a floating tensor.
         ValueError: If they have another shape or are not finite.
     """
-    check_floating("energy_MS", energy_MS)
     _check_chains("energy_MS", energy_MS, least=2)
     check_finite("energy_MS", energy_MS)
     energy_MS = energy_MS.detach().double()
@@ -45,7 +44,6 @@ def acceptance(energy_error_MS: Tensor) -> Tensor:
         TypeError: If the errors are not a floating tensor.
         ValueError: If they have another shape.
     """
-    check_floating("energy_error_MS", energy_error_MS)
     _check_chains("energy_error_MS", energy_error_MS, least=1)
     probs_MS = (-energy_error_MS.detach().double()).clamp_max(0.0).exp()
     return torch.where(probs_MS.isnan(), 0.0, probs_MS).mean(-1)
@@ -65,7 +63,6 @@ def divergences(energy_error_MS: Tensor, *, threshold: float = 1000.0) -> Tensor
         TypeError: If the errors are not a floating tensor.
         ValueError: If they have another shape, or the threshold is not positive.
     """
-    check_floating("energy_error_MS", energy_error_MS)
     _check_chains("energy_error_MS", energy_error_MS, least=1)
     check_positive(threshold=threshold)
     return (~(energy_error_MS.detach() <= threshold)).sum(-1)
@@ -90,6 +87,7 @@ def efficiency(ess: Tensor, gradients: int) -> Tensor:
 
 
 def _check_chains(name: str, values_MS: Tensor, *, least: int) -> None:
+    check_floating(name, values_MS)
     shape = tuple(values_MS.shape)
     if values_MS.ndim != 2 or shape[0] == 0 or shape[1] < least:
         raise ValueError(

@@ -6,11 +6,10 @@ needs draws of the posterior; the two bracket the log evidence. `thermodynamic_i
 and its data as `fit` does, all but the last a `FunctionTarget` too, and return an `Evidence`.
 """
 
-from torchbayes.evidence.annealing import annealed_importance_sampling, reverse_annealing
+from torchbayes.evidence.annealing import annealed_importance_sampling, prior_monte_carlo, reverse_annealing
 from torchbayes.evidence.estimate import Evidence
 from torchbayes.evidence.integration import thermodynamic_integration
 from torchbayes.evidence.linear import linear_gaussian_evidence
-from torchbayes.evidence.monte_carlo import prior_monte_carlo
 from torchbayes.evidence.path import AnnealedDensity, FunctionTarget, ModelTarget
 from torchbayes.evidence.pilot import power, sigmoidal
 

@@ -1,4 +1,4 @@
-"""Annealed importance sampling (Neal 2001), and the same path backwards.
+"""Annealed importance sampling (Neal 2001), the same path backwards, and simple Monte Carlo.
 
 Particles start as draws from the prior. At inverse temperatures 0 = β_0 < β_1 < … < β_K = 1 each is weighted, and
 moved by a kernel that leaves p_{β_k} invariant:
@@ -11,6 +11,8 @@ too low on average, by half its variance, and by more where few particles domina
 Backwards from a draw of the posterior, E[1/v] = 1/p(D), and −log (1/P) Σ_p 1/v_p is too high on average. The two
 bracket the log evidence (Grosse, Ghahramani and Adams 2015; Grosse, Ancha and Roy 2016). The upper bound is valid
 only if the draws are from the posterior.
+
+Simple Monte Carlo is a path of one step, log p(D) ≈ log (1/S) Σ_s p(D|w_s), w_s ~ p(w).
 """
 
 from __future__ import annotations
@@ -22,10 +24,9 @@ import torch
 from torch import Tensor
 
 from torchbayes.checks import as_seed, check_counts, check_kind, check_memory
-from torchbayes.evidence.estimate import Evidence, LogMean, log_mean, warn_of_few
-from torchbayes.evidence.moves import Place, move
-from torchbayes.evidence.path import Target, as_target
-from torchbayes.evidence.pilot import Ladder, Pilot, Temperatures, as_temperatures, pilot
+from torchbayes.evidence.estimate import Evidence, log_mean, warn_of_few
+from torchbayes.evidence.path import DRAWN, Target, as_target, at_prior
+from torchbayes.evidence.pilot import Ladder, Place, Temperatures, as_temperatures, move, pilot
 from torchbayes.model.model import Model
 from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.problems import warn_of
@@ -73,15 +74,15 @@ def annealed_importance_sampling(
             range.
     """
     check_counts(particles=particles, leapfrogs=leapfrogs)
-    seed = as_seed(seed)
-    target = as_target(model, data)
-    pilot_run, ladder = _prepared(target, temperatures, leapfrogs=leapfrogs, seed=seed)
+    seed, target = as_seed(seed), as_target(model, data)
+    ladder, length = _prepared(target, temperatures, leapfrogs=leapfrogs, seed=seed)
     check_memory(2 * particles * target.draw(1, 0).nbytes, "the particles", particles=particles)
     weights_PD = target.draw(particles, mix(Purpose.ANNEALING_START, seed))
     log_weights_P, details = _annealed(target, weights_PD, ladder, seed=mix(Purpose.ANNEALING_MOVES, seed))
     mean = log_mean(log_weights_P)
     warn_of_few(mean.ess, "particles", "Use more temperatures; more particles help less.")
-    return Evidence(mean.value, mean.error, "annealed importance sampling", {**details, **_more(mean, pilot_run)})
+    details |= {"ess": mean.ess, "length": length}
+    return Evidence(mean.value, mean.error, "annealed importance sampling", details)
 
 
 def reverse_annealing(
@@ -129,25 +130,47 @@ def reverse_annealing(
         raise ValueError(f"`draws` must be weights (S, {like_PD.shape[-1]}); got shape {tuple(weights.shape)}.")
     check_finite_start(draws=weights)
     weights_PD = weights.detach().reshape(-1, weights.shape[-1]).to(like_PD)
-    pilot_run, ladder = _prepared(target, temperatures, leapfrogs=leapfrogs, seed=seed)
+    ladder, length = _prepared(target, temperatures, leapfrogs=leapfrogs, seed=seed)
     log_weights_P, details = _annealed(target, weights_PD, ladder.reversed(), seed=mix(Purpose.REVERSE_MOVES, seed))
     mean = log_mean(log_weights_P)
     warn_of_few(mean.ess, "draws", "Use more temperatures; more draws help less.", wrong="too high")
-    return Evidence(-mean.value, mean.error, "reverse annealing, an upper bound", {**details, **_more(mean, pilot_run)})
+    details |= {"ess": mean.ess, "length": length}
+    return Evidence(-mean.value, mean.error, "reverse annealing, an upper bound", details)
 
 
-def _prepared(target: Target, temperatures: Temperatures | None, *, leapfrogs: int, seed: int) -> tuple[Pilot, Ladder]:
-    """Return a pilot run, and the ladder of temperatures.
+def prior_monte_carlo(model: Model | Target, data: Any = None, *, draws: int = 100_000, seed: int = 0) -> Evidence:
+    """Estimate the log evidence by draws from the prior: p(D) is the mean of the likelihood over it.
 
-    A ValueError if there are fewer than 2 temperatures, or those given do not rise from 0 to 1.
+    Unbiased on the natural scale. The number of draws it needs grows exponentially with the information in the data,
+    KL(posterior ‖ prior) (Chatterjee and Diaconis 2018), so it is a check for tiny problems.
+
+    Args:
+        model: a model with proper priors and temperature 1, or a `FunctionTarget`.
+        data: as for `fit`; None with a `FunctionTarget`.
+        draws: S, draws from the prior.
+        seed: seed of the draws.
+
+    Returns:
+        The estimate, with the error of the jackknife. Details: `ess`, effective number of draws.
+
+    Raises:
+        TypeError: if `model` is neither.
+        ValueError: if a prior is improper, the temperature is not 1, the data do not fit, or no draw explains them.
     """
+    check_counts(draws=draws)
+    seed, target = as_seed(seed), as_target(model, data)
+    mean = log_mean(at_prior(target, draws, lambda start: mix(Purpose.MONTE_CARLO, seed, start // DRAWN)))
+    warn_of_few(mean.ess, "draws", "Use annealed importance sampling, or many more draws.")
+    return Evidence(mean.value, mean.error, "prior Monte Carlo", {"ess": mean.ess, "draws": draws})
+
+
+def _prepared(target: Target, temperatures: Temperatures | None, *, leapfrogs: int, seed: int) -> tuple[Ladder, float]:
+    """Return the ladder of temperatures, and the length of the path."""
     beta_K = as_temperatures(temperatures)
-    if isinstance(beta_K, int) and beta_K < 2:
-        raise ValueError("`temperatures` must be at least 2, the prior's and the posterior's; got 1.")
     pilot_run = pilot(target, leapfrogs=leapfrogs, seed=mix(Purpose.ANNEALING_PILOT, seed))
     if not isinstance(beta_K, Tensor):
         beta_K = pilot_run.even(beta_K or min(max(math.ceil(pilot_run.length**2 / _VARIANCE), _FEWEST), _MOST))
-    return pilot_run, pilot_run.ladder(beta_K)
+    return pilot_run.ladder(beta_K), pilot_run.length
 
 
 def _annealed(target: Target, weights_PD: Tensor, ladder: Ladder, *, seed: int) -> tuple[Tensor, dict[str, Any]]:
@@ -170,7 +193,3 @@ def _annealed(target: Target, weights_PD: Tensor, ladder: Ladder, *, seed: int) 
         "acceptance": torch.tensor(acceptances, dtype=torch.float64),
         "log_likelihoods": torch.tensor(log_likelihoods, dtype=torch.float64),
     }
-
-
-def _more(mean: LogMean, found: Pilot) -> dict[str, float]:
-    return {"ess": mean.ess, "length": found.length}

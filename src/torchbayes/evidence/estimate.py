@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from torchbayes.posteriors.problems import note
 
 # With fewer effective weights the jackknife's error is too small, as measured in tests/evidence/test_estimate.py.
 LEAST_ESS = 10.0
@@ -70,14 +71,13 @@ def log_mean(log_weights_P: Tensor) -> LogMean:
     return LogMean(total - math.log(count), error, 1 / float(shares_P.square().sum()))
 
 
-def warn_of_few(ess: float, what: str, advice: str, *, wrong: str = "too low") -> None:
+def warn_of_few(ess: float, weighted: str, advice: str, *, wrong: str = "too low") -> None:
     """Warn if so few weights dominate that the error is unreliable; the logarithm of a mean of few weights is too low.
 
-    `what` names what was weighted, such as "particles"; `advice` is one sentence.
+    `weighted` names what was weighted, such as "particles"; `advice` is one sentence.
     """
     if ess < LEAST_ESS:
-        warnings.warn(
-            f"the evidence rests on {ess:.1f} effective {what}, fewer than {LEAST_ESS:g}: it is probably {wrong}, "
-            f"and its error bar too small. {advice}",
-            stacklevel=3,
+        note(
+            f"the evidence rests on {ess:.1f} effective {weighted}, fewer than {LEAST_ESS:g}: it is probably {wrong}, "
+            f"and its error bar too small. {advice}"
         )

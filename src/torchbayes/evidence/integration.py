@@ -13,7 +13,6 @@ Chains at all temperatures are the rows of one stack. At β = 0 draws from the p
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any, NamedTuple
 
 import torch
@@ -23,10 +22,11 @@ from torchbayes.checks import as_seed, check_counts
 from torchbayes.diagnostics import ess, mcse_mean, rhat
 from torchbayes.driver.sample import run_chains
 from torchbayes.evidence.estimate import Evidence
-from torchbayes.evidence.path import AnnealedDensity, Target, as_target
+from torchbayes.evidence.path import AnnealedDensity, Target, as_target, at_prior
 from torchbayes.evidence.pilot import Pilot, Temperatures, as_temperatures, pilot
 from torchbayes.methods.mcmc.hmc import HMC
 from torchbayes.model.model import Model
+from torchbayes.posteriors.problems import note
 from torchbayes.randomness.seeds import Purpose, generator, mix
 
 _DISTANCE = 0.4  # of neighbours on the path, in nats; the corrected rule's error is then below that of the chains
@@ -84,7 +84,10 @@ def thermodynamic_integration(
     if steps < 30:
         raise ValueError(f"`steps` must be at least 30, of which half adapt; got {steps}.")
     seed, target = as_seed(seed), as_target(model, data)
-    beta_K, pilot_run = _placed(target, temperatures, leapfrogs=leapfrogs, seed=mix(Purpose.INTEGRATION_PILOT, seed))
+    beta_K = as_temperatures(temperatures, least=3, why="lest the error of discretisation hide")
+    pilot_run = pilot(target, leapfrogs=leapfrogs, seed=mix(Purpose.INTEGRATION_PILOT, seed))
+    if not isinstance(beta_K, Tensor):
+        beta_K = pilot_run.even(beta_K or min(max(math.ceil(pilot_run.length / _DISTANCE) + 1, _FEWEST), _MOST))
     method = HMC(
         chains=chains * (len(beta_K) - 1),
         steps=steps,
@@ -100,8 +103,8 @@ def thermodynamic_integration(
     run = run_chains(density, method, starts_MD, seed=mix(Purpose.INTEGRATION_CHAINS, seed))
     counting = slice(method.burn_in, None)
     values_KCS = run.numbers["log_likelihood"][:, counting].cpu().unflatten(0, (-1, chains))
-    prior_CS = _at_prior(target, values_KCS[0].numel(), seed=seed).view(values_KCS[0].shape)
-    values_KCS = torch.cat([prior_CS.unsqueeze(0), values_KCS])
+    prior_S = at_prior(target, values_KCS[0].numel(), lambda start: mix(Purpose.INTEGRATION_PRIOR, seed, start))
+    values_KCS = torch.cat([prior_S.view(1, *values_KCS.shape[1:]), values_KCS])
     if not torch.isfinite(values_KCS).all():
         raise ValueError("log likelihoods are not finite along the path. Look for extreme values, or narrow the prior.")
     acceptance_K = run.numbers["acceptance"][:, counting].cpu().mean(-1).unflatten(0, (-1, chains)).mean(-1)
@@ -120,10 +123,9 @@ def _integrated(values_KCS: Tensor, beta_K: Tensor, acceptance_K: Tensor) -> Evi
     judged_K = torch.where(rhat_K.isnan(), still_K, rhat_K)
     worst = int(judged_K.argmax())
     if (largest := float(judged_K[worst])) > _DISAGREE:
-        warnings.warn(
+        note(
             f"chains at inverse temperature {float(beta_K[worst]):.3g} do not agree (R-hat {largest:.2f}), "
-            f"so the error bar of the evidence is probably too small. Use more steps, or annealed importance sampling.",
-            stacklevel=3,
+            f"so the error bar of the evidence is probably too small. Use more steps, or annealed importance sampling."
         )
     details = {
         "monte_carlo": monte_carlo,
@@ -175,36 +177,12 @@ def _monte_carlo_error(values_KCS: Tensor, beta_K: Tensor) -> float:
     return float(mcse_mean(influence_CSK).nan_to_num(0.0).square().sum().sqrt())
 
 
-def _placed(target: Target, temperatures: Temperatures | None, *, leapfrogs: int, seed: int) -> tuple[Tensor, Pilot]:
-    """Return inverse temperatures, and the pilot run.
-
-    A ValueError if there are fewer than 3, or those given do not rise from 0 to 1.
-    """
-    beta_K = as_temperatures(temperatures)
-    count = len(beta_K) if isinstance(beta_K, Tensor) else beta_K
-    if count is not None and count < 3:
-        raise ValueError(f"`temperatures` must be at least 3, lest the error of discretisation hide; got {count}.")
-    pilot_run = pilot(target, leapfrogs=leapfrogs, seed=seed)
-    if not isinstance(beta_K, Tensor):
-        beta_K = pilot_run.even(beta_K or min(max(math.ceil(pilot_run.length / _DISTANCE) + 1, _FEWEST), _MOST))
-    return beta_K, pilot_run
-
-
-def _starts(found: Pilot, beta_K: Tensor, chains: int, *, seed: int) -> Tensor:
+def _starts(pilot_run: Pilot, beta_K: Tensor, chains: int, *, seed: int) -> Tensor:
     """Return particles of a pilot run at the nearest temperature above each β, (K · C, D)."""
     starts = []
     for number, beta in enumerate(beta_K.tolist()):
-        rung = next(rung for rung in found.rungs if rung.beta >= beta)
+        rung = next(rung for rung in pilot_run.rungs if rung.beta >= beta)
         source = generator(Purpose.INTEGRATION_START, seed, number)
         index = torch.randint(len(rung.weights_PD), (chains,), generator=source)
         starts.append(rung.weights_PD[index.to(rung.weights_PD.device)])
     return torch.cat(starts)
-
-
-def _at_prior(target: Target, count: int, *, seed: int) -> Tensor:
-    """Return log likelihoods of draws from the prior, float64 (count,)."""
-    blocks = []
-    for start in range(0, count, 1000):
-        weights_SD = target.draw(min(1000, count - start), mix(Purpose.INTEGRATION_PRIOR, seed, start))
-        blocks.append(target.parts(weights_SD).log_likelihood.cpu())
-    return torch.cat(blocks)

@@ -21,6 +21,8 @@ from torchbayes.model.model import Model
 from torchbayes.model.sources.informed import informed_by
 from torchbayes.model.sources.sources import as_source
 
+DRAWN = 1000  # draws from the prior that are held at a time
+
 
 class Parts(NamedTuple):
     """Prior and likelihood at M points."""
@@ -178,19 +180,23 @@ def check_model(model: Model) -> None:
         )
 
 
-def as_target(
-    model: Model | Target, data: Any = None, *, plan: BackendName | str = "auto", chunk_size: int = 1024
-) -> Target:
-    """Return the target of a model and data (as for `fit`), or the target itself, which has its own likelihood.
-
-    A ValueError if data are given but not needed, or needed but not given.
-    """
+def as_target(model: Model | Target, data: Any = None) -> Target:
+    """Return the target of a model and data (as for `fit`), or the target itself, which has its own likelihood."""
     if isinstance(model, Model):
         if data is None:
             raise ValueError("`data` are needed: the evidence of a model is that of its data.")
-        return ModelTarget(model, data, plan=plan, chunk_size=chunk_size)
+        return ModelTarget(model, data)
     if isinstance(model, type) or not (hasattr(model, "parts") and hasattr(model, "draw")):
         raise TypeError(f"the evidence is that of a Model or a FunctionTarget; got {seen(model)}.")
     if data is not None:
         raise ValueError(f"`data` must be None: a FunctionTarget brings its own likelihood; got {seen(data)}.")
     return model
+
+
+def at_prior(target: Target, count: int, seed_of: Callable[[int], int]) -> Tensor:
+    """Return log likelihoods of draws from the prior, float64 (count,); `seed_of` gives a block's seed by its start."""
+    blocks = []
+    for start in range(0, count, DRAWN):
+        weights_SD = target.draw(min(DRAWN, count - start), seed_of(start))
+        blocks.append(target.parts(weights_SD).log_likelihood.cpu())
+    return torch.cat(blocks)

@@ -1,4 +1,7 @@
-"""A pilot run: where to place temperatures, and how to move at each.
+"""Moves at one temperature, and a pilot run: where to place temperatures, and how to move at each.
+
+Moves are those of Hamiltonian Monte Carlo with a Metropolis test and fixed settings. Their random numbers depend on
+(seed, number of the move) alone.
 
 A few particles go from the prior to the posterior by sequential Monte Carlo (Del Moral, Doucet and Jasra 2006). The
 next β is the one at which the conditional effective sample size (Zhou, Johansen and Aston 2016) of the increments
@@ -28,18 +31,88 @@ from scipy.interpolate import PchipInterpolator
 from torch import Tensor
 
 from torchbayes.checks import as_numbers, check_counts, check_positive, is_whole, whole
-from torchbayes.evidence.moves import QUARTER, Place, Tuning, move
+from torchbayes.density.dynamics import Value, leapfrog
 from torchbayes.evidence.path import Parts, Target
+from torchbayes.methods.mcmc.hamiltonian import filled, kinetic
+from torchbayes.methods.sampler import acceptance, choose
 from torchbayes.randomness.seeds import Purpose, generator, mix
 
 PARTICLES = 64
 _SHARE = 0.6  # of the particles: target of the conditional effective sample size
 _MOVES = 6  # of every particle at every temperature
 _ACCEPTANCE = 0.8  # target of the step sizes
-_LONGEST = QUARTER / 2  # longest step: a quarter of a period at once is accepted 71 % of the time at best, for N(0, 1)
+_QUARTER = math.pi / 2  # of the period of a normal target whose variances are the inverse masses
+_LONGEST = _QUARTER / 2  # longest step: a quarter of a period at once is accepted 71 % of the time at best, for N(0, 1)
 _MOST = 20_000  # temperatures of a pilot run
 
 Temperatures = int | Sequence[float] | Tensor
+
+
+class Place(NamedTuple):
+    """The weights of M particles, and prior and likelihood there."""
+
+    weights_MD: Tensor
+    parts: Parts
+
+
+class Tuning(NamedTuple):
+    """Settings of the moves at one temperature."""
+
+    step_size: float  # ε, the largest leapfrog step
+    inverse_mass_D: Tensor  # diagonal of M⁻¹: roughly the variances of the weights
+    leapfrogs: int  # bound on the number of steps
+
+    @property
+    def steps(self) -> tuple[float, int]:
+        """Size and number L of the steps of a move: L = ⌈π/2ε⌉ steps of size π/2L, or at most `leapfrogs` of size ε.
+
+        Each particle's size is multiplied by a number uniform in [0.8, 1.2].
+        """
+        length, largest = torch.tensor([_QUARTER, self.step_size], dtype=torch.float64)
+        size, number = filled(length, largest, self.leapfrogs)
+        return float(size), int(number)
+
+
+def move(target: Target, place: Place, beta: float, *, tuning: Tuning, seed: int, number: int) -> tuple[Place, Tensor]:
+    """Move every particle once, leaving p_β invariant; return them, and their acceptance probabilities, float64 (M,).
+
+    Step sizes do not depend on the particles, so the move is reversible with respect to p_β. `number` counts the
+    moves of the run.
+    """
+    weights_MD, count, device = place.weights_MD, len(place.weights_MD), place.weights_MD.device
+    inverse_mass_D = tuning.inverse_mass_D.to(weights_MD)
+    source = generator(Purpose.MOVE_MOMENTUM, seed, number)
+    momentum_MD = torch.randn(weights_MD.shape, generator=source, dtype=weights_MD.dtype)
+    momentum_MD = momentum_MD.to(device) * inverse_mass_D.rsqrt()
+    jitter_M, chance_M = (
+        torch.rand(count, generator=generator(purpose, seed, number), dtype=torch.float64)
+        for purpose in (Purpose.MOVE_JITTER, Purpose.MOVE_ACCEPT)
+    )
+    beta_1 = torch.tensor([beta], dtype=torch.float64, device=device)
+    last = [place.parts]
+
+    def density(at_MD: Tensor) -> Value:
+        last[0] = target.parts(at_MD)  # the next temperature needs the two parts separately
+        return last[0].at(beta_1)
+
+    before, (step_size, steps) = place.parts.at(beta_1), tuning.steps
+    end = leapfrog(
+        density,
+        weights_MD,
+        momentum_MD,
+        gradient_MD=before.gradient,
+        step_size_M=(step_size * (0.8 + 0.4 * jitter_M)).to(device),
+        steps_M=torch.full((count,), steps, device=device),
+        inverse_mass_MD=inverse_mass_D,
+    )
+    # Potential and kinetic differences are formed separately: both are small compared with the energies.
+    gain_M = (end.value.log_density - before.log_density) + (
+        kinetic(momentum_MD, inverse_mass_D) - kinetic(end.momentum_MD, inverse_mass_D)
+    )
+    probability_M = acceptance(gain_M)
+    accepted_M = chance_M.to(device) < probability_M
+    parts = Parts(*(choose(accepted_M, new, old) for new, old in zip(last[0], place.parts, strict=True)))
+    return Place(choose(accepted_M, end.weights_MD, weights_MD), parts), probability_M
 
 
 class Rung(NamedTuple):
@@ -52,8 +125,7 @@ class Rung(NamedTuple):
     weights_PD: Tensor
 
 
-@dataclass(frozen=True)
-class Ladder:
+class Ladder(NamedTuple):
     """Temperatures, and how to move at each."""
 
     beta_K: Tensor  # from 0 to 1, float64
@@ -138,10 +210,7 @@ def _variance(weights_PD: Tensor) -> Tensor:
 
 
 def _next(log_likelihood_P: Tensor, beta: float) -> tuple[float, float, Tensor]:
-    """Return the next β, its distance, and the shares of the particles there.
-
-    A ValueError if log likelihoods are NaN or +∞, or too few are finite.
-    """
+    """Return the next β, its distance, and the shares of the particles there."""
     if log_likelihood_P.isnan().any() or (log_likelihood_P == torch.inf).any():
         raise ValueError("a log likelihood is NaN or +inf at a draw of the prior. Look for extreme values in the data.")
     finite = float(torch.isfinite(log_likelihood_P).double().mean())
@@ -176,20 +245,28 @@ def _resampled(place: Place, share_P: Tensor, from_: torch.Generator) -> Place:
     return Place(place.weights_MD[index_P], Parts(*(part[index_P] for part in place.parts)))
 
 
-def as_temperatures(temperatures: Temperatures | None) -> Tensor | int | None:
+def as_temperatures(
+    temperatures: Temperatures | None, *, least: int = 2, why: str = "the prior's and the posterior's"
+) -> Tensor | int | None:
     """Return the given inverse temperatures, float64 (K,), or their number, checked; None for neither.
 
-    A ValueError if the number is less than 1, or they do not ascend from 0 to 1.
+    A ValueError if they are fewer than `least`, for the reason `why`, or do not ascend from 0 to 1.
     """
-    if temperatures is None or is_whole(temperatures):
-        return None if temperatures is None else whole("temperatures", temperatures)
-    beta_K = as_numbers("temperatures", temperatures).flatten()
-    if len(beta_K) < 2 or beta_K[0] != 0 or beta_K[-1] != 1 or not (beta_K.diff() > 0).all():
-        raise ValueError(
-            f"`temperatures` must be inverse temperatures that rise from 0 to 1; got {beta_K.tolist()[:8]}. Give their "
-            f"number to have them placed."
-        )
-    return beta_K
+    if temperatures is None:
+        return None
+    if is_whole(temperatures):
+        checked = count = whole("temperatures", temperatures)
+    else:
+        checked = as_numbers("temperatures", temperatures).flatten()
+        count = len(checked)
+        if count < 2 or checked[0] != 0 or checked[-1] != 1 or not (checked.diff() > 0).all():
+            raise ValueError(
+                f"`temperatures` must be inverse temperatures that rise from 0 to 1; got {checked.tolist()[:8]}. Give "
+                f"their number to have them placed."
+            )
+    if count < least:
+        raise ValueError(f"`temperatures` must be at least {least}, {why}; got {count}.")
+    return checked
 
 
 def sigmoidal(count: int, sharpness: float = 4.0) -> Tensor:

@@ -5,10 +5,9 @@ All functions take a `Model`, weights of its network (a posterior, a module or a
 
 from torchbayes.geometry.alignment import align
 from torchbayes.geometry.barriers import Barrier, Interior, barrier, interior
-from torchbayes.geometry.curved import curved_directions
 from torchbayes.geometry.lanczos import Leading
 from torchbayes.geometry.learning import LearningCoefficient, learning_coefficient
-from torchbayes.geometry.spectra import Estimate, Spectrum, spectrum, trace
+from torchbayes.geometry.spectra import Estimate, Spectrum, curved_directions, spectrum, trace
 from torchbayes.geometry.surfaces import Plane, Rays, Surface, rays, surface
 from torchbayes.geometry.symmetry.permutations import PermutationGroup, PermutationGroups, permutation_groups
 from torchbayes.geometry.volumes import Basin, basin

@@ -8,12 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.checks import as_seed, check_counts, check_kind
-from torchbayes.geometry.losses import judged, network_at
-from torchbayes.geometry.members import Networks, buffers_at, members_of, one_of
+from torchbayes.checks import as_seed, check_counts
+from torchbayes.geometry.networks import Losses, Networks, as_plain, members_of, networks_of, one_of
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
-from torchbayes.model.sources.sources import as_source
 from torchbayes.posteriors.curves.simplex import barycentric
 from torchbayes.randomness.seeds import Purpose, generator
 
@@ -51,15 +49,7 @@ class Barrier:
 
     def to_dict(self) -> dict[str, Any]:
         """Return curves and barriers as plain numbers, for JSON and tables."""
-        return {
-            "positions": list(self.positions),
-            "nll": list(self.nll),
-            "error": None if self.error is None else list(self.error),
-            "kind": self.kind,
-            "height": self.height,
-            "excess": self.excess,
-            "error_excess": self.error_excess,
-        }
+        return as_plain(self, "height", "excess", "error_excess")
 
     def __repr__(self) -> str:
         middle = max(range(len(self.nll)), key=lambda k: self.nll[k])
@@ -105,23 +95,18 @@ def barrier(
             counts, or there are fewer than 2 points.
         TypeError: if an argument is of the wrong type.
     """
-    check_kind(Model, "a Model", model=model)
     check_counts(points=points, least=2)
-    check_counts(chunk_size=chunk_size)
-    ends = one_of(model, first, "first"), one_of(model, second, "second")
-    source = as_source(model, data, chunk_size)
-    source.check()
-    fitted = source if calibration is None else as_source(model, calibration, chunk_size)
-    nll, error, kind = [], [], ""
-    positions = [k / (int(points) - 1) for k in range(int(points))]
-    for position in positions:
-        weights_D = torch.lerp(ends[0].weights_MD[0], ends[1].weights_MD[0], position)
-        buffers = _between(buffers_at(ends[0], 0), buffers_at(ends[1], 0), position)
-        losses = judged(network_at(model, weights_D, buffers, fitted=fitted), source, chunk_size)
-        nll.append(losses.nll)
-        error.append(losses.error)
-        kind = losses.kind
-    return Barrier(tuple(positions), tuple(nll), tuple(error) if kind else None, kind)
+    (first_D, first_buffers), (last_D, last_buffers) = one_of(model, first, "first"), one_of(model, second, "second")
+    losses = Losses(model, data, calibration, chunk_size=chunk_size)
+    positions = tuple(k / (int(points) - 1) for k in range(int(points)))
+    nll, error, kinds = zip(
+        *(
+            losses.at(torch.lerp(first_D, last_D, position), _between(first_buffers, last_buffers, position))
+            for position in positions
+        ),
+        strict=True,
+    )
+    return Barrier(positions, nll, error if kinds[0] else None, kinds[0])
 
 
 def _between(one: Buffers, other: Buffers, position: float) -> Buffers:
@@ -171,16 +156,7 @@ class Interior:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as plain numbers, for JSON and tables."""
-        return {
-            "coordinates": self.coordinates_PV.tolist(),
-            "nll": self.nll_P.tolist(),
-            "vertices": self.vertices_V.tolist(),
-            "error": None if self.error_P is None else self.error_P.tolist(),
-            "kind": self.kind,
-            "mean": self.mean,
-            "worst": self.worst,
-            "excess": self.excess,
-        }
+        return as_plain(self, "mean", "worst", "excess")
 
     def __repr__(self) -> str:
         ends = ", ".join(f"{float(nll):.4g}" for nll in self.vertices_V)
@@ -225,21 +201,19 @@ def interior(
             fit or no row counts.
         TypeError: if an argument is of the wrong type.
     """
-    check_kind(Model, "a Model", model=model)
-    check_counts(points=points, chunk_size=chunk_size)
+    check_counts(points=points)
     vertices, seed = members_of(model, networks, "networks"), as_seed(seed)
     if (count := vertices.members) < 2:
         raise ValueError(f"`networks` must be at least two, which span a simplex; got {count}.")
-    source = as_source(model, data, chunk_size)
-    source.check()
-    fitted = source if calibration is None else as_source(model, calibration, chunk_size)
+    losses = Losses(model, data, calibration, chunk_size=chunk_size)
     drawn = generator(Purpose.INTERIOR, seed)
     inside_PV = barycentric(torch.rand(int(points), count - 1, generator=drawn, dtype=torch.float64))
-    buffers, losses = [buffers_at(vertices, v) for v in range(count)], []
-    for share_V in torch.cat([torch.eye(count, dtype=torch.float64), inside_PV]):
-        weights_D = share_V.to(vertices.weights_MD) @ vertices.weights_MD
-        network = network_at(model, weights_D, buffers[int(share_V.argmax())], fitted=fitted)
-        losses.append(judged(network, source, chunk_size))
-    nll, error = (torch.tensor([getattr(each, k) for each in losses], dtype=torch.float64) for k in ("nll", "error"))
-    kind = losses[0].kind
+    buffers = [buffers for _, buffers in networks_of(vertices)]
+    shares = torch.cat([torch.eye(count, dtype=torch.float64), inside_PV])
+    every = [
+        losses.at(share_V.to(vertices.weights_MD) @ vertices.weights_MD, buffers[int(share_V.argmax())])
+        for share_V in shares
+    ]
+    kind = every[0].kind
+    nll, error = torch.tensor([(loss.nll, loss.error) for loss in every], dtype=torch.float64).T
     return Interior(inside_PV, nll[count:], nll[:count], error[count:] if kind else None, kind)

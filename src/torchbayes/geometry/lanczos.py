@@ -9,11 +9,12 @@ The Gauss rule q_1ᵀ f(A) q_1 = Σ_i ω_i f(θ_i), ω_i = Y_{1i}², is exact fo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 _BLOCK = 2**18  # numbers of the basis that are used twice while they are in the cache
 _ASYMMETRY = 1e-3  # of a product, relative to the largest entry of T
@@ -60,7 +61,26 @@ def lanczos(product: Callable[[Tensor], Tensor], start_PD: Tensor, steps: int) -
     Raises a ValueError if the products show that the matrix is not symmetric.
     """
     run = _iterated(product, start_PD, steps)
-    return _rules(run.diagonal_PK, run.beside_PK, run.taken)
+    rules = []
+    for probe, taken in enumerate(run.taken):
+        values_K, vectors_KK, residuals_K = _ritz(run, probe)
+        rules.append(Ritz(values_K[None], vectors_KK[:1].square(), residuals_K[None], (taken,)))
+    return joined(rules)
+
+
+def joined(rules: Sequence[Ritz]) -> Ritz:
+    """Return the rules of several calls as one."""
+    longest = max(rule.values_PK.shape[1] for rule in rules)
+
+    def widened(tables: Iterable[Tensor], mode: str) -> Tensor:
+        return torch.cat([functional.pad(table, (0, longest - table.shape[1]), mode=mode) for table in tables])
+
+    return Ritz(
+        widened((rule.values_PK for rule in rules), "replicate"),
+        widened((rule.weights_PK for rule in rules), "constant"),
+        widened((rule.residuals_PK for rule in rules), "replicate"),
+        tuple(step for rule in rules for step in rule.steps),
+    )
 
 
 def leading(product: Callable[[Tensor], Tensor], start_D: Tensor, steps: int, *, count: int) -> Leading:
@@ -69,11 +89,10 @@ def leading(product: Callable[[Tensor], Tensor], start_D: Tensor, steps: int, *,
     `product` and errors are as for `lanczos`. There are fewer than `count` where the iteration ends before.
     """
     run = _iterated(product, start_D.unsqueeze(0), steps)
-    taken = run.taken[0]
-    values_K, vectors_KK = torch.linalg.eigh(_tridiagonal(run.diagonal_PK[0, :taken], run.beside_PK[0, : taken - 1]))
+    values_K, vectors_KK, residuals_K = _ritz(run, 0)
     chosen = values_K.abs().argsort(descending=True)[:count]
-    vectors_RD = vectors_KK[:, chosen].T.to(start_D) @ run.basis_PKD[0, :taken]
-    return Leading(values_K[chosen], vectors_RD, run.beside_PK[0, taken - 1] * vectors_KK[-1, chosen].abs())
+    vectors_RD = vectors_KK[:, chosen].T.to(start_D) @ run.basis_PKD[0, : run.taken[0]]
+    return Leading(values_K[chosen], vectors_RD, residuals_K[chosen])
 
 
 def _iterated(product: Callable[[Tensor], Tensor], start_PD: Tensor, steps: int) -> _Run:
@@ -139,20 +158,10 @@ def _orthogonalise_(vector_D: Tensor, basis_KD: Tensor) -> Tensor:
     return first_K + second_K
 
 
-def _tridiagonal(diagonal_K: Tensor, beside_K: Tensor) -> Tensor:
-    return torch.diag(diagonal_K) + torch.diag(beside_K, 1) + torch.diag(beside_K, -1)
-
-
-def _rules(diagonal_PK: Tensor, beside_PK: Tensor, taken: list[int]) -> Ritz:
-    """Return the Gauss rules of tridiagonal matrices."""
-    longest = max(taken)
-    values_PK, weights_PK, residuals_PK = torch.zeros(3, len(taken), longest, dtype=torch.float64)
-    for probe, steps in enumerate(taken):
-        matrix_KK = _tridiagonal(diagonal_PK[probe, :steps], beside_PK[probe, : steps - 1])
-        values_K, vectors_KK = torch.linalg.eigh(matrix_KK)
-        values_PK[probe] = values_K[-1]
-        values_PK[probe, :steps] = values_K
-        weights_PK[probe, :steps] = vectors_KK[0].square()
-        residuals_PK[probe] = beside_PK[probe, steps - 1] * vectors_KK[-1, -1].abs()
-        residuals_PK[probe, :steps] = beside_PK[probe, steps - 1] * vectors_KK[-1].abs()
-    return Ritz(values_PK, weights_PK, residuals_PK, tuple(taken))
+def _ritz(run: _Run, probe: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return Ritz values, ascending, eigenvectors of the tridiagonal matrix, (K, K), and residuals of a probe."""
+    steps = run.taken[probe]
+    diagonal_K, beside_K = run.diagonal_PK[probe, :steps], run.beside_PK[probe, : steps - 1]
+    matrix_KK = torch.diag(diagonal_K) + torch.diag(beside_K, 1) + torch.diag(beside_K, -1)
+    values_K, vectors_KK = torch.linalg.eigh(matrix_KK)
+    return values_K, vectors_KK, run.beside_PK[probe, steps - 1] * vectors_KK[-1].abs()

@@ -37,8 +37,8 @@ from torchbayes.driver.chains import Chains
 from torchbayes.driver.sample import run_chains
 from torchbayes.geometry.lanczos import lanczos
 from torchbayes.geometry.localised import Localised, rise_of_function, rise_on_all, rise_on_batches
+from torchbayes.geometry.networks import Place, Weights, check_loss, num_observations, place_of
 from torchbayes.geometry.operators import Products
-from torchbayes.geometry.single import Place, Weights, num_observations, place_of
 from torchbayes.methods.mcmc.adaptation import LEAST_BURN_IN
 from torchbayes.methods.mcmc.hmc import HMC
 from torchbayes.methods.sampler import Sampler
@@ -150,33 +150,30 @@ def learning_coefficient(
     optional(check_kind, Sampler, "a sampler, such as HMC(chains=4)", method=method)
     if method is not None:
         method = method.without_prior or method  # the density of the chains has no prior
-    settings = {"localisation": float(localisation), "method": method, "seed": as_seed(seed)}
+    seed, localisation = as_seed(seed), float(localisation)
     if isinstance(model, Model):
         place = place_of(model, data, weights, batch_size=getattr(method or SGLD(), "batch_size", None) or 128)
-        problem = _of_model(place, inverse_temperature, chunk_size=chunk_size, **settings)
+        problem = _of_model(
+            place, inverse_temperature, localisation=localisation, method=method, seed=seed, chunk_size=chunk_size
+        )
     else:
-        problem = _of_function(model, data, weights, inverse_temperature=inverse_temperature, **settings)
-    if not math.isfinite(problem.loss):
-        raise ValueError(f"the loss must be finite at `weights`; got {problem.loss:g}. Look for extreme values.")
-    seed = mix(Purpose.COEFFICIENT, settings["seed"])
+        problem = _of_function(
+            model, data, weights, beta=inverse_temperature, localisation=localisation, method=method or _exact()
+        )
+    check_loss(problem.loss)
+    seed = mix(Purpose.COEFFICIENT, seed)
     chains = run_chains(problem.density, problem.method, _dispersed(problem, seed), seed=seed)
     return _judged(chains, _at_half_the_step(chains, problem, seed), problem)
 
 
 def _of_model(
-    place: Place,
-    beta: float | None,
-    *,
-    localisation: float,
-    method: Sampler | None,
-    seed: int,
-    chunk_size: int,
+    place: Place, beta: float | None, *, localisation: float, method: Sampler | None, seed: int, chunk_size: int
 ) -> _Problem:
     rows, size = place.rows.size, place.weights_D.numel()
     if method is None:
         method = _exact() if rows * size <= _SMALL else SGLD(chains=4, steps=4000, burn_in=2000, thin=1)
     num_data = num_observations(place, chunk_size)
-    beta = _beta(num_data) if beta is None else float(beta)
+    beta = _beta(num_data, beta)
     batch_size = method.needs.batch_size
     if batch_size is not None and batch_size < rows:
         rise, loss = rise_on_batches(place, chunk_size, chains=method.members, seed=seed)
@@ -189,7 +186,7 @@ def _of_model(
 
 
 def _of_function(
-    function: Any, data: Any, weights: Any, *, inverse_temperature: float | None, localisation: float, **options: Any
+    function: Any, data: Any, weights: Any, *, beta: float | None, localisation: float, method: Sampler
 ) -> _Problem:
     """Return the problem of a function, after checking function, number of observations, weights and step size."""
     if not callable(function) or isinstance(function, type | torch.nn.Module):
@@ -198,10 +195,9 @@ def _of_function(
         raise ValueError(f"`data` must be the number of observations, at least 2, for a function; got {seen(data)}.")
     check_tensor("D", weights=weights)
     check_finite_start(weights=weights)
-    method: Sampler = options["method"] or _exact()
     if _without_step(method):
         raise SettingError("`method` must have a `step_size` for a function; got None. Use HMC, or give one.")
-    beta = _beta(int(data)) if inverse_temperature is None else float(inverse_temperature)
+    beta = _beta(int(data), beta)
     rise, loss = rise_of_function(cast("Callable[[Tensor], Tensor]", function), weights, int(data))
     density = Localised(rise, weights, localisation=localisation, inverse_temperature=beta)
     return _Problem(density, method, loss, int(data))
@@ -212,8 +208,10 @@ def _without_step(method: Sampler) -> bool:
     return not method.adapts and getattr(method, "step_size", 0.0) is None
 
 
-def _beta(num_data: float) -> float:
-    """Return 1/log n, which needs at least 2 observations."""
+def _beta(num_data: float, beta: float | None) -> float:
+    """Return β, or for None 1/log n, which needs at least 2 observations."""
+    if beta is not None:
+        return float(beta)
     if num_data < 2:
         raise ValueError(
             f"`inverse_temperature` must be given for fewer than 2 observations; got {num_data:g}, whose 1/log n is "
@@ -252,30 +250,30 @@ def _dispersed(problem: _Problem, seed: int) -> Tensor:
     ).state.weights_MD
 
 
-def _at_half_the_step(found: Chains, problem: _Problem, seed: int) -> Tensor:
+def _at_half_the_step(chains: Chains, problem: _Problem, seed: int) -> Tensor:
     """Return nβ(L_n − L_n*), (C, S), along the same chains continued with steps of half the size.
 
     It is empty for a sampler whose steps change, or have no size.
     """
-    method, state = problem.method, found.state
+    method, state = problem.method, chains.state
     more = max((method.steps - method.burn_in) // 2, method.thin)
     adapted: Any = getattr(state, "step_size", None)
     step_size = getattr(method, "step_size", None)
     if hasattr(adapted, "step_size_M"):
         halved = replace(state, step_size=replace(adapted, step_size_M=adapted.step_size_M / 2))
-        longer, resume = replace(method, steps=method.steps + more), replace(found, state=halved)
+        longer, resume = replace(method, steps=method.steps + more), replace(chains, state=halved)
         later = run_chains(problem.density, longer, state.weights_MD, seed=seed, resume=resume)
     elif not method.adapts and step_size is not None and getattr(method, "schedule", None) is None:
         smaller = replace(method, step_size=step_size / 2, steps=more, burn_in=0)
         later = run_chains(problem.density, smaller, state.weights_MD, seed=mix(Purpose.COEFFICIENT_HALF, seed))
     else:
-        return found.numbers["log_likelihood"][:, :0]
+        return chains.numbers["log_likelihood"][:, :0]
     return _draws(later, problem)[:, -more:]
 
 
-def _draws(found: Chains, problem: _Problem) -> Tensor:
+def _draws(chains: Chains, problem: _Problem) -> Tensor:
     """Return nβ(L_n − L_n*) after each step, float64 (C, S), on the CPU."""
-    return -problem.density.inverse_temperature * found.numbers["log_likelihood"].cpu()
+    return -problem.density.inverse_temperature * chains.numbers["log_likelihood"].cpu()
 
 
 def _stiffness(place: Place, chunk_size: int, seed: int) -> float:
@@ -289,41 +287,36 @@ def _stiffness(place: Place, chunk_size: int, seed: int) -> float:
     return largest * num_observations(place, chunk_size) / num_observations(subset, chunk_size)
 
 
-def _judged(found: Chains, half_CS: Tensor, problem: _Problem) -> LearningCoefficient:
+def _judged(chains: Chains, half_CS: Tensor, problem: _Problem) -> LearningCoefficient:
     """Return the coefficient of chains, and warn of its problems; `half_CS` are draws with steps of half the size."""
     method, burn_in = problem.method, problem.method.burn_in
-    parts = [part for part in (_draws(found, problem)[:, burn_in:], half_CS) if part.shape[1]]
+    parts = [part for part in (_draws(chains, problem)[:, burn_in:], half_CS) if part.shape[1]]
     draws_CS = torch.cat(parts, dim=1)
-    draws_CS1 = draws_CS.unsqueeze(-1)
-    value, error = float(draws_CS.mean()), float(mcse_mean(draws_CS1)[0])
-    apart, effective = float(rhat(draws_CS1)[0]), float(ess(draws_CS1)[0])
-    acceptance = float("nan")
-    if "acceptance" in found.numbers:
-        acceptance = float(found.numbers["acceptance"][:, burn_in:].mean())
-    statistics = {"apart": apart, "effective": effective, "acceptance": acceptance}
-    problems = (*_problems(value, error, **statistics), *_step_problem(parts))
-    warn_of(problems, "this learning coefficient")
-    return LearningCoefficient(
-        value,
-        error,
+    acceptance_CS = chains.numbers.get("acceptance", torch.full_like(draws_CS, math.nan))
+    coefficient = LearningCoefficient(
+        float(draws_CS.mean()),
+        float(mcse_mean(draws_CS)),
         draws_CS.mean(1),
-        effective,
-        apart,
-        acceptance,
+        float(ess(draws_CS)),
+        float(rhat(draws_CS)),
+        float(acceptance_CS[:, burn_in:].mean()),
         problem.loss,
         problem.density.inverse_temperature,
         problem.density.localisation,
         problem.num_data,
         method,
-        problems,
+        (),
     )
+    problems = (*_problems(coefficient), *_step_problem(parts))
+    warn_of(problems, "this learning coefficient")
+    return replace(coefficient, problems=problems)
 
 
 def _step_problem(parts: Sequence[Tensor]) -> Iterator[str]:
     """Yield a problem if steps of half the size give another coefficient."""
-    if len(parts) < 2 or any(p.shape[1] < 4 for p in parts):  # too few draws have no Monte Carlo error
+    if len(parts) < 2 or any(part.shape[1] < 4 for part in parts):  # too few draws have no Monte Carlo error
         return
-    means, errors = zip(*((float(p.mean()), float(mcse_mean(p.unsqueeze(-1))[0])) for p in parts), strict=True)
+    means, errors = zip(*((float(part.mean()), float(mcse_mean(part))) for part in parts), strict=True)
     if abs(means[1] - means[0]) > _UNLIKE * math.hypot(*errors):
         yield (
             f"steps of half the size give {means[1]:.3g} in the place of {means[0]:.3g}: there are regions too narrow "
@@ -331,15 +324,13 @@ def _step_problem(parts: Sequence[Tensor]) -> Iterator[str]:
         )
 
 
-def _problems(value: float, error: float, *, apart: float, effective: float, acceptance: float) -> tuple[str, ...]:
-    problems = []
-    if value < 0:
-        hedge = "" if not value > -2 * error else ", though within two standard errors of 0"
-        problems.append(f"it is negative ({value:.3g}){hedge}: `weights` are not a minimum of the loss (train longer)")
-    if apart > _DISAGREE:
-        problems.append(f"its chains do not agree (R-hat {apart:.3f}; use more steps, or a larger `localisation`)")
-    if effective < _FEWEST:
-        problems.append(f"it rests on {effective:.0f} effective draws (use more steps)")
-    if acceptance < _REJECTED:
-        problems.append(f"of the proposals {acceptance:.0%} were accepted (use more burn-in)")
-    return tuple(problems)
+def _problems(coefficient: LearningCoefficient) -> Iterator[str]:
+    if coefficient.value < 0:
+        hedge = ", though within two standard errors of 0" if coefficient.value > -2 * coefficient.error else ""
+        yield f"it is negative ({coefficient.value:.3g}){hedge}: `weights` are not a minimum of the loss (train longer)"
+    if coefficient.rhat > _DISAGREE:
+        yield f"its chains do not agree (R-hat {coefficient.rhat:.3f}; use more steps, or a larger `localisation`)"
+    if coefficient.ess < _FEWEST:
+        yield f"it rests on {coefficient.ess:.0f} effective draws (use more steps)"
+    if coefficient.acceptance < _REJECTED:
+        yield f"of the proposals {coefficient.acceptance:.0%} were accepted (use more burn-in)"

@@ -10,7 +10,7 @@ long as with all the data, and neither gradient nor rise has a bias.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -20,8 +20,7 @@ from torch import Tensor
 from torchbayes.checks import check_memory
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import FunctionDensity, Phase, Value, ValueOnly, leapfrog
-from torchbayes.geometry.single import Place
-from torchbayes.model.model import Batch
+from torchbayes.geometry.networks import Place
 from torchbayes.randomness.seeds import Purpose, mix
 
 Rise = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -94,7 +93,7 @@ def rise_on_batches(place: Place, chunk_size: int, *, chains: int, seed: int) ->
     at_centre = density.nll(centre_MD[:1], buffers=place.stacked(1))
     slope_D, size = at_centre.gradient[0].clone(), place.rows.size
     seeds = [mix(Purpose.COEFFICIENT_ROWS, seed, chain) for chain in range(chains)]
-    batches = _endless(place, seeds)
+    batches = (batch for epoch in count() for batch in place.source.epoch(seeds, epoch))
 
     def rise(weights_MD: Tensor) -> tuple[Tensor, Tensor]:
         batch, members = next(batches), len(weights_MD)
@@ -110,8 +109,3 @@ def rise_on_batches(place: Place, chunk_size: int, *, chains: int, seed: int) ->
 
 def _density(place: Place, chunk_size: int) -> LogDensity:
     return LogDensity(place.model, place.rows.size, place.rows, chunk_size=chunk_size)
-
-
-def _endless(place: Place, seeds: list[int]) -> Iterator[Batch]:
-    for epoch in count():
-        yield from place.source.epoch(seeds, epoch)

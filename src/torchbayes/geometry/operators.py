@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from torch import Tensor
 from torchbayes.curvature.roots import check_curved, parameter_information, root
 from torchbayes.density.autograd import leaves_of
 from torchbayes.density.precision import full_precision
-from torchbayes.geometry.single import Place
+from torchbayes.geometry.networks import Place
 from torchbayes.model.model import PREFIX, Batch
 from torchbayes.native.process import differentiable, plain_attention
 
@@ -33,31 +33,15 @@ _TOGETHER = 2**24  # bytes of graph, times vectors, up to which vectors go throu
 _SECOND = ("derivative", "differentiable", "does not require grad")  # words in messages of autograd
 
 
-class Graph(Protocol):
-    """A graph of some rows, computed once, through which products with vectors are taken."""
-
-    def times(self, vectors: Sequence[Tensor], together: bool) -> list[Tensor]:
-        """Return products with vectors in the shapes of the leaves, each (P, ...) if together."""
-        ...
-
-    def derivatives(self) -> Sequence[Tensor]:
-        """Return the first derivatives, which are differentiated once more."""
-        ...
-
-
 class Gradient(NamedTuple):
-    """The gradients `first` of `leaves` as a graph, whose derivative is the Hessian."""
+    """The graph of a gradient, whose derivative is the Hessian."""
 
-    first: Sequence[Tensor]
+    first: Sequence[Tensor]  # the gradients of the leaves
     leaves: Sequence[Tensor]
 
     def times(self, vectors: Sequence[Tensor], together: bool) -> list[Tensor]:
-        """Return H v."""
+        """Return H v of vectors in the shapes of the leaves, each (P, ...) if together."""
         return _back(self.first, self.leaves, vectors, together)
-
-    def derivatives(self) -> Sequence[Tensor]:
-        """Return the gradients."""
-        return self.first
 
 
 class Outputs(NamedTuple):
@@ -65,15 +49,15 @@ class Outputs(NamedTuple):
 
     outputs: Tensor  # (B, ...)
     dummy: Tensor  # u, in which the gradients are linear
-    pulled: Sequence[Tensor]  # Jᵀu
+    first: Sequence[Tensor]  # Jᵀu
     columns: Tensor  # (R, B, ...), with Σ r rᵀ = Λ
     leaves: Sequence[Tensor]  # weights of the network
     information: Sequence[Tensor]  # diagonal information of learned parameters of the likelihood
 
     def times(self, vectors: Sequence[Tensor], together: bool) -> list[Tensor]:
-        """Return G v."""
+        """Return G v, as `Gradient.times` does H v."""
         count = len(self.leaves)
-        (pushed,) = _back(self.pulled, [self.dummy], vectors[:count], together)
+        (pushed,) = _back(self.first, [self.dummy], vectors[:count], together)
         lead = pushed.shape[:1] if together else ()
         columns = self.columns.flatten(2)
         shares = torch.einsum("rbk,...bk->r...b", columns, pushed.reshape(*lead, *columns.shape[1:]))
@@ -81,9 +65,9 @@ class Outputs(NamedTuple):
         products = _back([self.outputs], self.leaves, [weighted], together)
         return products + [i * v for i, v in zip(self.information, vectors[count:], strict=True)]
 
-    def derivatives(self) -> Sequence[Tensor]:
-        """Return Jᵀu."""
-        return self.pulled
+
+Graph = Gradient | Outputs
+"""A graph of some rows, computed once, through which products with vectors are taken."""
 
 
 def _back(
@@ -95,8 +79,9 @@ def _back(
         lead = vectors[0].shape[:1] if together else ()
         return [torch.zeros(*lead, *leaf.shape, dtype=leaf.dtype, device=leaf.device) for leaf in leaves]
     of, by = zip(*pairs, strict=True)
-    options: dict[str, Any] = {"retain_graph": True, "materialize_grads": True, "is_grads_batched": together}
-    return list(torch.autograd.grad(of, leaves, by, **options))
+    return list(
+        torch.autograd.grad(of, leaves, by, retain_graph=True, materialize_grads=True, is_grads_batched=together)
+    )
 
 
 class Products:
@@ -204,10 +189,10 @@ def _outputs(place: Place, rows: Batch) -> Graph:
     known = parameter_information(model.likelihood, fixed, rows.targets, parameters=learned) if learned else {}
     information = [known[name.removeprefix(PREFIX)].to(fixed) for name in model.layout.names if name.startswith(PREFIX)]
     dummy, tensors = torch.zeros_like(outputs, requires_grad=True), list(leaves.values())
-    pulled: Sequence[Tensor] = [torch.zeros_like(leaf) for leaf in tensors]
+    first: Sequence[Tensor] = [torch.zeros_like(leaf) for leaf in tensors]
     if outputs.requires_grad:
-        pulled = torch.autograd.grad(outputs, tensors, dummy, create_graph=True, materialize_grads=True)
-    return Outputs(outputs, dummy, pulled, columns, tensors, information)
+        first = torch.autograd.grad(outputs, tensors, dummy, create_graph=True, materialize_grads=True)
+    return Outputs(outputs, dummy, first, columns, tensors, information)
 
 
 def _held_by(make: Callable[[], Graph]) -> int:
@@ -225,7 +210,7 @@ def _held_by(make: Callable[[], Graph]) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         graph = make()
-    pending, known = [t.grad_fn for t in graph.derivatives() if t.grad_fn is not None], set()
+    pending, known = [t.grad_fn for t in graph.first if t.grad_fn is not None], set()
     while pending:
         node = pending.pop()
         if node.name().endswith("Error"):

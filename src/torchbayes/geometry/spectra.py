@@ -1,4 +1,4 @@
-"""The spectrum of the curvature of a loss: stochastic Lanczos quadrature, and Hutch++ for the trace.
+"""The curvature of a loss: its spectrum by stochastic Lanczos quadrature, trace by Hutch++, and leading directions.
 
 With random signs z, E[zzᵀ] = I, and m steps of Lanczos from z give nodes θ_i and weights ω_i with
 
@@ -29,15 +29,16 @@ from torchbayes.checks import (
     check_positive,
     check_tensor,
 )
-from torchbayes.geometry.lanczos import lanczos
+from torchbayes.geometry.lanczos import Leading, joined, lanczos, leading
+from torchbayes.geometry.networks import Weights, num_observations, place_of
 from torchbayes.geometry.operators import MATRICES, Matrix, Products
-from torchbayes.geometry.single import Weights, num_observations, place_of
 from torchbayes.model.model import Model
 from torchbayes.posteriors.problems import note
 from torchbayes.randomness.seeds import Purpose, generator
 
 _BASIS = 2**30  # bytes that the vectors of one group of probes may take
 _CONVERGED = 1e-3  # residual of an eigenvalue that is reported, relative to the largest
+_ENOUGH = 0.01  # residual, relative to the eigenvalue, up to which an eigenvector counts as converged
 
 
 class Estimate(NamedTuple):
@@ -131,9 +132,8 @@ class Spectrum:
             ValueError: if `count` is not a whole number of at least 1.
         """
         check_counts(count=count)
-        values_PK = self.values_PK if smallest else self.values_PK.flip(1)
-        residuals_PK = self.residuals_PK if smallest else self.residuals_PK.flip(1)
-        real_PK = (self.weights_PK if smallest else self.weights_PK.flip(1)) > 0
+        tables = (self.values_PK, self.residuals_PK, self.weights_PK > 0)
+        values_PK, residuals_PK, real_PK = tables if smallest else (table.flip(1) for table in tables)
         fine_PK = (residuals_PK <= _CONVERGED * self.values_PK.abs().max()) & real_PK
         best, most = values_PK.new_empty(0), -1
         for values_K, fine_K, real_K in zip(values_PK, fine_PK, real_PK, strict=True):
@@ -238,12 +238,7 @@ def spectrum(
     for start in range(0, probes, group):
         signs = [_signs(place.weights_D, seed, probe) for probe in range(start, min(start + group, probes))]
         rules.append(lanczos(product, torch.stack(signs), steps))
-    longest = max(part.values_PK.shape[1] for part in rules)
-    values_PK = torch.cat([_widened(part.values_PK, longest, repeat=True) for part in rules])
-    weights_PK = torch.cat([_widened(part.weights_PK, longest) for part in rules])
-    residuals_PK = torch.cat([_widened(part.residuals_PK, longest, repeat=True) for part in rules])
-    taken = tuple(step for part in rules for step in part.steps)
-    return Spectrum(values_PK, weights_PK, residuals_PK, taken, size, num_observations(place, chunk_size), matrix)
+    return Spectrum(*joined(rules), size, num_observations(place, chunk_size), matrix)
 
 
 def trace(
@@ -268,8 +263,8 @@ def trace(
     Args:
         model: the model.
         data: as for `fit`.
-        weights: where: a point posterior of one member, a module, or a tensor (D,).
-        matrix: as for `spectrum`.
+        weights: where, as for `spectrum`.
+        matrix: likewise.
         products: m, of the matrix with a vector, at least 3. Memory: about m times D numbers.
         seed: seed of the signs.
         chunk_size: rows that go through the network at once.
@@ -299,6 +294,65 @@ def trace(
     return Estimate(captured + residual.value, residual.error)
 
 
+def curved_directions(
+    model: Model,
+    data: Any,
+    weights: Weights,
+    *,
+    rank: int = 5,
+    matrix: Matrix = "ggn",
+    steps: int = 60,
+    seed: int = 0,
+    chunk_size: int = 1024,
+) -> Leading:
+    """Return the eigenvectors of the curvature of the summed loss with the largest eigenvalues, by Lanczos.
+
+    The data determine these directions best, and a posterior is narrowest along them: `Subspace(model, weights,
+    leading.vectors_RD)` is a subspace along them. The matrix is that of `spectrum`. Cost: `steps` products with a
+    vector, and memory for `steps` times D numbers.
+
+    Args:
+        model: the model.
+        data: as for `fit`.
+        weights: where, as for `spectrum`.
+        rank: R, directions.
+        matrix: `hessian` or `ggn`; with `+prior`, −∇² log p(w) is added.
+        steps: of the iteration, at least `rank`.
+        seed: seed of the starting vector.
+        chunk_size: rows that go through the network at once.
+
+    Returns:
+        Eigenvalues (R,), float64, largest absolute value first, eigenvectors (R, D), and how far each product
+        with the matrix is from the value times the vector. Fewer than R where the matrix has a lower rank.
+
+    Raises:
+        TypeError: as for `spectrum`.
+        ValueError: as for `spectrum`, or if there are fewer steps than directions, or more directions than
+            weights.
+    """
+    check_choice(MATRICES, matrix=matrix)
+    check_counts(rank=rank, steps=steps, chunk_size=chunk_size)
+    seed, place = as_seed(seed), place_of(model, data, weights)
+    size = place.weights_D.numel()
+    if rank > min(steps, size):
+        raise ValueError(
+            f"`rank` must be at most the {min(steps, size)} {'steps' if steps < size else 'weights'}; got {rank}."
+        )
+    check_memory(steps * place.weights_D.nbytes, "the vectors of the iteration", place.weights_D.device, steps=steps)
+    start_D = torch.randn(size, generator=generator(Purpose.CURVED, seed), dtype=torch.float64)
+    pairs = leading(Products(place, matrix, chunk_size), start_D.to(place.weights_D), steps, count=rank)
+    rounding = 100 * torch.finfo(place.weights_D.dtype).eps * float(pairs.values_R.abs().max())
+    is_nonzero = pairs.values_R.abs() > rounding
+    pairs = Leading(*(part[is_nonzero.to(part.device)] for part in pairs))
+    loose = pairs.residuals_R > _ENOUGH * pairs.values_R.abs()
+    if loose.any():
+        note(
+            f"{int(loose.sum())} of {len(loose)} directions have not converged in {steps} steps, the first of them to "
+            f"{float((pairs.residuals_R / pairs.values_R.abs()).max()):.0%}. Raise `steps`."
+        )
+    return pairs
+
+
 def _estimate(each_P: Tensor) -> Estimate:
     error = float(each_P.std()) / math.sqrt(len(each_P)) if len(each_P) > 1 else math.nan
     return Estimate(float(each_P.mean()), error)
@@ -307,9 +361,3 @@ def _estimate(each_P: Tensor) -> Estimate:
 def _signs(like_D: Tensor, seed: int, probe: int) -> Tensor:
     source = generator(Purpose.SPECTRUM, seed, probe)
     return (torch.randint(2, (like_D.numel(),), generator=source) * 2 - 1).to(like_D)
-
-
-def _widened(values_PK: Tensor, width: int, *, repeat: bool = False) -> Tensor:
-    """Return a table with further columns: its last one repeated, or zeros."""
-    more = values_PK[:, -1:].expand(-1, width - values_PK.shape[1])
-    return torch.cat([values_PK, more if repeat else torch.zeros_like(more)], dim=1)

@@ -17,20 +17,26 @@ from torchbayes.checks import (
     check_flags,
     check_function,
     check_kind,
-    check_memory,
     check_positive,
     optional,
     seen,
 )
 from torchbayes.density.density import LogDensity
 from torchbayes.driver.progress import counted
-from torchbayes.geometry.directions import normal, scaled
-from torchbayes.geometry.losses import judged, network_at
-from torchbayes.geometry.members import Networks, buffers_at, members_of, one_of
-from torchbayes.geometry.single import Place, Weights, place_of
+from torchbayes.geometry.networks import (
+    Losses,
+    Networks,
+    Place,
+    Weights,
+    as_plain,
+    members_of,
+    networks_of,
+    one_of,
+    place_of,
+)
+from torchbayes.geometry.volumes import normal, scaled
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
-from torchbayes.model.sources.sources import as_source
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.point import Point
 from torchbayes.randomness.seeds import Purpose, generator
@@ -75,7 +81,6 @@ class Plane:
             ValueError: if there are not three networks, or they lie on a line.
             TypeError: if they are not networks.
         """
-        check_kind(Model, "a Model", model=model)
         point = members_of(model, networks, "networks")
         if point.members != 3:
             raise ValueError(
@@ -91,8 +96,8 @@ class Plane:
             raise ValueError("`networks` must not lie on a line; got three that do. Take another third network.")
         axes_2D = torch.stack([u_D, residual_D / residual_D.norm()])
         marks_K2 = torch.stack([torch.zeros_like(first_D), across_D, up_D]) @ axes_2D.T
-        origin_D = point.weights_MD[0]
-        return cls(model, origin_D, axes_2D.to(origin_D), marks_K2.cpu(), buffers_at(point, 0))
+        origin_D, buffers = networks_of(point)[0]
+        return cls(model, origin_D, axes_2D.to(origin_D), marks_K2.cpu(), buffers)
 
     @classmethod
     def random(
@@ -115,10 +120,9 @@ class Plane:
                 because a single weight is random.
             TypeError: if it is not a network.
         """
-        check_kind(Model, "a Model", model=model)
         check_choice(("filters", "sphere"), shape=shape)
-        point = one_of(model, network, "network")
-        origin_D, source = point.weights_MD[0], generator(Purpose.SURFACE, as_seed(seed))
+        origin_D, buffers = one_of(model, network, "network")
+        source = generator(Purpose.SURFACE, as_seed(seed))
         normal_2D = torch.randn(2, len(origin_D), generator=source, dtype=torch.float64)
         axes_2D = scaled(model, origin_D, normal_2D, shape=shape)
         lengths = torch.linalg.svdvals(axes_2D)
@@ -127,7 +131,7 @@ class Plane:
                 f"a plane needs two directions; the {len(origin_D)} random weights of this network have one. Follow it "
                 f"by `rays`."
             )
-        return cls(model, origin_D, axes_2D.to(origin_D), torch.zeros(1, 2).double(), buffers_at(point, 0))
+        return cls(model, origin_D, axes_2D.to(origin_D), torch.zeros(1, 2).double(), buffers)
 
     def at(self, x: float, y: float) -> Tensor:
         """Return the weights (D,) at coordinates."""
@@ -169,9 +173,7 @@ class Surface:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as lists of numbers, for JSON."""
-        named = {"x": self.x_P, "y": self.y_Q, "nll": self.nll_QP, "error": self.error_QP, "own": self.own_QP}
-        held = {name: None if tensor is None else tensor.tolist() for name, tensor in named.items()}
-        return {**held, "kind": self.kind, "marks": self.marks_K2.tolist()}
+        return as_plain(self)
 
 
 def surface(
@@ -215,24 +217,19 @@ def surface(
     check_kind(Model, "a Model", model=model)
     check_kind(Plane, "a Plane, as `Plane.through` makes it", plane=plane)
     check_counts(points=points, least=2)
-    check_counts(chunk_size=chunk_size)
     check_flags(progress=progress)
-    if measure is not None:
-        check_function("a point posterior -> a number", measure=measure)
+    optional(check_function, "a point posterior -> a number", measure=measure)
     if plane.model.layout.differences(model.layout):
         raise ValueError("`plane` must be one of this model's weights. Make it with the same model.")
     (left, right), (bottom, top) = _checked_limits(plane.limits() if limits is None else limits)
-    source = as_source(model, data, chunk_size)
-    source.check()
-    fitted = source if calibration is None else as_source(model, calibration, chunk_size)
+    losses = Losses(model, data, calibration, chunk_size=chunk_size)
     x_P, y_Q = (torch.linspace(*ends, points, dtype=torch.float64) for ends in ((left, right), (bottom, top)))
     values_SC, kind = [], ""
     with counted("loss surface", points**2, unit="points", shown=progress) as advance:
         for y, x in product(y_Q.tolist(), x_P.tolist()):
-            functions = network_at(model, plane.at(x, y), plane.buffers, fitted=fitted)
-            losses = judged(functions, source, chunk_size)
-            kind = losses.kind
-            values_SC.append((losses.nll, losses.error, _measured(measure, functions)))
+            functions = losses.network(plane.at(x, y), plane.buffers)
+            nll, error, kind = losses.of(functions)
+            values_SC.append((nll, error, _measured(measure, functions)))
             advance(len(values_SC))
     nll_QP, error_QP, own_QP = torch.tensor(values_SC, dtype=torch.float64).T.unflatten(1, (points, points))
     return Surface(x_P, y_Q, nll_QP, error_QP if kind else None, kind, own_QP if measure else None, plane.marks_K2)
@@ -242,8 +239,7 @@ def _measured(measure: Callable[[Point], float] | None, functions: Functions) ->
     """Return the value of a measure for a network; 0 without a measure."""
     if measure is None:
         return 0.0
-    settings = {"statistics_known": True, "buffers_M": functions.buffers_S}
-    value = measure(Point(functions.model, functions.weights_SD, **settings))
+    value = measure(Point(functions.model, functions.weights_SD, statistics_known=True, buffers_M=functions.buffers_S))
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -277,11 +273,7 @@ class Rays:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all of it as lists of numbers, for JSON."""
-        return {
-            "radii": self.radii_P.tolist(),
-            "log_density": self.log_density_KP.tolist(),
-            "log_likelihood": self.log_likelihood_KP.tolist(),
-        }
+        return as_plain(self)
 
 
 def rays(
@@ -327,9 +319,7 @@ def rays(
     optional(check_positive, radius=radius)
     check_choice(("sphere", "filters"), shape=shape)
     seed, place = as_seed(seed), place_of(model, data, weights)
-    size = place.weights_D.numel()
-    check_memory(3 * directions * place.weights_D.nbytes, "directions", place.weights_D.device, directions=directions)
-    normal_KD = normal(directions, size, seed=seed)
+    normal_KD = normal(place, directions, seed=seed)
     unit_KD = scaled(place.model, place.weights_D, normal_KD, shape=shape).to(place.weights_D)
     if radius is None:
         radius = 1.0 if shape == "filters" else float(place.weights_D.double().norm()) or 1.0

@@ -16,26 +16,20 @@ two log volumes along the same directions (one seed, one M) are meaningful.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchbayes.checks import (
-    as_seed,
-    check_counts,
-    check_kind,
-    check_memory,
-    check_positive,
-    optional,
-    seen,
-)
+from torchbayes.checks import as_seed, check_counts, check_kind, check_memory, check_positive, optional, seen
 from torchbayes.density.density import LogDensity
-from torchbayes.geometry.directions import filtered, normal
-from torchbayes.geometry.single import Place, Weights, num_observations, place_of
+from torchbayes.geometry.networks import Place, Weights, check_loss, num_observations, place_of
 from torchbayes.model.model import Model
+from torchbayes.model.priors.axes import axes_of
 from torchbayes.posteriors.problems import is_finite, warn_of
+from torchbayes.randomness.seeds import Purpose, generator
 
 _TOLERANCE = 1e-3  # relative, of a radius
 _FEWEST = 10.0  # effective directions
@@ -126,14 +120,13 @@ def basin(
     check_counts(least=2, directions=directions)
     check_kind((Tensor, str), "a tensor, 'sphere' or 'filters'", shape=shape)
     seed, place = as_seed(seed), place_of(model, data, weights)
-    check_memory(3 * directions * place.weights_D.nbytes, "directions", place.weights_D.device, directions=directions)
     sampled = _directions(place, directions, shape, seed=seed)
     rise = _Rise(place, sampled.unit_KD)
     limit = float(limit or _FAR * max(float(place.weights_D.double().norm()), 1.0))
     radii_K = _radii(rise, threshold, limit=limit, first=1e-3 * max(float(place.weights_D.norm()), 1.0))
     size, capped = place.weights_D.numel(), int((radii_K >= limit).sum())
     log_volume, error, ess = _volume(radii_K, sampled, size)
-    problems = _problems(ess, capped, directions, limit=limit, volume=not math.isnan(log_volume))
+    problems = tuple(_problems(ess, capped, directions, limit=limit, volume=not math.isnan(log_volume)))
     warn_of(problems, "this basin")
     return Basin(radii_K, log_volume, error, ess, capped, rise.loss, float(threshold), limit, size, problems)
 
@@ -146,8 +139,7 @@ class _Rise:
         self._density = LogDensity(place.model, place.rows.size, place.rows)
         self._num_data = num_observations(place)
         self.loss = float(self._losses(place.weights_D.unsqueeze(0))[0])
-        if not math.isfinite(self.loss):
-            raise ValueError(f"the loss must be finite at `weights`; got {self.loss:g}. Look for extreme values.")
+        check_loss(self.loss)
 
     def __call__(self, radii_K: Tensor, which: Tensor) -> Tensor:
         """Return the rise at radii along the directions with these numbers, float64."""
@@ -171,10 +163,14 @@ def _radii(rise: _Rise, threshold: float, *, limit: float, first: float) -> Tens
     low_K, high_K = torch.zeros(2, rise.count, dtype=torch.float64)
     at_K = torch.full((rise.count,), min(first, limit), dtype=torch.float64)
     open_K = torch.arange(rise.count)
-    while len(open_K):
+
+    def narrow() -> None:
         within = rise(at_K, open_K) <= threshold  # False where it is NaN
         low_K[open_K[within]] = at_K[open_K[within]]
         high_K[open_K[~within]] = at_K[open_K[~within]]
+
+    while len(open_K):
+        narrow()
         bracketed = (low_K > 0) & (high_K > 0)
         far, near = (high_K == 0) & (low_K >= limit), (low_K == 0) & (high_K < 1e-12 * first)
         open_K = (~(bracketed | far | near)).nonzero()[:, 0]
@@ -182,9 +178,7 @@ def _radii(rise: _Rise, threshold: float, *, limit: float, first: float) -> Tens
     open_K = ((low_K > 0) & (high_K > 0)).nonzero()[:, 0]
     while len(open_K):
         at_K = (low_K + high_K) / 2
-        within = rise(at_K, open_K) <= threshold
-        low_K[open_K[within]] = at_K[open_K[within]]
-        high_K[open_K[~within]] = at_K[open_K[~within]]
+        narrow()
         open_K = open_K[(high_K - low_K > _TOLERANCE * low_K)[open_K]]
     return torch.where(high_K > 0, (low_K + high_K) / 2, low_K)
 
@@ -192,7 +186,7 @@ def _radii(rise: _Rise, threshold: float, *, limit: float, first: float) -> Tens
 def _directions(place: Place, count: int, shape: Tensor | str, *, seed: int) -> _Directions:
     """Return random directions, after checking that a matrix fits, is finite and invertible."""
     size = place.weights_D.numel()
-    normal_KD = normal(count, size, seed=seed)
+    normal_KD = normal(place, count, seed=seed)
     if isinstance(shape, str):
         if shape == "filters":
             moved_KD = filtered(place.model, place.weights_D, normal_KD)
@@ -228,16 +222,52 @@ def _volume(radii_K: Tensor, directions: _Directions, size: int) -> tuple[float,
     return ball + directions.log_det + total - math.log(count), error, ess
 
 
-def _problems(ess: float, capped: int, count: int, *, limit: float, volume: bool) -> tuple[str, ...]:
-    problems = []
+def _problems(ess: float, capped: int, count: int, *, limit: float, volume: bool) -> Iterator[str]:
     if capped:
-        problems.append(
+        yield (
             f"in {capped} of {count} directions the loss does not rise by the threshold up to the radius {limit:.3g}, "
             f"at which they end"
         )
     if volume and ess < min(_FEWEST, 0.99 * count):
-        problems.append(
+        yield (
             f"its volume rests on {ess:.1f} effective directions of {count}, so it is probably too low (give `shape`, "
             f"such as the Hessian's diagonal to the power -1/2, or compare volumes along the same directions only)"
         )
-    return tuple(problems)
+
+
+def normal(place: Place, count: int, *, seed: int) -> Tensor:
+    """Return standard normal numbers, float64 (K, D), that depend only on K, D and the seed; checks that they fit."""
+    check_memory(3 * count * place.weights_D.nbytes, "directions", place.weights_D.device, directions=count)
+    return torch.randn(count, len(place.weights_D), generator=generator(Purpose.BASIN, seed), dtype=torch.float64)
+
+
+def scaled(model: Model, weights_D: Tensor, normal_KD: Tensor, *, shape: Literal["filters", "sphere"]) -> Tensor:
+    """Return directions as `filtered` does, or of length 1."""
+    if shape == "filters":
+        return filtered(model, weights_D, normal_KD)
+    return normal_KD / normal_KD.norm(dim=1, keepdim=True)
+
+
+def filtered(model: Model, weights_D: Tensor, normal_KD: Tensor) -> Tensor:
+    """Return float64 directions (K, D) whose filters have the norms of those of the network (Li et al. 2018).
+
+        d_j ← d_j |w_j| / |d_j|    for the weights of every output unit or channel j
+
+    In an unknown module, filters lie along the first axis. Biases, parameters of norms and learned parameters of
+    the likelihood do not move. The surface of a network of ReLU units without biases then does not change when one
+    layer is scaled up and the next one down. `normal_KD` is float64, on the CPU. Raises a ValueError if no weight
+    matrix is random and not zero.
+    """
+    layout, axes = model.layout, axes_of(model.network.module, model.network.layout.names)
+    weights, directions_KD = layout.split(weights_D.detach().double().cpu()), normal_KD.clone()
+    for name, part_K in layout.split(directions_KD).items():
+        known, shape = axes.get(name), tuple(weights[name].shape)
+        if known is None or known.shape != shape or (known.outputs is None and not known.unknown):
+            part_K.zero_()  # it has no filters, or is random only in part
+            continue
+        grid = known.grid(known.outputs or 0)
+        drawn_K, norms = part_K.view(-1, *grid), weights[name].view(grid).square().sum((-3, -1), keepdim=True).sqrt()
+        drawn_K *= norms / drawn_K.square().sum((-3, -1), keepdim=True).sqrt().clamp_min(1e-300)
+    if not directions_KD.any():
+        raise ValueError("filters need a random weight matrix that is not zero; got none. Use shape='sphere'.")
+    return directions_KD

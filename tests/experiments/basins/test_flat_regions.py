@@ -12,8 +12,8 @@ import torch
 import torchbayes as tb
 from torchbayes.data import load
 from torchbayes.geometry import Spectrum, basin
+from torchbayes.geometry.networks import place_of
 from torchbayes.geometry.operators import Products
-from torchbayes.geometry.single import place_of
 from torchbayes.methods.schedules import Constant
 from torchbayes_experiments import reproduce
 from torchbayes_experiments.basins.flat_regions import EXPERIMENT, report, run

@@ -15,7 +15,7 @@ from tests.laws.models.test_likelihood_laws import models
 from tests.oracles import assert_close, normal
 from torchbayes import evidence, geometry
 from torchbayes.geometry import learning
-from torchbayes.geometry.single import num_observations, place_of
+from torchbayes.geometry.networks import num_observations, place_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 SHORT = tb.HMC(chains=2, steps=12, burn_in=0, thin=1, mass="unit", step_size=0.02, trajectory=0.1)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from torchbayes.geometry.symmetry.calls import Axes, Call, shaped
-from torchbayes.geometry.symmetry.units import Axis, fixed
+from torchbayes.geometry.symmetry.units import Axes, Axis, Call, shaped, widened
 
 
 def matrix(call: Call) -> list[Axes]:
@@ -48,43 +47,47 @@ def linear(call: Call) -> list[Axes]:
     axes = call.axes("input", "self")
     call.ties.join(axes[-1], weight[1])
     call.used(inputs, inputs.ndim - 1)
-    axes[-1] = weight[0]
-    if isinstance(call.values.get("bias"), Tensor):
-        axes[-1] = call.ties.join(axes[-1], call.axes("bias")[0])
+    axes[-1] = _joined(call, weight[0], "bias")
     return [axes]
+
+
+def _joined(call: Call, axis: Axis, *names: str) -> Axis:
+    """Return an axis joined with the first one of each of these arguments, if given."""
+    for name in names:
+        if isinstance(call.values.get(name), Tensor):
+            axis = call.ties.join(axis, call.axes(name)[0])
+    return axis
+
+
+def _only_first(call: Call, axes: Axes) -> list[Axes]:
+    """Return the axes of the first result; those of the others are in fixed order."""
+    return [axes, *(shaped(tensor.shape) for tensor in call.results[1:])]
 
 
 def convolution(call: Call) -> list[Axes]:
     """Return the axes of a convolution's outputs; places and kernels stay in order."""
     inputs, weight = call.tensor("input", "self"), call.tensor("weight")
-    axes, own = call.axes("input", "self"), call.axes("weight")
-    for axis in (*own[2:], *axes[2:]):
-        call.ties.fix(axis)
+    axes, weight_axes = call.axes("input", "self"), call.axes("weight")
+    call.ties.fix(*weight_axes[2:], *axes[2:])
     groups, ties, transposed = call.values.get("groups", 1), call.ties, call.values.get("transposed", False)
     channels = axes[1]
     if transposed:
-        ties.join(channels, own[0])
-        outputs = own[1] if groups == 1 else _per_group(call, channels, own[1], groups)
+        ties.join(channels, weight_axes[0])
+        if groups > 1:
+            _pieces(call, channels, groups)
+        outputs = ties.resolved(weight_axes[1]) * groups
     elif groups > 1 and weight.shape[1] == 1:  # each channel by itself
-        ties.join(own[0], tuple(s._replace(inner=s.inner * (weight.shape[0] // groups)) if s.group is not None else
-                                fixed(s.units * (weight.shape[0] // groups))[0] for s in channels))  # fmt: skip
-        outputs = own[0]
+        ties.join(weight_axes[0], widened(channels, weight.shape[0] // groups))
+        outputs = weight_axes[0]
     elif groups > 1:  # the same order in each group of channels
-        ties.join(channels, own[1] * groups)
-        outputs = _pieces(call, own[0], groups)
+        ties.join(channels, weight_axes[1] * groups)
+        outputs = _pieces(call, weight_axes[0], groups)
     else:
-        ties.join(channels, own[1])
-        outputs = own[0]
+        ties.join(channels, weight_axes[1])
+        outputs = weight_axes[0]
     call.used(inputs, 1)
-    if isinstance(call.values.get("bias"), Tensor):
-        outputs = ties.join(outputs, call.axes("bias")[0])
+    outputs = _joined(call, outputs, "bias")
     return [[axes[0], ties.resolved(outputs), *shaped(call.results[0].shape[2:])]]
-
-
-def _per_group(call: Call, channels: Axis, outputs: Axis, groups: int) -> Axis:
-    """Return the output axis of a transposed convolution of several groups; units stay in their group."""
-    _pieces(call, channels, groups)
-    return call.ties.resolved(outputs) * groups
 
 
 def _pieces(call: Call, axis: Axis, pieces: int) -> Axis:
@@ -97,9 +100,7 @@ def _pieces(call: Call, axis: Axis, pieces: int) -> Axis:
 def batch_norm(call: Call) -> list[Axes]:
     """Return the axes, the channels joined to those of parameters and statistics."""
     axes = call.axes("input")
-    for name in ("weight", "bias", "running_mean", "running_var"):
-        if isinstance(call.values.get(name), Tensor):
-            axes[1] = call.ties.join(axes[1], call.axes(name)[0])
+    axes[1] = _joined(call, axes[1], "weight", "bias", "running_mean", "running_var")
     channels = call.results[0].shape[1:2]
     others = [[axes[1]] if tensor.shape == channels else shaped(tensor.shape) for tensor in call.results[1:]]
     return [axes, *others]
@@ -110,9 +111,9 @@ def layer_norm(call: Call) -> list[Axes]:
     axes = call.axes("input")
     for name in ("weight", "bias"):
         if isinstance(call.values.get(name), Tensor):
-            for back, own in enumerate(reversed(call.axes(name)), 1):
-                axes[-back] = call.ties.join(axes[-back], own)
-    return [axes if k == 0 else shaped(tensor.shape) for k, tensor in enumerate(call.results)]
+            for back, axis in enumerate(reversed(call.axes(name)), 1):
+                axes[-back] = call.ties.join(axes[-back], axis)
+    return _only_first(call, axes)
 
 
 def group_norm(call: Call) -> list[Axes]:
@@ -120,10 +121,8 @@ def group_norm(call: Call) -> list[Axes]:
     axes, groups = call.axes("input"), call.values["group"]
     if groups > 1:
         axes[1] = _pieces(call, axes[1], groups)
-    for name in ("weight", "bias"):
-        if isinstance(call.values.get(name), Tensor):
-            axes[1] = call.ties.join(axes[1], call.axes(name)[0])
-    return [axes if k == 0 else shaped(tensor.shape) for k, tensor in enumerate(call.results)]
+    axes[1] = _joined(call, axes[1], "weight", "bias")
+    return _only_first(call, axes)
 
 
 def weight_norm(call: Call) -> list[Axes]:
@@ -141,18 +140,10 @@ def attention(call: Call) -> list[Axes]:
     ties.join(query[-1], key[-1])
     ties.join(key[-2], value[-2])
     mask = call.values.get("attn_mask", call.values.get("attn_bias"))
-    if isinstance(mask, Tensor):
-        for axis in call.axes_of(mask):
-            ties.fix(axis)
-        ties.fix(query[-2])
-        ties.fix(key[-2])
-        for axis in heads:
-            ties.fix(axis)
-    if call.values.get("is_causal"):
-        ties.fix(query[-2])
-        ties.fix(key[-2])
-    first = [ties.resolved(axis) for axis in (*heads, query[-2], value[-1])]
-    return [first if k == 0 else shaped(tensor.shape) for k, tensor in enumerate(call.results)]
+    masked = [*call.axes_of(mask), *heads] if isinstance(mask, Tensor) else []
+    places = [query[-2], key[-2]] if masked or call.values.get("is_causal") else []
+    ties.fix(*masked, *places)
+    return _only_first(call, [ties.resolved(axis) for axis in (*heads, query[-2], value[-1])])
 
 
 def embedding(call: Call) -> list[Axes]:

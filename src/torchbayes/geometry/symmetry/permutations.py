@@ -8,11 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from torchbayes.checks import as_seed, check_kind, seen
-from torchbayes.geometry.symmetry.calls import shaped
-from torchbayes.geometry.symmetry.same import distance
 from torchbayes.geometry.symmetry.tracing import Watch, located, run
 from torchbayes.geometry.symmetry.units import Axis, Ties, fixed
 from torchbayes.model.batches.batch import rows_of, tensors_of
@@ -36,6 +33,14 @@ class Place(NamedTuple):
     axis: int  # number of its axis
     start: int  # first position along it
     inner: int  # neighbouring positions of each unit
+
+    def positions(self, units: Tensor) -> Tensor:
+        """Return the positions of units with these numbers (n,), (n, inner)."""
+        return self.start + units.unsqueeze(1) * self.inner + torch.arange(self.inner, device=units.device)
+
+    def rows(self, tensor: Tensor, count: int) -> Tensor:
+        """Return what a tensor holds of each of `count` units, (units, ...)."""
+        return tensor.movedim(self.axis, 0)[self.start : self.start + count * self.inner].reshape(count, -1)
 
 
 @dataclass(frozen=True)
@@ -124,11 +129,11 @@ class PermutationGroups:
         """
         check_weights(self.model, weights_D=weights_D)
         orders = self._checked(permutations)
-        tensors = {**self.model.layout.split(weights_D), **(self.model.network.buffers if buffers is None else buffers)}
+        held = self.model.network.buffers if buffers is None else buffers
+        tensors = {**self.model.layout.split(weights_D), **held}
         for order, group in zip(orders, self.groups, strict=True):
             tensors = moved(tensors, group, order.to(weights_D.device))
-        names = self.model.network.buffers if buffers is None else buffers
-        moved_D, moved_buffers = self.model.layout.join(tensors), {name: tensors[name].clone() for name in names}
+        moved_D, moved_buffers = self.model.layout.join(tensors), {name: tensors[name].clone() for name in held}
         self._check_same((weights_D, buffers), (moved_D, moved_buffers))
         return moved_D, moved_buffers
 
@@ -163,17 +168,13 @@ class PermutationGroups:
 def moved(tensors: Mapping[str, Tensor], group: PermutationGroup, order: Tensor) -> dict[str, Tensor]:
     """Return tensors with the units of one group in another order; absent tensors are left out."""
     reordered = dict(tensors)
-    for name, axis, start, inner in group.places:
-        if name in reordered:
-            tensor = reordered[name]
-            index = torch.arange(tensor.shape[axis], device=tensor.device)
-            positions = index[start : start + group.size * inner].view(group.size, inner)
-            index = torch.cat([
-                index[:start],
-                positions[order.to(index.device)].flatten(),
-                index[start + positions.numel() :],
-            ])
-            reordered[name] = tensor.index_select(axis, index)
+    for place in group.places:
+        if place.name in reordered:
+            tensor = reordered[place.name]
+            index = torch.arange(tensor.shape[place.axis], device=tensor.device)
+            positions = place.positions(order.to(index.device)).flatten()
+            index[place.start : place.start + len(positions)] = positions
+            reordered[place.name] = tensor.index_select(place.axis, index)
     return reordered
 
 
@@ -202,17 +203,21 @@ def permutation_groups(model: Model, data: Any = None, *, keep: Globs = ()) -> P
         TypeError: if `model` is not a model.
     """
     check_kind(Model, "a Model", model=model)
-    globs = _checked_globs(keep)
+    globs = [keep] if isinstance(keep, str) else keep
+    if not isinstance(globs, Sequence) or not all(isinstance(glob, str) for glob in globs):
+        raise TypeError(f"`keep` must be a glob of parameters, such as 'head.*', or a list of such; got {seen(keep)}.")
     network = model.network
     state = state_of(network, network.weights(), network.buffers)
-    inputs = _made_up(network, state) if data is None else _first_rows(model, data)
+    if data is None:
+        inputs = _made_up(network, state)
+    else:
+        inputs = rows_of(next(iter(as_source(model, data, 1024).inputs())), slice(0, _COMPARED))
     watched = rows_of(inputs, slice(0, _WATCHED))
     with taking(watched):
         run(network.module, state, watched)
     ties, axes = _watched(network, state, watched, globs)
-    held = {name: tuple(ties.resolved(axis) for axis in own) for name, own in axes.items()}
-    frozen = _frozen(network, held)
-    groups = _groups(held, frozen)
+    held = {name: tuple(map(ties.resolved, tensor_axes)) for name, tensor_axes in axes.items()}
+    groups, frozen = _groups(network, held)
     kept = tuple(dict.fromkeys([*ties.reasons, *frozen.values()]))
     return PermutationGroups(model, tuple(groups.values()), kept, inputs, Found(ties, held, tuple(groups)))
 
@@ -222,29 +227,20 @@ def _watched(
 ) -> tuple[Ties, dict[str, list[Axis]]]:
     """Return the groups of units that a run of the network shows, and the axes of all parameters and buffers."""
     ties = Ties()
-    watch, axes, held = Watch(ties), {}, held_by(network, state)
-    for name, tensor in held.items():
-        axes[name] = [fixed(size) if matches(name, keep) else ties.free(size) for size in tensor.shape]
-        watch.name(tensor, axes[name])
-    for tensor in tensors_of(inputs):
-        watch.name(tensor, shaped(tensor.shape), active=True)
+    watch, held = Watch(ties), held_by(network, state)
+    axes = {
+        name: [fixed(size) if matches(name, keep) else ties.free(size) for size in tensor.shape]
+        for name, tensor in held.items()
+    }
+    watch.name_all(held, axes, inputs)
     with located(network.module, watch), watch:
         outputs = run(network.module, state, inputs)
-    for leaf in pytree.tree_leaves(outputs):
-        for axis in watch.axes_of(leaf) if isinstance(leaf, Tensor) else ():
-            ties.fix(axis)
-    unread = [axis for name, tensor in held.items() if not watch.was_read(tensor) for axis in axes[name]]
-    for axis in unread:
-        ties.fix(axis)
+    for leaf in tensors_of(outputs):
+        ties.fix(*watch.axes_of(leaf))
+    for name, tensor in held.items():
+        if not watch.was_read(tensor):
+            ties.fix(*axes[name])
     return ties, axes
-
-
-def _checked_globs(keep: Globs) -> Globs:
-    """Return globs after checking their type."""
-    each = [keep] if isinstance(keep, str) else keep
-    if not isinstance(each, Sequence) or not all(isinstance(glob, str) for glob in each):
-        raise TypeError(f"`keep` must be a glob of parameters, such as 'head.*', or a list of such; got {seen(keep)}.")
-    return keep
 
 
 def state_of(network: Network, weights_D: Tensor, buffers: Buffers) -> dict[str, Tensor]:
@@ -259,36 +255,28 @@ def held_by(network: Network, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {**dict(module.named_parameters()), **dict(module.named_buffers()), **state}
 
 
-def _frozen(network: Network, axes: Mapping[str, tuple[Axis, ...]]) -> dict[int, str]:
-    """Return the groups with weights that are not random, each with a message."""
-    moving = {*network.layout.names, *network.buffers} - network.mask.indices.keys()
-    messages: dict[int, str] = {}
-    for name, tensor_axes in axes.items():
-        for axis in tensor_axes if name not in moving else ():
-            for segment in axis:
-                if segment.group is not None:
-                    messages.setdefault(segment.group, f"`{name}` is not random, so its units stay in order")
-    return messages
-
-
-def _groups(axes: Mapping[str, tuple[Axis, ...]], frozen: Mapping[int, str]) -> dict[int, PermutationGroup]:
-    """Return the groups that can move, by their numbers among the ties."""
+def _groups(
+    network: Network, axes: Mapping[str, tuple[Axis, ...]]
+) -> tuple[dict[int, PermutationGroup], dict[int, str]]:
+    """Return the groups that can move, by their numbers among the ties, and messages of those that cannot."""
+    random = {*network.layout.names, *network.buffers} - network.mask.indices.keys()
     places: dict[int, list[Place]] = {}
     counts: dict[int, int] = {}
+    frozen: dict[int, str] = {}
     for name, tensor_axes in axes.items():
         for dim, axis in enumerate(tensor_axes):
             start = 0
             for segment in axis:
-                if segment.group is not None and segment.group not in frozen:
+                if segment.group is not None:
                     counts[segment.group] = segment.units
                     places.setdefault(segment.group, []).append(Place(name, dim, start, segment.inner))
+                    if name not in random:
+                        frozen.setdefault(segment.group, f"`{name}` is not random, so its units stay in order")
                 start += segment.size
-    return {number: PermutationGroup(counts[number], tuple(listed)) for number, listed in places.items()}
-
-
-def _first_rows(model: Model, data: Any) -> Any:
-    inputs = next(iter(as_source(model, data, 1024).inputs()))
-    return rows_of(inputs, slice(0, _COMPARED))
+    moving = {
+        number: PermutationGroup(counts[number], tuple(places[number])) for number in places if number not in frozen
+    }
+    return moving, frozen
 
 
 def _made_up(network: Network, state: Mapping[str, Tensor]) -> Tensor:
@@ -313,7 +301,24 @@ def _shapes(first: nn.Module | None) -> Iterator[tuple[int, ...]]:
     """Yield shapes of one row that a network with this first layer may take."""
     if isinstance(first, nn.Linear):
         yield (first.in_features,)
-    convolutions = nn.modules.conv._ConvNd
-    if isinstance(first, convolutions):
+    if isinstance(first, nn.modules.conv._ConvNd):
         places = len(first.kernel_size)
         yield from ((first.in_channels, *[side] * places) for side in _SIDES)
+
+
+def distance(made: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Return the largest difference between outputs, relative to the largest expected number.
+
+    It is infinite where shapes differ, or only one of two numbers is finite.
+    """
+    if [t.shape for t in made] != [t.shape for t in expected]:
+        return float("inf")
+    return max((_relative(a.detach(), b.detach()) for a, b in zip(made, expected, strict=True) if b.numel()), default=0)
+
+
+def _relative(made: Tensor, expected: Tensor) -> float:
+    a, b = (t.to(torch.complex128 if t.is_complex() else torch.float64) for t in (made, expected))
+    alike = (a == b) | (a.isnan() & b.isnan())
+    gap = torch.where(alike, 0.0, (a - b).abs()).nan_to_num(nan=torch.inf).max()
+    largest = float(torch.where(b.isfinite(), b.abs(), 0.0).max())
+    return float(gap) / (largest or 1.0)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from torchbayes.geometry.symmetry.calls import Axes, Call, broadcast, moving, shaped
 from torchbayes.geometry.symmetry.layers import (
     attention,
     batch_norm,
@@ -23,7 +22,7 @@ from torchbayes.geometry.symmetry.layers import (
     vector,
     weight_norm,
 )
-from torchbayes.geometry.symmetry.units import Axis, fixed, is_fixed
+from torchbayes.geometry.symmetry.units import Axes, Axis, Call, broadcast, fixed, is_fixed, moving, shaped, widened
 
 Rule = Callable[[Call], list[Axes]]
 
@@ -69,10 +68,9 @@ def _expand(call: Call) -> list[Axes]:
 
 
 def _repeat(call: Call) -> list[Axes]:
-    tensor, axes = call.tensor("self"), call.axes("self")
-    times = call.values["repeats"]
-    axes = [*shaped([1] * (len(times) - tensor.ndim)), *axes]
-    sizes = [1] * (len(times) - tensor.ndim) + list(tensor.shape)
+    tensor, times = call.tensor("self"), call.values["repeats"]
+    new = len(times) - tensor.ndim
+    axes, sizes = [*shaped([1] * new), *call.axes("self")], [*[1] * new, *tensor.shape]
     return [[call.ties.free(n) if size == 1 else axis * n for axis, size, n in zip(axes, sizes, times, strict=True)]]
 
 
@@ -109,9 +107,8 @@ def _slice(call: Call) -> list[Axes]:
 
 
 def _select(call: Call) -> list[Axes]:
-    axes, dim = call.axes("self"), call.values.get("dim", 0)
-    call.fix(axes[dim])
-    del axes[dim]
+    axes = call.axes("self")
+    call.fix(axes.pop(call.values.get("dim", 0)))
     return [axes for _ in call.results]
 
 
@@ -140,8 +137,7 @@ def _reduce(call: Call) -> list[Axes]:
     dims = range(len(axes)) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
     gone = {dim % max(len(axes), 1) for dim in dims}
     if call.name in _POSITIONS and (len(call.results) > 1 or call.name.startswith("arg")):
-        for dim in gone:
-            call.fix(axes[dim])
+        call.fix(*(axes[dim] for dim in gone))
     kept = [axis for dim, axis in enumerate(axes) if dim not in gone]
     left = [fixed(1) if dim in gone else axis for dim, axis in enumerate(axes)]
     return [left if tensor.ndim == len(axes) else kept for tensor in call.results]
@@ -150,8 +146,8 @@ def _reduce(call: Call) -> list[Axes]:
 def _ordered(call: Call) -> list[Axes]:
     """Return the axes; those along which positions matter get a fixed order."""
     axes, dims = call.axes("self"), call.values.get("dim", call.values.get("dims", -1))
-    for dim in range(len(axes)) if dims in (None, []) else [dims] if isinstance(dims, int) else dims:
-        call.fix(axes[dim])
+    dims = range(len(axes)) if dims in (None, []) else [dims] if isinstance(dims, int) else dims
+    call.fix(*(axes[dim] for dim in dims))
     return [[call.ties.resolved(axis) for axis in axes] for _ in call.results]
 
 
@@ -159,8 +155,7 @@ def _neighbours(call: Call) -> list[Axes]:
     """Return the axes; the last ones, places in images or sequences, stay in order. The name says how many."""
     axes, made = call.axes("self"), call.results[0]
     places = next(int(digit) for digit in "123" if f"{digit}d" in call.name)
-    for axis in axes[-places:]:
-        call.fix(axis)
+    call.fix(*axes[-places:])
     return [[*axes[:-places], *shaped(tensor.shape[-places:])] for tensor in call.results if made.ndim == len(axes)]
 
 
@@ -189,12 +184,10 @@ def _blocks(call: Call) -> list[Axes]:
     axes, made = call.axes("self"), call.results[0]
     dim = 1 if call.name == "im2col" else -3
     size, before = made.shape[dim], call.tensor("self").shape[dim]
-    for axis in axes[dim + 1 :] if dim > 0 else axes[-2:]:
-        call.fix(axis)
+    call.fix(*(axes[dim + 1 :] if dim > 0 else axes[-2:]))
     if before > size:
         channels = call.ties.free(size)
-        wide = tuple(segment._replace(inner=before // size) for segment in channels)
-        call.ties.join(wide if channels[0].group is not None else fixed(before), axes[dim])
+        call.ties.join(widened(channels, before // size), axes[dim])
     else:
         channels = call.ties.merged([axes[dim], fixed(size // before)], [before, size // before])
     left = axes[: dim % len(axes)]
@@ -202,15 +195,11 @@ def _blocks(call: Call) -> list[Axes]:
 
 
 def _index(call: Call) -> list[Axes]:
-    """Return the axes after a tensor picks from one of them, or a mask from several.
-
-    Raises a ValueError if several tensors pick from units.
-    """
+    """Return the axes after a tensor picks from one of them, or a mask from several."""
     axes, picked = call.axes("self"), [(k, i) for k, i in enumerate(call.values["indices"]) if i is not None]
     for k, index in picked:
         mask = index.dtype is torch.bool
-        for axis in (*axes[k : k + (index.ndim if mask else 1)], *(call.axes_of(index) if mask else ())):
-            call.fix(axis)
+        call.fix(*axes[k : k + (index.ndim if mask else 1)], *(call.axes_of(index) if mask else ()))
     if len(picked) > 1:
         if next(moving(call), None) is not None:
             raise ValueError("units are picked by several tensors at once. Index one axis after the other.")

@@ -5,7 +5,7 @@ The network runs unchanged on a few rows or on chunks of data, with any function
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,10 +15,9 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode  # no public class sees every operator
 from torch.utils.weak import WeakIdKeyDictionary
 
-from torchbayes.geometry.symmetry.calls import Axes, Call, moving, pointwise, shaped
 from torchbayes.geometry.symmetry.rules import rule_of
-from torchbayes.geometry.symmetry.units import Ties
-from torchbayes.model.batches.batch import arguments, copied
+from torchbayes.geometry.symmetry.units import Axes, Axis, Call, Ties, moving, shaped
+from torchbayes.model.batches.batch import arguments, copied, tensors_of
 from torchbayes.native.process import encoders_by_parts
 
 _READS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "_unique2", "masked_select"}
@@ -43,6 +42,13 @@ class Watch(TorchDispatchMode):
         if active:
             self._inputs[tensor] = True
 
+    def name_all(self, held: Mapping[str, Tensor], axes: Mapping[str, Sequence[Axis]], inputs: Any) -> None:
+        """Set the axes of what a network holds, and of its inputs, which are in fixed order."""
+        for name, tensor in held.items():
+            self.name(tensor, list(axes[name]))
+        for tensor in tensors_of(inputs):
+            self.name(tensor, shaped(tensor.shape), active=True)
+
     def was_read(self, tensor: Tensor) -> bool:
         """Return whether an operator took a tensor."""
         return tensor in self._read
@@ -60,7 +66,7 @@ class Watch(TorchDispatchMode):
         values = {known.name: value for known, value in zip(schema, args, strict=False)} | kwargs
         packet = func.overloadpacket.__name__
         used = self._use if self._used else lambda tensor, axis: None
-        call = Call(packet, values, out, self.ties, self.axes_of, used, pointwise(func))
+        call = Call(packet, values, out, self.ties, self.axes_of, used, torch.Tag.pointwise in func.tags)
         active = any(tensor in self._inputs for tensor in call.tensors)
         self._read.update((tensor, True) for tensor in call.tensors)
         for tensor, axes in zip(call.results, self._made(call), strict=False):
@@ -72,11 +78,7 @@ class Watch(TorchDispatchMode):
             self._used(tensor, self.axes_of(tensor), axis)
 
     def _made(self, call: Call) -> list[Axes]:
-        """Return the axes of the results of an operator.
-
-        Raises a ValueError if units reach an operator without a rule, or one whose rule does not cover these
-        arguments.
-        """
+        """Return the axes of the results of an operator."""
         rule = None if call.name in _READS else rule_of(call)
         if rule is not None:
             try:
@@ -115,10 +117,10 @@ def located(module: nn.Module, watch: Watch) -> Iterator[None]:
         watch.where.pop()
 
     handles = []
-    for name, part in module.named_modules():
+    for name, submodule in module.named_modules():
         handles += [
-            part.register_forward_pre_hook(lambda *_, name=name: watch.where.append(name)),
-            part.register_forward_hook(leave, always_call=True),
+            submodule.register_forward_pre_hook(lambda *_, name=name: watch.where.append(name)),
+            submodule.register_forward_hook(leave, always_call=True),
         ]
     try:
         yield

@@ -4,14 +4,18 @@ An axis is a list of segments. A segment has some units, each with `inner` neigh
 linear layer behind 50 flattened channels of 4x4 pixels is one segment of 50 units with 16 positions each. Axes that
 must be in the same order, such as those of tensors that are added, have their segments joined. If they can only be
 joined in a fixed order, they become fixed. Every axis begins free, so units that are still free at the end may be
-permuted.
+permuted. What an operator does to axes is a rule, a function of its `Call`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 
 class Segment(NamedTuple):
@@ -28,11 +32,24 @@ class Segment(NamedTuple):
 
 
 Axis = tuple[Segment, ...]
+Axes = list[Axis]
 
 
 def fixed(size: int) -> Axis:
     """Return an axis in fixed order."""
     return (Segment(None, size),)
+
+
+def shaped(sizes: Sequence[int]) -> Axes:
+    """Return axes in fixed order."""
+    return [fixed(size) for size in sizes]
+
+
+def widened(axis: Axis, factor: int) -> Axis:
+    """Return an axis with so many positions in the place of each."""
+    return tuple(
+        Segment(None, s.size * factor) if s.group is None else s._replace(inner=s.inner * factor) for s in axis
+    )
 
 
 def is_fixed(axis: Axis) -> bool:
@@ -72,17 +89,12 @@ class Ties:
             return fixed(count * inner)
         if group not in self._parts:
             return (segment,)
-        self._parts[group] = own = self.resolved(self._parts[group])
-        return tuple(
-            Segment(None, part.size * inner)
-            if part.group is None
-            else Segment(part.group, part.units, part.inner * inner)
-            for part in own
-        )
+        self._parts[group] = self.resolved(self._parts[group])
+        return widened(self._parts[group], inner)
 
-    def fix(self, axis: Axis, why: str = "") -> None:
-        """Fix the order of an axis, and note the reason if it may surprise."""
-        for segment in self.resolved(axis):
+    def fix(self, *axes: Axis, why: str = "") -> None:
+        """Fix the order of axes, and note the reason if it may surprise."""
+        for segment in (segment for axis in axes for segment in self.resolved(axis)):
             if segment.group is not None:
                 self._parts[segment.group] = fixed(segment.units)
                 if why:
@@ -113,7 +125,7 @@ class Ties:
             self._divide(a, -(-b.size // a.inner), then_fix=True)
         elif a.size > b.size:
             if b.size % a.inner:
-                self.fix((a, b), "units of different size share an axis")
+                self.fix((a, b), why="units of different size share an axis")
             else:
                 self._divide(a, b.size // a.inner)
         elif a.inner % b.inner == 0 and (a.inner != b.inner or a.group < b.group):
@@ -121,7 +133,7 @@ class Ties:
         elif b.inner % a.inner == 0:
             self._parts[a.group] = (Segment(b.group, b.units, b.inner // a.inner),)
         else:
-            self.fix((a, b), "units of different size share an axis")
+            self.fix((a, b), why="units of different size share an axis")
 
     def _divide(self, segment: Segment, first: int, then_fix: bool = False) -> None:
         """Divide a group of units after the first few, which may be fixed."""
@@ -134,14 +146,12 @@ class Ties:
         """Return the axis that several become when they are flattened into one."""
         axes = [self.resolved(axis) for axis in axes]
         moving = [k for k, axis in enumerate(axes) if not is_fixed(axis)]
-        for k in moving[1:]:
-            self.fix(axes[k], "two axes of units are flattened into one")
+        self.fix(*(axes[k] for k in moving[1:]), why="two axes of units are flattened into one")
         if not moving:
             return fixed(math.prod(sizes))
         k = moving[0]
         inner, outer = math.prod(sizes[k + 1 :]), math.prod(sizes[:k])
-        return tuple(s._replace(inner=s.inner * inner) if s.group is not None else Segment(None, s.units * inner)
-                     for s in axes[k]) * outer  # fmt: skip
+        return widened(axes[k], inner) * outer
 
     def split(self, axis: Axis, sizes: Sequence[int]) -> list[Axis]:
         """Return the axes that one becomes when it is unflattened.
@@ -156,9 +166,8 @@ class Ties:
         chosen = next((k for k in wide if self._lies_along(axis, sizes, k)), wide[-1] if len(wide) == 2 else wide[0])
         unit = self.free(sizes[chosen])
         inner, outer = math.prod(sizes[chosen + 1 :]), math.prod(sizes[:chosen])
-        if unit[0].group is not None:
-            unit_segment = unit[0]._replace(inner=inner)
-            self.join((unit_segment,) * outer, axis)
+        if not is_fixed(unit):
+            self.join(widened(unit, inner) * outer, axis)
         return [self.resolved(unit) if k == chosen else fixed(size) for k, size in enumerate(sizes)]
 
     @staticmethod
@@ -187,3 +196,57 @@ class Ties:
                 axes_made += self.split(self.merged(axes[i:a], old[i:a]), new[j:b]) if b > j else []
             i, j = a, b
         return axes_made
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an operator."""
+
+    name: str  # without the overload, such as "addmm"
+    values: Mapping[str, Any]  # arguments by name
+    out: Any  # what it returned
+    ties: Ties
+    axes_of: Callable[[Tensor], Axes]  # tensor -> its axes
+    used: Callable[[Tensor, int], None]  # called with activations and an axis that they are summed over with weights
+    pointwise: bool  # whether PyTorch says that it works element by element
+
+    def tensor(self, *names: str) -> Tensor:
+        """Return the first argument that exists under one of these names."""
+        return next(self.values[name] for name in names if name in self.values)
+
+    def axes(self, *names: str) -> Axes:
+        """Return the axes of the first argument that exists under one of these names."""
+        return list(self.axes_of(self.tensor(*names)))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All arguments that are tensors, those in lists too."""
+        return [value for value in pytree.tree_leaves(dict(self.values)) if isinstance(value, Tensor)]
+
+    @property
+    def results(self) -> list[Tensor]:
+        """All tensors it returned."""
+        return [value for value in pytree.tree_leaves(self.out) if isinstance(value, Tensor)]
+
+    def fix(self, *axes: Axis) -> None:
+        """Fix the order of axes, because of this operator."""
+        self.ties.fix(*axes, why=f"the operator {self.name} depends on the order of units")
+
+
+def broadcast(call: Call, tensors: Sequence[Tensor], ndim: int) -> Axes:
+    """Join the axes of tensors that are combined element by element, and return the `ndim` axes of the result."""
+    joined: list[Axis | None] = [None] * ndim
+    for tensor in tensors:
+        for back, axis in enumerate(reversed(call.axes_of(tensor)), 1):
+            if tensor.shape[-back] != 1:
+                known = joined[-back]
+                joined[-back] = axis if known is None else call.ties.join(known, axis)
+    return [fixed(1) if axis is None else call.ties.resolved(axis) for axis in joined]
+
+
+def moving(call: Call) -> Iterator[Axis]:
+    """Yield the axes of the arguments that are not in fixed order."""
+    for tensor in call.tensors:
+        for axis in call.axes_of(tensor):
+            if not is_fixed(resolved := call.ties.resolved(axis)):
+                yield resolved
