@@ -27,7 +27,7 @@ from torchbayes.model.batches.batch import batch_size
 from torchbayes.model.model import Batch, Model, Scales, ready
 from torchbayes.model.network import Buffers
 from torchbayes.model.probes.functions import refuse_faults
-from torchbayes.native.heap import widen
+from torchbayes.native.process import widen
 from torchbayes.randomness.seeds import Purpose, mix
 
 

@@ -65,8 +65,7 @@ class DenseModel:
     def evaluate(
         self,
         weights_MD: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
+        rows: tuple[Tensor, Tensor],
         *,
         shared: bool,
         scales: tuple[float, float],
@@ -76,23 +75,16 @@ class DenseModel:
     ) -> tuple[Tensor, Tensor]:
         """Return log likelihood and log prior of each member, float64 (M,), and write the gradient.
 
-        Inputs are rows (M, B, ...) of each member, or (B, ...) when shared. `scales` are factors on the gradients of
-        log likelihood and log prior, `gradient_MD` receives the gradient unless it is None, and `prior` says whether
-        the log prior is wanted.
+        `rows` are inputs (M, B, ...) of each member, or (B, ...) when shared, and targets. `scales` are factors on the
+        gradients of log likelihood and log prior, `gradient_MD` receives the gradient unless it is None, and `prior`
+        says whether the log prior is wanted.
         """
-        self.check(weights_MD, inputs, targets, shared=shared)
+        self.check(weights_MD, *rows, shared=shared)
         into = gradient_MD
         if gradient_MD is not None and not gradient_MD.is_contiguous():
             into = torch.empty_like(gradient_MD).contiguous()
         log_likelihood_M, log_prior_M = self.kernel.evaluate(
-            weights_MD,
-            inputs,
-            targets,
-            shared=shared,
-            scale=scales[0],
-            prior_scale=scales[1],
-            gradient_MD=into,
-            chunk_size=chunk_size,
+            weights_MD, rows, shared=shared, scales=scales, gradient_MD=into, chunk_size=chunk_size
         )
         if prior:  # not multiplied by 0, because a derivative may be infinite
             log_prior_M += self.prior.add_rest_(into if scales[1] else None, weights_MD, scales[1])

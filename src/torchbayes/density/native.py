@@ -56,7 +56,7 @@ class Native(Backend):
         if mixing is not None:
             raise SettingError(f"{_SUMS}. Set another plan than 'native', or leave it to 'auto'.")
         options: dict[str, Any] = {"shared": shared, "scales": scales, "chunk_size": self.chunk_size, "prior": prior}
-        return self._kernel.evaluate(weights_MD, *rows, gradient_MD=gradient_MD, **options)
+        return self._kernel.evaluate(weights_MD, rows, gradient_MD=gradient_MD, **options)
 
     def leapfrog(self, trajectory: Trajectory) -> Phase | None:
         """Return the end of leapfrog steps; None if the kernel does not have the whole density."""

@@ -18,7 +18,7 @@ from torchbayes.methods.variational import mean_field, passes
 from torchbayes.methods.variational.passes import Descent, Penalty
 from torchbayes.methods.variational.vi import Info, State
 from torchbayes.model.priors.joint import Joint
-from torchbayes.native import perturb as adds
+from torchbayes.native import noise as adds
 from torchbayes.native.noise import fill_signs, philox
 from torchbayes.randomness.seeds import Purpose, member_seeds, mix
 

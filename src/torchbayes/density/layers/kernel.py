@@ -21,9 +21,8 @@ from torchbayes.density.layers.uses import How
 from torchbayes.density.plans import refuse
 from torchbayes.model.dropout import dropouts
 from torchbayes.model.model import Batch
+from torchbayes.native.dense import Call, SecondWeights, evaluate_spread
 from torchbayes.native.description import Layer, Stage
-from torchbayes.native.perturb import LEAST
-from torchbayes.native.spread import Call, SecondWeights, evaluate_spread
 
 
 class _Linear(NamedTuple):
@@ -96,7 +95,7 @@ def by_kernel(
         kernel.kernel,
         mean_MD,
         (batch.inputs, batch.targets),
-        second=SecondWeights(scale_MD * factor_MD, factor_MD, into[1], calls, seeds, about.place.own.start, LEAST),
+        second=SecondWeights(scale_MD * factor_MD, factor_MD, into[1], calls, seeds, about.place.own.start),
         scale=-1 / about.place.total,
         gradient_MD=into[0],
         chunk_size=density.chunk_size,

@@ -45,7 +45,7 @@ from torchbayes.model.batches.batch import batch_size
 from torchbayes.model.likelihoods.weighted import apart
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
-from torchbayes.native.perturb import perturb, perturb_by
+from torchbayes.native.noise import perturb, perturb_by
 from torchbayes.native.process import differentiable
 from torchbayes.randomness.seeds import Purpose, mix
 
