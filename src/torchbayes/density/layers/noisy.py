@@ -71,7 +71,32 @@ def flipped(
     return _Flipped.apply(inputs, *mean, *scale, flips, into)  # type: ignore[return-value]
 
 
-class _Flipped(torch.autograd.Function):
+class _Layer(torch.autograd.Function):
+    """The derivatives of a layer's two products, g with its means and h = g ∘ `after` with its second weights.
+
+    What a subclass saves is named as for flipout: outputs are multiplied by `after`, inputs of the second product are
+    `before` ∘ x, and its weights are scales times `noise`. Locally these are ζ/√v, x ∘ x and σ ∘ σ.
+    """
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        inputs, before, turned, mean, change, noise, bias_noise, after = ctx.saved_tensors
+        by_inputs = by_bias = by_bias_scale = None
+        second = gradient * after
+        if ctx.needs_input_grad[0]:
+            by_inputs = torch.addcmul(gradient @ mean, before, second @ change)
+        gradient, second, inputs, turned = (t.reshape(-1, t.shape[-1]) for t in (gradient, second, inputs, turned))
+        by_mean = torch.mm(gradient.T, inputs, out=ctx.into[0])
+        by_scale = torch.mm(second.T, turned, out=ctx.into[1]).mul_(noise)
+        if ctx.needs_input_grad[2]:
+            by_bias = gradient.sum(0)
+        if bias_noise is not None:
+            by_bias_scale = second.sum(0).mul_(bias_noise)
+        return by_inputs, by_mean, by_bias, by_scale, by_bias_scale, None, None
+
+
+class _Flipped(_Layer):
     @staticmethod
     def forward(
         ctx: Any,
@@ -88,50 +113,13 @@ class _Flipped(torch.autograd.Function):
         outputs = F.linear(inputs, mean, bias)
         bias_change = None if bias_scale is None or bias_noise is None else bias_scale * bias_noise
         outputs.addcmul_(after, F.linear(turned, change, bias_change))
-        ctx.into, ctx.signs = into or (torch.empty_like(mean), torch.empty_like(scale)), (before, after)
+        ctx.into = into or (torch.empty_like(mean), torch.empty_like(scale))
         change = change if ctx.needs_input_grad[0] else None
-        ctx.save_for_backward(inputs, turned, mean, noise, bias_noise, change)
+        ctx.save_for_backward(inputs, before, turned, mean, change, noise, bias_noise, after)
         return outputs
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, turned, mean, noise, bias_noise, change = ctx.saved_tensors
-        (gradient,), (before, after) = gradients, ctx.signs
-        by_inputs = by_bias = by_bias_scale = None
-        signed = gradient * after
-        if ctx.needs_input_grad[0]:
-            by_inputs = torch.addcmul(gradient @ mean, before, signed @ change)
-        gradient, signed, inputs, turned = _rows(gradient, signed, inputs, turned)
-        by_mean = torch.mm(gradient.T, inputs, out=ctx.into[0])
-        by_scale = torch.mm(signed.T, turned, out=ctx.into[1]).mul_(noise)
-        if ctx.needs_input_grad[2]:
-            by_bias = gradient.sum(0)
-        if ctx.needs_input_grad[4]:
-            by_bias_scale = signed.sum(0).mul_(bias_noise)
-        return by_inputs, by_mean, by_bias, by_scale, by_bias_scale, None, None
 
-
-def _rows(*tensors: Tensor) -> list[Tensor]:
-    """Return tensors (..., n) as matrices."""
-    return [tensor.reshape(-1, tensor.shape[-1]) for tensor in tensors]
-
-
-class _Spread(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, mean: Tensor, variance: Tensor, perturb: Perturb) -> Tensor:
-        perturb(mean, variance)
-        ctx.mark_dirty(mean)
-        ctx.save_for_backward(variance.detach())
-        return mean
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = gradients
-        (ratio,) = ctx.saved_tensors
-        return gradient, (gradient * ratio).mul_(0.5), None
-
-
-class _Local(torch.autograd.Function):
+class _Local(_Layer):
     @staticmethod
     def forward(
         ctx: Any,
@@ -149,22 +137,20 @@ class _Local(torch.autograd.Function):
         perturb(outputs, ratio)
         ctx.into = into or (torch.empty_like(mean), torch.empty_like(scale))
         variance = variance if ctx.needs_input_grad[0] else None
-        ctx.save_for_backward(inputs, squares, mean, scale, bias_scale, ratio, variance)
+        ctx.save_for_backward(inputs, inputs, squares, mean, variance, scale, bias_scale, ratio)
         return outputs
+
+
+class _Spread(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, mean: Tensor, variance: Tensor, perturb: Perturb) -> Tensor:
+        perturb(mean, variance)
+        ctx.mark_dirty(mean)
+        ctx.save_for_backward(variance.detach())
+        return mean
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
-        inputs, squares, mean, scale, bias_scale, ratio, variance = ctx.saved_tensors
-        by_inputs = by_bias = by_bias_scale = None
-        noisy = gradient * ratio
-        if ctx.needs_input_grad[0]:
-            by_inputs = torch.addcmul(gradient @ mean, inputs, noisy @ variance)
-        gradient, noisy, inputs, squares = _rows(gradient, noisy, inputs, squares)
-        by_mean = torch.mm(gradient.T, inputs, out=ctx.into[0])
-        by_scale = torch.mm(noisy.T, squares, out=ctx.into[1]).mul_(scale)
-        if ctx.needs_input_grad[2]:
-            by_bias = gradient.sum(0)
-        if bias_scale is not None:
-            by_bias_scale = noisy.sum(0).mul_(bias_scale)
-        return by_inputs, by_mean, by_bias, by_scale, by_bias_scale, None, None
+        (ratio,) = ctx.saved_tensors
+        return gradient, (gradient * ratio).mul_(0.5), None
