@@ -9,8 +9,7 @@ row: exact, and slow.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 from torch.utils import _pytree as pytree
 
-from torchbayes.curvature.capture import Captured, probe, requires_grad, watch
+from torchbayes.curvature.capture import Captured, probe, random_column, requires_grad, watch, watched
 from torchbayes.curvature.layers import Affine, Call, Layer, Other, layers_of, linear_by
 from torchbayes.curvature.parts import COLUMNS_AT_ONCE
 from torchbayes.model.batches.batch import batch_size, on_rows, row_axes, rows_of
@@ -28,7 +27,7 @@ from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network, taking
 from torchbayes.model.probes.functions import refuse_coupled
 from torchbayes.native.process import differentiable, plain_attention, quiet_vmap
-from torchbayes.randomness.seeds import Purpose, generator
+from torchbayes.randomness.seeds import Purpose
 
 CaptureScope = Literal["everywhere", "in turn", "few"]
 """Inputs of layers at every place are held for all layers, for one layer at a time, or for a few of its rows."""
@@ -222,7 +221,14 @@ def layer_support(model: Model, weights_D: Tensor, inputs: Any) -> LayerSupport:
         if not wrong:
             break
         reasons |= dict.fromkeys(wrong, "its weights are used outside its forward")
-    with _outputs(network.module) as sizes:
+    sizes = [1]  # numbers per row of each output of the innermost modules
+
+    def see(_: str, __: Any, output: Any) -> None:
+        leaves = (t for t in pytree.tree_leaves(output) if isinstance(t, Tensor))
+        sizes.extend(t.numel() // len(t) for t in leaves if t.ndim and t.numel())
+
+    innermost = [name for name, part in network.module.named_modules() if not [*part.children()]]
+    with watched(network, innermost, see):
         captured = layers.watch(views, rows, None)
     shared = tuple(module for module, each in captured.calls.items() if _several(network, module, each))
     stacked = layers.whole is None or _can_stack(layers.whole, views, rows)
@@ -289,10 +295,7 @@ def _wrong(found: NetworkLayers, views: Mapping[str, Tensor], inputs: Any) -> li
     if not found.layers:
         return []
     captured = found.watch(views, inputs, None)
-    source = generator(Purpose.LAYERS, device=captured.outputs.device)
-    column = torch.randn(
-        captured.outputs.shape, generator=source, dtype=captured.outputs.dtype, device=captured.outputs.device
-    )
+    column = random_column(captured.outputs, Purpose.LAYERS)
     truth = torch.autograd.grad(
         captured.outputs, list(captured.leaves.values()), column, retain_graph=True, allow_unused=True
     )
@@ -310,24 +313,6 @@ def _wrong(found: NetworkLayers, views: Mapping[str, Tensor], inputs: Any) -> li
         if not torch.allclose(total, expected, rtol=1e-2 if total.dtype == torch.float32 else 1e-6, atol=tolerance):
             wrong.append(layer.module)
     return wrong
-
-
-@contextmanager
-def _outputs(module: nn.Module) -> Iterator[list[int]]:
-    """Yield a list that collects the numbers per row of each output of the innermost modules."""
-    sizes = [1]
-
-    def seen(_: nn.Module, __: Any, output: Any) -> None:
-        sizes.extend(
-            t.numel() // len(t) for t in pytree.tree_leaves(output) if isinstance(t, Tensor) and t.ndim and t.numel()
-        )
-
-    handles = [part.register_forward_hook(seen) for part in module.modules() if not list(part.children())]
-    try:
-        yield sizes
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _several(network: Network, module: str, calls: Sequence[Call]) -> bool:
