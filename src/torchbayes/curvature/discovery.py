@@ -280,21 +280,21 @@ def _owners(network: Network) -> tuple[dict[str, dict[str, str]], dict[str, str]
     return owners, lost
 
 
-def _linear(found: NetworkLayers, views: Mapping[str, Tensor], inputs: Any) -> dict[str, str]:
+def _linear(network: NetworkLayers, views: Mapping[str, Tensor], inputs: Any) -> dict[str, str]:
     """Return the modules without a form of their own that prove to be linear layers, as `linear_by` says."""
-    parts = {layer.module: layer.part for layer in found.layers if isinstance(layer, Other)}
+    parts = {layer.module: layer.part for layer in network.layers if isinstance(layer, Other)}
     if not parts:
         return {}
-    calls = watch(found.model.network, views, inputs, modules=[*parts]).calls
+    calls = watch(network.model.network, views, inputs, modules=[*parts]).calls
     by = {module: linear_by(part, calls[module][0]) for module, part in parts.items()}
     return {module: axis for module, axis in by.items() if axis}
 
 
-def _wrong(found: NetworkLayers, views: Mapping[str, Tensor], inputs: Any) -> list[str]:
+def _wrong(network: NetworkLayers, views: Mapping[str, Tensor], inputs: Any) -> list[str]:
     """Return the modules whose layers do not give autograd's gradient of a random combination of the outputs."""
-    if not found.layers:
+    if not network.layers:
         return []
-    captured = found.watch(views, inputs, None)
+    captured = network.watch(views, inputs, None)
     column = random_column(captured.outputs, Purpose.LAYERS)
     truth = torch.autograd.grad(
         captured.outputs, list(captured.leaves.values()), column, retain_graph=True, allow_unused=True
@@ -303,7 +303,7 @@ def _wrong(found: NetworkLayers, views: Mapping[str, Tensor], inputs: Any) -> li
     exact_D = torch.cat([t.flatten() for t in exact])
     (calls,) = captured.columns(column.unsqueeze(0))
     wrong = []
-    for layer in found.layers:
+    for layer in network.layers:
         expected = exact_D[layer.index.flatten()]
         tolerance = 1e3 * torch.finfo(expected.dtype).eps * float(exact_D.abs().max())
         try:
@@ -321,12 +321,12 @@ def _several(network: Network, module: str, calls: Sequence[Call]) -> bool:
     return convolves or len(calls) > 1 or calls[0].inputs.ndim > 2
 
 
-def _numbers(found: NetworkLayers, seen: Captured, shared: Sequence[str]) -> dict[CaptureScope, int]:
+def _numbers(network: NetworkLayers, seen: Captured, shared: Sequence[str]) -> dict[CaptureScope, int]:
     """Return how many numbers one row takes, by scope."""
-    calls = next(seen.columns([torch.ones_like(seen.outputs)])) if found.layers else {}
+    calls = next(seen.columns([torch.ones_like(seen.outputs)])) if network.layers else {}
     columns = min(COLUMNS_AT_ONCE, seen.outputs[0].numel())
     total_inputs, places, jacobian, few = 0, [0], 1, 0
-    for layer in found.layers:
+    for layer in network.layers:
         factors = isinstance(layer, Affine) and layer.module in shared  # computed for a few rows at a time
         for call in calls[layer.module]:
             num_inputs, num_outputs = call.inputs[0].numel(), call.outputs[0].numel()
@@ -336,7 +336,7 @@ def _numbers(found: NetworkLayers, seen: Captured, shared: Sequence[str]) -> dic
         if layer.module in shared:
             jacobian = max(jacobian, layer.index.numel())
             few += 0 if factors else layer.index.numel()
-    whole = found.whole.index.numel() if found.whole else 0
+    whole = network.whole.index.numel() if network.whole else 0
     return {
         "everywhere": 2 * (sum(places) + total_inputs) + jacobian + whole,
         "in turn": 3 * max(places) + 4 * total_inputs + whole,

@@ -126,10 +126,10 @@ def covariance(over: Sequence[Leaf], parts: Sequence[Part], *, diagonal: bool) -
     """Return J Σ Jᵀ of every row, (B, K, K), or its diagonal (B, K), from Σ (`over`) and J (`parts`)."""
     terms, total = [], None
     for leaf in over:
-        if (own := _own_outputs(leaf, parts)) is None:
+        if (covered := _own_outputs(leaf, parts)) is None:
             terms.append(_of_leaf(leaf, parts, diagonal))
             continue
-        part, units = own  # a block on the diagonal of an otherwise zero matrix
+        part, units = covered  # a block on the diagonal of an otherwise zero matrix
         block, outputs = _of_parts(leaf.form, [part], diagonal), parts[leaf.coverage[0].part].where.shape[1]
         if total is None:
             total = block.new_zeros(len(block), *[outputs] * (block.ndim - 1))
@@ -157,10 +157,10 @@ def _of_leaf(leaf: Leaf, parts: Sequence[Part], diagonal: bool) -> Tensor:
     return _of_parts(leaf.form, leaf_parts, diagonal)
 
 
-def _of_parts(form: Form, own: Sequence[Part], diagonal: bool) -> Tensor:
-    terms = [sign * _gram(each, diagonal) for sign, each in products(form, own)]
+def _of_parts(form: Form, parts: Sequence[Part], diagonal: bool) -> Tensor:
+    terms = [sign * _gram(each, diagonal) for sign, each in products(form, parts)]
     if form.variance is not None:
-        terms.append(sum_of([_of_part(form, part, diagonal) for part in own]))
+        terms.append(sum_of([_of_part(form, part, diagonal) for part in parts]))
     return sum_of(terms)
 
 

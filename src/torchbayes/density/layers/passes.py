@@ -180,28 +180,28 @@ class _Run(NamedTuple):
     into: Sequence[Mapping[str, Tensor]]  # memory for their gradients
 
 
-def _log_prob(density: LogDensity, rows: Batch, own: _Run, *, kept: Buffers, single: bool) -> Tensor:
+def _log_prob(density: LogDensity, rows: Batch, member: _Run, *, kept: Buffers, single: bool) -> Tensor:
     """Return the log likelihood of each row under one member, whose buffers are changed in place.
 
     Where `single`, each row counts once, whatever its weight. If the network uses a weight in another way than when
     it was watched, all weights are drawn.
     """
     before = {name: buffer.clone() for name, buffer in kept.items()}
-    (masks,) = seeds_here(density.ranks, [mix(Purpose.LAYER_MASKS, *own.random)])
+    (masks,) = seeds_here(density.ranks, [mix(Purpose.LAYER_MASKS, *member.random)])
 
     def run(hows: Mapping[str, How]) -> Tensor:
-        layers = _Layers(own, hows)
+        layers = _Layers(member, hows)
         with drawing(density.model.network, masks), layers:
             if single:
                 return log_prob(density.model, layers.held, rows, buffers=kept or None)
             return density.model.log_likelihood(layers.held, rows, kept or None)
 
     try:
-        return run(own.pass_.hows)
+        return run(member.pass_.hows)
     except _UsedOtherwiseError:
         for name, buffer in before.items():
             kept[name].copy_(buffer)
-        return run(dict.fromkeys(own.pass_.hows, "drawn"))
+        return run(dict.fromkeys(member.pass_.hows, "drawn"))
 
 
 def _write(total: Tensor, leaves: Sequence[Mapping[str, Tensor]], into: Sequence[Mapping[str, Tensor]]) -> None:
@@ -234,19 +234,19 @@ class _Layers(TorchFunctionMode):
     `held` are the network's parameters by name: means for layers to take, draws of all others.
     """
 
-    def __init__(self, own: _Run, hows: Mapping[str, How]) -> None:
+    def __init__(self, member: _Run, hows: Mapping[str, How]) -> None:
         super().__init__()
-        self._place, self._random, self._calls = own.pass_.place, own.random, 0
+        self._place, self._random, self._calls = member.pass_.place, member.random, 0
         self.held = dict[str, Tensor]()
         self._tensors, self._taken = dict[int, _Held](), set[int]()  # by the identity of the means
-        means, scales = own.leaves
+        means, scales = member.leaves
         for number, (name, mean) in enumerate(means.items()):
             if hows[name] == "drawn":
-                self.held[name] = torch.addcmul(mean, scales[name], own.random.drawn(number, mean))
+                self.held[name] = torch.addcmul(mean, scales[name], member.random.drawn(number, mean))
                 continue
-            into = own.into[0][name], own.into[1][name]
+            into = member.into[0][name], member.into[1][name]
             self.held[name] = mean
-            self._tensors[id(mean)] = _Held(scales[name], hows[name], own.pass_.uses[name], into)
+            self._tensors[id(mean)] = _Held(scales[name], hows[name], member.pass_.uses[name], into)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -286,7 +286,7 @@ class _Layers(TorchFunctionMode):
         weight, bias = self._scale(call.weight), self._scale(call.bias)
         if call.linear and weight is not None and _plain(call):
             into = self._tensors[id(call.weight)].into
-            return noisy.local(call.inputs, (call.weight, call.bias), (weight, bias), perturb=self._perturb, into=into)
+            return noisy.linear(call.inputs, (call.weight, call.bias), (weight, bias), noise=self._perturb, into=into)
         mean = func(call.inputs, call.weight, call.bias, *call.rest, **call.named)
         bias = None if bias is None else bias.square()
         weight = torch.zeros_like(call.weight) if weight is None else weight.square()
@@ -312,7 +312,7 @@ class _Layers(TorchFunctionMode):
             into = self._tensors[id(call.weight)].into
             after = call.inputs.new_empty(()).expand(*call.inputs.shape[:-1], len(call.weight))
             flips = noisy.Flips(noise, bias_noise, self._signs(call.inputs, -1, 0), self._signs(after, -1, 1))
-            return noisy.flipped(call.inputs, (call.weight, call.bias), (weight, bias), flips=flips, into=into)
+            return noisy.linear(call.inputs, (call.weight, call.bias), (weight, bias), noise=flips, into=into)
         mean = func(call.inputs, call.weight, call.bias, *call.rest, **call.named)
         change = torch.zeros_like(call.weight) if weight is None or noise is None else weight * noise
         bias_change = None if bias is None or bias_noise is None else bias * bias_noise
