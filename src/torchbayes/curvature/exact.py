@@ -48,7 +48,8 @@ class WithExact(Sums):
         return any(name.startswith(_MARK) for name in total)
 
     @property
-    def passes(self) -> int:  # type: ignore[override]  # that of the structure
+    def passes(self) -> int:  # type: ignore[override]
+        """Passes of the structure."""
         return self.sums.passes
 
     def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from torchbayes.density.backend import Evaluation, Mixing, Trajectory
+from torchbayes.density.backend import Backend, Evaluation, Mixing, Trajectory
 from torchbayes.density.dynamics import Phase, Value, step_sizes
 from torchbayes.density.precision import full_precision
-from torchbayes.density.vmap import Stack, Vmap, evaluate_stack, stack
+from torchbayes.density.vmap import Stack, evaluate_stack, refuses_random, stack
 from torchbayes.model.model import Batch, Model, Scales
 
 LENGTH = 4  # a longer function takes longer to compile, and no gain was measured
 
 
-class Compiled(Vmap):
+class Compiled(Backend):
     """All members together, compiled."""
 
     name, words, automatic = "compiled", "compiled members", "never"
@@ -39,6 +39,9 @@ class Compiled(Vmap):
         self._graphs = graphs
         self._stacks: dict[tuple[bool, Mixing | None], Stack] = {}
         self._unrolled: Unrolled | None = None
+
+    def refuses(self, evaluation: Evaluation) -> str | None:
+        return refuses_random(self, evaluation)
 
     def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, None]:
         key = (evaluation.shared, evaluation.mixing)

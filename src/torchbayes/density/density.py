@@ -119,9 +119,7 @@ class LogDensity:
             SettingError: if there is neither a batch nor data.
         """
         gradient_MD = torch.empty_like(weights_MD)
-        value_M, log_likelihood_M = _scaled(
-            self, _ONES, weights_MD, batch=batch, buffers=buffers, seeds=seeds, gradient_MD=gradient_MD
-        )
+        value_M, log_likelihood_M = _scaled(self, _ONES, weights_MD, batch, buffers, seeds, gradient_MD)
         return Value(value_M, gradient_MD, log_likelihood_M)
 
     def value(self, weights_MD: Tensor, batch: Batch | None = None) -> ValueOnly:
@@ -134,7 +132,7 @@ class LogDensity:
         Returns:
             `ValueOnly(log_density, log_likelihood)`, each (M,).
         """
-        return ValueOnly(*_scaled(self, _ONES, weights_MD, batch=batch))
+        return ValueOnly(*_scaled(self, _ONES, weights_MD, batch))
 
     def loss(
         self,
@@ -163,9 +161,7 @@ class LogDensity:
         temperature = self.model.temperature if self.model.tempering == "joint" else 1.0
         out = torch.empty_like(weights_MD) if out is None else out
         factors = Scales(-temperature / self.num_data, -temperature / self.num_data)
-        value_M, log_likelihood_M = _scaled(
-            self, factors, weights_MD, batch=batch, buffers=buffers, seeds=seeds, gradient_MD=out
-        )
+        value_M, log_likelihood_M = _scaled(self, factors, weights_MD, batch, buffers, seeds, out)
         return Value(value_M, out, log_likelihood_M)
 
     def nll(
@@ -198,9 +194,7 @@ class LogDensity:
         out = torch.empty_like(weights_MD) if out is None else out
         # both kinds of tempering divide the likelihood by T
         factors = Scales(-self.model.temperature / self.num_data, -0.0)
-        value_M, log_likelihood_M = _scaled(
-            self, factors, weights_MD, batch=batch, buffers=buffers, seeds=seeds, gradient_MD=out, mixing=mixing
-        )
+        value_M, log_likelihood_M = _scaled(self, factors, weights_MD, batch, buffers, seeds, out, mixing)
         return Value(value_M, out, log_likelihood_M)
 
     def leapfrog(
@@ -219,9 +213,8 @@ class LogDensity:
         diagonal = inverse_mass_MD is None or inverse_mass_MD.ndim == 2  # backends have no dense mass
         if diagonal and data is not None and (backend := _whole(self)) is not None:
             scales = self.model.scales(self.num_data, self.num_data)
-            phase = backend.leapfrog(
-                Trajectory(weights_MD, momentum_MD, gradient_MD, **options, data=data, scales=scales)
-            )
+            trajectory = Trajectory(weights_MD, momentum_MD, gradient_MD, **options, data=data, scales=scales)
+            phase = backend.leapfrog(trajectory)
         return phase or leapfrog(self, weights_MD, momentum_MD, gradient_MD=gradient_MD, **options)
 
     def kernel(self) -> OnData | None:
@@ -250,7 +243,6 @@ def _scaled(
     density: LogDensity,
     factors: Scales,
     weights_MD: Tensor,
-    *,
     batch: Batch | None,
     buffers: Buffers | None = None,
     seeds: Sequence[int] | None = None,

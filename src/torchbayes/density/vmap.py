@@ -38,23 +38,7 @@ class Vmap(Backend):
     name, words, automatic = "vmap", "stacked members", "if faster"
 
     def refuses(self, evaluation: Evaluation) -> str | None:
-        """Return a refusal if the network draws random numbers: two seeds then give different values; else None.
-
-        vmap does not provide random numbers of each member's own.
-        """
-        if not self.training:
-            return None
-        model, buffers = self.model, evaluation.buffers
-        rows = evaluation.batch if evaluation.shared else evaluation.batch.map(lambda t: t[0])
-        values = []
-        with model.network.training(), torch.no_grad():
-            for seed in (1, 2):
-                own_buffers = {n: b[0].clone() for n, b in buffers.items()} if buffers else None
-                with seeded(Purpose.TRIAL, seed, device=evaluation.weights_MD.device):
-                    values.append(model.log_likelihood(evaluation.weights_MD[0], rows, own_buffers))
-        if torch.equal(*values):
-            return None
-        return "the network draws random numbers in training mode, so each member needs its own seed"
+        return refuses_random(self, evaluation)
 
     def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, None]:
         function = stack(self.model, evaluation.shared, evaluation.mixing)
@@ -101,6 +85,26 @@ def evaluate_stack(
         return total_M.detach()
 
     return differentiated(backend, evaluation, run)
+
+
+def refuses_random(backend: Backend, evaluation: Evaluation) -> str | None:
+    """Return a refusal if a network draws random numbers: two seeds then give different values; else None.
+
+    vmap does not provide random numbers of each member's own.
+    """
+    if not backend.training:
+        return None
+    model, buffers = backend.model, evaluation.buffers
+    rows = evaluation.batch if evaluation.shared else evaluation.batch.map(lambda t: t[0])
+    values = []
+    with model.network.training(), torch.no_grad():
+        for seed in (1, 2):
+            own_buffers = {n: b[0].clone() for n, b in buffers.items()} if buffers else None
+            with seeded(Purpose.TRIAL, seed, device=evaluation.weights_MD.device):
+                values.append(model.log_likelihood(evaluation.weights_MD[0], rows, own_buffers))
+    if torch.equal(*values):
+        return None
+    return "the network draws random numbers in training mode, so each member needs its own seed"
 
 
 class StackedLayers(TorchFunctionMode):
