@@ -4,8 +4,8 @@ Both train the same network on the same made-up rows with a fused optimiser, Ada
 hand shuffles each epoch, lets the optimiser decay the weights as the prior does, and reads the loss at an epoch's end.
 They take turns, an epoch each, so that a noisy machine is noisy to both alike; what is done once (checks of the data,
 initialisation, the posterior) does not count. Both profit from the wider heap that `fit` sets up
-(`torchbayes.native.heap`). Peak memory is what training takes in a process of its own beyond what that had before, all
-of that included.
+(`torchbayes.native.process`). Peak memory is what training takes in a process of its own beyond what that had before,
+all of that included.
 
 `python -m benchmarks.overhead` races every network, `python -m benchmarks.overhead lstm` one of them.
 """

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.density import FunctionDensity, LogDensity, Plan, Ranks
-from torchbayes.density.backend import Backend, Evaluation
+from torchbayes.density.backend import Backend, Evaluation, Functions
 from torchbayes.density.dynamics import leapfrog
 from torchbayes.density.loop import Loop
 from torchbayes.density.plans import BACKEND_NAMES, BACKENDS, BackendName
@@ -133,11 +133,11 @@ class Counting(Backend):
             self.model.prior.add_gradient_(evaluation.gradient_MD, evaluation.weights_MD, evaluation.scales.prior)
         return value_M, self.model.log_prior(evaluation.weights_MD)
 
-    def outputs(self, weights_SD: Tensor, inputs: Any, **options: Any) -> Tensor | None:
-        if len(weights_SD) != M:
+    def outputs(self, functions: Functions) -> Tensor | None:
+        if len(functions.weights_SD) != M:
             return None
         self.calls.append("outputs")
-        return Loop(self.model).outputs(weights_SD, inputs, **options)
+        return Loop(self.model).outputs(functions)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import torch
 from benchmarks.harness import memory_now
 
 from tests.processes import forked
-from torchbayes.native import heap
+from torchbayes.native import process as heap
 
 LAYOUTS = 24
 

@@ -56,7 +56,7 @@ class Captured:
 
 
 @contextmanager
-def _watched(network: Network, modules: Sequence[str], see: Callable[[str, Any, Any], None]) -> Iterator[None]:
+def watched(network: Network, modules: Sequence[str], see: Callable[[str, Any, Any], None]) -> Iterator[None]:
     """Call `see(name, inputs, outputs)` whenever one of the modules has run."""
     handles = []
     try:
@@ -109,7 +109,7 @@ def watch(
     network.ask(views, inputs, buffers)  # it may run the network, so it comes before calls are captured
     # the other attention kernels have no second derivative
     attention = plain_attention() if keep_inputs else nullcontext()
-    with differentiable(), attention, _watched(network, modules, see):
+    with differentiable(), attention, watched(network, modules, see):
         leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
         with taking(inputs):
             outputs = network(leaves, network.arrange(inputs), buffers)
@@ -133,12 +133,11 @@ def probe(network: Network, views: Mapping[str, Tensor], inputs: Any, *, modules
             calls.append((name, get_gradient_edge(made)))
 
     network.ask(views, inputs)
-    with differentiable(), _watched(network, modules, see):
+    with differentiable(), watched(network, modules, see):
         leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
         outputs = network(leaves, inputs)
     rows = len(outputs)
-    source = generator(Purpose.CALLS, device=outputs.device)
-    column = torch.randn(outputs.shape, generator=source, dtype=outputs.dtype, device=outputs.device)
+    column = random_column(outputs, Purpose.CALLS)
     edges = [edge for _, edge in calls]
     numbers = torch.arange(rows, device=outputs.device)
     bits = range((rows - 1).bit_length() if edges else 0)
@@ -155,6 +154,12 @@ def probe(network: Network, views: Mapping[str, Tensor], inputs: Any, *, modules
                 reasons[name] = "its first axis is not that of the rows"
     called = {name for name, _ in calls} | reasons.keys()
     return reasons | {name: "its forward is not called" for name in modules if name not in called}
+
+
+def random_column(outputs: Tensor, purpose: Purpose) -> Tensor:
+    """Return standard normals, the same at every call, in the shape of outputs."""
+    source = generator(purpose, device=outputs.device)
+    return torch.randn(outputs.shape, generator=source, dtype=outputs.dtype, device=outputs.device)
 
 
 def requires_grad(inputs: Any) -> bool:

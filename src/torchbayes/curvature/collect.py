@@ -141,23 +141,20 @@ class Collector:
         for m in range(len(members.weights_MD)):
             total, into_D = {n: t[m] for n, t in totals_M.items()}, None if gradient_MD is None else gradient_MD[m]
             rows = batch.map(lambda t, m=m: t[m, rank_rows])
-            if ranks.data == 1:
-                log_likelihoods.append(
-                    self._add(total, members, rows, member=m, scale_D=scale_MD[m], gradient_D=into_D, place=place)
-                )
-                continue
-            # ranks sum only the change, because the state kept between passes must be added only once
-            share = {n: t.clone() for n, t in total.items()}
-            part_D = None if into_D is None else torch.zeros_like(into_D)
+            share, part_D = total, into_D
+            if ranks.data > 1:  # ranks sum only the change, because the state kept between passes is added only once
+                share = {n: t.clone() for n, t in total.items()}
+                part_D = None if into_D is None else torch.zeros_like(into_D)
             log_likelihoods.append(
                 self._add(share, members, rows, member=m, scale_D=scale_MD[m], gradient_D=part_D, place=place)
             )
-            change = [share[n] - total[n] for n in total]
-            ranks.sum_(log_likelihoods[-1], *change, *([] if part_D is None else [part_D]))
-            for name, delta in zip(total, change, strict=True):
-                total[name] += delta
-            if into_D is not None and part_D is not None:
-                into_D += part_D
+            if ranks.data > 1:
+                change = [share[n] - total[n] for n in total]
+                ranks.sum_(log_likelihoods[-1], *change, *([] if part_D is None else [part_D]))
+                for name, delta in zip(total, change, strict=True):
+                    total[name] += delta
+                if into_D is not None and part_D is not None:
+                    into_D += part_D
         return torch.stack(log_likelihoods)
 
     def _add(

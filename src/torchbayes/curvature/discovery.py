@@ -9,8 +9,7 @@ row: exact, and slow.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 from torch.utils import _pytree as pytree
 
-from torchbayes.curvature.capture import Captured, probe, requires_grad, watch
+from torchbayes.curvature.capture import Captured, probe, random_column, requires_grad, watch, watched
 from torchbayes.curvature.layers import Affine, Call, Layer, Other, layers_of, linear_by
 from torchbayes.curvature.parts import COLUMNS_AT_ONCE
 from torchbayes.model.batches.batch import batch_size, on_rows, row_axes, rows_of
@@ -28,7 +27,7 @@ from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, Network, taking
 from torchbayes.model.probes.functions import refuse_coupled
 from torchbayes.native.process import differentiable, plain_attention, quiet_vmap
-from torchbayes.randomness.seeds import Purpose, generator
+from torchbayes.randomness.seeds import Purpose
 
 CaptureScope = Literal["everywhere", "in turn", "few"]
 """Inputs of layers at every place are held for all layers, for one layer at a time, or for a few of its rows."""
@@ -222,7 +221,14 @@ def layer_support(model: Model, weights_D: Tensor, inputs: Any) -> LayerSupport:
         if not wrong:
             break
         reasons |= dict.fromkeys(wrong, "its weights are used outside its forward")
-    with _outputs(network.module) as sizes:
+    sizes = [1]  # numbers per row of each output of the innermost modules
+
+    def see(_: str, __: Any, output: Any) -> None:
+        leaves = (t for t in pytree.tree_leaves(output) if isinstance(t, Tensor))
+        sizes.extend(t.numel() // len(t) for t in leaves if t.ndim and t.numel())
+
+    innermost = [name for name, part in network.module.named_modules() if not [*part.children()]]
+    with watched(network, innermost, see):
         captured = layers.watch(views, rows, None)
     shared = tuple(module for module, each in captured.calls.items() if _several(network, module, each))
     stacked = layers.whole is None or _can_stack(layers.whole, views, rows)
@@ -274,25 +280,22 @@ def _owners(network: Network) -> tuple[dict[str, dict[str, str]], dict[str, str]
     return owners, lost
 
 
-def _linear(found: NetworkLayers, views: Mapping[str, Tensor], inputs: Any) -> dict[str, str]:
+def _linear(network: NetworkLayers, views: Mapping[str, Tensor], inputs: Any) -> dict[str, str]:
     """Return the modules without a form of their own that prove to be linear layers, as `linear_by` says."""
-    parts = {layer.module: layer.part for layer in found.layers if isinstance(layer, Other)}
+    parts = {layer.module: layer.part for layer in network.layers if isinstance(layer, Other)}
     if not parts:
         return {}
-    calls = watch(found.model.network, views, inputs, modules=[*parts]).calls
+    calls = watch(network.model.network, views, inputs, modules=[*parts]).calls
     by = {module: linear_by(part, calls[module][0]) for module, part in parts.items()}
     return {module: axis for module, axis in by.items() if axis}
 
 
-def _wrong(found: NetworkLayers, views: Mapping[str, Tensor], inputs: Any) -> list[str]:
+def _wrong(network: NetworkLayers, views: Mapping[str, Tensor], inputs: Any) -> list[str]:
     """Return the modules whose layers do not give autograd's gradient of a random combination of the outputs."""
-    if not found.layers:
+    if not network.layers:
         return []
-    captured = found.watch(views, inputs, None)
-    source = generator(Purpose.LAYERS, device=captured.outputs.device)
-    column = torch.randn(
-        captured.outputs.shape, generator=source, dtype=captured.outputs.dtype, device=captured.outputs.device
-    )
+    captured = network.watch(views, inputs, None)
+    column = random_column(captured.outputs, Purpose.LAYERS)
     truth = torch.autograd.grad(
         captured.outputs, list(captured.leaves.values()), column, retain_graph=True, allow_unused=True
     )
@@ -300,7 +303,7 @@ def _wrong(found: NetworkLayers, views: Mapping[str, Tensor], inputs: Any) -> li
     exact_D = torch.cat([t.flatten() for t in exact])
     (calls,) = captured.columns(column.unsqueeze(0))
     wrong = []
-    for layer in found.layers:
+    for layer in network.layers:
         expected = exact_D[layer.index.flatten()]
         tolerance = 1e3 * torch.finfo(expected.dtype).eps * float(exact_D.abs().max())
         try:
@@ -312,36 +315,18 @@ def _wrong(found: NetworkLayers, views: Mapping[str, Tensor], inputs: Any) -> li
     return wrong
 
 
-@contextmanager
-def _outputs(module: nn.Module) -> Iterator[list[int]]:
-    """Yield a list that collects the numbers per row of each output of the innermost modules."""
-    sizes = [1]
-
-    def seen(_: nn.Module, __: Any, output: Any) -> None:
-        sizes.extend(
-            t.numel() // len(t) for t in pytree.tree_leaves(output) if isinstance(t, Tensor) and t.ndim and t.numel()
-        )
-
-    handles = [part.register_forward_hook(seen) for part in module.modules() if not list(part.children())]
-    try:
-        yield sizes
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
 def _several(network: Network, module: str, calls: Sequence[Call]) -> bool:
     """Return whether a module is called several times, or sees several places of a row."""
     convolves = isinstance(network.module.get_submodule(module), nn.Conv1d | nn.Conv2d)
     return convolves or len(calls) > 1 or calls[0].inputs.ndim > 2
 
 
-def _numbers(found: NetworkLayers, seen: Captured, shared: Sequence[str]) -> dict[CaptureScope, int]:
+def _numbers(network: NetworkLayers, seen: Captured, shared: Sequence[str]) -> dict[CaptureScope, int]:
     """Return how many numbers one row takes, by scope."""
-    calls = next(seen.columns([torch.ones_like(seen.outputs)])) if found.layers else {}
+    calls = next(seen.columns([torch.ones_like(seen.outputs)])) if network.layers else {}
     columns = min(COLUMNS_AT_ONCE, seen.outputs[0].numel())
     total_inputs, places, jacobian, few = 0, [0], 1, 0
-    for layer in found.layers:
+    for layer in network.layers:
         factors = isinstance(layer, Affine) and layer.module in shared  # computed for a few rows at a time
         for call in calls[layer.module]:
             num_inputs, num_outputs = call.inputs[0].numel(), call.outputs[0].numel()
@@ -351,7 +336,7 @@ def _numbers(found: NetworkLayers, seen: Captured, shared: Sequence[str]) -> dic
         if layer.module in shared:
             jacobian = max(jacobian, layer.index.numel())
             few += 0 if factors else layer.index.numel()
-    whole = found.whole.index.numel() if found.whole else 0
+    whole = network.whole.index.numel() if network.whole else 0
     return {
         "everywhere": 2 * (sum(places) + total_inputs) + jacobian + whole,
         "in turn": 3 * max(places) + 4 * total_inputs + whole,

@@ -22,7 +22,6 @@ from torch import Tensor
 from torchbayes.curvature.discovery import CaptureScope, NetworkLayers
 from torchbayes.curvature.sums import DenseSums, Piece, Sum, Sums
 from torchbayes.linalg import Curvature, DenseCurvature
-from torchbayes.linalg.curvature import Correlations
 
 _MARK = "beside."
 _FEW = 1024  # a dense matrix of up to this many weights is cheap; there is none of more
@@ -35,14 +34,13 @@ def is_needed(weights: int, targets: float) -> bool:
 
 
 @dataclass(frozen=True)
-class WithExact:
+class WithExact(Sums):
     """Sums of a structure, and of the dense matrix in the first pass."""
 
     sums: Sums
     dense: DenseSums
 
     held: ClassVar[tuple[CaptureScope, ...]] = ("everywhere", "in turn", "few")
-    correlations: ClassVar[Correlations] = "some"
 
     @staticmethod
     def has_exact(total: Mapping[str, Tensor]) -> bool:
@@ -50,28 +48,24 @@ class WithExact:
         return any(name.startswith(_MARK) for name in total)
 
     @property
-    def passes(self) -> int:
+    def passes(self) -> int:  # type: ignore[override]
         """Passes of the structure."""
         return self.sums.passes
 
     def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:
-        """Return zeros."""
         matrix = {_MARK + name: tensor for name, tensor in self.dense.empty(network, like).items()}
         return {**self.sums.empty(network, like, seed), **matrix}
 
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
-        """Add rows in place."""
         self.sums.add_(_own(total), piece, number)
         if number == 0:
             # a copy runs its own forward pass, because columns can be read only once
             self.dense.add_(_matrix(total), replace(piece))
 
     def turn_(self, total: Sum, network: NetworkLayers, scale_D: Tensor, *, number: int) -> None:
-        """Finish a pass of the structure."""
         self.sums.turn_(_own(total), network, scale_D, number=number)
 
     def curvature(self, network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> Curvature:
-        """Return the curvature of the structure."""
         return self.sums.curvature(network, _own(totals_M), scale_MD)
 
 

@@ -124,28 +124,30 @@ def _is_still(form: Form) -> bool:
 
 def covariance(over: Sequence[Leaf], parts: Sequence[Part], *, diagonal: bool) -> Tensor:
     """Return J Σ Jᵀ of every row, (B, K, K), or its diagonal (B, K), from Σ (`over`) and J (`parts`)."""
-    blocks = [(leaf, part, units) for leaf in over for part, units in _own_outputs(leaf, parts)]
-    total, block_leaves = None, {id(leaf) for leaf, _, _ in blocks}
-    for leaf, part, units in blocks:  # blocks on the diagonal of an otherwise zero matrix
+    terms, total = [], None
+    for leaf in over:
+        if (covered := _own_outputs(leaf, parts)) is None:
+            terms.append(_of_leaf(leaf, parts, diagonal))
+            continue
+        part, units = covered  # a block on the diagonal of an otherwise zero matrix
         block, outputs = _of_parts(leaf.form, [part], diagonal), parts[leaf.coverage[0].part].where.shape[1]
         if total is None:
             total = block.new_zeros(len(block), *[outputs] * (block.ndim - 1))
         total[(..., units) if diagonal else (..., units.unsqueeze(1), units)] += block
-    others = [_of_leaf(leaf, parts, diagonal) for leaf in over if id(leaf) not in block_leaves]
-    return sum_of([*others, *([] if total is None else [total])])
+    return sum_of([*terms, *([] if total is None else [total])])
 
 
-def _own_outputs(leaf: Leaf, parts: Sequence[Part]) -> Iterator[tuple[Part, Tensor]]:
-    """Yield the Jacobian of some outputs alone, and which they are, if a leaf covers just their units.
+def _own_outputs(leaf: Leaf, parts: Sequence[Part]) -> tuple[Part, Tensor] | None:
+    """Return the Jacobian of some outputs alone, and which they are, if a leaf covers just their units; else None.
 
     The layer's outputs must be those of the network.
     """
     (cover, *others), whole = leaf.coverage, parts[leaf.coverage[0].part]
     if others or whole.columns is not None or whole.centre_BK is not None or not whole.is_plain:
-        return
-    units = cover.units(whole)
-    if units is not None:
-        yield Part(whole.layer, cover.where.view(1, len(units), -1), whole.inputs, None), units
+        return None
+    if (units := cover.units(whole)) is None:
+        return None
+    return Part(whole.layer, cover.where.view(1, len(units), -1), whole.inputs, None), units
 
 
 def _of_leaf(leaf: Leaf, parts: Sequence[Part], diagonal: bool) -> Tensor:
@@ -155,10 +157,10 @@ def _of_leaf(leaf: Leaf, parts: Sequence[Part], diagonal: bool) -> Tensor:
     return _of_parts(leaf.form, leaf_parts, diagonal)
 
 
-def _of_parts(form: Form, own: Sequence[Part], diagonal: bool) -> Tensor:
-    terms = [sign * _gram(each, diagonal) for sign, each in products(form, own)]
+def _of_parts(form: Form, parts: Sequence[Part], diagonal: bool) -> Tensor:
+    terms = [sign * _gram(each, diagonal) for sign, each in products(form, parts)]
     if form.variance is not None:
-        terms.append(sum_of([_of_part(form, part, diagonal) for part in own]))
+        terms.append(sum_of([_of_part(form, part, diagonal) for part in parts]))
     return sum_of(terms)
 
 
@@ -169,20 +171,14 @@ def cross_covariance(over: Sequence[Leaf], both: tuple[Sequence[Part], Sequence[
     """
     terms = []
     for leaf in over:
-        covered = tuple([cover.of(parts) for cover in leaf.coverage] for parts in both)
-        terms.append(_between(leaf.form, covered, limit))  # type: ignore[arg-type]
+        covered = [[cover.of(parts) for cover in leaf.coverage] for parts in both]
+        units = max(1, limit // max(part.unit_numbers for parts in covered for part in parts))
+        pieces = (features(leaf.form, parts, units=units) for parts in covered)
+        piece_products = (
+            sign * (one.flatten(0, 1) @ other.flatten(0, 1).T) for (sign, one), (_, other) in zip(*pieces, strict=True)
+        )
+        terms.append(sum_of(piece_products))
     return sum_of(terms)
-
-
-def _between(form: Form, both: tuple[Sequence[Part], Sequence[Part]], limit: int) -> Tensor:
-    units = max(1, limit // max(part.unit_numbers for parts in both for part in parts))
-    total: Tensor | None = None
-    pieces = (features(form, parts, units=units) for parts in both)
-    for (sign, one), (_, other) in zip(*pieces, strict=True):
-        product = sign * (one.flatten(0, 1) @ other.flatten(0, 1).T)
-        total = product if total is None else total + product
-    assert total is not None
-    return total
 
 
 def _gram(features_BKn: Tensor, diagonal: bool) -> Tensor:
@@ -191,8 +187,7 @@ def _gram(features_BKn: Tensor, diagonal: bool) -> Tensor:
 
 def _of_part(form: Form, part: Part, diagonal: bool) -> Tensor:
     if not part.is_plain:
-        gram = _squares if diagonal else _products
-        return torch.cat([gram(form, piece) for piece in part.pieces()])
+        return torch.cat([_of_shared(form, piece, diagonal) for piece in part.pieces()])
     variance, basis, columns = _taken(form, part)
     spread_BGO = torch.einsum("bgi,goi->bgo", part.plain_given(columns).square(), variance)
     gradients = part.plain_gradients(basis)
@@ -206,17 +201,15 @@ def _of_part(form: Form, part: Part, diagonal: bool) -> Tensor:
     return (rotated.square() * spread).sum(-1) if diagonal else (rotated * spread) @ rotated.mT
 
 
-def _squares(form: Form, part: Part) -> Tensor:
-    """Return the diagonal of J Σ Jᵀ, (B, K)."""
+def _of_shared(form: Form, part: Part, diagonal: bool) -> Tensor:
+    """Return J Σ Jᵀ of a layer that is not plain, (B, K, K), or its diagonal (B, K), from J itself."""
     variance, rows, columns = _taken(form, part)
-    jacobian = part.jacobian(rows, columns).flatten(2)
+    jacobian = part.jacobian(rows, columns)
+    if not diagonal:
+        return _gram((jacobian * variance.sqrt()).flatten(2), diagonal)
+    jacobian = jacobian.flatten(2)
     is_fresh = part.rows is None and not jacobian.requires_grad  # overwritten, as new memory costs more
     return (jacobian.square_() if is_fresh else jacobian.square()) @ variance.flatten()
-
-
-def _products(form: Form, part: Part) -> Tensor:
-    """Return J Σ Jᵀ, (B, K, K)."""
-    return sum_of([_gram(each, diagonal=False) for each in _whitened(form, part, None)])
 
 
 def _taken(form: Form, part: Part) -> tuple[Tensor, Tensor | None, Tensor | None]:

@@ -40,48 +40,42 @@ class KroneckerSums(OnePass):
     held: ClassVar[tuple[CaptureScope, ...]] = ("in turn",)
 
     def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:
-        """Return zeros."""
         total: Sum = {}
         for number, part in enumerate(network.parts):
+            size = part.index.numel()
             if isinstance(part, Affine):
                 groups, outputs, inputs = part.index.shape
-                total[f"{number}.inputs"] = like.new_zeros(groups, inputs, inputs)
-                total[f"{number}.outputs"] = like.new_zeros(groups, outputs, outputs)
-                total[f"{number}.count"] = torch.zeros(1, dtype=torch.float64, device=like.device)
+                shapes = {"inputs": (groups, inputs, inputs), "outputs": (groups, outputs, outputs)}
             elif isinstance(part, Lookup):
                 _, entries, outputs = part.index.shape
-                total[f"{number}.inputs"] = like.new_zeros(entries)
-                total[f"{number}.outputs"] = like.new_zeros(1, outputs, outputs)
-                total[f"{number}.count"] = torch.zeros(1, dtype=torch.float64, device=like.device)
-            elif part.index.numel() <= self.largest:
-                total[f"{number}.dense"] = like.new_zeros(part.index.numel(), part.index.numel())
+                shapes = {"inputs": (entries,), "outputs": (1, outputs, outputs)}
             else:
-                total[f"{number}.diagonal"] = like.new_zeros(part.index.numel())
+                shapes = {"dense": (size, size)} if size <= self.largest else {"diagonal": (size,)}
+            total |= {f"{number}.{name}": like.new_zeros(shape) for name, shape in shapes.items()}
+            if "inputs" in shapes:
+                total[f"{number}.count"] = torch.zeros(1, dtype=torch.float64, device=like.device)
         return total
 
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
-        """Add a batch in place."""
         affine = {part.module: part for part in piece.network.layers if isinstance(part, Affine)}
+        others = [(n, part) for n, part in enumerate(piece.network.parts) if not isinstance(part, Affine)]
         moments = {module: Moment() for module in affine}  # weights and biases of a layer share them
         used = UsedPlaces.of(piece, affine)
         for column, calls in piece.columns():
             for module, part in affine.items():
                 moments[module].add(self._gradients(part, calls[module]))
-            for place, part in enumerate(piece.network.parts):
-                if isinstance(part, Affine):
-                    continue
+            for place, part in others:
                 if isinstance(part, Lookup):
                     for call in calls[part.module]:
                         gradient = part.weighted(call.inputs, call.outputs)[1].flatten(0, -2)
                         add_gram_(total[f"{place}.outputs"], gradient)
+                    continue
+                is_whole = part is piece.network.whole
+                jacobian = piece.rest(column) if is_whole else part.rows(calls[part.module]).flatten(1)
+                if f"{place}.dense" in total:
+                    add_gram_(total[f"{place}.dense"], jacobian)
                 else:
-                    jacobian = (
-                        piece.rest(column) if part is piece.network.whole else part.rows(calls[part.module]).flatten(1)
-                    )
-                    if f"{place}.dense" in total:
-                        add_gram_(total[f"{place}.dense"], jacobian)
-                    else:
-                        total[f"{place}.diagonal"] += jacobian.square().sum(0)
+                    total[f"{place}.diagonal"] += jacobian.square().sum(0)
         for place, part in enumerate(piece.network.parts):
             if isinstance(part, Affine):
                 total[f"{place}.outputs"] += moments[part.module].total()
@@ -128,9 +122,7 @@ class KroneckerSums(OnePass):
         return together if self.sharing == "expand" else together.sum(2, keepdim=True)
 
     def curvature(self, network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> BlockCurvature:
-        """Return diag(s) H diag(s), block by block."""
-        places = range(len(network.parts))
-        blocks = [self.block(network, place, totals_M, scale_MD=scale_MD) for place in places]
+        blocks = (self.block(network, n, totals_M, scale_MD=scale_MD) for n in range(len(network.parts)))
         return BlockCurvature(network.order, tuple(blocks))
 
     def block(self, network: NetworkLayers, number: int, totals_M: Sum, *, scale_MD: Tensor) -> Any:

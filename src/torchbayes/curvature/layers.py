@@ -7,9 +7,12 @@ rows, G groups of a convolution, T places, I inputs of a unit (the bias sees a l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from functools import reduce
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,35 +31,24 @@ class Call(NamedTuple):
     held: Mapping[str, Tensor]  # parameters and buffers of the module at the call, by their names in it
 
 
-class Layer(Protocol):
+@dataclass(frozen=True, eq=False)
+class Layer(ABC):
     """Random weights of one layer."""
 
-    @property
-    def module(self) -> str:
-        """Name of the module whose calls are captured."""
-        ...
+    module: str  # name of the module whose calls are captured
+    index: Tensor  # positions of the weights in the flat vector, int64; (G, O, I) for affine layers
 
-    @property
-    def index(self) -> Tensor:
-        """Positions of the weights in the flat vector, int64; (G, O, I) for affine layers."""
-        ...
+    description: ClassVar[str]  # how their curvature is computed, in words
 
-    @property
-    def description(self) -> str:
-        """How their curvature is computed, in words."""
-        ...
-
+    @abstractmethod
     def rows(self, calls: Sequence[Call]) -> Tensor:
         """Return the Jacobian of each row, (B, *index.shape), from calls that hold gradients (B, ...)."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
-class Affine:
+class Affine(Layer):
     """A linear layer or convolution: weights and, as a last column, biases."""
 
-    module: str
-    index: Tensor  # positions of the weights, (G, O, I)
     part: nn.Module  # the module itself, for its sizes
     weight: bool  # whether its weights are included
     bias: bool  # whether its biases are included
@@ -90,16 +82,13 @@ class Affine:
         return places.reshape(len(places), 1, -1, *places.shape[-2:])
 
     def rows(self, calls: Sequence[Call]) -> Tensor:
-        """Return Σ_t g_t a_tᵀ of each row, (B, G, O, I)."""
         return sum_of([outer(self.gradients(c.outputs), self.inputs(c.inputs)) for c in calls])
 
 
 @dataclass(frozen=True, eq=False)
-class Lookup:
-    """An embedding: a linear layer whose inputs are one-hot."""
+class Lookup(Layer):
+    """An embedding: a linear layer whose inputs are one-hot; `index` is (1, V, O) for V entries."""
 
-    module: str
-    index: Tensor  # positions of the weights, (1, V, O): V entries
     padding: int  # entry without gradient, or -1
 
     description = "embedding"
@@ -111,13 +100,12 @@ class Lookup:
         return entries, gradient * (entries != self.padding).unsqueeze(-1)
 
     def rows(self, calls: Sequence[Call]) -> Tensor:
-        """Return the Jacobian of each row, (B, 1, V, O): for small embeddings."""
-        total = 0
+        each = []  # (B, V, O), so for small embeddings
         for call in calls:
             entries, gradient = self.weighted(call.inputs, call.outputs)
             rows = gradient.new_zeros(len(entries), *self.index.shape[1:])
-            total = total + rows.scatter_add(1, entries.unsqueeze(-1).expand_as(gradient), gradient)
-        return total.unsqueeze(1)  # type: ignore[union-attr]
+            each.append(rows.scatter_add(1, entries.unsqueeze(-1).expand_as(gradient), gradient))
+        return sum_of(each).unsqueeze(1)
 
     def squares(self, entries: Tensor, gradient: Tensor) -> Tensor:
         """Return Σ_b (Σ_t g_bt)² of each entry, (1, V, O), without a tensor over all rows and entries."""
@@ -130,18 +118,18 @@ class Lookup:
 
 
 @dataclass(frozen=True, eq=False)
-class Other:
-    """Any other layer that turns a row into a row: vector-Jacobian products of the layer alone, one per row."""
+class Other(Layer):
+    """Any other layer that turns a row into a row: vector-Jacobian products of the layer alone, one per row.
 
-    module: str
-    index: Tensor  # positions of its weights, (n,)
+    `index` is (n,).
+    """
+
     part: nn.Module
     layout: Layout  # its own random parameters
 
     description = "rows of the layer"
 
     def rows(self, calls: Sequence[Call]) -> Tensor:
-        """Return the Jacobian of each row, (B, n)."""
         return sum_of([self._rows(call) for call in calls])
 
     def _rows(self, call: Call) -> Tensor:
@@ -198,12 +186,9 @@ def _unfolded(part: nn.Conv1d | nn.Conv2d, inputs: Tensor) -> Tensor:
     return patches.permute(2, 0, 3, 1)
 
 
-def sum_of(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the sum of one or more tensors."""
-    total = tensors[0]
-    for tensor in tensors[1:]:
-        total = total + tensor
-    return total
+def sum_of(tensors: Iterable[Tensor]) -> Tensor:
+    """Return the sum of one or more tensors, which need not be there at the same time."""
+    return reduce(operator.add, tensors)
 
 
 def linear_by(part: nn.Module, call: Call) -> str | None:

@@ -13,7 +13,7 @@ from torchbayes.curvature.kfac import KroneckerSums
 from torchbayes.curvature.layers import Affine
 from torchbayes.curvature.parts import Squares
 from torchbayes.curvature.products import curvature_products, hessian_rows
-from torchbayes.curvature.sums import DiagonalSums, OnePass, Piece, Sum
+from torchbayes.curvature.sums import DiagonalSums, OnePass, Piece, Sum, Sums
 from torchbayes.linalg import BlockCurvature, DenseCurvature, KroneckerCurvature, LowRankCurvature
 from torchbayes.linalg.curvature import Correlations
 from torchbayes.randomness.seeds import Purpose, generator
@@ -22,7 +22,7 @@ _EXTRA = 10  # directions of a low rank beyond those kept, so that the last ones
 
 
 @dataclass(frozen=True)
-class EigenvalueSums:
+class EigenvalueSums(Sums):
     """EKFAC (George et al. 2018): in the basis of KFAC, λ = Σ_n Σ_r (U_Rᵀ J_nr U_C)², the exact diagonal of H there.
 
     KFAC is summed in the first pass. Embeddings keep the eigenvalues of KFAC.
@@ -32,10 +32,8 @@ class EigenvalueSums:
 
     passes = 2
     held: ClassVar[tuple[CaptureScope, ...]] = ("in turn", "few")
-    correlations: ClassVar[Correlations] = "some"
 
     def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:
-        """Return zeros."""
         total = self.factors.empty(network, like)
         for place, layer in enumerate(network.layers):
             if isinstance(layer, Affine):
@@ -46,7 +44,6 @@ class EigenvalueSums:
         return total
 
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
-        """Add rows in place."""
         if number == 0:
             self.factors.add_(total, piece)
             return
@@ -62,8 +59,7 @@ class EigenvalueSums:
             total[f"{place}.eigenvalues"] += each.total()
 
     def turn_(self, total: Sum, network: NetworkLayers, scale_D: Tensor, *, number: int) -> None:
-        """Find the bases after the first pass."""
-        if number:
+        if number:  # the bases are known from the first pass
             return
         kfac = self.factors.curvature(network, {n: t.unsqueeze(0) for n, t in total.items()}, scale_D.unsqueeze(0))
         for place, block in enumerate(kfac.blocks):
@@ -72,7 +68,6 @@ class EigenvalueSums:
                 total[f"{place}.columns"].copy_(block.columns_MGII[0])
 
     def curvature(self, network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> BlockCurvature:
-        """Return diag(s) H diag(s), block by block."""
         blocks = []
         for place in range(len(network.parts)):
             names = [f"{place}.{name}" for name in ("eigenvalues", "rows", "columns")]
@@ -84,7 +79,7 @@ class EigenvalueSums:
 
 
 @dataclass(frozen=True)
-class LowRankSums:
+class LowRankSums(Sums):
     """The R largest directions of diag(s) H diag(s), by randomised subspace iteration (Halko et al. 2011).
 
     Each pass multiplies by H and orthonormalises the products. From those of the last pass the Nyström formula Y (Qᵀ
@@ -97,7 +92,6 @@ class LowRankSums:
     passes: int
 
     held: ClassVar[tuple[CaptureScope, ...]] = ("in turn", *DiagonalSums.held)
-    correlations: ClassVar[Correlations] = "some"
 
     def __post_init__(self) -> None:
         if self.passes < 2:
@@ -120,7 +114,6 @@ class LowRankSums:
         }
 
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
-        """Add rows in place."""
         if number == 0:
             DiagonalSums().add_(total, piece)
             total["columns"] += piece.root(piece.seen.outputs.detach()).shape[:2].numel()
@@ -137,13 +130,11 @@ class LowRankSums:
             total[name] += part
 
     def turn_(self, total: Sum, network: NetworkLayers, scale_D: Tensor, *, number: int) -> None:
-        """Use the products as the next directions, unless this was the last pass."""
         if number < self.passes - 1:
             total["vectors"].copy_(_orthonormal(total["products"]))
             total["products"].zero_()
 
     def curvature(self, network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> LowRankCurvature:
-        """Return the low-rank curvature."""
         vectors_MRD, products_MRD = totals_M["vectors"].double(), totals_M["products"].double()
         core = products_MRD @ vectors_MRD.mT
         values, vectors = torch.linalg.eigh((core + core.mT) / 2)
@@ -174,16 +165,12 @@ class HessianSums(OnePass):
     correlations: ClassVar[Correlations] = "all"
 
     def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:
-        """Return zeros."""
-        size = network.size
-        return {"dense": like.new_zeros(size, size)}
+        return {"dense": like.new_zeros(network.size, network.size)}
 
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
-        """Add rows in place."""
         model, options = piece.network.model, {"parameters": piece.parameters, "buffers": piece.buffers}
         total["dense"] += hessian_rows(model, piece.views, piece.rows, **options)
 
     def curvature(self, network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> DenseCurvature:
-        """Return diag(s) H diag(s)."""
         scaled = totals_M["dense"] * scale_MD.unsqueeze(-1) * scale_MD.unsqueeze(-2)
         return DenseCurvature((scaled + scaled.mT) / 2)

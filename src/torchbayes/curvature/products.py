@@ -7,7 +7,7 @@ Networks are run here, because the density's backends differentiate once and kee
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -65,25 +65,16 @@ def hessian_rows(
     layout = model.network.layout
     with _graph(model, views, batch.inputs, buffers) as (leaves, outputs):
         loss = -model.likelihood.log_prob(outputs, batch.targets, parameters).sum()
-        tensors = list(leaves.values())
-        first = torch.autograd.grad(loss, tensors, create_graph=True, materialize_grads=True)
-        if not any(f.requires_grad for f in first):
-            return torch.zeros(layout.size, layout.size, dtype=loss.dtype, device=loss.device)
-        rows = [_row(first, tensors, unit) for unit in _units(layout.shapes, first)]
-    return torch.stack([layout.join(dict(zip(leaves, row, strict=True))) for row in rows])
-
-
-def _units(shapes: Mapping[str, tuple[int, ...]], like: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:
-    """Yield a unit vector for every weight: the number of its tensor, and a tensor of the same shape."""
-    for number, (shape, tensor) in enumerate(zip(shapes.values(), like, strict=True)):
-        for place in range(tensor.numel()):
-            unit = torch.zeros(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
-            unit[place] = 1
-            yield number, unit.view(shape)
-
-
-def _row(first: Sequence[Tensor], tensors: list[Tensor], unit: tuple[int, Tensor]) -> tuple[Tensor, ...]:
-    number, column = unit
-    if not first[number].requires_grad:
-        return tuple(torch.zeros_like(t) for t in tensors)
-    return torch.autograd.grad(first[number], tensors, column, retain_graph=True, materialize_grads=True)
+        tensors, rows = list(leaves.values()), []
+        for part in torch.autograd.grad(loss, tensors, create_graph=True, materialize_grads=True):
+            if not part.requires_grad:
+                rows.append(part.new_zeros(part.numel(), layout.size))
+                continue
+            for place in range(part.numel()):
+                unit = torch.zeros(part.numel(), dtype=part.dtype, device=part.device)
+                unit[place] = 1
+                row = torch.autograd.grad(
+                    part, tensors, unit.view(part.shape), retain_graph=True, materialize_grads=True
+                )
+                rows.append(layout.join(dict(zip(leaves, row, strict=True))).unsqueeze(0))
+    return torch.cat(rows)

@@ -129,13 +129,6 @@ class Piece:
         return self.network.whole.jacobian(self.views, self.rows.inputs, column, buffers=self.buffers)
 
 
-def jacobian_rows(layer: Layer, calls: Sequence[Call], given: Sequence[Tensor] | None) -> Tensor:
-    """Return the Jacobian of one column in a layer's weights, for each row, (B, *index.shape)."""
-    if isinstance(layer, Affine) and given is not None:
-        return sum_of([outer(layer.gradients(c.outputs), a) for c, a in zip(calls, given, strict=True)])
-    return layer.rows(calls)
-
-
 class Sums(Protocol):
     """How the sums of one structure are made, for one member; `curvature` takes all members together.
 
@@ -144,44 +137,30 @@ class Sums(Protocol):
     """
 
     held: ClassVar[tuple[CaptureScope, ...]]
-    correlations: ClassVar[Correlations]
+    correlations: ClassVar[Correlations] = "some"
+    passes: int  # over the data
 
-    @property
-    def passes(self) -> int:
-        """Passes over the data."""
-        ...
-
-    def empty(self, network: NetworkLayers, like: Tensor, seed: int) -> Sum:
+    def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:
         """Return the sum over no data."""
         ...
 
-    def add_(self, total: Sum, piece: Piece, number: int) -> None:
+    def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
         """Add rows in place, in pass number `number`."""
         ...
 
     def turn_(self, total: Sum, network: NetworkLayers, scale_D: Tensor, *, number: int) -> None:
         """Finish pass number `number`, in place."""
-        ...
 
     def curvature(self, network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> Curvature:
         """Return diag(s) H diag(s) from the sums of all members, each (M, ...)."""
         ...
 
 
-@dataclass(frozen=True)
-class OnePass:
-    """The members that sums of a single pass share."""
+class OnePass(Sums, Protocol):
+    """Sums of a single pass."""
 
-    held: ClassVar[tuple[CaptureScope, ...]] = ("everywhere",)
-    correlations: ClassVar[Correlations] = "some"
-
-    @property
-    def passes(self) -> int:
-        """One."""
-        return 1
-
-    def turn_(self, total: Sum, network: NetworkLayers, scale_D: Tensor, *, number: int) -> None:
-        """Leave the sum as it is."""
+    held = ("everywhere",)
+    passes = 1
 
 
 @dataclass(frozen=True)
@@ -192,11 +171,9 @@ class DiagonalSums(OnePass):
     correlations: ClassVar[Correlations] = "none"
 
     def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:
-        """Return zeros."""
         return {"diagonal": like.new_zeros(network.size)}
 
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
-        """Add a batch in place."""
         into, layers, whole = total["diagonal"], piece.network.layers, piece.network.whole
         squares = {layer: piece.squares(layer) for layer in layers if isinstance(layer, Affine)}
         for column, calls in piece.columns():
@@ -214,12 +191,18 @@ class DiagonalSums(OnePass):
             _add(into, layer, each.total())
 
     def curvature(self, network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> DiagonalCurvature:
-        """Return diag(s² h)."""
         return DiagonalCurvature(totals_M["diagonal"] * scale_MD**2)
 
 
 def _add(total_D: Tensor, layer: Any, part: Tensor) -> None:
     total_D.index_add_(0, layer.index.flatten(), part.flatten())
+
+
+def _jacobian(layer: Layer, calls: Sequence[Call], given: Sequence[Tensor] | None) -> Tensor:
+    """Return the Jacobian of one column in a layer's weights, for each row, (B, *index.shape)."""
+    if isinstance(layer, Affine) and given is not None:
+        return sum_of(outer(layer.gradients(c.outputs), a) for c, a in zip(calls, given, strict=True))
+    return layer.rows(calls)
 
 
 @dataclass(frozen=True)
@@ -231,16 +214,13 @@ class DenseSums(OnePass):
     correlations: ClassVar[Correlations] = "all"
 
     def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:
-        """Return zeros."""
-        single = network.single
-        if single is not None:
-            _, outputs, inputs = single.index.shape
+        if network.single is not None:
+            _, outputs, inputs = network.single.index.shape
             return {"units": like.new_zeros(outputs, outputs * inputs, inputs)}
-        size = network.size
-        return {"dense": like.new_zeros(size, size)}
+        return {"dense": like.new_zeros(network.size, network.size)}
 
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
-        """Add a batch in place.
+        """Add rows in place.
 
         If all weights are those of one affine layer without sharing, Σ_r J Jᵀ = (Σ_r g gᵀ) ⊗ a aᵀ. A product of
         matrices (O I', I') for each of O output units then replaces one of (O I, O I) for each column.
@@ -251,17 +231,15 @@ class DenseSums(OnePass):
         inputs = piece.given()
         order = piece.network.order
         for column, calls in piece.columns():
-            jacobians = [jacobian_rows(layer, calls[layer.module], inputs.get(layer)) for layer in piece.network.layers]
+            jacobians = [_jacobian(layer, calls[layer.module], inputs.get(layer)) for layer in piece.network.layers]
             jacobians += [piece.rest(column)] if piece.network.whole else []
-            for rows in torch.cat([part.flatten(1) for part in jacobians], dim=1).split(
-                max(1, self.chunk // len(order))
-            ):
+            jacobian = torch.cat([part.flatten(1) for part in jacobians], dim=1)
+            for rows in jacobian.split(max(1, self.chunk // len(order))):
                 placed = rows.new_zeros(len(rows), len(total["dense"]))
                 placed[:, order] = rows
                 add_gram_(total["dense"], placed)
 
     def curvature(self, network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> DenseCurvature:
-        """Return diag(s) H diag(s)."""
         if "dense" in totals_M:
             matrix = totals_M["dense"].clone()
         else:

@@ -68,18 +68,17 @@ def architecture(module: nn.Module, layout: Layout, *, device: torch.device) -> 
 
     Raises an UnavailableError if the kernel cannot run it; the message says why.
     """
-    parts = list(_parts(module))
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     stages: list[Stage] = []
     layers: list[Layer] = []
     flatten = False
-    for part in parts:
+    for part in list(_parts(module)):
         last = layers or stages
         if type(part) in _NOTHING:
             continue
         if type(part) is nn.Linear and (flatten or not stages):
-            at = [_offset(names, layout, p) for p in (part.weight, part.bias)]
-            layers.append(Layer(at[0], at[1], part.in_features, part.out_features))
+            weight_at, bias_at = (_offset(names, layout, p) for p in (part.weight, part.bias))
+            layers.append(Layer(weight_at, bias_at, part.in_features, part.out_features))
         elif type(part) is nn.Flatten and not flatten and not layers and (part.start_dim, part.end_dim) == (1, -1):
             flatten = True
         elif type(part) in _ACTIVATIONS and last and last[-1].activation == Activation.IDENTITY:
@@ -111,9 +110,9 @@ def _stage(part: nn.Module, names: dict[int, str], layout: Layout, before: list[
         if part.groups != 1 or part.padding_mode != "zeros":
             raise UnavailableError("the kernel knows no convolution by groups of channels, and pads with zeros alone")
         channels, stride, dilation = (part.in_channels, part.out_channels), _pair(part.stride), _pair(part.dilation)
-        stage = Stage(Kind.CONVOLUTION, channels, _pair(part.kernel_size), stride, _padding(part), dilation)
+        window = (_pair(part.kernel_size), stride, _padding(part), dilation)
         weight_at, bias_at = (_offset(names, layout, p) for p in (part.weight, part.bias))
-        return [replace(stage, weight_at=weight_at, bias_at=bias_at)]
+        return [Stage(Kind.CONVOLUTION, channels, *window, weight_at=weight_at, bias_at=bias_at)]
     assert isinstance(part, nn.MaxPool2d | nn.AvgPool2d), "the caller knows"
     kernel, stride = _pair(part.kernel_size), _pair(part.stride)
     if isinstance(part, nn.MaxPool2d):

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
+from torchbayes.checks import SettingError
 from torchbayes.density.dynamics import Phase
 from torchbayes.density.kernels import DenseModel
 from torchbayes.model.dropout import Mask
@@ -47,6 +48,16 @@ class Evaluation(NamedTuple):
     gradient_MD: Tensor | None  # receives the gradient; None if it is not wanted
     prior: bool = True  # whether the log prior is wanted; it may be infinite where its factor is 0
     mixing: Mixing | None = None
+
+
+class Functions(NamedTuple):
+    """A request to a backend: the outputs of S networks on the same rows, without gradients."""
+
+    weights_SD: Tensor
+    inputs: Any  # as the model places them
+    buffers_S: Buffers | None  # each (S, ...); None if each has the model's own
+    chunk_size: int  # rows that go through a network at once, which bounds memory beside the result
+    masks_S: Sequence[Mask] | None = None  # dropout is off if None
 
 
 class Trajectory(NamedTuple):
@@ -97,18 +108,14 @@ class Backend(ABC):
     def kernel(self) -> DenseModel | None:  # noqa: B027
         """Return the library's own kernel of the model, by which methods can take whole steps; None without one."""
 
-    def outputs(  # noqa: B027
-        self,
-        weights_SD: Tensor,
-        inputs: Any,
-        *,
-        buffers_S: Buffers | None,
-        chunk_size: int,
-        masks_S: Sequence[Mask] | None = None,
-    ) -> Tensor | None:
-        """Return the outputs (S, B, K) of S networks on the same rows, without gradients; None if it has no such way.
+    def outputs(self, functions: Functions) -> Tensor | None:  # noqa: B027
+        """Return the outputs (S, B, K) of S networks; None if it has no such way.
 
-        They are in float32 where the weights have lower precision. `buffers_S` are each (S, ...), or None for the
-        model's own. `chunk_size` rows go through a network at once, which bounds memory beside the result. Dropout is
-        off if `masks_S` is None.
+        They are in float32 where the weights have lower precision.
         """
+
+
+def refuse(plan: str, why: str | None) -> None:
+    """Raise a SettingError if there is a reason why the backend of a plan cannot run."""
+    if why is not None:
+        raise SettingError(f"plan {plan!r} cannot run this model: {why}. Set another plan, or leave it to 'auto'.")

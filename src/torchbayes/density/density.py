@@ -11,23 +11,23 @@ which.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from torchbayes.checks import SettingError, check_counts, check_flags, check_kind, optional
 from torchbayes.density.autograd import chunks
-from torchbayes.density.backend import Backend, Evaluation, Mixing, Trajectory
+from torchbayes.density.backend import Backend, Evaluation, Mixing, Trajectory, refuse
 from torchbayes.density.dynamics import Phase, Value, ValueOnly, leapfrog
 from torchbayes.density.kernels import OnData
-from torchbayes.density.plans import BackendName, Plan, as_plan, bound, choose, refuse
+from torchbayes.density.plans import BackendName, Plan, as_plan, bound, choose
 from torchbayes.density.ranks import Ranks
 from torchbayes.model.batches.batch import batch_size
 from torchbayes.model.model import Batch, Model, Scales, ready
 from torchbayes.model.network import Buffers
 from torchbayes.model.probes.functions import refuse_faults
-from torchbayes.native.heap import widen
+from torchbayes.native.process import widen
 from torchbayes.randomness.seeds import Purpose, mix
 
 
@@ -119,7 +119,7 @@ class LogDensity:
             SettingError: if there is neither a batch nor data.
         """
         gradient_MD = torch.empty_like(weights_MD)
-        value_M, log_likelihood_M = _scaled(self, 1.0, _Asked(weights_MD, batch, buffers, seeds, gradient_MD))
+        value_M, log_likelihood_M = _scaled(self, _ONES, weights_MD, batch, buffers, seeds, gradient_MD)
         return Value(value_M, gradient_MD, log_likelihood_M)
 
     def value(self, weights_MD: Tensor, batch: Batch | None = None) -> ValueOnly:
@@ -132,7 +132,7 @@ class LogDensity:
         Returns:
             `ValueOnly(log_density, log_likelihood)`, each (M,).
         """
-        return ValueOnly(*_scaled(self, 1.0, _Asked(weights_MD, batch)))
+        return ValueOnly(*_scaled(self, _ONES, weights_MD, batch))
 
     def loss(
         self,
@@ -160,8 +160,8 @@ class LogDensity:
         """
         temperature = self.model.temperature if self.model.tempering == "joint" else 1.0
         out = torch.empty_like(weights_MD) if out is None else out
-        factor = -temperature / self.num_data
-        value_M, log_likelihood_M = _scaled(self, factor, _Asked(weights_MD, batch, buffers, seeds, out))
+        factors = Scales(-temperature / self.num_data, -temperature / self.num_data)
+        value_M, log_likelihood_M = _scaled(self, factors, weights_MD, batch, buffers, seeds, out)
         return Value(value_M, out, log_likelihood_M)
 
     def nll(
@@ -192,9 +192,9 @@ class LogDensity:
             `Value` with that mean (M,), in nats, its gradient (M, D), and the log likelihood (M,).
         """
         out = torch.empty_like(weights_MD) if out is None else out
-        factor = -self.model.temperature / self.num_data  # both kinds of tempering divide the likelihood by T
-        request = _Asked(weights_MD, batch, buffers, seeds, out)
-        value_M, log_likelihood_M = _scaled(self, factor, request, prior=False, mixing=mixing)
+        # both kinds of tempering divide the likelihood by T
+        factors = Scales(-self.model.temperature / self.num_data, -0.0)
+        value_M, log_likelihood_M = _scaled(self, factors, weights_MD, batch, buffers, seeds, out, mixing)
         return Value(value_M, out, log_likelihood_M)
 
     def leapfrog(
@@ -209,10 +209,11 @@ class LogDensity:
     ) -> Phase:
         """Return the end of leapfrog steps on all the data: `dynamics.leapfrog`, in one call where the backend can."""
         options = {"step_size_M": step_size_M, "steps_M": steps_M, "inverse_mass_MD": inverse_mass_MD}
-        phase = None
+        phase, data = None, self.data
         diagonal = inverse_mass_MD is None or inverse_mass_MD.ndim == 2  # backends have no dense mass
-        if diagonal and (backend := _whole(self)) is not None:
-            trajectory = Trajectory(weights_MD, momentum_MD, gradient_MD, **options, **_on_all_data(self))
+        if diagonal and data is not None and (backend := _whole(self)) is not None:
+            scales = self.model.scales(self.num_data, self.num_data)
+            trajectory = Trajectory(weights_MD, momentum_MD, gradient_MD, **options, data=data, scales=scales)
             phase = backend.leapfrog(trajectory)
         return phase or leapfrog(self, weights_MD, momentum_MD, gradient_MD=gradient_MD, **options)
 
@@ -235,29 +236,24 @@ def _whole(density: LogDensity) -> Backend | None:
     return density._backends[density.plan.backend]
 
 
-def _on_all_data(density: LogDensity) -> dict[str, Any]:
-    return {"data": density.data, "scales": density.model.scales(density.num_data, density.num_data)}
-
-
-class _Asked(NamedTuple):
-    """The arguments of a call of the density, and where the gradient is written."""
-
-    weights_MD: Tensor
-    batch: Batch | None
-    buffers: Buffers | None = None
-    seeds: Sequence[int] | None = None
-    gradient_MD: Tensor | None = None
+_ONES = Scales(1.0, 1.0)
 
 
 def _scaled(
-    density: LogDensity, factor: float, asked: _Asked, *, prior: bool = True, mixing: Mixing | None = None
+    density: LogDensity,
+    factors: Scales,
+    weights_MD: Tensor,
+    batch: Batch | None,
+    buffers: Buffers | None = None,
+    seeds: Sequence[int] | None = None,
+    gradient_MD: Tensor | None = None,
+    mixing: Mixing | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return `factor` times the log density, and the log likelihood; write `factor` times the gradient.
+    """Return the log density with factors on its parts, and the log likelihood; write the gradient of the former.
 
-    The factor enters each part before it is differentiated, so no pass over (M, D) is spent on scaling. The prior is
-    left out where `prior` is False.
+    A factor enters its part before it is differentiated, so no pass over (M, D) is spent on scaling. The prior is left
+    out where its factor is 0.
     """
-    weights_MD, batch, buffers, seeds, gradient_MD = asked
     if batch is None and density.data is None:
         raise SettingError("a batch is needed: this density was made without `data`.")
     weights_MD = weights_MD.detach()
@@ -270,22 +266,14 @@ def _scaled(
     if density.model.coupled:
         check_whole(rows, density.num_data, mixing)
     unscaled = density.model.scales(density.num_data, rows)
-    scales = Scales(factor * unscaled.likelihood, factor * unscaled.prior * prior)
+    scales = Scales(factors.likelihood * unscaled.likelihood, factors.prior * unscaled.prior)
     if batch is not None and density.ranks.data > 1:
         share = density.ranks.rows(rows)
         batch = batch.map(lambda t: t[:, share])
     seeds = None if seeds is None else seeds_here(density.ranks, seeds)
-    evaluation = Evaluation(
-        weights_MD,
-        batch or density.data,  # type: ignore[arg-type]
-        batch is None,
-        buffers,
-        seeds,
-        scales,
-        gradient_MD,
-        prior,
-        mixing,
-    )
+    rows_here: Any = batch or density.data
+    prior, shared = factors.prior != 0, batch is None
+    evaluation = Evaluation(weights_MD, rows_here, shared, buffers, seeds, scales, gradient_MD, prior, mixing)
     value_M, log_prior_M = _summed(density, evaluation)
     return scales.likelihood * value_M + scales.prior * log_prior_M, value_M * (density.num_data / rows)
 
@@ -357,6 +345,6 @@ def _backend(density: LogDensity, evaluation: Evaluation) -> Backend:
         density.plan, density._admitted = choose(density._backends, first), True
     backend = density._backends[density.plan.backend]
     if not density._admitted:
-        refuse(density.plan, backend.refuses(evaluation))
+        refuse(density.plan.backend, backend.refuses(evaluation))
         density._admitted = True
     return backend

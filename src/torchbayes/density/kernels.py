@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -62,65 +62,6 @@ class DenseModel:
         fits &= targets.shape[:lead] == inputs.shape[:lead] and targets.numel() == rows * self.targets
         return fits and targets.dtype == (torch.int64 if self.classes else self.dtype) and targets.device.type == "cpu"
 
-    def evaluate(
-        self,
-        weights_MD: Tensor,
-        inputs: Tensor,
-        targets: Tensor,
-        *,
-        shared: bool,
-        scales: tuple[float, float],
-        gradient_MD: Tensor | None,
-        chunk_size: int,
-        prior: bool = True,
-    ) -> tuple[Tensor, Tensor]:
-        """Return log likelihood and log prior of each member, float64 (M,), and write the gradient.
-
-        Inputs are rows (M, B, ...) of each member, or (B, ...) when shared. `scales` are factors on the gradients of
-        log likelihood and log prior, `gradient_MD` receives the gradient unless it is None, and `prior` says whether
-        the log prior is wanted.
-        """
-        self.check(weights_MD, inputs, targets, shared=shared)
-        into = gradient_MD
-        if gradient_MD is not None and not gradient_MD.is_contiguous():
-            into = torch.empty_like(gradient_MD).contiguous()
-        log_likelihood_M, log_prior_M = self.kernel.evaluate(
-            weights_MD,
-            inputs,
-            targets,
-            shared=shared,
-            scale=scales[0],
-            prior_scale=scales[1],
-            gradient_MD=into,
-            chunk_size=chunk_size,
-        )
-        if prior:  # not multiplied by 0, because a derivative may be infinite
-            log_prior_M += self.prior.add_rest_(into if scales[1] else None, weights_MD, scales[1])
-        if gradient_MD is not None and into is not None and into is not gradient_MD:
-            gradient_MD.copy_(into)
-        return log_likelihood_M, log_prior_M
-
-    def leapfrog(
-        self,
-        weights_MD: Tensor,
-        momentum_MD: Tensor,
-        *,
-        gradient_MD: Tensor,
-        rows: tuple[Tensor, Tensor],
-        **options: Any,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return weights, momentum, gradient, log likelihood and log prior after leapfrog steps, as new tensors.
-
-        `rows` are inputs (B, ...) and targets of all the data; `options` are those of `DenseKernel.leapfrog`.
-        """
-        self.check(weights_MD, *rows, shared=True)
-        moved = [
-            tensor.clone(memory_format=torch.contiguous_format) for tensor in (weights_MD, momentum_MD, gradient_MD)
-        ]
-        log_likelihood_M, log_prior_M = self.kernel.leapfrog((moved[0], moved[1], moved[2]), rows, **options)
-        log_prior_M += self.prior.add_rest_(moved[2], moved[0], 0.0)
-        return moved[0], moved[1], moved[2], log_likelihood_M, log_prior_M
-
     def check(self, weights_MD: Tensor, inputs: Tensor, targets: Tensor, *, shared: bool) -> None:
         """Raise a SettingError if the kernel does not take weights and rows."""
         if not self.takes(weights_MD, inputs, targets, shared=shared):
@@ -163,8 +104,9 @@ def dense_model(model: Model) -> DenseModel:
     network = architecture(module, layout, device=model.network.device)
     noise, targets = _noise(model.likelihood, layout, network.layers[-1].fan_out)
     segments = [part for segment in model.prior.segments for part in _parts(segment)]
-    settings: dict[str, Any] = {"noise": noise, "segments": segments, "affine": affine}
-    kernel = DenseKernel(layout.size, network.layers, stages=network.stages, **settings)
+    kernel = DenseKernel(
+        layout.size, network.layers, noise=noise, segments=segments, stages=network.stages, affine=affine
+    )
     complete = all(isinstance(s.prior, Normal | Flat | LogInverseChi) for s in model.prior.segments)
     return DenseModel(kernel, model.prior, complete, network, targets, dtype, noise.family == Family.CATEGORICAL)
 

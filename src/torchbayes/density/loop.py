@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchbayes.checks import check_memory
 from torchbayes.density.autograd import Into, differentiated, leaves_of, log_prob, mixed
-from torchbayes.density.backend import Backend, Evaluation, Mixing
+from torchbayes.density.backend import Backend, Evaluation, Functions
 from torchbayes.model.batches.batch import batch_size, rows_of
-from torchbayes.model.dropout import Mask, dropping, masked
+from torchbayes.model.dropout import dropping, masked
 from torchbayes.model.likelihoods.weighted import apart
 from torchbayes.model.model import Batch
-from torchbayes.model.network import Buffers, Network, taking
+from torchbayes.model.network import Network, taking
 from torchbayes.randomness.generators import network_under
 from torchbayes.randomness.seeds import Purpose, mix
 
@@ -35,66 +33,45 @@ class Loop(Backend):
     name, words, automatic = "loop", "a loop", "if faster"
 
     def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, None]:
-        if evaluation.mixing is not None:
-            return self._mixed(evaluation, evaluation.mixing), None
-        weights_MD, _, shared, buffers, seeds, scales, *_ = evaluation
-        model = self.model
+        """Return the log likelihood of each member, and write its gradient; draws that are mixed share one graph."""
+        weights_MD, _, shared, buffers, seeds, scales, _, _, mixing = evaluation
+        model, draws = self.model, mixing.draws if mixing else 1
+
+        def one(weights: dict[str, Tensor], rows: Batch, m: int) -> Tensor:
+            own_buffers = {n: b[m] for n, b in buffers.items()} if buffers else None
+            with drawing(model.network, seeds[m]) if seeds else nullcontext():
+                if mixing is None:
+                    return model.log_likelihood(weights, rows, own_buffers)
+                return log_prob(model, weights, rows, buffers=own_buffers)
 
         def run(batch: Batch, into: Into) -> Tensor:
             totals = []
-            for m, weights_D in enumerate(weights_MD):
-                leaves = leaves_of(model.layout, weights_D)
-                rows = batch if shared else batch.map(lambda t, m=m: t[m])
+            for first in range(0, len(weights_MD), draws):
+                members = first if mixing is None else slice(first, first + draws)
+                leaves = leaves_of(model.layout, weights_MD[members])
+                rows = batch if shared else batch.map(lambda t, m=first: t[m])
                 rows = rows._replace(inputs=model.network.arrange(rows.inputs))
-                own_buffers = {n: b[m] for n, b in buffers.items()} if buffers else None
-                with drawing(model.network, seeds[m]) if seeds else nullcontext():
-                    total = model.log_likelihood(leaves, rows, own_buffers).sum(dtype=torch.float64)
-                into.write(model.layout, m, total=total * scales.likelihood, leaves=leaves)
+                if mixing is None:
+                    total = one(leaves, rows, first).sum(dtype=torch.float64)
+                else:
+                    draw_views = zip(*(leaf.unbind() for leaf in leaves.values()), strict=True)
+                    draw_leaves = (dict(zip(leaves, views, strict=True)) for views in draw_views)
+                    values = [one(weights, rows, m) for m, weights in enumerate(draw_leaves, start=first)]
+                    counts_B = apart(model.likelihood, rows.targets)[2]
+                    total = mixed(torch.stack(values).unsqueeze(0), mixing, counts_MB=counts_B).squeeze(0)
+                into.write(model.layout, members, total=total * (scales.likelihood * draws), leaves=leaves)
                 totals.append(total.detach())
             return torch.stack(totals)
 
         return differentiated(self, evaluation, run), None
 
-    def _mixed(self, evaluation: Evaluation, mixing: Mixing) -> Tensor:
-        """Return the log likelihood of each member, whose draws share one graph, and write its gradient."""
-        weights_MD, _, shared, buffers, seeds, scales, *_ = evaluation
-        model, draws = self.model, mixing.draws
-
-        def run(batch: Batch, into: Into) -> Tensor:
-            totals = []
-            for first in range(0, len(weights_MD), draws):
-                where = slice(first, first + draws)
-                leaves = leaves_of(model.layout, weights_MD[where])
-                each = zip(*(leaf.unbind() for leaf in leaves.values()), strict=True)
-                rows = batch if shared else batch.map(lambda t, m=first: t[m])
-                rows = rows._replace(inputs=model.network.arrange(rows.inputs))
-                values = []
-                for m, views in enumerate(each, start=first):
-                    own = {n: b[m] for n, b in buffers.items()} if buffers else None
-                    with drawing(model.network, seeds[m]) if seeds else nullcontext():
-                        values.append(log_prob(model, dict(zip(leaves, views, strict=True)), rows, buffers=own))
-                counts_B = apart(model.likelihood, rows.targets)[2]
-                total = mixed(torch.stack(values).unsqueeze(0), mixing, counts_MB=counts_B).squeeze(0)
-                into.write(model.layout, where, total=total * (scales.likelihood * draws), leaves=leaves)
-                totals.append(total.detach())
-            return torch.stack(totals)
-
-        return differentiated(self, evaluation, run)
-
-    def outputs(
-        self,
-        weights_SD: Tensor,
-        inputs: Any,
-        *,
-        buffers_S: Buffers | None,
-        chunk_size: int,
-        masks_S: Sequence[Mask] | None = None,
-    ) -> Tensor:
+    def outputs(self, functions: Functions) -> Tensor:
         """Return the outputs (S, B, K) of S networks, one after the other.
 
         On every network measured (benchmarks/prediction.py) this is at least as fast as `vmap`, whose batched
         products are slower than S plain ones, and it needs S times less memory.
         """
+        weights_SD, inputs, buffers_S, chunk_size, masks_S = functions
         network, rows, draws = self.model.network, batch_size(inputs), len(weights_SD)
         views, _ = self.model.split(weights_SD)
         inputs, results = network.arrange(inputs), []

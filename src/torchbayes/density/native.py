@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
+import torch
 from torch import Tensor
 
-from torchbayes.checks import SettingError
-from torchbayes.density.backend import Backend, Evaluation, Trajectory
+from torchbayes.density.backend import Backend, Evaluation, Functions, Trajectory, refuse
 from torchbayes.density.dynamics import Phase, Value
 from torchbayes.density.kernels import DenseModel, kernel_of
-from torchbayes.model.dropout import Mask, dropouts
-from torchbayes.model.network import Buffers
+from torchbayes.model.dropout import dropouts
 from torchbayes.native.build import UnavailableError
 
 _SUMS = "the kernel sums over rows, so it does not mix draws row by row"
@@ -25,21 +22,16 @@ class Native(Backend):
     name, words, automatic = "native", "the library's own kernel", "wherever it runs"
 
     @cached_property
-    def _kernel(self) -> DenseModel:
-        """The kernel of the model; a SettingError without one."""
-        kernel = self._known
-        if isinstance(kernel, UnavailableError):
-            raise SettingError(
-                f"plan 'native' cannot run this model: {kernel}. Set another plan, or leave it to 'auto'."
-            )
-        return kernel
-
-    @cached_property
     def _known(self) -> DenseModel | UnavailableError:
         """The kernel of the model, or why there is none; it draws no random numbers."""
         if self.training and (random := dropouts(self.model.network)):
             return UnavailableError(f"`{random[0]}` is dropout, which the kernel knows in evaluation mode alone")
         return kernel_of(self.model)
+
+    def kernel(self) -> DenseModel:
+        if isinstance(self._known, UnavailableError):
+            refuse(self.name, str(self._known))
+        return self._known  # type: ignore[return-value]
 
     def refuses(self, evaluation: Evaluation) -> str | None:
         kernel = self._known
@@ -53,49 +45,45 @@ class Native(Backend):
 
     def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, Tensor]:
         weights_MD, rows, shared, _, _, scales, gradient_MD, prior, mixing = evaluation
-        if mixing is not None:
-            raise SettingError(f"{_SUMS}. Set another plan than 'native', or leave it to 'auto'.")
-        options: dict[str, Any] = {"shared": shared, "scales": scales, "chunk_size": self.chunk_size, "prior": prior}
-        return self._kernel.evaluate(weights_MD, *rows, gradient_MD=gradient_MD, **options)
+        refuse(self.name, None if mixing is None else _SUMS)
+        kernel = self.kernel()
+        kernel.check(weights_MD, *rows, shared=shared)
+        into = None if gradient_MD is None else gradient_MD.contiguous()
+        log_likelihood_M, log_prior_M = kernel.kernel.evaluate(
+            weights_MD, rows, shared=shared, scales=scales, gradient_MD=into, chunk_size=self.chunk_size
+        )
+        if prior:  # not multiplied by 0, because a derivative may be infinite
+            log_prior_M += kernel.prior.add_rest_(into if scales.prior else None, weights_MD, scales.prior)
+        if gradient_MD is not None and into is not None and into is not gradient_MD:
+            gradient_MD.copy_(into)
+        return log_likelihood_M, log_prior_M
 
     def leapfrog(self, trajectory: Trajectory) -> Phase | None:
         """Return the end of leapfrog steps; None if the kernel does not have the whole density."""
-        kernel, scales = self._kernel, trajectory.scales
+        kernel, scales = self.kernel(), trajectory.scales
         if not kernel.complete:
             return None
-        weights_MD, momentum_MD, gradient_MD, log_likelihood_M, log_prior_M = kernel.leapfrog(
-            trajectory.weights_MD,
-            trajectory.momentum_MD,
-            gradient_MD=trajectory.gradient_MD,
-            rows=trajectory.data,
-            scales=scales,
-            chunk_size=self.chunk_size,
+        kernel.check(trajectory.weights_MD, *trajectory.data, shared=True)
+        start = (trajectory.weights_MD, trajectory.momentum_MD, trajectory.gradient_MD)
+        weights_MD, momentum_MD, gradient_MD = (t.clone(memory_format=torch.contiguous_format) for t in start)
+        log_likelihood_M, log_prior_M = kernel.kernel.leapfrog(
+            (weights_MD, momentum_MD, gradient_MD),
+            trajectory.data,
             step_size_M=trajectory.step_size_M,
             steps_M=trajectory.steps_M,
             inverse_mass_MD=trajectory.inverse_mass_MD,
+            scales=scales,
+            chunk_size=self.chunk_size,
         )
+        log_prior_M += kernel.prior.add_rest_(gradient_MD, weights_MD, 0.0)
         log_density_M = scales.likelihood * log_likelihood_M + scales.prior * log_prior_M
         return Phase(weights_MD, momentum_MD, Value(log_density_M, gradient_MD, log_likelihood_M))
 
-    def kernel(self) -> DenseModel:
-        return self._kernel
-
-    def outputs(
-        self,
-        weights_SD: Tensor,
-        inputs: Any,
-        *,
-        buffers_S: Buffers | None,
-        chunk_size: int,
-        masks_S: Sequence[Mask] | None = None,
-    ) -> Tensor | None:
-        """Return the outputs of S networks, (S, B, K), in one call; None if the kernel does not take the inputs."""
-        del buffers_S  # networks that the kernel runs have none
-        kernel = kernel_of(self.model)
-        if (
-            masks_S is not None
-            or isinstance(kernel, UnavailableError)
-            or not kernel.takes(weights_SD, inputs, shared=True)
-        ):
+    def outputs(self, functions: Functions) -> Tensor | None:
+        """Return the outputs of S networks in one call; None if the kernel does not take the inputs, or for masks."""
+        weights_SD, inputs, _, chunk_size, masks_S = functions  # networks that the kernel runs have no buffers
+        kernel = self._known
+        if masks_S is not None or isinstance(kernel, UnavailableError):
             return None
-        return kernel.kernel.predict(weights_SD, inputs, chunk_size=chunk_size)
+        takes = kernel.takes(weights_SD, inputs, shared=True)
+        return kernel.kernel.predict(weights_SD, inputs, chunk_size=chunk_size) if takes else None

@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from torchbayes.checks import SettingError, check_choice
-from torchbayes.density.backend import Backend, Evaluation
+from torchbayes.checks import check_choice
+from torchbayes.density.backend import Backend, Evaluation, Functions
 from torchbayes.density.compiled import Compiled
 from torchbayes.density.loop import Loop
 from torchbayes.density.native import Native
@@ -54,14 +54,6 @@ def as_plan(plan: Plan | str) -> Plan | None:
         return plan
     check_choice(("auto", *BACKEND_NAMES), plan=plan)
     return None if plan == "auto" else Plan(plan, "set by the caller")
-
-
-def refuse(plan: Plan, why: str | None) -> None:
-    """Raise a SettingError if there is a reason why a plan that was set cannot run."""
-    if why is not None:
-        raise SettingError(
-            f"plan {plan.backend!r} cannot run this model: {why}. Set another plan, or leave it to 'auto'."
-        )
 
 
 def bound(model: Model, *, training: bool, chunk_size: int) -> dict[str, Backend]:
@@ -112,13 +104,12 @@ def outputs(
 ) -> Tensor:
     """Return the outputs (S, B, K) of S networks on the same rows, from the first backend that offers them.
 
-    Arguments are those of `Backend.outputs`, and inputs are placed by the model. The loop offers them for every
-    network.
+    Arguments are the fields of `Functions`, and inputs are placed by the model. The loop offers them for every network.
     """
     chunk_size = max(chunk_size, batch_size(inputs)) if model.coupled else chunk_size
-    options: dict[str, Any] = {"buffers_S": buffers_S, "chunk_size": chunk_size, "masks_S": masks_S}
+    functions = Functions(weights_SD, inputs, buffers_S, chunk_size, masks_S)
     for backend in BACKENDS:
-        results = backend(model).outputs(weights_SD, inputs, **options)
+        results = backend(model).outputs(functions)
         if results is not None:
             return results
     raise LookupError("no backend gives the outputs of this network.")

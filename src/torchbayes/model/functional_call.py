@@ -18,7 +18,7 @@ from torchbayes.checks import SettingError
 from torchbayes.model.batches.batch import arguments, copied, tensors_of
 from torchbayes.model.initialisation import copied as module_copy
 from torchbayes.model.wrappers import unwrapped
-from torchbayes.native.heap import trim
+from torchbayes.native.process import trim
 from torchbayes.randomness.seeds import Purpose, seeded
 
 Places = dict[str, list[tuple[dict[str, Any], str]]]

@@ -66,19 +66,23 @@ def load(name: str) -> ctypes.CDLL:
 
 
 def typed(name: str, arguments: Mapping[str, tuple[Any, ...]]) -> ctypes.CDLL | None:
-    """Return the compiled library of `NAME.cpp`, or None, with argument types set for some of its functions.
+    """Return the compiled library of `NAME.cpp`, or None, with argument types set for functions that return nothing.
 
-    Each function exists in float32 and in float64.
+    A function that the library does not have under its own name exists in float32 and in float64.
     """
     try:
         library = load(name)
     except UnavailableError:
         return None
     for function, kinds in arguments.items():
-        for dtype in DTYPES:
-            entry = getattr(library, f"{function}_{str(dtype).removeprefix('torch.')}")
-            entry.restype, entry.argtypes = None, kinds
+        for entry in [function] if hasattr(library, function) else [suffixed(function, dtype) for dtype in DTYPES]:
+            getattr(library, entry).restype, getattr(library, entry).argtypes = None, kinds
     return library
+
+
+def suffixed(function: str, dtype: torch.dtype) -> str:
+    """Return the name that a function has for a dtype."""
+    return f"{function}_{str(dtype).removeprefix('torch.')}"
 
 
 def available() -> bool:

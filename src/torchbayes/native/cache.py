@@ -82,11 +82,11 @@ def _private(home: Path) -> Path:
     return folder
 
 
-def _writers(about: os.stat_result) -> str:
+def _writers(status: os.stat_result) -> str:
     """Return in words who may write to a folder besides its owner, root and their private groups; empty if nobody."""
-    if about.st_mode & stat.S_IWOTH:
+    if status.st_mode & stat.S_IWOTH:
         return "everyone"
-    return f"group {about.st_gid}" if about.st_mode & stat.S_IWGRP and not _is_private(about.st_gid) else ""
+    return f"group {status.st_gid}" if status.st_mode & stat.S_IWGRP and not _is_private(status.st_gid) else ""
 
 
 def _is_private(group: int) -> bool:
@@ -102,10 +102,10 @@ def _is_private(group: int) -> bool:
     return is_users or group == 0
 
 
-def _is_own(about: os.stat_result) -> bool:
+def _is_own(status: os.stat_result) -> bool:
     """Return whether a file is a regular one of this user, to which nobody else can write."""
     shared = stat.S_IWGRP | stat.S_IWOTH
-    return stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & shared
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & shared
 
 
 def _sweep(folder: Path) -> None:

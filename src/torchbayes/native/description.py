@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from torch import Tensor
@@ -99,17 +99,18 @@ class Segment:
     degrees: float = 0.0
 
 
+def fields_of(kind: Any, names: str) -> list[tuple[str, Any]]:
+    """Return the fields of a structure that have one type, from their names."""
+    return [(name, kind) for name in names.split()]
+
+
 class _Stage(ctypes.Structure):
+    """`Stage` of images.hpp, with the fields of the dataclass."""
+
     _fields_ = [
         ("kind", ctypes.c_int64),
-        ("channels", ctypes.c_int64 * 2),
-        ("kernel", ctypes.c_int64 * 2),
-        ("stride", ctypes.c_int64 * 2),
-        ("padding", ctypes.c_int64 * 2),
-        ("dilation", ctypes.c_int64 * 2),
-        ("weight_at", ctypes.c_int64),
-        ("bias_at", ctypes.c_int64),
-        ("activation", ctypes.c_int64),
+        *fields_of(ctypes.c_int64 * 2, "channels kernel stride padding dilation"),
+        *fields_of(ctypes.c_int64, "weight_at bias_at activation"),
     ]
 
 
@@ -117,16 +118,11 @@ class NetworkStruct(ctypes.Structure):
     """`Network` of dense.cpp."""
 
     _fields_ = [
-        ("size", ctypes.c_int64),
-        ("layers", ctypes.c_int64),
-        ("widths", _Integers),
-        ("weights_at", _Integers),
-        ("biases_at", _Integers),
-        ("activations", _Integers),
+        *fields_of(ctypes.c_int64, "size layers"),
+        *fields_of(_Integers, "widths weights_at biases_at activations"),
         ("likelihood", ctypes.c_int64),
         ("scales", _Doubles),
-        ("scales_at", ctypes.c_int64),
-        ("num_scales", ctypes.c_int64),
+        *fields_of(ctypes.c_int64, "scales_at num_scales"),
         ("floor", ctypes.c_double),
         ("stages", ctypes.c_int64),
         ("stage", ctypes.POINTER(_Stage)),
@@ -137,15 +133,8 @@ class RowsStruct(ctypes.Structure):
     """`Rows` of dense.cpp."""
 
     _fields_ = [
-        ("inputs", ctypes.c_void_p),
-        ("targets", ctypes.c_void_p),
-        ("count", ctypes.c_int64),
-        ("input_stride", ctypes.c_int64),
-        ("target_stride", ctypes.c_int64),
-        ("chunk", ctypes.c_int64),
-        ("features", ctypes.c_int64),
-        ("height", ctypes.c_int64),
-        ("width", ctypes.c_int64),
+        *fields_of(ctypes.c_void_p, "inputs targets"),
+        *fields_of(ctypes.c_int64, "count input_stride target_stride chunk features height width"),
     ]
 
 
@@ -155,20 +144,27 @@ class PriorStruct(ctypes.Structure):
     _fields_ = [
         ("segments", ctypes.c_int64),
         ("starts", _Integers),
-        ("locations", _Doubles),
-        ("precisions", _Doubles),
-        ("degrees", _Doubles),
+        *fields_of(_Doubles, "locations precisions degrees"),
     ]
 
 
 class SpaceStruct(ctypes.Structure):
     """`Space` of space.hpp."""
 
+    _fields_ = [*fields_of(ctypes.c_int64, "rank size"), *fields_of(ctypes.c_void_p, "centre axes")]
+
+
+class SpreadStruct(ctypes.Structure):
+    """`SpreadWeights` of spread.hpp."""
+
     _fields_ = [
-        ("rank", ctypes.c_int64),
-        ("size", ctypes.c_int64),
-        ("centre", ctypes.c_void_p),
-        ("axes", ctypes.c_void_p),
+        *fields_of(ctypes.c_void_p, "weights factor gradient"),
+        ("seeds", ctypes.POINTER(ctypes.c_uint64)),
+        ("flipped", _Integers),
+        ("streams", ctypes.POINTER(ctypes.c_uint64)),
+        *fields_of(ctypes.POINTER(ctypes.c_void_p), "before after"),
+        ("first", ctypes.c_int64),
+        ("least", ctypes.c_double),
     ]
 
 
@@ -180,14 +176,14 @@ def network(size: int, layers: Sequence[Layer], *, stages: Sequence[Stage], nois
         _integers([layers[0].fan_in, *(layer.fan_out for layer in layers)]),
         _integers([layer.weight_at for layer in layers]),
         _integers([layer.bias_at for layer in layers]),
-        _integers([int(layer.activation) for layer in layers]),
-        int(noise.family),
+        _integers([layer.activation for layer in layers]),
+        noise.family,
         _doubles(noise.scales) if noise.scales else None,
         noise.scales_at,
         noise.num_scales,
         noise.floor,
         len(stages),
-        (_Stage * len(stages))(*map(_stage, stages)) if stages else None,
+        (_Stage * len(stages))(*map(astuple, stages)) if stages else None,
     )
 
 
@@ -208,14 +204,6 @@ def space(centre_E: Tensor, axes_RE: Tensor) -> SpaceStruct:
     `centre_E` are the weights at coordinates 0; `axes_RE` has one row for each coordinate.
     """
     return SpaceStruct(*axes_RE.shape, centre_E.data_ptr(), axes_RE.data_ptr())
-
-
-def _stage(stage: Stage) -> _Stage:
-    sizes = [
-        (ctypes.c_int64 * 2)(*pair)
-        for pair in (stage.channels, stage.kernel, stage.stride, stage.padding, stage.dilation)
-    ]
-    return _Stage(int(stage.kind), *sizes, stage.weight_at, stage.bias_at, int(stage.activation))
 
 
 def _integers(values: Sequence[int]) -> Any:

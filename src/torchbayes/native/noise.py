@@ -25,8 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchbayes.native.build import UnavailableError, load
+from torchbayes.native.build import DTYPES, suffixed, typed
 
+LEAST = 1e-20  # smallest variance whose root is differentiated
 _LOW = 0xFFFFFFFF
 _MULTIPLIERS, _WEYL, _ROUNDS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85), 10
 _BLOCKS_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 20}  # in tensor operations, each about 20 times 8 bytes
@@ -131,7 +132,7 @@ def fill_signs(out: Tensor, *, seed: int, stream: int) -> Tensor:
     keys, stream, count = keys_of((seed,)), _integer("stream", stream), out.numel()
     library = _library() if out.device.type == "cpu" and out.dtype == torch.float32 and out.is_contiguous() else None
     if library is not None:
-        library.fill_signs(ctypes.c_void_p(out.data_ptr()), ctypes.c_int64(count), keys, ctypes.c_uint64(stream))
+        library.fill_signs(out.data_ptr(), count, keys, stream)
         torch.autograd.graph.increment_version(out)
         return out
     block = torch.arange(-(-count // 128), device=out.device)
@@ -154,6 +155,29 @@ def philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:
     return list(block)
 
 
+def perturb(mean: Tensor, variance: Tensor, *, seed: int, stream: int) -> None:
+    """Add noise of given variances to numbers in place: m ← m + √v ∘ ζ and v ← ζ/√v, 0 where v is next to 0.
+
+    The noise ζ is that of `fill_normal`; the ratio is what derivatives by variances need.
+    """
+    supported = mean.device.type == "cpu" and mean.dtype in DTYPES and mean.is_contiguous() and variance.is_contiguous()
+    if supported and (library := _mean_field()) is not None:
+        numbers = (mean.numel(), seed, stream, LEAST, torch.get_num_threads())
+        getattr(library, suffixed("perturb", mean.dtype))(mean.data_ptr(), variance.data_ptr(), *numbers)
+        return
+    dtype = torch.promote_types(mean.dtype, torch.float32)
+    noise = fill_normal(torch.empty(mean.shape, dtype=dtype, device=mean.device), seed=seed, stream=stream)
+    perturb_by(mean, variance, noise.to(mean.dtype))
+
+
+def perturb_by(mean: Tensor, variance: Tensor, noise: Tensor) -> None:
+    """Change numbers and variances as `perturb` does, with given noise."""
+    certain = variance < LEAST
+    root = variance.clamp_min_(LEAST).sqrt_()
+    mean.addcmul_(root, noise)
+    torch.div(noise, root, out=variance).masked_fill_(certain, 0)
+
+
 def _fill(out: Tensor, shape: tuple[int, int], seeds: Sequence[int], stream: int) -> Tensor:
     """Return `out`, filled as rows of the given shape (M, D)."""
     _check_tensor(out)
@@ -164,15 +188,8 @@ def _fill(out: Tensor, shape: tuple[int, int], seeds: Sequence[int], stream: int
     if library is None:
         _fill_by_tensors(out.detach().view(shape), list(keys), stream)
         return out
-    function = library.fill_normal_float32 if out.dtype == torch.float32 else library.fill_normal_float64
-    function(
-        ctypes.c_void_p(out.data_ptr()),
-        ctypes.c_int64(shape[0]),
-        ctypes.c_int64(shape[1]),
-        keys,
-        ctypes.c_uint64(stream),
-        ctypes.c_int64(torch.get_num_threads()),
-    )
+    function = getattr(library, suffixed("fill_normal", out.dtype))
+    function(out.data_ptr(), *shape, keys, stream, torch.get_num_threads())
     torch.autograd.graph.increment_version(out)  # tells autograd, as any operation in place does
     return out
 
@@ -210,13 +227,19 @@ def _integer(name: str, value: int) -> int:
 @cache
 def _library() -> ctypes.CDLL | None:
     """Return the compiled kernel, or None without one; tried once, because a compiler may fail slowly."""
-    try:
-        library = load("noise")
-    except UnavailableError:
-        return None
-    library.fill_normal_float32.restype = library.fill_normal_float64.restype = library.philox.restype = None
-    library.fill_signs.restype = None
-    return library
+    pointer, integer, word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64
+    arguments = {
+        "fill_normal": (pointer, integer, integer, pointer, word, integer),
+        "fill_signs": (pointer, integer, pointer, word),
+        "philox": (pointer, pointer, pointer),
+    }
+    return typed("noise", arguments)
+
+
+@cache
+def _mean_field() -> ctypes.CDLL | None:
+    pointer, integer, word = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint64
+    return typed("mean_field", {"perturb": (pointer, pointer, integer, word, word, ctypes.c_double, integer)})
 
 
 def _fill_by_tensors(out_MD: Tensor, seeds: Sequence[int], stream: int) -> None:

@@ -1,4 +1,4 @@
-"""Settings of PyTorch that belong to the whole process, changed so that threads do not interfere.
+"""Settings of PyTorch that belong to the whole process, changed so that threads do not interfere; and its heap.
 
 If each thread saves and restores a setting on its own, it ends wrong where threads overlap: the second one saves what
 the first has set. `WhileAny` counts the threads inside. Where a thread can do without the setting, it does: attention
@@ -8,10 +8,12 @@ where they come in.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+_BLOCK = 31 << 20  # bytes; glibc ignores blocks above 32 MiB
 
 Undo = Callable[[], object]
 
@@ -137,6 +141,30 @@ def _one_thread() -> None:
 if hasattr(os, "register_at_fork"):
     # A fork copies only one thread, so PyTorch and the kernels would wait forever for their other threads.
     os.register_at_fork(after_in_child=_one_thread)
+
+
+@cache
+def widen() -> None:
+    """Let malloc keep up to 62 MiB of freed memory at the top of the heap; once in a process.
+
+    glibc returns that memory to the system as soon as it exceeds twice the largest block that was mapped by itself
+    and freed. A step of training frees most of what it allocated, so the system maps and clears the same pages again
+    at every step: up to a fifth of its time (docs/benchmarks.md). The threshold grows when a large block is freed;
+    this frees one whose pages were never used. Other allocators, and the user's settings in the environment
+    (MALLOC_TRIM_THRESHOLD_ and the like), do not change.
+    """
+    torch.empty(_BLOCK, dtype=torch.uint8, device="cpu")
+
+
+def trim() -> None:
+    """Give freed memory back to the system, in glibc; other allocators have their own rules.
+
+    Blocks below 32 MiB, as most layers are, lie in the heap, which keeps freed blocks except those at its top. A
+    network is copied when it is checked and initialised, so the memory kept may be as large as its weights.
+    """
+    give_back = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if give_back is not None:
+        give_back(0)
 
 
 def full_path(path: str | os.PathLike[str]) -> Path:

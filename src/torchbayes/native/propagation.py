@@ -33,7 +33,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.native.build import UnavailableError, load
+from torchbayes.native.build import typed
 from torchbayes.native.description import Activation, Layer
 from torchbayes.native.process import differentiable
 
@@ -240,12 +240,6 @@ def _refresh(beliefs: Beliefs, sites_4D: Tensor, factor_2: Tensor, m: int, *, lo
 @cache
 def _library() -> ctypes.CDLL | None:
     """Return the compiled kernel, or None without one; tried once, because a compiler may fail slowly."""
-    try:
-        library = load("propagation")
-    except UnavailableError:
-        return None
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
-    library.propagate.argtypes = [*[pointer] * 7, *[integer] * 6, pointer, integer]
-    library.refresh.argtypes = [*[pointer] * 6, *[integer] * 3]
-    library.propagate.restype = library.refresh.restype = None
-    return library
+    propagates = (*[pointer] * 7, *[integer] * 6, pointer, integer)
+    return typed("propagation", {"propagate": propagates, "refresh": (*[pointer] * 6, *[integer] * 3)})

@@ -23,8 +23,7 @@ from torchbayes.methods.protocol import Method, Result_co
 from torchbayes.model.model import Model
 from torchbayes.model.sources.sources import Source
 from torchbayes.model.subspace import Subspace
-from torchbayes.native.heap import trim
-from torchbayes.native.process import full_path
+from torchbayes.native.process import full_path, trim
 from torchbayes.posteriors.locks import folder_in
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked

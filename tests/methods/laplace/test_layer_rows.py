@@ -17,7 +17,7 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.layers import passes
 from torchbayes.density.layers.passes import Gradients, by_layers
 from torchbayes.density.layers.randomness import Place, Randomness
-from torchbayes.density.layers.uses import hows
+from torchbayes.density.layers.uses import how
 from torchbayes.model.batches.batch import Batch
 
 T = 5
@@ -197,7 +197,7 @@ def test_rows_of_another_shape_are_looked_at_again() -> None:
     density, found = LogDensity(model, 50, training=True), []
     for shape in ((4,), (4, 4), (4,), (1, 4)):
         batch = minibatch(4, *shape)
-        found.append(hows(density, batch, "auto")["weight"])
+        found.append(how(density, batch.map(lambda t: t[0]), "auto")["weight"])
     assert found == ["local", "flipout", "local", "flipout"]
 
 

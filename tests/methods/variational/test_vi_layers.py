@@ -364,7 +364,7 @@ def test_layers_without_a_bias_are_taken_once(monkeypatch: pytest.MonkeyPatch) -
     net = nn.Sequential(nn.Linear(3, 4, bias=False), nn.Tanh(), nn.Linear(4, 4, bias=False), nn.LayerNorm(4)).double()
     model, passed = tb.Model(net, tb.likelihoods.Categorical(), tb.priors.Normal()), []
     original = passes._log_prob
-    monkeypatch.setattr(passes, "_log_prob", lambda *a, **k: (passed.append(k["about"].hows), original(*a, **k))[1])
+    monkeypatch.setattr(passes, "_log_prob", lambda *a, **k: (passed.append(a[2].pass_.hows), original(*a, **k))[1])
     method = tb.VI(epochs=1, batch_size=10, kl_weight=1.0)
     tb.fit(model, (normal(20, 3), torch.arange(20) % 4), method, callbacks=())
     assert len(passed) == 2

@@ -18,7 +18,7 @@ from torchbayes.methods.variational import mean_field, passes
 from torchbayes.methods.variational.passes import Descent, Penalty
 from torchbayes.methods.variational.vi import Info, State
 from torchbayes.model.priors.joint import Joint
-from torchbayes.native import perturb as adds
+from torchbayes.native import noise as adds
 from torchbayes.native.noise import fill_signs, philox
 from torchbayes.randomness.seeds import Purpose, member_seeds, mix
 
@@ -221,7 +221,7 @@ def test_a_local_layer_is_its_formula(shape: tuple[int, ...], bias: bool) -> Non
     m_bias, s_bias = rest or (None, None)
     variance = F.linear(x.square(), s.square(), None if s_bias is None else s_bias.square())
     plain = F.linear(x, m, m_bias) + variance.clamp_min(1e-20).sqrt() * noise
-    fast = noisy.local(x, (m, m_bias), (s, s_bias), perturb=perturb)
+    fast = noisy.linear(x, (m, m_bias), (s, s_bias), noise=perturb)
     torch.testing.assert_close(fast, plain, rtol=1e-12, atol=1e-9)  # √1e-20 of noise where there is none
     slope = normal(*plain.shape, seed=6)
     found, expected = (torch.autograd.grad((out * slope).sum(), leaves, retain_graph=True) for out in (fast, plain))
@@ -264,8 +264,8 @@ def test_a_flipped_layer_is_its_formula(shape: tuple[int, ...], bias: bool) -> N
     plain = F.linear(x, m, m_bias) + after * F.linear(
         x * before, s * noise, None if s_bias is None else s_bias * bias_noise
     )
-    fast = noisy.flipped(
-        x, (m, m_bias), (s, s_bias), flips=noisy.Flips(noise, bias_noise if bias else None, before, after)
+    fast = noisy.linear(
+        x, (m, m_bias), (s, s_bias), noise=noisy.Flips(noise, bias_noise if bias else None, before, after)
     )
     slope = normal(*plain.shape, seed=8)
     found, expected = (torch.autograd.grad((out * slope).sum(), leaves) for out in (fast, plain))

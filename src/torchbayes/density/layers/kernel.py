@@ -13,17 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.density.backend import Mixing
+from torchbayes.density.backend import Mixing, refuse
 from torchbayes.density.density import LogDensity, check_whole
 from torchbayes.density.kernels import DenseModel, kernel_of
 from torchbayes.density.layers.randomness import Pass, Randomness
 from torchbayes.density.layers.uses import How
-from torchbayes.density.plans import refuse
 from torchbayes.model.dropout import dropouts
 from torchbayes.model.model import Batch
+from torchbayes.native.dense import Call, SecondWeights, evaluate_spread
 from torchbayes.native.description import Layer, Stage
-from torchbayes.native.perturb import LEAST
-from torchbayes.native.spread import Call, SecondWeights, evaluate_spread
 
 
 class _Linear(NamedTuple):
@@ -64,7 +62,7 @@ def check_pass(density: LogDensity, *, rows: int, native: bool, mixing: Mixing |
         why = "the kernel does not take noise in these layers"
     else:
         why = "noise in the layers is no stack of networks, and estimator='weights' draws one"
-    refuse(plan, why)
+    refuse(plan.backend, why)
 
 
 def by_kernel(
@@ -73,7 +71,7 @@ def by_kernel(
     parameters: tuple[Tensor, Tensor],
     *,
     batch: Batch,
-    about: Pass,
+    pass_: Pass,
     into: tuple[Tensor, ...],
 ) -> tuple[Tensor, Tensor]:
     """Return the sum of log likelihoods of rows, and a number that is finite if the gradients are, each (M,).
@@ -82,22 +80,22 @@ def by_kernel(
     `parameters` are μ and σ, each (M, D), and `batch` the rows of this process, (M, B', ...).
     """
     mean_MD, scale_MD = (part_MD.contiguous() for part_MD in parameters)
-    slices, random = density.model.layout.slices, about.random
-    drawn = {name: at for name, at in slices.items() if about.hows[name] == "drawn"}
+    slices, random = density.model.layout.slices, pass_.random
+    drawn = {name: at for name, at in slices.items() if pass_.hows[name] == "drawn"}
     noises = {name: _drawn(density, name, scale_MD[:, at], random) for name, at in drawn.items()}
     if drawn:
         mean_MD = mean_MD.clone()
         for name, at in drawn.items():
             mean_MD[:, at].addcmul_(scale_MD[:, at], noises[name])
             into[1][:, at] = 0
-    factor_MD, calls = _calls(_layers(kernel, slices, about.hows), scale_MD, about)
+    factor_MD, calls = _calls(_layers(kernel, slices, pass_.hows), scale_MD, pass_)
     seeds = tuple(of.seed for of in random)
     results = evaluate_spread(
         kernel.kernel,
         mean_MD,
         (batch.inputs, batch.targets),
-        second=SecondWeights(scale_MD * factor_MD, factor_MD, into[1], calls, seeds, about.place.own.start, LEAST),
-        scale=-1 / about.place.total,
+        second=SecondWeights(scale_MD * factor_MD, factor_MD, into[1], calls, seeds, pass_.place.own.start),
+        scale=-1 / pass_.place.total,
         gradient_MD=into[0],
         chunk_size=density.chunk_size,
     )
@@ -125,11 +123,11 @@ def _drawn(density: LogDensity, name: str, like_MD: Tensor, random: Sequence[Ran
     return torch.stack([of.drawn(number, like) for of, like in zip(random, like_MD, strict=True)])
 
 
-def _calls(layers: Sequence[_Linear], scale_MD: Tensor, about: Pass) -> tuple[Tensor, list[Call]]:
+def _calls(layers: Sequence[_Linear], scale_MD: Tensor, pass_: Pass) -> tuple[Tensor, list[Call]]:
     """Return the factors that turn scales into second weights (local: σ, flipped signs: ε), and the calls."""
     local = all(layer.how == "local" for layer in layers)
     factor_MD = scale_MD if local else torch.zeros_like(scale_MD)
-    (rows, total), random, calls = about.place, about.random, []
+    (rows, total), random, calls = pass_.place, pass_.random, []
     for number, layer in enumerate(layers, start=1):
         parts = [part for part in (layer.weight, layer.bias) if part is not None]
         if layer.how == "local":

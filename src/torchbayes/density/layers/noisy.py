@@ -40,38 +40,24 @@ def spread(mean: Tensor, variance: Tensor, perturb: Perturb) -> Tensor:
     return _Spread.apply(mean, variance, perturb)  # type: ignore[return-value]
 
 
-def local(
+def linear(
     inputs: Tensor,
     mean: tuple[Tensor, Tensor | None],
     scale: tuple[Tensor, Tensor | None],
     *,
-    perturb: Perturb,
+    noise: Perturb | Flips,
     into: Into | None = None,
 ) -> Tensor:
     """Return the outputs (..., out) of a linear layer with independent normal weights, for inputs x (..., in).
 
     `mean` and `scale` are those of weight (out, in) and bias (out,); None for no bias, or one that is not random.
-    `perturb` adds the noise, and `into` is memory for the gradients by mean and scale of the weight.
+    `noise` is added to the outputs; as random numbers of flipout, it makes one draw of the weights, with signs for each
+    example. `into` is memory for the gradients by mean and scale of the weight.
     """
-    return _Local.apply(inputs, *mean, *scale, perturb, into)  # type: ignore[return-value]
+    return _Linear.apply(inputs, *mean, *scale, noise, into)  # type: ignore[return-value]
 
 
-def flipped(
-    inputs: Tensor,
-    mean: tuple[Tensor, Tensor | None],
-    scale: tuple[Tensor, Tensor | None],
-    *,
-    flips: Flips,
-    into: Into | None = None,
-) -> Tensor:
-    """Return the outputs (..., out) of a linear layer under one draw of its weights, with signs for each example.
-
-    Arguments are as for `local`, with `flips` for the random numbers.
-    """
-    return _Flipped.apply(inputs, *mean, *scale, flips, into)  # type: ignore[return-value]
-
-
-class _Flipped(torch.autograd.Function):
+class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -80,40 +66,42 @@ class _Flipped(torch.autograd.Function):
         bias: Tensor | None,
         scale: Tensor,
         bias_scale: Tensor | None,
-        flips: Flips,
+        noise: Perturb | Flips,
         into: Into | None,
     ) -> Tensor:
-        noise, bias_noise, before, after = flips
-        change, turned = scale * noise, inputs * before
+        """Compute two products: x μᵀ, and `turned` (r ∘ x or x²) with `second` weights (σ ∘ ε or σ²)."""
         outputs = F.linear(inputs, mean, bias)
-        bias_change = None if bias_scale is None or bias_noise is None else bias_scale * bias_noise
-        outputs.addcmul_(after, F.linear(turned, change, bias_change))
-        ctx.into, ctx.signs = into or (torch.empty_like(mean), torch.empty_like(scale)), (before, after)
-        change = change if ctx.needs_input_grad[0] else None
-        ctx.save_for_backward(inputs, turned, mean, noise, bias_noise, change)
+        if isinstance(noise, Flips):
+            factor, bias_factor, before, after = noise
+            turned, second = inputs * before, scale * factor
+            bias_second = None if bias_scale is None or bias_factor is None else bias_scale * bias_factor
+            outputs.addcmul_(after, F.linear(turned, second, bias_second))
+        else:
+            factor, bias_factor, before = scale, bias_scale, inputs
+            turned, second = inputs.square(), scale.square()
+            after = F.linear(turned, second, None if bias_scale is None else bias_scale.square())
+            noise(outputs, after)
+        ctx.into = into or (torch.empty_like(mean), torch.empty_like(scale))
+        second = second if ctx.needs_input_grad[0] else None
+        ctx.save_for_backward(inputs, before, turned, mean, second, factor, bias_factor, after)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        inputs, turned, mean, noise, bias_noise, change = ctx.saved_tensors
-        (gradient,), (before, after) = gradients, ctx.signs
+        (gradient,) = gradients
+        inputs, before, turned, mean, second, factor, bias_factor, after = ctx.saved_tensors
         by_inputs = by_bias = by_bias_scale = None
-        signed = gradient * after
+        noisy = gradient * after  # h
         if ctx.needs_input_grad[0]:
-            by_inputs = torch.addcmul(gradient @ mean, before, signed @ change)
-        gradient, signed, inputs, turned = _rows(gradient, signed, inputs, turned)
+            by_inputs = torch.addcmul(gradient @ mean, before, noisy @ second)
+        gradient, noisy, inputs, turned = (t.reshape(-1, t.shape[-1]) for t in (gradient, noisy, inputs, turned))
         by_mean = torch.mm(gradient.T, inputs, out=ctx.into[0])
-        by_scale = torch.mm(signed.T, turned, out=ctx.into[1]).mul_(noise)
+        by_scale = torch.mm(noisy.T, turned, out=ctx.into[1]).mul_(factor)
         if ctx.needs_input_grad[2]:
             by_bias = gradient.sum(0)
-        if ctx.needs_input_grad[4]:
-            by_bias_scale = signed.sum(0).mul_(bias_noise)
+        if bias_factor is not None:
+            by_bias_scale = noisy.sum(0).mul_(bias_factor)
         return by_inputs, by_mean, by_bias, by_scale, by_bias_scale, None, None
-
-
-def _rows(*tensors: Tensor) -> list[Tensor]:
-    """Return tensors (..., n) as matrices."""
-    return [tensor.reshape(-1, tensor.shape[-1]) for tensor in tensors]
 
 
 class _Spread(torch.autograd.Function):
@@ -129,42 +117,3 @@ class _Spread(torch.autograd.Function):
         (gradient,) = gradients
         (ratio,) = ctx.saved_tensors
         return gradient, (gradient * ratio).mul_(0.5), None
-
-
-class _Local(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        inputs: Tensor,
-        mean: Tensor,
-        bias: Tensor | None,
-        scale: Tensor,
-        bias_scale: Tensor | None,
-        perturb: Perturb,
-        into: Into | None,
-    ) -> Tensor:
-        squares, variance = inputs.square(), scale.square()
-        outputs = F.linear(inputs, mean, bias)
-        ratio = F.linear(squares, variance, None if bias_scale is None else bias_scale.square())
-        perturb(outputs, ratio)
-        ctx.into = into or (torch.empty_like(mean), torch.empty_like(scale))
-        variance = variance if ctx.needs_input_grad[0] else None
-        ctx.save_for_backward(inputs, squares, mean, scale, bias_scale, ratio, variance)
-        return outputs
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = gradients
-        inputs, squares, mean, scale, bias_scale, ratio, variance = ctx.saved_tensors
-        by_inputs = by_bias = by_bias_scale = None
-        noisy = gradient * ratio
-        if ctx.needs_input_grad[0]:
-            by_inputs = torch.addcmul(gradient @ mean, inputs, noisy @ variance)
-        gradient, noisy, inputs, squares = _rows(gradient, noisy, inputs, squares)
-        by_mean = torch.mm(gradient.T, inputs, out=ctx.into[0])
-        by_scale = torch.mm(noisy.T, squares, out=ctx.into[1]).mul_(scale)
-        if ctx.needs_input_grad[2]:
-            by_bias = gradient.sum(0)
-        if bias_scale is not None:
-            by_bias_scale = noisy.sum(0).mul_(bias_scale)
-        return by_inputs, by_mean, by_bias, by_scale, by_bias_scale, None, None

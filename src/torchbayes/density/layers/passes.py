@@ -25,7 +25,6 @@ weights are then used otherwise, all are drawn.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -36,16 +35,15 @@ from torchbayes.density.autograd import leaves_of, log_prob, mixed
 from torchbayes.density.backend import Mixing
 from torchbayes.density.density import LogDensity, seeds_here
 from torchbayes.density.layers import noisy
-from torchbayes.density.layers.attention import taken_apart
 from torchbayes.density.layers.kernel import by_kernel, check_pass, kernel_for
 from torchbayes.density.layers.randomness import Pass, Place, Randomness
-from torchbayes.density.layers.uses import Call, Estimator, How, Use, describes, layer_call, taken
+from torchbayes.density.layers.uses import Call, Estimator, How, Use, describes, layer_call, taken, taken_apart
 from torchbayes.density.loop import drawing
 from torchbayes.model.batches.batch import batch_size
 from torchbayes.model.likelihoods.weighted import apart
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
-from torchbayes.native.perturb import perturb, perturb_by
+from torchbayes.native.noise import perturb, perturb_by
 from torchbayes.native.process import differentiable
 from torchbayes.randomness.seeds import Purpose, mix
 
@@ -77,17 +75,15 @@ def by_layers(
     """
     ways, (place, batch) = taken(density, batch, estimator), _here(density, batch)
     gradients = torch.empty(2, *mean_MD.shape, dtype=mean_MD.dtype, device=mean_MD.device)
-    into = tuple(gradients.unbind())
-    pass_ = Pass(*ways, place, [Randomness(seed, step) for seed in seeds])
+    parameters, pass_ = (mean_MD, scale_MD), Pass(*ways, place, [Randomness(seed, step) for seed in seeds])
     kernel = kernel_for(density, mean_MD, batch, hows=pass_.hows)
     check_pass(density, rows=place.total, native=kernel is not None)
     if kernel is None:
-        total_M = _one_by_one(density, (mean_MD, scale_MD), batch, buffers=buffers, about=pass_, into=into)
-        health_M = torch.linalg.vector_norm(gradients, dim=-1).sum(0)
-    else:
-        total_M, health_M = by_kernel(kernel, density, (mean_MD, scale_MD), batch=batch, about=pass_, into=into)
-    density.ranks.sum_(gradients, total_M, health_M)
-    return Gradients(total_M * (-1 / place.total), into[0], into[1], health_M)
+        total_M = _by_autograd(density, parameters, batch, buffers=buffers, passes=[pass_], into=gradients)
+        return _summed(density, place, total_M, gradients)
+    into = tuple(gradients.unbind())
+    total_M, health_M = by_kernel(kernel, density, parameters, batch=batch, pass_=pass_, into=into)
+    return _summed(density, place, total_M, gradients, health_M)
 
 
 def mixed_by_layers(
@@ -109,8 +105,16 @@ def mixed_by_layers(
     ways, (place, batch) = taken(density, batch, estimator), _here(density, batch)
     check_pass(density, rows=place.total, native=False, mixing=Mixing(len(steps), power))
     passes = [Pass(*ways, place, [Randomness(seed, step) for seed in seeds]) for step in steps]
-    total_M, gradients = _mixed(density, parameters, batch, buffers=buffers, passes=passes, power=power)
-    health_M = torch.linalg.vector_norm(gradients, dim=-1).sum(0)
+    gradients = parameters[0].new_zeros(2, *parameters[0].shape)
+    total_M = _by_autograd(density, parameters, batch, buffers=buffers, passes=passes, into=gradients, power=power)
+    return _summed(density, place, total_M, gradients)
+
+
+def _summed(
+    density: LogDensity, place: Place, total_M: Tensor, gradients: Tensor, health_M: Tensor | None = None
+) -> Gradients:
+    """Return the result over the rows of all processes."""
+    health_M = torch.linalg.vector_norm(gradients, dim=-1).sum(0) if health_M is None else health_M
     density.ranks.sum_(gradients, total_M, health_M)
     return Gradients(total_M * (-1 / place.total), gradients[0], gradients[1], health_M)
 
@@ -124,103 +128,80 @@ def _here(density: LogDensity, batch: Batch) -> tuple[Place, Batch]:
     return place, batch.map(lambda t: t[:, place.own])
 
 
-def _one_by_one(
-    density: LogDensity,
-    parameters: tuple[Tensor, Tensor],
-    batch: Batch,
-    *,
-    buffers: Buffers,
-    about: Pass,
-    into: tuple[Tensor, ...],
-) -> Tensor:
-    """Return the sum of the log likelihoods of rows, (M,), and write −1/B of its gradient by means and scales."""
-    model, totals = density.model, []
-    with differentiable(), model.network.training():
-        for m, random in enumerate(about.random):
-            rows = batch.map(lambda t, m=m: t[m])
-            rows = rows._replace(inputs=model.network.arrange(rows.inputs))
-            own_buffers = {name: buffer[m] for name, buffer in buffers.items()}
-            leaves = tuple(leaves_of(model.layout, part_MD[m]) for part_MD in parameters)
-            views = [model.layout.split(part_MD[m]) for part_MD in into]
-            log_prob_B = _log_prob(density, rows, leaves, kept=own_buffers, about=about, random=random, into=views)
-            total = log_prob_B.sum(dtype=torch.float64)
-            _write(total * (-1 / about.place.total), leaves, views)
-            totals.append(total.detach())
-    return torch.stack(totals)
-
-
-def _mixed(
+def _by_autograd(
     density: LogDensity,
     parameters: tuple[Tensor, Tensor],
     batch: Batch,
     *,
     buffers: Buffers,
     passes: Sequence[Pass],
-    power: float,
-) -> tuple[Tensor, Tensor]:
-    """Return sums over rows of the log likelihoods of S passes combined, (M,), and −1/B of their gradients, (2, M, D).
+    into: Tensor,
+    power: float | None = None,
+) -> Tensor:
+    """Return sums over rows of log likelihoods, (M,), and write −1/B of their gradients by means and scales, (2, M, D).
 
-    Every pass has leaves, and memory for their gradients, of its own, because layers write there directly.
+    They are those of a single pass, or with `power` of S passes combined. Every pass then has leaves, and memory for
+    their gradients, of its own, because layers write there directly.
     """
-    model, totals, gradients = density.model, [], parameters[0].new_zeros(2, *parameters[0].shape)
-    mixing, place = Mixing(len(passes), power), passes[0].place
+    model, place, totals = density.model, passes[0].place, []
     with differentiable(), model.network.training():
         for m in range(len(parameters[0])):
-            member_rows = batch.map(lambda t, m=m: t[m])
-            member_rows = member_rows._replace(inputs=model.network.arrange(member_rows.inputs))
-            held = {name: buffer[m] for name, buffer in buffers.items()}
-            into_SD = gradients.new_empty(len(passes), *gradients.shape[::2])
-            leaves, views, rows = [], [], []
-            for about, own in zip(passes, into_SD, strict=True):
-                leaves.append(tuple(leaves_of(model.layout, part_MD[m]) for part_MD in parameters))
-                views.append([model.layout.split(part_D) for part_D in own])
-                how: dict[str, Any] = {"kept": held, "about": about, "random": about.random[m], "into": views[-1]}
-                rows.append(_log_prob(density, member_rows, leaves[-1], **how, single=True))
-            counts_B = apart(model.likelihood, member_rows.targets)[2]
-            total = mixed(torch.stack(rows).unsqueeze(0), mixing, counts_MB=counts_B).squeeze(0)
-            _write(
-                total * (-1 / place.total),
-                [part for pair in leaves for part in pair],
-                [view for pair in views for view in pair],
-            )
-            gradients[:, m] = into_SD.sum(0)
+            rows = batch.map(lambda t, m=m: t[m])
+            rows = rows._replace(inputs=model.network.arrange(rows.inputs))
+            kept = {name: buffer[m] for name, buffer in buffers.items()}
+            into_S2D = into[:, m].unsqueeze(0) if power is None else into.new_empty(len(passes), *into.shape[::2])
+            leaves, views, log_probs = [], [], []
+            for pass_, into_2D in zip(passes, into_S2D, strict=True):
+                pass_leaves = tuple(leaves_of(model.layout, part_MD[m]) for part_MD in parameters)
+                pass_views = [model.layout.split(part_D) for part_D in into_2D]
+                run = _Run(pass_, pass_.random[m], pass_leaves, pass_views)
+                log_probs.append(_log_prob(density, rows, run, kept=kept, single=power is not None))
+                leaves += pass_leaves
+                views += pass_views
+            if power is None:
+                total = log_probs[0].sum(dtype=torch.float64)
+            else:
+                counts_B = apart(model.likelihood, rows.targets)[2]
+                mixing = Mixing(len(passes), power)
+                total = mixed(torch.stack(log_probs).unsqueeze(0), mixing, counts_MB=counts_B).squeeze(0)
+            _write(total * (-1 / place.total), leaves, views)
+            if power is not None:
+                into[:, m] = into_S2D.sum(0)
             totals.append(total.detach())
-    return torch.stack(totals), gradients
+    return torch.stack(totals)
 
 
-def _log_prob(
-    density: LogDensity,
-    rows: Batch,
-    leaves: tuple[Mapping[str, Tensor], ...],
-    *,
-    kept: Buffers,
-    about: Pass,
-    random: Randomness,
-    into: Sequence[Mapping[str, Tensor]],
-    single: bool = False,
-) -> Tensor:
+class _Run(NamedTuple):
+    """A pass of one member."""
+
+    pass_: Pass
+    random: Randomness
+    leaves: tuple[Mapping[str, Tensor], ...]  # means and scales by name
+    into: Sequence[Mapping[str, Tensor]]  # memory for their gradients
+
+
+def _log_prob(density: LogDensity, rows: Batch, member: _Run, *, kept: Buffers, single: bool) -> Tensor:
     """Return the log likelihood of each row under one member, whose buffers are changed in place.
 
     Where `single`, each row counts once, whatever its weight. If the network uses a weight in another way than when
     it was watched, all weights are drawn.
     """
-    memory = {name: (into[0][name], into[1][name]) for name in leaves[0]}
     before = {name: buffer.clone() for name, buffer in kept.items()}
-    (masks,) = seeds_here(density.ranks, [mix(Purpose.LAYER_MASKS, random.seed, random.step)])
+    (masks,) = seeds_here(density.ranks, [mix(Purpose.LAYER_MASKS, *member.random)])
 
     def run(hows: Mapping[str, How]) -> Tensor:
-        layers = _Layers(leaves, about._replace(hows=hows), into=memory, random=random)
+        layers = _Layers(member, hows)
         with drawing(density.model.network, masks), layers:
             if single:
                 return log_prob(density.model, layers.held, rows, buffers=kept or None)
             return density.model.log_likelihood(layers.held, rows, kept or None)
 
     try:
-        return run(about.hows)
+        return run(member.pass_.hows)
     except _UsedOtherwiseError:
         for name, buffer in before.items():
             kept[name].copy_(buffer)
-        return run(dict.fromkeys(about.hows, "drawn"))
+        return run(dict.fromkeys(member.pass_.hows, "drawn"))
 
 
 def _write(total: Tensor, leaves: Sequence[Mapping[str, Tensor]], into: Sequence[Mapping[str, Tensor]]) -> None:
@@ -238,16 +219,13 @@ class _UsedOtherwiseError(Exception):
     """The network uses a weight in another way than when it was watched."""
 
 
-@dataclass
-class _Places:
-    """The random tensors of layers, by the identity of the tensor that the network holds instead."""
+class _Held(NamedTuple):
+    """A random tensor of a layer, for which the network holds its means."""
 
-    mean: dict[int, Tensor] = field(default_factory=dict)
-    scale: dict[int, Tensor] = field(default_factory=dict)
-    how: dict[int, How] = field(default_factory=dict)
-    use: dict[int, Use] = field(default_factory=dict)
-    into: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    taken: set[int] = field(default_factory=set)
+    scale: Tensor
+    how: How
+    use: Use
+    into: tuple[Tensor, Tensor]  # memory for the gradients by means and scales
 
 
 class _Layers(TorchFunctionMode):
@@ -256,26 +234,19 @@ class _Layers(TorchFunctionMode):
     `held` are the network's parameters by name: means for layers to take, draws of all others.
     """
 
-    def __init__(
-        self,
-        leaves: tuple[Mapping[str, Tensor], ...],
-        about: Pass,
-        *,
-        into: Mapping[str, tuple[Tensor, Tensor]],
-        random: Randomness,
-    ) -> None:
+    def __init__(self, member: _Run, hows: Mapping[str, How]) -> None:
         super().__init__()
-        self._place, self._random, self._calls = about.place, random, 0
-        self._places, self.held = _Places(), dict[str, Tensor]()
-        means, scales = leaves
+        self._place, self._random, self._calls = member.pass_.place, member.random, 0
+        self.held = dict[str, Tensor]()
+        self._tensors, self._taken = dict[int, _Held](), set[int]()  # by the identity of the means
+        means, scales = member.leaves
         for number, (name, mean) in enumerate(means.items()):
-            if about.hows[name] == "drawn":
-                self.held[name] = torch.addcmul(mean, scales[name], random.drawn(number, mean))
+            if hows[name] == "drawn":
+                self.held[name] = torch.addcmul(mean, scales[name], member.random.drawn(number, mean))
                 continue
+            into = member.into[0][name], member.into[1][name]
             self.held[name] = mean
-            self._places.mean[id(mean)], self._places.scale[id(mean)] = mean, scales[name]
-            self._places.how[id(mean)], self._places.use[id(mean)] = about.hows[name], about.uses[name]
-            self._places.into[id(mean)] = into[name]
+            self._tensors[id(mean)] = _Held(scales[name], hows[name], member.pass_.uses[name], into)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -287,35 +258,35 @@ class _Layers(TorchFunctionMode):
         call = layer_call(func, args, kwargs or {})
         if call is None or not (self._is_random(call.weight) or self._is_random(call.bias)):
             is_used = any(self._is_random(parameter) for parameter in _flat(args, kwargs or {})) and not describes(func)
-            if is_used or (func is torch.autograd.grad and self._places.taken):
+            if is_used or (func is torch.autograd.grad and self._taken):
                 raise _UsedOtherwiseError
             return func(*args, **(kwargs or {}))
         self._calls += 1
         for parameter in filter(self._is_random, (call.weight, call.bias)):
-            if id(parameter) in self._places.taken:  # two calls of a layer must share one draw of its weights
+            if id(parameter) in self._taken:  # two calls of a layer must share one draw of its weights
                 raise _UsedOtherwiseError
-            self._places.taken.add(id(parameter))
-        key = id(call.weight if self._is_random(call.weight) else call.bias)
-        (_, ndim, axis, _), inputs = self._places.use[key], call.inputs
+            self._taken.add(id(parameter))
+        held, inputs = self._tensors[id(call.weight if self._is_random(call.weight) else call.bias)], call.inputs
+        _, ndim, axis, _ = held.use
         if inputs.ndim != ndim or inputs.shape[axis] != self._place.rows:
             raise _UsedOtherwiseError
-        by = self._local if self._places.how[key] == "local" else self._flipped
+        by = self._local if held.how == "local" else self._flipped
         if axis == 0:
             return by(func, call)
         return by(func, call._replace(inputs=inputs.movedim(axis, 0))).movedim(0, axis)
 
     def _is_random(self, tensor: Any) -> bool:
-        return id(tensor) in self._places.mean
+        return id(tensor) in self._tensors
 
     def _scale(self, tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else self._places.scale.get(id(tensor))
+        return self._tensors[id(tensor)].scale if self._is_random(tensor) else None
 
     def _local(self, func: Callable[..., Tensor], call: Call) -> Tensor:
         """Return outputs drawn from their own distribution."""
         weight, bias = self._scale(call.weight), self._scale(call.bias)
         if call.linear and weight is not None and _plain(call):
-            into = self._places.into[id(call.weight)]
-            return noisy.local(call.inputs, (call.weight, call.bias), (weight, bias), perturb=self._perturb, into=into)
+            into = self._tensors[id(call.weight)].into
+            return noisy.linear(call.inputs, (call.weight, call.bias), (weight, bias), noise=self._perturb, into=into)
         mean = func(call.inputs, call.weight, call.bias, *call.rest, **call.named)
         bias = None if bias is None else bias.square()
         weight = torch.zeros_like(call.weight) if weight is None else weight.square()
@@ -338,10 +309,10 @@ class _Layers(TorchFunctionMode):
             for is_bias, scale in ((False, weight), (True, bias))
         )
         if call.linear and _plain(call) and weight is not None and noise is not None:
-            into = self._places.into[id(call.weight)]
+            into = self._tensors[id(call.weight)].into
             after = call.inputs.new_empty(()).expand(*call.inputs.shape[:-1], len(call.weight))
             flips = noisy.Flips(noise, bias_noise, self._signs(call.inputs, -1, 0), self._signs(after, -1, 1))
-            return noisy.flipped(call.inputs, (call.weight, call.bias), (weight, bias), flips=flips, into=into)
+            return noisy.linear(call.inputs, (call.weight, call.bias), (weight, bias), noise=flips, into=into)
         mean = func(call.inputs, call.weight, call.bias, *call.rest, **call.named)
         change = torch.zeros_like(call.weight) if weight is None or noise is None else weight * noise
         bias_change = None if bias is None or bias_noise is None else bias * bias_noise

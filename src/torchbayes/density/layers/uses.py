@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
@@ -14,7 +15,6 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchbayes.density.density import LogDensity
-from torchbayes.density.layers.attention import taken_apart
 from torchbayes.density.loop import drawing
 from torchbayes.model.batches.batch import repeated, tensors_of
 from torchbayes.model.model import Batch
@@ -30,6 +30,7 @@ _DESCRIBED = ("dtype", "device", "shape", "ndim", "layout", "requires_grad", "is
 _DESCRIPTIONS: set[Any] = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.is_contiguous} | {
     getattr(Tensor, name).__get__ for name in _DESCRIBED
 }
+_ATTENTION = inspect.signature(F.multi_head_attention_forward)
 
 
 class Use(NamedTuple):
@@ -114,12 +115,36 @@ def layer_call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
     return Call(func is F.linear, arguments["input"], arguments["weight"], arguments.get("bias"), args[3:], named)
 
 
+def taken_apart(
+    mode: TorchFunctionMode, func: Callable[..., Any], args: tuple[Any, ...], *, kwargs: Mapping[str, Any]
+) -> tuple[Tensor, Tensor | None] | None:
+    """Return the outputs, and where asked for the weights of positions, of self-attention with one projection weight.
+
+    Its two products with weights go through `mode` as if the network had called layers. PyTorch hands all of its
+    weights to one function; here that function gets the result of the first product, and identity matrices instead of
+    weights, so it still handles masks, dropout and heads. Returns None for any other call.
+    """
+    if func is not F.multi_head_attention_forward:
+        return None
+    arguments = dict(_ATTENTION.bind(*args, **kwargs).arguments)
+    is_self = arguments["query"] is arguments["key"] and arguments["key"] is arguments["value"]
+    if not is_self or arguments.get("use_separate_proj_weight"):
+        return None
+
+    def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return mode.__torch_function__(F.linear, (), (inputs, weight, bias))
+
+    projected = linear(arguments["query"], arguments["in_proj_weight"], arguments["in_proj_bias"])
+    identity = torch.eye(projected.shape[-1] // 3, dtype=projected.dtype, device=projected.device)
+    identities = dict.fromkeys(("q_proj_weight", "k_proj_weight", "v_proj_weight", "out_proj_weight"), identity)
+    without = {"in_proj_weight": None, "in_proj_bias": None, "out_proj_bias": None, "use_separate_proj_weight": True}
+    parts = dict(zip(("query", "key", "value"), projected.chunk(3, dim=-1), strict=True))
+    options = {**arguments, **parts, **identities, **without}
+    mixed, weights = mode.__torch_function__(F.multi_head_attention_forward, (), (), options)
+    return linear(mixed, arguments["out_proj_weight"], arguments["out_proj_bias"]), weights
+
+
 _USES: WeakKeyDictionary[Network, dict[Any, dict[str, Use]]] = WeakKeyDictionary()
-
-
-def hows(density: LogDensity, batch: Batch, estimator: Estimator) -> dict[str, How]:
-    """Return the estimator of each parameter, from one minibatch per member, (M, B, ...)."""
-    return how(density, batch.map(lambda t: t[0]), estimator)
 
 
 def taken(density: LogDensity, batch: Batch, estimator: Estimator) -> tuple[dict[str, How], dict[str, Use]]:
@@ -127,7 +152,8 @@ def taken(density: LogDensity, batch: Batch, estimator: Estimator) -> tuple[dict
 
     `batch` holds one minibatch per member, (M, B, ...).
     """
-    return hows(density, batch, estimator), uses(density.model.network, batch.map(lambda t: t[0]).inputs)
+    rows = batch.map(lambda t: t[0])
+    return how(density, rows, estimator), uses(density.model.network, rows.inputs)
 
 
 def has_layers(density: LogDensity, batch: Batch) -> bool:
