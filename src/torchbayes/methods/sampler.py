@@ -151,6 +151,7 @@ class Info:
     divergent_M: Tensor  # 1.0 where the energy error was above 1000 or not finite
     outside_M: Tensor  # 1.0 where it was not finite: a proposal left the support
     faults: Faults  # proposals that were rejected because the density raised an exception
+    saturated_M: Tensor | None = None  # 1.0 where a trajectory of NUTS reached `max_doublings` without turning
 
     def means(self) -> dict[str, Tensor]:
         """Return what is averaged over an epoch, by name, each (M,)."""
