@@ -93,6 +93,7 @@ class Metropolis(Learning, ABC):
     def begin(
         self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
+        """Return where chains start, as `Sampler.begin` does."""
         nothing_MD = weights_MD.detach()[:, :0].clone()
         mass_MD = nothing_MD if self.mass == "unit" else first_mass(self, density, weights_MD)
         weights_MD = weights_MD.detach().clone()
@@ -102,6 +103,7 @@ class Metropolis(Learning, ABC):
         return State(weights_MD, *values, step_size, spread, mass_MD, tuple(seeds), 0)
 
     def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
+        """Return every chain one proposal on, and the report of the step."""
         step_size_M = state.step_size.step_size_M
         proposal_MD, value, log_ratio_M, faults = self.propose(
             density,

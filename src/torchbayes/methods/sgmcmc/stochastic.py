@@ -113,6 +113,7 @@ class Stochastic:
     def begin(
         self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
+        """Return where chains start, as `Sampler.begin` does; a momentum begins with 0."""
         refuse_batch_norm(density)
         weights_MD = weights_MD.detach().clone()
         nothing_MD = weights_MD[:, :0].clone()
