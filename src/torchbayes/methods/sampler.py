@@ -133,7 +133,7 @@ class Sampler(Kept, Defaults, ABC):
         return step > self.burn_in and (step - self.burn_in) % self.thin == 0
 
 
-def retained_steps(method: Sampler, step: int) -> list[int]:
+def retained_steps(method: Any, step: int) -> list[int]:
     """Return those of the first `step` steps of a chain after which it retains a draw."""
     return [number for number in range(1, step + 1) if method.retains(number)]
 

@@ -201,9 +201,9 @@ def _at_once(
         return None
     accepted_M, level_M = landed.found_M, ellipse.factor * landed.log_likelihood_M
     new_values = (landed.log_density_M, landed.log_likelihood_M, level_M)
-    old_values = (getattr(state, name) for name in _PLACE[1:])
-    values = [torch.where(accepted_M, new, old) for new, old in zip(new_values, old_values, strict=True)]
-    new = State(landed.weights_MD, *values, state.seeds, state.step + 1)
+    named_values = zip(_PLACE[1:], new_values, strict=True)
+    moved = {name: torch.where(accepted_M, value_M, getattr(state, name)) for name, value_M in named_values}
+    new = replace(state, weights_MD=landed.weights_MD, **moved, step=state.step + 1)
     moved_M, outside_M = accepted_M.double(), (landed.failures_M > 0).double()
     statistics = (moved_M, landed.angle_M.abs() * moved_M, landed.evaluations_M.double(), torch.zeros_like(moved_M))
     faults = Faults.none(state.weights_MD)

@@ -23,7 +23,7 @@ from torchbayes.density.density import LogDensity
 from torchbayes.methods.choices import Choice, Epochs
 from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.keepers import Kept
-from torchbayes.methods.optimise.seeker import seeker
+from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.protocol import Needs, Shelf, Visit
 from torchbayes.methods.reports import Report
 from torchbayes.model.batches.batch import batch_size, rows_of
@@ -75,7 +75,7 @@ class MCBatchNorm(Kept, Defaults):
     @property
     def needs(self) -> Needs:
         """Trained networks, and minibatches of the training rows."""
-        return Needs(batch_size=self.batch_size, start=seeker(batch_size=self.batch_size))
+        return Needs(batch_size=self.batch_size, start=MAP(batch_size=self.batch_size))
 
     @property
     def choices(self) -> tuple[Choice, ...]:
