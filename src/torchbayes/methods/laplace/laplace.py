@@ -20,6 +20,7 @@ from torch import Tensor
 
 from torchbayes.curvature.collect import units
 from torchbayes.density.density import LogDensity
+from torchbayes.health.mode import off_mode
 from torchbayes.methods.choices import Choice, Epochs, Strength
 from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.finite import writable
@@ -32,7 +33,6 @@ from torchbayes.methods.laplace.curvature_pass import (
     Sharing,
     StructureName,
 )
-from torchbayes.methods.laplace.mode import off_mode
 from torchbayes.methods.laplace.tuning import tune
 from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.protocol import Needs, Onward, Shelf, Visit

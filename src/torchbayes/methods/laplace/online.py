@@ -27,6 +27,7 @@ from torch import Tensor
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.health.ending import Ended
+from torchbayes.health.mode import off_mode
 from torchbayes.health.residuals import unexplained
 from torchbayes.methods.choices import Choice, Epochs, Strength
 from torchbayes.methods.defaults import Defaults
@@ -40,7 +41,6 @@ from torchbayes.methods.laplace.curvature_pass import (
     Sharing,
     StructureName,
 )
-from torchbayes.methods.laplace.mode import off_mode
 from torchbayes.methods.laplace.tuning import tune
 from torchbayes.methods.optimise import descent
 from torchbayes.methods.optimise.descent import Trajectory

@@ -33,6 +33,7 @@ from torch import Tensor
 from torchbayes.checks import check_object
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Value
+from torchbayes.health.ending import first
 from torchbayes.methods.optimise.optimizers import SGD, Adam, AdamW, Optimizer, Slots
 from torchbayes.model.batches.batch import batch_size
 from torchbayes.model.model import Batch, Model, ready
@@ -91,14 +92,12 @@ class SAM:
         if self.adaptive:
             size_MD = size_MD / (size_MD.abs() + _STEADY)
         size_M = size_MD.norm(dim=1)
-        bad = (size_M <= self.rho).nonzero()[:, 0].tolist()
-        if not bad:
-            return []
         kind = "scaled weights" if self.adaptive else "weights"
         return [
             f"SAM took its gradients at a distance of rho = {self.rho:g}, which is more than the norm of the {kind} of "
-            f"member {bad[0]} themselves, {float(size_M[bad[0]]):.3g}, so that they say nothing of the loss around "
+            f"member {m} themselves, {float(size_M[m]):.3g}, so that they say nothing of the loss around "
             f"them (lower `rho`: 0.05 is usual, and ten times as much with `adaptive`)"
+            for m in first(size_M <= self.rho)
         ]
 
 
