@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torchbayes as tb
 from torchbayes.driver import progress
-from torchbayes.driver.begin import Begin
+from torchbayes.driver.loop import Begin
 from torchbayes.methods.choices import Epochs
 from torchbayes.methods.optimise import base as descents
 from torchbayes.methods.schedules import Constant

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchbayes.checks import given
-from torchbayes.driver.begin import Begin
+from torchbayes.driver.loop import Begin
 from torchbayes.driver.progress import Callback, search_bar
 from torchbayes.driver.reader import density_of
 from torchbayes.driver.run import recorded

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torchbayes.driver.begin import Begin
+from torchbayes.driver.loop import Begin
 from torchbayes.driver.progress import Callback
 from torchbayes.driver.reader import ROWS, density_of
 from torchbayes.driver.run import START, recorded

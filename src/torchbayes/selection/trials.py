@@ -8,11 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from torchbayes.density.density import LogDensity
-from torchbayes.driver.begin import Begin
-from torchbayes.driver.loop import steps
-from torchbayes.driver.processes import Shard
+from torchbayes.driver.loop import Begin, steps
 from torchbayes.driver.reader import Reader, density_of
-from torchbayes.driver.shelf import MemoryShelf
+from torchbayes.driver.run import MemoryShelf, Shard
 from torchbayes.health.constant import num_targets
 from torchbayes.health.descent import log_likelihoods
 from torchbayes.methods.protocol import DivergedError, Method

@@ -18,8 +18,8 @@ from torch import nn
 
 import torchbayes as tb
 from torchbayes.density.density import LogDensity
-from torchbayes.driver.begin import Begin
 from torchbayes.driver.checkpoint import flatten, restore
+from torchbayes.driver.loop import Begin
 from torchbayes.methods.choices import FACTORS
 from torchbayes.model.sources.sources import as_source
 from torchbayes.selection.folds import Fold

@@ -107,17 +107,7 @@ class Laplace(Kept, Defaults):
     @property
     def curvature_settings(self) -> CurvatureSettings:
         """What is added up."""
-        return CurvatureSettings(
-            self.structure,
-            self.curvature,
-            self.samples,
-            self.sharing,
-            self.joint_bias,
-            self.rank,
-            self.passes,
-            self.chunk,
-            self.check_mode,
-        )
+        return CurvatureSettings.of(self)
 
     @property
     def needs(self) -> Needs:
