@@ -24,9 +24,8 @@ from torchbayes.model.sources.sources import as_source
 from torchbayes.posteriors.point import Point
 from torchbayes.randomness.seeds import Purpose, generator, member_seeds
 from torchbayes.selection import choose
-from torchbayes.selection.folds import Fold, folds_of
 from torchbayes.selection.length import FACTOR, choose_epochs
-from torchbayes.selection.trials import Chosen, Search, mean_nll
+from torchbayes.selection.trials import Chosen, Fold, Search, folds_of, mean_nll
 
 FEATURES = 4
 SHORT: dict[str, Any] = {"epochs": 40, "optimizer": tb.Adam(0.03)}  # at a rate that is good after a few epochs

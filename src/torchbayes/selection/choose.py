@@ -18,11 +18,10 @@ from torchbayes.methods.protocol import Method
 from torchbayes.model.model import Model
 from torchbayes.model.sources.informed import as_recorded
 from torchbayes.model.sources.sources import Source
-from torchbayes.selection.folds import FEWEST, folds_of, given_rows
 from torchbayes.selection.length import choose_epochs
 from torchbayes.selection.lowered import choose_scale, choose_setting
 from torchbayes.selection.strength import choose_strength
-from torchbayes.selection.trials import Chosen, Search
+from torchbayes.selection.trials import FEWEST, Chosen, Search, folds_of, given_rows
 
 
 def choose(

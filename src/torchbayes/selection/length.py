@@ -40,8 +40,7 @@ from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.protocol import DivergedError, Info, Method
 from torchbayes.methods.schedules import USUAL_EPOCHS, Constant, epochs_of
 from torchbayes.posteriors.point import Point
-from torchbayes.selection.folds import Fold
-from torchbayes.selection.trials import Chosen, Search, nll_of_draws, nll_under
+from torchbayes.selection.trials import Chosen, Fold, Search, having, nll_of_draws, nll_under
 
 FACTOR, _SHORTEST = 2, 4  # fewest epochs: SWAG needs two snapshots in the second half of them
 _ROWS = 10  # for each weight; so few weights interpolate nothing, and a shorter run would only miss the mode
@@ -76,8 +75,7 @@ def _with_best(then: Sequence[Mapping[str, Any]], found: Chosen, search: Search)
     search = replace(search, begin=search.begin.some(slice(1)))
     nlls = []
     for settings in then:
-        method: Any = replace(search.method, **settings)  # type: ignore[type-var]
-        nlls.append(nll_under(search, method, search.folds, score=nll_of_draws))
+        nlls.append(nll_under(search, having(search.method, **settings), search.folds, score=nll_of_draws))
     best = then[nlls.index(min(nlls))]
     tried = [{**settings, "nll": nll} for settings, nll in zip(then, nlls, strict=True)]
     return found._replace(settings={**found.settings, **best}, record={**found.record, "tried": tried})
