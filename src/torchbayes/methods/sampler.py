@@ -14,12 +14,11 @@ from torchbayes.density.dynamics import Density, Value
 from torchbayes.density.plans import BackendName
 from torchbayes.density.precision import refuse_rounding
 from torchbayes.health.chains import Sampled
-from torchbayes.methods.defaults import Defaults
+from torchbayes.methods.defaults import Defaults, means_of
 from torchbayes.methods.faults import Faults, begun
 from torchbayes.methods.keepers import Keeper, Kept, Thinned
 from torchbayes.methods.noise import uniforms
 from torchbayes.methods.protocol import Needs, Shelf, Visit
-from torchbayes.methods.reports import means_of
 from torchbayes.model.network import refuse_by_batch
 from torchbayes.posteriors.draws import Draws
 from torchbayes.randomness.seeds import Purpose

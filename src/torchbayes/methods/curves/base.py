@@ -15,7 +15,7 @@ from torchbayes.density.dynamics import Value
 from torchbayes.health.descent import Descended
 from torchbayes.health.ending import Check
 from torchbayes.methods.choices import Choice, Epochs
-from torchbayes.methods.optimise.base import Scheduled
+from torchbayes.methods.optimise.descent import Scheduled
 from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.protocol import Needs
 from torchbayes.model.model import Batch, Model

@@ -22,7 +22,7 @@ from torchbayes.curvature.collect import units
 from torchbayes.density.density import LogDensity
 from torchbayes.health.mode import off_mode
 from torchbayes.methods.choices import Choice, Epochs, Strength
-from torchbayes.methods.defaults import Defaults
+from torchbayes.methods.defaults import Defaults, Report
 from torchbayes.methods.finite import writable
 from torchbayes.methods.keepers import Kept
 from torchbayes.methods.laplace import curvature_pass
@@ -36,7 +36,6 @@ from torchbayes.methods.laplace.curvature_pass import (
 from torchbayes.methods.laplace.tuning import tune
 from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.protocol import Needs, Onward, Shelf, Visit
-from torchbayes.methods.reports import Report
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import correlated

@@ -30,7 +30,7 @@ from torchbayes.health.ending import Ended
 from torchbayes.health.mode import off_mode
 from torchbayes.health.residuals import unexplained
 from torchbayes.methods.choices import Choice, Epochs, Strength
-from torchbayes.methods.defaults import Defaults
+from torchbayes.methods.defaults import Defaults, Report
 from torchbayes.methods.finite import writable
 from torchbayes.methods.keepers import Kept
 from torchbayes.methods.laplace import curvature_pass
@@ -47,7 +47,6 @@ from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Needs, Shelf, Visit
-from torchbayes.methods.reports import Report
 from torchbayes.methods.schedules import Cosine, Schedule, epochs_of
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.optimise.base import Descent, Scheduled
-from torchbayes.methods.optimise.descent import Trajectory
+from torchbayes.methods.optimise.descent import Descent, Scheduled, Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.protocol import Shelf

@@ -19,7 +19,7 @@ from torchbayes.density.plans import BackendName
 from torchbayes.methods.keepers import Averaged, Mean
 from torchbayes.methods.moments import Moments
 from torchbayes.methods.optimise.averaging import Averages
-from torchbayes.methods.optimise.base import Descent
+from torchbayes.methods.optimise.descent import Descent
 from torchbayes.methods.protocol import Shelf
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers

@@ -24,11 +24,11 @@ from torchbayes.density.dynamics import Density, Value
 from torchbayes.density.plans import BackendName  # noqa: F401  (jsonargparse evaluates annotations of `Sampler` here)
 from torchbayes.health.chains import Sampled
 from torchbayes.methods.choices import Choice, PriorScale
+from torchbayes.methods.defaults import Report
 from torchbayes.methods.faults import evaluated
 from torchbayes.methods.finite import WORKSPACE
 from torchbayes.methods.noise import normals
 from torchbayes.methods.protocol import Needs, Visit
-from torchbayes.methods.reports import Report
 from torchbayes.methods.sampler import check_shapes, refuse_batch_norm, retained_steps
 from torchbayes.methods.schedules import Cycles, Decay, Steady, StepSchedule, ramp
 from torchbayes.methods.sgmcmc.restarts import MOST, Track, gone_back, mended
