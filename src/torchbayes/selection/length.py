@@ -36,7 +36,7 @@ from torchbayes.health.constant import num_targets
 from torchbayes.health.descent import log_likelihoods
 from torchbayes.methods.choices import Epochs
 from torchbayes.methods.optimise.learned import most_probable
-from torchbayes.methods.optimise.map import MAP
+from torchbayes.methods.optimise.map import seeker
 from torchbayes.methods.protocol import DivergedError, Info, Method
 from torchbayes.methods.schedules import USUAL_EPOCHS, Constant, epochs_of
 from torchbayes.posteriors.point import Point
@@ -85,7 +85,7 @@ def _of_first_runs(choice: Epochs, search: Search) -> tuple[int, dict[str, Any],
     """Return the epochs, a record, and the learned parameters to begin with; None if all runs diverged at once."""
     descent, folds, per_epoch = choice.descent, search.folds, search.folds[0].rows.steps_per_epoch
     most = descent.epochs or max(USUAL_EPOCHS, -(-_LONGEST // per_epoch))
-    method = MAP(epochs=most, optimizer=descent.optimizer, schedule=Constant(), plan=descent.plan)
+    method = seeker(epochs=most, optimizer=descent.optimizer, schedule=Constant(), plan=descent.plan)
     density = search.density(method)
     runs = [*_runs(method, search)]
     epoch, nll_by_epoch, best = 0, dict[int, float](), list[Point]()
