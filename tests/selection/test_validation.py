@@ -18,7 +18,7 @@ import torchbayes as tb
 from torchbayes.driver import progress
 from torchbayes.driver.loop import Begin
 from torchbayes.methods.choices import Epochs
-from torchbayes.methods.optimise import base as descents
+from torchbayes.methods.optimise import descent as descents
 from torchbayes.methods.schedules import Constant
 from torchbayes.model.sources.sources import as_source
 from torchbayes.posteriors.point import Point

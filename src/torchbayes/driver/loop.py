@@ -1,7 +1,7 @@
 """The one loop: a method names the rows it visits, takes a step, and gives its draws, until its run is over.
 
-Here is where the members of a run begin, what is averaged over an epoch, and the run from beginning or checkpoint to
-the end.
+Here is where the members of a run begin, how rows are read, what is averaged over an epoch, and the run from its
+beginning or checkpoint to the end.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import Plan
 from torchbayes.driver.checkpoint import all_finite, released
 from torchbayes.driver.progress import Callback, Event, Lines, listeners
-from torchbayes.driver.reader import Reader
 from torchbayes.driver.run import DiskShelf, MemoryShelf, Run, Shard, Shelf
 from torchbayes.methods.optimise.learned import at_least
-from torchbayes.methods.protocol import DivergedError, Info, Method, Spreading
+from torchbayes.methods.protocol import DivergedError, Info, Method, Spreading, Visit
+from torchbayes.model.batches.batch import Batch
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.sources.sources import Source
@@ -60,6 +60,43 @@ class Begin:
         if self.scale_MD is None:
             return state
         return cast(Spreading, method).spread(density, state, self.scale_MD)
+
+
+class Reader:
+    """Reads minibatches of a shuffled stream, whose order is a function of (seed, member, epoch) alone, and sites.
+
+    Consecutive minibatches are read one after the other, others by skipping to their place in the epoch. The rows
+    depend only on the visit.
+    """
+
+    def __init__(self, source: Source, seeds: Sequence[int]) -> None:
+        """Read from a source, for members with these seeds."""
+        self._source, self._seeds = source, seeds
+        self._batches: Iterator[Batch] = iter(())
+        self._next = -1
+
+    def read(self, visit: Visit) -> Batch | None:
+        """Return the rows, every tensor (M, B, ...); None where the density holds them, or the visit has none.
+
+        Raises a ValueError if the source does for a bad batch, or an epoch has fewer batches than the first one.
+        """
+        if visit.kind == "all":
+            return None
+        if visit.kind == "site":
+            return self._source.site(visit.number, len(self._seeds))
+        epoch, place = divmod(visit.number, self._source.steps_per_epoch)
+        if visit.number != self._next or not place:
+            self._batches = self._source.epoch(self._seeds, epoch, place)
+        self._next = visit.number + 1
+        batch = next(self._batches, None)
+        if batch is None:
+            raise ValueError(
+                f"the data gave fewer batches than the {self._source.steps_per_epoch} they gave at first: {place} in "
+                f"epoch {epoch + 1}. Give data that are the same at every pass."
+            )
+        if place == self._source.steps_per_epoch - 1:
+            next(self._batches, None)  # lets the source finish its epoch, such as the workers of a loader
+        return batch
 
 
 def steps(

@@ -30,8 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.driver.loop import steps
-from torchbayes.driver.reader import Reader
+from torchbayes.driver.loop import Reader, steps
 from torchbayes.health.constant import num_targets
 from torchbayes.health.descent import log_likelihoods
 from torchbayes.methods.choices import Epochs

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from torchbayes.density.density import LogDensity
-from torchbayes.driver.loop import Begin, steps
-from torchbayes.driver.reader import Reader, density_of
+from torchbayes.driver.loop import Begin, Reader, steps
+from torchbayes.driver.reader import density_of
 from torchbayes.driver.run import MemoryShelf, Shard
 from torchbayes.health.constant import num_targets
 from torchbayes.health.descent import log_likelihoods
