@@ -11,9 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes.driver.means import Means
-from torchbayes.driver.processes import Shard
-from torchbayes.driver.reader import Reader
+from torchbayes.driver.loop import Means, Reader
+from torchbayes.driver.run import Shard
 from torchbayes.model.sources.sources import as_source
 from torchbayes.networks import build
 

@@ -14,6 +14,7 @@ import torchbayes as tb
 from torchbayes.density.density import LogDensity
 from torchbayes.methods.mcmc import nuts
 from torchbayes.methods.mcmc.tree_kernel import Growth, grow
+from torchbayes.methods.sampler import Info
 from torchbayes.native.build import available
 from torchbayes.randomness.seeds import member_seeds
 
@@ -64,7 +65,7 @@ def on(target: tb.Model, *, plan: Any = "auto", dtype: torch.dtype = torch.float
 
 def both(
     method: tb.NUTS, density: LogDensity, state: Any, monkeypatch: pytest.MonkeyPatch
-) -> tuple[tuple[Any, nuts.TreeInfo], tuple[Any, nuts.TreeInfo]]:
+) -> tuple[tuple[Any, Info], tuple[Any, Info]]:
     """An iteration in one call of the kernel, and the same by doublings."""
     fast = method.step(density, state)
     with monkeypatch.context() as slowly:
@@ -72,7 +73,7 @@ def both(
         return fast, method.step(density, state)
 
 
-def assert_same(fast: tuple[Any, nuts.TreeInfo], slow: tuple[Any, nuts.TreeInfo], rtol: float = 1e-8) -> None:
+def assert_same(fast: tuple[Any, Info], slow: tuple[Any, Info], rtol: float = 1e-8) -> None:
     for name in ("weights_MD", "gradient_MD", "log_density_M", "log_likelihood_M"):
         assert_close(getattr(fast[0], name), getattr(slow[0], name), rtol=rtol, atol=rtol)
     seen, expected = fast[1].means(), slow[1].means()

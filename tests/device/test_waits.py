@@ -20,9 +20,8 @@ from tests.laws.test_last_layer_laws import vbll
 from tests.laws.test_method_laws import SMALL
 from tests.laws.test_sampler_laws import SAMPLERS, VARIANTS
 from torchbayes.density import density
-from torchbayes.driver.means import Means
-from torchbayes.driver.processes import Shard
-from torchbayes.driver.reader import Reader
+from torchbayes.driver.loop import Means, Reader
+from torchbayes.driver.run import Shard
 from torchbayes.methods import finite
 from torchbayes.model.sources.sources import as_source
 

@@ -24,7 +24,7 @@ from tests.processes import forked
 
 import torchbayes as tb
 from torchbayes.driver import run as run_module
-from torchbayes.driver.processes import Shard
+from torchbayes.driver.run import Shard
 from torchbayes.methods.sampler import Sampler, retained_steps
 from torchbayes.posteriors.files import read_tensors
 from torchbayes.posteriors.store import DrawFile

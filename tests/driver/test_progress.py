@@ -6,10 +6,9 @@ from tests.laws.cases import model_of, rows_of
 
 import torchbayes as tb
 from torchbayes.driver import progress
-from torchbayes.driver.loop import Epochs
-from torchbayes.driver.means import Means
-from torchbayes.driver.processes import Shard
+from torchbayes.driver.loop import Epochs, Means
 from torchbayes.driver.progress import Event, Lines
+from torchbayes.driver.run import Shard
 
 
 @pytest.fixture

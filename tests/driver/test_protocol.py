@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import torchbayes as tb
 from torchbayes.catalogue.methods import classes
 from torchbayes.diagnostics import mcse_mean
-from torchbayes.driver.reader import Reader
+from torchbayes.driver.loop import Reader
 from torchbayes.methods.protocol import Method, Visit
 from torchbayes.model.sources.sources import as_source
 

@@ -33,9 +33,8 @@ from tests.laws.cases import (
 )
 from torchbayes.driver import run as run_module
 from torchbayes.driver.checkpoint import flatten
-from torchbayes.driver.processes import Shard
-from torchbayes.driver.reader import Reader
-from torchbayes.driver.shelf import MemoryShelf
+from torchbayes.driver.loop import Reader
+from torchbayes.driver.run import MemoryShelf, Shard
 from torchbayes.methods.protocol import Method
 from torchbayes.model.sources.sources import as_source
 from torchbayes.posteriors.files import read_tensors

@@ -16,17 +16,16 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torchbayes as tb
 from torchbayes.driver import progress
-from torchbayes.driver.begin import Begin
+from torchbayes.driver.loop import Begin
 from torchbayes.methods.choices import Epochs
-from torchbayes.methods.optimise import base as descents
+from torchbayes.methods.optimise import descent as descents
 from torchbayes.methods.schedules import Constant
 from torchbayes.model.sources.sources import as_source
 from torchbayes.posteriors.point import Point
 from torchbayes.randomness.seeds import Purpose, generator, member_seeds
 from torchbayes.selection import choose
-from torchbayes.selection.folds import Fold, folds_of
 from torchbayes.selection.length import FACTOR, choose_epochs
-from torchbayes.selection.trials import Chosen, Search, mean_nll
+from torchbayes.selection.trials import Chosen, Fold, Search, folds_of, mean_nll
 
 FEATURES = 4
 SHORT: dict[str, Any] = {"epochs": 40, "optimizer": tb.Adam(0.03)}  # at a rate that is good after a few epochs

@@ -1,8 +1,7 @@
-"""Reading data: what a likelihood needs from the targets, the rows of a run, and the rows of each visit."""
+"""Data before a run: what a likelihood needs from the targets, the rows, and their density."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,7 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.ranks import Ranks
 from torchbayes.driver.checks import check_coupled, check_gradients, warn_if_changing
 from torchbayes.driver.run import recorded
-from torchbayes.methods.protocol import Method, Visit
-from torchbayes.model.batches.batch import Batch
+from torchbayes.methods.protocol import Method
 from torchbayes.model.likelihoods.weighted import asks
 from torchbayes.model.model import Model
 from torchbayes.model.sources.informed import as_recorded, informed_by
@@ -20,43 +18,6 @@ from torchbayes.model.sources.sources import Source, as_source
 from torchbayes.model.subspace import Subspace, having_model
 
 ROWS = 1024  # of a batch where the method has none
-
-
-class Reader:
-    """Reads minibatches of a shuffled stream, whose order is a function of (seed, member, epoch) alone, and sites.
-
-    Consecutive minibatches are read one after the other, others by skipping to their place in the epoch. The rows
-    depend only on the visit.
-    """
-
-    def __init__(self, source: Source, seeds: Sequence[int]) -> None:
-        """Read from a source, for members with these seeds."""
-        self._source, self._seeds = source, seeds
-        self._batches: Iterator[Batch] = iter(())
-        self._next = -1
-
-    def read(self, visit: Visit) -> Batch | None:
-        """Return the rows, every tensor (M, B, ...); None where the density holds them, or the visit has none.
-
-        Raises a ValueError if the source does for a bad batch, or an epoch has fewer batches than the first one.
-        """
-        if visit.kind == "all":
-            return None
-        if visit.kind == "site":
-            return self._source.site(visit.number, len(self._seeds))
-        epoch, place = divmod(visit.number, self._source.steps_per_epoch)
-        if visit.number != self._next or not place:
-            self._batches = self._source.epoch(self._seeds, epoch, place)
-        self._next = visit.number + 1
-        batch = next(self._batches, None)
-        if batch is None:
-            raise ValueError(
-                f"the data gave fewer batches than the {self._source.steps_per_epoch} they gave at first: {place} in "
-                f"epoch {epoch + 1}. Give data that are the same at every pass."
-            )
-        if place == self._source.steps_per_epoch - 1:
-            next(self._batches, None)  # lets the source finish its epoch, such as the workers of a loader
-        return batch
 
 
 def informed(

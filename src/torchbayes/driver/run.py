@@ -1,9 +1,10 @@
-"""The run directory of a fit: configuration, log, checkpoint, posterior.
+"""The run directory of a fit: configuration, log, checkpoint, posterior, and its shelf of draws.
 
     config.json            the run's name, method, settings, seed, layout: written at the start
     log.jsonl              one JSON object per epoch
     checkpoint.safetensors the last complete state, replaced atomically
     posterior.safetensors  the result
+    draws.bin              draws of a sampler
     run.lock               which process is writing; absent if none is
     start                  the run that found the modes, if the method starts at modes and searched for them itself
 
@@ -15,19 +16,29 @@ from __future__ import annotations
 import dataclasses
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
+import torch
+from torch import Tensor
+
 from torchbayes.density.density import LogDensity
+from torchbayes.density.ranks import Ranks, check_equal
 from torchbayes.driver import log
-from torchbayes.driver.checkpoint import about_of, all_finite, check_same_run, load_checkpoint, save_checkpoint
+from torchbayes.driver.checkpoint import (
+    about_of,
+    all_finite,
+    check_same_run,
+    flatten,
+    load_checkpoint,
+    mapped,
+    save_checkpoint,
+)
 from torchbayes.driver.log import History
-from torchbayes.driver.means import Means
-from torchbayes.driver.processes import Shard
-from torchbayes.driver.shelf import Shelf
 from torchbayes.methods.protocol import Method
 from torchbayes.model.description import CONSTANTS, describe_model, fingerprint
 from torchbayes.model.model import Model
@@ -43,13 +54,21 @@ from torchbayes.posteriors.files import (
     write_described,
     write_tensors,
 )
+from torchbayes.posteriors.load import read_draws
 from torchbayes.posteriors.locks import Locked
-from torchbayes.posteriors.posterior import Posterior
+from torchbayes.posteriors.posterior import Posterior, packed
+from torchbayes.posteriors.store import DrawFile
 
 START = "start"
 # Seconds between checkpoints, and their least multiple of the last write's duration, so writing costs at most 2 %.
 _EVERY = 5.0
 _SPARE = 50.0
+_DRAWS = "weights_MSD"  # a posterior's tensor that may stay in the file of draws
+_NONE = "the run ended within its burn-in, before weights were kept. Resume it with more steps."
+
+
+Sums = Callable[[], Mapping[str, Any]]
+"""Returns the sums over an epoch so far."""
 
 
 def describe(settings: Any) -> Any:
@@ -100,6 +119,142 @@ def check_free(directory: Path) -> None:
         raise ValueError(
             f"{directory} already holds a run. Pass resume=True to continue it, or choose another directory."
         )
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A slice of the M axis of the whole fit."""
+
+    members: int
+    ranks: Ranks = field(default_factory=Ranks)
+
+    @property
+    def local(self) -> slice:
+        """Members of this process."""
+        return self.ranks.members(self.members)
+
+    @property
+    def count(self) -> int:
+        """Number of members of this process."""
+        start, stop, step = self.local.indices(self.members)
+        return max(0, -((start - stop) // step))
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Return a tensor (M, ...) of all members from each process's rows of it."""
+        return self.ranks.gather(tensor, self.members)
+
+    def whole(self, state: Any) -> Any:
+        """Return the state of all members, on every process."""
+        return state if self.ranks.chains == 1 else mapped(state, self.gather)
+
+    def agree(self, choice: bool) -> bool:
+        """Return the first process's choice, if the next operation needs all processes."""
+        return choice if self.ranks.chains == 1 else self.ranks.agree(choice)
+
+    def check_equal(self, state: Any) -> None:
+        """Raise a ValueError if processes that share data hold different states."""
+        if self.ranks.data > 1:
+            check_equal(self.ranks, [t for t in flatten(state)[0].values() if t.is_floating_point()])
+
+
+class MemoryShelf:
+    """Draws kept in memory. Where several processes share the members, each of them keeps the draws of all."""
+
+    def __init__(self, shard: Shard) -> None:
+        """Make an empty shelf, for the members of this process."""
+        self._shard = shard
+        self._draws: list[Tensor] = []
+
+    def add(self, weights_MD: Tensor | None) -> None:
+        """Keep a copy of the weights; None is ignored."""
+        if weights_MD is not None:
+            self._draws.append(self._shard.gather(weights_MD.clone()))
+
+    @property
+    def count(self) -> int | None:
+        """Number of draws that a checkpoint can rely on; None, because draws in memory do not outlive the process."""
+        return None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all draws could be kept."""
+        return True
+
+    def sync(self) -> None:
+        """Do nothing, because there is no disk."""
+
+    def weights_MSD(self) -> Tensor:
+        """Return the draws, (M, S, D), a view of memory in the order (S, M, D) in which they were taken."""
+        if not self._draws:
+            raise ValueError(_NONE)
+        return torch.stack(self._draws).transpose(0, 1)
+
+    def packed(self, posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the tensors and the header of the posterior's file."""
+        return packed(posterior)
+
+
+class DiskShelf:
+    """Draws streamed to a run directory by the first process, from which all of them are read."""
+
+    def __init__(self, model: Model, shard: Shard, *, directory: Path, run: str, count: int = 0) -> None:
+        """Continue the draws of a run from the `count` in its checkpoint, or begin.
+
+        Later draws, of a run that was killed, are dropped.
+        """
+        self._model, self._shard, self._directory = model, shard, directory
+        self._file: DrawFile | None = None
+        self._taken = count
+        self._read: Tensor | None = None
+        if shard.ranks.first:
+            like_MD = torch.empty((), dtype=model.network.dtype).expand(shard.members, model.layout.size)
+            self._file = DrawFile.create(directory, like_MD, model.layout.shapes, run=run)
+            self._file.truncate(count)
+
+    def add(self, weights_MD: Tensor | None) -> None:
+        """Write the weights to disk; None is ignored."""
+        if weights_MD is None:
+            return
+        self._taken += 1
+        whole_MD = self._shard.gather(weights_MD)
+        if self._file is not None:
+            self._file.append(whole_MD)
+
+    @property
+    def count(self) -> int | None:
+        """Number of draws of each member on disk; None in processes that do not write."""
+        return None if self._file is None else len(self._file)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all draws could be written."""
+        return self._file is None or len(self._file) >= self._taken
+
+    def sync(self) -> None:
+        """Wait until all draws are physically on disk."""
+        if self._file is not None:
+            self._file.sync()
+
+    def weights_MSD(self) -> Tensor:
+        """Return the draws, (M, S, D), mapped into memory where the model is on a CPU."""
+        self._shard.ranks.wait()
+        if self._read is None:
+            self._read = read_draws(self._directory, self._model)
+        if not self._read.shape[1]:
+            raise ValueError(_NONE)
+        return self._read
+
+    def packed(self, posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the tensors and the header of the posterior's file, which refers to the file of draws next to it."""
+        tensors, header = packed(posterior)
+        if self._read is None or tensors.get(_DRAWS) is not self._read:  # the posterior holds other draws
+            return tensors, header
+        others = {name: tensor for name, tensor in tensors.items() if name != _DRAWS}
+        settings: Mapping[str, Any] = {**header["settings"], "draws": self.count, "beside": True}
+        return others, {**header, "settings": settings}
+
+
+Shelf = MemoryShelf | DiskShelf
 
 
 class Run:
@@ -189,23 +344,23 @@ class Run:
         if path is not None:
             log.append(path, record, self.name)
 
-    def checkpoint(self, state: Any, density: LogDensity, means: Means, *, force: bool = False) -> bool:
+    def checkpoint(self, state: Any, density: LogDensity, sums: Sums, *, force: bool = False) -> bool:
         """Write a checkpoint if the last one is old enough, or if forced; return whether this process has written one.
 
         A state that is not finite never replaces a checkpoint. The plan of `density` is stored, because another plan
-        rounds differently. `means` are sums over the epoch so far, for its line of the log.
+        rounds differently. `sums` returns those over the epoch so far, for its line of the log.
         """
         due = force or time.monotonic() - self._saved > max(_EVERY, _SPARE * self._wrote)
         if self.directory is None or not self.shard.agree(due):
             return False
         began = time.perf_counter()
-        state, sums = self.shard.whole(state), means.sums()
+        state, sums_so_far = self.shard.whole(state), sums()
         path = self._path(CHECKPOINT)
         write = path is not None and all_finite(state)
         if path is not None and write:
             epochs = state.step // self.about["steps_per_epoch"]  # each has a line in the log
             backend = density.plan.backend if density.plan else None
-            extra = {"run": self.name, "plan": backend, "sums": sums, "epochs": epochs}
+            extra = {"run": self.name, "plan": backend, "sums": sums_so_far, "epochs": epochs}
             self.shelf.sync()
             if (count := self.shelf.count) is not None:
                 extra["draws"] = count
@@ -214,7 +369,7 @@ class Run:
         self._wrote = time.perf_counter() - began
         return write
 
-    def rescue(self, error: Exception, state: Any, density: LogDensity, *, means: Means) -> None:
+    def rescue(self, error: Exception, state: Any, density: LogDensity, *, sums: Sums) -> None:
         """Save the last state before an error and say so in its message, unless that state is incomplete.
 
         It is not saved if it is not finite, if the draws up to it could not be written, or if other processes hold
@@ -223,7 +378,7 @@ class Run:
         """
         self.check()
         alone = self.directory is not None and self.shard.ranks.chains == 1
-        if alone and self.shelf.whole and self.checkpoint(state, density, means, force=True):
+        if alone and self.shelf.whole and self.checkpoint(state, density, sums, force=True):
             error.add_note(f"The state after step {state.step}, the last finite one, is in {self.directory}.")
 
     def save(self, posterior: Posterior) -> None:

@@ -18,7 +18,7 @@ from torchbayes.driver.checks import check_continues, check_draws, check_same_de
 from torchbayes.driver.loop import steps
 from torchbayes.driver.progress import Callback, Event, listeners
 from torchbayes.health.chains import diverged, problems
-from torchbayes.methods.mcmc.starts import dispersed
+from torchbayes.methods.faults import dispersed
 from torchbayes.methods.protocol import Chain
 from torchbayes.methods.sgmcmc.restarts import MOST, mended
 from torchbayes.model.parameters import Parameters

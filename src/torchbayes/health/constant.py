@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchbayes.health.ending import first
 from torchbayes.model.batches.batch import Batch, tensors_of
 from torchbayes.model.likelihoods.weighted import num_values, observed
 from torchbayes.model.model import Model
@@ -80,14 +81,12 @@ def learned_nothing(constant: Constant | None, seen_SMB: Tensor, count: float) -
     gain_MB = together_MB - constant.rows_B.to(together_MB.device)
     gain_M = gain_MB.sum(-1) / count
     error_M = gain_MB.std(-1) * math.sqrt(gain_MB.shape[-1]) / count
-    bad = (gain_M + 2 * error_M < max(_NOTHING, 1 / count)).nonzero()[:, 0].tolist()
-    if not bad:
-        return []
     return [
-        f"member {bad[0]} explains the training rows no better than a constant does ("
-        f"{constant.value + float(gain_M[bad[0]]):.4g} against {constant.value:.4g} nats a target), so nothing was "
+        f"member {m} explains the training rows no better than a constant does ("
+        f"{constant.value + float(gain_M[m]):.4g} against {constant.value:.4g} nats a target), so nothing was "
         f"learned of how targets depend on inputs (train longer or at a lower learning rate, or give the data more "
         f"weight than the prior; or the inputs tell nothing)"
+        for m in first(gain_M + 2 * error_M < max(_NOTHING, 1 / count))
     ]
 
 

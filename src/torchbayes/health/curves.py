@@ -18,10 +18,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.health.change import SAME, changes
 from torchbayes.health.constant import constant_log_likelihood, num_targets
 from torchbayes.health.descent import log_likelihoods
-from torchbayes.health.ending import Case
+from torchbayes.health.ending import Case, first
+from torchbayes.health.kept import SAME, changes
 from torchbayes.model.batches.batch import Batch
 from torchbayes.model.sources.sources import Source
 from torchbayes.posteriors.curves.simplex import SimplexPosterior, barycentric, in_complex, spread_evenly
@@ -49,24 +49,19 @@ class _Fall(NamedTuple):
 
 def same_ends(case: Case) -> list[str]:
     """Return the problem of curves that lead nowhere, because both ends are one network, as one clause."""
-    pairs = _alike(case.posterior.points_MPD[:, [0, -1]])
-    if not pairs:
-        return []
     return [
-        f"both ends of curve {pairs[0][0]} are the same network, so that it joins nothing (give `start` two networks "
+        f"both ends of curve {m} are the same network, so that it joins nothing (give `start` two networks "
         f"that were trained from different seeds for each curve)"
+        for m, _, _ in _alike(case.posterior.points_MPD[:, [0, -1]])[:1]
     ]
 
 
 def same_modes(case: Case) -> list[str]:
     """Return the problem of simplexes that connect nothing, because two modes are one network, as one clause."""
-    pairs = _alike(case.posterior.vertices_MPD[:, : case.posterior.modes])
-    if not pairs:
-        return []
-    m, first, second = pairs[0]
     return [
-        f"modes {first} and {second} of complex {m} are the same network, so that it connects nothing (give `start` "
+        f"modes {i} and {j} of complex {m} are the same network, so that it connects nothing (give `start` "
         f"networks that were trained from different seeds)"
+        for m, i, j in _alike(case.posterior.vertices_MPD[:, : case.posterior.modes])[:1]
     ]
 
 
@@ -75,15 +70,12 @@ def collapsed(posterior: SimplexPosterior) -> list[str]:
     modes_MKD, shared_MRD = posterior.vertices_MPD.tensor_split([posterior.modes], dim=1)
     size_MK = modes_MKD.double().norm(dim=-1)
     least_MK = altitudes(grams(modes_MKD, shared_MRD)).amin(-1)
-    flat = (least_MK <= _FLAT * size_MK).nonzero().tolist()
-    if not flat:
-        return []
-    m, k = flat[0]
-    share = float(least_MK[m, k] / size_MK[m, k])
     return [
-        f"simplex {k} of member {m} has collapsed: one of its vertices is only {share:.1g} of the size of the weights "
+        f"simplex {k} of member {m} has collapsed: one of its vertices is only "
+        f"{float(least_MK[m, k] / size_MK[m, k]):.1g} of the size of the weights "
         f"away from the plane of the others, so that its networks are almost one (raise `volume_weight`, or take fewer "
         f"`vertices`)"
+        for m, k in (least_MK <= _FLAT * size_MK).nonzero()[:1].tolist()
     ]
 
 
@@ -99,16 +91,16 @@ def one_function(posterior: SimplexPosterior, source: Source) -> list[str]:
     The outputs at all vertices are compared with those at the first mode, on about 512 training rows.
     """
     vertices_PP = torch.eye(posterior.vertices_MPD.shape[1], dtype=torch.float64)
-    first, rest = vertices_PP[:1].expand_as(vertices_PP[1:]), vertices_PP[1:]
-    share = changes(posterior.at(first), posterior.at(rest), source.some(_ROWS))
-    largest_M = None if share is None else share.unflatten(0, (len(rest), -1)).amax(0)
-    same = [] if largest_M is None else (largest_M <= SAME).nonzero()[:, 0].tolist()
-    if largest_M is None or not same:
+    mode, others = vertices_PP[:1].expand_as(vertices_PP[1:]), vertices_PP[1:]
+    share = changes(posterior.at(mode), posterior.at(others), source.some(_ROWS))
+    largest_M = None if share is None else share.unflatten(0, (len(others), -1)).amax(0)
+    if largest_M is None:
         return []
     return [
-        f"the networks of complex {same[0]} are one function: from one vertex to the others the outputs change by at "
-        f"most {float(largest_M[same[0]]):.1g} standard deviations, so that their average is a single network (raise "
+        f"the networks of complex {m} are one function: from one vertex to the others the outputs change by at "
+        f"most {float(largest_M[m]):.1g} standard deviations, so that their average is a single network (raise "
         f"`volume_weight`, or make random only weights on which the outputs depend)"
+        for m in first(largest_M <= SAME)
     ]
 
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
 
 from torchbayes.health.constant import best_constant, learned_nothing, num_targets, outputs_of
-from torchbayes.health.ending import Case, Ending
+from torchbayes.health.ending import Case, Ending, first, named
 from torchbayes.health.noise import noise_problems
 from torchbayes.health.residuals import unexplained
 from torchbayes.model.batches.batch import Batch
@@ -81,7 +81,7 @@ class Descended(Ending):
         last_M, best = seen_MB.sum(-1) / count, best_constant(model, batches, weights_D)
         constant, centre = -math.inf if best is None else best.value, posterior.centre
         seen = cache(lambda: log_likelihoods(posterior, batches, draws=1 if centre is posterior else _DRAWS))
-        problems += _worthless(last_M.maximum(_together(seen(), count)) if self.together else last_M, constant)
+        problems += _worthless(last_M.maximum(together(seen(), count)) if self.together else last_M, constant)
         problems += _exploded(model, self.weights_MD) + _unscaled(model, batches, weights_D)
         if self.averaged or (centre is not None and centre is not posterior):
             problems += _broken(posterior, batches, last_M=last_M, constant=constant, why=self.why, seen=seen)
@@ -90,7 +90,7 @@ class Descended(Ending):
         return problems or unexplained(posterior, source) or learned_nothing(best, seen(), count)
 
 
-def _together(seen_SMB: Tensor, count: float) -> Tensor:
+def together(seen_SMB: Tensor, count: float) -> Tensor:
     """Return t, the mean log likelihood of a target under the average of the draws of each member."""
     return (seen_SMB.logsumexp(0) - math.log(len(seen_SMB))).sum(-1) / count
 
@@ -131,13 +131,12 @@ def _counts(posterior: Posterior, batches: Sequence[Batch]) -> bool:
 
 
 def _worthless(last_M: Tensor, constant: float) -> list[str]:
-    bad = (last_M < constant - _WORTHLESS).nonzero()[:, 0].tolist()
-    if not bad:
-        return []
+    bad_M = last_M < constant - _WORTHLESS
     return [
-        f"the training rows are less likely under {_named(bad)} than under a constant ({float(last_M[bad[0]]):.4g} "
+        f"the training rows are less likely under {named(bad_M)} than under a constant ({float(last_M[m]):.4g} "
         f"against {constant:.4g} nats a target), so it was trained too little or has diverged (standardise inputs and "
         f"targets, train longer, or lower the learning rate)"
+        for m in first(bad_M)
     ]
 
 
@@ -159,30 +158,27 @@ def _broken(
     problem = _lost("the average", mean_M, last_M, mean_M < last_M - allowed_M, why=why)
     if problem or mean is posterior:
         return problem
-    single_M, together_M = seen().sum(-1).mean(0) / count, _together(seen(), count)
+    single_M, together_M = seen().sum(-1).mean(0) / count, together(seen(), count)
     broken_M = (single_M < last_M - allowed_M) & (together_M < last_M - allowed_M.clamp_max(_WORTHLESS))
     return _lost("draws", single_M, last_M, broken_M, why=why)
 
 
 def _lost(name: str, seen_M: Tensor, last_M: Tensor, broken_M: Tensor, *, why: str) -> list[str]:
     """Return the problem if an average, or draws around it, have lost what the trajectory had learned."""
-    bad = broken_M.nonzero()[:, 0].tolist()
-    if not bad:
-        return []
     return [
-        f"the training rows are far less likely under {name} of {_named(bad)} than at the last weights of its "
-        f"trajectory ({float(seen_M[bad[0]]):.4g} against {float(last_M[bad[0]]):.4g} nats a target), as {why}"
+        f"the training rows are far less likely under {name} of {named(broken_M)} than at the last weights of its "
+        f"trajectory ({float(seen_M[m]):.4g} against {float(last_M[m]):.4g} nats a target), as {why}"
+        for m in first(broken_M)
     ]
 
 
 def _exploded(model: Model, weights_MD: Tensor) -> list[str]:
     size_M = _distances(model.prior, weights_MD)
-    bad = (size_M >= _EXPLODED).nonzero()[:, 0].tolist()
-    if not bad:
-        return []
+    bad_M = size_M >= _EXPLODED
     return [
-        f"the weights of {_named(bad)} have exploded: they are {float(size_M[bad[0]]):.3g} prior standard deviations "
+        f"the weights of {named(bad_M)} have exploded: they are {float(size_M[m]):.3g} prior standard deviations "
         f"from the prior's mean (lower the learning rate)"
+        for m in first(bad_M)
     ]
 
 
@@ -238,8 +234,3 @@ def _size_at_first_layer(model: Model, batch: Batch, weights_D: Tensor) -> float
         tensor = get_unwrapped(tensor)  # the network may call torch.func itself
     real = tensor is not None and tensor.is_floating_point() and tensor.numel()
     return float(tensor.double().square().mean()) ** 0.5 if real else 0.0  # type: ignore[union-attr]
-
-
-def _named(members: Sequence[int]) -> str:
-    more = len(members) - 1
-    return f"member {members[0]}" + (f" (and {more} more)" if more else "")

@@ -7,16 +7,17 @@ network is meant, the best draw does.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from torchbayes.health.constant import best_constant, learned_nothing, num_targets
-from torchbayes.health.descent import Descended, log_likelihoods
-from torchbayes.health.ending import Case, Ending, finite
+from torchbayes.health.descent import Descended, log_likelihoods, together
+from torchbayes.health.ending import Case, Ending, finite, first
 from torchbayes.health.residuals import unexplained
-from torchbayes.model.sources.sources import Source
+from torchbayes.model.batches.batch import Batch
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
 
@@ -43,7 +44,7 @@ class Drawn(Ending):
         chosen_MD = weights_SMD[best_M, torch.arange(members, device=best_M.device)]
         point = Point(posterior.model, chosen_MD, buffers_M=posterior.buffers_M, calibration=posterior.calibration)
         problems = Descended(weights_MD=chosen_MD, buffers=posterior.buffers_M or {}, result=point).look(case)
-        problems = problems or _collapsed(posterior, weights_SMD) or _wide(posterior, source, seen_SMB)
+        problems = problems or _collapsed(posterior, weights_SMD) or _wide(posterior, batches, seen_SMB)
         return problems or unexplained(posterior, source)
 
 
@@ -52,28 +53,23 @@ def _collapsed(posterior: Posterior, weights_SMD: Tensor) -> list[str]:
     stds_D = posterior.model.prior.stds().to(weights_SMD.device)
     scale_D = torch.where(torch.isfinite(stds_D), stds_D, 1.0)
     spread_M = (weights_SMD.std(0).double() / scale_D).square().mean(-1).sqrt()
-    bad = (spread_M < _STILL).nonzero()[:, 0].tolist()
-    if not bad:
-        return []
     return [
-        f"the draws of member {bad[0]} are {float(spread_M[bad[0]]):.2g} prior standard deviations apart: the "
+        f"the draws of member {m} are {float(spread_M[m]):.2g} prior standard deviations apart: the "
         f"distribution has collapsed to a point (raise `kl_weight` or `initial_scale`, or lower the learning rate)"
+        for m in first(spread_M < _STILL)
     ]
 
 
-def _wide(posterior: Posterior, source: Source, seen_SMB: Tensor) -> list[str]:
+def _wide(posterior: Posterior, batches: Sequence[Batch], seen_SMB: Tensor) -> list[str]:
     """Return the problem of draws whose average explains the training rows worse than a constant does."""
-    batches = source.some(_ROWS)
     count = num_targets(posterior.model, batches)
-    together_M = (seen_SMB.logsumexp(0) - math.log(len(seen_SMB))).sum(-1) / count
-    weights_D = posterior.sample(posterior.members)[0]
-    best = best_constant(posterior.model, batches, weights_D)
+    together_M = together(seen_SMB, count)
+    best = best_constant(posterior.model, batches, posterior.sample(posterior.members)[0])
     constant = -math.inf if best is None else best.value
-    bad = (together_M < constant - _WORTHLESS).nonzero()[:, 0].tolist()
-    if not bad:
-        return learned_nothing(best, seen_SMB, count)
-    return [
-        f"the training rows are less likely under the draws of member {bad[0]} together than under a constant "
-        f"({float(together_M[bad[0]]):.4g} against {constant:.4g} nats a target), as they are spread wider than the "
-        f"data bear (lower `kl_weight`, or train longer)"
+    problems = [
+        f"the training rows are less likely under the draws of member {m} together than under a constant "
+        f"({float(together_M[m]):.4g} against {constant:.4g} nats a target), as they are spread wider than the data "
+        f"bear (lower `kl_weight`, or train longer)"
+        for m in first(together_M < constant - _WORTHLESS)
     ]
+    return problems or learned_nothing(best, seen_SMB, count)

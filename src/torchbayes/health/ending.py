@@ -80,6 +80,17 @@ class Ended(Ending):
         return finite(case)
 
 
+def first(bad_M: Tensor) -> list[int]:
+    """Return the number of the first member that is bad, in a list; an empty one if there is none."""
+    return bad_M.nonzero()[:1, 0].tolist()
+
+
+def named(bad_M: Tensor) -> str:
+    """Return the first member that is bad, and how many more there are; there is at least one."""
+    more = int(bad_M.sum()) - 1
+    return f"member {first(bad_M)[0]}" + (f" (and {more} more)" if more else "")
+
+
 def finite(case: Case) -> list[str]:
     """Return a problem if a number of the result is not finite."""
     return not_finite(case.posterior.tensors())

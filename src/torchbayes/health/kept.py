@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from torchbayes.health.change import SAME, changes
-from torchbayes.health.ending import Case
+from torchbayes.health.ending import Case, first
+from torchbayes.model.batches.batch import Batch
 from torchbayes.posteriors.point import Point
 
+SAME = 1e-3  # below this change of outputs, relative to their variation over the rows, networks are one function
 _ROWS = 512
 _SAME = 1e-4  # of the size of the particles; those no farther apart count as one
+
+
+def changes(before: Point, after: Point, batches: Sequence[Batch]) -> Tensor | None:
+    """Return the root mean square change of outputs from M networks to M others, in standard deviations over rows.
+
+    Float64 (M,): 0 where there is no change, infinite where only the variation is 0. Batch-norm statistics of both
+    come from the rows too. None where outputs of batches differ in size, such as those of texts padded batch by
+    batch.
+    """
+    outputs: list[Tensor] = []
+    for networks in (before, after):
+        drawn = networks.calibrated(lambda: (batch.inputs for batch in batches)).functions(networks.members)
+        blocks = [drawn(batch.inputs, chunk_size=batch.size).double().flatten(2) for batch in batches]
+        if len({outputs.shape[2] for outputs in blocks}) > 1:
+            return None
+        outputs.append(torch.cat(blocks, 1))
+    moved_M = (outputs[1] - outputs[0]).square().sum((1, 2))
+    varied_M = (outputs[0] - outputs[0].mean(1, keepdim=True)).square().sum((1, 2))
+    return (moved_M / varied_M).sqrt().where(moved_M != 0, 0.0)
 
 
 def alike(case: Case) -> list[str]:
@@ -24,15 +46,15 @@ def alike(case: Case) -> list[str]:
     if posterior.weights_MSD.shape[1] < 2:
         return []
     options: dict[str, Any] = {"buffers_M": posterior.buffers_M, "statistics_known": posterior.statistics_known}
-    first, last = (Point(posterior.model, posterior.weights_MSD[:, at], **options) for at in (0, -1))
-    share_M = changes(first, last, source.some(_ROWS))
-    same = [] if share_M is None else (share_M <= SAME).nonzero()[:, 0].tolist()
-    if share_M is None or not same:
+    begin, end = (Point(posterior.model, posterior.weights_MSD[:, at], **options) for at in (0, -1))
+    share_M = changes(begin, end, source.some(_ROWS))
+    if share_M is None:
         return []
     return [
-        f"the networks kept of member {same[0]} are one function: from the first to the last of them the outputs "
-        f"change by {float(share_M[same[0]]):.1g} standard deviations, so that their average is a single network "
+        f"the networks kept of member {m} are one function: from the first to the last of them the outputs "
+        f"change by {float(share_M[m]):.1g} standard deviations, so that their average is a single network "
         f"(raise the learning rate of the cycles, or make these longer)"
+        for m in first(share_M <= SAME)
     ]
 
 

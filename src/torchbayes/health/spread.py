@@ -6,7 +6,7 @@ import math
 
 from torch import Tensor
 
-from torchbayes.health.ending import Case
+from torchbayes.health.ending import Case, first
 
 _FACTOR = 1.25
 _SHARE = 0.9  # of all weights
@@ -22,13 +22,11 @@ def unmoved(scale_MD: Tensor, initial: float) -> list[str]:
     if scale_MD.shape[1] < _FEW:
         return []
     share_M = ((scale_MD.log() - math.log(initial)).abs() < math.log(_FACTOR)).double().mean(1)
-    bad = (share_M > _SHARE).nonzero()[:, 0].tolist()
-    if not bad:
-        return []
     return [
-        f"{float(share_M[bad[0]]):.0%} of the weights of member {bad[0]} still have about the standard deviation "
+        f"{float(share_M[m]):.0%} of the weights of member {m} still have about the standard deviation "
         f"{initial:g} that they began with, so that the spread is that of `initial_scale` and not of the data (train "
         f"longer, or raise the learning rate)"
+        for m in first(share_M > _SHARE)
     ]
 
 
@@ -38,10 +36,8 @@ def as_the_prior(case: Case) -> list[str]:
     if "kl" not in columns or not columns["kl"].numel():
         return []
     kl_M = columns["kl"][:, -1] / size
-    bad = (kl_M.abs() < _UNLEARNED).nonzero()[:, 0].tolist()
-    if not bad:
-        return []
     return [
-        f"the posterior of member {bad[0]} is the prior: their divergence is {float(kl_M[bad[0]]):.2g} nats a weight, "
+        f"the posterior of member {m} is the prior: their divergence is {float(kl_M[m]):.2g} nats a weight, "
         f"so nothing was learned (give a narrower prior, under which fewer weights are worth their noise, or more data)"
+        for m in first(kl_M.abs() < _UNLEARNED)
     ]

@@ -10,9 +10,8 @@ its first pass. They are in its state, so a resumed run has the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,46 +20,11 @@ from torch.utils import _pytree as pytree
 from torchbayes.density.density import LogDensity
 from torchbayes.model.batches.batch import rows_of
 from torchbayes.model.model import Batch
-from torchbayes.model.network import Buffers
 from torchbayes.native.process import differentiable
 from torchbayes.randomness.seeds import Purpose, seeded
 
 Ranges = dict[str, Tensor]
 """Lowest and highest values of the inputs, such as "low 0" and "high 0" of their first tensor, (M, ...)."""
-
-
-class Descending(Protocol):
-    """The parts of a trajectory that are needed here."""
-
-    @property
-    def weights_MD(self) -> Tensor:
-        """Weights of the members."""
-        ...
-
-    @property
-    def buffers(self) -> Buffers:
-        """Buffers of the network of each member."""
-        ...
-
-    @property
-    def seeds(self) -> tuple[int, ...]:
-        """Seeds of the members."""
-        ...
-
-    @property
-    def step(self) -> int:
-        """Steps taken."""
-        ...
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Length of a pass."""
-        ...
-
-    @property
-    def ranges(self) -> Mapping[str, Tensor]:
-        """Ranges of the inputs."""
-        ...
 
 
 _State = TypeVar("_State", bound=Any)
@@ -116,7 +80,7 @@ def _measured(now: _State, rows: list[Tensor]) -> _State:
     return replace(now, ranges=ranges)
 
 
-def _slopes(density: LogDensity, now: Descending, batch: Batch, *, places: list[int]) -> list[Tensor]:
+def _slopes(density: LogDensity, now: Any, batch: Batch, *, places: list[int]) -> list[Tensor]:
     """Return ∂ℓ/∂x of every row, for each tensor of the inputs, in training mode and with masks of its own.
 
     Raises ValueError if the outputs do not depend on an input by a derivative.

@@ -3,12 +3,12 @@
 A target may fail at weights where no sampler should be, for example at a matrix without a Cholesky factor, or at
 parameters that a distribution rejects. The density there is taken to be zero. All chains are evaluated in one call.
 After a failure the call is repeated for subsets of the chains, with the others at weights where the density is known,
-until it is clear which of them fail.
+until it is clear which of them fail. Where no start is given, one is sought at which the density can be computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,11 +18,13 @@ from torch import Tensor
 from torchbayes.checks import SettingError
 from torchbayes.density.dynamics import Density, Phase, Value, leapfrog
 from torchbayes.density.ranks import LostRankError
+from torchbayes.randomness.seeds import Purpose, generator
 
 # RuntimeErrors with another cause than the target: memory, devices, unimplemented operations, other processes
 _FATAL = (torch.OutOfMemoryError, torch.AcceleratorError, NotImplementedError, RecursionError, LostRankError)
 _FATAL += (SettingError,)  # a ValueError with another cause
 _COMPILERS = ("torch._dynamo", "torch._inductor")
+RADIUS, ATTEMPTS = 2.0, 100  # of starts, as in Stan
 
 
 class Faults(NamedTuple):
@@ -159,3 +161,32 @@ def _first_to_fail(density: Density, weights_MD: Tensor) -> str:
         except Exception:
             failed.append(chain)
     return f"chain {failed[0]} starts" if 0 < len(failed) < len(weights_MD) else "the chains start"
+
+
+def dispersed(density: Density, size: int, seeds: Sequence[int]) -> Tensor:
+    """Return starts uniform on (−2, 2), float64 (M, D), redrawn where the density is not finite.
+
+    As in Stan (reference manual, "Starts"). Raises ValueError if the density or its gradient is finite at none of 100
+    points.
+    """
+    return torch.stack([_one(density, size, seed, chain) for chain, seed in enumerate(seeds)])
+
+
+def _one(density: Density, size: int, seed: int, chain: int) -> Tensor:
+    """Return the start of one chain; ValueError if there is none."""
+    random, reason = generator(Purpose.DISPERSED, seed), "it is not finite"
+    for _ in range(ATTEMPTS):
+        start_D = RADIUS * (2 * torch.rand(size, dtype=torch.float64, generator=random) - 1)
+        try:
+            value = density(start_D.unsqueeze(0))
+        except Exception as error:
+            if not is_fault(error, density):
+                raise
+            reason = worded(error)
+            continue
+        if torch.isfinite(value.log_density).all() and torch.isfinite(value.gradient).all():
+            return start_D
+    raise ValueError(
+        f"no start for chain {chain}: at {ATTEMPTS} points, uniform on (-{RADIUS:g}, {RADIUS:g}) without constraints, "
+        f"the log density or its gradient could not be computed or is not finite (last: {reason}). Give `start_MD`."
+    )

@@ -14,12 +14,11 @@ from torchbayes.density.dynamics import Density, Value
 from torchbayes.density.plans import BackendName
 from torchbayes.density.precision import refuse_rounding
 from torchbayes.health.chains import Sampled
-from torchbayes.methods.defaults import Defaults
+from torchbayes.methods.defaults import Defaults, means_of
 from torchbayes.methods.faults import Faults, begun
 from torchbayes.methods.keepers import Keeper, Kept, Thinned
 from torchbayes.methods.noise import uniforms
 from torchbayes.methods.protocol import Needs, Shelf, Visit
-from torchbayes.methods.reports import means_of
 from torchbayes.model.network import refuse_by_batch
 from torchbayes.posteriors.draws import Draws
 from torchbayes.randomness.seeds import Purpose
@@ -133,7 +132,7 @@ class Sampler(Kept, Defaults, ABC):
         return step > self.burn_in and (step - self.burn_in) % self.thin == 0
 
 
-def retained_steps(method: Sampler, step: int) -> list[int]:
+def retained_steps(method: Any, step: int) -> list[int]:
     """Return those of the first `step` steps of a chain after which it retains a draw."""
     return [number for number in range(1, step + 1) if method.retains(number)]
 
@@ -151,6 +150,7 @@ class Info:
     divergent_M: Tensor  # 1.0 where the energy error was above 1000 or not finite
     outside_M: Tensor  # 1.0 where it was not finite: a proposal left the support
     faults: Faults  # proposals that were rejected because the density raised an exception
+    saturated_M: Tensor | None = None  # 1.0 where a trajectory of NUTS reached `max_doublings` without turning
 
     def means(self) -> dict[str, Tensor]:
         """Return what is averaged over an epoch, by name, each (M,)."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchbayes.checks import given
-from torchbayes.driver.begin import Begin
+from torchbayes.driver.loop import Begin
 from torchbayes.driver.progress import Callback, search_bar
 from torchbayes.driver.reader import density_of
 from torchbayes.driver.run import recorded
@@ -18,11 +18,10 @@ from torchbayes.methods.protocol import Method
 from torchbayes.model.model import Model
 from torchbayes.model.sources.informed import as_recorded
 from torchbayes.model.sources.sources import Source
-from torchbayes.selection.folds import FEWEST, folds_of, given_rows
 from torchbayes.selection.length import choose_epochs
 from torchbayes.selection.lowered import choose_scale, choose_setting
 from torchbayes.selection.strength import choose_strength
-from torchbayes.selection.trials import Chosen, Search
+from torchbayes.selection.trials import FEWEST, Chosen, Search, folds_of, given_rows
 
 
 def choose(

@@ -13,11 +13,10 @@ from torchbayes.calls import explained
 from torchbayes.checks import as_seed
 from torchbayes.density.ranks import Ranks
 from torchbayes.driver.checks import check_fit, check_shares, check_size, check_validation
-from torchbayes.driver.inference import run_to_end
-from torchbayes.driver.processes import Shard
+from torchbayes.driver.loop import run_to_end
 from torchbayes.driver.progress import Callback
 from torchbayes.driver.reader import density_of, informed, rows_of
-from torchbayes.driver.run import START, Run, check_free, describe_constants, describe_run
+from torchbayes.driver.run import START, Run, Shard, check_free, describe_constants, describe_run
 from torchbayes.health.ending import Case
 from torchbayes.methods.protocol import Method, Result_co
 from torchbayes.model.model import Model

@@ -30,18 +30,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.driver.loop import steps
-from torchbayes.driver.reader import Reader
+from torchbayes.driver.loop import Reader, steps
 from torchbayes.health.constant import num_targets
 from torchbayes.health.descent import log_likelihoods
 from torchbayes.methods.choices import Epochs
 from torchbayes.methods.optimise.learned import most_probable
-from torchbayes.methods.optimise.seeker import seeker
+from torchbayes.methods.optimise.map import seeker
 from torchbayes.methods.protocol import DivergedError, Info, Method
 from torchbayes.methods.schedules import USUAL_EPOCHS, Constant, epochs_of
 from torchbayes.posteriors.point import Point
-from torchbayes.selection.folds import Fold
-from torchbayes.selection.trials import Chosen, Search, nll_of_draws, nll_under
+from torchbayes.selection.trials import Chosen, Fold, Search, having, nll_of_draws, nll_under
 
 FACTOR, _SHORTEST = 2, 4  # fewest epochs: SWAG needs two snapshots in the second half of them
 _ROWS = 10  # for each weight; so few weights interpolate nothing, and a shorter run would only miss the mode
@@ -76,8 +74,7 @@ def _with_best(then: Sequence[Mapping[str, Any]], found: Chosen, search: Search)
     search = replace(search, begin=search.begin.some(slice(1)))
     nlls = []
     for settings in then:
-        method: Any = replace(search.method, **settings)  # type: ignore[type-var]
-        nlls.append(nll_under(search, method, search.folds, score=nll_of_draws))
+        nlls.append(nll_under(search, having(search.method, **settings), search.folds, score=nll_of_draws))
     best = then[nlls.index(min(nlls))]
     tried = [{**settings, "nll": nll} for settings, nll in zip(then, nlls, strict=True)]
     return found._replace(settings={**found.settings, **best}, record={**found.record, "tried": tried})

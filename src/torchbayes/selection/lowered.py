@@ -18,12 +18,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from torchbayes.methods.choices import SCALES, Lowered, PriorScale
-from torchbayes.methods.protocol import Method, name_of_members
+from torchbayes.methods.protocol import name_of_members
 from torchbayes.model.model import having_scale
-from torchbayes.selection.trials import Chosen, Search, mean_nll, nll_under
+from torchbayes.selection.trials import Chosen, Search, having, mean_nll, nll_under
 
 _FOLDS, _EQUAL = 3, 0.02  # folds for a prior's scale, enough to tell its values apart; nats that count as no gain
 
@@ -34,7 +33,7 @@ def choose_setting(choice: Lowered, search: Search) -> Chosen:
     settings = {name_of_members(search.method): 1, **choice.trial}
 
     def nll(value: float) -> float:
-        method = _having(search.method, {**settings, choice.setting: value})
+        method = having(search.method, **{**settings, choice.setting: value})
         return nll_under(search, method, search.folds[: choice.folds], score=mean_nll)
 
     value, nlls = _lowest(choice.values, nll, search)
@@ -49,17 +48,13 @@ def choose_scale(choice: PriorScale, search: Search) -> Chosen:
     if choice.length is not None:
         per_epoch = search.folds[0].rows.steps_per_epoch
         settings["epochs"] = math.ceil(choice.length * search.method.length(per_epoch) / per_epoch)
-    method = _having(search.method, settings)
+    method = having(search.method, **settings)
 
     def nll(scale: float) -> float:
         return nll_under(search, method, search.folds[:_FOLDS], score=mean_nll, model=having_scale(search.model, scale))
 
     scale, nlls = _lowest(SCALES, nll, search)
     return Chosen({}, {"tried": [{"prior_scale": scale, "nll": nll} for scale, nll in nlls.items()]}, scale)
-
-
-def _having(method: Method, settings: Any) -> Any:
-    return replace(method, **settings)  # type: ignore[type-var]
 
 
 def _lowest(values: Sequence[float], nll: Callable[[float], float], search: Search) -> tuple[float, dict[float, float]]:

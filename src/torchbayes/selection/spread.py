@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from torchbayes.density.density import LogDensity
-from torchbayes.methods.optimise.parts import split
+from torchbayes.methods.optimise.sam import split
 from torchbayes.model.network import Buffers
 from torchbayes.model.sources.sources import Source
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from torchbayes.driver.begin import Begin
+from torchbayes.driver.loop import Begin
 from torchbayes.driver.progress import Callback
 from torchbayes.driver.reader import ROWS, density_of
 from torchbayes.driver.run import START, recorded
@@ -26,6 +25,7 @@ from torchbayes.posteriors.start import centred, number_of_starts, start_of
 from torchbayes.randomness.seeds import member_seeds
 from torchbayes.selection.choose import choose
 from torchbayes.selection.spread import borne
+from torchbayes.selection.trials import having
 
 Start = nn.Module | Posterior | Tensor | None
 
@@ -58,7 +58,7 @@ def of_length(method: Method, steps: int | None) -> Method:
             f"`steps` is for samplers, whose chains can go on; got {steps} for {type(method).__name__}, whose schedule "
             f"belongs to its epochs. Set those, or start a new run at its weights with `start=`."
         )
-    return _having(method, steps=steps)
+    return having(method, steps=steps)
 
 
 def with_members_of(method: Method, start: nn.Module | Posterior | Tensor) -> Method:
@@ -72,7 +72,7 @@ def with_members_of(method: Method, start: nn.Module | Posterior | Tensor) -> Me
             f"{type(method).__name__} begins at {modes} networks for each member, so `start` must hold a multiple of "
             f"{modes}; got {count}. Pass a deep ensemble, or weights of one network per row."
         )
-    return _having(method, **{name_of_members(method): count // modes})
+    return having(method, **{name_of_members(method): count // modes})
 
 
 def modes_to_seek(
@@ -105,14 +105,9 @@ def modes_to_seek(
     mode = chosen.get("mode", {})
     if folder is not None and (run := recorded(folder)) is not None:  # a repeated search may round differently
         mode = {name: run[1]["method"].get(name, value) for name, value in mode.items()}
-    seeker = _having(seeker, **mode, members=len(seeds))
+    seeker = having(seeker, **mode, members=len(seeds))
     if (learned := chosen.get("learned")) is None:
         return method, seeker, None, entry
     weights_MD = begin.with_learned(learned).weights_MD
     weights_MD = weights_MD if space is None else space.lift(weights_MD)
     return method, seeker, Point(model, weights_MD, buffers_M=begin.buffers or None, statistics_known=True), entry
-
-
-def _having(method: Any, **settings: Any) -> Any:
-    """Return the method with other settings."""
-    return replace(method, **settings)

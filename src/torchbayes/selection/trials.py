@@ -1,4 +1,4 @@
-"""Trial runs of a method on rows without the held-out ones, and how well those are predicted."""
+"""Rows that are held out to choose settings, trial runs of a method without them, and how well they are predicted."""
 
 from __future__ import annotations
 
@@ -7,24 +7,72 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import torch
+
 from torchbayes.density.density import LogDensity
-from torchbayes.driver.begin import Begin
-from torchbayes.driver.loop import steps
-from torchbayes.driver.processes import Shard
-from torchbayes.driver.reader import Reader, density_of
-from torchbayes.driver.shelf import MemoryShelf
+from torchbayes.driver.loop import Begin, Reader, steps
+from torchbayes.driver.reader import density_of
+from torchbayes.driver.run import MemoryShelf, Shard
 from torchbayes.health.constant import num_targets
 from torchbayes.health.descent import log_likelihoods
 from torchbayes.methods.protocol import DivergedError, Method
 from torchbayes.model.batches.batch import Batch
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import Model
+from torchbayes.model.sources.sources import Source, as_source
 from torchbayes.posteriors.posterior import Posterior, on_trial
 from torchbayes.predictive.predict import predict
-from torchbayes.selection.folds import Fold
+from torchbayes.randomness.seeds import Purpose, generator
 
+FEWEST = 20  # with fewer rows, none are held out unless asked for
+# Held-out rows by default; rows that all folds together should have; most folds.
+_HELD_OUT, _ENOUGH, _FOLDS = 50, 500, 5
 _DRAWS = 16  # most draws of a posterior
 _ROWS = 500  # rows of each fold that are predicted, in whole batches
+
+
+class Fold(NamedTuple):
+    """Training rows, and rows that are held out of them."""
+
+    rows: Source  # to train on
+    held_out: Sequence[Batch]  # the others, in batches
+
+    @property
+    def size(self) -> int:
+        """Number of rows that are held out."""
+        return sum(batch.size for batch in self.held_out)
+
+
+def folds_of(model: Model, source: Source, validation: float | Any, *, seed: int) -> list[Fold]:
+    """Return training rows with those that are held out; none if rows cannot be told apart.
+
+    A ValueError if a share was asked for of rows that cannot be told apart, or it leaves none.
+    """
+    if validation is not None and not isinstance(validation, float):
+        own_rows = given_rows(model, validation)
+        own_rows.check(training=True)
+        return [Fold(source, own_rows.some(own_rows.num_data))]
+    count = source.num_data
+    size = round(count * validation) if validation else min(max(count // 10, _HELD_OUT), count // 5)
+    if not 0 < size < count:
+        raise ValueError(f"`validation` {validation} of {count} rows holds out {size} of them. Give another share.")
+    order = torch.randperm(count, generator=generator(Purpose.HELD_OUT, seed))
+    folds = []
+    for number in range(min(_FOLDS, count // size, -(-_ENOUGH // size))):
+        out = torch.zeros(count, dtype=torch.bool)
+        out[order[number * size : (number + 1) * size]] = True
+        training, held_out = (source.kept(where.nonzero()[:, 0]) for where in (~out, out))
+        if training is None or held_out is None:
+            if validation is None:
+                return []
+            raise ValueError("a share of ready-made batches cannot be held out. Give `validation` data of its own.")
+        folds.append(Fold(training, held_out.some(size)))
+    return folds
+
+
+def given_rows(model: Model, validation: Any) -> Source:
+    """Return the rows of data that are given to choose settings."""
+    return as_source(model, validation, _HELD_OUT)
 
 
 class Chosen(NamedTuple):
@@ -55,8 +103,7 @@ class Search:
 
     def having(self, found: Chosen) -> Search:
         """Return the search with these choices made."""
-        method: Any = replace(self.method, **found.settings)  # type: ignore[type-var]
-        return replace(self, method=method, begin=self.begin.with_learned(found.learned))
+        return replace(self, method=having(self.method, **found.settings), begin=self.begin.with_learned(found.learned))
 
     def density(self, method: Method, model: Model | None = None) -> LogDensity:
         """Return the target of rows that are not held out.
@@ -67,6 +114,11 @@ class Search:
         if kind not in self._densities:
             self._densities[kind] = density_of(model or self.model, self.folds[0].rows, method)
         return self._densities[kind]
+
+
+def having(method: Any, **settings: Any) -> Any:
+    """Return a method with other settings."""
+    return replace(method, **settings)
 
 
 def trial(

@@ -14,8 +14,8 @@ from tests.oracles import assert_close
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes.health.change import changes
 from torchbayes.health.curves import worse_inside
+from torchbayes.health.kept import changes
 from torchbayes.methods.curves.simplex import Simplex
 from torchbayes.methods.noise import Purpose, uniforms
 from torchbayes.model.sources.sources import as_source

@@ -15,9 +15,9 @@ import torchbayes as tb
 from torchbayes.driver.checks import ChangingDataWarning
 from torchbayes.driver.progress import summary
 from torchbayes.evidence import linear_gaussian_evidence
+from torchbayes.health.mode import AWAY, off_mode
 from torchbayes.linalg import Dense, Diagonal
 from torchbayes.linalg.dropped import rest_diagonal
-from torchbayes.methods.laplace.mode import AWAY, off_mode
 from torchbayes.model.priors.joint import Joint
 
 X, TEST = normal(40, 3), normal(6, 3, seed=9)

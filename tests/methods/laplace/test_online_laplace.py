@@ -18,12 +18,11 @@ from torch import nn
 
 import torchbayes as tb
 from torchbayes.density.density import LogDensity
-from torchbayes.driver.begin import Begin
 from torchbayes.driver.checkpoint import flatten, restore
+from torchbayes.driver.loop import Begin
 from torchbayes.methods.choices import FACTORS
 from torchbayes.model.sources.sources import as_source
-from torchbayes.selection.folds import Fold
-from torchbayes.selection.trials import trial
+from torchbayes.selection.trials import Fold, trial
 
 X = normal(40, 3)
 Y = X @ torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64) + 0.3 + 0.7 * normal(40, seed=1)

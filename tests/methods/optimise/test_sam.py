@@ -15,8 +15,7 @@ import torchbayes as tb
 from torchbayes.cli import main
 from torchbayes.density.dynamics import Value
 from torchbayes.methods.optimise.descent import descend, start
-from torchbayes.methods.optimise.parts import split
-from torchbayes.methods.optimise.sam import risen
+from torchbayes.methods.optimise.sam import risen, split
 from torchbayes.selection import length
 
 ROWS = tb.Batch(torch.zeros(1, 4, 1), torch.zeros(1, 4, 1))

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from torchbayes.driver.progress import Callback
+from torchbayes.health.mode import AWAY
 from torchbayes.methods.laplace.laplace import Laplace
-from torchbayes.methods.laplace.mode import AWAY
 from torchbayes.methods.laplace.tuning import Groups, tune
 from torchbayes.methods.optimise.map import MAP
 from torchbayes.model import Model

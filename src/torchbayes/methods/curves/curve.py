@@ -25,8 +25,7 @@ from torchbayes.health.curves import barriers, same_ends
 from torchbayes.methods.curves.base import Between, Joining
 from torchbayes.methods.keepers import Following
 from torchbayes.methods.noise import uniforms
-from torchbayes.methods.optimise.base import Descent
-from torchbayes.methods.optimise.descent import Trajectory
+from torchbayes.methods.optimise.descent import Descent, Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.protocol import Shelf

@@ -32,8 +32,7 @@ from torchbayes.health.curves import inside, same_modes
 from torchbayes.methods.curves.base import Between, Joining
 from torchbayes.methods.keepers import Following
 from torchbayes.methods.noise import normals, uniforms
-from torchbayes.methods.optimise.base import Descent
-from torchbayes.methods.optimise.descent import Trajectory
+from torchbayes.methods.optimise.descent import Descent, Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.protocol import Shelf

@@ -33,11 +33,10 @@ from torchbayes.health.ending import Case, finite
 from torchbayes.health.residuals import explained
 from torchbayes.linalg import Diagonal
 from torchbayes.linalg.structure import is_diagonal
-from torchbayes.methods.defaults import Defaults
+from torchbayes.methods.defaults import Defaults, Report
 from torchbayes.methods.ep.gammas import as_log_scales, noise_before
 from torchbayes.methods.keepers import Kept
 from torchbayes.methods.protocol import DivergedError, Needs, Shelf, Visit
-from torchbayes.methods.reports import Report
 from torchbayes.model.likelihoods.protocol import own
 from torchbayes.model.likelihoods.weighted import Weighted
 from torchbayes.model.model import Batch, Model

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -76,6 +76,12 @@ class CurvatureSettings:
                 f"structure='dense', or curvature='ggn'."
             )
         _ = self.sums  # checks its own settings
+
+    @classmethod
+    def of(cls, method: Any, **more: Any) -> CurvatureSettings:
+        """Return the settings of a method's passes: its own of the same names, or `more` in their place."""
+        names = {f.name for f in fields(cls)} & {f.name for f in fields(method)} - more.keys()
+        return cls(**{name: getattr(method, name) for name in names}, **more)
 
     @property
     def sums(self) -> Sums:

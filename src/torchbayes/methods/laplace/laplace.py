@@ -20,8 +20,9 @@ from torch import Tensor
 
 from torchbayes.curvature.collect import units
 from torchbayes.density.density import LogDensity
+from torchbayes.health.mode import off_mode
 from torchbayes.methods.choices import Choice, Epochs, Strength
-from torchbayes.methods.defaults import Defaults
+from torchbayes.methods.defaults import Defaults, Report
 from torchbayes.methods.finite import writable
 from torchbayes.methods.keepers import Kept
 from torchbayes.methods.laplace import curvature_pass
@@ -32,11 +33,9 @@ from torchbayes.methods.laplace.curvature_pass import (
     Sharing,
     StructureName,
 )
-from torchbayes.methods.laplace.mode import off_mode
 from torchbayes.methods.laplace.tuning import tune
-from torchbayes.methods.optimise.seeker import seeker
+from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.protocol import Needs, Onward, Shelf, Visit
-from torchbayes.methods.reports import Report
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import correlated
@@ -107,22 +106,12 @@ class Laplace(Kept, Defaults):
     @property
     def curvature_settings(self) -> CurvatureSettings:
         """What is added up."""
-        return CurvatureSettings(
-            self.structure,
-            self.curvature,
-            self.samples,
-            self.sharing,
-            self.joint_bias,
-            self.rank,
-            self.passes,
-            self.chunk,
-            self.check_mode,
-        )
+        return CurvatureSettings.of(self)
 
     @property
     def needs(self) -> Needs:
         """Modes, and passes over the same rows at them."""
-        return Needs(batch_size=self.batch_size, start=seeker(), fixed_rows=True)
+        return Needs(batch_size=self.batch_size, start=MAP(), fixed_rows=True)
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -131,8 +120,8 @@ class Laplace(Kept, Defaults):
         The evidence needs a mode. Without it, weights that are no mode are expected, and not reported.
         """
         if self.noise or self.prior in {"layer", "weight"}:
-            return (Epochs(seeker(), settings=(), mode=True),)
-        length = Epochs(seeker(), settings=(), known={"check_mode": False}, mode=True)
+            return (Epochs(MAP(), settings=(), mode=True),)
+        length = Epochs(MAP(), settings=(), known={"check_mode": False}, mode=True)
         return (length, Strength("prior", {"prior": "model"})) if self.prior == "scalar" else (length,)
 
     @property

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,9 +27,10 @@ from torch import Tensor
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.health.ending import Ended
+from torchbayes.health.mode import off_mode
 from torchbayes.health.residuals import unexplained
 from torchbayes.methods.choices import Choice, Epochs, Strength
-from torchbayes.methods.defaults import Defaults
+from torchbayes.methods.defaults import Defaults, Report
 from torchbayes.methods.finite import writable
 from torchbayes.methods.keepers import Kept
 from torchbayes.methods.laplace import curvature_pass
@@ -40,14 +41,12 @@ from torchbayes.methods.laplace.curvature_pass import (
     Sharing,
     StructureName,
 )
-from torchbayes.methods.laplace.mode import off_mode
 from torchbayes.methods.laplace.tuning import tune
 from torchbayes.methods.optimise import descent
 from torchbayes.methods.optimise.descent import Trajectory
+from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
-from torchbayes.methods.optimise.seeker import seeker
 from torchbayes.methods.protocol import Needs, Shelf, Visit
-from torchbayes.methods.reports import Report
 from torchbayes.methods.schedules import Cosine, Schedule, epochs_of
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
@@ -158,7 +157,12 @@ class OnlineLaplace(Kept, Defaults):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = _curvature_settings(self)
+        _ = self.curvature_settings
+
+    @property
+    def curvature_settings(self) -> CurvatureSettings:
+        """What a pass adds up."""
+        return CurvatureSettings.of(self, check_mode=True, exact=self.noise, most_outputs=_MOST_OUTPUTS)
 
     @property
     def needs(self) -> Needs:
@@ -172,7 +176,7 @@ class OnlineLaplace(Kept, Defaults):
         Both the epochs that suit training under the model's own prior, and those set or usual, are tried, because
         longer training may be better under a prior that the evidence chooses.
         """
-        training = seeker(epochs=self.epochs_of_descent, optimizer=self.optimizer, plan=self.plan)
+        training = MAP(epochs=self.epochs_of_descent, optimizer=self.optimizer, plan=self.plan)
         length = Epochs(training, settings=("epochs_of_descent",), known={"check_mode": False})
         beside = ({"epochs_of_descent": self.epochs_of_descent},)
         return length, Strength("factor", {}, beside, open=length.open)
@@ -181,7 +185,7 @@ class OnlineLaplace(Kept, Defaults):
         """Return for every epoch of the run whether it trains; the others are passes for the curvature."""
         epochs = epochs_of(self.epochs_of_descent, steps_per_epoch)
         every = self.every or max(5, epochs // 20)
-        return _order(epochs, round(self.burn_in * epochs), every, _curvature_settings(self).sums.passes)
+        return _order(epochs, round(self.burn_in * epochs), every, self.curvature_settings.sums.passes)
 
     @property
     def epochs(self) -> int | None:
@@ -204,7 +208,7 @@ class OnlineLaplace(Kept, Defaults):
             raise ValueError("the online evidence changes the precision of a normal prior. Use priors.Normal.")
         settings = {"optimizer": self.optimizer, "epochs": self.epochs_of_descent, "steps_per_epoch": steps_per_epoch}
         trajectory = descent.start(weights_MD, buffers, seeds, **settings)
-        curvature_pass.check_held(_curvature_settings(self), weights_MD)
+        curvature_pass.check_held(self.curvature_settings, weights_MD)
         current_pass = curvature_pass.begin(weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
         noise_M = torch.ones(len(weights_MD), dtype=torch.float64, device=weights_MD.device)
         return State(trajectory, current_pass, torch.ones_like(weights_MD), noise_M, 0)
@@ -221,9 +225,9 @@ class OnlineLaplace(Kept, Defaults):
         else:
             begins = position == 0 and order[epoch - 1]
             current_pass = _begun(state) if begins else writable(state.last_pass, donate=donate)
-            current_pass, nll_M = curvature_pass.add(_curvature_settings(self), density, current_pass, batch=batch)
+            current_pass, nll_M = curvature_pass.add(self.curvature_settings, density, current_pass, batch=batch)
             now, lr = replace(state, last_pass=current_pass, step=state.step + 1), 0.0
-            if current_pass.step == _curvature_settings(self).sums.passes * current_pass.steps_per_epoch:
+            if current_pass.step == self.curvature_settings.sums.passes * current_pass.steps_per_epoch:
                 tuned = _tuned(self, density, current_pass)
                 noise_M = torch.full_like(state.noise_M, tuned.noise_scale)
                 now = replace(now, strength_MD=tuned.strength_D.unsqueeze(0), noise_M=noise_M)
@@ -243,13 +247,6 @@ class OnlineLaplace(Kept, Defaults):
     def ending(self, posterior: LaplacePosterior, state: State) -> Ended:
         mean = Point(posterior.model, posterior.mean_MD, buffers_M=posterior.buffers_M, statistics_known=True)
         return Ended(then=[lambda case: unexplained(mean, case.source)])
-
-
-def _curvature_settings(method: OnlineLaplace) -> CurvatureSettings:
-    """Return the settings of a pass."""
-    options: dict[str, Any] = {name: getattr(method, name) for name in ("samples", "sharing", "joint_bias", "chunk")}
-    options |= {"exact": method.noise, "most_outputs": _MOST_OUTPUTS}
-    return CurvatureSettings(method.structure, method.curvature, **options)
 
 
 def _descend(
@@ -272,7 +269,7 @@ def _begun(state: State) -> CurvaturePass:
 
 def _tuned(method: OnlineLaplace, density: LogDensity, current_pass: CurvaturePass) -> LaplacePosterior:
     return tune(
-        curvature_pass.finish(_curvature_settings(method), density, current_pass),
+        curvature_pass.finish(method.curvature_settings, density, current_pass),
         prior=method.prior,
         noise=method.noise,
     )

@@ -31,9 +31,9 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Density
 from torchbayes.methods.faults import Faults, evaluated
 from torchbayes.methods.mcmc.mass import known_prior
-from torchbayes.methods.mcmc.slice_kernel import Ellipses, slice_along
+from torchbayes.methods.mcmc.slice_kernel import slice_along
 from torchbayes.methods.noise import normals, uniforms
-from torchbayes.methods.sampler import Info, Sampler, begin
+from torchbayes.methods.sampler import Info, Sampler, begin, choose
 from torchbayes.model.model import Model
 from torchbayes.model.priors import Normal
 from torchbayes.model.priors.joint import Joint, like
@@ -84,10 +84,8 @@ class EllipticalSlice(Sampler):
 
     def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
         ellipse = _Ellipse.of(self, density, state.weights_MD)
-        second_MD, (height_M, interval) = ellipse.drawn(state), _first(state)
-        return _at_once(density, state, ellipse, second_MD, height_M, interval) or _in_turn(
-            density, state, ellipse, second_MD, height_M, interval
-        )
+        of_step = density, state, ellipse, ellipse.drawn(state), *_first(state)
+        return _at_once(*of_step) or _in_turn(*of_step)
 
 
 @dataclass(frozen=True)
@@ -189,7 +187,8 @@ def _at_once(
     """Return every chain one step on by a call of the kernel; None if it does not have this target."""
     if ellipse.factor is None or not isinstance(density, LogDensity):
         return None
-    ellipses = Ellipses(
+    landed = slice_along(
+        density,
         state.weights_MD,
         second_MD,
         location_D=ellipse.loc_D,
@@ -198,14 +197,12 @@ def _at_once(
         shares_MU=_shares(state),
         factor=ellipse.factor,
     )
-    landed = slice_along(density, ellipses)
     if landed is None:
         return None
     accepted_M, level_M = landed.found_M, ellipse.factor * landed.log_likelihood_M
     new_values = (landed.log_density_M, landed.log_likelihood_M, level_M)
-    moved = {
-        name: torch.where(accepted_M, t, getattr(state, name)) for name, t in zip(_PLACE[1:], new_values, strict=True)
-    }
+    named_values = zip(_PLACE[1:], new_values, strict=True)
+    moved = {name: torch.where(accepted_M, value_M, getattr(state, name)) for name, value_M in named_values}
     new = replace(state, weights_MD=landed.weights_MD, **moved, step=state.step + 1)
     moved_M, outside_M = accepted_M.double(), (landed.failures_M > 0).double()
     statistics = (moved_M, landed.angle_M.abs() * moved_M, landed.evaluations_M.double(), torch.zeros_like(moved_M))
@@ -217,7 +214,8 @@ def _in_turn(
     density: Density, state: State, ellipse: _Ellipse, second_MD: Tensor, height_M: Tensor, interval: _Interval
 ) -> tuple[State, Info]:
     """Return every chain one step on, by one evaluation after the other of all chains that still search."""
-    new, faults = _copied(state), Faults.none(state.weights_MD)
+    copies = {name: getattr(state, name).clone() for name in _PLACE}
+    new, faults = replace(state, **copies, step=state.step + 1), Faults.none(state.weights_MD)
     evaluations_M, outside_M = torch.zeros(2, len(state.seeds), dtype=torch.float64)
     searching_R = torch.arange(len(state.seeds))
     for share_M in _shares(state).unbind(1):
@@ -233,7 +231,9 @@ def _in_turn(
             _move(new, rows_R, above_R, (there_RD, value.log_density, value.log_likelihood, level_R))
         evaluations_M[searching_R] += 1
         outside_M[searching_R[~inside_R]] = 1.0
-        faults = _joined(faults, raised, rows_R) if raised.first else faults
+        if raised.first:
+            faults.raised_M[rows_R] |= raised.raised_M
+            faults = faults._replace(first=faults.first or raised.first)
         searching_R = searching_R[~accepted_R]
         if not len(searching_R):
             break
@@ -243,20 +243,7 @@ def _in_turn(
     return new, Info(new.log_density_M, new.log_likelihood_M, None, *statistics, faults)
 
 
-def _copied(state: State) -> State:
-    """Return the state of the next step, with all chains where they are."""
-    return replace(state, **{name: getattr(state, name).clone() for name in _PLACE}, step=state.step + 1)
-
-
 def _move(new: State, on: Tensor, above_R: Tensor, found: Sequence[Tensor]) -> None:
     """Move those of some chains whose new point is above their height there, in place."""
     for values, new_values in zip((getattr(new, name) for name in _PLACE), found, strict=True):
-        above = above_R.view(-1, *[1] * (values.ndim - 1))
-        values.index_copy_(0, on, torch.where(above, new_values.to(values), values[on]))
-
-
-def _joined(faults: Faults, raised: Faults, rows: Tensor) -> Faults:
-    """Return the faults of a step, with those of some chains added."""
-    return Faults(
-        faults.raised_M.index_put((rows,), faults.raised_M[rows] | raised.raised_M), faults.first or raised.first
-    )
+        values.index_copy_(0, on, choose(above_R, new_values.to(values), values[on]))

@@ -13,7 +13,7 @@ from torchbayes.density.dynamics import Density, Value, whitened
 from torchbayes.methods.faults import travelled
 from torchbayes.methods.mcmc import mass
 from torchbayes.methods.mcmc.adaptation import RunningCovariance, RunningVariance, StepSize
-from torchbayes.methods.mcmc.mass import Adapting, first_mass, first_spread
+from torchbayes.methods.mcmc.mass import Learning, first_mass, first_spread
 from torchbayes.methods.noise import normals
 from torchbayes.methods.sampler import begin
 from torchbayes.randomness.seeds import Purpose
@@ -36,7 +36,7 @@ class State:
 
 
 def start(
-    method: Adapting, density: Density, weights_MD: Tensor, *, seeds: Sequence[int], length: float = 0.0
+    method: Learning, density: Density, weights_MD: Tensor, *, seeds: Sequence[int], length: float = 0.0
 ) -> State:
     """Return the state before the first iteration; a step size that is not given is found by halving and doubling.
 
@@ -87,7 +87,7 @@ def filled(length_M: Tensor, largest_M: Tensor, bound: int) -> tuple[Tensor, Ten
     return torch.minimum(length_M / steps_M, largest_M), steps_M.long()
 
 
-def learned(method: Adapting, density: Density, state: State, *, acceptance_M: Tensor) -> State:
+def learned(method: Learning, density: Density, state: State, *, acceptance_M: Tensor) -> State:
     """Return the state after adaptation in burn-in: see `mass.learned`.
 
     Steps longer than a trajectory of given length act like one of its length. The bound on them is twice the length,

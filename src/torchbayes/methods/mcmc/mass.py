@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -32,37 +32,14 @@ Mass = Literal["unit", "prior", "diagonal", "layer", "dense"]
 LARGEST_DENSE: Final = 2000  # most weights for which a dense mass is estimated
 
 
-class Adapting(Protocol):
-    """Settings that samplers with a step size and a mass share."""
-
-    @property
-    def burn_in(self) -> int:
-        """Steps that adapt."""
-        ...
-
-    @property
-    def step_size(self) -> float | None:
-        """ε; None adapts it."""
-        ...
-
-    @property
-    def mass(self) -> Mass:
-        """Unit, from the prior, or adapted."""
-        ...
-
-    @property
-    def target_acceptance(self) -> float:
-        """δ of the adaptation."""
-        ...
-
-
 class Learning:
-    """Base, beside `Sampler`, of samplers whose mass may be learned in burn-in."""
+    """Base, beside `Sampler`, of samplers with a step size and a mass that may be learned in burn-in."""
 
     steps: int
     burn_in: int
+    step_size: float | None  # ε; None adapts it
     mass: Mass
-    step_size: float | None
+    target_acceptance: float  # δ of the adaptation
 
     def __post_init__(self) -> None:
         super().__post_init__()  # type: ignore[misc]  # of `Sampler`
@@ -79,7 +56,7 @@ class Learning:
         return Sampled(burn_in=self.burn_in, said=(problem,) if short else ())
 
 
-def first_mass(method: Adapting, density: Density, weights_MD: Tensor) -> Tensor:
+def first_mass(method: Learning, density: Density, weights_MD: Tensor) -> Tensor:
     """Return M⁻¹ before anything is learned: its diagonal (M, D), or Cholesky factors (M, D, D), see `velocity`.
 
     Raises ValueError if mass="prior" and the prior's spread is not known, or mass="layer" and there are no layers, or
@@ -88,7 +65,13 @@ def first_mass(method: Adapting, density: Density, weights_MD: Tensor) -> Tensor
     if method.mass == "layer" and not hasattr(density, "model"):
         raise ValueError("`mass='layer'` needs a network, whose tensors are the layers. Choose mass='diagonal'.")
     if method.mass == "dense":
-        _check_size(weights_MD)
+        chains, size = weights_MD.shape
+        if size > LARGEST_DENSE:
+            memory = 2 * chains * size**2 * weights_MD.element_size() / 1e9
+            raise ValueError(
+                f"`mass='dense'` takes at most {LARGEST_DENSE:,} weights; got {size:,}, for which the two matrices of "
+                f"each of {chains} chains would take {memory:,.1f} GB. Choose mass='diagonal'."
+            )
         return torch.diag_embed(torch.ones_like(weights_MD))
     if method.mass == "prior":
         stds_D = known_prior(density, "`mass='prior'`", advice="Choose another mass.")
@@ -96,20 +79,9 @@ def first_mass(method: Adapting, density: Density, weights_MD: Tensor) -> Tensor
     return torch.ones_like(weights_MD)
 
 
-def first_spread(method: Adapting, weights_MD: Tensor) -> RunningVariance | RunningCovariance:
+def first_spread(method: Learning, weights_MD: Tensor) -> RunningVariance | RunningCovariance:
     """Return the estimate of variances or covariances before any weights are seen."""
     return (RunningCovariance if method.mass == "dense" else RunningVariance).empty(weights_MD)
-
-
-def _check_size(weights_MD: Tensor) -> None:
-    """Raise ValueError if a dense mass of the chains is too large."""
-    chains, size = weights_MD.shape
-    if size > LARGEST_DENSE:
-        memory = 2 * chains * size**2 * weights_MD.element_size() / 1e9
-        raise ValueError(
-            f"`mass='dense'` takes at most {LARGEST_DENSE:,} weights; got {size:,}, for which the two matrices of each "
-            f"of {chains} chains would take {memory:,.1f} GB. Choose mass='diagonal'."
-        )
 
 
 def known_prior(density: Density, what: str, *, advice: str) -> Tensor:
@@ -126,7 +98,7 @@ def known_prior(density: Density, what: str, *, advice: str) -> Tensor:
 
 
 def learned(
-    method: Adapting,
+    method: Learning,
     density: Density,
     state: Any,
     *,
@@ -157,7 +129,7 @@ def learned(
     return replace(state, step_size=step_size)
 
 
-def _renewed(method: Adapting, density: Density, state: Any, least: int) -> Any:
+def _renewed(method: Learning, density: Density, state: Any, least: int) -> Any:
     """Return the state with the mass of the window that ends here, and a new window."""
     layers: Any = density.model.layout.slices.values() if method.mass == "layer" else ()  # type: ignore[attr-defined]
     estimate_MD = state.spread.inverse_mass(tuple(layers), least=least)

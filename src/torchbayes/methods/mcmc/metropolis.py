@@ -17,9 +17,10 @@ mass of HMC, in windows of burn-in, and fixed from then on, so that the draws ha
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -55,12 +56,13 @@ class State:
 
 
 @dataclass(frozen=True)
-class RandomWalk(Learning, Sampler):
-    """Random-walk Metropolis.
+class Metropolis(Learning, ABC):
+    """Settings and steps of both samplers; a base beside `Sampler`.
 
     Attributes:
         step_size: ε, in units of the weights (of √mass times weights where the mass is not unit); None adapts it
-            during burn-in, from 2.38/√D, and again from there with each new mass.
+            during burn-in, from 2.38/√D for a random walk and 1.65/D^(1/6) for MALA, and again from there with each
+            new mass.
         mass: C⁻¹, as of HMC: unit; "prior": 1/σ² of each weight; "diagonal": the inverse variance of each weight in
             burn-in; "layer": one for each tensor; "dense": the inverse covariance in burn-in, for up to 2,000 weights.
             In `sample`, unit is "diagonal" where there is no prior and ε is not given.
@@ -71,57 +73,95 @@ class RandomWalk(Learning, Sampler):
     mass: Mass = "unit"
     target_acceptance: float = 0.234
 
+    takes_gradient: ClassVar[bool]
+    # the step size factor/D^power suits N(0, I) in D dimensions (Roberts and Rosenthal 2001)
+    factor: ClassVar[float]
+    power: ClassVar[float]
+
+    @abstractmethod
+    def propose(
+        self, density: Density, state: State, step_M1: Tensor, *, mass_MD: Tensor | None
+    ) -> tuple[Tensor, Value, Tensor, Faults]:
+        """Return proposals, the density there, log ratios of acceptance, and faults; C is I if `mass_MD` is None."""
+
     @property
-    def without_prior(self) -> RandomWalk | None:
+    def without_prior(self) -> Self | None:
         """The method with an adapted mass; None if these settings adapt nothing, or adapt the mass already."""
-        return replace(self, mass="diagonal") if _may_learn(self) else None
+        may_learn = self.mass == "unit" and self.step_size is None and self.burn_in >= LEAST_BURN_IN
+        return replace(self, mass="diagonal") if may_learn else None
 
     def begin(
         self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        state = _start(self, density, weights_MD, seeds)
-        return replace(state, gradient_MD=state.weights_MD[:, :0].clone())
+        """Return where chains start, as `Sampler.begin` does."""
+        nothing_MD = weights_MD.detach()[:, :0].clone()
+        mass_MD = nothing_MD if self.mass == "unit" else first_mass(self, density, weights_MD)
+        weights_MD = weights_MD.detach().clone()
+        value, step_size = begin(density, weights_MD), StepSize.at(self._first(weights_MD))
+        spread = first_spread(self, weights_MD if self.mass in LEARNED else nothing_MD)
+        values = (value.gradient if self.takes_gradient else nothing_MD, value.log_density, value.log_likelihood)
+        return State(weights_MD, *values, step_size, spread, mass_MD, tuple(seeds), 0)
 
     def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
-        noise_MD = normals(state.seeds, Purpose.RANDOM_WALK, state.step, like=state.weights_MD)
-        step_M1, mass_MD = _column(state.step_size.step_size_M, noise_MD), _inverse_mass(self, state)
-        proposal_MD = state.weights_MD + step_M1 * displaced(noise_MD, mass_MD)
-        value, faults = evaluated(density, proposal_MD, known_MD=state.weights_MD, gradient=False)
-        log_ratio_M = value.log_density - state.log_density_M
-        new, info = _decided(state, proposal_MD, value=value, log_ratio_M=log_ratio_M, faults=faults)
-        return _learned(self, density, new, info), info
+        """Return every chain one proposal on, and the report of the step."""
+        step_size_M = state.step_size.step_size_M
+        proposal_MD, value, log_ratio_M, faults = self.propose(
+            density,
+            state,
+            step_size_M.to(state.weights_MD).unsqueeze(-1),
+            mass_MD=None if self.mass == "unit" else state.inverse_mass_MD,
+        )
+        accepted_M, probability_M = metropolis(log_ratio_M, state.seeds, state.step)
+        new = moved(state, accepted_M, proposal_MD, value=value)
+        info = Info(
+            new.log_density_M,
+            new.log_likelihood_M,
+            None,
+            probability_M,
+            step_size_M,
+            torch.ones_like(log_ratio_M),
+            *diverged(-log_ratio_M),
+            faults,
+        )
+        least = _OBSERVED * state.weights_MD.shape[1]
+        options: Any = {"first": lambda renewed: self._first(renewed.weights_MD), "least": least}
+        return learned(self, density, new, acceptance_M=probability_M, **options), info
+
+    def _first(self, weights_MD: Tensor) -> Tensor:
+        """Return the first step sizes (M,)."""
+        chains, size = weights_MD.shape
+        return torch.full((chains,), self.step_size or self.factor / size**self.power, dtype=torch.float64)
 
 
 @dataclass(frozen=True)
-class MALA(Learning, Sampler):
-    """The Metropolis-adjusted Langevin algorithm.
+class RandomWalk(Metropolis, Sampler):
+    """Random-walk Metropolis."""
 
-    Attributes:
-        step_size: ε, in units of the weights (of √mass times weights where the mass is not unit); None adapts it
-            during burn-in, from 1.65/D^(1/6), and again from there with each new mass.
-        mass: C⁻¹, as of HMC: unit; "prior": 1/σ² of each weight; "diagonal": the inverse variance of each weight in
-            burn-in; "layer": one for each tensor; "dense": the inverse covariance in burn-in, for up to 2,000 weights.
-            In `sample`, unit is "diagonal" where there is no prior and ε is not given.
-        target_acceptance: acceptance rate that ε is adapted to.
-    """
+    takes_gradient = False
+    factor, power = 2.38, 1 / 2
 
-    step_size: float | None = None
-    mass: Mass = "unit"
+    def propose(
+        self, density: Density, state: State, step_M1: Tensor, *, mass_MD: Tensor | None
+    ) -> tuple[Tensor, Value, Tensor, Faults]:
+        noise_MD = normals(state.seeds, Purpose.RANDOM_WALK, state.step, like=state.weights_MD)
+        proposal_MD = state.weights_MD + step_M1 * displaced(noise_MD, mass_MD)
+        value, faults = evaluated(density, proposal_MD, known_MD=state.weights_MD, gradient=False)
+        return proposal_MD, value, value.log_density - state.log_density_M, faults
+
+
+@dataclass(frozen=True)
+class MALA(Metropolis, Sampler):
+    """The Metropolis-adjusted Langevin algorithm."""
+
     target_acceptance: float = 0.574
 
-    @property
-    def without_prior(self) -> MALA | None:
-        """The method with an adapted mass; None if these settings adapt nothing, or adapt the mass already."""
-        return replace(self, mass="diagonal") if _may_learn(self) else None
+    takes_gradient = True
+    factor, power = 1.65, 1 / 6
 
-    def begin(
-        self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
-    ) -> State:
-        return _start(self, density, weights_MD, seeds)
-
-    def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
+    def propose(
+        self, density: Density, state: State, step_M1: Tensor, *, mass_MD: Tensor | None
+    ) -> tuple[Tensor, Value, Tensor, Faults]:
         noise_MD = normals(state.seeds, Purpose.LANGEVIN, state.step, like=state.weights_MD)
-        step_M1, mass_MD = _column(state.step_size.step_size_M, noise_MD), _inverse_mass(self, state)
         slope_MD = whitened(state.gradient_MD, mass_MD)  # Rᵀ g, the gradient in coordinates in which C is I
         proposal_MD = state.weights_MD + step_M1 * displaced(noise_MD + step_M1 / 2 * slope_MD, mass_MD)
         value, faults = evaluated(density, proposal_MD, known_MD=state.weights_MD)
@@ -129,62 +169,4 @@ class MALA(Learning, Sampler):
         back_MD = noise_MD + step_M1 / 2 * (slope_MD + whitened(value.gradient, mass_MD))
         log_forward_M, log_back_M = (-0.5 * n.double().square().sum(-1) for n in (noise_MD, back_MD))
         log_ratio_M = (value.log_density - state.log_density_M) + (log_back_M - log_forward_M)
-        new, info = _decided(state, proposal_MD, value=value, log_ratio_M=log_ratio_M, faults=faults)
-        return _learned(self, density, new, info), info
-
-
-def _may_learn(method: RandomWalk | MALA) -> bool:
-    """Return whether a mass can replace the unit one without a change in the meaning of a setting."""
-    return method.mass == "unit" and method.step_size is None and method.burn_in >= LEAST_BURN_IN
-
-
-def _column(step_size_M: Tensor, like_MD: Tensor) -> Tensor:
-    return step_size_M.to(like_MD).unsqueeze(-1)
-
-
-def _inverse_mass(method: RandomWalk | MALA, state: State) -> Tensor | None:
-    """Return C; None if it is the identity."""
-    return None if method.mass == "unit" else state.inverse_mass_MD
-
-
-def _first(method: RandomWalk | MALA, weights_MD: Tensor) -> Tensor:
-    """Return the first step sizes (M,), which suit N(0, I) in as many dimensions (Roberts and Rosenthal 2001)."""
-    chains, size = weights_MD.shape
-    suits = 1.65 / size ** (1 / 6) if isinstance(method, MALA) else 2.38 / size**0.5
-    return torch.full((chains,), method.step_size or suits, dtype=torch.float64)
-
-
-def _start(method: RandomWalk | MALA, density: Density, weights_MD: Tensor, seeds: Sequence[int]) -> State:
-    """Return the state before the first proposal, with the errors of `Sampler.begin`."""
-    nothing_MD = weights_MD.detach()[:, :0]
-    mass_MD = nothing_MD.clone() if method.mass == "unit" else first_mass(method, density, weights_MD)
-    weights_MD = weights_MD.detach().clone()
-    value, step_size = begin(density, weights_MD), StepSize.at(_first(method, weights_MD))
-    spread = first_spread(method, weights_MD if method.mass in LEARNED else nothing_MD)
-    values = (value.gradient, value.log_density, value.log_likelihood)
-    return State(weights_MD, *values, step_size, spread, mass_MD, tuple(seeds), 0)
-
-
-def _decided(
-    state: State, proposal_MD: Tensor, *, value: Value, log_ratio_M: Tensor, faults: Faults
-) -> tuple[State, Info]:
-    """Return the state after accepting or rejecting, and the info of the step."""
-    accepted_M, probability_M = metropolis(log_ratio_M, state.seeds, state.step)
-    new = moved(state, accepted_M, proposal_MD, value=value)
-    info = Info(
-        new.log_density_M,
-        new.log_likelihood_M,
-        None,
-        probability_M,
-        state.step_size.step_size_M,
-        torch.ones_like(log_ratio_M),
-        *diverged(-log_ratio_M),
-        faults,
-    )
-    return new, info
-
-
-def _learned(method: RandomWalk | MALA, density: Density, state: State, info: Info) -> State:
-    """Return the state after adaptation in burn-in: see `mass.learned`."""
-    options: Any = {"first": lambda new: _first(method, new.weights_MD), "least": _OBSERVED * state.weights_MD.shape[1]}
-    return learned(method, density, state, acceptance_M=info.acceptance_M, **options)
+        return proposal_MD, value, log_ratio_M, faults

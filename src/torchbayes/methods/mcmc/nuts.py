@@ -31,22 +31,6 @@ from torchbayes.randomness.seeds import Purpose, streams
 
 
 @dataclass(frozen=True)
-class TreeInfo:
-    """The report of an iteration, per chain."""
-
-    step: Info  # the report of every sampler on all the data
-    saturated_M: Tensor  # 1.0 where the trajectory reached `max_doublings` doublings without turning
-
-    def means(self) -> dict[str, Tensor]:
-        """Return what is averaged over an epoch, by name, each (M,)."""
-        return {**self.step.means(), "saturated": self.saturated_M}
-
-    def now(self) -> dict[str, Any]:
-        """Return what is true of the last step of an epoch."""
-        return self.step.now()
-
-
-@dataclass(frozen=True)
 class NUTS(Learning, Sampler):
     """The No-U-Turn sampler on all the data: HMC that chooses the length of its trajectories itself.
 
@@ -70,7 +54,7 @@ class NUTS(Learning, Sampler):
     ) -> State:
         return start(self, density, weights_MD, seeds=seeds)
 
-    def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, TreeInfo]:
+    def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
         standard_MD, streams_M = standard(state), streams(Purpose.TREE, state.seeds, state.step)
         with_numbers = self, density, state, standard_MD, streams_M
         grown, energy_M, faults = _at_once(*with_numbers) or _by_doublings(*with_numbers)
@@ -87,8 +71,8 @@ class NUTS(Learning, Sampler):
             grown.divergent_M.double(),
             grown.outside_M.double(),
             faults,
+            grown.saturated_M.double(),
         )
-        info = TreeInfo(info, grown.saturated_M.double())
         return learned(self, density, new, acceptance_M=acceptance_M), info
 
 

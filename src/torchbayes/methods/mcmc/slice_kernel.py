@@ -12,22 +12,6 @@ from torchbayes.density.density import LogDensity
 from torchbayes.native.dense import call
 
 
-class Ellipses(NamedTuple):
-    """A step of elliptical slice sampling on all the data.
-
-    Member m goes to l + (w − l) cos φ + ν sin φ, at the first angle φ where factor · log p(D|w) is above its height.
-    An angle that is too low replaces the bound of its sign, and the next is drawn between both.
-    """
-
-    weights_MD: Tensor  # w; not changed
-    second_MD: Tensor  # ν
-    location_D: Tensor  # l
-    height_M: Tensor  # float64
-    angles_M3: Tensor  # bounds, and the first angle, float64, on the CPU; not changed
-    shares_MU: Tensor  # where in its interval each later angle is, float64, on the CPU; U is the most evaluations
-    factor: float  # of the log likelihood
-
-
 class Landed(NamedTuple):
     """Where members are after such a step; those that found no point stay where they were."""
 
@@ -44,39 +28,43 @@ class _Ellipses(ctypes.Structure):
     """`Ellipses` of dense.cpp."""
 
     _fields_ = [
-        ("second", ctypes.c_void_p),
-        ("location", ctypes.c_void_p),
-        ("heights", ctypes.c_void_p),
-        ("shares", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("second", "location", "heights", "shares")),
         ("most", ctypes.c_int64),
         ("factor", ctypes.c_double),
-        ("angles", ctypes.c_void_p),
-        ("visits", ctypes.c_void_p),
-        ("failures", ctypes.c_void_p),
-        ("found", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in ("angles", "visits", "failures", "found")),
     ]
 
 
-def slice_along(density: LogDensity, ellipses: Ellipses) -> Landed | None:
+def slice_along(
+    density: LogDensity,
+    weights_MD: Tensor,
+    second_MD: Tensor,
+    *,
+    location_D: Tensor,
+    height_M: Tensor,
+    angles_M3: Tensor,
+    shares_MU: Tensor,
+    factor: float,
+) -> Landed | None:
     """Return where a step leads; None where the kernel does not have the likelihood of all the data.
 
-    Raises ValueError if a class label is not one of the network's outputs.
+    With weights w, second point ν and location l, member m goes to l + (w − l) cos φ + ν sin φ, at the first angle φ
+    where factor · log p(D|w) is above its height. An angle that is too low replaces the bound of its sign, and the
+    next is drawn between both. `angles_M3` are the bounds and the first angle, and `shares_MU` says where in its
+    interval each later angle is, with U the most evaluations: both float64 on the CPU. No argument is changed. Raises
+    ValueError if a class label is not one of the network's outputs.
     """
     if (target := density.kernel()) is None:
         return None
-    kernel, weights_MD, angles_M3 = (
-        target.model.kernel,
-        ellipses.weights_MD.detach().clone(),
-        ellipses.angles_M3.clone(),
-    )
+    kernel, weights_MD, angles_M3 = target.model.kernel, weights_MD.detach().clone(), angles_M3.clone()
     target.model.check(weights_MD, *target.rows, shared=True)
     log_likelihood_M, log_prior_M = torch.zeros(2, len(weights_MD), dtype=torch.float64).unbind()
     evaluations_M, failures_M = torch.zeros(2, len(weights_MD), dtype=torch.int64).unbind()
     accepted_M = torch.zeros(len(weights_MD), dtype=torch.bool)
-    doubles = (ellipses.location_D, ellipses.height_M, ellipses.shares_MU)
-    inputs = [ellipses.second_MD.contiguous(), *(t.double().contiguous() for t in doubles)]
+    doubles = [t.double().contiguous() for t in (location_D, height_M, shares_MU)]
+    inputs = [second_MD.contiguous(), *doubles]
     pointers = [t.data_ptr() for t in (*inputs, angles_M3, evaluations_M, failures_M, accepted_M)]
-    settings = _Ellipses(*pointers[:4], ellipses.shares_MU.shape[1], ellipses.factor, *pointers[4:])
+    settings = _Ellipses(*pointers[:4], shares_MU.shape[1], factor, *pointers[4:])
     call(
         kernel,
         "slice",

@@ -2,61 +2,126 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import ClassVar, Generic, TypeVar
+
 from torchbayes.methods.choices import Choice, Epochs
+from torchbayes.methods.moments import Moments
+from torchbayes.methods.optimise.collector import Collector
 from torchbayes.methods.optimise.descent import Trajectory
+from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.schedules import PiecewiseLinear, Progress
+from torchbayes.model.model import Model
+from torchbayes.model.network import Buffers
+from torchbayes.posteriors.gaussian import Gaussian
+from torchbayes.posteriors.point import Point
 
 # defaults: snapshots, the averaging learning rate as a share of the optimiser's, the share of the run before averaging
 USUAL_SNAPSHOTS, USUAL_SHARE, USUAL_BURN_IN = 50, 0.5, 0.5
 # share and burn-in of a narrow average, for models in which a wide one is worse, as it may be under little noise
 _NARROW = (0.1, 0.75)
 
-
-def burn_in_of(settings: Averages) -> float:
-    """Return the share of the epochs before averaging starts."""
-    return USUAL_BURN_IN if settings.burn_in is None else settings.burn_in
+_Result = TypeVar("_Result", Point, Gaussian)
 
 
-def ways_to_average(settings: Averages) -> list[dict[str, float]]:
-    """Return the open settings among which held-out rows choose: for a wide average and for a narrow one."""
-    if settings.averaging_lr is not None:
-        return []
-    kinds, burn_in_is_open = ((USUAL_SHARE, USUAL_BURN_IN), _NARROW), settings.burn_in is None
-    return [
-        {"averaging_lr": share * settings.optimizer.lr, **({"burn_in": burn_in} if burn_in_is_open else {})}
-        for share, burn_in in kinds
-    ]
+@dataclass(frozen=True)
+class Averages(ABC, Generic[_Result]):
+    """A descent whose second part has a constant learning rate and takes snapshots; a base beside `Descent`.
 
+    Attributes:
+        members: M, independent runs.
+        epochs: passes over the data; None lets held-out rows choose them, see `fit`.
+        batch_size: rows per step where the data are not batched already.
+        optimizer: update rule and learning rate before averaging.
+        averaging_lr: constant learning rate of the averaging phase: the larger, the wider the posterior of SWAG. None
+            for half of the optimiser's; where held-out rows choose the epochs they also choose between that and a
+            tenth, averaged from 0.75 of the run on.
+        burn_in: share of the epochs before averaging starts; None for a half.
+        per_epoch: snapshots per epoch; None spreads 50 evenly over the averaging phase.
+    """
 
-class Averages:
-    """A descent whose second part has a constant learning rate and takes snapshots."""
+    members: int = 1
+    epochs: int | None = None
+    batch_size: int = 128
+    optimizer: AnyOptimizer = field(default_factory=lambda: Adam(3e-3))
+    averaging_lr: float | None = None
+    burn_in: float | None = None
+    per_epoch: int | None = None
 
-    epochs: int | None
-    optimizer: AnyOptimizer
-    averaging_lr: float | None
-    burn_in: float | None
-    per_epoch: int | None
-    adversarial: float | None
+    least: ClassVar[int]  # snapshots of each member that a posterior needs
+
+    @property
+    def deviations(self) -> int:
+        """Deviations of snapshots that are kept of each member."""
+        return 0
+
+    @property
+    def before(self) -> float:
+        """The share of the epochs before averaging starts."""
+        return USUAL_BURN_IN if self.burn_in is None else self.burn_in
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """How long to train, and how to average where that is open."""
-        return (Epochs(self, then=ways_to_average(self)),)
+        """How long to train, and where that is open whether to take a wide average or a narrow one."""
+        kinds = ((USUAL_SHARE, USUAL_BURN_IN), _NARROW) if self.averaging_lr is None else ()
+        ways = [
+            {"averaging_lr": share * self.optimizer.lr, **({"burn_in": burn_in} if self.burn_in is None else {})}
+            for share, burn_in in kinds
+        ]
+        return (Epochs(self, then=ways),)
 
     def rate(self, now: Progress | Trajectory) -> float:
         """Return the learning rate of the next step, on the schedule of the SWAG paper."""
         lr = self.optimizer.lr
         share = USUAL_SHARE if self.averaging_lr is None else self.averaging_lr / lr
-        return lr * PiecewiseLinear(share, burn_in_of(self)).factor(now.done)
+        return lr * PiecewiseLinear(share, self.before).factor(now.done)
 
     def due(self, now: Trajectory) -> bool:
         """Return whether the weights after the step just taken are collected."""
-        return is_snapshot(now, burn_in_of(self), self.per_epoch)
+        return is_snapshot(now, self.before, self.per_epoch)
 
     def planned(self, now: Trajectory) -> int:
         """Return how many snapshots the whole run will take."""
-        return planned_snapshots(now, burn_in_of(self), self.per_epoch)
+        return planned_snapshots(now, self.before, self.per_epoch)
+
+    @abstractmethod
+    def averaged(self, model: Model, moments: Sequence[Moments], buffers: Buffers) -> _Result:
+        """Return the posterior of members with these moments.
+
+        Args:
+            model: the model of the weights.
+            moments: each of one member or more, in the order of the members.
+            buffers: the network's buffers of each member, (M, ...).
+
+        Returns:
+            The posterior, which shares no tensor of means with the moments.
+
+        Raises:
+            ValueError: if a member has too few snapshots.
+        """
+
+    def collector(self, model: Model, *, resume: str | PathLike[str] | None = None) -> Collector[_Result]:
+        """Return a collector of points that your own training loop visits, to use instead of `fit`.
+
+        Of the settings only `members` matters, for SWAG also `rank` and `scale`, and `batch_size` for the rows of
+        `posterior(data)`.
+
+        Args:
+            model: network, likelihood and prior.
+            resume: file that `Collector.save` wrote, to go on from; starts afresh if there is none yet.
+
+        Returns:
+            The collector.
+
+        Raises:
+            ValueError: if memory is too small for the deviations, or the file is damaged or of another model or
+                method.
+        """
+        return Collector(model, self, rank=self.deviations, least=self.least, resume=resume)
 
 
 def averaging_start(trajectory: Trajectory, burn_in: float) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -40,28 +40,8 @@ from torchbayes.posteriors.problems import checked, note, warn_of, warn_unchecke
 from torchbayes.posteriors.trained import Trained, Weights, named, weights_of
 
 _Result = TypeVar("_Result", Point, Gaussian)
-_Made_co = TypeVar("_Made_co", Point, Gaussian, covariant=True)
-
 
 _MOMENTS = ("mean_MD", "squares_MD", "deviations_MKD")
-
-
-class Averages(Protocol[_Made_co]):
-    """A method that makes a posterior from moments."""
-
-    @property
-    def members(self) -> int:
-        """M."""
-        ...
-
-    @property
-    def batch_size(self) -> int:
-        """Rows per batch where the data are not batched already."""
-        ...
-
-    def averaged(self, model: Model, moments: Sequence[Moments], buffers: Buffers) -> _Made_co:
-        """Return the posterior of M members with these moments."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -86,7 +66,7 @@ class Collector(Generic[_Result]):
     def __init__(
         self,
         model: Model,
-        method: Averages[_Result],
+        method: Any,
         *,
         rank: int,
         least: int,
@@ -96,7 +76,7 @@ class Collector(Generic[_Result]):
 
         Args:
             model: network, likelihood and prior.
-            method: makes the posterior.
+            method: SWA or SWAG, which makes the posterior.
             rank: K, deviations that are kept for each member.
             least: points that each member needs.
             resume: file that `save` wrote, to go on from; starts afresh if there is none yet.

@@ -1,20 +1,23 @@
-"""One step of gradient descent on a stack of members."""
+"""Descent: MAP, SWA, SWAG, FGE and others are one motion, gradient descent, with different rates and keepers."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from torchbayes.density.dynamics import Value
+from torchbayes.health.descent import Descended
+from torchbayes.methods.adversarial import attacked
+from torchbayes.methods.defaults import Defaults, OnMinibatches, Report
 from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, clone, looked_at, writable
+from torchbayes.methods.keepers import Kept
 from torchbayes.methods.optimise.optimizers import Slots
 from torchbayes.methods.optimise.sam import AnyOptimizer
-from torchbayes.methods.reports import Report
-from torchbayes.methods.schedules import epochs_of
+from torchbayes.methods.schedules import Progress, Schedule, epochs_of
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.randomness.seeds import Purpose, mix
@@ -61,29 +64,6 @@ class Info(Report):
     lr: float
 
 
-class Objective(Protocol):
-    """The loss and gradient that a step takes."""
-
-    @property
-    def num_data(self) -> int:
-        """N."""
-        ...
-
-    def loss(
-        self, weights_MD: Tensor, batch: Batch, *, buffers: Buffers | None, seeds: Sequence[int], out: Tensor
-    ) -> Value:
-        """Return the loss of each member, and write its gradient to `out`."""
-        ...
-
-
-class Update(Protocol):
-    """The part of an optimiser that a step needs."""
-
-    def update(self, weights_MD: Tensor, gradient_MD: Tensor, slots: Slots, *, lr: float) -> None:
-        """Take one step in place."""
-        ...
-
-
 def start(
     weights_MD: Tensor,
     buffers: Buffers,
@@ -107,9 +87,11 @@ def start(
 
 
 def descend(
-    density: Objective, trajectory: Trajectory, batch: Batch, *, optimizer: Update, lr: float, donate: bool
+    density: Any, trajectory: Trajectory, batch: Batch, *, optimizer: Any, lr: float, donate: bool
 ) -> tuple[Trajectory, Info]:
     """Take one optimiser step on the loss −(T/N) log p(w, D) of every member.
+
+    `density` is a LogDensity, or has its `loss` and `num_data`; `optimizer` moves the weights by its `update`.
 
     The batch has one minibatch per member, (M, B, ...). The tensors of a donated trajectory are overwritten and must
     not be used again, which saves three copies. Raises DivergedError if a loss or gradient is not finite. On a CPU the
@@ -124,3 +106,71 @@ def descend(
     unseen = looked_at(now, batch, Seen.of(now.step, lr, value_M=loss_M, gradient_MD=gradient_MD))
     optimizer.update(now.weights_MD, gradient_MD, now.slots, lr=lr)
     return replace(now, step=now.step + 1, unseen=unseen), Info(loss_M, log_likelihood_M / -density.num_data, lr)
+
+
+class Scheduled:
+    """A learning rate that a schedule changes over the run."""
+
+    if TYPE_CHECKING:  # annotations are read in the module of a method, and not every method imports these names
+        optimizer: Any
+        schedule: Schedule
+
+    def rate(self, now: Progress | Trajectory) -> float:
+        """Return the learning rate of the next step."""
+        return self.optimizer.lr * self.schedule.factor(now.done)
+
+
+class Descent(OnMinibatches, Kept, Defaults, ABC):
+    """Gradient descent on minibatches, from the first step to the last.
+
+    A state is a `Trajectory`, or has one beside what a step needs of the start.
+    """
+
+    # share of the range of the inputs by which rows are moved; None for plain training
+    adversarial: float | None = None
+    by_draws = False  # whether draws of the result are judged together: see `torchbayes.health.descent`
+    why = ""  # reason why draws may be worse than the end of the trajectory; empty for the usual one
+
+    epochs: int | None
+    batch_size: int
+    if TYPE_CHECKING:
+        optimizer: Any
+
+    @abstractmethod
+    def rate(self, now: Progress | Trajectory) -> float:
+        """Return the learning rate of the next step."""
+
+    def target(self, density: Any, state: Any) -> Any:
+        """Return the objective of a step, which gives loss and gradient: by default the density."""
+        return density
+
+    def begin(
+        self, density: Any, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+    ) -> Any:
+        epochs = epochs_of(self.epochs, steps_per_epoch, steps=self.usual_steps)
+        options: dict[str, Any] = {"optimizer": self.optimizer, "epochs": epochs}
+        return start(weights_MD, buffers, seeds, **options, steps_per_epoch=steps_per_epoch)
+
+    def move(self, density: Any, state: Any, batch: Batch, *, donate: bool = False) -> tuple[Any, Any]:
+        target, now = self.target(density, state), state.trajectory
+        lr = self.rate(now)
+        if self.adversarial is not None:
+            now, batch = attacked(density, now, batch, share=self.adversarial)
+        options: dict[str, Any] = {"optimizer": self.optimizer.rule, "lr": lr, "donate": donate}
+        return after(state, *descend(self.optimizer.objective(target), now, batch, **options))
+
+    def ending(self, posterior: Any, state: Any) -> Descended:
+        end, size = self.keeper.moving(state), posterior.model.layout.size
+        return Descended(
+            weights_MD=end.weights_MD[:, :size],
+            buffers=end.buffers,
+            averaged=end is not state,
+            together=self.by_draws,
+            said=self.optimizer.caveats(end.weights_MD),
+            why=self.why or Descended.why,
+        )
+
+
+def after(state: Any, trajectory: Trajectory, info: Any) -> tuple[Any, Any]:
+    """Return a state whose trajectory has taken a step, and the info of the step."""
+    return (trajectory if isinstance(state, Trajectory) else replace(state, trajectory=trajectory)), info

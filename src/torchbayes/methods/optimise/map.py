@@ -8,11 +8,11 @@ Izmailov 2020).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.optimise.base import Descent, Scheduled
-from torchbayes.methods.optimise.descent import Trajectory
+from torchbayes.methods.optimise.descent import Descent, Scheduled, Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.protocol import Shelf
@@ -49,3 +49,8 @@ class MAP(Scheduled, Descent):
     def posterior(self, density: LogDensity, state: Trajectory, shelf: Shelf | None = None) -> Point:
         """Return the point masses at the members' weights."""
         return Point(density.model, state.weights_MD.clone(), buffers_M=state.buffers or None, statistics_known=True)
+
+
+def seeker(**settings: Any) -> MAP:
+    """Return a training run by which selection chooses a length, with these settings instead of the defaults."""
+    return MAP(**settings)

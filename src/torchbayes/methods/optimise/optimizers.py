@@ -6,14 +6,12 @@ take one call. `update` changes weights and slots in place; callers that need th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self, TypeVar
 
 import torch
 from torch import Tensor
 from torch.optim.adam import adam
-from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from torchbayes.settings import check_settings
@@ -80,8 +78,8 @@ class SGD(Plain):
 
 
 @dataclass(frozen=True)
-class Adam(Plain):
-    """Adam (Kingma and Ba 2015); the prior enters through the gradient.
+class _Adaptive(Plain):
+    """Steps divided by the root of a running mean square of the gradient.
 
     Attributes:
         lr: learning rate.
@@ -96,81 +94,61 @@ class Adam(Plain):
     def __post_init__(self) -> None:
         check_settings(self)
 
+    @property
+    def decay(self) -> float:
+        """Decoupled weight decay."""
+        return 0.0
+
     def slots(self, weights_MD: Tensor) -> Slots:
         """Return the initial slots: two moments of zeros and a step count."""
-        return _adam_slots(weights_MD)
+        zeros = torch.zeros_like
+        return {
+            "first_MD": zeros(weights_MD),
+            "second_MD": zeros(weights_MD),
+            "count": torch.zeros((), dtype=torch.float32, device=weights_MD.device),
+        }
 
     def update(self, weights_MD: Tensor, gradient_MD: Tensor, slots: Slots, *, lr: float) -> None:
         """Take one step in place: weights and slots are changed."""
-        _adam_update(adam, self, weights_MD, gradient_MD, slots, lr=lr, weight_decay=0.0)
+        adam(
+            [weights_MD],
+            [gradient_MD],
+            [slots["first_MD"]],
+            [slots["second_MD"]],
+            [],
+            [slots["count"]],
+            amsgrad=False,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            lr=lr,
+            weight_decay=self.decay,
+            decoupled_weight_decay=self.decay > 0,
+            eps=self.eps,
+            maximize=False,
+            fused=True,
+        )
 
 
 @dataclass(frozen=True)
-class AdamW(Plain):
+class Adam(_Adaptive):
+    """Adam (Kingma and Ba 2015); the prior enters through the gradient."""
+
+
+@dataclass(frozen=True)
+class AdamW(_Adaptive):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019): w ← (1 − lr · weight_decay) w before the step.
 
     The decay is added to the effect of the model's prior; with `priors.Flat()` it is the only shrinkage.
 
     Attributes:
-        lr: learning rate.
-        betas: decay rates of the two moments.
-        eps: added to the root of the second moment.
         weight_decay: decoupled decay.
     """
 
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
     weight_decay: float = 0.01
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
-    def slots(self, weights_MD: Tensor) -> Slots:
-        """Return the initial slots: two moments of zeros and a step count."""
-        return _adam_slots(weights_MD)
-
-    def update(self, weights_MD: Tensor, gradient_MD: Tensor, slots: Slots, *, lr: float) -> None:
-        """Take one step in place: weights and slots are changed."""
-        _adam_update(adamw, self, weights_MD, gradient_MD, slots, lr=lr, weight_decay=self.weight_decay)
-
-
-def _adam_slots(weights_MD: Tensor) -> Slots:
-    zeros = torch.zeros_like
-    return {
-        "first_MD": zeros(weights_MD),
-        "second_MD": zeros(weights_MD),
-        "count": torch.zeros((), dtype=torch.float32, device=weights_MD.device),
-    }
-
-
-def _adam_update(
-    rule: Callable[..., None],
-    settings: Adam | AdamW,
-    weights_MD: Tensor,
-    gradient_MD: Tensor,
-    slots: Slots,
-    *,
-    lr: float,
-    weight_decay: float,
-) -> None:
-    """Call PyTorch's Adam or AdamW on the stacked vector."""
-    rule(
-        [weights_MD],
-        [gradient_MD],
-        [slots["first_MD"]],
-        [slots["second_MD"]],
-        [],
-        [slots["count"]],
-        amsgrad=False,
-        beta1=settings.betas[0],
-        beta2=settings.betas[1],
-        lr=lr,
-        weight_decay=weight_decay,
-        eps=settings.eps,
-        maximize=False,
-        fused=True,
-    )
+    @property
+    def decay(self) -> float:
+        return self.weight_decay
 
 
 Optimizer = SGD | Adam | AdamW

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,10 +33,12 @@ from torch import Tensor
 from torchbayes.checks import check_object
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Value
+from torchbayes.health.ending import first
 from torchbayes.methods.optimise.optimizers import SGD, Adam, AdamW, Optimizer, Slots
-from torchbayes.methods.optimise.parts import split
-from torchbayes.model.model import Batch, Model
+from torchbayes.model.batches.batch import batch_size
+from torchbayes.model.model import Batch, Model, ready
 from torchbayes.model.network import Buffers
+from torchbayes.randomness.seeds import Purpose, mix
 from torchbayes.settings import check_settings
 
 _STEADY = 0.01  # added to |w| by `adaptive`, so that a weight of 0 can move
@@ -89,14 +92,12 @@ class SAM:
         if self.adaptive:
             size_MD = size_MD / (size_MD.abs() + _STEADY)
         size_M = size_MD.norm(dim=1)
-        bad = (size_M <= self.rho).nonzero()[:, 0].tolist()
-        if not bad:
-            return []
         kind = "scaled weights" if self.adaptive else "weights"
         return [
             f"SAM took its gradients at a distance of rho = {self.rho:g}, which is more than the norm of the {kind} of "
-            f"member {bad[0]} themselves, {float(size_M[bad[0]]):.3g}, so that they say nothing of the loss around "
+            f"member {m} themselves, {float(size_M[m]):.3g}, so that they say nothing of the loss around "
             f"them (lower `rho`: 0.05 is usual, and ten times as much with `adaptive`)"
+            for m in first(size_M <= self.rho)
         ]
 
 
@@ -171,6 +172,32 @@ def risen(weights_MD: Tensor, gradient_MD: Tensor, rho: float, *, adaptive: bool
 def _over(rho: float, norm_M1: Tensor) -> Tensor:
     """Return ρ/norm, and 0 where the norm is 0."""
     return torch.where(norm_M1 == 0, 0.0, rho / norm_M1)
+
+
+class Piece(NamedTuple):
+    """Some rows of a batch."""
+
+    rows: Batch  # of each member, (M, b, ...)
+    share: float  # b/B, their share of the rows
+    seeds: Sequence[int]  # of what a network draws for them
+
+
+def split(batch: Batch, parts: int, *, seeds: Sequence[int], model: Model) -> list[Piece]:
+    """Return the parts of a batch: rows k, k + parts, k + 2 parts and so on; at most half as many as there are rows.
+
+    Each part has its own seeds, made from those of the members; a single part has these themselves. The model knows
+    which inputs all rows share.
+    """
+    count = 1 if parts == 1 else max(1, min(parts, batch_size(ready(model, batch, members=True).inputs, 1) // 2))
+    if count == 1:
+        return [Piece(batch, 1.0, seeds)]
+    rows = ready(model, batch, members=True)
+    size, pieces = batch_size(rows.inputs, 1), []
+    for k in range(count):
+        part = rows.map(lambda t, k=k: t[:, k::count].contiguous())
+        part_seeds = [mix(Purpose.PART, seed, k) for seed in seeds]
+        pieces.append(Piece(part, len(range(k, size, count)) / size, part_seeds))
+    return pieces
 
 
 AnyOptimizer = SGD | Adam | AdamW | SAM

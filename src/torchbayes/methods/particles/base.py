@@ -20,14 +20,13 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Density, Value
 from torchbayes.health.descent import Descended
 from torchbayes.health.kept import one_point
+from torchbayes.methods.defaults import Report
 from torchbayes.methods.noise import normals
 from torchbayes.methods.optimise import descent
-from torchbayes.methods.optimise.base import Scheduled, after
-from torchbayes.methods.optimise.descent import descend
+from torchbayes.methods.optimise.descent import Scheduled, after, descend
 from torchbayes.methods.optimise.optimizers import Optimizer, Slots
 from torchbayes.methods.particles.kernels import Pairs, middle
 from torchbayes.methods.protocol import Needs
-from torchbayes.methods.reports import Report
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.point import Point
 from torchbayes.randomness.seeds import Purpose

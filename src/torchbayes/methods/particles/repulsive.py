@@ -22,8 +22,7 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.finite import WORKSPACE
 from torchbayes.methods.keepers import Following
-from torchbayes.methods.optimise.base import Descent
-from torchbayes.methods.optimise.descent import Trajectory
+from torchbayes.methods.optimise.descent import Descent, Trajectory
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.particles.base import Annealing, Direction, Info, Particles, annealed, heat_of, target_of
 from torchbayes.methods.particles.functions import PLANS, FunctionTarget, PriorOf, Repulsion, check_extra

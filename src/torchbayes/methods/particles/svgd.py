@@ -18,8 +18,7 @@ from torch import Tensor
 from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Density
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.optimise.base import Descent
-from torchbayes.methods.optimise.descent import Trajectory
+from torchbayes.methods.optimise.descent import Descent, Trajectory
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.particles.base import Annealing, Direction, Particles, annealed, heat_of, target_of
 from torchbayes.methods.particles.kernels import RBF, Linear, Pairs, are_far, combine_, gram

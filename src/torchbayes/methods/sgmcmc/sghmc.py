@@ -15,25 +15,12 @@ of the full-data log density, estimated from a minibatch. With `Cycles` this is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from torch import Tensor
-
 from torchbayes.density.dynamics import Density
 from torchbayes.methods.sampler import Sampler
-from torchbayes.methods.sgmcmc.stochastic import (
-    Info,
-    State,
-    Stochastic,
-    add_,
-    begin,
-    look,
-    preconditioner,
-    scaled_noise,
-    temperature,
-)
+from torchbayes.methods.sgmcmc.stochastic import Info, State, Stochastic, add_, look, scaled_noise, temperature
 
 
 @dataclass(frozen=True)
@@ -65,25 +52,16 @@ class SGHMC(Stochastic, Sampler):
         if (self.noise_estimate and self.form == "momentum") or (self.preconditioned and self.form == "friction"):
             raise ValueError("`noise_estimate` is for form='friction', and `preconditioned` for form='momentum'.")
 
-    def begin(
-        self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
-    ) -> State:
-        return begin(self, density, weights_MD, seeds=seeds, steps_per_epoch=steps_per_epoch)
-
     def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
         seen = look(self, density, state, batch=batch, donate=donate)
-        now, drift_MD, step_size, *_ = seen
+        now, drift_MD, step_size, noisy, mass_MD, *_ = seen
         friction, root = 1 - self.momentum, step_size**0.5
         kick, move = (root, root) if self.form == "momentum" else (step_size, 1.0)
         injected = 2 * (friction - self.noise_estimate) * temperature(density)
-        variance, noise_MD, mass_MD = injected * (1.0 if self.form == "momentum" else step_size), None, None
-        if self.pace(density).noisy(state.step):
-            noise_MD = scaled_noise(state, state.step, variance**0.5)
-        if self.preconditions(density):
-            mass_MD = preconditioner(now, drift_MD, self.decay)
-            noise_MD = None if noise_MD is None else noise_MD.mul_(mass_MD.sqrt())
+        variance = injected * (1.0 if self.form == "momentum" else step_size)
         add_(now.momentum_MD.mul_(self.momentum), drift_MD, kick)
-        if noise_MD is not None:
-            now.momentum_MD.add_(noise_MD)
+        if noisy:
+            noise_MD = scaled_noise(state, state.step, variance**0.5)
+            now.momentum_MD.add_(noise_MD if mass_MD is None else noise_MD.mul_(mass_MD.sqrt()))
         add_(now.weights_MD, now.momentum_MD if mass_MD is None else now.momentum_MD / mass_MD, move)
         return seen.done(now)

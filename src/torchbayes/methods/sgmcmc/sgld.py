@@ -17,25 +17,12 @@ On a normal density of variance σ² with exact gradients the stationary varianc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from torchbayes.density.dynamics import Density
 from torchbayes.methods.sampler import Sampler
-from torchbayes.methods.sgmcmc.stochastic import (
-    Info,
-    State,
-    Stochastic,
-    add_,
-    begin,
-    look,
-    preconditioner,
-    scaled_noise,
-    temperature,
-)
+from torchbayes.methods.sgmcmc.stochastic import Info, State, Stochastic, add_, look, scaled_noise, temperature
 
 
 @dataclass(frozen=True)
@@ -45,21 +32,14 @@ class SGLD(Stochastic, Sampler):
     rate = 0.03  # learning rate on the mean loss, doubled
     preconditioned_rate = 0.03
     least_floor = 1e-5
-
-    def begin(
-        self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
-    ) -> State:
-        options: Any = {"seeds": seeds, "steps_per_epoch": steps_per_epoch, "moves": False}
-        return begin(self, density, weights_MD, **options)
+    has_momentum = False
 
     def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
         seen = look(self, density, state, batch=batch, donate=donate)
-        now, drift_MD, step_size, *_ = seen
-        noise_MD = None
-        if self.pace(density).noisy(state.step):
-            noise_MD = scaled_noise(state, state.step, (step_size * temperature(density)) ** 0.5)
-        if self.preconditions(density):
-            inverse_MD = preconditioner(now, drift_MD, self.decay).reciprocal_()
+        now, drift_MD, step_size, noisy, mass_MD, *_ = seen
+        noise_MD = scaled_noise(state, state.step, (step_size * temperature(density)) ** 0.5) if noisy else None
+        if mass_MD is not None:
+            inverse_MD = mass_MD.reciprocal_()
             drift_MD.mul_(inverse_MD)
             noise_MD = None if noise_MD is None else noise_MD.mul_(inverse_MD.sqrt_())
         add_(now.weights_MD, drift_MD, step_size / 2)

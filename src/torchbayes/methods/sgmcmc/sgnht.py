@@ -26,17 +26,7 @@ from torch import Tensor
 from torchbayes.density.dynamics import Density
 from torchbayes.methods.noise import normals
 from torchbayes.methods.sampler import Sampler
-from torchbayes.methods.sgmcmc.stochastic import (
-    Info,
-    State,
-    Stochastic,
-    add_,
-    begin,
-    look,
-    preconditioner,
-    scaled_noise,
-    temperature,
-)
+from torchbayes.methods.sgmcmc.stochastic import Info, State, Stochastic, add_, look, scaled_noise, temperature
 from torchbayes.randomness.seeds import Purpose
 
 
@@ -70,7 +60,7 @@ class SGNHT(Stochastic, Sampler):
     def begin(
         self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        state = begin(self, density, weights_MD, seeds=seeds, steps_per_epoch=steps_per_epoch)
+        state = super().begin(density, weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
         first_M = weights_MD.new_full((len(weights_MD),), self.friction(density), dtype=torch.float64)
         started = Thermostats(**vars(state), friction_M=first_M)
         if self.preconditions(density):  # A is not known yet, and the chain gains its momentum in burn-in
@@ -80,12 +70,9 @@ class SGNHT(Stochastic, Sampler):
 
     def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
         seen = look(self, density, state, batch=batch, donate=donate)
-        now, drift_MD, step_size, *_ = seen
+        now, drift_MD, step_size, noisy, mass_MD, *_ = seen
         h, heat, diffusion = step_size**0.5, temperature(density), self.friction(density)
-        noisy, mass_MD = self.pace(density).noisy(state.step), None
         friction_M1 = (now.friction_M if noisy else torch.full_like(now.friction_M, diffusion)).unsqueeze(-1)
-        if self.preconditions(density):
-            mass_MD = preconditioner(now, drift_MD, self.decay)
         now.momentum_MD.mul_((1 - h * friction_M1).to(now.momentum_MD))
         add_(now.momentum_MD, drift_MD, h)
         if noisy:

@@ -24,12 +24,12 @@ from torchbayes.density.dynamics import Density, Value
 from torchbayes.density.plans import BackendName  # noqa: F401  (jsonargparse evaluates annotations of `Sampler` here)
 from torchbayes.health.chains import Sampled
 from torchbayes.methods.choices import Choice, PriorScale
+from torchbayes.methods.defaults import Report
 from torchbayes.methods.faults import evaluated
 from torchbayes.methods.finite import WORKSPACE
 from torchbayes.methods.noise import normals
 from torchbayes.methods.protocol import Needs, Visit
-from torchbayes.methods.reports import Report
-from torchbayes.methods.sampler import check_shapes, refuse_batch_norm
+from torchbayes.methods.sampler import check_shapes, refuse_batch_norm, retained_steps
 from torchbayes.methods.schedules import Cycles, Decay, Steady, StepSchedule, ramp
 from torchbayes.methods.sgmcmc.restarts import MOST, Track, gone_back, mended
 from torchbayes.randomness.seeds import Purpose
@@ -81,6 +81,7 @@ class Stochastic:
     floor: float | None = None
 
     adapts: ClassVar[bool] = False
+    has_momentum: ClassVar[bool] = True
     rate: ClassVar[float]
     preconditioned_rate: ClassVar[float]
     least_floor: ClassVar[float] = 1e-7
@@ -109,6 +110,20 @@ class Stochastic:
         most = min(most, self.steps // cycles.length * cycles.draws) if cycles else most
         return Needs(batch_size=self.batch_size, chunk_size=chunk, draws=most, chain=True)
 
+    def begin(
+        self, density: Density, weights_MD: Tensor, buffers: Any, *, seeds: Sequence[int], steps_per_epoch: int
+    ) -> State:
+        """Return where chains start, as `Sampler.begin` does; a momentum begins with 0."""
+        refuse_batch_norm(density)
+        weights_MD = weights_MD.detach().clone()
+        nothing_MD = weights_MD[:, :0].clone()
+        momentum_MD = torch.zeros_like(weights_MD) if self.has_momentum else nothing_MD
+        squares_MD, floor_D = nothing_MD, nothing_MD[0]
+        if self.preconditions(density):
+            squares_MD, floor_D = torch.zeros_like(weights_MD), _floor(self, density, weights_MD)
+        track = Track.of(weights_MD, steps_per_epoch)
+        return State(weights_MD, momentum_MD, squares_MD, floor_D, tuple(seeds), 0, track)
+
     def visit(self, state: State) -> Visit | None:
         """Return the next minibatch, or all the data; None when the chain is complete."""
         if state.step >= self.steps:
@@ -124,22 +139,16 @@ class Stochastic:
 
     def sound(self, weights_MSD: Tensor, state: State) -> Tensor:
         """Return draws in which those that chains took while they diverged are replaced: see `restarts`."""
-        steps = [number for number in range(1, state.step + 1) if self.retains(number)]
-        return mended(weights_MSD, steps, state.track.lost())
+        return mended(weights_MSD, retained_steps(self, state.step), state.track.lost())
 
     def ending(self, posterior: Any, state: State) -> Sampled:
         """Return how chains that may have diverged are judged."""
         return Sampled(burn_in=self.burn_in, lost=state.track.lost(), most=MOST)
 
     @property
-    def searches(self) -> bool:
-        """Whether held-out rows choose the scale of an open prior: on minibatches, if no step size is given."""
-        return self.step_size is None and self.batch_size is not None
-
-    @property
     def choices(self) -> tuple[Choice, ...]:
-        """The scale of an open prior, by two chains, where `searches` holds."""
-        return (PriorScale(members=2),) if self.searches else ()
+        """The scale of an open prior, by two chains: on minibatches, if no step size is given."""
+        return (PriorScale(members=2),) if self.step_size is None and self.batch_size is not None else ()
 
     def preconditions(self, density: Density) -> bool:
         """Return whether steps are preconditioned.
@@ -174,7 +183,7 @@ class Info(Report):
 
 def _is_open(method: Stochastic, density: Density) -> bool:
     """Return whether the steps are on minibatches and of no given size."""
-    return method.searches and hasattr(density, "num_data")
+    return bool(method.choices) and hasattr(density, "num_data")
 
 
 def temperature(density: Density) -> float:
@@ -184,23 +193,6 @@ def temperature(density: Density) -> float:
     """
     model: Any = getattr(density, "model", None)
     return model.temperature if model is not None and model.tempering == "joint" else 1.0
-
-
-def begin(
-    method: Any, density: Density, weights_MD: Tensor, *, seeds: Sequence[int], steps_per_epoch: int, moves: bool = True
-) -> State:
-    """Return the state before the first step; chains that have a momentum (`moves`) begin with 0.
-
-    Raises ValueError if the network has batch norm that is not frozen.
-    """
-    refuse_batch_norm(density)
-    weights_MD = weights_MD.detach().clone()
-    nothing_MD, zeros_MD = weights_MD[:, :0].clone(), torch.zeros_like(weights_MD)
-    momentum_MD, squares_MD, floor_D = (zeros_MD if moves else nothing_MD), nothing_MD, nothing_MD[0]
-    if method.preconditions(density):
-        squares_MD, floor_D = torch.zeros_like(weights_MD), _floor(method, density, weights_MD)
-    track = Track.of(weights_MD, steps_per_epoch)
-    return State(weights_MD, momentum_MD, squares_MD, floor_D, tuple(seeds), 0, track)
 
 
 def _floor(method: Any, density: Any, weights_MD: Tensor) -> Tensor:
@@ -231,7 +223,7 @@ def scaled_noise(state: Any, step: int, scale: float | Tensor) -> Tensor:
     return normals(state.seeds, Purpose.DIFFUSION, step, like=state.weights_MD).mul_(scale)
 
 
-def preconditioner(now: State, drift_MD: Tensor, decay: float) -> Tensor:
+def _preconditioner(now: State, drift_MD: Tensor, decay: float) -> Tensor:
     """Return √V + δ, after adding a gradient to the running mean square V of a state."""
     ages = now.track.ages(now.step)
     weights = [(1 - decay) / (1 - decay ** (age + 1)) for age in ages]
@@ -245,6 +237,8 @@ class Seen(NamedTuple):
     now: Any
     drift_MD: Tensor  # gradient of the untempered density, which the step may overwrite too
     step_size: float | Tensor  # ε of each chain, from `by_chain`
+    noisy: bool  # whether the step adds noise
+    mass_MD: Tensor | None  # √V + δ, of this gradient too; None without preconditioner
     value: Value  # the density
     sizes: list[float]  # ε of each chain
 
@@ -269,10 +263,13 @@ def look(method: Any, density: Density, state: Any, *, batch: Any, donate: bool)
     value, faults = evaluated(density, weights_MD, known_MD=track.sound_MD, batch=batch)
     check_shapes(value, weights_MD)
     track = track.seen(number, weights_MD, value, density=density, fault=faults.first)
-    shares = [1.0] * len(track.times)
+    now = replace(state if donate else copied(state), track=track)
+    drift_MD = value.gradient.mul_(temperature(density))
+    shares, mass_MD = [1.0] * len(track.times), None
     if method.preconditions(density):
         position = number % method.cycles.length if method.cycles else number  # a cycle begins at a mode
         shares = [ramp(min(age, position)) for age in track.ages(number)]
+        mass_MD = _preconditioner(now, drift_MD, method.decay)
     sizes = [step_size * factor * share for factor, share in zip(track.factors(), shares, strict=True)]
-    now = replace(state if donate else copied(state), track=track)
-    return Seen(now, value.gradient.mul_(temperature(density)), by_chain(sizes, weights_MD), value, sizes)
+    noisy = method.pace(density).noisy(number)
+    return Seen(now, drift_MD, by_chain(sizes, weights_MD), noisy, mass_MD, value, sizes)

@@ -21,11 +21,10 @@ from torch.nn.modules.batchnorm import _BatchNorm  # no public base class covers
 
 from torchbayes.density.density import LogDensity
 from torchbayes.methods.choices import Choice, Epochs
-from torchbayes.methods.defaults import Defaults
+from torchbayes.methods.defaults import Defaults, Report
 from torchbayes.methods.keepers import Kept
-from torchbayes.methods.optimise.seeker import seeker
+from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.protocol import Needs, Shelf, Visit
-from torchbayes.methods.reports import Report
 from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers, Network
@@ -75,7 +74,7 @@ class MCBatchNorm(Kept, Defaults):
     @property
     def needs(self) -> Needs:
         """Trained networks, and minibatches of the training rows."""
-        return Needs(batch_size=self.batch_size, start=seeker(batch_size=self.batch_size))
+        return Needs(batch_size=self.batch_size, start=MAP(batch_size=self.batch_size))
 
     @property
     def choices(self) -> tuple[Choice, ...]:

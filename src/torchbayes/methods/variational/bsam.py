@@ -37,7 +37,7 @@ from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, clone, looked_
 from torchbayes.methods.keepers import Kept
 from torchbayes.methods.noise import normals
 from torchbayes.methods.optimise.descent import Info
-from torchbayes.methods.optimise.parts import Piece, split
+from torchbayes.methods.optimise.sam import Piece, split
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.variational.target import Target, narrowed, target_of

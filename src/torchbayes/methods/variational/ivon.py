@@ -43,11 +43,10 @@ from torchbayes.density.plans import BackendName
 from torchbayes.health.descent import Descended
 from torchbayes.health.spread import as_the_prior
 from torchbayes.linalg import Diagonal
-from torchbayes.methods.defaults import Defaults, NaturalGradient
+from torchbayes.methods.defaults import Defaults, NaturalGradient, Report
 from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, clone, looked_at, writable
 from torchbayes.methods.keepers import Kept
 from torchbayes.methods.protocol import Shelf
-from torchbayes.methods.reports import Report
 from torchbayes.methods.schedules import Cosine, Schedule, ramp
 from torchbayes.methods.variational import passes
 from torchbayes.methods.variational.passes import Moments, Rates

@@ -12,9 +12,9 @@ from torchbayes.density.backend import Mixing
 from torchbayes.density.density import LogDensity
 from torchbayes.density.layers.passes import Gradients, by_layers, mixed_by_layers
 from torchbayes.density.layers.uses import Estimator
+from torchbayes.methods.defaults import Report
 from torchbayes.methods.noise import normals
 from torchbayes.methods.optimise.descent import Trajectory
-from torchbayes.methods.reports import Report
 from torchbayes.methods.variational.families import Family, Slopes
 from torchbayes.model.model import Batch
 from torchbayes.model.priors.expected import add_expected_, is_closed

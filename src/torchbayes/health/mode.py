@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchbayes.health.ending import first, named
 from torchbayes.linalg import Scaled
 from torchbayes.linalg.dropped import rest_diagonal
 from torchbayes.posteriors.laplace import LaplacePosterior
@@ -33,13 +34,11 @@ def off_mode(posterior: LaplacePosterior, gradient_MD: Tensor) -> list[str]:
     gain_M = 0.5 * (gradient_MD * covariance.matvec(gradient_MD)).sum(-1, dtype=torch.float64)
     determined_M = posterior.effective_parameters().clamp_min(0)  # below 0 only by rounding
     norm_M = torch.linalg.vector_norm(gradient_MD, dim=-1)
-    members = (gain_M > (determined_M / 2).clamp_min(1.0)).nonzero()[:, 0].tolist()
-    if not members:
-        return []
-    m, others = members[0], f" (and {len(members) - 1} more)" if members[1:] else ""
+    away_M = gain_M > (determined_M / 2).clamp_min(1.0)
     return [
-        f"member {m}{others} {AWAY}: the gradient of the log joint density has norm "
+        f"{named(away_M)} {AWAY}: the gradient of the log joint density has norm "
         f"{float(norm_M[m]):.3g}, and a Newton step would raise it by {float(gain_M[m]):.3g} nats, where draws of "
         f"the posterior lie about {float(determined_M[m]) / 2:.3g} below a mode (train to convergence under this "
         f"likelihood and prior: longer, or at a larger learning rate)"
+        for m in first(away_M)
     ]
