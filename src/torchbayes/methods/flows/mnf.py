@@ -24,10 +24,11 @@ from torch import Tensor
 
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.flows.fitted import Drawing, Draws, Fitted, State, parts_of
+from torchbayes.methods.flows.fitted import Draws, Fitted, parts_of
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
+from torchbayes.methods.variational.objective import Fitting, State
 from torchbayes.methods.variational.weighting import Weighting
 from torchbayes.model.model import Model
 from torchbayes.posteriors.flows.mnf import MNFPosterior
@@ -67,7 +68,7 @@ class MNFFamily:
 
 
 @dataclass(frozen=True)
-class MNF(Fitted):
+class MNF(Fitted, Fitting):
     """Variational inference with multiplicative normalising flows.
 
     Attributes:
@@ -102,10 +103,6 @@ class MNF(Fitted):
     kl_weight: float | Weighting | None = None
     plan: BackendName | str = "auto"
 
-    @property
-    def drawing(self) -> Drawing:
-        return Drawing(self.estimator, self.draws)
-
     def family(self, model: Model) -> MNFFamily:
         """Return the distributions over the weights of a model.
 
@@ -117,5 +114,5 @@ class MNF(Fitted):
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> MNFPosterior:
         """Return the mixture of the members' distributions."""
-        options = {"layers": self.layers, "hidden": self.hidden, "buffers_M": state.descent.buffers or None}
+        options = {"layers": self.layers, "hidden": self.hidden, "buffers_M": state.trajectory.buffers or None}
         return MNFPosterior(density.model, *parts_of(state), **options)

@@ -1,9 +1,14 @@
-"""The objective of variational inference, from draws of the weights or from layers that take distributions."""
+"""The objective of variational inference, from draws of the weights or from layers that take distributions.
+
+A descent on the parameters of a distribution over the weights is the motion of VI and of flows.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -12,11 +17,18 @@ from torchbayes.density.backend import Mixing
 from torchbayes.density.density import LogDensity
 from torchbayes.density.layers.passes import Gradients, by_layers, mixed_by_layers
 from torchbayes.density.layers.uses import Estimator
+from torchbayes.methods.defaults import Defaults, OnMinibatches
+from torchbayes.methods.finite import Seen, looked_at, writable
+from torchbayes.methods.keepers import Following, Kept
 from torchbayes.methods.noise import normals
-from torchbayes.methods.optimise.descent import Trajectory
+from torchbayes.methods.optimise.base import Scheduled
+from torchbayes.methods.optimise.descent import Trajectory, start
 from torchbayes.methods.reports import Report
+from torchbayes.methods.schedules import epochs_of
 from torchbayes.methods.variational.families import Family, Slopes
+from torchbayes.methods.variational.weighting import Weighting, weight_at
 from torchbayes.model.model import Batch
+from torchbayes.model.network import Buffers
 from torchbayes.model.priors.expected import add_expected_, is_closed
 from torchbayes.randomness.seeds import Purpose, mix
 
@@ -37,6 +49,27 @@ class Drawing:
     alpha: float = 0.0  # α of the divergence; 0 takes the mean of the draws' log likelihoods
 
 
+class Terms(NamedTuple):
+    """The objective of a step, in nats."""
+
+    loss_M: Tensor  # all of it, per observation
+    nll_M: Tensor  # mean negative log likelihood, untempered
+    kl_M: Tensor  # KL(q ‖ p)
+
+
+Update = Callable[..., None]
+"""Change parameters and memory of the optimiser in place, by a learning rate `lr`."""
+
+
+@dataclass(frozen=True)
+class State(Following):
+    """The state of M fits."""
+
+    # of the parameters (M, P) of the distribution; the first D are the means
+    trajectory: Trajectory = field(metadata={"stored_as": "descent"})
+    size: int  # D
+
+
 @dataclass(frozen=True)
 class Info(Report):
     """What a step reports for the log, in nats."""
@@ -49,12 +82,43 @@ class Info(Report):
     kl_weight: float  # β
 
 
-class Terms(NamedTuple):
-    """The objective of a step, in nats."""
+class Fitting(Scheduled, OnMinibatches, Kept, Defaults, ABC):
+    """Base of these methods."""
 
-    loss_M: Tensor  # all of it, per observation
-    nll_M: Tensor  # mean negative log likelihood, untempered
-    kl_M: Tensor  # KL(q ‖ p)
+    if TYPE_CHECKING:
+        kl_weight: float | Weighting | None
+
+    usual_steps = USUAL_STEPS
+
+    @abstractmethod
+    def parameters(self, density: LogDensity, weights_MD: Tensor, *, seeds: Sequence[int]) -> Tensor:
+        """Return the first parameters, (M, P), around some weights."""
+
+    @abstractmethod
+    def objective(
+        self, density: LogDensity, now: Trajectory, batch: Batch, *, kl_weight: float
+    ) -> tuple[Terms, Tensor, Update]:
+        """Return the objective of a step, a tensor (M, ...) that is finite where its gradient is, and the step itself.
+
+        Buffers are brought up to date.
+        """
+
+    def begin(
+        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+    ) -> State:
+        epochs = epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS)
+        options = {"optimizer": self.optimizer, "epochs": epochs, "steps_per_epoch": steps_per_epoch}
+        parameters_MP = self.parameters(density, weights_MD, seeds=seeds)
+        return State(start(parameters_MP, buffers, seeds, **options), weights_MD.shape[1])
+
+    def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        now = writable(state.trajectory, donate=donate)
+        lr, weight = self.rate(now), weight_at(self.kl_weight, now)
+        terms, health_MX, update = self.objective(density, now, batch, kl_weight=weight)
+        unseen = looked_at(now, batch, Seen.of(now.step, lr, value_M=terms.loss_M, gradient_MD=health_MX))
+        update(lr=lr)
+        info = Info(*terms, -density.num_data * terms.nll_M - terms.kl_M, lr, weight)
+        return replace(state, trajectory=replace(now, step=now.step + 1, unseen=unseen)), info
 
 
 class _Pass(NamedTuple):
