@@ -16,7 +16,7 @@ where they differ from the paper's.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -25,9 +25,8 @@ from torch import Tensor
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.flows.fitted import Draws, Fitted, parts_of
-from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.methods.optimise.settings import Training
 from torchbayes.methods.protocol import Shelf
-from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.variational.objective import Fitting, State
 from torchbayes.methods.variational.weighting import Weighting
 from torchbayes.model.model import Model
@@ -68,15 +67,11 @@ class MNFFamily:
 
 
 @dataclass(frozen=True)
-class MNF(Fitted, Fitting):
+class MNF(Training, Fitted, Fitting):
     """Variational inference with multiplicative normalising flows.
 
     Attributes:
-        members: M, independent fits, whose mixture is the posterior.
         epochs: passes over the data; None for 50, or as many as make 5,000 steps.
-        batch_size: rows per step where the data are not batched already.
-        optimizer: update rule and learning rate, on the scale of the mean loss per observation.
-        schedule: how the learning rate changes over the run.
         layers: steps of each flow, of q(z) and of r(z | W).
         hidden: units of each step.
         draws: S, draws for each step.
@@ -89,11 +84,6 @@ class MNF(Fitted, Fitting):
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
     """
 
-    members: int = 1
-    epochs: int | None = None
-    batch_size: int = 128
-    optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
-    schedule: Schedule = field(default_factory=Cosine)
     layers: int = 2
     hidden: int = 50
     draws: int = 1

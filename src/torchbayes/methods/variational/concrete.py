@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -23,9 +23,8 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Value
 from torchbayes.methods.optimise.base import Descent, Scheduled
 from torchbayes.methods.optimise.descent import Trajectory
-from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.methods.optimise.settings import Training
 from torchbayes.methods.protocol import Shelf
-from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.dropout import check_dropout, rates
 from torchbayes.model.model import Batch, Model
@@ -42,25 +41,16 @@ State = Trajectory
 
 
 @dataclass(frozen=True)
-class ConcreteDropout(Scheduled, Descent):
+class ConcreteDropout(Training, Scheduled, Descent):
     """MC dropout that learns the rate of each dropout layer, starting from the layer's own rate.
 
     For plain stacks of layers, nn.Sequential, whose nn.Dropout stands right beside linear layers, or nn.Dropout2d
     beside convolutions, under a normal prior N(0, s²) of their weights, s = 1/l. The rates are in the posterior.
 
     Attributes:
-        members: M, independent runs.
         epochs: passes over the data; None lets held-out rows choose them, by training at the layers' own rates.
-        batch_size: rows per step where the data are not batched already.
         optimizer: update rule and learning rate of weights and of logits of rates, on the scale of the mean loss.
-        schedule: how the learning rate changes over the run.
     """
-
-    members: int = 1
-    epochs: int | None = None
-    batch_size: int = 128
-    optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
-    schedule: Schedule = field(default_factory=Cosine)
 
     plan = "loop"
     by_draws = True
