@@ -96,23 +96,13 @@ def _log_norm(segment: Segment) -> float:
 def _penalty(normal: list[Segment], factor: float, *, like: Tensor) -> Penalty:
     """Return means and precisions, times a factor, of normal segments; 0 for all other weights."""
     size = like.shape[-1]
-    runs = [
-        (
-            s.where,
-            torch.as_tensor(s.loc, dtype=torch.float64),
-            factor / torch.as_tensor(s.std, dtype=torch.float64) ** 2,
-        )
-        for s in normal
-    ]
-    if len(runs) == 1 and runs[0][0] == slice(0, size) and all(t.numel() == 1 for t in runs[0][1:]):
-        return Penalty(*(t.to(like).view(1) for t in runs[0][1:]))  # one number for all weights
-    penalty = [like.new_zeros(size), like.new_zeros(size)]
-    for span, *numbers in runs:
-        for into, number in zip(penalty, numbers, strict=True):
-            into[span] = number.to(like)
-    if all(bool((t == t[0]).all()) for t in penalty):
-        penalty = [t[:1].clone() for t in penalty]
-    return Penalty(*penalty)
+    penalty = Penalty(like.new_zeros(size), like.new_zeros(size))
+    for segment in normal:
+        loc, std = (torch.as_tensor(number, dtype=torch.float64) for number in (segment.loc, segment.std))
+        penalty.loc[segment.where] = loc.to(like)
+        penalty.precision[segment.where] = (factor / std**2).to(like)
+    same = all(bool((t == t[0]).all()) for t in penalty)  # one number for all weights
+    return Penalty(*(t[:1].clone() for t in penalty)) if same else penalty
 
 
 @dataclass(frozen=True)
