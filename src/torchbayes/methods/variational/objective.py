@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torchbayes.density.backend import Mixing
 from torchbayes.density.density import LogDensity
+from torchbayes.density.dynamics import Value
 from torchbayes.density.layers.passes import Gradients, by_layers, mixed_by_layers
 from torchbayes.density.layers.uses import Estimator
 from torchbayes.methods.defaults import Defaults, OnMinibatches
@@ -27,9 +28,11 @@ from torchbayes.methods.reports import Report
 from torchbayes.methods.schedules import epochs_of
 from torchbayes.methods.variational.families import Family, Slopes
 from torchbayes.methods.variational.weighting import Weighting, weight_at
-from torchbayes.model.model import Batch
+from torchbayes.model.batches.batch import batch_size, rows_of
+from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.expected import add_expected_, is_closed
+from torchbayes.native.process import differentiable
 from torchbayes.randomness.seeds import Purpose, mix
 
 USUAL_STEPS = 5000  # more than elsewhere, because a scale takes longer to settle than a weight
@@ -80,6 +83,46 @@ class Info(Report):
     elbo_M: Tensor  # −N nll − KL, an estimate of a lower bound on the log evidence for T = 1; no bound with α > 0
     lr: float
     kl_weight: float  # β
+
+
+@dataclass(frozen=True)
+class ByMembers(ABC):
+    """A bound as a loss of weights and further parameters of one member after the other, by autograd.
+
+    It stands in for a density, which knows no such parameters.
+    """
+
+    model: Model
+    num_data: int  # N
+
+    @abstractmethod
+    def terms(self, parameters_E: Tensor, rows: Batch, *, buffers: Buffers, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return expected log likelihood of some rows, expected log prior and entropy of a member, in nats.
+
+        Buffers are changed in place; the seed is that of what the network draws.
+        """
+
+    def loss(self, weights_ME: Tensor, batch: Batch, *, buffers: Buffers, seeds: Sequence[int], out: Tensor) -> Value:
+        """Return the negative bound per observation (M,), and write its gradient to `out` (M, E).
+
+        `weights_ME` are the weights of each member followed by its other parameters. Buffers are changed in place. The
+        expected log likelihood (M,) in the `Value` is an estimate for all rows.
+        """
+        model, rows = self.model, batch_size(batch.inputs, 1)
+        scales = model.scales(self.num_data, rows)
+        factor = -(model.temperature if model.tempering == "joint" else 1.0) / self.num_data
+        losses, fits = [], []
+        for m, seed in enumerate(seeds):
+            member_buffers = {name: buffer[m] for name, buffer in buffers.items()}
+            rows_m = Batch(model.network.arrange(rows_of(batch.inputs, m)), rows_of(batch.targets, m))
+            with differentiable():
+                parameters_E = weights_ME[m].detach().clone().requires_grad_()
+                fit, prior, entropy = self.terms(parameters_E, rows_m, buffers=member_buffers, seed=seed)
+                loss = factor * (scales.likelihood * fit + scales.prior * prior + entropy)
+                out[m] = torch.autograd.grad(loss, parameters_E)[0]
+            losses.append(loss.detach())
+            fits.append(fit.detach() * (self.num_data / rows))
+        return Value(torch.stack(losses), out, torch.stack(fits))
 
 
 class Fitting(Scheduled, OnMinibatches, Kept, Defaults, ABC):
