@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchbayes.checks import SettingError
 from torchbayes.health.ending import Ended, Ending
-from torchbayes.methods.choices import Choice, Epochs, PriorScale
+from torchbayes.methods.choices import Choice, Epochs
 from torchbayes.methods.protocol import Needs, Onward, Visit
 from torchbayes.methods.schedules import USUAL_STEPS, epochs_of
 from torchbayes.model.model import Model
@@ -83,20 +83,6 @@ class OnMinibatches:
     def visit(self, state: Any) -> Visit | None:
         """Return the next minibatch; None when the run is over."""
         return Visit("minibatch", state.step) if state.step < state.total_steps else None
-
-
-class NaturalGradient(OnMinibatches):
-    """Defaults of a method that moves mean and precision of a Gaussian over all weights."""
-
-    carries = "prior"
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(batch_size=self.batch_size, network="train", spread=True)
-
-    @property
-    def choices(self) -> tuple[Choice, ...]:
-        return (PriorScale(length=0.5),)
 
 
 @dataclass(frozen=True)

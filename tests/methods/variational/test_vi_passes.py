@@ -15,8 +15,8 @@ from torchbayes.density.layers import noisy
 from torchbayes.linalg import Dense
 from torchbayes.methods.noise import normals
 from torchbayes.methods.variational import mean_field, passes
+from torchbayes.methods.variational.objective import Info, State
 from torchbayes.methods.variational.passes import Descent, Penalty
-from torchbayes.methods.variational.vi import Info, State
 from torchbayes.model.priors.joint import Joint
 from torchbayes.native import noise as adds
 from torchbayes.native.noise import fill_signs, philox
@@ -65,7 +65,7 @@ def both(monkeypatch: pytest.MonkeyPatch, method: tb.VI, **about: Any) -> tuple[
 
 def assert_same(fast: tuple[State, list[Info]], plain: tuple[State, list[Info]], tolerance: float) -> None:
     """Parameters, slots and infos agree, each to a share of its largest number."""
-    old, new = plain[0].descent, fast[0].descent
+    old, new = plain[0].trajectory, fast[0].trajectory
     pairs = [(new.weights_MD, old.weights_MD), *((new.slots[name], old.slots[name]) for name in old.slots)]
     for name in ("loss_M", "nll_M", "kl_M", "elbo_M"):
         pairs += [(getattr(a, name), getattr(b, name)) for a, b in zip(fast[1], plain[1], strict=True)]
@@ -116,7 +116,7 @@ def test_float32(monkeypatch: pytest.MonkeyPatch, optimizer: Any) -> None:
     about = {"prior": PRIORS["normal"], "dtype": torch.float32}
     fast, plain = both(monkeypatch, method(optimizer=optimizer, draws=2), **about)
     assert_same(fast, plain, 2e-5)
-    assert fast[0].descent.weights_MD.dtype == torch.float32
+    assert fast[0].trajectory.weights_MD.dtype == torch.float32
 
 
 @needs_kernel
@@ -189,12 +189,12 @@ def test_a_step_that_is_not_finite_changes_no_parameter(estimator: Any) -> None:
     model = tb.Model(net, tb.likelihoods.Gaussian(1.0), tb.priors.Normal())
     density = tb.LogDensity(model, ROWS, training=True)
     state = chosen.init(density, *model.starting_weights([0]), seeds=[0], steps_per_epoch=1)
-    before = state.descent.weights_MD.clone()
+    before = state.trajectory.weights_MD.clone()
     batch = tb.Batch(torch.full((1, ROWS, 3), 1e200, dtype=torch.float64), normal(1, ROWS, 2))
     with pytest.raises(tb.DivergedError, match="diverged at step 0"):
         chosen.step(density, state, batch, donate=True)
-    assert torch.equal(state.descent.weights_MD, before)
-    assert float(state.descent.slots["count"]) == 0
+    assert torch.equal(state.trajectory.weights_MD, before)
+    assert float(state.trajectory.slots["count"]) == 0
 
 
 # --- outputs with noise of their own ---

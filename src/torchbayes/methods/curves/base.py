@@ -92,9 +92,8 @@ class Between:
         for fixed_MD, share_M in zip(self.fixed, self.fixed_MF.to(vertices).unbind(1), strict=True):
             point_MD.addcmul_(fixed_MD, share_M.unsqueeze(-1))
         for vertex_MD, share_M1 in zip(vertices.unflatten(1, shape).unbind(1), share_MJ1.unbind(1), strict=True):
-            point_MD.addcmul_(
-                vertex_MD, share_M1
-            )  # in place, because the product with all would be as large as the vertices
+            # in place, because the product with all would be as large as the vertices
+            point_MD.addcmul_(vertex_MD, share_M1)
         into_MJD = out.unflatten(1, shape)
         slope_MD = into_MJD[:, -1]  # holds the gradient at the point until those of all other vertices are computed
         value = self.density.loss(point_MD, batch, out=slope_MD, **options)

@@ -92,13 +92,9 @@ class Curve(Joining, Descent):
         first_MD, last_MD = (weights_MD[end::2].clone() for end in (0, 1))
         share_J1 = torch.arange(1, self.bends + 1, dtype=first_MD.dtype, device=first_MD.device).unsqueeze(1)
         bends_MJD = torch.lerp(first_MD.unsqueeze(1), last_MD.unsqueeze(1), share_J1 / (self.bends + 1))
-        curve_buffers, options = (
-            {name: buffer[::2] for name, buffer in buffers.items()},
-            {"steps_per_epoch": steps_per_epoch},
-        )
-        return State(
-            super().begin(density, bends_MJD.flatten(1), curve_buffers, seeds=seeds, **options), first_MD, last_MD
-        )
+        of_curves, options = bends_MJD.flatten(1), {"seeds": seeds, "steps_per_epoch": steps_per_epoch}
+        descent = super().begin(density, of_curves, {name: b[::2] for name, b in buffers.items()}, **options)
+        return State(descent, first_MD, last_MD)
 
     def target(self, density: LogDensity, state: State) -> Between:
         now = state.trajectory

@@ -115,12 +115,10 @@ class Simplex(Joining, Descent):
         step_M1 = step_M1.where(step_M1 > 0, _START)
         vertices_MV = mean_MD.repeat(1, self.vertices)
         noise_MV = normals(seeds, Purpose.SIMPLEX_START, 0, like=vertices_MV)
-        complex_buffers, options = (
-            {n: buffer[:: self.modes] for n, buffer in buffers.items()},
-            {"steps_per_epoch": steps_per_epoch},
-        )
         vertices_MV = vertices_MV.addcmul_(noise_MV, step_M1.to(noise_MV))
-        return State(super().begin(density, vertices_MV, complex_buffers, seeds=seeds, **options), modes_MKD)
+        options = {"seeds": seeds, "steps_per_epoch": steps_per_epoch}
+        descent = super().begin(density, vertices_MV, {n: b[:: self.modes] for n, b in buffers.items()}, **options)
+        return State(descent, modes_MKD)
 
     def target(self, density: LogDensity, state: State) -> Between | _Spread:
         now, modes = state.trajectory, self.modes

@@ -22,6 +22,7 @@ from torchbayes.methods.cycles.base import Bounds, Cyclic
 from torchbayes.methods.optimise.descent import Descent, Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.optimise.sam import AnyOptimizer
+from torchbayes.methods.optimise.settings import Runs
 from torchbayes.methods.schedules import USUAL_EPOCHS, PiecewiseLinear, Progress
 
 _CYCLES = 10  # default number of cycles
@@ -29,13 +30,12 @@ _HIGH, _LOW = 0.5, 0.05  # default rates, as shares of the optimiser's
 
 
 @dataclass(frozen=True)
-class FGE(Cyclic, Descent):
+class FGE(Runs, Cyclic, Descent):
     """Fast geometric ensembling: networks kept along one training run, in valleys of the loss.
 
     Attributes:
         members: M, independent runs, each of which gives S networks.
         epochs: passes over the data, burn-in included; None lets held-out rows choose them, see `fit`.
-        batch_size: rows per step where the data are not batched already.
         optimizer: update rule and learning rate before the cycles.
         cycle: epochs of a cycle; None divides what follows burn-in into ten.
         burn_in: share of the epochs before the cycles; 0 to start from a trained network. What is left over after the
@@ -47,9 +47,6 @@ class FGE(Cyclic, Descent):
         adversarial: ε of adversarial training, as in `MAP`; None for plain training.
     """
 
-    members: int = 1
-    epochs: int | None = None
-    batch_size: int = 128
     optimizer: AnyOptimizer = field(default_factory=lambda: Adam(3e-3))
     cycle: int | None = None
     burn_in: float = 0.5

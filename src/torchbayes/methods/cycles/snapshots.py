@@ -21,17 +21,17 @@ from torchbayes.methods.cycles.base import Bounds, Cyclic
 from torchbayes.methods.optimise.descent import Descent, Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.optimise.sam import AnyOptimizer
+from torchbayes.methods.optimise.settings import Runs
 from torchbayes.methods.schedules import Progress
 
 
 @dataclass(frozen=True)
-class Snapshots(Cyclic, Descent):
+class Snapshots(Runs, Cyclic, Descent):
     """Snapshot ensembling: one training run in cosine cycles, with a network kept at the end of each.
 
     Attributes:
         members: M, independent runs, each of which gives S networks.
         epochs: passes over the data, of all cycles together; None lets held-out rows choose them, see `fit`.
-        batch_size: rows per step where the data are not batched already.
         optimizer: update rule, and learning rate at the start of a cycle.
         cycles: C, cycles of the run; fewer where it has fewer steps.
         draws: S, networks kept, those of the last cycles; None keeps one of each.
@@ -39,9 +39,6 @@ class Snapshots(Cyclic, Descent):
         adversarial: ε of adversarial training, as in `MAP`; None for plain training.
     """
 
-    members: int = 1
-    epochs: int | None = None
-    batch_size: int = 128
     optimizer: AnyOptimizer = field(default_factory=lambda: Adam(3e-3))
     cycles: int = 5
     draws: int | None = None

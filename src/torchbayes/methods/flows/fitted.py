@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
@@ -27,40 +27,17 @@ from torchbayes.density.layers.uses import Estimator
 from torchbayes.health.draws import Drawn
 from torchbayes.health.spread import unmoved
 from torchbayes.methods.choices import WEIGHTS, Choice, Lowered
-from torchbayes.methods.defaults import Defaults, OnMinibatches
-from torchbayes.methods.finite import Seen, looked_at, writable
-from torchbayes.methods.keepers import Kept
 from torchbayes.methods.noise import normals
-from torchbayes.methods.optimise.descent import Trajectory, start
+from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Optimizer
-from torchbayes.methods.schedules import Schedule, epochs_of
-from torchbayes.methods.variational.objective import USUAL_STEPS, Info, Terms, ask
-from torchbayes.methods.variational.weighting import Weighting, weight_at
+from torchbayes.methods.variational.objective import State, Terms, Update, ask
+from torchbayes.methods.variational.weighting import Weighting
 from torchbayes.model.model import Batch, Model
-from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import BoundPrior
 from torchbayes.model.priors.expected import add_expected_, is_closed
 from torchbayes.native.process import differentiable
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.randomness.seeds import Purpose
-
-
-@dataclass(frozen=True)
-class State:
-    """The state of M fits."""
-
-    descent: Trajectory  # of the parameters θ, (M, P); the first 2 D are means and logarithms of scales
-    size: int  # D
-
-    @property
-    def step(self) -> int:
-        """Steps taken."""
-        return self.descent.step
-
-    @property
-    def total_steps(self) -> int:
-        """Length of the run."""
-        return self.descent.total_steps
 
 
 class Draws(NamedTuple):
@@ -102,30 +79,19 @@ class Family(Protocol):
         ...
 
 
-class Fitted(OnMinibatches, Kept, Defaults, ABC):
-    """Base of these methods: a descent on the parameters of a family."""
+class Fitted(ABC):
+    """The part of these methods beside `Fitting`: a family, whose first 2 D parameters are means and log scales."""
 
-    members: int
-    epochs: int | None
-    batch_size: int
-    optimizer: Optimizer
-    schedule: Schedule
-    layers: int
-    hidden: int
     draws: int
     initial_scale: float
     kl_weight: float | Weighting | None
+    optimizer: Optimizer
 
-    usual_steps = USUAL_STEPS
+    estimator: Literal["weights", "auto", "local", "flipout"] = "weights"
 
     @abstractmethod
     def family(self, model: Model) -> Family:
         """Return the family of distributions over the weights of a model."""
-
-    @property
-    @abstractmethod
-    def drawing(self) -> Drawing:
-        """How the objective is estimated."""
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -136,29 +102,24 @@ class Fitted(OnMinibatches, Kept, Defaults, ABC):
         """
         return (Lowered("kl_weight", WEIGHTS, folds=1),) if self.kl_weight is None else ()
 
-    def begin(
-        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
-    ) -> State:
+    def parameters(self, density: LogDensity, weights_MD: Tensor, *, seeds: Sequence[int]) -> Tensor:
+        """Return the first parameters, (M, P)."""
         family = _family_of(self, density)
         like = weights_MD.new_empty(len(weights_MD), family.num_parameters)
         rest_MP = family.start(normals(seeds, Purpose.FLOW_START, 0, like=like))
         log_scale_MD = torch.full_like(weights_MD, self.initial_scale).log()
-        parameters_MP = torch.cat([weights_MD, log_scale_MD, rest_MP], dim=1)
-        options = {"optimizer": self.optimizer, "epochs": epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS)}
-        descent = start(parameters_MP, buffers, seeds, **options, steps_per_epoch=steps_per_epoch)
-        return State(descent, weights_MD.shape[1])
+        return torch.cat([weights_MD, log_scale_MD, rest_MP], dim=1)
 
-    def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        now = writable(state.descent, donate=donate)
-        lr, weight = self.optimizer.lr * self.schedule.factor(now.done), weight_at(self.kl_weight, now)
-        family = _family_of(self, density)
-        terms = differentiate(density, now, batch, family=family, drawing=self.drawing, kl_weight=weight)
-        info = Info(*terms, -density.num_data * terms.nll_M - terms.kl_M, lr, weight)
-        unseen = looked_at(now, batch, Seen.of(now.step, lr, value_M=terms.loss_M, gradient_MD=now.gradient_MD))
-        self.optimizer.update(now.weights_MD, now.gradient_MD, now.slots, lr=lr)
-        return replace(state, descent=replace(now, step=now.step + 1, unseen=unseen)), info
+    def objective(
+        self, density: LogDensity, now: Trajectory, batch: Batch, *, kl_weight: float
+    ) -> tuple[Terms, Tensor, Update]:
+        """Return the objective of a step, its gradient, and the step itself."""
+        family, drawing = _family_of(self, density), Drawing(self.estimator, self.draws)
+        terms = differentiate(density, now, batch, family=family, drawing=drawing, kl_weight=kl_weight)
+        return terms, now.gradient_MD, partial(self.optimizer.update, now.weights_MD, now.gradient_MD, now.slots)
 
     def ending(self, posterior: Posterior, state: State) -> Drawn:
+        """Return how a run ended; scales must have moved from their first value."""
         scale_MD = parts_of(state)[1]
         return Drawn(then=[lambda _: unmoved(scale_MD, self.initial_scale)])
 
@@ -169,7 +130,7 @@ _FAMILIES: WeakKeyDictionary[LogDensity, tuple[Fitted, Family]] = WeakKeyDiction
 
 def parts_of(state: State) -> tuple[Tensor, Tensor, Tensor]:
     """Return means, scales and the other parameters of a run."""
-    mean_MD, log_scale_MD, rest_MP = _split(state.descent.weights_MD, state.size)
+    mean_MD, log_scale_MD, rest_MP = _split(state.trajectory.weights_MD, state.size)
     # not 0 where a scale has collapsed, which is reported as a problem
     scale_MD = log_scale_MD.exp().clamp_min_(torch.finfo(mean_MD.dtype).tiny)
     return mean_MD.clone(), scale_MD, rest_MP.clone()

@@ -16,7 +16,7 @@ where they differ from the paper's.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -24,10 +24,10 @@ from torch import Tensor
 
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.flows.fitted import Drawing, Draws, Fitted, State, parts_of
-from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.methods.flows.fitted import Draws, Fitted, parts_of
+from torchbayes.methods.optimise.settings import Training
 from torchbayes.methods.protocol import Shelf
-from torchbayes.methods.schedules import Cosine, Schedule
+from torchbayes.methods.variational.objective import Fitting, State
 from torchbayes.methods.variational.weighting import Weighting
 from torchbayes.model.model import Model
 from torchbayes.posteriors.flows.multipliers import Multipliers, multiplied
@@ -67,15 +67,11 @@ class MNFFamily:
 
 
 @dataclass(frozen=True)
-class MNF(Fitted):
+class MNF(Training, Fitted, Fitting):
     """Variational inference with multiplicative normalising flows.
 
     Attributes:
-        members: M, independent fits, whose mixture is the posterior.
         epochs: passes over the data; None for 50, or as many as make 5,000 steps.
-        batch_size: rows per step where the data are not batched already.
-        optimizer: update rule and learning rate, on the scale of the mean loss per observation.
-        schedule: how the learning rate changes over the run.
         layers: steps of each flow, of q(z) and of r(z | W).
         hidden: units of each step.
         draws: S, draws for each step.
@@ -88,11 +84,6 @@ class MNF(Fitted):
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
     """
 
-    members: int = 1
-    epochs: int | None = None
-    batch_size: int = 128
-    optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
-    schedule: Schedule = field(default_factory=Cosine)
     layers: int = 2
     hidden: int = 50
     draws: int = 1
@@ -101,10 +92,6 @@ class MNF(Fitted):
     multiplier_scale: float = 0.1
     kl_weight: float | Weighting | None = None
     plan: BackendName | str = "auto"
-
-    @property
-    def drawing(self) -> Drawing:
-        return Drawing(self.estimator, self.draws)
 
     def family(self, model: Model) -> MNFFamily:
         """Return the distributions over the weights of a model.
@@ -117,5 +104,5 @@ class MNF(Fitted):
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> MNFPosterior:
         """Return the mixture of the members' distributions."""
-        options = {"layers": self.layers, "hidden": self.hidden, "buffers_M": state.descent.buffers or None}
+        options = {"layers": self.layers, "hidden": self.hidden, "buffers_M": state.trajectory.buffers or None}
         return MNFPosterior(density.model, *parts_of(state), **options)

@@ -21,10 +21,11 @@ from torch import Tensor
 
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
-from torchbayes.methods.flows.fitted import Drawing, Draws, Fitted, State, parts_of
+from torchbayes.methods.flows.fitted import Draws, Fitted, parts_of
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
+from torchbayes.methods.variational.objective import Fitting, State
 from torchbayes.methods.variational.weighting import Weighting
 from torchbayes.model.model import Model
 from torchbayes.posteriors.flows.neural import check_installed
@@ -58,7 +59,7 @@ class FlowFamily:
 
 
 @dataclass(frozen=True)
-class NormalizingFlow(Fitted):
+class NormalizingFlow(Fitted, Fitting):
     """Variational inference with a normalising flow over all random weights.
 
     Attributes:
@@ -98,10 +99,6 @@ class NormalizingFlow(Fitted):
         if self.transform not in SIMPLE:
             check_installed(self.transform)
 
-    @property
-    def drawing(self) -> Drawing:
-        return Drawing("weights", self.draws)
-
     def family(self, model: Model) -> FlowFamily:
         """Return the flows over the weights of a model.
 
@@ -114,5 +111,5 @@ class NormalizingFlow(Fitted):
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> FlowPosterior:
         """Return the mixture of the members' flows."""
         options: dict[str, Any] = {"layers": self.layers, "hidden": self.hidden, "bins": self.bins}
-        buffers = state.descent.buffers or None
+        buffers = state.trajectory.buffers or None
         return FlowPosterior(density.model, *parts_of(state), transform=self.transform, **options, buffers_M=buffers)

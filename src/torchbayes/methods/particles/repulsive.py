@@ -23,13 +23,12 @@ from torchbayes.density.plans import BackendName
 from torchbayes.methods.finite import WORKSPACE
 from torchbayes.methods.keepers import Following
 from torchbayes.methods.optimise.descent import Descent, Trajectory
-from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.methods.optimise.settings import Training
 from torchbayes.methods.particles.base import Annealing, Direction, Info, Particles, annealed, heat_of, target_of
 from torchbayes.methods.particles.functions import PLANS, FunctionTarget, PriorOf, Repulsion, check_extra
 from torchbayes.methods.particles.kernels import RBF, Pairs, are_far, combine_, gram
 from torchbayes.methods.particles.scores import Score, score_matrix
 from torchbayes.methods.protocol import Shelf
-from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Buffers
 from torchbayes.posteriors.point import Point
@@ -48,7 +47,7 @@ class State(Following):
 
 
 @dataclass(frozen=True)
-class RepulsiveEnsemble(Particles, Descent):
+class RepulsiveEnsemble(Training, Particles, Descent):
     """A deep ensemble whose members repel each other, in the space of weights or of functions.
 
     Few members spread too little. For a normal target, with kde and the median heuristic, 50 members have 0.84 of its
@@ -60,11 +59,8 @@ class RepulsiveEnsemble(Particles, Descent):
 
     Attributes:
         members: M.
-        epochs: passes over the data; None lets held-out rows choose them, see `fit`.
         batch_size: rows per step where the data are not batched already. In the space of functions all members see the
             rows of the first one; in that of weights each has its own order.
-        optimizer: update rule and learning rate, on the scale of the mean loss per observation.
-        schedule: how the learning rate changes over the run.
         space: where members repel: weights or functions.
         score: the estimator: kde, sge or ssge.
         bandwidth: h of the kernel exp(−‖x − y‖²/h) of weights or outputs, in their squared units; None takes median² /
@@ -83,10 +79,6 @@ class RepulsiveEnsemble(Particles, Descent):
     """
 
     members: int = 10
-    epochs: int | None = None
-    batch_size: int = 128
-    optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
-    schedule: Schedule = field(default_factory=Cosine)
     space: Literal["weights", "functions"] = "functions"
     score: Score = "kde"
     bandwidth: float | None = None

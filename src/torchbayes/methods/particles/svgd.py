@@ -10,7 +10,7 @@ are not, see `SVGD`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor
@@ -19,11 +19,10 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.dynamics import Density
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.optimise.descent import Descent, Trajectory
-from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.methods.optimise.settings import Training
 from torchbayes.methods.particles.base import Annealing, Direction, Particles, annealed, heat_of, target_of
 from torchbayes.methods.particles.kernels import RBF, Linear, Pairs, are_far, combine_, gram
 from torchbayes.methods.protocol import Shelf
-from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.model import Batch
 from torchbayes.posteriors.point import Point
 
@@ -31,7 +30,7 @@ State = Trajectory
 
 
 @dataclass(frozen=True)
-class SVGD(Particles, Descent):
+class SVGD(Training, Particles, Descent):
     """Stein variational gradient descent: an ensemble whose members follow each other's gradients and repel.
 
     Few particles in many dimensions spread too little. For a normal target, RBF kernel and median heuristic, 50
@@ -42,11 +41,9 @@ class SVGD(Particles, Descent):
 
     Attributes:
         members: M, particles.
-        epochs: passes over the data; None lets held-out rows choose them, see `fit`.
         batch_size: rows per step where the data are not batched already; each particle has its own order of them.
         optimizer: update rule and learning rate, on the scale of the mean loss per observation. With the RBF kernel φ
             is about 1/M of the gradient of one network, which Adam makes up for and SGD does not.
-        schedule: how the learning rate changes over the run.
         kernel: rbf, exp(−‖x − y‖²/h), or linear, xᵀy + 1, which gives more particles than weights the exact mean and
             covariance of a normal density, and is only for few weights.
         bandwidth: h of rbf, in squared units of the weights; None takes median² / log M of the distances at every
@@ -57,10 +54,6 @@ class SVGD(Particles, Descent):
     """
 
     members: int = 10
-    epochs: int | None = None
-    batch_size: int = 128
-    optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
-    schedule: Schedule = field(default_factory=Cosine)
     kernel: Literal["rbf", "linear"] = "rbf"
     bandwidth: float | None = None
     annealing: Annealing | None = None

@@ -10,9 +10,10 @@ B sets the spread of the draws.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm  # no public base class covers
 from torchbayes.density.density import LogDensity
 from torchbayes.methods.choices import Choice, Epochs
 from torchbayes.methods.defaults import Defaults, Report
+from torchbayes.methods.finite import clone
 from torchbayes.methods.keepers import Kept
 from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.protocol import Needs, Shelf, Visit
@@ -91,14 +93,10 @@ class MCBatchNorm(Kept, Defaults):
     def begin(
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
-        statistics = {
-            f"{name}.{part}": buffers[f"{name}.{part}"].new_zeros(
-                len(weights_MD), self.draws, *buffers[f"{name}.{part}"].shape[1:]
-            )
-            for name in normed(density.model.network)
-            for part in ("running_mean", "running_var")
-        }
-        return State(weights_MD.clone(), {n: b.clone() for n, b in buffers.items()}, statistics, 0, 0, 0)
+        names = [f"{n}.running_{kind}" for n in normed(density.model.network) for kind in ("mean", "var")]
+        shape = len(weights_MD), self.draws
+        statistics = {name: buffers[name].new_zeros(*shape, *buffers[name].shape[1:]) for name in names}
+        return State(weights_MD.clone(), clone(buffers), statistics, 0, 0, 0)
 
     def visit(self, state: State) -> Visit | None:
         """Return the next minibatch; None when there are enough."""
@@ -108,20 +106,19 @@ class MCBatchNorm(Kept, Defaults):
         members, rows = len(state.weights_MD), batch_size(batch.inputs, 1)
         if rows < 2:
             raise ValueError(f"`batch_size` must give minibatches of 2 rows at least; got {rows}. One has no variance.")
-        info = Info(torch.full((members,), float(rows)))
-        now = (state.weights_MD, state.buffers)
+        now, info = replace(state, step=state.step + 1), Info(torch.full((members,), float(rows)))
         if rows < state.rows - 1:  # the short rest of an epoch; others differ by one row at most
-            return State(*now, state.statistics, state.collected, state.rows, state.step + 1), info
-        statistics = state.statistics if donate else {n: t.clone() for n, t in state.statistics.items()}
+            return now, info
+        statistics = state.statistics if donate else clone(state.statistics)
         for m in range(members):
             member_buffers = {name: buffer[m] for name, buffer in state.buffers.items()}
             views, _ = density.model.split(state.weights_MD[m])
-            batch_values = batch_statistics(
-                density.model.network, views, rows_of(batch.inputs, m), buffers=member_buffers
-            )
-            for name, value in batch_values.items():
+            inputs = rows_of(batch.inputs, m)
+            values = batch_statistics(density.model.network, views, inputs, buffers=member_buffers)
+            for name, value in values.items():
                 statistics[name][m, state.collected] = value
-        return State(*now, statistics, state.collected + 1, max(rows, state.rows), state.step + 1), info
+        rows = max(rows, state.rows)
+        return replace(now, statistics=statistics, collected=state.collected + 1, rows=rows), info
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> BatchNormPosterior:
         """Return the networks under the statistics that are known.
@@ -132,8 +129,8 @@ class MCBatchNorm(Kept, Defaults):
         if not state.collected:
             raise ValueError("no minibatch has been passed: the run stopped before its first step. Let it go on.")
         statistics = {name: values[:, : state.collected].clone() for name, values in state.statistics.items()}
-        options: dict[str, Any] = {"buffers_M": state.buffers or None, "statistics_known": True}
-        return BatchNormPosterior(density.model, state.weights_MD.clone(), statistics, **options)
+        weights_MD, buffers_M = state.weights_MD.clone(), state.buffers or None
+        return BatchNormPosterior(density.model, weights_MD, statistics, buffers_M=buffers_M, statistics_known=True)
 
 
 def normed(network: Network) -> tuple[str, ...]:
@@ -156,7 +153,7 @@ def batch_statistics(
     They have the names of the buffers. Only the batch norms run in training mode, and the buffers of the network are
     not changed. `weights` are named views of its random weights.
     """
-    copies, statistics = {name: buffer.clone() for name, buffer in buffers.items()}, dict[str, Tensor]()
+    copies, statistics = clone(buffers), dict[str, Tensor]()
     inputs = network.arrange(inputs)
     network.ask(weights, inputs, copies)
     with _noting(network, normed(network), statistics):
@@ -167,22 +164,19 @@ def batch_statistics(
 @contextmanager
 def _noting(network: Network, names: Sequence[str], seen: dict[str, Tensor]) -> Iterator[None]:
     """Run batch norms in training mode inside the `with`, and note what they normalise by."""
-    layers: list[Any] = [network.module.get_submodule(name) for name in names]
+    layers: dict[str, Any] = {name: network.module.get_submodule(name) for name in names}
 
-    def note(name: str) -> Callable[..., None]:
-        def hook(layer: Any, args: tuple[Tensor, ...]) -> None:
-            axes = [axis for axis in range(args[0].ndim) if axis != 1]
-            variance, mean = torch.var_mean(args[0], axes, correction=0)
-            seen.update({f"{name}.running_mean": mean, f"{name}.running_var": variance})
+    def note(name: str, layer: Any, args: tuple[Tensor, ...]) -> None:
+        axes = [axis for axis in range(args[0].ndim) if axis != 1]
+        variance, mean = torch.var_mean(args[0], axes, correction=0)
+        seen.update({f"{name}.running_mean": mean, f"{name}.running_var": variance})
 
-        return hook
-
-    handles = [layer.register_forward_pre_hook(note(name)) for name, layer in zip(names, layers, strict=True)]
+    handles = [layer.register_forward_pre_hook(partial(note, name)) for name, layer in layers.items()]
     try:
-        for layer in layers:
+        for layer in layers.values():
             layer.training = True
         yield
     finally:
-        for layer, handle in zip(layers, handles, strict=True):
+        for layer, handle in zip(layers.values(), handles, strict=True):
             layer.training = False
             handle.remove()

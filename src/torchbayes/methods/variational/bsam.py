@@ -31,18 +31,14 @@ from torch import Tensor
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.health.descent import Descended
-from torchbayes.linalg import Diagonal
-from torchbayes.methods.defaults import Defaults, NaturalGradient
-from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, clone, looked_at, writable
-from torchbayes.methods.keepers import Kept
+from torchbayes.methods.finite import WORKSPACE, Seen, clone, looked_at, writable
 from torchbayes.methods.noise import normals
 from torchbayes.methods.optimise.descent import Info
 from torchbayes.methods.optimise.sam import Piece, split
-from torchbayes.methods.protocol import Shelf
+from torchbayes.methods.optimise.settings import Runs
 from torchbayes.methods.schedules import Cosine, Schedule
-from torchbayes.methods.variational.target import Target, narrowed, target_of
+from torchbayes.methods.variational.target import Moving, NaturalGradient, Target, narrowed, target_of
 from torchbayes.model.model import Batch
-from torchbayes.model.network import Buffers
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.randomness.seeds import Purpose, mix
 
@@ -50,45 +46,19 @@ _ADVICE = "lower the learning rate, or raise `initial_scale`, which makes the fi
 
 
 @dataclass(frozen=True)
-class State:
+class State(Moving):
     """What the next step needs."""
 
-    mean_MD: Tensor  # m
-    scale_MD: Tensor  # s > 0: precision of q over λ
-    momentum_MD: Tensor = field(metadata=FOR_STEPS)  # u
-    buffers: Buffers
+    precision_MD: Tensor = field(metadata={"stored_as": "scale_MD"})  # s > 0
     gradient_MD: Tensor = field(metadata=WORKSPACE, repr=False)  # scratch space for the gradient
-    seeds: tuple[int, ...]
-    step: int
-    steps_per_epoch: int
-    total_steps: int
-    # numbers of past steps that are not checked yet
-    unseen: tuple[Seen, ...] = field(default=(), metadata=WORKSPACE, repr=False)
-
-    @property
-    def weights_MD(self) -> Tensor:
-        """The means."""
-        return self.mean_MD
-
-    @property
-    def trajectory(self) -> State:
-        """Itself: the checks of a descent look at its end."""
-        return self
-
-    @property
-    def done(self) -> float:
-        """Completed share of the run, in [0, 1]."""
-        return self.step / self.total_steps
 
 
 @dataclass(frozen=True)
-class BSAM(NaturalGradient, Kept, Defaults):
+class BSAM(Runs, NaturalGradient):
     """Bayesian sharpness-aware minimisation: a Gaussian with independent weights; with several members, their mixture.
 
     Attributes:
-        members: M, independent runs.
         epochs: passes over the data; None for 50, or more where these have fewer than 2,000 steps.
-        batch_size: rows per step where the data are not batched already.
         lr: learning rate, a factor on u/s.
         momentum: β₁.
         decay: β₂.
@@ -102,9 +72,6 @@ class BSAM(NaturalGradient, Kept, Defaults):
         plan: how the stack of members is run: auto, native, loop, vmap or compiled.
     """
 
-    members: int = 1
-    epochs: int | None = None
-    batch_size: int = 128
     lr: float = 0.1
     momentum: float = 0.9
     decay: float = 0.999
@@ -115,29 +82,21 @@ class BSAM(NaturalGradient, Kept, Defaults):
     schedule: Schedule = field(default_factory=Cosine)
     plan: BackendName | str = "auto"
 
-    def begin(
-        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
-    ) -> State:
-        mean_MD = weights_MD.detach().clone(memory_format=torch.contiguous_format)
-        return State(
-            mean_MD,
-            torch.full_like(mean_MD, self.initial_scale or 1.0),
-            torch.zeros_like(mean_MD),
-            clone(buffers),
-            torch.empty_like(mean_MD),
-            tuple(seeds),
-            0,
-            steps_per_epoch,
-            self.length(steps_per_epoch),
-        )
+    state = State
+
+    def precision(self, density: LogDensity, mean_MD: Tensor) -> Tensor:
+        return torch.full_like(mean_MD, self.initial_scale or 1.0)
+
+    def scratch(self, mean_MD: Tensor) -> Sequence[Tensor]:
+        return (torch.empty_like(mean_MD),)
 
     def spread(self, density: LogDensity, state: State, scale_MD: Tensor) -> State:
         """Return the state before the first step at trained weights, with s no smaller than their spread asks for.
 
         Where one of the standard deviations `scale_MD` is 0 or wider than the method's own, the method's own stays.
         """
-        wanted_MD = narrowed(density, state.scale_MD, scale_MD)
-        return replace(state, scale_MD=wanted_MD.amax(-1, keepdim=True).repeat(1, wanted_MD.shape[-1]))
+        wanted_MD = narrowed(density, state.precision_MD, scale_MD)
+        return replace(state, precision_MD=wanted_MD.amax(-1, keepdim=True).repeat(1, wanted_MD.shape[-1]))
 
     def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
         now, lr = writable(state, donate=donate), self.lr * self.schedule.factor(state.done)
@@ -154,14 +113,9 @@ class BSAM(NaturalGradient, Kept, Defaults):
         health_M = loss_M + torch.linalg.vector_norm(slope_MD, dim=-1) + torch.linalg.vector_norm(size_MD, dim=-1)
         unseen = looked_at(now, batch, Seen(now.step, lr, loss_M, health_M), advice=_ADVICE)
         now.momentum_MD.lerp_(slope_MD.addcmul_(pull_MD, delta), 1 - self.momentum)
-        now.mean_MD.addcdiv_(now.momentum_MD, now.scale_MD, value=-lr)
-        now.scale_MD.lerp_(size_MD.mul_(now.scale_MD.sqrt()).add_(delta + self.damping), 1 - self.decay)
+        now.mean_MD.addcdiv_(now.momentum_MD, now.precision_MD, value=-lr)
+        now.precision_MD.lerp_(size_MD.mul_(now.precision_MD.sqrt()).add_(delta + self.damping), 1 - self.decay)
         return replace(now, step=now.step + 1, unseen=unseen), Info(loss_M, nll_M, lr)
-
-    def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
-        """Return the mixture of the members' Gaussians."""
-        variance_MD = 1 / (state.scale_MD * target_of(density, state.mean_MD).ess)
-        return Gaussian(density.model, state.mean_MD.clone(), Diagonal(variance_MD), buffers_M=state.buffers or None)
 
     def ending(self, posterior: Gaussian, state: State) -> Descended:
         why = "they are spread wider than the data bear (raise `initial_scale` or `damping`, or train longer)"
@@ -175,7 +129,7 @@ def _scale(method: BSAM, density: LogDensity, now: State, batch: Batch) -> None:
     _slope(density, target, now.mean_MD, batch, **options)
     size_MD, floor = now.gradient_MD.abs(), target.penalty.precision + method.damping
     settled_MD = ((size_MD + (size_MD.square() + 4 * floor).sqrt()) / 2).square()
-    now.scale_MD.copy_(settled_MD.amax(-1, keepdim=True).maximum(now.scale_MD))
+    now.precision_MD.copy_(settled_MD.amax(-1, keepdim=True).maximum(now.precision_MD))
 
 
 def _piece(method: BSAM, density: LogDensity, now: State, *, piece: Piece, sums: tuple[Tensor, Tensor]) -> Tensor:
@@ -188,10 +142,10 @@ def _piece(method: BSAM, density: LogDensity, now: State, *, piece: Piece, sums:
     seeds = [mix(Purpose.FLAT_MASKS, seed, now.step) for seed in piece.seeds]
     buffers = clone(now.buffers)
     noise_MD = normals(piece.seeds, Purpose.FLAT_NOISE, now.step, like=now.mean_MD)
-    drawn_MD = noise_MD.mul_((now.scale_MD * target.ess).rsqrt_()).add_(now.mean_MD)
+    drawn_MD = noise_MD.mul_((now.precision_MD * target.ess).rsqrt_()).add_(now.mean_MD)
     nll_M = _slope(density, target, drawn_MD, piece.rows, buffers=now.buffers, seeds=seeds, out=now.gradient_MD)
     size_MD.add_(now.gradient_MD.abs(), alpha=piece.share)
-    there_MD = torch.addcmul(now.mean_MD, now.gradient_MD, method.rho / now.scale_MD)
+    there_MD = torch.addcmul(now.mean_MD, now.gradient_MD, method.rho / now.precision_MD)
     _slope(density, target, there_MD, piece.rows, buffers=buffers, seeds=seeds, out=now.gradient_MD)
     slope_MD.add_(now.gradient_MD, alpha=piece.share)
     return nll_M

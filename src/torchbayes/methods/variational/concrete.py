@@ -11,26 +11,25 @@ and the prior are divided by T, and the entropy is not. Predictions use masks of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchbayes.density.density import LogDensity
-from torchbayes.density.dynamics import Value
+from torchbayes.methods.finite import clone
 from torchbayes.methods.optimise.descent import Descent, Scheduled, Trajectory
-from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.methods.optimise.settings import Training
 from torchbayes.methods.protocol import Shelf
-from torchbayes.methods.schedules import Cosine, Schedule
-from torchbayes.model.batches.batch import batch_size, rows_of
+from torchbayes.methods.variational.objective import ByMembers
 from torchbayes.model.dropout import check_dropout, rates
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
 from torchbayes.model.priors.univariate import Normal
-from torchbayes.native.process import differentiable
 from torchbayes.posteriors.layers.dropout import DropoutPosterior, folds
 from torchbayes.posteriors.layers.dropout import Fold as Layer
 from torchbayes.randomness.seeds import Purpose, generator
@@ -40,25 +39,16 @@ State = Trajectory
 
 
 @dataclass(frozen=True)
-class ConcreteDropout(Scheduled, Descent):
+class ConcreteDropout(Training, Scheduled, Descent):
     """MC dropout that learns the rate of each dropout layer, starting from the layer's own rate.
 
     For plain stacks of layers, nn.Sequential, whose nn.Dropout stands right beside linear layers, or nn.Dropout2d
     beside convolutions, under a normal prior N(0, s²) of their weights, s = 1/l. The rates are in the posterior.
 
     Attributes:
-        members: M, independent runs.
         epochs: passes over the data; None lets held-out rows choose them, by training at the layers' own rates.
-        batch_size: rows per step where the data are not batched already.
         optimizer: update rule and learning rate of weights and of logits of rates, on the scale of the mean loss.
-        schedule: how the learning rate changes over the run.
     """
-
-    members: int = 1
-    epochs: int | None = None
-    batch_size: int = 128
-    optimizer: Optimizer = field(default_factory=lambda: Adam(3e-3))
-    schedule: Schedule = field(default_factory=Cosine)
 
     plan = "loop"
     by_draws = True
@@ -114,42 +104,19 @@ def learnable(model: Model) -> list[Layer]:
 
 
 @dataclass(frozen=True)
-class Rated:
-    """The bound as a loss of weights and logits of rates; it stands in for a density, which knows no rates."""
+class Rated(ByMembers):
+    """The bound as a loss of weights and logits of rates."""
 
-    model: Model
-    num_data: int  # N
-
-    def loss(self, weights_ME: Tensor, batch: Batch, *, buffers: Buffers, seeds: Sequence[int], out: Tensor) -> Value:
-        """Return the negative bound per observation (M,), and write its gradient to `out` (M, E).
-
-        `weights_ME` are the weights of each member followed by its logits. Buffers are changed in place; the seeds are
-        those of the masks. The log likelihood (M,) in the `Value` is an estimate for all rows.
-        """
+    def terms(self, parameters_E: Tensor, rows: Batch, *, buffers: Buffers, seed: int) -> tuple[Tensor, Tensor, Tensor]:
         model, layers = self.model, learnable(self.model)
-        rows = batch_size(batch.inputs, 1)
-        scales = model.scales(self.num_data, rows)
-        factor = -(model.temperature if model.tempering == "joint" else 1.0) / self.num_data
-        losses, fits = [], []
-        for m, seed in enumerate(seeds):
-            source = generator(Purpose.CONCRETE, seed, device=weights_ME.device)
-            with differentiable():
-                parameters_E = weights_ME[m].detach().clone().requires_grad_()
-                weights_D, logits_L = parameters_E[: model.layout.size], parameters_E[model.layout.size :]
-                member_buffers = {name: buffer[m] for name, buffer in buffers.items()}
-                inputs = model.network.arrange(rows_of(batch.inputs, m))
-                rows_m, views = Batch(inputs, rows_of(batch.targets, m)), model.split(weights_D.detach())[0]
-                with model.network.training():
-                    # asked first because it may run the network, which would use up random numbers of the masks
-                    model.network.ask(views, inputs, {n: b.clone() for n, b in member_buffers.items()})
-                    with _masking(model, layers, logits_L, source=source):
-                        fit = model.log_likelihood(weights_D, rows_m, member_buffers).sum(dtype=torch.float64)
-                prior, entropy = model.log_prior(_kept(model, layers, weights_D, logits_L)), _entropy(layers, logits_L)
-                loss = factor * (scales.likelihood * fit + scales.prior * prior + entropy)
-                out[m] = torch.autograd.grad(loss, parameters_E)[0]
-            losses.append(loss.detach())
-            fits.append(fit.detach() * (self.num_data / rows))
-        return Value(torch.stack(losses), out, torch.stack(fits))
+        weights_D, logits_L = parameters_E[: model.layout.size], parameters_E[model.layout.size :]
+        views, source = model.split(weights_D.detach())[0], generator(Purpose.CONCRETE, seed, device=weights_D.device)
+        with model.network.training():
+            # asked first because it may run the network, which would use up random numbers of the masks
+            model.network.ask(views, rows.inputs, clone(buffers))
+            with _masking(model, layers, logits_L, source=source):
+                fit = model.log_likelihood(weights_D, rows, buffers).sum(dtype=torch.float64)
+        return fit, model.log_prior(_kept(model, layers, weights_D, logits_L)), _entropy(layers, logits_L)
 
 
 def concrete_mask(logit: Tensor, shape: Sequence[int], *, source: torch.Generator) -> Tensor:
@@ -163,23 +130,16 @@ def concrete_mask(logit: Tensor, shape: Sequence[int], *, source: torch.Generato
 def _masking(model: Model, layers: Sequence[Layer], logits_L: Tensor, *, source: torch.Generator) -> Iterator[None]:
     """Let dropout layers multiply by concrete masks inside the `with`."""
 
-    def hook_of(layer: Layer, logit: Tensor) -> Callable[..., Tensor]:
-        def hook(module: Any, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            x = args[0]
-            shape = (
-                len(x),
-                *[1] * (x.ndim - 1 - len(layer.shape)),
-                *layer.shape,
-            )  # the same mask at all positions of a row
-            return x * (concrete_mask(logit, shape, source=source) / torch.sigmoid(-logit)).to(x.dtype)
-
-        return hook
+    def drop(layer: Layer, logit: Tensor, module: Any, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        x, positions = args[0], args[0].ndim - 1 - len(layer.shape)  # all positions of a row have the same mask
+        mask = concrete_mask(
+            logit, (len(x), *[1] * positions, *layer.shape), source=source
+        )  # the same at all positions
+        return x * (mask / torch.sigmoid(-logit)).to(x.dtype)
 
     modules: list[Any] = [model.network.module.get_submodule(layer.dropout) for layer in layers]
-    handles = [
-        module.register_forward_hook(hook_of(layer, logit))
-        for module, layer, logit in zip(modules, layers, logits_L, strict=True)
-    ]
+    by_layer = zip(modules, layers, logits_L, strict=True)
+    handles = [module.register_forward_hook(partial(drop, layer, logit)) for module, layer, logit in by_layer]
     try:
         for module in modules:
             module.training = False  # only the hook drops

@@ -42,17 +42,14 @@ from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
 from torchbayes.health.descent import Descended
 from torchbayes.health.spread import as_the_prior
-from torchbayes.linalg import Diagonal
-from torchbayes.methods.defaults import Defaults, NaturalGradient, Report
-from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, clone, looked_at, writable
-from torchbayes.methods.keepers import Kept
-from torchbayes.methods.protocol import Shelf
+from torchbayes.methods.defaults import Report
+from torchbayes.methods.finite import WORKSPACE, Seen, looked_at, writable
+from torchbayes.methods.optimise.settings import Runs
 from torchbayes.methods.schedules import Cosine, Schedule, ramp
 from torchbayes.methods.variational import passes
 from torchbayes.methods.variational.passes import Moments, Rates
-from torchbayes.methods.variational.target import Target, narrowed, target_of
+from torchbayes.methods.variational.target import Moving, NaturalGradient, Target, narrowed, target_of
 from torchbayes.model.model import Batch
-from torchbayes.model.network import Buffers
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.randomness.seeds import Purpose, mix
 
@@ -63,37 +60,12 @@ _ADVICE = "lower the learning rate, or raise `hessian_init`, which makes the fir
 
 
 @dataclass(frozen=True)
-class State:
-    """What the next step needs."""
+class State(Moving):
+    """What the next step needs; the precision is h + δ, and g the momentum."""
 
-    mean_MD: Tensor  # m
-    precision_MD: Tensor  # h + δ > 0: precision of q over λ
-    momentum_MD: Tensor = field(metadata=FOR_STEPS)  # g
-    buffers: Buffers
     drawn_SMD: Tensor = field(metadata=WORKSPACE, repr=False)  # scratch space for the draws
     gradient_SMD: Tensor = field(metadata=WORKSPACE, repr=False)  # scratch space for the gradients there
-    seeds: tuple[int, ...]
-    step: int
-    steps_per_epoch: int
-    total_steps: int
     warm: bool = False  # starts at given weights, with shorter steps at first
-    # numbers of past steps that are not checked yet
-    unseen: tuple[Seen, ...] = field(default=(), metadata=WORKSPACE, repr=False)
-
-    @property
-    def weights_MD(self) -> Tensor:
-        """The means."""
-        return self.mean_MD
-
-    @property
-    def trajectory(self) -> State:
-        """Itself: the checks of a descent look at its end."""
-        return self
-
-    @property
-    def done(self) -> float:
-        """Completed share of the run, in [0, 1]."""
-        return self.step / self.total_steps
 
     @property
     def moments(self) -> Moments:
@@ -113,13 +85,11 @@ class Info(Report):
 
 
 @dataclass(frozen=True)
-class IVON(NaturalGradient, Kept, Defaults):
+class IVON(Runs, NaturalGradient):
     """Variational inference with independent Gaussians by natural gradients; with several members, their mixture.
 
     Attributes:
-        members: M, independent runs.
         epochs: passes over the data; None for 50, or more where these have fewer than 10,000 steps.
-        batch_size: rows per step where the data are not batched already.
         lr: learning rate, the share of a Newton step that the mean takes.
         momentum: β₁.
         hessian_decay: β₂; None for 1 − 3/steps, which forgets h three times over the run.
@@ -131,9 +101,6 @@ class IVON(NaturalGradient, Kept, Defaults):
         plan: how the stack of members and draws is run: auto, native, loop, vmap or compiled.
     """
 
-    members: int = 1
-    epochs: int | None = None
-    batch_size: int = 128
     lr: float = 0.1
     momentum: float = 0.9
     hessian_decay: float | None = None
@@ -145,6 +112,7 @@ class IVON(NaturalGradient, Kept, Defaults):
     plan: BackendName | str = "auto"
 
     usual_steps = _STEPS
+    state = State
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -155,22 +123,11 @@ class IVON(NaturalGradient, Kept, Defaults):
         """Return β₂ in a run of `total_steps`."""
         return max(0.0, 1 - _TURNS / total_steps) if self.hessian_decay is None else self.hessian_decay
 
-    def begin(
-        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
-    ) -> State:
-        mean_MD = weights_MD.detach().clone(memory_format=torch.contiguous_format)
-        return State(
-            mean_MD,
-            torch.full_like(mean_MD, self.hessian_init) + target_of(density, mean_MD).penalty.precision,
-            torch.zeros_like(mean_MD),
-            clone(buffers),
-            mean_MD.new_empty(self.draws, *mean_MD.shape),
-            mean_MD.new_empty(self.draws, *mean_MD.shape),
-            tuple(seeds),
-            0,
-            steps_per_epoch,
-            self.length(steps_per_epoch),
-        )
+    def precision(self, density: LogDensity, mean_MD: Tensor) -> Tensor:
+        return torch.full_like(mean_MD, self.hessian_init) + target_of(density, mean_MD).penalty.precision
+
+    def scratch(self, mean_MD: Tensor) -> Sequence[Tensor]:
+        return [mean_MD.new_empty(self.draws, *mean_MD.shape) for _ in range(2)]
 
     def spread(self, density: LogDensity, state: State, scale_MD: Tensor) -> State:
         """Return the state before the first step at trained weights, with draws no wider than these bear.
@@ -205,11 +162,6 @@ class IVON(NaturalGradient, Kept, Defaults):
         drawn = {"gradient_SMD": now.gradient_SMD, "weights_SMD": now.drawn_SMD}
         passes.update(now.moments, target.penalty, rates, **drawn)
         return replace(now, step=now.step + 1, unseen=unseen), Info(loss_M, nll_M, kl_M, elbo_M, lr)
-
-    def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
-        """Return the mixture of the members' Gaussians."""
-        variance_MD = 1 / (state.precision_MD * target_of(density, state.mean_MD).ess)
-        return Gaussian(density.model, state.mean_MD.clone(), Diagonal(variance_MD), buffers_M=state.buffers or None)
 
     def ending(self, posterior: Gaussian, state: State) -> Descended:
         decay = self.decay(state.total_steps)

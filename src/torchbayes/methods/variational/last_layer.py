@@ -43,7 +43,7 @@ class Parts(NamedTuple):
     """Covariances of all outputs."""
 
     log_scale_KI: Tensor  # log σ
-    rest: Tensor | None  # R (K, I, I) of "dense"; F (K, R, I) of "low_rank"; None of "diagonal"
+    rest: Tensor  # R (K, I, I) of "dense"; F (K, R, I) of "low_rank", with R = 0 of "diagonal"
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,10 +81,8 @@ class LastLayer:
         outputs, inputs = self.grid_KI.shape
         log_scale, beside = (parameters_P * _UNIT).split([*self.sizes])
         log_scale_KI = log_scale.view(outputs, inputs)
-        if self.covariance == "diagonal":
-            return Parts(log_scale_KI, None)
-        if self.covariance == "low_rank":
-            return Parts(log_scale_KI, beside.view(outputs, self.rank, inputs))
+        if self.covariance != "dense":
+            return Parts(log_scale_KI, beside.view(outputs, -1, inputs))
         rows, columns = torch.triu_indices(inputs, inputs, offset=1, device=beside.device)
         unit_KII = torch.eye(inputs, dtype=beside.dtype, device=beside.device).repeat(outputs, 1, 1)
         unit_KII[:, rows, columns] = beside.view(outputs, -1)
@@ -93,8 +91,6 @@ class LastLayer:
     def spread(self, parts: Parts, features: Tensor) -> Tensor:
         """Return φᵀ S_k φ, (..., K), of features (..., I)."""
         inputs = F.pad(features, (0, 1), value=1.0) if self.bias else features
-        if parts.rest is None:
-            return inputs.square() @ (2 * parts.log_scale_KI).exp().mT
         if self.covariance == "dense":
             return torch.einsum("...i,kij->...kj", inputs, parts.rest).square().sum(-1)
         turned = torch.einsum("...i,kri->...kr", inputs, parts.rest * parts.log_scale_KI.exp().unsqueeze(1))
@@ -102,10 +98,9 @@ class LastLayer:
 
     def variance(self, parts: Parts) -> Tensor:
         """Return the variance of every weight, (K, I)."""
-        if self.covariance == "dense" and parts.rest is not None:
+        if self.covariance == "dense":
             return parts.rest.square().sum(-1)
-        diagonal_KI = (2 * parts.log_scale_KI).exp()
-        return diagonal_KI if parts.rest is None else diagonal_KI * (1 + parts.rest.square().sum(1))
+        return (2 * parts.log_scale_KI).exp() * (1 + parts.rest.square().sum(1))
 
     def log_prior(self, weights_D: Tensor) -> Tensor:
         """Return log p of the layer's weights at the flat vector, float64 (), in nats."""
@@ -117,7 +112,7 @@ class LastLayer:
         """Return H(q), float64 (), in nats."""
         log_scale_KI = parts.log_scale_KI.double()
         total = log_scale_KI.sum() + 0.5 * math.log(2 * math.pi * math.e) * log_scale_KI.numel()
-        if self.covariance != "low_rank" or parts.rest is None:
+        if self.covariance != "low_rank":
             return total
         factor_KRI = parts.rest.double()
         inner_KRR = factor_KRI @ factor_KRI.mT + torch.eye(self.rank, dtype=torch.float64, device=factor_KRI.device)
@@ -130,11 +125,10 @@ class LastLayer:
         others[self.grid_KI.flatten()] = False
         order_D = torch.cat([others.nonzero()[:, 0], self.grid_KI.flatten()])
         fixed = [Diagonal(parameters_MP.new_zeros(len(parts), int(others.sum())))] if others.any() else []
+        factors, blocks = torch.stack([part.rest for part in parts]), list[Structure]()
         if self.covariance == "diagonal":
-            blocks: list[Structure] = [Diagonal(torch.stack([self.variance(part).flatten() for part in parts]))]
-            return Blocks(order_D, (*fixed, *blocks))
-        factors = torch.stack([part.rest for part in parts if part.rest is not None])
-        if self.covariance == "dense":
+            blocks = [Diagonal(torch.stack([self.variance(part).flatten() for part in parts]))]
+        elif self.covariance == "dense":
             blocks = [Dense(root_MII.clone()) for root_MII in factors.unbind(1)]
         else:
             scale_MKI = torch.stack([part.log_scale_KI.exp() for part in parts])

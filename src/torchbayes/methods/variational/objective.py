@@ -1,23 +1,36 @@
-"""The objective of variational inference, from draws of the weights or from layers that take distributions."""
+"""The objective of variational inference, from draws of the weights or from layers that take distributions.
+
+A descent on the parameters of a distribution over the weights is the motion of VI and of flows.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, cast
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from torchbayes.density.backend import Mixing
 from torchbayes.density.density import LogDensity
+from torchbayes.density.dynamics import Value
 from torchbayes.density.layers.passes import Gradients, by_layers, mixed_by_layers
 from torchbayes.density.layers.uses import Estimator
-from torchbayes.methods.defaults import Report
+from torchbayes.methods.defaults import Defaults, OnMinibatches, Report
+from torchbayes.methods.finite import Seen, looked_at, writable
+from torchbayes.methods.keepers import Following, Kept
 from torchbayes.methods.noise import normals
-from torchbayes.methods.optimise.descent import Trajectory
+from torchbayes.methods.optimise.descent import Scheduled, Trajectory, start
+from torchbayes.methods.schedules import epochs_of
 from torchbayes.methods.variational.families import Family, Slopes
-from torchbayes.model.model import Batch
+from torchbayes.methods.variational.weighting import Weighting, weight_at
+from torchbayes.model.batches.batch import batch_size, rows_of
+from torchbayes.model.model import Batch, Model
+from torchbayes.model.network import Buffers
 from torchbayes.model.priors.expected import add_expected_, is_closed
+from torchbayes.native.process import differentiable
 from torchbayes.randomness.seeds import Purpose, mix
 
 USUAL_STEPS = 5000  # more than elsewhere, because a scale takes longer to settle than a weight
@@ -37,6 +50,27 @@ class Drawing:
     alpha: float = 0.0  # α of the divergence; 0 takes the mean of the draws' log likelihoods
 
 
+class Terms(NamedTuple):
+    """The objective of a step, in nats."""
+
+    loss_M: Tensor  # all of it, per observation
+    nll_M: Tensor  # mean negative log likelihood, untempered
+    kl_M: Tensor  # KL(q ‖ p)
+
+
+Update = Callable[..., None]
+"""Change parameters and memory of the optimiser in place, by a learning rate `lr`."""
+
+
+@dataclass(frozen=True)
+class State(Following):
+    """The state of M fits."""
+
+    # of the parameters (M, P) of the distribution; the first D are the means
+    trajectory: Trajectory = field(metadata={"stored_as": "descent"})
+    size: int  # D
+
+
 @dataclass(frozen=True)
 class Info(Report):
     """What a step reports for the log, in nats."""
@@ -49,12 +83,83 @@ class Info(Report):
     kl_weight: float  # β
 
 
-class Terms(NamedTuple):
-    """The objective of a step, in nats."""
+@dataclass(frozen=True)
+class ByMembers(ABC):
+    """A bound as a loss of weights and further parameters of one member after the other, by autograd.
 
-    loss_M: Tensor  # all of it, per observation
-    nll_M: Tensor  # mean negative log likelihood, untempered
-    kl_M: Tensor  # KL(q ‖ p)
+    It stands in for a density, which knows no such parameters.
+    """
+
+    model: Model
+    num_data: int  # N
+
+    @abstractmethod
+    def terms(self, parameters_E: Tensor, rows: Batch, *, buffers: Buffers, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return expected log likelihood of some rows, expected log prior and entropy of a member, in nats.
+
+        Buffers are changed in place; the seed is that of what the network draws.
+        """
+
+    def loss(self, weights_ME: Tensor, batch: Batch, *, buffers: Buffers, seeds: Sequence[int], out: Tensor) -> Value:
+        """Return the negative bound per observation (M,), and write its gradient to `out` (M, E).
+
+        `weights_ME` are the weights of each member followed by its other parameters. Buffers are changed in place. The
+        expected log likelihood (M,) in the `Value` is an estimate for all rows.
+        """
+        model, rows = self.model, batch_size(batch.inputs, 1)
+        scales = model.scales(self.num_data, rows)
+        factor = -(model.temperature if model.tempering == "joint" else 1.0) / self.num_data
+        losses, fits = [], []
+        for m, seed in enumerate(seeds):
+            member_buffers = {name: buffer[m] for name, buffer in buffers.items()}
+            rows_m = Batch(model.network.arrange(rows_of(batch.inputs, m)), rows_of(batch.targets, m))
+            with differentiable():
+                parameters_E = weights_ME[m].detach().clone().requires_grad_()
+                fit, prior, entropy = self.terms(parameters_E, rows_m, buffers=member_buffers, seed=seed)
+                loss = factor * (scales.likelihood * fit + scales.prior * prior + entropy)
+                out[m] = torch.autograd.grad(loss, parameters_E)[0]
+            losses.append(loss.detach())
+            fits.append(fit.detach() * (self.num_data / rows))
+        return Value(torch.stack(losses), out, torch.stack(fits))
+
+
+class Fitting(Scheduled, OnMinibatches, Kept, Defaults, ABC):
+    """Base of these methods."""
+
+    if TYPE_CHECKING:
+        kl_weight: float | Weighting | None
+
+    usual_steps = USUAL_STEPS
+
+    @abstractmethod
+    def parameters(self, density: LogDensity, weights_MD: Tensor, *, seeds: Sequence[int]) -> Tensor:
+        """Return the first parameters, (M, P), around some weights."""
+
+    @abstractmethod
+    def objective(
+        self, density: LogDensity, now: Trajectory, batch: Batch, *, kl_weight: float
+    ) -> tuple[Terms, Tensor, Update]:
+        """Return the objective of a step, a tensor (M, ...) that is finite where its gradient is, and the step itself.
+
+        Buffers are brought up to date.
+        """
+
+    def begin(
+        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+    ) -> State:
+        epochs = epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS)
+        options = {"optimizer": self.optimizer, "epochs": epochs, "steps_per_epoch": steps_per_epoch}
+        parameters_MP = self.parameters(density, weights_MD, seeds=seeds)
+        return State(start(parameters_MP, buffers, seeds, **options), weights_MD.shape[1])
+
+    def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
+        now = writable(state.trajectory, donate=donate)
+        lr, weight = self.rate(now), weight_at(self.kl_weight, now)
+        terms, health_MX, update = self.objective(density, now, batch, kl_weight=weight)
+        unseen = looked_at(now, batch, Seen.of(now.step, lr, value_M=terms.loss_M, gradient_MD=health_MX))
+        update(lr=lr)
+        info = Info(*terms, -density.num_data * terms.nll_M - terms.kl_M, lr, weight)
+        return replace(state, trajectory=replace(now, step=now.step + 1, unseen=unseen)), info
 
 
 class _Pass(NamedTuple):

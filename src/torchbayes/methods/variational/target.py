@@ -1,19 +1,33 @@
-"""What a Gaussian with independent weights approximates: a normal prior, known exactly, and a loss taken at draws."""
+"""What a Gaussian with independent weights approximates: a normal prior, known exactly, and a loss taken at draws.
+
+IVON and bSAM move mean and precision of such a Gaussian by natural gradients.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from torchbayes.density.density import LogDensity
+from torchbayes.linalg import Diagonal
+from torchbayes.methods.choices import Choice, PriorScale
+from torchbayes.methods.defaults import Defaults, OnMinibatches
+from torchbayes.methods.finite import FOR_STEPS, WORKSPACE, Seen, clone
+from torchbayes.methods.keepers import Kept
+from torchbayes.methods.protocol import Needs, Shelf
 from torchbayes.methods.variational.passes import Penalty
+from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import Segment
 from torchbayes.model.priors.joint import Joint
 from torchbayes.model.priors.univariate import Flat, Normal
+from torchbayes.posteriors.gaussian import Gaussian
 
 
 class Target(NamedTuple):
@@ -82,20 +96,80 @@ def _log_norm(segment: Segment) -> float:
 def _penalty(normal: list[Segment], factor: float, *, like: Tensor) -> Penalty:
     """Return means and precisions, times a factor, of normal segments; 0 for all other weights."""
     size = like.shape[-1]
-    runs = [
-        (
-            s.where,
-            torch.as_tensor(s.loc, dtype=torch.float64),
-            factor / torch.as_tensor(s.std, dtype=torch.float64) ** 2,
+    penalty = Penalty(like.new_zeros(size), like.new_zeros(size))
+    for segment in normal:
+        loc, std = (torch.as_tensor(number, dtype=torch.float64) for number in (segment.loc, segment.std))
+        penalty.loc[segment.where] = loc.to(like)
+        penalty.precision[segment.where] = (factor / std**2).to(like)
+    same = all(bool((t == t[0]).all()) for t in penalty)  # one number for all weights
+    return Penalty(*(t[:1].clone() for t in penalty)) if same else penalty
+
+
+@dataclass(frozen=True)
+class Moving:
+    """What the next step of such a method needs."""
+
+    mean_MD: Tensor  # m
+    precision_MD: Tensor  # of q over λ, positive
+    momentum_MD: Tensor = field(metadata=FOR_STEPS)
+    buffers: Buffers
+    seeds: tuple[int, ...]
+    step: int
+    steps_per_epoch: int
+    total_steps: int
+    # numbers of past steps that are not checked yet
+    unseen: tuple[Seen, ...] = field(default=(), metadata=WORKSPACE, repr=False, kw_only=True)
+
+    @property
+    def weights_MD(self) -> Tensor:
+        """The means."""
+        return self.mean_MD
+
+    @property
+    def done(self) -> float:
+        """Completed share of the run, in [0, 1]."""
+        return self.step / self.total_steps
+
+
+class NaturalGradient(OnMinibatches, Kept, Defaults, ABC):
+    """Base of methods that move mean and precision of a Gaussian with independent weights."""
+
+    state: ClassVar[type[Moving]]
+    carries = "prior"
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(batch_size=self.batch_size, network="train", spread=True)
+
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        return (PriorScale(length=0.5),)
+
+    @abstractmethod
+    def precision(self, density: LogDensity, mean_MD: Tensor) -> Tensor:
+        """Return the first precision over λ, (M, D)."""
+
+    @abstractmethod
+    def scratch(self, mean_MD: Tensor) -> Sequence[Tensor]:
+        """Return memory for the steps, the other fields of a state."""
+
+    def begin(
+        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
+    ) -> Any:
+        mean_MD = weights_MD.detach().clone(memory_format=torch.contiguous_format)
+        return self.state(
+            mean_MD,
+            self.precision(density, mean_MD),
+            torch.zeros_like(mean_MD),
+            clone(buffers),
+            tuple(seeds),
+            0,
+            steps_per_epoch,
+            self.length(steps_per_epoch),
+            *self.scratch(mean_MD),
         )
-        for s in normal
-    ]
-    if len(runs) == 1 and runs[0][0] == slice(0, size) and all(t.numel() == 1 for t in runs[0][1:]):
-        return Penalty(*(t.to(like).view(1) for t in runs[0][1:]))  # one number for all weights
-    penalty = [like.new_zeros(size), like.new_zeros(size)]
-    for span, *numbers in runs:
-        for into, number in zip(penalty, numbers, strict=True):
-            into[span] = number.to(like)
-    if all(bool((t == t[0]).all()) for t in penalty):
-        penalty = [t[:1].clone() for t in penalty]
-    return Penalty(*penalty)
+
+    def posterior(self, density: LogDensity, state: Any, shelf: Shelf | None = None) -> Gaussian:
+        """Return the mixture of the members' Gaussians."""
+        variance_MD = 1 / (state.precision_MD * target_of(density, state.mean_MD).ess)
+        return Gaussian(density.model, state.mean_MD.clone(), Diagonal(variance_MD), buffers_M=state.buffers or None)

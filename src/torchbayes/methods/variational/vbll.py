@@ -28,7 +28,6 @@ import torch
 from torch import Tensor
 
 from torchbayes.density.density import LogDensity
-from torchbayes.density.dynamics import Value
 from torchbayes.methods.choices import WEIGHTS, Choice, Epochs, Lowered
 from torchbayes.methods.noise import normals
 from torchbayes.methods.optimise.descent import Descent, Scheduled, Trajectory
@@ -36,12 +35,11 @@ from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Shelf
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.variational.last_layer import Covariance, LastLayer, Parts, last_layer, outputs_of
+from torchbayes.methods.variational.objective import ByMembers
 from torchbayes.methods.variational.weighting import Weighting, weight_at
-from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.likelihoods.expected import Bound, check_expected, expected_log_prob
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
-from torchbayes.native.process import differentiable
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.randomness.seeds import Purpose, seeded
 
@@ -126,44 +124,20 @@ class VBLL(Scheduled, Descent):
 
 
 @dataclass(frozen=True)
-class Bounded:
-    """The bound as a loss of weights and covariances; it stands in for a density, which knows no covariances."""
+class Bounded(ByMembers):
+    """The bound as a loss of weights and covariances."""
 
-    model: Model
-    num_data: int  # N
     layer: LastLayer
     bound: Bound = "jensen"  # for classes
     first: bool = True  # whether the network's output is checked, which waits for a GPU
     kl_weight: float = 1.0  # β
 
-    def loss(self, weights_ME: Tensor, batch: Batch, *, buffers: Buffers, seeds: Sequence[int], out: Tensor) -> Value:
-        """Return the negative bound per observation (M,), and write its gradient to `out` (M, E).
-
-        `weights_ME` are the weights of each member followed by the parameters of its covariances. Buffers are changed
-        in place; the seeds are those of what the network draws. The expected log likelihood (M,) in the `Value` is an
-        estimate for all rows.
-        """
-        model, rows = self.model, batch_size(batch.inputs, 1)
-        scales = model.scales(self.num_data, rows)
-        factor = -(model.temperature if model.tempering == "joint" else 1.0) / self.num_data
-        losses, fits = [], []
-        for m, seed in enumerate(seeds):
-            member_buffers = {name: buffer[m] for name, buffer in buffers.items()}
-            rows_m = Batch(model.network.arrange(rows_of(batch.inputs, m)), rows_of(batch.targets, m))
-            with differentiable():
-                parameters_E = weights_ME[m].detach().clone().requires_grad_()
-                weights_D, parts = (
-                    parameters_E[: model.layout.size],
-                    self.layer.parts(parameters_E[model.layout.size :]),
-                )
-                with model.network.training(), seeded(Purpose.LAST_LAYER_MASKS, seed, device=weights_ME.device):
-                    fit = self._expected(weights_D, parts, rows_m, buffers=member_buffers).sum(dtype=torch.float64)
-                prior, entropy = self._divergence(weights_D, parts)
-                loss = factor * (scales.likelihood * fit + scales.prior * prior + entropy)
-                out[m] = torch.autograd.grad(loss, parameters_E)[0]
-            losses.append(loss.detach())
-            fits.append(fit.detach() * (self.num_data / rows))
-        return Value(torch.stack(losses), out, torch.stack(fits))
+    def terms(self, parameters_E: Tensor, rows: Batch, *, buffers: Buffers, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+        size = self.model.layout.size
+        weights_D, parts = parameters_E[:size], self.layer.parts(parameters_E[size:])
+        with self.model.network.training(), seeded(Purpose.LAST_LAYER_MASKS, seed, device=weights_D.device):
+            fit = self._expected(weights_D, parts, rows, buffers=buffers).sum(dtype=torch.float64)
+        return fit, *self._divergence(weights_D, parts)
 
     def _expected(self, weights_D: Tensor, parts: Parts, batch: Batch, *, buffers: Buffers) -> Tensor:
         """Return E_q log p(y | f), or its bound, of each row, (B,)."""

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -40,21 +41,17 @@ from torchbayes.health.descent import Descended
 from torchbayes.health.ending import Check
 from torchbayes.health.spread import unmoved
 from torchbayes.methods.choices import WEIGHTS, Choice, Lowered
-from torchbayes.methods.defaults import Defaults, OnMinibatches
-from torchbayes.methods.finite import Seen, looked_at, writable
-from torchbayes.methods.keepers import Kept
 from torchbayes.methods.noise import normals
-from torchbayes.methods.optimise.descent import Trajectory, start
+from torchbayes.methods.optimise.descent import Trajectory
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
 from torchbayes.methods.protocol import Needs, Onward, Shelf
-from torchbayes.methods.schedules import Cosine, Schedule, epochs_of
+from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.variational import mean_field
 from torchbayes.methods.variational.families import DenseFamily, DiagonalFamily, Family, LowRankFamily, RadialFamily
-from torchbayes.methods.variational.objective import USUAL_STEPS, Drawing, Info, differentiate
-from torchbayes.methods.variational.weighting import Weighting, weight_at
+from torchbayes.methods.variational.objective import Drawing, Fitting, State, Terms, Update, differentiate
+from torchbayes.methods.variational.weighting import Weighting
 from torchbayes.model.layout import Layout
 from torchbayes.model.model import Batch, Model
-from torchbayes.model.network import Buffers
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.posteriors.layers.radial import RadialPosterior
 from torchbayes.randomness.seeds import Purpose
@@ -64,30 +61,7 @@ _ALPHA_DRAWS = 10  # as in the papers; with fewer draws the logarithm of the mea
 
 
 @dataclass(frozen=True)
-class State:
-    """The state of M fits."""
-
-    descent: Trajectory  # of the parameters (M, P) of the family; the first D are the means
-    size: int  # D
-
-    @property
-    def step(self) -> int:
-        """Steps taken."""
-        return self.descent.step
-
-    @property
-    def total_steps(self) -> int:
-        """Length of the run."""
-        return self.descent.total_steps
-
-    @property
-    def trajectory(self) -> Trajectory:
-        """The descent of the means."""
-        return replace(self.descent, weights_MD=self.descent.weights_MD[:, : self.size])
-
-
-@dataclass(frozen=True)
-class VI(OnMinibatches, Kept, Defaults):
+class VI(Fitting):
     """Variational inference with normal distributions; with structure="diagonal" mean field, or Bayes by backprop.
 
     Attributes:
@@ -133,8 +107,6 @@ class VI(OnMinibatches, Kept, Defaults):
     kl_weight: float | Weighting | None = None
     plan: BackendName | str = "auto"
 
-    usual_steps = USUAL_STEPS
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.estimator in {"local", "flipout"} and (self.structure != "diagonal" or self.antithetic):
@@ -178,13 +150,8 @@ class VI(OnMinibatches, Kept, Defaults):
             return LowRankFamily(self.rank)
         return DiagonalFamily() if self.structure == "diagonal" else DenseFamily()
 
-    def begin(
-        self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
-    ) -> State:
-        parameters_MP = _begun(self, density, weights_MD, _scales(self, weights_MD), seeds=seeds)
-        options = {"optimizer": self.optimizer, "epochs": epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS)}
-        descent = start(parameters_MP, buffers, seeds, **options, steps_per_epoch=steps_per_epoch)
-        return State(descent, weights_MD.shape[1])
+    def parameters(self, density: LogDensity, weights_MD: Tensor, *, seeds: Sequence[int]) -> Tensor:
+        return _begun(self, density, weights_MD, _scales(self, weights_MD), seeds=seeds)
 
     def spread(self, density: LogDensity, state: State, scale_MD: Tensor) -> State:
         """Return the state before the first step with the standard deviations `scale_MD` where these are narrower.
@@ -194,38 +161,30 @@ class VI(OnMinibatches, Kept, Defaults):
         """
         if self.relative_scale is not None:
             return state
-        now = state.descent
+        now = state.trajectory
         mean_MD = now.weights_MD[:, : state.size]
         usual_MD = _scales(self, mean_MD)
         scale_MD = torch.where(scale_MD > 0, torch.minimum(scale_MD.to(mean_MD), usual_MD), usual_MD)
         parameters_MP = _begun(self, density, mean_MD, scale_MD, seeds=now.seeds)
-        return replace(state, descent=replace(now, weights_MD=parameters_MP))
+        return replace(state, trajectory=replace(now, weights_MD=parameters_MP))
 
-    def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
-        now = writable(state.descent, donate=donate)
-        lr = self.optimizer.lr * self.schedule.factor(now.done)
+    def objective(
+        self, density: LogDensity, now: Trajectory, batch: Batch, *, kl_weight: float
+    ) -> tuple[Terms, Tensor, Update]:
         family, normal = self.family(density.model.layout), self.structure != "radial"
         estimator = _estimator(self, density, batch)
         drawing = Drawing(family, estimator, _draws(self), self.antithetic, normal, self.alpha)
-        weight = weight_at(self.kl_weight, now)
         if mean_field.takes(drawing, density, now):
-            terms, slope = mean_field.evaluate(density, now, batch, drawing=drawing, kl_weight=weight)
-            numbers = Seen.of(now.step, lr, value_M=terms.loss_M, gradient_MD=slope.health_MX)
-            unseen = looked_at(now, batch, numbers)
-            mean_field.update(self.optimizer, now, slope, lr=lr)
-        else:
-            terms = differentiate(density, now, batch, drawing=drawing, kl_weight=weight)
-            numbers = Seen.of(now.step, lr, value_M=terms.loss_M, gradient_MD=now.gradient_MD)
-            unseen = looked_at(now, batch, numbers)
-            self.optimizer.update(now.weights_MD, now.gradient_MD, now.slots, lr=lr)
-        info = Info(*terms, -density.num_data * terms.nll_M - terms.kl_M, lr, weight)
-        return replace(state, descent=replace(now, step=now.step + 1, unseen=unseen)), info
+            terms, slope = mean_field.evaluate(density, now, batch, drawing=drawing, kl_weight=kl_weight)
+            return terms, slope.health_MX, partial(mean_field.update, self.optimizer, now, slope)
+        terms = differentiate(density, now, batch, drawing=drawing, kl_weight=kl_weight)
+        return terms, now.gradient_MD, partial(self.optimizer.update, now.weights_MD, now.gradient_MD, now.slots)
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian | RadialPosterior:
         """Return the mixture of the members' distributions."""
-        parameters_MP = state.descent.weights_MD
+        parameters_MP = state.trajectory.weights_MD
         mean_MD = parameters_MP[:, : state.size].clone()
-        model, buffers = density.model, state.descent.buffers or None
+        model, buffers = density.model, state.trajectory.buffers or None
         if self.structure == "radial":
             return RadialPosterior(model, mean_MD, parameters_MP[:, state.size :].exp(), buffers_M=buffers)
         return Gaussian(model, mean_MD, self.family(model.layout).covariance(parameters_MP), buffers_M=buffers)
@@ -233,11 +192,11 @@ class VI(OnMinibatches, Kept, Defaults):
     def ending(self, posterior: Any, state: State) -> Descended:
         then: list[Check] = []
         if self.relative_scale is None:
-            scale_MD = self.family(posterior.model.layout).variance(state.descent.weights_MD).sqrt()
+            scale_MD = self.family(posterior.model.layout).variance(state.trajectory.weights_MD).sqrt()
             then.append(lambda _: unmoved(scale_MD, self.initial_scale))
         return Descended(
-            weights_MD=state.descent.weights_MD[:, : state.size],
-            buffers=state.descent.buffers,
+            weights_MD=state.trajectory.weights_MD[:, : state.size],
+            buffers=state.trajectory.buffers,
             averaged=True,
             why="they are spread wider than the data bear (lower `kl_weight`, or train longer)",
             together=True,
