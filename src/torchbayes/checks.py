@@ -13,7 +13,8 @@ import math
 import numbers
 import operator
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,22 @@ def check_flags(**flags: Any) -> None:
     for name, value in flags.items():
         if not isinstance(value, bool | np.bool_):
             raise ValueError(f"`{name}` must be True or False; got {seen(value)}.")
+
+
+def nearest(name: Any, names: Iterable[str], otherwise: str = "") -> str:
+    """Return a sentence with the names that are close to a wrong one; if none is, `otherwise`, or all of them."""
+    known = {right.lower(): right for right in names}
+    close = [known[near] for near in get_close_matches(str(name).lower(), list(known), n=3, cutoff=0.5)]
+    if close:
+        return f"Did you mean {' or '.join(close)}?"
+    return otherwise or f"Choose from: {', '.join(known.values()) or 'none'}."
+
+
+def check_name(what: str, name: Any, known: Iterable[str]) -> None:
+    """Raise ValueError for a name that is not known, with the nearest known names."""
+    known = list(known)
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"There is no {what} called {seen(name)}. {nearest(name, known)}")
 
 
 def check_choice(words: Sequence[str], **values: Any) -> None:

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from torchbayes.data.base import Raw, Standardise, check_name, finish
+from torchbayes.checks import check_name
+from torchbayes.data.base import Raw, Standardise, finish
 
 
 def test_standardise_is_numpys_mean_and_std():
@@ -81,5 +82,5 @@ def test_what_is_no_count_is_refused(where, wrong):
 def test_an_unknown_name_is_met_with_near_ones():
     with pytest.raises(ValueError, match=r"no fruit called 'aple'. Did you mean apple\?"):
         check_name("fruit", "aple", ["apple", "quince"])
-    with pytest.raises(ValueError, match="Known are: apple, pear"):
+    with pytest.raises(ValueError, match="Choose from: apple, pear"):
         check_name("fruit", "zzzz", ["apple", "pear"])

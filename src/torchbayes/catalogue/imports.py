@@ -10,8 +10,6 @@ from __future__ import annotations
 import importlib
 import sysconfig
 import traceback
-from collections.abc import Iterable
-from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -19,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from torchbayes.checks import seen
+from torchbayes.checks import nearest, seen
 
 
 def is_path(name: str) -> bool:
@@ -40,7 +38,8 @@ def load_path(path: str) -> Any:
         if not hasattr(target, name):
             owner = getattr(target, "__name__", module)
             public = [known for known in dir(target) if not known.startswith("_")]
-            raise ValueError(f"{owner} has no {name!r}, which {path} names. {suggested(name, public)}")
+            otherwise = "" if 0 < len(public) <= 12 else "Check the name."
+            raise ValueError(f"{owner} has no {name!r}, which {path} names. {nearest(name, public, otherwise)}")
         target = getattr(target, name)
     return target
 
@@ -105,12 +104,3 @@ def path_of(name: str, group: str) -> str | None:
         return name
     point = registered(group).get(name)
     return None if point is None else f"{point.module}:{point.attr}"
-
-
-def suggested(name: str, known: Iterable[str]) -> str:
-    """Return a sentence with the known names close to a wrong one, or all names, or the advice to check."""
-    names = list(known)
-    close = get_close_matches(name, names, n=3, cutoff=0.5)
-    if close:
-        return f"Did you mean {' or '.join(close)}?"
-    return f"It has: {', '.join(names)}." if 0 < len(names) <= 12 else "Check the name."

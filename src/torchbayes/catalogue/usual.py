@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torchbayes.catalogue.models import NETWORKS, OPEN, build_likelihood
 from torchbayes.catalogue.problem import Problem
-from torchbayes.data.base import check_name
+from torchbayes.checks import check_name
 from torchbayes.density.kernels import knows
 from torchbayes.density.plans import BackendName
 from torchbayes.methods.optimise.optimizers import Optimizer

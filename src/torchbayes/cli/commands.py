@@ -18,8 +18,9 @@ from torchbayes.assess.approximation import DRAWS, Approximating
 from torchbayes.catalogue.methods import METHODS, classes, method_names
 from torchbayes.catalogue.models import known
 from torchbayes.catalogue.trust import foreign_code, named_in
+from torchbayes.checks import nearest
 from torchbayes.cli.compare import compare
-from torchbayes.cli.errors import debugging, is_foreseen, one_line, report, suggest
+from torchbayes.cli.errors import debugging, is_foreseen, one_line, report
 from torchbayes.cli.evidence import evidence
 from torchbayes.cli.judge import evaluate, predict, tune
 from torchbayes.cli.options import (
@@ -85,7 +86,7 @@ def _dispatch(argv: list[str]) -> int:
         print(f"torchbayes {tb.__version__}")
         return 0
     if argv[0] not in COMMANDS:
-        raise ValueError(f"there is no command {argv[0]!r}. {suggest(argv[0], COMMANDS)}")
+        raise ValueError(f"there is no command {argv[0]!r}. {nearest(argv[0], COMMANDS)}")
     if argv[0] != "fit" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(f"`{argv[0]}` runs in one process; torchrun is for `fit`. Start it without torchrun.")
     COMMANDS[argv[0]](argv[1:])
@@ -256,7 +257,7 @@ def list_(argv: list[str]) -> None:
     parser.add_argument("kind", nargs="?", default=None, help=f"only one of: {', '.join(kinds)}")
     kind = parse(parser, argv)["kind"]
     if kind is not None and kind not in kinds:
-        raise ValueError(f"there is nothing called {kind!r} to list. {suggest(kind, kinds)}")
+        raise ValueError(f"there is nothing called {kind!r} to list. {nearest(kind, kinds)}")
     for name in kinds if kind is None else (kind,):
         if kind is None:
             print(f"{name}:")

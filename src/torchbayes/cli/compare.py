@@ -18,11 +18,19 @@ import yaml
 from torchbayes.catalogue.entries import Settings
 from torchbayes.catalogue.imports import is_path, path_of
 from torchbayes.catalogue.loading import is_file
-from torchbayes.catalogue.methods import GROUP, METHODS, OPTIMISED, SAMPLED, VARIATIONAL_USUAL, classes, entry_of
+from torchbayes.catalogue.methods import (
+    GROUP,
+    METHODS,
+    OPTIMISED,
+    SAMPLED,
+    VARIATIONAL_USUAL,
+    classes,
+    entries_of,
+    entry_of,
+)
 from torchbayes.catalogue.trust import foreign_code
 from torchbayes.catalogue.usual import Usual
-from torchbayes.checks import seen
-from torchbayes.cli.errors import suggest
+from torchbayes.checks import nearest, seen
 from torchbayes.cli.options import (
     Parser,
     Peek,
@@ -196,7 +204,7 @@ def _row(word: str, known: Mapping[str, Any], usual: Usual) -> _Row:
     check_name_of("methods", name)
     if name in METHODS:
         entry = METHODS[name]
-        if value is not None and value.removeprefix("torchbayes.") not in {name, entry.load().__name__}:
+        if value is not None and value.removeprefix("torchbayes.") not in {name, entry.kind.__name__}:
             raise ValueError(
                 f"{name!r} is {entry.label} in the catalogue. Choose another name for {value}: my_{name}={value}."
             )
@@ -214,12 +222,12 @@ def _usual(method: str, usual: Usual, *, bare: bool) -> Settings:
     if plain_name in METHODS and not bare:
         return usual[plain_name]
     if plain_name in classes() and not bare:
-        return usual[next(name for name, entry in METHODS.items() if entry.load() is classes()[plain_name])]
+        return usual[entries_of(classes()[plain_name])[0].name]
     dotted = "." in method and not bare
     if path_of(method, GROUP) is not None or dotted:
         return usual_method(method, usual)
-    close = [name for name, entry in METHODS.items() if entry.load().__name__ == plain_name]
-    advice = f"Did you mean {' or '.join(close)}?" if close else suggest(method, METHODS)
+    close = [name for name, entry in METHODS.items() if entry.kind.__name__ == plain_name]
+    advice = f"Did you mean {' or '.join(close)}?" if close else nearest(method, METHODS)
     raise ValueError(f"there is no method called {seen(method)}. {advice}")
 
 

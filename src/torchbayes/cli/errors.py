@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import dis
 import errno
 import os
@@ -18,7 +17,7 @@ from types import TracebackType
 import torch
 
 import torchbayes
-from torchbayes.checks import seen
+from torchbayes.checks import nearest, seen
 
 DEBUG = "TORCHBAYES_DEBUG"
 LONGEST = 500  # letters of a line
@@ -52,16 +51,14 @@ def one_line(error: BaseException, options: Iterable[str] = ()) -> str:
         name = unknown[1].removeprefix("--")
         inner = [option for option in options if option.partition(".")[2].startswith(name)]
         inner = [option for option in inner if option.endswith(f".{name}")] or inner
-        close = inner[:3] or difflib.get_close_matches(unknown[1], options, n=3, cutoff=0.5)
-        advice = f"Did you mean {' or '.join(close)}?" if close else "See --help."
+        advice = f"Did you mean {' or '.join(inner[:3])}?" if inner else nearest(unknown[1], options, "See --help.")
         return f"there is no option {unknown[1]}. {advice}"
     if unknown := re.match(r"Option '([\w.-]+)' is not accepted", message):
-        close = difflib.get_close_matches(f"--{unknown[1]}", list(options), n=3, cutoff=0.5)
-        advice = f"Did you mean {' or '.join(option.strip('-') for option in close)}?" if close else "See --help."
+        advice = nearest(unknown[1], [option.removeprefix("--") for option in options], "See --help.")
         return f"there is no option {unknown[1]!r}, which the configuration sets. {advice}"
     if unknown := re.match(r"Group '([\w.-]+)' does not accept option '([\w.-]+)'", message):
         settings = [o.removeprefix(f"--{unknown[1]}.") for o in options if o.startswith(f"--{unknown[1]}.")]
-        return f"`--{unknown[1]}` has no setting {unknown[2]!r}. {suggest(unknown[2], settings)}"
+        return f"`--{unknown[1]}` has no setting {unknown[2]!r}. {nearest(unknown[2], settings)}"
     if denied := re.search(r"Importing '([\w.]+)' is not allowed", message):
         return f"{denied[1]} is code that nobody has allowed to run. Name it on the command line, or add --trust."
     if missing := re.search(r"arguments are required: (.*)", message):
@@ -102,7 +99,7 @@ def _of_option(name: str, said: str) -> str:
     types = re.findall(r"<class '[\w.]+'>|typing\.Literal\[[^\]]*\]", union[1])
     classes = [kind.rpartition(".")[2].rstrip("'>") for kind in types if "torchbayes." in kind]
     if classes:
-        return f"`--{name}` cannot be {_shown(value)}. {suggest(value, classes)}"
+        return f"`--{name}` cannot be {_shown(value)}. {nearest(value, classes)}"
     return f"`--{name}` must be {_meant(types)}; got {_shown(value)}."
 
 
@@ -120,13 +117,6 @@ def _meant(types: Sequence[str]) -> str:
 
 def _shown(value: str) -> str:
     return seen(value.strip())
-
-
-def suggest(name: str, known: Iterable[str]) -> str:
-    """Return a sentence with the known names that are close to a wrong one, or all."""
-    names = {right.lower(): right for right in known}
-    close = [names[right] for right in difflib.get_close_matches(name.lower(), list(names), n=3, cutoff=0.5)]
-    return f"Did you mean {' or '.join(close)}?" if close else f"Choose from: {', '.join(names.values())}."
 
 
 def debugging() -> bool:

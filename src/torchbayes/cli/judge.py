@@ -139,7 +139,7 @@ def predict(argv: list[str]) -> None:
     from torchbayes.data.own import read_new
     from torchbayes.predictive.columns import Units
     from torchbayes.predictive.written import columns_of, write_columns
-    from torchbayes.report.figures.new_rows import new_rows
+    from torchbayes.report.figures.predictions import new_rows
     from torchbayes.report.style import savefig
 
     parser = new_parser("predict", (predict.__doc__ or "").strip().splitlines()[0])

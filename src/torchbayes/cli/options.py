@@ -17,7 +17,7 @@ from torchbayes.catalogue.config import CONFIG, class_path, problem_in, read_con
 from torchbayes.catalogue.data import defaults
 from torchbayes.catalogue.imports import path_of
 from torchbayes.catalogue.loading import settled
-from torchbayes.catalogue.methods import GROUP, METHODS, classes, method_named
+from torchbayes.catalogue.methods import GROUP, classes, entries_of, method_named
 from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.trust import check_trusted, foreign_code, named_in, registered_paths
 from torchbayes.catalogue.tuned import plain_settings
@@ -207,11 +207,8 @@ def usual_method(name: str, usual: Usual) -> Any:
         return usual["swag"]
     if not isinstance(target, type):
         return target
-    entries = [entry for entry in METHODS.values() if entry.load() is target]
-    if not entries:
-        return plain_settings(target, usual)
-    entry = entries[0]
-    return usual[entry.name] if entry.alone is None else entry.alone(usual)
+    entry = next(iter(entries_of(target)), None)
+    return plain_settings(target, usual) if entry is None or entry.alone else usual[entry.name]
 
 
 def by_class(seen: Peek, method: Any) -> list[str]:

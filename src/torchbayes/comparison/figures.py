@@ -18,8 +18,8 @@ from torchbayes.comparison.scores import SEVERITIES, Outcome
 from torchbayes.comparison.settings import REFERENCE, Comparison
 from torchbayes.data import Data
 from torchbayes.report import Picture, figures
-from torchbayes.report.figures.severity import Steps
-from torchbayes.report.scales import told
+from torchbayes.report.figures.curves import Steps
+from torchbayes.report.style import told
 from torchbayes.report.surfaces import band_over, surface_over
 from torchbayes.report.words import listed
 

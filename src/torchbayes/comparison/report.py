@@ -26,7 +26,7 @@ from torchbayes.methods.choices import is_open
 from torchbayes.report import Table, write_report
 from torchbayes.report.chosen import settings_chosen
 from torchbayes.report.html import save_pictures
-from torchbayes.report.scales import told
+from torchbayes.report.style import told
 from torchbayes.report.words import capital, listed, prior_of
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchbayes.calls import explained
-from torchbayes.checks import as_seed, check_kind, optional, whole
+from torchbayes.checks import as_seed, check_kind, check_name, optional, whole
 from torchbayes.data import toy
-from torchbayes.data.base import Data, Raw, check_name, drawn, finish, of_classes
+from torchbayes.data.base import Data, Raw, drawn, finish, of_classes
 from torchbayes.data.images import load_digits, load_images
 from torchbayes.data.ood import ood_names
 from torchbayes.data.sources import data_root

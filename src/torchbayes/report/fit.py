@@ -13,7 +13,7 @@ from torchbayes.assess.constant import constant, r_squared, worse
 from torchbayes.assess.evaluate import Evaluation, evaluate
 from torchbayes.assess.intervals import Numbers, predicted_numbers
 from torchbayes.catalogue.config import CONFIG, read_config
-from torchbayes.catalogue.methods import METHODS, classes
+from torchbayes.catalogue.methods import classes, entry_with
 from torchbayes.catalogue.problem import Setup
 from torchbayes.driver.log import read_log
 from torchbayes.posteriors import Posterior
@@ -56,9 +56,8 @@ class Fitted:
         module, _, name = path.rpartition(".")
         if module != "torchbayes" or name not in classes():
             return name
-        entries = [entry for entry in METHODS.values() if entry.load() is classes()[name]]
-        single = self.posterior.members == 1  # MAP and SWAG have one entry for a single member and one for several
-        return next((e for e in entries if bool(e.first_of) == single), entries[0]).label
+        entry = entry_with(classes()[name], self.posterior.members)
+        return name if entry is None else entry.label
 
 
 def evaluated(run: Path, setup: Setup, posterior: Posterior, *, draws: int | None = None, seed: int = 0) -> Fitted:

@@ -38,7 +38,7 @@ def prior_of(problem: Problem) -> str:
 
 
 def _named_prior(name: str, settings: Mapping[str, Any], scale: float) -> str:
-    scaled = name in PRIORS and "scale" in {field.name for field in fields(PRIORS[name].load())}
+    scaled = name in PRIORS and "scale" in {field.name for field in fields(PRIORS[name].kind)}
     return with_settings(name, {**({"scale": scale} if scaled else {}), **settings})
 
 
