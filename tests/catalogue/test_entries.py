@@ -203,6 +203,8 @@ def test_a_data_set_needs_no_settings_of_its_own(name, network, likelihood):
     assert usual.num_data == len(load(name).train.inputs)
     assert usual.problem.setup().model.layout.size > 0
     assert {"family": usual.family, "methods": usual.methods} == {"family": "own", "methods": methods.OPTIMISED}
+    # of what runs no kernel the plan is another
+    assert [usual[name].plan for name in ("repulsive", "mc_dropout")] == ["loop", "loop"]
 
 
 @pytest.mark.slow

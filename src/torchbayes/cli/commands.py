@@ -20,23 +20,25 @@ from torchbayes.catalogue.models import known
 from torchbayes.catalogue.trust import foreign_code, named_in
 from torchbayes.checks import nearest
 from torchbayes.cli.compare import compare
-from torchbayes.cli.errors import debugging, is_foreseen, one_line, report
+from torchbayes.cli.errors import debugging, is_foreseen, one_line, reported
 from torchbayes.cli.evidence import evidence
-from torchbayes.cli.judge import evaluate, predict, tune
+from torchbayes.cli.judge import evaluate, predict, report, tune
 from torchbayes.cli.options import (
     add_directory,
     add_problem,
+    add_run,
     at_home,
     by_class,
+    first_line,
     join,
     new_parser,
     of_length,
     parse,
     peek,
     problem_of,
+    run_of,
     usual_method,
 )
-from torchbayes.cli.report import report_run
 from torchbayes.cli.terminal import (
     Interrupted,
     plain_warnings,
@@ -74,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             traceback.print_exc()
         foreseen = is_foreseen(error)
-        print(f"torchbayes: {one_line(error) if foreseen else report(error, arguments)}", file=sys.stderr)
+        print(f"torchbayes: {one_line(error) if foreseen else reported(error, arguments)}", file=sys.stderr)
         return 2 if foreseen else 1
 
 
@@ -98,7 +100,7 @@ def _usage() -> str:
         "usage: torchbayes COMMAND [options]      torchbayes COMMAND --help      torchbayes --version",
         "       torchbayes --debug COMMAND ...    shows the traceback of an error, as TORCHBAYES_DEBUG=1 does",
         "",
-        *(f"  {name:<10} {_first_line(command)}" for name, command in COMMANDS.items()),
+        *(f"  {name:<10} {first_line(command)}" for name, command in COMMANDS.items()),
         "",
         "Start with: torchbayes compare --data digits",
     ])
@@ -109,7 +111,7 @@ def fit(argv: list[str]) -> None:
     from torchbayes.catalogue.config import describe, entries, fit_run
 
     seen = peek(argv)
-    parser = new_parser("fit", _first_line(fit), config=True)
+    parser = new_parser(fit, config=True)
     add_problem(parser, seen.usual)
     default = usual_method(seen.method, seen.usual)
     kinds = [*classes().values(), *([] if type(default) in classes().values() else [type(default)])]
@@ -153,18 +155,16 @@ def diagnose(argv: list[str]) -> None:
     from torchbayes.comparison.reference import ROWS, spread
     from torchbayes.report import diagnosis as page
 
-    parser = new_parser("diagnose", _first_line(diagnose))
-    parser.add_argument("run", nargs="?", default=None, help="directory of a fit by HMC, SGLD, VI, Laplace, ...")
+    parser = new_parser(diagnose)
+    add_run(parser, "a fit by HMC, SGLD, VI, Laplace, ...")
     parser.add_argument("--inputs", type=int, default=ROWS, help="test rows at which functions are compared")
     parser.add_argument("--directory", type=str | None, default=None, help="where the report goes; RUN/diagnosis")
     parser.add_argument("--draws", type=int, default=DRAWS, help="where there is a density: a pass of the rows each")
     parser.add_argument("--json", action="store_true", help="print JSON")
     chosen = parse(parser, argv)
-    if chosen["run"] is None:
-        raise ValueError("say what to diagnose: the directory of a fit.")
+    run = run_of(chosen, "what to diagnose")
     if chosen["inputs"] < 1:
         raise ValueError(f"`--inputs` must be at least 1; got {chosen['inputs']}.")
-    run = Path(chosen["run"])
     setup, posterior = load_run(run, unfinished=True, trust=chosen["trust"])
     if isinstance(posterior, Approximating):
         _approximation(setup, posterior, run=run, chosen=chosen)
@@ -214,7 +214,7 @@ def reproduce(argv: list[str]) -> None:
     """Put a claim from a paper to the test, and write a page with figure, numbers and verdict."""
     from torchbayes import experiments
 
-    parser = new_parser("reproduce", _first_line(reproduce), reads=False)
+    parser = new_parser(reproduce, reads=False)
     parser.add_argument("name", nargs="?", default=None, help="experiment")
     parser.add_argument("--list", action="store_true", help="list the experiments")
     parser.add_argument(
@@ -253,7 +253,7 @@ def list_(argv: list[str]) -> None:
         "foreign": lambda: _module("data").ood_names(),
         "experiments": lambda: _module("experiments").names(),
     }
-    parser = new_parser("list", _first_line(list_), reads=False)
+    parser = new_parser(list_, reads=False)
     parser.add_argument("kind", nargs="?", default=None, help=f"only one of: {', '.join(kinds)}")
     kind = parse(parser, argv)["kind"]
     if kind is not None and kind not in kinds:
@@ -275,7 +275,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "predict": predict,
     "evidence": evidence,
     "diagnose": diagnose,
-    "report": report_run,
+    "report": report,
     "reproduce": reproduce,
     "list": list_,
 }
@@ -283,7 +283,3 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 
 def _module(name: str) -> Any:
     return import_module(f"torchbayes.{name}")
-
-
-def _first_line(documented: Any) -> str:
-    return (documented.__doc__ or "").strip().splitlines()[0]

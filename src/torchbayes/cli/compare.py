@@ -7,7 +7,6 @@ has options of its own, `--wide_swag.rank 30`; others keep the usual values for 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -137,7 +136,7 @@ def _say_unused(argv: Sequence[str], every: Mapping[str, _Row], used: Set[str]) 
 
 def _parser(looked: Peek, rows: Sequence[_Row], every: Mapping[str, _Row]) -> Parser:
     """Return the parser: problem, the settings of every method, and the other fields of a comparison."""
-    parser = new_parser("compare", (compare.__doc__ or "").strip().splitlines()[0], config=True)
+    parser = new_parser(compare, config=True)
     add_problem(parser, looked.usual)
     parser.add_class_arguments(Comparison, None, skip={"problem", "starts", *_LISTS})
     usual = {"methods": [row.name for row in rows], "corruptions": list(Comparison.corruptions)}
@@ -160,9 +159,7 @@ def _short(looked: Peek) -> str:
 
 def _words(looked: Peek) -> list[str]:
     """Return the methods that are asked for: by the arguments, else by the file, else the usual ones."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--methods", nargs="*")
-    words = parser.parse_known_args(looked.argv)[0].methods
+    words = looked.methods
     if words is None:
         words = list(_table(looked.file, "methods")) or looked.usual.methods
     return list(dict.fromkeys(words))

@@ -163,7 +163,7 @@ def _raises(frame: TracebackType) -> bool:
     return dis.opname[frame.tb_frame.f_code.co_code[frame.tb_lasti]] == "RAISE_VARARGS"
 
 
-def report(error: BaseException, argv: Sequence[str]) -> str:
+def reported(error: BaseException, argv: Sequence[str]) -> str:
     """Write the report of an unforeseen error; return one line that names the error and where the report is."""
     message = " ".join(str(error).split())
     line = f"an error that was not foreseen, {type(error).__name__}: {message.rstrip('.') or 'no word'}."

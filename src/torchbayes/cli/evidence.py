@@ -19,7 +19,7 @@ def evidence(argv: list[str]) -> None:
     from torchbayes.comparison import evidence as room
 
     seen = peek(argv)
-    parser = new_parser("evidence", (evidence.__doc__ or "").strip().splitlines()[0], config=True)
+    parser = new_parser(evidence, config=True)
     problem_fields = [f.name for f in fields(Problem) if f.name != "network"]
     parser.add_class_arguments(Problem, None, skip={"network"}, help="Data and model")
     parser.set_defaults({name: getattr(seen.usual.problem, name) for name in problem_fields})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -41,6 +41,7 @@ class Peek:
     data: str
     usual: Usual  # for the data, network and likelihood that are asked for
     method: str  # value of `--method`, or its class in the file
+    methods: list[str] | None  # words of `--methods`
 
 
 def peek(argv: list[str]) -> Peek:
@@ -54,6 +55,7 @@ def peek(argv: list[str]) -> Peek:
     for name in ("--data", "--directory", "--likelihood", "--method", "--network", "--prior", "--start", "--target"):
         parser.add_argument(name)
     parser.add_argument("--temperature")
+    parser.add_argument("--methods", nargs="*")
     parser.add_argument("--config", action="append", default=[])
     for name in ("--resume", "--trust"):
         parser.add_argument(name, action="store_true")
@@ -88,7 +90,8 @@ def peek(argv: list[str]) -> Peek:
     usual = usual.of(problem)
     # the usual method is only known for the usual prior and temperature
     unchanged = all(not (getattr(seen, name) or name in file) for name in ("prior", "temperature"))
-    return Peek(argv, file, data, usual, str(seen.method or kind or (usual.method if unchanged else "SWAG")))
+    method_name = str(seen.method or kind or (usual.method if unchanged else "SWAG"))
+    return Peek(argv, file, data, usual, method_name, seen.methods)
 
 
 def _trusted(configs: Sequence[str], *, resumed: bool, trust: bool, named: set[str]) -> dict[str, Any]:
@@ -115,8 +118,13 @@ def _settings(what: str, argv: list[str]) -> dict[str, Any]:
     return settings
 
 
-def new_parser(name: str, description: str, *, config: bool = False, reads: bool = True) -> Parser:
-    """Return an empty parser, which raises `argparse.ArgumentError`.
+def first_line(documented: Any) -> str:
+    """Return the first line of a docstring."""
+    return (documented.__doc__ or "").strip().splitlines()[0]
+
+
+def new_parser(command: Callable[..., Any], *, config: bool = False, reads: bool = True) -> Parser:
+    """Return an empty parser of a command, a function, which raises `argparse.ArgumentError`.
 
     `config` adds `--config` for a YAML file of options. `reads` adds `--trust`, for commands that read runs or files
     of settings, which may be somebody else's.
@@ -127,7 +135,8 @@ def new_parser(name: str, description: str, *, config: bool = False, reads: bool
     jsonargparse.set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=["torchbayes"])
     allow(registered_paths())
     jsonargparse.set_loader("yaml", _bounded, exceptions=(yaml.YAMLError,))
-    parser = Parser(prog=f"torchbayes {name}", description=description, exit_on_error=False, allow_abbrev=False)
+    name = command.__name__.rstrip("_")
+    parser = Parser(prog=f"torchbayes {name}", description=first_line(command), exit_on_error=False, allow_abbrev=False)
     if config:
         parser.add_argument("--config", action="config", help="YAML file with any of these options")
     if reads:
@@ -185,6 +194,18 @@ def add_directory(parser: Parser, default: str | None) -> None:
     """Add `--directory`, required if `default` is None, and `--resume`."""
     parser.add_argument("--directory", type=str, required=default is None, default=default, help="where it goes")
     parser.add_argument("--resume", action="store_true", help="continue the run in the directory, with its settings")
+
+
+def add_run(parser: Parser, what: str = "a fit") -> None:
+    """Add the directory of `what`, which a command is about."""
+    parser.add_argument("run", nargs="?", default=None, help=f"directory of {what}")
+
+
+def run_of(chosen: Mapping[str, Any], question: str, what: str = "a fit") -> Path:
+    """Return the directory that `add_run` asks for. Raises ValueError if it is not given; `question` says for what."""
+    if chosen["run"] is None:
+        raise ValueError(f"say {question}: the directory of {what}.")
+    return Path(chosen["run"])
 
 
 def add_draws(parser: Parser) -> None:
