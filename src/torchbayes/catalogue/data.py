@@ -21,7 +21,7 @@ from torchbayes.catalogue.methods import METHODS, OPTIMISED, SAMPLED, VARIATIONA
 from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import Budget, Usual
 from torchbayes.checks import check_name
-from torchbayes.data.uci import UCI_SETS
+from torchbayes.data.vectors import UCI_SETS
 from torchbayes.methods.optimise.optimizers import SGD, Adam
 
 _DIGITS = (

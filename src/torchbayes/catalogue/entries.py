@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torchbayes.catalogue.named import Entry, LikelihoodEntry, NetworkEntry, PriorEntry
-from torchbayes.catalogue.tuned import plain_settings
-from torchbayes.catalogue.usual import Usual
+from torchbayes.catalogue.usual import Usual, plain_settings
 
 __all__ = [
     "DataEntry",

@@ -11,7 +11,7 @@ from typing import Any
 
 from torchbayes.catalogue.entries import Look, MethodEntry, Settings
 from torchbayes.catalogue.imports import load_path, path_of, registered
-from torchbayes.catalogue.tuned import budgeted, hmc, in_cycles, laplace, online_laplace, sampler
+from torchbayes.catalogue.usual import budgeted, hmc, in_cycles, laplace, online_laplace, sampler
 from torchbayes.catalogue.variational import FLAT, VARIATIONAL
 from torchbayes.checks import seen
 from torchbayes.methods.curves.curve import Curve

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchbayes.catalogue.entries import Look, MethodEntry
-from torchbayes.catalogue.tuned import budgeted
+from torchbayes.catalogue.usual import budgeted
 from torchbayes.methods.cycles.fge import FGE
 from torchbayes.methods.cycles.snapshots import Snapshots
 from torchbayes.methods.ep.pbp import PBP

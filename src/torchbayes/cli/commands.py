@@ -20,7 +20,6 @@ from torchbayes.catalogue.models import known
 from torchbayes.catalogue.trust import foreign_code, named_in
 from torchbayes.checks import nearest
 from torchbayes.cli.compare import compare
-from torchbayes.cli.errors import debugging, is_foreseen, one_line, reported
 from torchbayes.cli.evidence import evidence
 from torchbayes.cli.judge import evaluate, predict, report, tune
 from torchbayes.cli.options import (
@@ -41,9 +40,13 @@ from torchbayes.cli.options import (
 )
 from torchbayes.cli.terminal import (
     Interrupted,
+    debugging,
+    is_foreseen,
+    one_line,
     plain_warnings,
     print_names,
     print_table,
+    reported,
     resumable,
     say,
     say_notes,

@@ -12,8 +12,7 @@ from torch import Tensor
 from torchbayes import metrics
 from torchbayes.catalogue.methods import label_of
 from torchbayes.catalogue.problem import Setup
-from torchbayes.comparison.certainty import LEVEL
-from torchbayes.comparison.resamples import at_severity
+from torchbayes.comparison.certainty import LEVEL, at_severity
 from torchbayes.comparison.scores import SEVERITIES, Outcome
 from torchbayes.comparison.settings import REFERENCE, Comparison
 from torchbayes.data import Data

@@ -13,7 +13,17 @@ from torchbayes import metrics
 from torchbayes.assess.constant import constant
 from torchbayes.assess.evaluate import Evaluation, Scores, detection, evaluate, fidelity, uncertainty
 from torchbayes.catalogue.problem import Setup
-from torchbayes.comparison.certainty import Certainty, Further, certainties
+from torchbayes.comparison.certainty import (
+    Certainty,
+    Further,
+    at_severity,
+    certainties,
+    closeness_terms,
+    over_corruptions,
+    resampled_detection,
+    resampled_means,
+    row_terms,
+)
 from torchbayes.comparison.fidelity import (
     Fidelity,
     averaged,
@@ -22,14 +32,6 @@ from torchbayes.comparison.fidelity import (
     floors,
     mean,
     row_distances,
-)
-from torchbayes.comparison.resamples import (
-    at_severity,
-    closeness_terms,
-    over_corruptions,
-    resampled_detection,
-    resampled_means,
-    row_terms,
 )
 from torchbayes.comparison.settings import REFERENCE, Comparison
 from torchbayes.data import corrupt_data, out_of_distribution

@@ -10,9 +10,8 @@ from torchbayes.assess.constant import r_squared
 from torchbayes.assess.diagnose import Diagnosis
 from torchbayes.catalogue.methods import label_of
 from torchbayes.catalogue.problem import Setup
-from torchbayes.comparison.certainty import BETTER, LEVEL
-from torchbayes.comparison.closeness import closeness, reference_of
-from torchbayes.comparison.resamples import RESAMPLES, at_severity
+from torchbayes.comparison.certainty import BETTER, LEVEL, RESAMPLES, at_severity
+from torchbayes.comparison.reference import closeness, reference_of
 from torchbayes.comparison.scores import Outcome
 from torchbayes.comparison.settings import REFERENCE
 from torchbayes.report import Table

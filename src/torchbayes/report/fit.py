@@ -21,12 +21,11 @@ from torchbayes.posteriors.functions import Functions
 from torchbayes.predictive.linearised import preferred
 from torchbayes.predictive.predict import Source
 from torchbayes.report import figures
-from torchbayes.report.chosen import chosen_by_rows, chosen_scales
 from torchbayes.report.evaluation import Section, classification, regression, transforms
 from torchbayes.report.html import Picture, save_pictures, write_report
 from torchbayes.report.surfaces import band_over, surface_over
 from torchbayes.report.tables import Table
-from torchbayes.report.words import capital, likelihood_of, prior_of, with_settings
+from torchbayes.report.words import capital, chosen_by_rows, chosen_scales, likelihood_of, prior_of, with_settings
 
 _LOGGED = {"epoch": ("nll", "loss"), "step": ("log_likelihood", "log_density")}  # logged by optimisers, by samplers
 
