@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from torchbayes import metrics
-from torchbayes.assess.constant import constant
+from torchbayes.assess.constant import constant, r_squared
 from torchbayes.assess.evaluate import Evaluation, Scores, detection, evaluate, fidelity, uncertainty
 from torchbayes.catalogue.problem import Setup
 from torchbayes.comparison.certainty import (
@@ -73,6 +73,15 @@ class Outcome:
         """Return the mean of a metric over the corruptions at a severity, None where there are none."""
         values = self.severity(metric)[severity] if self.corrupted else []
         return sum(values) / len(values) if values else None
+
+    def number(self, metric: str) -> float | None:
+        """Return a metric by name, of the test set, foreign sets, closeness, or `at_severity`; None if it has none."""
+        name, _, severity = metric.partition("_severity_")
+        if severity:
+            return (self.fidelity if name in self.fidelity.clean else self).at(int(severity), name)
+        if name in {"auroc", "r_squared"}:
+            return self.auroc() if name == "auroc" else r_squared(self.clean)
+        return {**self.clean.metrics, **self.fidelity.clean}.get(name)
 
     def detected(self) -> dict[str, dict[str, float]]:
         """Return how well uncertainty separates each foreign set from the test set."""
