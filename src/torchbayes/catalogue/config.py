@@ -22,9 +22,8 @@ from typing import Any
 
 import yaml
 
-from torchbayes.catalogue.imports import load_path
+from torchbayes.catalogue.imports import check_trusted, foreign_code, load_path
 from torchbayes.catalogue.problem import Problem, Setup
-from torchbayes.catalogue.trust import check_trusted, foreign_code
 from torchbayes.checks import as_file, as_seed, seen
 from torchbayes.density import Ranks
 from torchbayes.driver.progress import Callback

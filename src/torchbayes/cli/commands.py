@@ -15,12 +15,11 @@ from typing import Any
 
 import torchbayes as tb
 from torchbayes.assess.approximation import DRAWS, Approximating
+from torchbayes.catalogue.imports import foreign_code, named_in
 from torchbayes.catalogue.methods import METHODS, classes, method_names
 from torchbayes.catalogue.models import known
-from torchbayes.catalogue.trust import foreign_code, named_in
 from torchbayes.checks import nearest
-from torchbayes.cli.compare import compare
-from torchbayes.cli.evidence import evidence
+from torchbayes.cli.compare import compare, evidence
 from torchbayes.cli.judge import evaluate, predict, report, tune
 from torchbayes.cli.options import (
     add_directory,

@@ -15,11 +15,10 @@ import yaml
 
 from torchbayes.catalogue.config import CONFIG, check_yaml, class_path, problem_in, read_config, read_run
 from torchbayes.catalogue.data import defaults
-from torchbayes.catalogue.imports import path_of
+from torchbayes.catalogue.imports import check_trusted, foreign_code, named_in, path_of, registered_paths
 from torchbayes.catalogue.loading import settled
 from torchbayes.catalogue.methods import GROUP, classes, entries_of, method_named
 from torchbayes.catalogue.problem import Problem
-from torchbayes.catalogue.trust import check_trusted, foreign_code, named_in, registered_paths
 from torchbayes.catalogue.usual import Usual, plain_settings
 from torchbayes.cli.terminal import one_line
 from torchbayes.density import Ranks

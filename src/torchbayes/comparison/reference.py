@@ -11,9 +11,9 @@ import torch
 
 from torchbayes.assess.diagnose import LEAST, Diagnosis, diagnose
 from torchbayes.catalogue.config import entries, load_run
+from torchbayes.catalogue.imports import foreign_code
 from torchbayes.catalogue.methods import label_of
 from torchbayes.catalogue.problem import Problem, Setup
-from torchbayes.catalogue.trust import foreign_code
 from torchbayes.comparison.scores import Outcome
 from torchbayes.comparison.settings import REFERENCE, Comparison
 from torchbayes.data import Pair

@@ -86,8 +86,8 @@ def table(
         named[CONSTANT] = base
 
     def cells(outcome: Outcome, column: Column) -> list[Any]:
-        ends = None if outcome is base else _interval(outcome, column).replace("-", "−")
-        return [outcome.number(column.metric), *([ends] if column in known else [])]
+        ends = [_interval(outcome, column).replace("-", "−") or None] if column in known else []
+        return [outcome.number(column.metric), *ends]
 
     heads = [head for c in columns for head in ([c.head, f"{c.head}: 95 %"] if c in known else [c.head])]
     return Table(

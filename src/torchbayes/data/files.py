@@ -121,7 +121,7 @@ def _looked_in(folder: str, file: str, root: Path | None) -> str:
 # what Python and numpy raise for an archive that is cut short, overwritten, or of another kind
 _BROKEN = (
     zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, struct.error, pickle.UnpicklingError, EOFError,
-    OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError,
+    OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError,
 )  # fmt: skip
 
 
@@ -176,6 +176,12 @@ def opened(path: Path, what: str) -> Iterator[BinaryIO]:
         try:
             check_archive(path)
             yield file
+        except MemoryError as error:
+            reason = f" ({error})" if str(error) else ""
+            raise ValueError(
+                f"{path} takes more memory than is free{reason}. Free some, or use fewer rows; if it is damaged, which a "
+                f"size beyond any memory shows, fetch it again."
+            ) from error
         except _BROKEN as error:
             raise ValueError(f"{path} is not {what} ({error}). Fetch it again.") from error
 
