@@ -27,6 +27,8 @@ from torchbayes.methods.schedules import Schedule, StepSchedule
 
 Parser = jsonargparse.ArgumentParser
 _LOAD = jsonargparse.get_loader("yaml")
+# options that decide the defaults of others
+_DECIDE = ("data", "directory", "likelihood", "method", "network", "prior", "start", "target", "temperature")
 
 
 @dataclass(frozen=True)
@@ -49,9 +51,8 @@ def peek(argv: list[str]) -> Peek:
     to begin one.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("--data", "--directory", "--likelihood", "--method", "--network", "--prior", "--start", "--target"):
-        parser.add_argument(name)
-    parser.add_argument("--temperature")
+    for name in _DECIDE:
+        parser.add_argument(f"--{name}")
     parser.add_argument("--methods", nargs="*")
     parser.add_argument("--config", action="append", default=[])
     for name in ("--resume", "--trust"):

@@ -179,7 +179,7 @@ def opened(path: Path, what: str) -> Iterator[BinaryIO]:
         except MemoryError as error:
             reason = f" ({error})" if str(error) else ""
             raise ValueError(
-                f"{path} takes more memory than is free{reason}. Free some, or use fewer rows; if it is damaged, which a "
+                f"{path} takes more memory than is free{reason}. Free some, or use fewer rows; if it is damaged, as a "
                 f"size beyond any memory shows, fetch it again."
             ) from error
         except _BROKEN as error:
