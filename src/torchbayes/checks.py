@@ -151,18 +151,27 @@ def check_flags(**flags: Any) -> None:
             raise ValueError(f"`{name}` must be True or False; got {seen(value)}.")
 
 
+def nearest(name: Any, names: Iterable[str], otherwise: str = "") -> str:
+    """Return a sentence with the names that are close to a wrong one; if none is, `otherwise`, or all of them."""
+    known = {right.lower(): right for right in names}
+    close = [known[near] for near in get_close_matches(str(name).lower(), list(known), n=3, cutoff=0.5)]
+    if close:
+        return f"Did you mean {' or '.join(close)}?"
+    return otherwise or f"Choose from: {', '.join(known.values()) or 'none'}."
+
+
+def check_name(what: str, name: Any, known: Iterable[str]) -> None:
+    """Raise ValueError for a name that is not known, with the nearest known names."""
+    known = list(known)
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"There is no {what} called {seen(name)}. {nearest(name, known)}")
+
+
 def check_choice(words: Sequence[str], **values: Any) -> None:
     """Check settings that are one of a few words."""
     for name, value in values.items():
         if not isinstance(value, str) or value not in words:
             raise ValueError(f"`{name}` must be one of {', '.join(words)}; got {seen(value)}.")
-
-
-def suggestion(name: Any, known: Iterable[str]) -> str:
-    """Return a sentence with the known names that are close to a wrong one, or with all of them."""
-    names = [*known]
-    close = get_close_matches(str(name), names, n=3, cutoff=0.5)
-    return f"Did you mean {' or '.join(close)}?" if close else f"Choose from: {', '.join(names) or 'none'}."
 
 
 def check_text(**values: Any) -> None:

@@ -41,8 +41,8 @@ def test_an_entry_of_a_method_is_complete(entry):
     usual = defaults("two_moons")
     settings = usual[entry.name]
     check_method(entry.name, settings)
-    assert type(settings) is entry.load()
-    assert entry_of("a name of its own", settings).load() is entry.load()
+    assert type(settings) is entry.kind
+    assert entry_of("a name of its own", settings).kind is entry.kind
     assert entry.cost.endswith(".")
     assert entry.line
     needs = settings.needs  # one that begins at several modes finds as many as it needs
@@ -76,7 +76,7 @@ def test_a_likelihood_is_built_for_the_data_that_it_is_for(name):
     entry = LIKELIHOODS[name]
     problem = replace(COUNTS if entry.task == "regression" else MOONS, likelihood=name)
     setup = problem.setup()
-    assert type(setup.model.likelihood) is entry.load()
+    assert type(setup.model.likelihood) is entry.kind
     outputs = setup.model.network(setup.model.network.weights(), setup.data.train.inputs[:4])
     setup.model.likelihood.check(outputs, setup.data.train.targets[:4])
     # with the plan that is usual there, which must be one that can run it
@@ -176,7 +176,7 @@ def test_networks_are_those_of_the_room_with_its_plans():
     assert known("network") == tb.networks.names()
     for name, entry in NETWORKS.items():
         shape = (3, 16, 16)
-        assert type(entry.load()(shape, 2)) is type(build_network(name, shape, 2, settings={}))
+        assert type(entry.kind(shape, 2)) is type(build_network(name, shape, 2, settings={}))
     assert {name for name, entry in NETWORKS.items() if entry.kernel} == {"mlp", "small_cnn", "lenet"}
     assert set(DATA) == set(tb.data.names())
 
@@ -203,6 +203,8 @@ def test_a_data_set_needs_no_settings_of_its_own(name, network, likelihood):
     assert usual.num_data == len(load(name).train.inputs)
     assert usual.problem.setup().model.layout.size > 0
     assert {"family": usual.family, "methods": usual.methods} == {"family": "own", "methods": methods.OPTIMISED}
+    # of what runs no kernel the plan is another
+    assert [usual[name].plan for name in ("repulsive", "mc_dropout")] == ["loop", "loop"]
 
 
 @pytest.mark.slow

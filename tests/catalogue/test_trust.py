@@ -11,8 +11,8 @@ import yaml
 
 import torchbayes as tb
 from torchbayes.catalogue.config import CONFIG, fit_run, load_run, write_config
+from torchbayes.catalogue.imports import foreign_code, named_in
 from torchbayes.catalogue.problem import Problem
-from torchbayes.catalogue.trust import foreign_code, named_in
 from torchbayes.cli import main
 from torchbayes.comparison.reference import load_reference
 from torchbayes.comparison.settings import Comparison
@@ -115,7 +115,7 @@ def test_entry_points_of_installed_packages_are_trusted(monkeypatch):
     assert foreign_code(config) == {"a.b:build": "network", "a.b.Method": "method"}
     points = {"torchbayes.networks": "a.b:build", "torchbayes.methods": "a.b:Method"}
     found = {group: {"x": EntryPoint("x", value, group)} for group, value in points.items()}
-    monkeypatch.setattr("torchbayes.catalogue.trust.registered", lambda group: found.get(group, {}))
+    monkeypatch.setattr("torchbayes.catalogue.imports.registered", lambda group: found.get(group, {}))
     assert foreign_code(config) == {}
 
 

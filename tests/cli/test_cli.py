@@ -23,8 +23,8 @@ from torchbayes.catalogue.config import load_run, read_config
 from torchbayes.catalogue.methods import METHODS
 from torchbayes.catalogue.usual import usual_plan
 from torchbayes.cli import main
-from torchbayes.cli.errors import one_line
 from torchbayes.cli.options import peek
+from torchbayes.cli.terminal import one_line
 
 TINY = ["--train_size", "40", "--network_settings.hidden", "[8]"]
 FITS = ["--ensemble.members", "2", "--ensemble.epochs", "4", "--multiswag.members", "2", "--multiswag.epochs", "4"]

@@ -174,7 +174,7 @@ def test_results_are_looked_for_once_the_directory_is_held(capsys, monkeypatch):
             super().__init__(directory)
             (Path(directory) / "results.json").write_text("of another command")
 
-    monkeypatch.setattr("torchbayes.cli.evidence.Locked", Late)
+    monkeypatch.setattr("torchbayes.cli.compare.Locked", Late)
     assert main([*TINY, "--directory", "a"]) == 2
     assert "a already holds results. Add --overwrite" in capsys.readouterr().err
     assert Path("a/results.json").read_text() == "of another command"

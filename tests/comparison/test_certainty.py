@@ -10,8 +10,7 @@ import torch
 from tests.laws.cases import normal
 
 import torchbayes as tb
-from torchbayes.comparison.certainty import Certainty, certainties
-from torchbayes.comparison.resamples import resampled_detection
+from torchbayes.comparison.certainty import Certainty, certainties, resampled_detection
 from torchbayes.comparison.scores import Outcome
 from torchbayes.comparison.tables import certainty_table, table
 

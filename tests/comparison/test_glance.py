@@ -14,8 +14,8 @@ from tests.comparison.references import DIGITS
 import torchbayes as tb
 from torchbayes.assess.evaluation import drawn_rows
 from torchbayes.catalogue.methods import label_of
+from torchbayes.comparison.certainty import RESAMPLES, at_severity, resampled_means
 from torchbayes.comparison.figures import glance, pictures
-from torchbayes.comparison.resamples import RESAMPLES, at_severity, resampled_means
 from torchbayes.data import corrupt_data
 from torchbayes.randomness.seeds import Purpose, mix
 

@@ -2,15 +2,17 @@
 
 import math
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from scipy.optimize import minimize_scalar
+from torch import nn
 
 import torchbayes as tb
 from torchbayes import networks
-from torchbayes.comparison.evidence.rounds import _next, best_round, train_in_rounds
+from torchbayes.comparison.evidence import _scales
+from torchbayes.comparison.rounds import _next, best_round, train_in_rounds
 from torchbayes.evidence import linear_gaussian_evidence
 
 # a few epochs do not train
@@ -108,3 +110,10 @@ def test_effective_parameters_are_those_of_the_explicit_matrices():
     assert isinstance(found, tb.LaplacePosterior)
     assert float(found.effective_parameters()) == pytest.approx(float((values / (values + 100)).sum()), rel=1e-9)
     assert 4 < float(tb.tune(found).effective_parameters()) <= 5 + 1e-9
+
+
+def test_scales_that_vary_within_a_parameter_are_given_by_their_ends():
+    layout = tb.Model(nn.Linear(2, 1), tb.likelihoods.Gaussian(1.0), tb.priors.Normal(1.0)).layout
+    prior = SimpleNamespace(stds=lambda: torch.tensor([0.5, 0.25, 2.0]))
+    scales = _scales(cast("Any", SimpleNamespace(model=SimpleNamespace(layout=layout, prior=prior))))
+    assert scales == {"weight (smallest)": 0.25, "weight (largest)": 0.5, "bias": 2.0}

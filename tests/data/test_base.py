@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from torchbayes.data.base import Raw, Standardise, check_name, finish
+from torchbayes.checks import check_name
+from torchbayes.data.base import Raw, Standardise, finish
 
 
 def test_standardise_is_numpys_mean_and_std():

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from torchbayes.data import images, load, text
+from torchbayes.data.files import Remote, obtain
 from torchbayes.data.images import read_cifar10_archive, read_idx, read_residual
-from torchbayes.data.sources import Remote, obtain
 from torchbayes.data.text import pad, read_keras
 
 

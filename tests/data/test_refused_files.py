@@ -285,3 +285,15 @@ def test_a_file_that_cannot_be_opened_is_not_said_to_be_damaged(tmp_path, name):
     (tmp_path / name).mkdir()
     with pytest.raises(IsADirectoryError):
         READERS[name][1](tmp_path / name)
+
+
+def test_a_file_that_memory_cannot_hold_is_not_said_to_be_damaged(tmp_path, monkeypatch):
+    path = tmp_path / "large.npz"
+    np.savez(path, data=np.zeros(3))
+
+    def out_of_memory(*_: Any, **__: Any) -> None:
+        raise MemoryError("Unable to allocate 9.00 GiB")
+
+    monkeypatch.setattr("torchbayes.data.files.np.load", out_of_memory)
+    with pytest.raises(ValueError, match=r"large.npz takes more memory than is free \(Unable to allocate 9.00 GiB\)"):
+        read_arrays(path, "data")

@@ -27,7 +27,7 @@ DRAWN = {"rand", "randn", "randint", "randperm", "normal", "bernoulli", "multino
 DRAWN_IN_PLACE = {"normal_", "uniform_", "bernoulli_", "exponential_", "cauchy_", "random_", "geometric_"}
 # what a split of a data set is, by number; NumPy's generators share no stream with PyTorch's
 OWN = {
-    "data/toy.py": {"default_rng"},
+    "data/vectors.py": {"default_rng"},
     "data/own/rows.py": {"default_rng"},
     "data/text.py": {"RandomState"},
     "comparison/bands.py": {"Generator", "manual_seed"},

@@ -12,7 +12,7 @@ import torchbayes as tb
 from torchbayes.data import Standardise
 from torchbayes.predictive.columns import Units
 from torchbayes.predictive.written import columns_of, write_columns
-from torchbayes.report.figures.new_rows import new_rows
+from torchbayes.report.figures.predictions import new_rows
 
 
 def drawn(likelihood, outputs=1, rows=7):

@@ -409,7 +409,7 @@ def _by_type(kind: str) -> tuple[Any, ...]:
 def _names() -> dict[str, type]:
     """The classes of the catalogue by their public names: methods, priors and likelihoods."""
     listed = {"priors": entries.PRIORS, "likelihoods": entries.LIKELIHOODS}
-    of = {f"{room}.{entry.load().__name__}": entry.load() for room, found in listed.items() for entry in found.values()}
+    of = {f"{room}.{entry.kind.__name__}": entry.kind for room, found in listed.items() for entry in found.values()}
     return {**classes(), **of}
 
 

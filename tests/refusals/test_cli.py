@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchbayes.catalogue.yaml_text import check_yaml
+from torchbayes.catalogue.config import check_yaml
 from torchbayes.cli import main
 from torchbayes.cli.commands import COMMANDS
 from torchbayes.cli.terminal import Interrupted, resumable

@@ -11,7 +11,7 @@ from torch import nn
 import torchbayes as tb
 from tests.oracles import normal
 from torchbayes.driver.run import recorded
-from torchbayes.report.chosen import chosen_by_rows, chosen_scales, settings_chosen
+from torchbayes.report.words import chosen_by_rows, chosen_scales, settings_chosen
 
 X = normal(60, 2)
 Y = X[:, :1] + 0.5 * normal(60, 1, seed=1)

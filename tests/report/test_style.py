@@ -3,11 +3,10 @@ import pytest
 import torch
 
 from torchbayes.report import looks
-from torchbayes.report.figures.comparison import spread_of
+from torchbayes.report.figures.classes import wilson_interval
+from torchbayes.report.figures.curves import spread_of
 from torchbayes.report.figures.images import displayable, entropy
-from torchbayes.report.figures.uncertainty import wilson_interval
-from torchbayes.report.scales import far_apart, told
-from torchbayes.report.style import as_array, grid_shape, metric_label
+from torchbayes.report.style import as_array, far_apart, grid_shape, metric_label, told
 
 
 def test_known_methods_keep_their_look_in_any_company():

@@ -23,7 +23,7 @@ from torchbayes.catalogue.imports import is_path
 from torchbayes.catalogue.loading import is_file
 from torchbayes.catalogue.methods import classes
 from torchbayes.catalogue.problem import Problem
-from torchbayes.cli import commands, evidence, judge, options, report
+from torchbayes.cli import commands, judge, options
 from torchbayes.cli import compare as comparing
 from torchbayes.methods.optimise.optimizers import Optimizer
 from torchbayes.methods.schedules import Schedule, StepSchedule
@@ -148,7 +148,7 @@ def _caught(argv: list[str], then: Callable[..., Any]) -> Any:
     def stop(parser: Any, arguments: list[str]) -> Any:
         raise _Seen(then(parser, arguments))
 
-    rooms = (commands, evidence, comparing, judge, report)
+    rooms = (commands, comparing, judge)
     with ExitStack() as stack:
         for room in rooms:
             stack.enter_context(patch.object(room, "parse", stop))

@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from torchbayes.data.base import check_name
+from torchbayes.checks import check_name
 from torchbayes_experiments.experiment import Experiment, open_directory, seed_results
 from torchbayes_experiments.files import Locked
 from torchbayes_experiments.page import write_page

@@ -20,8 +20,8 @@ from torchbayes.catalogue.loading import GROUP, data_names, is_file
 from torchbayes.catalogue.methods import METHODS, OPTIMISED, SAMPLED, VARIATIONAL_USUAL
 from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import Budget, Usual
-from torchbayes.data.base import check_name
-from torchbayes.data.uci import UCI_SETS
+from torchbayes.checks import check_name
+from torchbayes.data.vectors import UCI_SETS
 from torchbayes.methods.optimise.optimizers import SGD, Adam
 
 _DIGITS = (
@@ -105,8 +105,7 @@ _USUAL: dict[str, Callable[[str], Usual] | None] = {
     "imdb": None,
 }
 DATA: dict[str, DataEntry] = {
-    name: DataEntry(name, line, "torchbayes.data:load", _USUAL.get(name, untuned))
-    for name, line in room.names().items()
+    name: DataEntry(name, line, room.load, _USUAL.get(name, untuned)) for name, line in room.names().items()
 }
 
 

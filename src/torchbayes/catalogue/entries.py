@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torchbayes.catalogue.named import Entry, LikelihoodEntry, NetworkEntry, PriorEntry
-from torchbayes.catalogue.tuned import plain_settings
-from torchbayes.catalogue.usual import Usual
+from torchbayes.catalogue.usual import Usual, plain_settings
 
 __all__ = [
     "DataEntry",
@@ -44,11 +43,11 @@ class MethodEntry(Entry):
 
     Attributes:
         label: in tables and figures.
-        usual: its settings for a data set in a comparison.
+        usual: its settings for a data set in a comparison; its own defaults if None.
         look: colour and marker; None for a colour that no other method of a figure has.
         also: other names by which figures know it.
         plain: settings that define it where nothing was chosen for the data, such as five members.
-        alone: settings of a fit by itself, if they differ from `usual`.
+        alone: whether a fit by itself has its own defaults instead.
         start: the entry at whose posterior it starts; None if it starts afresh.
         first_of: the entry whose first member is this method's fit.
         predicts: "drawn", by functions drawn from a continuous posterior; "own", by all members or draws it has;
@@ -62,11 +61,11 @@ class MethodEntry(Entry):
     """
 
     label: str
-    usual: Callable[[Usual], Settings]
+    usual: Callable[[Usual], Settings] | None = None
     look: Look | None = None
     also: tuple[str, ...] = ()
     plain: Mapping[str, Any] = field(default_factory=dict)
-    alone: Callable[[Usual], Settings] | None = None
+    alone: bool = False
     start: str | None = None
     first_of: str | None = None
     predicts: Literal["drawn", "own", "linearised"] = "own"
@@ -79,7 +78,8 @@ class MethodEntry(Entry):
 
     def settings(self, usual: Usual) -> Settings:
         """Return its settings for a data set: those that were chosen there, else its own defaults on usual rows."""
-        return plain_settings(self.load(), usual, self.plain) if usual.budget is None else self.usual(usual)
+        untuned = self.usual is None or usual.budget is None
+        return plain_settings(self.kind, usual, self.plain) if untuned else self.usual(usual)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchbayes import data as room
-from torchbayes.catalogue.imports import call, path_of, registered
-from torchbayes.catalogue.named import Entry
+from torchbayes.catalogue.imports import call, load_path, path_of, registered
 from torchbayes.data.base import Data
 from torchbayes.data.own import as_data, is_file_name, read_data
 from torchbayes.native.process import full_path
@@ -35,8 +34,9 @@ def load(
     """
     path = None if name in room.names() else path_of(name, GROUP)
     if path is not None:
-        loader = Entry(name, "", path).load()
-        return as_data(name, _called(loader, path, json.dumps(settings or {})), split=split, train_size=train_size)
+        return as_data(
+            name, _called(load_path(path), path, json.dumps(settings or {})), split=split, train_size=train_size
+        )
     if is_file(name):
         return read_data(Path(name), settings, split=split, train_size=train_size)
     if settings:

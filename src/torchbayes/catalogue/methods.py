@@ -7,21 +7,11 @@ A user's method comes by import path or entry point (`method_named`).
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from typing import Any
 
 from torchbayes.catalogue.entries import Look, MethodEntry, Settings
 from torchbayes.catalogue.imports import load_path, path_of, registered
-from torchbayes.catalogue.tuned import (
-    HMC_SETTINGS,
-    averaging,
-    ensemble,
-    in_cycles,
-    laplace,
-    online_laplace,
-    plain_settings,
-    sampler,
-)
+from torchbayes.catalogue.usual import budgeted, hmc, in_cycles, laplace, online_laplace, sampler
 from torchbayes.catalogue.variational import FLAT, VARIATIONAL
 from torchbayes.checks import seen
 from torchbayes.methods.curves.curve import Curve
@@ -74,9 +64,9 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "single",
             "one network, trained by maximum a posteriori",
-            "torchbayes.methods.optimise.map:MAP",
+            MAP,
             label="single network",
-            usual=lambda usual: ensemble(usual, members=1),
+            usual=budgeted(MAP),
             look=Look("#6b7280", "o"),
             also=("map", "sgd", "deterministic"),
             first_of="ensemble",
@@ -85,9 +75,9 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "ensemble",
             "several networks trained from different initialisations, averaged",
-            "torchbayes.methods.optimise.map:MAP",
+            MAP,
             label="deep ensemble",
-            usual=ensemble,
+            usual=budgeted(MAP, members=5),
             plain={"members": 5},
             look=Look("#0072b2", "s"),
             also=("deepensembles",),
@@ -97,9 +87,9 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "swag",
             "a Gaussian over the weights that gradient descent visits around one solution",
-            "torchbayes.methods.optimise.swag:SWAG",
+            SWAG,
             label="SWAG",
-            usual=lambda usual: SWAG(**averaging(usual)),
+            usual=budgeted(SWAG),
             look=Look("#e69f00", "^"),
             also=("swagdiagonal",),
             first_of="multiswag",
@@ -109,9 +99,9 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "multiswag",
             "SWAG around several solutions: a mixture of Gaussians, one in each basin",
-            "torchbayes.methods.optimise.swag:SWAG",
+            SWAG,
             label="MultiSWAG",
-            usual=lambda usual: SWAG(**averaging(usual, members=5)),
+            usual=budgeted(SWAG, members=5),
             plain={"members": 5},
             look=Look("#d55e00", "D"),
             predicts="drawn",
@@ -120,9 +110,9 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "swa",
             "the average of the weights that gradient descent visits",
-            "torchbayes.methods.optimise.swa:SWA",
+            SWA,
             label="SWA",
-            usual=lambda usual: SWA(**averaging(usual)),
+            usual=budgeted(SWA),
             look=Look("#8c6d1f", "v"),
             also=("multiswa",),
             cost="One training run, one forward pass per prediction.",
@@ -130,9 +120,8 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "curve",
             "networks along a curve of low loss between two solutions",
-            "torchbayes.methods.curves.curve:Curve",
+            Curve,
             label="curve",
-            usual=partial(plain_settings, Curve),
             look=Look("#7b3294", "d"),
             predicts="drawn",
             cost="Three training runs, and a forward pass for each function drawn.",
@@ -140,9 +129,8 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "simplex",
             "networks in a simplex of low loss around the single network",
-            "torchbayes.methods.curves.simplex:Simplex",
+            Simplex,
             label="simplex",
-            usual=partial(plain_settings, Simplex),
             look=Look("#5e4fa2", "^"),
             also=("espro",),
             start="single",
@@ -152,7 +140,7 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "laplace",
             "a Gaussian around the single network, from the curvature there",
-            "torchbayes.methods.laplace.laplace:Laplace",
+            Laplace,
             label="Laplace",
             usual=laplace,
             look=Look("#009e73", "P"),
@@ -163,7 +151,7 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "multilaplace",
             "Laplace around every member of the deep ensemble: a mixture of Gaussians",
-            "torchbayes.methods.laplace.laplace:Laplace",
+            Laplace,
             label="MultiLaplace",
             usual=laplace,
             plain={"members": 5},
@@ -175,7 +163,7 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "online_laplace",
             "Laplace while it trains: the evidence chooses the prior as it goes",
-            "torchbayes.methods.laplace.online:OnlineLaplace",
+            OnlineLaplace,
             label="online Laplace",
             usual=online_laplace,
             look=Look("#4f8a10", "X"),
@@ -185,9 +173,8 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "ep",
             "a Gaussian over weights that outputs are linear in, by the moments of each row's likelihood",
-            "torchbayes.methods.ep.ep:EP",
+            EP,
             label="EP",
-            usual=partial(plain_settings, EP),
             look=Look("#3b7a57", "8"),
             also=("expectation_propagation", "adf"),
             predicts="linearised",
@@ -198,10 +185,10 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "hmc",
             "Hamiltonian Monte Carlo on all the data, the reference",
-            "torchbayes.methods.mcmc.hmc:HMC",
+            HMC,
             label="HMC",
-            usual=lambda usual: HMC(**HMC_SETTINGS.get(usual.family, {}), plan=usual.plan),
-            alone=partial(plain_settings, HMC),
+            usual=hmc,
+            alone=True,
             look=Look("#111111", "*"),
             is_reference=True,
             cost="Hundreds of gradients on all the data for each draw: for small data and networks, or for patience.",
@@ -209,63 +196,59 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "nuts",
             "Hamiltonian Monte Carlo that chooses the length of its trajectories",
-            "torchbayes.methods.mcmc.nuts:NUTS",
+            NUTS,
             label="NUTS",
-            usual=partial(plain_settings, NUTS),
             look=Look("#4a4e8c", ">"),
             cost="As HMC; up to 1,023 gradients on all the data for each draw.",
         ),
         MethodEntry(
             "mala",
             "Langevin dynamics with a Metropolis test",
-            "torchbayes.methods.mcmc.metropolis:MALA",
+            MALA,
             label="MALA",
-            usual=partial(plain_settings, MALA),
             look=Look("#9a8c00", "8"),
             cost="One gradient on all the data for each step; many steps for a draw that is independent.",
         ),
         MethodEntry(
             "random_walk",
             "a random walk with a Metropolis test",
-            "torchbayes.methods.mcmc.metropolis:RandomWalk",
+            RandomWalk,
             label="random walk",
-            usual=partial(plain_settings, RandomWalk),
             look=Look("#a3a9b3", "H"),
             cost="One pass over all the data for each step; for few weights alone.",
         ),
         MethodEntry(
             "elliptical_slice",
             "elliptical slice sampling, without gradients and settings",
-            "torchbayes.methods.mcmc.elliptical:EllipticalSlice",
+            EllipticalSlice,
             label="elliptical slice",
-            usual=partial(plain_settings, EllipticalSlice),
             look=Look("#b35806", "h"),
             cost="Two to five passes over all the data for each step; for few weights, as in a subspace.",
         ),
         MethodEntry(
             "sgld",
             "stochastic gradient Langevin dynamics",
-            "torchbayes.methods.sgmcmc.sgld:SGLD",
+            SGLD,
             label="SGLD",
             usual=lambda usual: sampler(SGLD, usual, "sgld"),
-            alone=partial(plain_settings, SGLD),
+            alone=True,
             look=Look("#56b4e9", "<"),
             cost="One gradient on a minibatch for each step: a training run for each chain.",
         ),
         MethodEntry(
             "sghmc",
             "stochastic gradient Hamiltonian Monte Carlo",
-            "torchbayes.methods.sgmcmc.sghmc:SGHMC",
+            SGHMC,
             label="SGHMC",
             usual=lambda usual: sampler(SGHMC, usual, "sghmc"),
-            alone=partial(plain_settings, SGHMC),
+            alone=True,
             look=Look("#cc79a7", "p"),
             cost="One gradient on a minibatch for each step: a training run for each chain.",
         ),
         MethodEntry(
             "csghmc",
             "stochastic gradient Hamiltonian Monte Carlo in cycles",
-            "torchbayes.methods.sgmcmc.sghmc:SGHMC",
+            SGHMC,
             label="cSGHMC",
             usual=in_cycles,
             plain={"burn_in": 0, "schedule": Cycles(2500, exploration=0.6, draws=25)},
@@ -275,9 +258,8 @@ METHODS: dict[str, MethodEntry] = {
         MethodEntry(
             "sgnht",
             "a stochastic gradient Nosé-Hoover thermostat",
-            "torchbayes.methods.sgmcmc.sgnht:SGNHT",
+            SGNHT,
             label="SGNHT",
-            usual=partial(plain_settings, SGNHT),
             look=Look("#2fa0a0", "P"),
             cost="One gradient on a minibatch for each step: a training run for each chain.",
         ),
@@ -291,19 +273,30 @@ def classes() -> dict[str, type]:
     """Return the classes of all methods of the library by their own name, optimisers first."""
     by_name: dict[str, type] = {}
     for name in ("single", "swa", "swag", *METHODS):
-        kind = METHODS[name].load()
+        kind = METHODS[name].kind
         by_name.setdefault(kind.__name__, kind)
     return by_name
 
 
+def entries_of(kind: type) -> list[MethodEntry]:
+    """Return the entries of a method's class."""
+    return [entry for entry in METHODS.values() if entry.kind is kind]
+
+
+def entry_with(kind: type, members: int) -> MethodEntry | None:
+    """Return the entry of a method's class; MAP and SWAG have one for a single member and one for several."""
+    entries = entries_of(kind)
+    return next((entry for entry in entries if bool(entry.first_of) == (members == 1)), next(iter(entries), None))
+
+
 def small(kind: type) -> dict[str, Any]:
     """Return the settings that a run of few steps needs of a method's class."""
-    return next((dict(entry.small) for entry in METHODS.values() if entry.small and entry.load() is kind), {})
+    return next((dict(entry.small) for entry in entries_of(kind) if entry.small), {})
 
 
 def parts_of(kind: type) -> str:
     """Return what a network must have for a method's class, as in its entry: "any" or some part."""
-    return next((entry.parts for entry in METHODS.values() if entry.load() is kind), "any")
+    return next((entry.parts for entry in entries_of(kind)), "any")
 
 
 def label_of(name: str) -> str:
@@ -316,24 +309,15 @@ def entry_of(name: str, settings: Settings) -> MethodEntry:
 
     It is the entry of this name, else the one for the class of the settings, else a new one.
     """
-    entry = _entry_for(name, settings)
+    entry = METHODS.get(name) or entry_with(type(settings), settings.members) or _new_entry(name, settings)
     if entry.start is not None and settings.needs.modes > 1:  # no entry has several modes; `fit` finds them
         return dataclasses.replace(entry, start=None)
     return entry
 
 
-def _entry_for(name: str, settings: Settings) -> MethodEntry:
-    if name in METHODS:
-        return METHODS[name]
-    entries = [entry for entry in METHODS.values() if entry.load() is type(settings)]
-    if entries:
-        # MAP and SWAG have one entry for a single member and one for several
-        return next((e for e in entries if bool(e.first_of) == (settings.members == 1)), entries[0])
+def _new_entry(name: str, settings: Settings) -> MethodEntry:
     start = "single" if settings.needs.start is not None else None
-    kind = type(settings)
-    return MethodEntry(
-        name, "", f"{kind.__module__}:{kind.__qualname__}", label=name, usual=lambda usual: settings, start=start
-    )
+    return MethodEntry(name, "", type(settings), label=name, usual=lambda _: settings, start=start)
 
 
 def check_method(what: str, value: Any) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import nn
 
-from torchbayes.catalogue.imports import call, path_of, registered, suggested
+from torchbayes.catalogue.imports import call, load_path, path_of, registered
 from torchbayes.catalogue.named import Entry, LikelihoodEntry, NetworkEntry, PriorEntry
-from torchbayes.checks import check_kind, seen
-from torchbayes.data.base import Data, check_name
+from torchbayes.checks import check_kind, check_name, nearest, seen
+from torchbayes.data.base import Data
 from torchbayes.model import likelihoods, priors
 from torchbayes.model.likelihoods import Custom, Likelihood
 from torchbayes.model.likelihoods.protocol import target_columns
@@ -27,26 +27,21 @@ _OWN_PLANS: dict[str, Any] = {
     "lenet": {"kernel": True},
 }
 NETWORKS: dict[str, NetworkEntry] = {
-    name: NetworkEntry(name, line, f"torchbayes.networks:{factories()[name].__name__}", **_OWN_PLANS.get(name, {}))
-    for name, line in names().items()
+    name: NetworkEntry(name, line, factories()[name], **_OWN_PLANS.get(name, {})) for name, line in names().items()
 }
 
 
-_LIKELIHOODS, _PRIORS = "torchbayes.model.likelihoods", "torchbayes.model.priors"
-
-
-def _listed(room: ModuleType) -> dict[str, Any]:
-    """Return the classes of a package that have an entry here, by their own names."""
-    return {kind: vars(room)[kind].listed for kind in room.__all__ if hasattr(vars(room)[kind], "listed")}
+def _listed(room: ModuleType) -> dict[Any, Any]:
+    """Return the classes of a package that have an entry here."""
+    kinds = [vars(room)[name] for name in room.__all__]
+    return {kind: kind.listed for kind in kinds if hasattr(kind, "listed")}
 
 
 LIKELIHOODS: dict[str, LikelihoodEntry] = {
-    of.name: LikelihoodEntry(of.name, of.line, f"{_LIKELIHOODS}:{kind}", of.task, of.outputs, of.settings, of.prepare)
+    of.name: LikelihoodEntry(of.name, of.line, kind, of.task, of.outputs, of.settings, of.prepare)
     for kind, of in _listed(likelihoods).items()
 }
-PRIORS: dict[str, PriorEntry] = {
-    name: PriorEntry(name, line, f"{_PRIORS}:{kind}") for kind, (name, line) in _listed(priors).items()
-}
+PRIORS: dict[str, PriorEntry] = {name: PriorEntry(name, line, kind) for kind, (name, line) in _listed(priors).items()}
 ENTRIES: dict[str, Mapping[str, Entry]] = {"network": NETWORKS, "likelihood": LIKELIHOODS, "prior": PRIORS}
 OPEN = "normal"  # the prior whose scale may be left open
 GROUPS = {what: f"torchbayes.{what}s" for what in ENTRIES}
@@ -106,7 +101,7 @@ def build_network(
     """
     if name in NETWORKS or (path := path_of(name, GROUPS["network"])) is None:
         return build(name, input_shape, num_outputs, **settings)
-    network = call(Entry(name, "", path).load(), path, input_shape, num_outputs, **settings)
+    network = call(load_path(path), path, input_shape, num_outputs, **settings)
     if not isinstance(network, nn.Module):
         raise TypeError(f"{path} must return a network, a torch.nn.Module; got {seen(network)}.")
     return network
@@ -114,7 +109,7 @@ def build_network(
 
 def takes(name: str, setting: str) -> bool:
     """Return whether a network of the catalogue has a setting; false for one of the user."""
-    return name in NETWORKS and setting in inspect.signature(NETWORKS[name].load()).parameters
+    return name in NETWORKS and setting in inspect.signature(NETWORKS[name].kind).parameters
 
 
 def build_likelihood(name: str, settings: Mapping[str, Any]) -> Likelihood:
@@ -127,7 +122,7 @@ def build_likelihood(name: str, settings: Mapping[str, Any]) -> Likelihood:
     if path is None:
         entry = LIKELIHOODS[name]
         return _made("likelihood", entry, {**entry.settings, **settings})
-    maker = Entry(name, "", path).load()
+    maker = load_path(path)
     if inspect.isfunction(maker) and not settings and [*inspect.signature(maker).parameters] == ["outputs"]:
         return Custom(maker)
     likelihood = call(maker, path, **settings)
@@ -199,12 +194,11 @@ def build_prior(rules: Any, settings: Mapping[str, Any], scale: float | None) ->
 
 def _prior(name: str, settings: Mapping[str, Any], scale: float) -> Any:
     path = check_known("prior", name)
-    entry = PRIORS[name] if path is None else PriorEntry(name, "", path)
-    parameters = _parameters(entry.load())
-    arguments = {"scale": scale, **settings} if "scale" in parameters else dict(settings)
+    maker = PRIORS[name].kind if path is None else load_path(path)
+    arguments = {"scale": scale, **settings} if "scale" in _parameters(maker) else dict(settings)
     if path is None:
-        return _made("prior", entry, arguments)
-    prior = call(entry.load(), path, **arguments)
+        return _made("prior", PRIORS[name], arguments)
+    prior = call(maker, path, **arguments)
     if isinstance(prior, type) or not (hasattr(prior, "log_prob") or hasattr(prior, "resolve")):
         raise TypeError(f"{path} must return a prior, an object with log_prob or resolve; got {seen(prior)}.")
     return prior
@@ -212,12 +206,11 @@ def _prior(name: str, settings: Mapping[str, Any], scale: float) -> Any:
 
 def _made(what: str, entry: Entry, settings: Mapping[str, Any]) -> Any:
     """Return an object of a class of this library. Raises ValueError if it has no such setting."""
-    kind = entry.load()
-    fields = [field.name for field in dataclasses.fields(kind)]
+    fields = [field.name for field in dataclasses.fields(entry.kind)]
     for name in settings:
         if name not in fields:
-            raise ValueError(f"the {what} {entry.name} has no setting {seen(name)}. {suggested(str(name), fields)}")
-    return kind(**settings)
+            raise ValueError(f"the {what} {entry.name} has no setting {seen(name)}. {nearest(name, fields)}")
+    return entry.kind(**settings)
 
 
 def _parameters(made: Any) -> set[str]:

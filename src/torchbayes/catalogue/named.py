@@ -1,6 +1,6 @@
 """Catalogue entries of anything that has a name, and of networks, likelihoods and priors in particular.
 
-An entry is data: names, sentences, an import path, and small functions of settings. Its object is imported when used.
+An entry is data: names, sentences, a class or function, and small functions of settings.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torchbayes.catalogue.imports import load_path
 from torchbayes.data import Data
 
 
@@ -20,16 +19,12 @@ class Entry:
     Attributes:
         name: of the object.
         line: one line about it.
-        path: import path of its class or function, `MODULE:ATTRIBUTE`.
+        kind: its class or function.
     """
 
     name: str
     line: str
-    path: str
-
-    def load(self) -> Any:
-        """Return the class or function."""
-        return load_path(self.path)
+    kind: Any
 
 
 @dataclass(frozen=True)

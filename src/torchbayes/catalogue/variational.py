@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from torchbayes.catalogue.entries import Look, MethodEntry
-from torchbayes.catalogue.tuned import (
-    bounded,
-    bsam,
-    concrete_dropout,
-    ensemble,
-    ivon,
-    mc_dropout,
-    mean_field,
-    plain_settings,
-    vbll,
-)
+from torchbayes.catalogue.usual import budgeted
 from torchbayes.methods.cycles.fge import FGE
 from torchbayes.methods.cycles.snapshots import Snapshots
 from torchbayes.methods.ep.pbp import PBP
@@ -24,14 +12,20 @@ from torchbayes.methods.flows.normalizing import NormalizingFlow
 from torchbayes.methods.particles.repulsive import RepulsiveEnsemble
 from torchbayes.methods.particles.svgd import SVGD
 from torchbayes.methods.variational.batch_norm import MCBatchNorm
+from torchbayes.methods.variational.bsam import BSAM
+from torchbayes.methods.variational.concrete import ConcreteDropout
+from torchbayes.methods.variational.dropout import MCDropout
+from torchbayes.methods.variational.ivon import IVON
+from torchbayes.methods.variational.vbll import VBLL
+from torchbayes.methods.variational.vi import VI
 
 VARIATIONAL = (
     MethodEntry(
         "mean_field",
         "variational inference: independent normal weights, fitted by a lower bound on the evidence",
-        "torchbayes.methods.variational.vi:VI",
+        VI,
         label="mean field",
-        usual=mean_field,
+        usual=budgeted(VI, times=5, optimizer=VI().optimizer, kl_weight=1.0),
         look=Look("#c7509a", "X"),
         also=("vi", "bbb", "bayes_by_backprop"),
         predicts="drawn",
@@ -41,9 +35,9 @@ VARIATIONAL = (
     MethodEntry(
         "ivon",
         "variational inference: a Gaussian with independent weights, by natural gradients",
-        "torchbayes.methods.variational.ivon:IVON",
+        IVON,
         label="IVON",
-        usual=ivon,
+        usual=budgeted(IVON, times=5),  # its scales take long
         look=Look("#b5651d", "v"),
         first_of="multiivon",
         predicts="drawn",
@@ -52,9 +46,9 @@ VARIATIONAL = (
     MethodEntry(
         "multiivon",
         "variational inference around several solutions: a mixture of Gaussians",
-        "torchbayes.methods.variational.ivon:IVON",
+        IVON,
         label="MultiIVON",
-        usual=partial(ivon, members=5),
+        usual=budgeted(IVON, times=5, members=5),
         plain={"members": 5},
         look=Look("#8a1538", "d"),
         predicts="drawn",
@@ -63,9 +57,9 @@ VARIATIONAL = (
     MethodEntry(
         "normalizing_flow",
         "variational inference: all weights are an invertible map of normal numbers, which is learned",
-        "torchbayes.methods.flows.normalizing:NormalizingFlow",
+        NormalizingFlow,
         label="normalising flow",
-        usual=partial(bounded, kind=NormalizingFlow),
+        usual=budgeted(NormalizingFlow, kl_weight=1.0),
         look=Look("#0b7285", "p"),
         also=("flow", "planar_flow"),
         predicts="drawn",
@@ -75,9 +69,9 @@ VARIATIONAL = (
     MethodEntry(
         "mnf",
         "variational inference: normal weights whose layers have random multipliers in common",
-        "torchbayes.methods.flows.mnf:MNF",
+        MNF,
         label="MNF",
-        usual=partial(bounded, kind=MNF),
+        usual=budgeted(MNF, kl_weight=1.0),
         look=Look("#7048e8", "s"),
         also=("multiplicative_normalizing_flow",),
         predicts="drawn",
@@ -87,9 +81,9 @@ VARIATIONAL = (
     MethodEntry(
         "vbll",
         "a network whose last layer is Bayesian, trained with it by a bound without draws",
-        "torchbayes.methods.variational.vbll:VBLL",
+        VBLL,
         label="VBLL",
-        usual=vbll,
+        usual=budgeted(VBLL, kl_weight=1.0),
         look=Look("#1f6f8b", "s"),
         also=("variationallastlayer",),
         predicts="linearised",
@@ -99,9 +93,8 @@ VARIATIONAL = (
     MethodEntry(
         "pbp",
         "probabilistic backpropagation: independent normal weights, changed by each row in closed form",
-        "torchbayes.methods.ep.pbp:PBP",
+        PBP,
         label="PBP",
-        usual=partial(plain_settings, PBP),
         look=Look("#3d7ea6", "P"),
         also=("probabilistic_backpropagation",),
         predicts="drawn",
@@ -111,27 +104,28 @@ VARIATIONAL = (
     MethodEntry(
         "svgd",
         "several networks that average their gradients and repel each other: Stein variational gradient descent",
-        "torchbayes.methods.particles.svgd:SVGD",
+        SVGD,
         label="SVGD",
-        usual=partial(ensemble, kind=SVGD),
+        usual=budgeted(SVGD, members=5),
         look=Look("#5e3c99", "8"),
         cost="One training run and one forward pass for each particle; they cannot be split over processes.",
     ),
     MethodEntry(
         "repulsive",
         "several networks that repel each other while they train",
-        "torchbayes.methods.particles.repulsive:RepulsiveEnsemble",
+        RepulsiveEnsemble,
         label="repulsive ensemble",
-        usual=partial(ensemble, kind=RepulsiveEnsemble, plan="loop"),  # no kernel runs in the space of functions
+        usual=budgeted(RepulsiveEnsemble, members=5, plan="loop"),
+        plain={"plan": "loop"},  # no kernel runs in the space of functions
         look=Look("#8b1a4a", ">"),
         cost="One training run and one forward pass for each member; they cannot be split over processes.",
     ),
     MethodEntry(
         "mc_dropout",
         "a network trained with dropout (10 % in a comparison, where it has none), which stays on for predictions",
-        "torchbayes.methods.variational.dropout:MCDropout",
+        MCDropout,
         label="MC dropout",
-        usual=mc_dropout,
+        usual=budgeted(MCDropout, plan="loop"),
         plain={"plan": "loop"},  # its network gets dropout
         look=Look("#a05a00", "H"),
         predicts="drawn",
@@ -141,9 +135,9 @@ VARIATIONAL = (
     MethodEntry(
         "concrete_dropout",
         "MC dropout that learns the rate of each dropout layer",
-        "torchbayes.methods.variational.concrete:ConcreteDropout",
+        ConcreteDropout,
         label="concrete dropout",
-        usual=concrete_dropout,
+        usual=budgeted(ConcreteDropout),
         look=Look("#8f4f2f", "<"),
         predicts="drawn",
         parts="dropout",
@@ -152,9 +146,8 @@ VARIATIONAL = (
     MethodEntry(
         "mc_batch_norm",
         "the single network with batch norm, by the statistics of random training minibatches",
-        "torchbayes.methods.variational.batch_norm:MCBatchNorm",
+        MCBatchNorm,
         label="MC batch norm",
-        usual=partial(plain_settings, MCBatchNorm),
         look=Look("#6b8e23", "d"),
         start="single",
         predicts="drawn",
@@ -167,9 +160,9 @@ FLAT = (
     MethodEntry(
         "fge",
         "networks of one training run, kept where a learning rate in cycles is lowest: fast geometric ensembling",
-        "torchbayes.methods.cycles.fge:FGE",
+        FGE,
         label="FGE",
-        usual=partial(ensemble, members=1, kind=FGE),
+        usual=budgeted(FGE),
         look=Look("#00838f", "s"),
         also=("fast_geometric_ensemble",),
         cost="One training run, and a forward pass for each network kept.",
@@ -177,9 +170,9 @@ FLAT = (
     MethodEntry(
         "snapshots",
         "networks of one training run, kept at the ends of cosine cycles: a snapshot ensemble",
-        "torchbayes.methods.cycles.snapshots:Snapshots",
+        Snapshots,
         label="snapshot ensemble",
-        usual=partial(ensemble, members=1, kind=Snapshots),
+        usual=budgeted(Snapshots),
         look=Look("#558b2f", "D"),
         also=("snapshot_ensemble",),
         cost="One training run, and a forward pass for each network kept.",
@@ -187,9 +180,9 @@ FLAT = (
     MethodEntry(
         "bsam",
         "a Gaussian with independent weights, by sharpness-aware steps: Bayesian SAM",
-        "torchbayes.methods.variational.bsam:BSAM",
+        BSAM,
         label="bSAM",
-        usual=bsam,
+        usual=budgeted(BSAM),
         look=Look("#ad1457", "p"),
         also=("bayesian_sam",),
         predicts="drawn",

@@ -15,32 +15,37 @@ from typing import Any
 
 import torchbayes as tb
 from torchbayes.assess.approximation import DRAWS, Approximating
+from torchbayes.catalogue.imports import foreign_code, named_in
 from torchbayes.catalogue.methods import METHODS, classes, method_names
 from torchbayes.catalogue.models import known
-from torchbayes.catalogue.trust import foreign_code, named_in
-from torchbayes.cli.compare import compare
-from torchbayes.cli.errors import debugging, is_foreseen, one_line, report, suggest
-from torchbayes.cli.evidence import evidence
-from torchbayes.cli.judge import evaluate, predict, tune
+from torchbayes.checks import nearest
+from torchbayes.cli.compare import compare, evidence
+from torchbayes.cli.judge import evaluate, predict, report, tune
 from torchbayes.cli.options import (
     add_directory,
     add_problem,
+    add_run,
     at_home,
     by_class,
+    first_line,
     join,
     new_parser,
     of_length,
     parse,
     peek,
     problem_of,
+    run_of,
     usual_method,
 )
-from torchbayes.cli.report import report_run
 from torchbayes.cli.terminal import (
     Interrupted,
+    debugging,
+    is_foreseen,
+    one_line,
     plain_warnings,
     print_names,
     print_table,
+    reported,
     resumable,
     say,
     say_notes,
@@ -73,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             traceback.print_exc()
         foreseen = is_foreseen(error)
-        print(f"torchbayes: {one_line(error) if foreseen else report(error, arguments)}", file=sys.stderr)
+        print(f"torchbayes: {one_line(error) if foreseen else reported(error, arguments)}", file=sys.stderr)
         return 2 if foreseen else 1
 
 
@@ -85,7 +90,7 @@ def _dispatch(argv: list[str]) -> int:
         print(f"torchbayes {tb.__version__}")
         return 0
     if argv[0] not in COMMANDS:
-        raise ValueError(f"there is no command {argv[0]!r}. {suggest(argv[0], COMMANDS)}")
+        raise ValueError(f"there is no command {argv[0]!r}. {nearest(argv[0], COMMANDS)}")
     if argv[0] != "fit" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(f"`{argv[0]}` runs in one process; torchrun is for `fit`. Start it without torchrun.")
     COMMANDS[argv[0]](argv[1:])
@@ -97,7 +102,7 @@ def _usage() -> str:
         "usage: torchbayes COMMAND [options]      torchbayes COMMAND --help      torchbayes --version",
         "       torchbayes --debug COMMAND ...    shows the traceback of an error, as TORCHBAYES_DEBUG=1 does",
         "",
-        *(f"  {name:<10} {_first_line(command)}" for name, command in COMMANDS.items()),
+        *(f"  {name:<10} {first_line(command)}" for name, command in COMMANDS.items()),
         "",
         "Start with: torchbayes compare --data digits",
     ])
@@ -108,7 +113,7 @@ def fit(argv: list[str]) -> None:
     from torchbayes.catalogue.config import describe, entries, fit_run
 
     seen = peek(argv)
-    parser = new_parser("fit", _first_line(fit), config=True)
+    parser = new_parser(fit, config=True)
     add_problem(parser, seen.usual)
     default = usual_method(seen.method, seen.usual)
     kinds = [*classes().values(), *([] if type(default) in classes().values() else [type(default)])]
@@ -152,18 +157,16 @@ def diagnose(argv: list[str]) -> None:
     from torchbayes.comparison.reference import ROWS, spread
     from torchbayes.report import diagnosis as page
 
-    parser = new_parser("diagnose", _first_line(diagnose))
-    parser.add_argument("run", nargs="?", default=None, help="directory of a fit by HMC, SGLD, VI, Laplace, ...")
+    parser = new_parser(diagnose)
+    add_run(parser, "a fit by HMC, SGLD, VI, Laplace, ...")
     parser.add_argument("--inputs", type=int, default=ROWS, help="test rows at which functions are compared")
     parser.add_argument("--directory", type=str | None, default=None, help="where the report goes; RUN/diagnosis")
     parser.add_argument("--draws", type=int, default=DRAWS, help="where there is a density: a pass of the rows each")
     parser.add_argument("--json", action="store_true", help="print JSON")
     chosen = parse(parser, argv)
-    if chosen["run"] is None:
-        raise ValueError("say what to diagnose: the directory of a fit.")
+    run = run_of(chosen, "what to diagnose")
     if chosen["inputs"] < 1:
         raise ValueError(f"`--inputs` must be at least 1; got {chosen['inputs']}.")
-    run = Path(chosen["run"])
     setup, posterior = load_run(run, unfinished=True, trust=chosen["trust"])
     if isinstance(posterior, Approximating):
         _approximation(setup, posterior, run=run, chosen=chosen)
@@ -213,7 +216,7 @@ def reproduce(argv: list[str]) -> None:
     """Put a claim from a paper to the test, and write a page with figure, numbers and verdict."""
     from torchbayes import experiments
 
-    parser = new_parser("reproduce", _first_line(reproduce), reads=False)
+    parser = new_parser(reproduce, reads=False)
     parser.add_argument("name", nargs="?", default=None, help="experiment")
     parser.add_argument("--list", action="store_true", help="list the experiments")
     parser.add_argument(
@@ -252,11 +255,11 @@ def list_(argv: list[str]) -> None:
         "foreign": lambda: _module("data").ood_names(),
         "experiments": lambda: _module("experiments").names(),
     }
-    parser = new_parser("list", _first_line(list_), reads=False)
+    parser = new_parser(list_, reads=False)
     parser.add_argument("kind", nargs="?", default=None, help=f"only one of: {', '.join(kinds)}")
     kind = parse(parser, argv)["kind"]
     if kind is not None and kind not in kinds:
-        raise ValueError(f"there is nothing called {kind!r} to list. {suggest(kind, kinds)}")
+        raise ValueError(f"there is nothing called {kind!r} to list. {nearest(kind, kinds)}")
     for name in kinds if kind is None else (kind,):
         if kind is None:
             print(f"{name}:")
@@ -274,7 +277,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "predict": predict,
     "evidence": evidence,
     "diagnose": diagnose,
-    "report": report_run,
+    "report": report,
     "reproduce": reproduce,
     "list": list_,
 }
@@ -282,7 +285,3 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 
 def _module(name: str) -> Any:
     return import_module(f"torchbayes.{name}")
-
-
-def _first_line(documented: Any) -> str:
-    return (documented.__doc__ or "").strip().splitlines()[0]

@@ -1,4 +1,4 @@
-"""The command that compares methods.
+"""The commands that compare: methods, and networks by their evidence.
 
 `--methods` names the methods to compare, each a name of the catalogue, `NAME=METHOD`, or an import path; or a mapping
 in a configuration file does: `methods: {swag: , wide swag: {class_path: SWAG, init_args: {averaging_lr: 0.2}}}`. Each
@@ -7,8 +7,8 @@ has options of its own, `--wide_swag.rank 30`; others keep the usual values for 
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,13 +16,21 @@ from typing import Any, NamedTuple
 import yaml
 
 from torchbayes.catalogue.entries import Settings
-from torchbayes.catalogue.imports import is_path, path_of
+from torchbayes.catalogue.imports import foreign_code, is_path, path_of
 from torchbayes.catalogue.loading import is_file
-from torchbayes.catalogue.methods import GROUP, METHODS, OPTIMISED, SAMPLED, VARIATIONAL_USUAL, classes, entry_of
-from torchbayes.catalogue.trust import foreign_code
+from torchbayes.catalogue.methods import (
+    GROUP,
+    METHODS,
+    OPTIMISED,
+    SAMPLED,
+    VARIATIONAL_USUAL,
+    classes,
+    entries_of,
+    entry_of,
+)
+from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import Usual
-from torchbayes.checks import seen
-from torchbayes.cli.errors import suggest
+from torchbayes.checks import nearest, seen
 from torchbayes.cli.options import (
     Parser,
     Peek,
@@ -37,7 +45,9 @@ from torchbayes.cli.options import (
 )
 from torchbayes.cli.terminal import print_table, resumable, say, track
 from torchbayes.comparison.settings import Comparison, check_name_of, key_of
+from torchbayes.methods.optimise.map import MAP
 from torchbayes.native.process import short_path
+from torchbayes.posteriors.locks import Locked
 
 _LISTS = {
     "methods": "methods, in the order of the table: names of `torchbayes list compared`, NAME=METHOD, or import paths",
@@ -129,7 +139,7 @@ def _say_unused(argv: Sequence[str], every: Mapping[str, _Row], used: Set[str]) 
 
 def _parser(looked: Peek, rows: Sequence[_Row], every: Mapping[str, _Row]) -> Parser:
     """Return the parser: problem, the settings of every method, and the other fields of a comparison."""
-    parser = new_parser("compare", (compare.__doc__ or "").strip().splitlines()[0], config=True)
+    parser = new_parser(compare, config=True)
     add_problem(parser, looked.usual)
     parser.add_class_arguments(Comparison, None, skip={"problem", "starts", *_LISTS})
     usual = {"methods": [row.name for row in rows], "corruptions": list(Comparison.corruptions)}
@@ -152,9 +162,7 @@ def _short(looked: Peek) -> str:
 
 def _words(looked: Peek) -> list[str]:
     """Return the methods that are asked for: by the arguments, else by the file, else the usual ones."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--methods", nargs="*")
-    words = parser.parse_known_args(looked.argv)[0].methods
+    words = looked.methods
     if words is None:
         words = list(_table(looked.file, "methods")) or looked.usual.methods
     return list(dict.fromkeys(words))
@@ -196,7 +204,7 @@ def _row(word: str, known: Mapping[str, Any], usual: Usual) -> _Row:
     check_name_of("methods", name)
     if name in METHODS:
         entry = METHODS[name]
-        if value is not None and value.removeprefix("torchbayes.") not in {name, entry.load().__name__}:
+        if value is not None and value.removeprefix("torchbayes.") not in {name, entry.kind.__name__}:
             raise ValueError(
                 f"{name!r} is {entry.label} in the catalogue. Choose another name for {value}: my_{name}={value}."
             )
@@ -214,12 +222,12 @@ def _usual(method: str, usual: Usual, *, bare: bool) -> Settings:
     if plain_name in METHODS and not bare:
         return usual[plain_name]
     if plain_name in classes() and not bare:
-        return usual[next(name for name, entry in METHODS.items() if entry.load() is classes()[plain_name])]
+        return usual[entries_of(classes()[plain_name])[0].name]
     dotted = "." in method and not bare
     if path_of(method, GROUP) is not None or dotted:
         return usual_method(method, usual)
-    close = [name for name, entry in METHODS.items() if entry.load().__name__ == plain_name]
-    advice = f"Did you mean {' or '.join(close)}?" if close else suggest(method, METHODS)
+    close = [name for name, entry in METHODS.items() if entry.kind.__name__ == plain_name]
+    advice = f"Did you mean {' or '.join(close)}?" if close else nearest(method, METHODS)
     raise ValueError(f"there is no method called {seen(method)}. {advice}")
 
 
@@ -232,3 +240,53 @@ def _arguments(looked: Peek, every: Mapping[str, _Row]) -> list[str]:
     file = {name: value for name, value in looked.file.items() if name not in {"methods", "starts"}}
     file |= {key: {**(file.get(key) or {}), **row.init_args} for key, row in every.items() if row.init_args}
     return [f"--config={yaml.safe_dump(file, allow_unicode=True)}", *words] if file else words
+
+
+def evidence(argv: list[str]) -> None:
+    """Compare networks by their evidence, estimated by Laplace's approximation."""
+    from torchbayes.comparison import evidence as room
+
+    seen = peek(argv)
+    parser = new_parser(evidence, config=True)
+    problem_fields = [f.name for f in fields(Problem) if f.name != "network"]
+    parser.add_class_arguments(Problem, None, skip={"network"}, help="Data and model")
+    parser.set_defaults({name: getattr(seen.usual.problem, name) for name in problem_fields})
+    parser.add_class_arguments(MAP, "map", skip={"members", "plan"}, help="How each network is trained")
+    single_network = seen.usual["single"]
+    trained = [f.name for f in fields(MAP) if f.name not in {"members", "plan"}]
+    parser.set_defaults({f"map.{name}": getattr(single_network, name) for name in trained})
+    parser.add_class_arguments(room.Settings, None, skip={"problem", "map", "networks"})
+    images = seen.usual.problem.network != "mlp" or seen.usual.family == "digits"  # digits: a small mlp
+    names = ["linear", "mlp", *(["cnn"] if images else [])]
+    parser.add_argument("--networks", nargs="*", type=str, default=names, help="networks; cnn is short for small_cnn")
+    parser.add_argument("--directory", type=str | None, default=None, help="where numbers and a figure go; nowhere")
+    parser.add_argument("--overwrite", action="store_true", help="replace earlier results in the directory")
+    chosen = parse(parser, seen.argv)
+    if chosen["prior"] in room.TUNED:  # the meaning of `prior` in configurations of earlier versions
+        chosen |= {"prior": Problem.prior, "tune_prior": chosen["prior"]}
+    problem = Problem(**{name: chosen[name] for name in problem_fields})
+    options = {f.name: chosen[f.name] for f in fields(room.Settings) if f.name not in {"problem", "map", "networks"}}
+    settings = room.Settings(problem, chosen["map"], tuple(chosen["networks"]), **options)
+    directory = None if chosen["directory"] is None else Path(chosen["directory"])
+    with nullcontext() if directory is None else _reserved(directory, overwrite=chosen["overwrite"]):
+        results = room.compare_networks(settings, callbacks=None, say=say)
+        print_table(room.table(settings, results), narrow=room.tables(settings, results))
+        print("\n".join(room.remarks(results)))
+        if directory is not None:
+            print(f"Results: {room.write(directory, settings, results)}")
+
+
+@contextmanager
+def _reserved(directory: Path, *, overwrite: bool) -> Iterator[None]:
+    """Lock a directory for results, and remove the folders made for it if nothing is written."""
+    from torchbayes.comparison.evidence import check_directory
+
+    folders = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    try:
+        with Locked(directory):
+            check_directory(directory, overwrite=overwrite)  # after the lock, so that nobody else can put results there
+            yield
+    finally:
+        with suppress(OSError):  # a folder is not empty after a success
+            for folder in folders:
+                folder.rmdir()

@@ -1,4 +1,4 @@
-"""The commands that use a saved posterior: `evaluate`, `predict` and `tune`."""
+"""The commands that use a saved posterior: `evaluate`, `report`, `predict` and `tune`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from typing import Any, cast
 import torchbayes as tb
 from torchbayes.catalogue.problem import Setup
 from torchbayes.checks import as_file
-from torchbayes.cli.options import add_draws, new_parser, parse
+from torchbayes.cli.options import add_draws, add_run, new_parser, parse, run_of
 from torchbayes.cli.terminal import print_table, say
+from torchbayes.native.process import short_path
 from torchbayes.posteriors.locks import folder_in
 from torchbayes.predictive.linearised import preferred
 
 
 def evaluate(argv: list[str]) -> None:
     """Evaluate a saved posterior on its test set, on rows of yours or on foreign images; or published predictions."""
-    parser = new_parser("evaluate", (evaluate.__doc__ or "").strip().splitlines()[0])
-    parser.add_argument("run", nargs="?", default=None, help="directory of a fit")
+    parser = new_parser(evaluate)
+    add_run(parser)
     parser.add_argument(
         "--predictions", type=str | None, default=None, help="npz file with arrays `probs` (rows, classes) and `labels`"
     )
@@ -133,17 +134,39 @@ def _labelled(setup: Setup, path: Path) -> tuple[Any, ...]:
     return new.inputs, new.targets
 
 
+def report(argv: list[str]) -> None:
+    """Write a page about a fit: what was fitted, how good it is on its test rows, how the training went."""
+    from torchbayes.catalogue.config import CONFIG, load_run
+    from torchbayes.report.fit import evaluated, metric_table, write_fit
+
+    parser = new_parser(report)
+    add_run(parser)
+    parser.add_argument("--directory", type=str | None, default=None, help="where the page goes; RUN/report")
+    add_draws(parser)
+    chosen = parse(parser, argv)
+    run = run_of(chosen, "what to report on")
+    home = Path(chosen["directory"] or folder_in(run, "report"))
+    if (home / CONFIG).exists():
+        raise ValueError(f"{home} holds a run, whose own page would be lost. Choose another --directory.")
+    setup, posterior = load_run(run, trust=chosen["trust"])
+    with setup.problem.threading():
+        fitted = evaluated(run, setup, posterior, draws=chosen["draws"], seed=chosen["seed"])
+        page = write_fit(home, fitted)
+    print_table(metric_table(fitted))
+    print(f"Report: {short_path(page)}")
+
+
 def predict(argv: list[str]) -> None:
     """Predict new inputs with a saved posterior: a CSV file, and a picture."""
     from torchbayes.catalogue.config import load_run
     from torchbayes.data.own import read_new
     from torchbayes.predictive.columns import Units
     from torchbayes.predictive.written import columns_of, write_columns
-    from torchbayes.report.figures.new_rows import new_rows
+    from torchbayes.report.figures.predictions import new_rows
     from torchbayes.report.style import savefig
 
-    parser = new_parser("predict", (predict.__doc__ or "").strip().splitlines()[0])
-    parser.add_argument("run", nargs="?", default=None, help="directory of a fit")
+    parser = new_parser(predict)
+    add_run(parser)
     parser.add_argument("new", nargs="?", default=None, help="a file or folder of inputs, such as the run's own")
     parser.add_argument("--output", type=str | None, default=None, help="the CSV file; RUN/predictions.csv")
     parser.add_argument("--overwrite", action="store_true", help="replace what --output names, and the picture there")
@@ -183,8 +206,8 @@ def tune(argv: list[str]) -> None:
     from torchbayes.posteriors.files import CONFIG as RUN
     from torchbayes.posteriors.files import POSTERIOR
 
-    parser = new_parser("tune", (tune.__doc__ or "").strip().splitlines()[0])
-    parser.add_argument("run", nargs="?", default=None, help="directory of a fit by Laplace")
+    parser = new_parser(tune)
+    add_run(parser, "a fit by Laplace")
     parser.add_argument(
         "--prior", type=str, default="scalar", help="free factors: scalar, layer, weight, or model: none"
     )
@@ -193,9 +216,7 @@ def tune(argv: list[str]) -> None:
     parser.add_argument("--directory", type=str | None, default=None, help="where the result goes; RUN/tuned")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier result")
     chosen = parse(parser, argv)
-    if chosen["run"] is None:
-        raise ValueError("say which run to tune: the directory of a fit by Laplace.")
-    run = Path(chosen["run"])
+    run = run_of(chosen, "which run to tune", "a fit by Laplace")
     directory = folder_in(run, "tuned") if chosen["directory"] is None else Path(chosen["directory"])
     setup, posterior = load_run(run, trust=chosen["trust"])
     if not posterior.of_linearised:

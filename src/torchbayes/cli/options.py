@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -13,23 +13,22 @@ from typing import Any, get_args
 import jsonargparse
 import yaml
 
-from torchbayes.catalogue.config import CONFIG, class_path, problem_in, read_config, read_run
+from torchbayes.catalogue.config import CONFIG, check_yaml, class_path, problem_in, read_config, read_run
 from torchbayes.catalogue.data import defaults
-from torchbayes.catalogue.imports import path_of
+from torchbayes.catalogue.imports import check_trusted, foreign_code, named_in, path_of, registered_paths
 from torchbayes.catalogue.loading import settled
-from torchbayes.catalogue.methods import GROUP, METHODS, classes, method_named
+from torchbayes.catalogue.methods import GROUP, classes, entries_of, method_named
 from torchbayes.catalogue.problem import Problem
-from torchbayes.catalogue.trust import check_trusted, foreign_code, named_in, registered_paths
-from torchbayes.catalogue.tuned import plain_settings
-from torchbayes.catalogue.usual import Usual
-from torchbayes.catalogue.yaml_text import check_yaml
-from torchbayes.cli.errors import one_line
+from torchbayes.catalogue.usual import Usual, plain_settings
+from torchbayes.cli.terminal import one_line
 from torchbayes.density import Ranks
 from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.schedules import Schedule, StepSchedule
 
 Parser = jsonargparse.ArgumentParser
 _LOAD = jsonargparse.get_loader("yaml")
+# options that decide the defaults of others
+_DECIDE = ("data", "directory", "likelihood", "method", "network", "prior", "start", "target", "temperature")
 
 
 @dataclass(frozen=True)
@@ -41,6 +40,7 @@ class Peek:
     data: str
     usual: Usual  # for the data, network and likelihood that are asked for
     method: str  # value of `--method`, or its class in the file
+    methods: list[str] | None  # words of `--methods`
 
 
 def peek(argv: list[str]) -> Peek:
@@ -51,9 +51,9 @@ def peek(argv: list[str]) -> Peek:
     to begin one.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in ("--data", "--directory", "--likelihood", "--method", "--network", "--prior", "--start", "--target"):
-        parser.add_argument(name)
-    parser.add_argument("--temperature")
+    for name in _DECIDE:
+        parser.add_argument(f"--{name}")
+    parser.add_argument("--methods", nargs="*")
     parser.add_argument("--config", action="append", default=[])
     for name in ("--resume", "--trust"):
         parser.add_argument(name, action="store_true")
@@ -88,7 +88,8 @@ def peek(argv: list[str]) -> Peek:
     usual = usual.of(problem)
     # the usual method is only known for the usual prior and temperature
     unchanged = all(not (getattr(seen, name) or name in file) for name in ("prior", "temperature"))
-    return Peek(argv, file, data, usual, str(seen.method or kind or (usual.method if unchanged else "SWAG")))
+    method_name = str(seen.method or kind or (usual.method if unchanged else "SWAG"))
+    return Peek(argv, file, data, usual, method_name, seen.methods)
 
 
 def _trusted(configs: Sequence[str], *, resumed: bool, trust: bool, named: set[str]) -> dict[str, Any]:
@@ -115,8 +116,13 @@ def _settings(what: str, argv: list[str]) -> dict[str, Any]:
     return settings
 
 
-def new_parser(name: str, description: str, *, config: bool = False, reads: bool = True) -> Parser:
-    """Return an empty parser, which raises `argparse.ArgumentError`.
+def first_line(documented: Any) -> str:
+    """Return the first line of a docstring."""
+    return (documented.__doc__ or "").strip().splitlines()[0]
+
+
+def new_parser(command: Callable[..., Any], *, config: bool = False, reads: bool = True) -> Parser:
+    """Return an empty parser of a command, a function, which raises `argparse.ArgumentError`.
 
     `config` adds `--config` for a YAML file of options. `reads` adds `--trust`, for commands that read runs or files
     of settings, which may be somebody else's.
@@ -127,7 +133,8 @@ def new_parser(name: str, description: str, *, config: bool = False, reads: bool
     jsonargparse.set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=["torchbayes"])
     allow(registered_paths())
     jsonargparse.set_loader("yaml", _bounded, exceptions=(yaml.YAMLError,))
-    parser = Parser(prog=f"torchbayes {name}", description=description, exit_on_error=False, allow_abbrev=False)
+    name = command.__name__.rstrip("_")
+    parser = Parser(prog=f"torchbayes {name}", description=first_line(command), exit_on_error=False, allow_abbrev=False)
     if config:
         parser.add_argument("--config", action="config", help="YAML file with any of these options")
     if reads:
@@ -187,6 +194,18 @@ def add_directory(parser: Parser, default: str | None) -> None:
     parser.add_argument("--resume", action="store_true", help="continue the run in the directory, with its settings")
 
 
+def add_run(parser: Parser, what: str = "a fit") -> None:
+    """Add the directory of `what`, which a command is about."""
+    parser.add_argument("run", nargs="?", default=None, help=f"directory of {what}")
+
+
+def run_of(chosen: Mapping[str, Any], question: str, what: str = "a fit") -> Path:
+    """Return the directory that `add_run` asks for. Raises ValueError if it is not given; `question` says for what."""
+    if chosen["run"] is None:
+        raise ValueError(f"say {question}: the directory of {what}.")
+    return Path(chosen["run"])
+
+
 def add_draws(parser: Parser) -> None:
     """Add the number and the seed of functions drawn from a posterior."""
     text = "functions to draw, a multiple of the members; without it Laplace is linearised, in closed form"
@@ -207,11 +226,8 @@ def usual_method(name: str, usual: Usual) -> Any:
         return usual["swag"]
     if not isinstance(target, type):
         return target
-    entries = [entry for entry in METHODS.values() if entry.load() is target]
-    if not entries:
-        return plain_settings(target, usual)
-    entry = entries[0]
-    return usual[entry.name] if entry.alone is None else entry.alone(usual)
+    entry = next(iter(entries_of(target)), None)
+    return plain_settings(target, usual) if entry is None or entry.alone else usual[entry.name]
 
 
 def by_class(seen: Peek, method: Any) -> list[str]:

@@ -1,17 +1,93 @@
-"""Uncertainty of the scores of a comparison: intervals, and differences from the best method."""
+"""Uncertainty of the scores of a comparison: resamples of the rows, intervals, and differences from the best method.
+
+What other rows could have given, by the Bayesian bootstrap over rows (Rubin 1981), like the intervals of an evaluation.
+A row has the same weight in all of its corruptions, which are not independent, and in all methods, so that differences
+between methods are paired.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from torchbayes.assess.difference import Difference, paired
-from torchbayes.assess.evaluation import Evaluation, interval_of, resampled
-from torchbayes.comparison.resamples import RESAMPLES, at_severity
+from torchbayes.assess.evaluation import Evaluation, drawn_rows, interval_of, resampled
+from torchbayes.metrics.resampling import resampled_auroc, resampled_mean
+from torchbayes.metrics.scoring import hits
+from torchbayes.randomness.seeds import Purpose, mix
+
+RESAMPLES = 1000
+
+Terms = dict[str, Tensor]
+"""metric -> what each row contributes to it, (N,)."""
+
+
+def at_severity(metric: str, severity: int) -> str:
+    """Return the name of a metric, averaged over corruptions, at a severity; 0 is not corrupted."""
+    return f"{metric}_severity_{severity}"
+
+
+def row_terms(found: Evaluation, rows: int) -> Terms:
+    """Return nll, accuracy and overconfidence (confidence − accuracy) of the first rows of classes, float64 (N,)."""
+    assert found.probs is not None
+    probs_NK = found.probs[:rows].double()
+    right_N = hits(found.probs, found.targets)[:rows].double()
+    terms = {"nll": -found.log_prob[:rows], "accuracy": right_N, "overconfidence": probs_NK.amax(-1) - right_N}
+    return {name: values_N.double().cpu() for name, values_N in terms.items()}
+
+
+def closeness_terms(probs_NK: Tensor, reference_NK: Tensor) -> Terms:
+    """Return agreement and total variation of two averages row by row, (N,) each, float64."""
+    terms = {
+        "agreement": probs_NK.argmax(-1) == reference_NK.argmax(-1),
+        "total_variation": 0.5 * (probs_NK - reference_NK).abs().sum(-1),
+    }
+    return {name: values_N.double().cpu() for name, values_N in terms.items()}
+
+
+def over_corruptions(by_corruption: Sequence[Sequence[Terms]]) -> Terms:
+    """Return row-by-row means over corruptions, by metric at severity, from their terms at severities 1, 2, ..."""
+    means = {}
+    for severity, each in enumerate(zip(*by_corruption, strict=True), 1):
+        for metric in each[0]:
+            means[at_severity(metric, severity)] = torch.stack([terms[metric] for terms in each]).mean(0)
+    return means
+
+
+def resampled_means(terms: Terms, *, seed: int) -> Terms:
+    """Return the mean of each metric in each resample, (R,); none for a single row, which says nothing of others."""
+    rows = min((len(values_N) for values_N in terms.values()), default=0)
+    if rows < 2:
+        return {}
+    parts: dict[str, list[Tensor]] = {name: [] for name in terms}
+    for drawn_RN in drawn_rows(torch.ones(rows, dtype=torch.float64), RESAMPLES, seed):
+        for name, values_N in terms.items():
+            parts[name].append(resampled_mean(values_N, drawn_RN))
+    return {name: torch.cat(values) for name, values in parts.items()}
+
+
+def resampled_detection(inside_N: Tensor, outside: Mapping[str, Tensor], *, seed: int) -> Tensor:
+    """Return the mean AUROC over foreign sets in each resample of the rows of both sides, (R,), from entropies."""
+    foreign = [scores_F.cpu() for scores_F in outside.values()]
+    weights = [
+        torch.cat(list(drawn_rows(scores_F.new_ones(len(scores_F), dtype=torch.float64), RESAMPLES, set_seed)))
+        for set_seed, scores_F in enumerate(foreign, mix(Purpose.FOREIGN_RESAMPLES, seed) % 2**32)
+    ]
+    parts, start = [], 0
+    for drawn_RN in drawn_rows(torch.ones(len(inside_N), dtype=torch.float64), RESAMPLES, seed):
+        block = slice(start, start := start + len(drawn_RN))
+        areas = [
+            resampled_auroc(inside_N.cpu(), scores_F, in_weights_RN=drawn_RN, out_weights_RF=weights_RF[block])
+            for scores_F, weights_RF in zip(foreign, weights, strict=True)
+        ]
+        parts.append(torch.stack(areas).mean(0))
+    return torch.cat(parts)
+
 
 BETTER: dict[str, Literal["low", "high"]] = {
     "accuracy": "high",

@@ -12,14 +12,13 @@ from torch import Tensor
 from torchbayes import metrics
 from torchbayes.catalogue.methods import label_of
 from torchbayes.catalogue.problem import Setup
-from torchbayes.comparison.certainty import LEVEL
-from torchbayes.comparison.resamples import at_severity
+from torchbayes.comparison.certainty import LEVEL, at_severity
 from torchbayes.comparison.scores import SEVERITIES, Outcome
 from torchbayes.comparison.settings import REFERENCE, Comparison
 from torchbayes.data import Data
 from torchbayes.report import Picture, figures
-from torchbayes.report.figures.severity import Steps
-from torchbayes.report.scales import told
+from torchbayes.report.figures.curves import Steps
+from torchbayes.report.style import told
 from torchbayes.report.surfaces import band_over, surface_over
 from torchbayes.report.words import listed
 
@@ -31,23 +30,22 @@ _WORST = SEVERITIES[-1]
 
 
 class _Question(NamedTuple):
-    """One panel of the glance: title, axis label, name of the metric, its number, and which way is better."""
+    """One panel of the glance: title, axis label, name of the metric, and which way is better."""
 
     title: str
     measure: str
     metric: str
-    number: Any
     better: figures.Better = "low"
 
 
 _QUESTIONS = (
-    _Question("test set", "NLL (nats)", "nll", lambda o: o.clean.metrics.get("nll")),
-    _Question("calibration", "ECE", "ece", lambda o: o.clean.metrics.get("ece")),
-    _Question("errors", "RMSE ({unit})", "rmse", lambda o: o.clean.metrics.get("rmse")),
-    _Question("corrupted images", f"NLL at severity {_WORST} (nats)", at_severity("nll", 5), lambda o: o.at(5, "nll")),
-    _Question("foreign images", "AUROC (entropy)", "auroc", lambda o: o.auroc(), "high"),
-    _Question("closeness", "TV to {to}", "total_variation", lambda o: o.fidelity.clean.get("total_variation")),
-    _Question("closeness", "W1 to {to}", "wasserstein1", lambda o: o.fidelity.clean.get("wasserstein1")),
+    _Question("test set", "NLL (nats)", "nll"),
+    _Question("calibration", "ECE", "ece"),
+    _Question("errors", "RMSE ({unit})", "rmse"),
+    _Question("corrupted images", f"NLL at severity {_WORST} (nats)", at_severity("nll", 5)),
+    _Question("foreign images", "AUROC (entropy)", "auroc", "high"),
+    _Question("closeness", "TV to {to}", "total_variation"),
+    _Question("closeness", "W1 to {to}", "wasserstein1"),
 )
 
 
@@ -90,7 +88,7 @@ def glance(
     for question in _QUESTIONS:
         close = question.title == "closeness"
         who = {label: o for label, o in named.items() if not (close and label == reference)}
-        numbers = {label: question.number(o) for label, o in who.items()}
+        numbers = {label: o.number(question.metric) for label, o in who.items()}
         values = {
             label: (float(number), *who[label].certainty.intervals.get(question.metric, (math.nan, math.nan)))
             for label, number in numbers.items()
@@ -188,17 +186,22 @@ def _severities(data: Data, named: Mapping[str, Outcome], reference: str | None)
     }
     drawn = {}
     for metric, (file, label, title, text) in texts.items():
-        steps = {name: _steps(metric, _means(o.severity(metric)), o) for name, o in named.items()}
-        figure = figures.severity_panels(
-            steps, label, reference=reference, level=0.0 if metric == "overconfidence" else None
-        )
-        drawn[f"severity_{file}"] = Picture(
-            title,
-            figure,
-            f"{label[0].upper()}{label[1:]}. {_panels(data, named, reference)} {text} Bands: {_INTERVAL}",
-            alt=f"{label} by severity, one panel for each method. {_at_worst(steps, label)}",
-        )
+        steps = {name: _steps(metric, o.severity(metric), o) for name, o in named.items()}
+        level = 0.0 if metric == "overconfidence" else None
+        figure = figures.severity_panels(steps, label, reference=reference, level=level)
+        caption = f"{_sentence(label)}. {_panels(data, named, reference)} {text}"
+        drawn[f"severity_{file}"] = _by_severity(title, figure, caption, label=label, steps=steps)
     return drawn
+
+
+def _by_severity(title: str, figure: Any, caption: str, *, label: str, steps: Mapping[str, Steps]) -> Picture:
+    """Return a picture of panels by severity."""
+    alt = f"{label} by severity, one panel for each method. {_at_worst(steps, label)}"
+    return Picture(title, figure, f"{caption} Bands: {_INTERVAL}", alt)
+
+
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}"
 
 
 def _at_worst(steps: Mapping[str, Steps], label: str) -> str:
@@ -210,8 +213,9 @@ def _at_worst(steps: Mapping[str, Steps], label: str) -> str:
     )
 
 
-def _steps(metric: str, values: list[float], outcome: Outcome) -> Steps:
-    """Return values at severities 0 to 5 with the ends of their intervals, where these are known."""
+def _steps(metric: str, rows: list[list[float]], outcome: Outcome) -> Steps:
+    """Return means of rows, at severities 0 to 5, with the ends of their intervals, where these are known."""
+    values = [sum(row) / len(row) for row in rows]
     intervals = outcome.certainty.intervals
     names = [at_severity(metric, severity) for severity in range(len(values))]
     known = [intervals.get(name, intervals.get(metric) if not step else None) for step, name in enumerate(names)]
@@ -219,10 +223,6 @@ def _steps(metric: str, values: list[float], outcome: Outcome) -> Steps:
     if len(ends) < len(values):
         return values, None, None
     return values, [low for low, _ in ends], [high for _, high in ends]
-
-
-def _means(rows: list[list[float]]) -> list[float]:
-    return [sum(row) / len(row) for row in rows]
 
 
 def _fidelity(data: Data, named: Mapping[str, Outcome], reference: str) -> dict[str, Picture]:
@@ -263,14 +263,14 @@ def _fidelity_severities(
     """Return closeness by severity for each metric of `known`, which holds its label and direction."""
     drawn = {}
     for metric, (words, direction) in known.items():
-        steps = {name: _steps(metric, _means(o.fidelity.severity(metric)), o) for name, o in named.items()}
-        drawn[f"fidelity_severity_{metric}"] = Picture(
-            f"{words[0].upper()}{words[1:]} under corruption",
-            figures.severity_panels(steps, words, better=direction, reference=reference),
+        steps = {name: _steps(metric, o.fidelity.severity(metric), o) for name, o in named.items()}
+        figure = figures.severity_panels(steps, words, better=direction, reference=reference)
+        caption = (
             f"{_panels(data, named, reference)} At severity 0 all test rows count. What is drawn of {reference} is the "
-            f"floor: another sample of it, of as many draws. Bands: {_INTERVAL}",
-            alt=f"{words} by severity, one panel for each method. {_at_worst(steps, words)}",
+            f"floor: another sample of it, of as many draws."
         )
+        title = f"{_sentence(words)} under corruption"
+        drawn[f"fidelity_severity_{metric}"] = _by_severity(title, figure, caption, label=words, steps=steps)
     return drawn
 
 

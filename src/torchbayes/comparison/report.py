@@ -10,9 +10,8 @@ from torchbayes.assess.diagnose import Diagnosis
 from torchbayes.catalogue.data import defaults
 from torchbayes.catalogue.methods import METHODS, label_of
 from torchbayes.catalogue.problem import Setup
-from torchbayes.comparison.closeness import resolved
 from torchbayes.comparison.figures import glance, pictures
-from torchbayes.comparison.reference import section, worth
+from torchbayes.comparison.reference import resolved, section, worth
 from torchbayes.comparison.scores import Outcome
 from torchbayes.comparison.settings import Comparison
 from torchbayes.comparison.tables import (
@@ -24,10 +23,9 @@ from torchbayes.comparison.tables import (
 )
 from torchbayes.methods.choices import is_open
 from torchbayes.report import Table, write_report
-from torchbayes.report.chosen import settings_chosen
 from torchbayes.report.html import save_pictures
-from torchbayes.report.scales import told
-from torchbayes.report.words import capital, listed, prior_of
+from torchbayes.report.style import told
+from torchbayes.report.words import capital, listed, prior_of, settings_chosen
 
 
 def findings(

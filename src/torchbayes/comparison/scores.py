@@ -10,10 +10,20 @@ from typing import Any
 from torch import Tensor
 
 from torchbayes import metrics
-from torchbayes.assess.constant import constant
+from torchbayes.assess.constant import constant, r_squared
 from torchbayes.assess.evaluate import Evaluation, Scores, detection, evaluate, fidelity, uncertainty
 from torchbayes.catalogue.problem import Setup
-from torchbayes.comparison.certainty import Certainty, Further, certainties
+from torchbayes.comparison.certainty import (
+    Certainty,
+    Further,
+    at_severity,
+    certainties,
+    closeness_terms,
+    over_corruptions,
+    resampled_detection,
+    resampled_means,
+    row_terms,
+)
 from torchbayes.comparison.fidelity import (
     Fidelity,
     averaged,
@@ -22,14 +32,6 @@ from torchbayes.comparison.fidelity import (
     floors,
     mean,
     row_distances,
-)
-from torchbayes.comparison.resamples import (
-    at_severity,
-    closeness_terms,
-    over_corruptions,
-    resampled_detection,
-    resampled_means,
-    row_terms,
 )
 from torchbayes.comparison.settings import REFERENCE, Comparison
 from torchbayes.data import corrupt_data, out_of_distribution
@@ -71,6 +73,15 @@ class Outcome:
         """Return the mean of a metric over the corruptions at a severity, None where there are none."""
         values = self.severity(metric)[severity] if self.corrupted else []
         return sum(values) / len(values) if values else None
+
+    def number(self, metric: str) -> float | None:
+        """Return a metric by name, of the test set, foreign sets, closeness, or `at_severity`; None if it has none."""
+        name, _, severity = metric.partition("_severity_")
+        if severity:
+            return (self.fidelity if name in self.fidelity.clean else self).at(int(severity), name)
+        if name in {"auroc", "r_squared"}:
+            return self.auroc() if name == "auroc" else r_squared(self.clean)
+        return {**self.clean.metrics, **self.fidelity.clean}.get(name)
 
     def detected(self) -> dict[str, dict[str, float]]:
         """Return how well uncertainty separates each foreign set from the test set."""

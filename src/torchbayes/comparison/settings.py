@@ -11,9 +11,8 @@ from torchbayes.catalogue.data import defaults
 from torchbayes.catalogue.entries import MethodEntry, Settings
 from torchbayes.catalogue.methods import METHODS, check_method, entry_of
 from torchbayes.catalogue.problem import Problem
-from torchbayes.checks import check_kind, plain, seen
+from torchbayes.checks import check_kind, check_name, plain, seen
 from torchbayes.data import CORRUPTIONS
-from torchbayes.data.base import check_name
 from torchbayes.methods.choices import is_open
 
 REFERENCE = "reference"
@@ -152,7 +151,7 @@ def check_name_of(what: str, name: Any) -> None:
 def _check_settings(what: str, name: str, settings: Any) -> None:
     """Check that the settings of a method are of the class of the entry with its name."""
     check_method(f"`{what}` of {name!r}", settings)
-    kind = METHODS[name].load() if name in METHODS else type(settings)
+    kind = METHODS[name].kind if name in METHODS else type(settings)
     if type(settings) is not kind:
         raise TypeError(
             f"{name!r} stands for {kind.__name__} in `{what}`; got settings of {type(settings).__name__}. Choose "

@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
-from torchbayes.assess.constant import r_squared
 from torchbayes.assess.diagnose import Diagnosis
 from torchbayes.catalogue.methods import label_of
 from torchbayes.catalogue.problem import Setup
-from torchbayes.comparison.certainty import BETTER, LEVEL
-from torchbayes.comparison.closeness import closeness, reference_of
-from torchbayes.comparison.resamples import RESAMPLES, at_severity
+from torchbayes.comparison.certainty import BETTER, LEVEL, RESAMPLES, at_severity
+from torchbayes.comparison.reference import closeness, reference_of
 from torchbayes.comparison.scores import Outcome
 from torchbayes.comparison.settings import REFERENCE
 from torchbayes.report import Table
@@ -21,46 +19,33 @@ Kind = Literal["clean", "shifted", "fidelity"]
 
 
 class Column(NamedTuple):
-    """One column of the table: its head, its number, its format and its better direction."""
+    """One column of the table: its head, its metric, its format and its better direction."""
 
     head: str
-    number: Any
+    metric: str
     form: str
     better: Literal["low", "high"] | None
     kind: Kind = "clean"
-    metric: str = ""  # its best value is marked, and those not significantly different
-
-
-def _clean(metric: str) -> Any:
-    return lambda outcome: outcome.clean.metrics.get(metric)
-
-
-def _at(severity: int, metric: str) -> Any:
-    return lambda outcome: outcome.at(severity, metric)
-
-
-def _close(metric: str, severity: int = 0) -> Any:
-    return lambda outcome: outcome.fidelity.at(severity, metric) if severity else outcome.fidelity.clean.get(metric)
 
 
 COLUMNS = (
-    Column("accuracy", _clean("accuracy"), ".1%", BETTER["accuracy"], metric="accuracy"),
-    Column("RMSE", _clean("rmse"), ".3f", BETTER["rmse"], metric="rmse"),
-    Column("MAE", _clean("mae"), ".3f", BETTER["mae"], metric="mae"),
-    Column("R²", lambda outcome: r_squared(outcome.clean), ".3f", "high"),
-    Column("NLL", _clean("nll"), ".3f", BETTER["nll"], metric="nll"),
-    Column("Brier", _clean("brier"), ".3f", BETTER["brier"], metric="brier"),
-    Column("ECE", _clean("ece"), ".3f", BETTER["ece"], metric="ece"),
-    Column("in 95 % interval", _clean("coverage"), ".1%", None),
+    Column("accuracy", "accuracy", ".1%", "high"),
+    Column("RMSE", "rmse", ".3f", "low"),
+    Column("MAE", "mae", ".3f", "low"),
+    Column("R²", "r_squared", ".3f", "high"),
+    Column("NLL", "nll", ".3f", "low"),
+    Column("Brier", "brier", ".3f", "low"),
+    Column("ECE", "ece", ".3f", "low"),
+    Column("in 95 % interval", "coverage", ".1%", None),
     # no best value is marked, because the reference's own value is the floor
-    Column("agreement ↑", _close("agreement"), ".1%", None, "fidelity"),
-    Column("TV ↓", _close("total_variation"), ".3f", None, "fidelity"),
-    Column("W1 ↓", _close("wasserstein1"), ".3f", None, "fidelity"),
-    Column("NLL at 3", _at(3, "nll"), ".3f", "low", "shifted"),
-    Column("NLL at 5", _at(5, "nll"), ".3f", "low", "shifted", at_severity("nll", 5)),
-    Column("acc. at 3", _at(3, "accuracy"), ".1%", "high", "shifted"),
-    Column("acc. at 5", _at(5, "accuracy"), ".1%", "high", "shifted"),
-    Column("AUROC", lambda outcome: outcome.auroc(), ".3f", "high", "shifted", "auroc"),
+    Column("agreement ↑", "agreement", ".1%", None, "fidelity"),
+    Column("TV ↓", "total_variation", ".3f", None, "fidelity"),
+    Column("W1 ↓", "wasserstein1", ".3f", None, "fidelity"),
+    Column("NLL at 3", at_severity("nll", 3), ".3f", "low", "shifted"),
+    Column("NLL at 5", at_severity("nll", 5), ".3f", "low", "shifted"),
+    Column("acc. at 3", at_severity("accuracy", 3), ".1%", "high", "shifted"),
+    Column("acc. at 5", at_severity("accuracy", 5), ".1%", "high", "shifted"),
+    Column("AUROC", "auroc", ".3f", "high", "shifted"),
 )
 
 
@@ -81,50 +66,60 @@ def called(name: str, outcome: Outcome, base: Outcome | None) -> str:
 
 
 def table(
-    outcomes: Mapping[str, Outcome], *, kinds: Sequence[str] = KINDS, caption: str = "", base: Outcome | None = None
+    outcomes: Mapping[str, Outcome],
+    *,
+    kinds: Sequence[str] = KINDS,
+    caption: str = "",
+    base: Outcome | None = None,
+    intervals: bool = False,
 ) -> Table:
     """Return the table of methods and metrics that have numbers, with the constant predictor below them.
 
-    `kinds` of columns: on the test set, against the reference, on shifted data.
+    `kinds` of columns: on the test set, against the reference, on shifted data. `intervals` puts those of the metrics
+    on the test set beside them.
     """
-    columns = [
-        column
-        for column in COLUMNS
-        if column.kind in kinds and any(column.number(outcome) is not None for outcome in outcomes.values())
-    ]
+    columns = [c for c in COLUMNS if c.kind in kinds and any(o.number(c.metric) is not None for o in outcomes.values())]
+    known = {c for c in columns if intervals and c.kind == "clean" and c.metric in BETTER}
+    known = {c for c in known if any(c.metric in outcome.certainty.intervals for outcome in outcomes.values())}
     named = {called(name, outcome, base): outcome for name, outcome in outcomes.items()}
     if base is not None and "clean" in kinds:
         named[CONSTANT] = base
-    rows = [[label, *(column.number(outcome) for column in columns)] for label, outcome in named.items()]
+
+    def cells(outcome: Outcome, column: Column) -> list[Any]:
+        ends = [_interval(outcome, column).replace("-", "−") or None] if column in known else []
+        return [outcome.number(column.metric), *ends]
+
+    heads = [head for c in columns for head in ([c.head, f"{c.head}: 95 %"] if c in known else [c.head])]
     return Table(
-        ["method", *(column.head for column in columns)],
-        rows,
+        ["method", *heads],
+        [[label, *(cell for c in columns for cell in cells(outcome, c))] for label, outcome in named.items()],
         caption,
         better={column.head: column.better for column in columns if column.better},
         formats={column.head: column.form for column in columns},
         ties={
-            column.head: [row for row, o in enumerate(outcomes.values()) if o.certainty.is_best(column.metric)]
-            for column in columns
-            if column.metric
+            c.head: [row for row, o in enumerate(outcomes.values()) if o.certainty.is_best(c.metric)] for c in columns
         },
         beside=int(CONSTANT in named),
     )
 
 
+def _interval(outcome: Outcome, column: Column) -> str:
+    """Return the interval of a metric as text; empty if it is not known."""
+    if column.metric not in outcome.certainty.intervals:
+        return ""
+    low, high = outcome.certainty.intervals[column.metric]
+    return f"{low:{column.form}} to {high:{column.form}}".replace("%", " %")
+
+
 def certainty_table(outcomes: Mapping[str, Outcome], kind: Kind = "clean") -> Table | None:
     """Return intervals of metrics, and differences from the best method; None if there are none."""
-    columns = [
-        c
-        for c in COLUMNS
-        if c.kind == kind and c.metric and all(c.metric in o.certainty.apart for o in outcomes.values())
-    ]
+    columns = [c for c in COLUMNS if c.kind == kind and all(c.metric in o.certainty.apart for o in outcomes.values())]
     if not columns:
         return None
 
     def cells(outcome: Outcome, column: Column) -> list[Any]:
-        difference, form = outcome.certainty.apart[column.metric], column.form
-        low, high = outcome.certainty.intervals[column.metric]
-        return [f"{low:{form}} to {high:{form}}".replace("%", " %"), (difference.value, difference.error)]
+        difference = outcome.certainty.apart[column.metric]
+        return [_interval(outcome, column), (difference.value, difference.error)]
 
     rows = [[label_of(n), *(cell for c in columns for cell in cells(o, c))] for n, o in outcomes.items()]
     return Table(
@@ -154,34 +149,12 @@ def tables(
 
     `intervals` puts those of the metrics on the test set beside them.
     """
-    test = table(outcomes, kinds=["clean", "fidelity"], base=base)
-    test = replace(_with_intervals(test, outcomes) if intervals else test, title="Scores on the test set")
+    test = table(outcomes, kinds=["clean", "fidelity"], base=base, intervals=intervals)
+    test = replace(test, title="Scores on the test set")
     shifted = replace(table(outcomes, kinds=["shifted"]), title="Scores on corrupted and foreign images")
     parts = [test, shifted]
     parts = [part for part in parts if len(part.columns) > 1]
     return [*parts[:-1], replace(parts[-1], caption=caption(setup, outcomes, diagnosis, base=base))]
-
-
-def _with_intervals(shown: Table, outcomes: Mapping[str, Outcome]) -> Table:
-    """Return a table with the interval of each metric in a column behind it, where one is known."""
-    column_of = {c.head: c for c in COLUMNS if any(c.metric in o.certainty.intervals for o in outcomes.values())}
-    behind = [head for head in shown.columns if head in column_of]
-    ends: dict[str, list[Any]] = {head: [] for head in behind}
-    for head in behind:
-        for outcome in outcomes.values():
-            low, high = outcome.certainty.intervals[column_of[head].metric]
-            form = column_of[head].form
-            ends[head].append(f"{low:{form}} to {high:{form}}".replace("-", "−").replace("%", " %"))
-    columns = [name for head in shown.columns for name in ([head, f"{head}: 95 %"] if head in behind else [head])]
-    rows = []
-    for i, row in enumerate(shown.rows):
-        pairs = zip(shown.columns, row, strict=True)
-        rows.append([
-            e
-            for head, entry in pairs
-            for e in ([entry, ends[head][i] if i < len(outcomes) else None] if head in behind else [entry])
-        ])
-    return replace(shown, columns=columns, rows=rows)
 
 
 def caption(
@@ -269,18 +242,12 @@ def fidelity_table(outcomes: Mapping[str, Outcome]) -> Table | None:
         return None
     heads = {"agreement": ("agreement", ".1%"), "TV": ("total_variation", ".3f")}
     columns = {
-        f"{head}{f' at {s}' if s else ''}": (_close(metric, s), form)
+        f"{head}{f' at {s}' if s else ''}": (at_severity(metric, s) if s else metric, form)
         for head, (metric, form) in heads.items()
         for s in (0, 1, 3, 5)
     }
-    rows = [
-        [
-            label_of(n),
-            *(number(o) for number, _ in columns.values()),
-        ]
-        for n, o in outcomes.items()
-        if o.fidelity.clean
-    ]
+    fitted = {label_of(n): o for n, o in outcomes.items() if o.fidelity.clean}
+    rows = [[label, *(o.number(metric) for metric, _ in columns.values())] for label, o in fitted.items()]
     label = "the reference" if name == REFERENCE else label_of(name)
     return Table(
         ["method", *columns],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_tensor, seen, suggestion, whole
+from torchbayes.checks import check_name, check_tensor, seen, whole
 from torchbayes.display import Overview, shown
 from torchbayes.randomness.seeds import Purpose, generator
 
@@ -236,13 +236,6 @@ def _inputs(raw: Raw) -> tuple[Tensor, Tensor, Standardise]:
 def unit_images(pixels: np.ndarray, levels: int) -> Tensor:
     """Scale integer pixels (N, C, H, W) from 0..levels to float32 in [0, 1]; returns a new tensor."""
     return torch.from_numpy(pixels).to(torch.float32, copy=True).div_(levels)
-
-
-def check_name(what: str, name: str, known: Iterable[str]) -> None:
-    """Raise ValueError for a name that is not known, with the nearest known names."""
-    known = list(known)
-    if not isinstance(name, str) or name not in known:
-        raise ValueError(f"There is no {what} called {seen(name)}. {suggestion(name, known)}")
 
 
 def of_classes(name: str, raw: Raw, classes: Sequence[str]) -> Raw:

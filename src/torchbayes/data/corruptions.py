@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from torchbayes.checks import as_seed, check_counts, check_kind, check_tensor, is_whole, optional, seen
-from torchbayes.data.base import Data, Pair, check_name
+from torchbayes.checks import as_seed, check_counts, check_kind, check_name, check_tensor, is_whole, optional, seen
+from torchbayes.data.base import Data, Pair
 from torchbayes.randomness.seeds import Purpose, generator
 
 _REFERENCE = 32  # pixels of the images that the published lengths refer to

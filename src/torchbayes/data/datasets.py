@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchbayes.calls import explained
-from torchbayes.checks import as_seed, check_kind, optional, whole
-from torchbayes.data import toy
-from torchbayes.data.base import Data, Raw, check_name, drawn, finish, of_classes
+from torchbayes.checks import as_seed, check_kind, check_name, optional, whole
+from torchbayes.data.base import Data, Raw, drawn, finish, of_classes
+from torchbayes.data.files import data_root
 from torchbayes.data.images import load_digits, load_images
 from torchbayes.data.ood import ood_names
-from torchbayes.data.sources import data_root
 from torchbayes.data.text import load_imdb
-from torchbayes.data.uci import UCI_SETS, load_uci
+from torchbayes.data.vectors import UCI_SETS, load_uci, toy_drbayes, toy_izmailov, toy_sine, two_moons
 
 _DRAWS = 20  # splits of the sets that are drawn or split here: as many as the UCI sets have
 
@@ -50,13 +49,13 @@ def _registry() -> dict[str, _Entry]:
             "sentiment of film reviews, last 100 tokens of 20,000 words, 25,000 + 25,000", lambda _, r: load_imdb(r)
         ),
         "two_moons": _Entry(
-            "two interleaved half circles in 2-d, 200 + 1,000, no file", lambda s, _: toy.two_moons(s), _DRAWS, False
+            "two interleaved half circles in 2-d, 200 + 1,000, no file", lambda s, _: two_moons(s), _DRAWS, False
         ),
         "toy_sine": _Entry(
-            "1-d regression with a gap in the inputs, 80 + 200, no file", lambda s, _: toy.toy_sine(s), _DRAWS, False
+            "1-d regression with a gap in the inputs, 80 + 200, no file", lambda s, _: toy_sine(s), _DRAWS, False
         ),
-        "toy_izmailov": _Entry("1-d regression in three clusters, 60 + 100", lambda _, r: toy.toy_izmailov(r)),
-        "toy_drbayes": _Entry("1-d regression, 360 + 40", toy.toy_drbayes, _DRAWS),
+        "toy_izmailov": _Entry("1-d regression in three clusters, 60 + 100", lambda _, r: toy_izmailov(r)),
+        "toy_drbayes": _Entry("1-d regression, 360 + 40", toy_drbayes, _DRAWS),
     }
 
 

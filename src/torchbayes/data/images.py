@@ -7,14 +7,24 @@ import math
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from torchbayes.data.base import Raw
-from torchbayes.data.files import check_apart, check_labels, check_shape, opened, read_arrays
-from torchbayes.data.sources import Remote, local_file, obtain, require_local
+from torchbayes.data.files import (
+    Remote,
+    check_apart,
+    check_labels,
+    check_shape,
+    local_file,
+    obtain,
+    opened,
+    read_arrays,
+    require_local,
+)
 
 Part = Literal["train", "test"]
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -187,16 +197,12 @@ class ImageSet:
 
 
 IMAGE_SETS: dict[str, ImageSet] = {
-    "mnist": ImageSet(
-        lambda part, root: idx_arrays("mnist", part, root), DIGITS, "MNIST (LeCun, Bottou, Bengio and Haffner 1998)"
-    ),
+    "mnist": ImageSet(partial(idx_arrays, "mnist"), DIGITS, "MNIST (LeCun, Bottou, Bengio and Haffner 1998)"),
     "fashion_mnist": ImageSet(
-        lambda part, root: idx_arrays("fashion_mnist", part, root),
-        FASHION,
-        "Fashion-MNIST (Xiao, Rasul and Vollgraf 2017)",
+        partial(idx_arrays, "fashion_mnist"), FASHION, "Fashion-MNIST (Xiao, Rasul and Vollgraf 2017)"
     ),
     "kmnist": ImageSet(
-        lambda part, root: idx_arrays("kmnist", part, root),
+        partial(idx_arrays, "kmnist"),
         HIRAGANA,
         "Kuzushiji-MNIST (Clanuwat et al. 2018; ROIS-DS CODH, doi:10.20676/00000341)",
     ),

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from torchbayes.checks import as_seed, check_counts, check_kind, optional
-from torchbayes.data.base import Data, check_name, unit_images
+from torchbayes.checks import as_seed, check_counts, check_kind, check_name, optional
+from torchbayes.data.base import Data, unit_images
+from torchbayes.data.files import data_root
 from torchbayes.data.images import IMAGE_SETS, STRANGERS
-from torchbayes.data.sources import data_root
 from torchbayes.randomness.seeds import Purpose, generator
 
 _MADE_ROWS = 1000  # rows of the sets made here, unless `limit` says otherwise

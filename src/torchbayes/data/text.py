@@ -11,8 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from torchbayes.data.base import Raw
-from torchbayes.data.files import check_labels, check_shape, opened, read_arrays
-from torchbayes.data.sources import Remote, local_file, obtain
+from torchbayes.data.files import Remote, check_labels, check_shape, local_file, obtain, opened, read_arrays
 
 VOCABULARY = 20_000  # token ids stay below this
 LENGTH = 100  # tokens kept, counted from the end of the review

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from torchbayes.checks import seen, suggestion
+from torchbayes.checks import nearest, seen
 from torchbayes.networks.resnet import preresnet20, resnet20_frn
 from torchbayes.networks.small import InputShape, lenet, linear, mlp, small_cnn
 
@@ -58,11 +58,11 @@ def build(name: str, input_shape: InputShape, num_outputs: int, **settings: Any)
         ValueError: if the name or a setting is unknown, or the network cannot take the shape.
     """
     if not isinstance(name, str) or name not in _FACTORIES:
-        raise ValueError(f"There is no network {seen(name)}. {suggestion(name, _FACTORIES)}")
+        raise ValueError(f"There is no network {seen(name)}. {nearest(name, _FACTORIES)}")
     factory, _ = _FACTORIES[name]
     parameters = inspect.signature(factory).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     for setting in settings:
         if setting not in known:
-            raise ValueError(f"Network {name!r} has no setting {setting!r}. {suggestion(setting, known)}")
+            raise ValueError(f"Network {name!r} has no setting {setting!r}. {nearest(setting, known)}")
     return factory(input_shape, num_outputs, **settings)

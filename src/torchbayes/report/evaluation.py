@@ -15,7 +15,7 @@ from torchbayes.data.base import Standardise
 from torchbayes.metrics.scoring import hits
 from torchbayes.report import figures
 from torchbayes.report.html import Picture
-from torchbayes.report.scales import told
+from torchbayes.report.style import told
 from torchbayes.report.tables import Table
 
 CLASSES = 20  # most classes for a drawn confusion matrix

@@ -13,7 +13,7 @@ from torchbayes.assess.constant import constant, r_squared, worse
 from torchbayes.assess.evaluate import Evaluation, evaluate
 from torchbayes.assess.intervals import Numbers, predicted_numbers
 from torchbayes.catalogue.config import CONFIG, read_config
-from torchbayes.catalogue.methods import METHODS, classes
+from torchbayes.catalogue.methods import classes, entry_with
 from torchbayes.catalogue.problem import Setup
 from torchbayes.driver.log import read_log
 from torchbayes.posteriors import Posterior
@@ -21,12 +21,11 @@ from torchbayes.posteriors.functions import Functions
 from torchbayes.predictive.linearised import preferred
 from torchbayes.predictive.predict import Source
 from torchbayes.report import figures
-from torchbayes.report.chosen import chosen_by_rows, chosen_scales
 from torchbayes.report.evaluation import Section, classification, regression, transforms
 from torchbayes.report.html import Picture, save_pictures, write_report
 from torchbayes.report.surfaces import band_over, surface_over
 from torchbayes.report.tables import Table
-from torchbayes.report.words import capital, likelihood_of, prior_of, with_settings
+from torchbayes.report.words import capital, chosen_by_rows, chosen_scales, likelihood_of, prior_of, with_settings
 
 _LOGGED = {"epoch": ("nll", "loss"), "step": ("log_likelihood", "log_density")}  # logged by optimisers, by samplers
 
@@ -56,9 +55,8 @@ class Fitted:
         module, _, name = path.rpartition(".")
         if module != "torchbayes" or name not in classes():
             return name
-        entries = [entry for entry in METHODS.values() if entry.load() is classes()[name]]
-        single = self.posterior.members == 1  # MAP and SWAG have one entry for a single member and one for several
-        return next((e for e in entries if bool(e.first_of) == single), entries[0]).label
+        entry = entry_with(classes()[name], self.posterior.members)
+        return name if entry is None else entry.label
 
 
 def evaluated(run: Path, setup: Setup, posterior: Posterior, *, draws: int | None = None, seed: int = 0) -> Fitted:

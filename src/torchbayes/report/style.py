@@ -27,8 +27,14 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
+Better = Literal["low", "high"]
 P = ParamSpec("P")
 R = TypeVar("R")
+
+SHARES = ("accuracy", "error", "agreement", "confidence")
+"""Metrics that are written as per cent wherever they stand, by the first word of their label."""
+FAR = 4.0
+"""Positive values whose largest is more than so many times the smallest would lie in one place of a linear axis."""
 
 DPI = 160
 INK, QUIET, FAINT = "#1f2430", "#6b7280", "#c9ced6"
@@ -153,6 +159,21 @@ def grid_shape(panels: int, widest: int = 4) -> tuple[int, int]:
     return rows, math.ceil(panels / rows)
 
 
+def panel_grid(
+    count: int, widest: int, *, each: tuple[float, float], beside: tuple[float, float], least: float = 0.0, **how: Any
+) -> tuple[Figure, np.ndarray]:
+    """Return a figure with a number of panels, in rows of at most `widest`, and their axes (rows, columns).
+
+    Width and height in inches are those of `each` panel, and of what lies `beside` them all; `least` is that of the
+    width. `how` is as in `Figure.subplots`. The axes after the first `count`, in reading order, are removed.
+    """
+    rows, columns = grid_shape(count, widest)
+    figure = new_figure(max(each[0] * columns + beside[0], least), each[1] * rows + beside[1])
+    grid = figure.subplots(rows, columns, squeeze=False, **how)
+    remove_spare(grid, count)
+    return figure, grid
+
+
 def legend_above(figure: Figure, handles: Mapping[str, Any]) -> None:
     """Put one legend (label -> artist) above all axes, in as few rows as the width allows."""
     widths = [0.066 * len(label) + 0.62 for label in handles]  # inches at the house font size
@@ -183,13 +204,48 @@ def percent_axis(axis: Axis) -> None:
     axis.set_major_formatter(lambda share, _position: f"{100 * share:.6g} %".replace("-", "−"))
 
 
+def share_axis(axis: Axis, metric: str) -> None:
+    """Write a metric, given by name or label, as per cent if it is a share."""
+    if metric.lower().startswith(SHARES):
+        percent_axis(axis)
+
+
+def told(value: float, measure: str) -> str:
+    """Return a number as text: "97.5 %" for a share, else with three decimals."""
+    text = f"{100 * value:.1f} %" if measure.lower().startswith(SHARES) else f"{value:.3f}"
+    return text.replace("-", "−")
+
+
+def far_apart(values: Iterable[float], ends: Iterable[float] = ()) -> bool:
+    """Return whether values need a logarithmic axis, which they and the ends of their intervals must allow."""
+    finite = [value for value in values if math.isfinite(value)]
+    lowest = min([*finite, *(end for end in ends if math.isfinite(end))], default=0.0)
+    return lowest > 0 and max(finite, default=0.0) > FAR * min(finite, default=0.0)
+
+
+def log_scale(axes: Axes, form: str = "g") -> None:
+    """Make the horizontal axis logarithmic, with plain numbers, in this `form`, at 1, 2 and 5 of each decade."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(lambda number, _position: f"{number:{form}}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def label_ends(grid: np.ndarray, used: int) -> None:
+    """Write the ticks of a shared horizontal axis under those of the first `used` panels with no panel below them."""
+    for axes in list(grid.flat)[max(used - grid.shape[1], 0) : used]:
+        axes.tick_params(labelbottom=True)
+
+
 def remove_spare(grid: np.ndarray, used: int) -> None:
     """Remove the axes of a grid after the first `used`, in reading order."""
     for axes in list(grid.flat)[used:]:
         axes.remove()
 
 
-_METRICS: dict[str, tuple[str, Literal["low", "high"] | None]] = {
+_METRICS: dict[str, tuple[str, Better | None]] = {
     "nll": ("negative log likelihood (nats)", "low"),
     "accuracy": ("accuracy", "high"),
     "error": ("error rate", "low"),
@@ -205,7 +261,7 @@ _METRICS: dict[str, tuple[str, Literal["low", "high"] | None]] = {
 }
 
 
-def metric_label(metric: str, better: Literal["low", "high"] | None = None) -> str:
+def metric_label(metric: str, better: Better | None = None) -> str:
     """Return the axis label of a metric: its name, unit, and which way is better, such as "accuracy, higher is better".
 
     Unknown names stand for themselves; `better` gives their direction.
@@ -248,6 +304,23 @@ def as_array(values: Any, ndim: int, name: str, *, finite: bool = False) -> np.n
         raise ValueError(f"`{name}` must have {ndim} axes and not be empty; got shape {array.shape}.")
     if finite and not np.isfinite(array).all():
         raise ValueError(f"`{name}` must be finite; got {np.sum(~np.isfinite(array))} values that are NaN or infinite.")
+    return array
+
+
+def as_columns(**columns: Any) -> list[np.ndarray]:
+    """Return columns as finite arrays of one length."""
+    arrays = [as_array(column, 1, name, finite=True) for name, column in columns.items()]
+    if len({len(array) for array in arrays}) > 1:
+        lengths = ", ".join(str(len(array)) for array in arrays)
+        raise ValueError(f"`{'`, `'.join(columns)}` must have one length; got {lengths}.")
+    return arrays
+
+
+def as_positions(name: str, values: Any) -> np.ndarray:
+    """Return positions along an axis, finite and increasing."""
+    array = as_array(values, 1, name, finite=True)
+    if not (np.diff(array) > 0).all():
+        raise ValueError(f"`{name}` must increase; got values that do not. Sort them.")
     return array
 
 

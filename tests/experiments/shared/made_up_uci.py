@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from torchbayes.data import uci
+from torchbayes.data import vectors
 
-TRUE = dict(uci.UCI_SETS)
+TRUE = dict(vectors.UCI_SETS)
 
 
 def write(path: Path, inputs: np.ndarray, targets: np.ndarray, *, splits: int, train: int) -> None:
@@ -30,7 +30,7 @@ def write(path: Path, inputs: np.ndarray, targets: np.ndarray, *, splits: int, t
 def tell(monkeypatch: pytest.MonkeyPatch, root: Path, sizes: Mapping[str, tuple[int, int]]) -> None:
     """Point the loader to a folder whose sets have these rows and features; the others are as they are."""
     small = {name: (*TRUE[name][:2], *size, TRUE[name][4]) for name, size in sizes.items()}
-    monkeypatch.setattr(uci, "UCI_SETS", {**TRUE, **small})
+    monkeypatch.setattr(vectors, "UCI_SETS", {**TRUE, **small})
     monkeypatch.setenv("TORCHBAYES_DATA", str(root))
 
 

@@ -16,7 +16,7 @@ from torchbayes.catalogue.models import PRIORS
 from torchbayes.model import priors
 from torchbayes.model.priors.bound import BoundPrior
 
-IMPROPER = {name for name, entry in PRIORS.items() if getattr(entry.load(), "improper", "")}
+IMPROPER = {name for name, entry in PRIORS.items() if getattr(entry.kind, "improper", "")}
 INPUTS, CLASSES = normal(20, 2, seed=5), torch.arange(20) % 2
 TOGETHER: dict[str, Any] = {
     "correlated": priors.Correlated(0.09 * torch.tensor([[1.0, 0.4], [0.4, 2.0]])),

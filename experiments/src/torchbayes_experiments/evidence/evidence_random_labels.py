@@ -22,7 +22,7 @@ from torch import Tensor
 import torchbayes as tb
 from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import usual_plan
-from torchbayes.comparison.evidence.rounds import train_in_rounds
+from torchbayes.comparison.rounds import train_in_rounds
 from torchbayes.report import Picture, figures
 from torchbayes_experiments import Experiment, Findings, Verdict, below, tidy
 from torchbayes_experiments.files import load_or_compute

@@ -20,7 +20,7 @@ import numpy as np
 import torchbayes as tb
 from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import usual_plan
-from torchbayes.comparison.evidence.rounds import Round, best_round, train_in_rounds
+from torchbayes.comparison.rounds import Round, best_round, train_in_rounds
 from torchbayes.report import Picture, Table, figures
 from torchbayes_experiments import Experiment, Findings, Rows, Verdict, below, tidy
 from torchbayes_experiments.files import load_or_compute

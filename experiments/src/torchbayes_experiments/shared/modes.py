@@ -19,7 +19,7 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 import torchbayes as tb
-from torchbayes.comparison.evidence.rounds import laplace_at
+from torchbayes.comparison.rounds import laplace_at
 from torchbayes.evidence import ModelTarget
 from torchbayes_experiments.streams import Purpose, generator
 

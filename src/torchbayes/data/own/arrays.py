@@ -1,4 +1,4 @@
-"""Arrays of users: what a function of theirs returns, and npz archives."""
+"""Arrays of users: what a function of theirs returns, npz archives, and how images lie in them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
+from torchbayes.checks import seen
 from torchbayes.data.base import Data
 from torchbayes.data.files import opened
-from torchbayes.data.own.given_arrays import as_array, check_alike, in_pairs, laid_out, numbers, rows_of
 from torchbayes.data.own.rows import Encoded, Encoder, Form, Rows, assemble
+from torchbayes.data.own.table import missing
 
 # names that archives use for inputs and targets, of training or all rows, and of test rows
 _NAMES = (("inputs", "targets"), ("x_train", "y_train"), ("X_train", "y_train"), ("x", "y"), ("X", "y"))
@@ -123,3 +127,167 @@ def _archive(path: Path) -> dict[str, np.ndarray]:
     with opened(path, "a whole npz archive of arrays") as file:
         archive = np.load(file, allow_pickle=False)
         return {name: archive[name] for name in getattr(archive, "files", ())}
+
+
+_FORM = (
+    "(inputs, targets), (inputs, targets, test_inputs, test_targets), ((inputs, targets), (test_inputs, "
+    "test_targets)), a dict of arrays by these names, or a torchbayes.data.Data"
+)
+_SEVERAL = "A model here has one array of inputs; several need Python: torchbayes.fit."
+_SMALLEST = 8  # height and width of images whose channel is not written
+
+
+def in_pairs(name: str, found: Any) -> list[tuple[Any, Any]]:
+    """Return what a user's function gave as one or two pairs of inputs and targets, the test pair second."""
+    if isinstance(found, tuple | list) and len(found) == 4:
+        return [(found[0], found[1]), (found[2], found[3])]
+    if isinstance(found, tuple | list) and len(found) == 2:
+        return [(pair[0], pair[1]) for pair in found] if all(map(_is_pair, found)) else [(found[0], found[1])]
+    raise TypeError(f"{name} must give {_FORM}; got {seen(found)}.{_advice(found)}")
+
+
+def _is_pair(part: Any) -> bool:
+    """Return whether something is inputs and targets, and not an array in lists of numbers."""
+    return isinstance(part, tuple | list) and len(part) == 2 and all(_holds_rows(each) for each in part)
+
+
+def _holds_rows(value: Any) -> bool:
+    return isinstance(value, tuple | list) or getattr(value, "ndim", 0) > 0
+
+
+def _advice(value: Any) -> str:
+    """Return advice for objects that hold rows and are no arrays."""
+    if hasattr(value, "save_to_disk"):
+        return " Save it with save_to_disk, and give that folder to --data."
+    if hasattr(value, "to_numpy"):
+        return " Of a data frame give frame[columns].to_numpy() and frame[target].to_numpy()."
+    if isinstance(value, Dataset | DataLoader):
+        return " Give the arrays themselves: those behind the data set, or its rows stacked."
+    return ""
+
+
+def as_array(name: str, what: str, value: Any) -> np.ndarray:
+    """Return an array, a tensor, or lists of numbers as one array.
+
+    `name` says where it comes from and `what` whether it is inputs or targets, for messages. Raises TypeError for
+    anything else, ValueError for several arrays or rows of several lengths.
+    """
+    several = isinstance(value, tuple) and any(getattr(entry, "ndim", 0) for entry in value)
+    if several or isinstance(value, Mapping):
+        raise ValueError(f"{what} of {name} must be one array; got several. {_SEVERAL}")
+    if isinstance(value, Dataset | DataLoader) or hasattr(value, "save_to_disk") or not hasattr(value, "__len__"):
+        raise TypeError(f"{name} must give {_FORM}; got {seen(value)} as {what}.{_advice(value)}")
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        value = value.float() if value.dtype == torch.bfloat16 else value  # numpy has no bfloat16
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"{what} of {name} must be one array, whose rows have one shape; got {seen(value)}. Fill rows up to one "
+            f"length. {_SEVERAL}"
+        ) from error
+
+
+def rows_of(name: str, inputs: Any, targets: Any) -> Rows:
+    """Return inputs and targets as rows: images in bytes, other inputs in float64, with a note on the layout of images.
+
+    Raises TypeError if inputs are no numbers, or targets neither numbers nor names. Raises ValueError if there are no
+    rows, their numbers differ, or a number is not finite.
+    """
+    x, y = as_array(name, "inputs", inputs), as_array(name, "targets", targets)
+    y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+    if x.ndim == 1 and y.shape == x.shape:
+        raise ValueError(
+            f"inputs of {name} must have shape (rows, ...); got {x.shape}. If a row is one number, give "
+            f"inputs[:, None]."
+        )
+    if y.ndim == 2 and len(x) == len(y):
+        raise ValueError(
+            f"{name} must give one target for each row; got {y.shape[1]} in an array of shape {y.shape}. Of rows with "
+            f"a one for the class, give targets.argmax(1); of several targets give one, such as targets[:, 0]."
+        )
+    if x.ndim < 2 or y.ndim != 1 or len(x) != len(y) or len(x) == 0:
+        raise ValueError(
+            f"{name} must give inputs (rows, ...) and one target for each row; got shapes {x.shape} and {y.shape}. "
+            f"The order is inputs, targets, test_inputs, test_targets."
+        )
+    _check_dates(name, inputs=x, targets=y)
+    if y.dtype.kind not in "biufUSO":
+        raise TypeError(f"targets of {name} must be numbers or names of classes; got dtype {y.dtype}. Convert them.")
+    _check_finite(name, "targets", y)
+    if y.dtype.kind == "O" and (missing(y) | (y != y)).any():  # noqa: PLR0124  NaN is not itself
+        raise ValueError(f"targets of {name} must be known in every row; some are missing. Leave those rows out.")
+    reordered, notes = laid_out(x)
+    return Rows(numbers(name, reordered), y, None, notes)
+
+
+def laid_out(inputs: np.ndarray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return images with their channels in the second axis, with a sentence if the axes were changed.
+
+    Images are unsigned bytes of shape (rows, channels, height, width); or (rows, height, width, channels), where the
+    last axis has 1 or 3 entries and the second has not; or (rows, height, width), of 8 pixels or more, without colour.
+    """
+    if inputs.dtype != np.uint8 or not inputs.size:
+        return inputs, ()
+    height_width = " x ".join(map(str, inputs.shape[1:3]))
+    if inputs.ndim == 4 and inputs.shape[1] not in {1, 3} and inputs.shape[3] in {1, 3}:
+        moved = np.ascontiguousarray(inputs.transpose(0, 3, 1, 2))
+        return moved, (f"The arrays are taken for images of {height_width} whose channels come last.",)
+    if inputs.ndim == 3 and min(inputs.shape[1:]) >= _SMALLEST:
+        return inputs[:, None], (f"The arrays are taken for grey images of {height_width}, as they hold bytes.",)
+    return inputs, ()
+
+
+def numbers(name: str, inputs: np.ndarray) -> np.ndarray:
+    """Return inputs, laid out by `laid_out`, in float64; images stay bytes. Raises TypeError for no numbers."""
+    _check_dates(name, inputs=inputs)
+    if inputs.dtype.kind not in "biuf":
+        raise TypeError(
+            f"inputs of {name} must be numbers; got dtype {inputs.dtype}. Encode texts as numbers first, or save a "
+            f"table as CSV and give --data that file."
+        )
+    if inputs.dtype == np.uint8 and inputs.ndim == 4:
+        return inputs
+    inputs = inputs.astype(np.float64)
+    _check_finite(name, "inputs", inputs)
+    return inputs
+
+
+def check_alike(what: str, inputs: np.ndarray, shape: Sequence[int], *, was: np.dtype | None, now: np.dtype) -> None:
+    """Check that new inputs have the row shape and the kind of dtype of those that were fitted.
+
+    `was` is the dtype of the fitted inputs (any if None), `now` the dtype of these as given: bytes and floating point
+    must not be mixed, because what value is white cannot be guessed. `what` is for messages.
+    """
+    images = len(shape) == 3
+    if was == np.uint8 and now != np.uint8 and (images or now.kind == "f"):
+        raise ValueError(
+            f"{what} must be unsigned bytes, 0 to 255, as those that were fitted; got {now}. If white is 1 in them, "
+            f"give (255 * inputs).round().astype('uint8')."
+        )
+    if was is not None and was.kind == "f" and now == np.uint8:
+        raise ValueError(
+            f"{what} must be in floating point, as those that were fitted; got unsigned bytes. Scale them as those "
+            f"were: if white was 1 there, give inputs / 255."
+        )
+    if inputs.shape[1:] != tuple(shape) or not len(inputs):
+        raise ValueError(
+            f"{what} must have shape (rows, {', '.join(map(str, shape))}), as those that were fitted; got "
+            f"{inputs.shape}."
+        )
+
+
+def _check_dates(name: str, **arrays: np.ndarray) -> None:
+    for kind, values in arrays.items():
+        if values.dtype.kind in "mM":
+            raise TypeError(
+                f"{kind} of {name} must be numbers; got dates or times, dtype {values.dtype}. Count days from a first "
+                f"one: (dates - dates.min()) / numpy.timedelta64(1, 'D'); times by the division alone."
+            )
+
+
+def _check_finite(name: str, what: str, values: np.ndarray) -> None:
+    wrong = int((~np.isfinite(values)).sum()) if values.dtype.kind == "f" else 0
+    if wrong:
+        raise ValueError(f"{what} of {name} must be finite; {wrong} values are not. Remove or impute those rows.")

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from torchbayes.data.base import Data, check_name
+from torchbayes.checks import check_name
+from torchbayes.data.base import Data
 from torchbayes.data.own.images import read_images
 from torchbayes.data.own.pictures import look, pixels, shape_of
 from torchbayes.data.own.rows import Encoded, Form, Rows, Task, assemble, shortened

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from torchbayes.data.base import Data
-from torchbayes.data.own.parts import Parts, chosen, kind_of
 from torchbayes.data.own.pictures import (
     SUFFIXES,
     Look,
@@ -25,7 +24,17 @@ from torchbayes.data.own.pictures import (
     shape_of,
 )
 from torchbayes.data.own.rows import Encoded, Encoder, Form, Rows, assemble, shortened
-from torchbayes.data.own.saved import TARGETS, columns_of, is_saved, labels_of, new_rows_of, of_images
+from torchbayes.data.own.saved import (
+    TARGETS,
+    Parts,
+    chosen,
+    columns_of,
+    is_saved,
+    kind_of,
+    labels_of,
+    new_rows_of,
+    of_images,
+)
 
 
 def read_folder(

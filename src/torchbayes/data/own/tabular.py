@@ -16,10 +16,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from torchbayes.checks import seen
-from torchbayes.data.base import Data, check_name
-from torchbayes.data.own.cells import MANY, check_input, check_target, far
-from torchbayes.data.own.columns import Columns, fit_columns
+from torchbayes.checks import check_name, seen
+from torchbayes.data.base import Data
+from torchbayes.data.own.columns import MANY, Columns, check_input, check_target, far, fit_columns
 from torchbayes.data.own.rows import Encoder, Form, Reader, Rows, Task, assemble
 from torchbayes.data.own.table import Table, is_table, missing, read_table, texts_of
 

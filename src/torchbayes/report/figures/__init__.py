@@ -4,18 +4,20 @@ Save one with `torchbayes.report.savefig`, or hand it to `torchbayes.report.writ
 """
 
 from torchbayes.report.figures.chains import ess_histograms, rhat_histogram, traces_and_ranks
-from torchbayes.report.figures.comparison import Better, fidelity_dots, metric_dots, severity_curves, training_curves
-from torchbayes.report.figures.curves import measure_curves
-from torchbayes.report.figures.decisions import confusion_matrix, referral_curves
+from torchbayes.report.figures.classes import (
+    confusion_matrix,
+    entropy_histograms,
+    referral_curves,
+    reliability_diagram,
+)
+from torchbayes.report.figures.curves import measure_curves, severity_curves, severity_panels, training_curves
+from torchbayes.report.figures.dots import Dots, fidelity_dots, metric_dots, ranked_dots
 from torchbayes.report.figures.functions import correlation_maps, function_draws
 from torchbayes.report.figures.images import uncertain_images
-from torchbayes.report.figures.landscapes import loss_surfaces
+from torchbayes.report.figures.landscapes import loss_surfaces, ray_profiles, spectrum_density
 from torchbayes.report.figures.predictions import Band, classification_surface, predictive_band
-from torchbayes.report.figures.profiles import ray_profiles, spectrum_density
-from torchbayes.report.figures.ranked import Dots, ranked_dots
 from torchbayes.report.figures.regression import coverage_curves, errors_by_scale, pit_histogram, predicted_observed
-from torchbayes.report.figures.severity import severity_panels
-from torchbayes.report.figures.uncertainty import entropy_histograms, reliability_diagram
+from torchbayes.report.style import Better
 
 __all__ = [
     "Band",

@@ -12,14 +12,13 @@ from torchbayes.report.style import (
     INK,
     QUIET,
     as_array,
+    as_positions,
     check_panels,
-    grid_shape,
     house_style,
     legend_above,
-    new_figure,
     note_below,
+    panel_grid,
     panel_title,
-    remove_spare,
 )
 
 if TYPE_CHECKING:
@@ -47,16 +46,12 @@ def function_draws(
     check_panels(functions=functions)
     check_counts(shown=shown)
     check_text(label=label, what=what)
-    x = as_array(x, 1, "x", finite=True)
-    if not (np.diff(x) > 0).all():
-        raise ValueError("`x` must increase. Sort the inputs.")
+    x = as_positions("x", x)
     arrays = {name: as_array(values, 2, f"functions of {name}", finite=True) for name, values in functions.items()}
     for name, values in arrays.items():
         if values.shape[1] != len(x):
             raise ValueError(f"`functions`: {name!r} must have {len(x)} columns, those of `x`; got {values.shape}.")
-    rows, columns = grid_shape(len(arrays), widest=3)
-    figure = new_figure(max(2.6 * columns + 0.4, 4.6), 2.3 * rows + 0.8)
-    grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
+    figure, grid = panel_grid(len(arrays), 3, each=(2.6, 2.3), beside=(0.4, 0.8), least=4.6, sharex=True)
     handles: dict[str, Any] = {}
     for axes, (name, values) in zip(grid.flat, arrays.items(), strict=False):
         for low, high, opacity in _BANDS:
@@ -69,7 +64,6 @@ def function_draws(
         axes.margins(x=0)
     for axes in grid[:, 0]:
         axes.set_ylabel(what)
-    remove_spare(grid, len(arrays))
     note_below(figure, label)
     legend_above(figure, handles)
     return figure
@@ -101,9 +95,7 @@ def correlation_maps(
         if values.shape != (size, size):
             raise ValueError(f"`matrices`: {title!r} must be square, of {size} inputs; got shape {values.shape}.")
     order, names, starts = _by_class(labels, class_names, size)
-    rows, columns = grid_shape(len(grids), widest=3)
-    figure = new_figure(2.6 * columns + 1.2, 2.6 * rows + 0.5)
-    axes_RC = figure.subplots(rows, columns, squeeze=False)
+    figure, axes_RC = panel_grid(len(grids), 3, each=(2.6, 2.6), beside=(1.2, 0.5))
     lowest = min(float(np.nanmin(values, initial=0.0)) for values in grids.values())
     drawn: Any = None
     for axes, (title, values) in zip(axes_RC.flat, grids.items(), strict=False):
@@ -112,7 +104,6 @@ def correlation_maps(
         )
         panel_title(axes, title)
         _mark(axes, names, starts)
-    remove_spare(axes_RC, len(grids))
     bar = figure.colorbar(drawn, ax=list(axes_RC.flat)[: len(grids)], shrink=0.85, aspect=24)
     bar.set_label(label)
     bar.outline.set_visible(False)

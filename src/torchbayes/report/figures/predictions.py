@@ -1,4 +1,4 @@
-"""Figures of predictions over a whole input space: bands in one dimension, maps in two."""
+"""Figures of predictions: bands over inputs of one dimension, maps over two; and of new rows beside test rows."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torchbayes.report.style import (
     QUIET,
     Look,
     as_array,
+    as_columns,
     check_panels,
-    grid_shape,
     house_style,
     legend_above,
     looks,
     new_figure,
     note_below,
+    panel_grid,
     panel_title,
-    remove_spare,
 )
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 
 EPISTEMIC_ALPHA, TOTAL_ALPHA = 0.34, 0.17
+_NEW = "#0072b2"  # colour of new rows
+_MOST_ROWS = 60  # most of them in the first panel
 
 
 @dataclass(frozen=True)
@@ -54,14 +56,7 @@ class Band:
     draws: Any = None
 
     def __post_init__(self) -> None:
-        arrays = [
-            as_array(getattr(self, name), 1, name, finite=True) for name in ("x", "mean", "epistemic_std", "total_std")
-        ]
-        if len({len(array) for array in arrays}) > 1:
-            raise ValueError(
-                f"`x`, `mean`, `epistemic_std` and `total_std` must have one length; got "
-                f"{', '.join(str(len(array)) for array in arrays)}."
-            )
+        arrays = as_columns(x=self.x, mean=self.mean, epistemic_std=self.epistemic_std, total_std=self.total_std)
         for name, array in zip(("epistemic_std", "total_std"), arrays[2:], strict=True):
             if (array < 0).any():
                 raise ValueError(f"`{name}` must not be negative; got {array.min():g}.")
@@ -109,11 +104,10 @@ def predictive_band(
     check_kind(Band, "bands by name", **{f"methods[{name!r}]": band for name, band in bands.items()})
     check_text(target_name=target_name)
     below = _notes(notes, bands)
-    line = [] if truth is None else _points_of("truth", truth)
-    points = _points_of("train_x, train_y", (train_x, train_y))
-    rows, columns = grid_shape(len(bands), widest=4)
-    figure = new_figure(2.4 * columns + 0.4 if len(bands) > 1 else 5.4, (2.2 if len(bands) > 1 else 3.0) * rows + 0.6)
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    line = [] if truth is None else _points_of(truth)
+    points = as_columns(train_x=train_x, train_y=train_y)
+    each = (2.4, 2.2) if len(bands) > 1 else (5.0, 3.0)
+    figure, grid = panel_grid(len(bands), 4, each=each, beside=(0.4, 0.6), sharex=True, sharey=True)
     drawn = any(band.draws is not None for band in bands.values())
     handles = _band_legend(QUIET if len(bands) > 1 else looks(bands)[next(iter(bands))].colour, draws=drawn)
     for axes, (name, look) in zip(grid.flat, looks(bands).items(), strict=False):
@@ -123,7 +117,6 @@ def predictive_band(
         handles["training data"] = axes.plot(*points, "o", color=INK, markersize=2.6, alpha=0.75, linewidth=0)[0]
         if name:
             panel_title(axes, name, look, below=below.get(name, ""))
-    remove_spare(grid, len(bands))
     grid[0, 0].set_ylim(*_view(bands, points[1]))
     note_below(figure, "input")
     figure.supylabel(target_name)
@@ -142,15 +135,11 @@ def _notes(notes: Mapping[str, str] | None, panels: Mapping[str, Any]) -> Mappin
     return notes
 
 
-def _points_of(name: str, pair: Any) -> list[np.ndarray]:
-    """Return x and y of points, finite and of one length."""
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise TypeError(f"`{name}` must be a pair (x, y); got {seen(pair)}.")
-    names = name.split(", ") if ", " in name else (name, name)
-    points = [as_array(values, 1, argument, finite=True) for argument, values in zip(names, pair, strict=True)]
-    if len(points[0]) != len(points[1]):
-        raise ValueError(f"`{'` and `'.join(names)}` must have one length; got {len(points[0])} and {len(points[1])}.")
-    return points
+def _points_of(truth: Any) -> list[np.ndarray]:
+    """Return x and y of the true function, finite and of one length."""
+    if not isinstance(truth, tuple | list) or len(truth) != 2:
+        raise TypeError(f"`truth` must be a pair (x, y); got {seen(truth)}.")
+    return as_columns(**{"truth[0]": truth[0], "truth[1]": truth[1]})
 
 
 def _band_panel(axes: Axes, band: Band, look: Look) -> None:
@@ -261,3 +250,91 @@ def _points(axes: Axes, points: np.ndarray, classes: np.ndarray) -> None:
     for label, face in ((0, "#cdbfe6"), (1, "#ffd9a0")):
         chosen = points[classes == label]
         axes.plot(chosen[:, 0], chosen[:, 1], "o", markersize=2.8, color=face, markeredgecolor=INK, markeredgewidth=0.5)
+
+
+@house_style
+def new_rows(
+    new: Mapping[str, np.ndarray],
+    test: Mapping[str, np.ndarray],
+    *,
+    level: float,
+    target_name: str = "target",
+    units: str = "units of the target",
+) -> Figure:
+    """Draw predictions of new rows (with intervals, or probabilities of the predicted class), and their uncertainty.
+
+    Histograms show the uncertainty beside that of test rows.
+
+    Args:
+        new: Columns of predictions, as `predictive.written.columns_of` gives them.
+        test: The same of test rows.
+        level: Share of the targets that an interval should hold.
+        target_name: Name of the target.
+        units: Units of the target.
+    """
+    from matplotlib.patches import Patch
+
+    figure = new_figure(8.2, 3.3)
+    left, right = figure.subplots(1, 2)
+    meaning = "Rows unlike the training data lie further right."
+    if "prediction" in new:
+        _classes(left, new)
+        measure, label = "entropy", "entropy of the prediction (nats)"
+    else:
+        _intervals(left, new, level, target_name)
+        measure = next(name for name in new if name.startswith("sd_of_function"))
+        label = f"sd of the function ({units})"
+        if not test[measure].any():  # a single network
+            measure = measure.replace("sd_of_function", "sd")
+            label = f"sd of {target_name} ({units})"
+            meaning = "One network alone does not show which rows are unlike the training data."
+    _histograms(right, new[measure], test[measure], label)
+    shades = {"new rows": Patch(color=_NEW, alpha=0.55), "test rows": Patch(color=QUIET, alpha=0.45)}
+    legend_above(figure, shades)
+    count = len(next(iter(new.values())))
+    shown = f"{count:,} new row{'' if count == 1 else 's'}" + (
+        f", of which {_MOST_ROWS} are shown on the left" if count > _MOST_ROWS else ""
+    )
+    note_below(figure, f"{shown}; {len(test[measure]):,} test rows. {meaning}")
+    return figure
+
+
+def _chosen(order: np.ndarray) -> np.ndarray:
+    """Return evenly spaced entries of an order, at most as many as are shown."""
+    return order[np.unique(np.linspace(0, len(order) - 1, min(len(order), _MOST_ROWS)).round().astype(int))]
+
+
+def _intervals(axes: Axes, new: Mapping[str, np.ndarray], level: float, target_name: str) -> None:
+    name = next(name for name in new if name.startswith("mean"))
+    low, high = (next(column for column in new if column.startswith(f"{end}_")) for end in ("low", "high"))
+    rows = _chosen(np.argsort(new[name], kind="stable"))
+    mean = new[name][rows]
+    sides = np.clip(np.stack([mean - new[low][rows], new[high][rows] - mean]), 0, None)
+    axes.errorbar(np.arange(len(rows)), mean, sides, fmt="o", markersize=3, color=_NEW, ecolor=QUIET, elinewidth=0.8)
+    axes.set_xlabel("new rows, in the order of their mean")
+    axes.set_ylabel(f"{target_name}: mean and {level:.0%} interval".replace("%", " %"))
+    axes.set_xticks([])
+
+
+def _classes(axes: Axes, new: Mapping[str, np.ndarray]) -> None:
+    probs = np.stack([values for name, values in new.items() if name.startswith("p(")])
+    highest = probs.max(0)
+    rows = _chosen(np.argsort(highest, kind="stable"))
+    axes.plot(np.arange(len(rows)), highest[rows], "o", markersize=3, color=_NEW)
+    axes.axhline(1 / len(probs), color=QUIET, linewidth=0.8, linestyle=":")
+    # points lie above the line, and none is near its right end
+    place = (len(rows) - 1, 1 / len(probs))
+    axes.annotate("chance", place, (0, -2), textcoords="offset points", ha="right", va="top", color=QUIET)
+    axes.set_ylim(0, 1.03)
+    axes.set_xlabel("new rows, least certain first")
+    axes.set_ylabel("probability of the predicted class")
+    axes.set_xticks([])
+
+
+def _histograms(axes: Axes, new: np.ndarray, test: np.ndarray, label: str) -> None:
+    both = np.concatenate([new, test])
+    edges = np.linspace(min(0.0, float(both.min())), max(float(both.max()), 1e-9), 31).tolist()
+    for values, colour, alpha in ((test, QUIET, 0.45), (new, _NEW, 0.55)):
+        axes.hist(values, edges, weights=np.full(len(values), 100 / len(values)), color=colour, alpha=alpha)
+    axes.set_xlabel(label)
+    axes.set_ylabel("share of the rows (%)")

@@ -13,11 +13,12 @@ from torchbayes.report.style import (
     INK,
     QUIET,
     Look,
-    as_array,
+    as_columns,
     check_pairs,
     check_panels,
     house_style,
     legend_above,
+    log_scale,
     looks,
     new_figure,
     note_below,
@@ -52,7 +53,7 @@ def predicted_observed(
         what: The target, with its units.
     """
     check_text(name=name, what=what)
-    observed, predicted, low, high = _columns(observed=observed, predicted=predicted, low=low, high=high)
+    observed, predicted, low, high = as_columns(observed=observed, predicted=predicted, low=low, high=high)
     if (low > high).any():
         raise ValueError(f"`low` is above `high` for {int((low > high).sum())} targets. Swap the two?")
     order = np.argsort(observed, kind="stable")
@@ -106,18 +107,14 @@ def coverage_curves(methods: Mapping[str, tuple[Any, Any]], count: int) -> Figur
     band = axes.fill_between(levels, levels - half, levels + half, color=FAINT, alpha=0.55, linewidth=0)
     axes.plot([0, 1], [0, 1], color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)))
     for name, look in looks(methods).items():
-        level, share = _columns(**{f"level of {name}": methods[name][0], f"share of {name}": methods[name][1]})
+        level, share = as_columns(**{f"level of {name}": methods[name][0], f"share of {name}": methods[name][1]})
         handles[name] = axes.plot(level, share, color=look.colour, clip_on=False)[0]
     handles[f"calibrated, ± two standard errors of {count:,} targets"] = band
     ticks = np.linspace(0, 1, 6)
     axes.set(xlim=(0, 1), ylim=(0, 1), xticks=ticks, yticks=ticks, ylabel="share of targets inside")
     percent_axis(axes.xaxis)
     percent_axis(axes.yaxis)
-    note_below(
-        figure,
-        "level of the central interval",
-        "below the diagonal: intervals too narrow; above: too wide",
-    )
+    note_below(figure, "level of the central interval", "below the diagonal: intervals too narrow; above: too wide")
     legend_above(figure, handles)
     return figure
 
@@ -136,7 +133,7 @@ def pit_histogram(name: str, values: Any, *, bins: int | None = None, weights: A
     """
     check_text(name=name)
     optional(check_counts, bins=bins)
-    values, weights = _columns(values=values, weights=np.ones(np.shape(values)) if weights is None else weights)
+    values, weights = as_columns(values=values, weights=np.ones(np.shape(values)) if weights is None else weights)
     if values.min() < 0 or values.max() > 1:
         raise ValueError(f"`values` must lie in [0, 1]; got {values.min():.4g} to {values.max():.4g}. Pass F(y).")
     if weights.min() < 0 or not weights.sum() > 0:
@@ -179,9 +176,7 @@ def errors_by_scale(name: str, errors: Any, scale: Any, *, units: str = "units o
         units: Units of both.
     """
     check_text(name=name, units=units)
-    from matplotlib.ticker import LogLocator
-
-    errors, scale = _columns(errors=errors, scale=scale)
+    errors, scale = as_columns(errors=errors, scale=scale)
     if (scale <= 0).any():
         raise ValueError(f"`scale` must be positive; got {scale.min():g}.")
     look: Look = looks([name])[name]
@@ -209,10 +204,7 @@ def errors_by_scale(name: str, errors: Any, scale: Any, *, units: str = "units o
     axes.set_ylim(-furthest, furthest)
     axes.axhline(0, color=QUIET, linewidth=0.7, zorder=1)
     if high / low > _WIDE:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        axes.xaxis.set_major_formatter(lambda number, _position: f"{number:,g}")
-        axes.xaxis.set_minor_formatter(lambda _number, _position: "")
+        log_scale(axes, form=",g")
     axes.set_ylabel(f"observed − predicted\n({units})")
     note_below(figure, f"predicted standard deviation ({units})")
     legend_above(figure, handles)
@@ -228,12 +220,3 @@ def _grouped(errors: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 def _cut(low: np.ndarray, high: np.ndarray, ends: list[float]) -> bool:
     return bool((low < ends[0]).any() or (high > ends[1]).any())
-
-
-def _columns(**columns: Any) -> list[np.ndarray]:
-    """Return columns as finite arrays of one length."""
-    arrays = [as_array(column, 1, name, finite=True) for name, column in columns.items()]
-    if len({len(array) for array in arrays}) > 1:
-        lengths = ", ".join(str(len(array)) for array in arrays)
-        raise ValueError(f"`{'`, `'.join(columns)}` must have one length; got {lengths}.")
-    return arrays
