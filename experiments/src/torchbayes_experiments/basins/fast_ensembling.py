@@ -22,10 +22,8 @@ from torchbayes.methods.cycles.base import kept
 from torchbayes.methods.schedules import Progress
 from torchbayes.report import Picture, Table, figures, looks
 from torchbayes.report.style import INK, QUIET, house_style, legend_above, new_figure
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared.classifiers import METRICS, classifier, metrics_of
-from torchbayes_experiments.tables import pivot
 
 INDEPENDENT, FAST, SNAPSHOTS = KINDS = ("independent networks", "FGE", "snapshot ensemble")
 PUBLISHED = {  # Garipov et al. 2018, CIFAR-100: accuracy in per cent at 1, 2 and 3 units
@@ -34,44 +32,29 @@ PUBLISHED = {  # Garipov et al. 2018, CIFAR-100: accuracy in per cent at 1, 2 an
     "WRN-28-10": {INDEPENDENT: (80.8, 82.4, 83.0), FAST: (82.3, 82.9, 83.2)},
 }
 
-Records = Sequence[Mapping[str, Any]]
-
 
 @dataclass(frozen=True)
 class FastRecipe:
-    """Settings of the three kinds of ensemble. A unit of budget is one run of `epochs`.
-
-    Attributes:
-        train_size: number of training rows, drawn with seed 0; None for all.
-        units: M, the largest budget: runs of each kind.
-        prior_scale: standard deviation of every weight's normal prior; s² = 1/(λN) for weight decay λ on N rows.
-        epochs: of a unit: what one network needs, on its published schedule.
-        optimizer: of all kinds; the rate of an independent network falls to 1 % of lr.
-        burn_in: share of an FGE run before its cycles.
-        cycle: epochs of a cycle of FGE; None for a tenth of what follows burn-in.
-        high_lr: highest rate of FGE's cycles.
-        low_lr: lowest rate of FGE's cycles.
-        cycles: cosine cycles of a run of snapshots.
-        test_rows: number of test images, the first ones; None for all.
-        largest_error: of an independent network on the test images, in a fair comparison.
-        plan: how the runs are computed; fixed, because a plan chosen by measurement may round differently in each run.
-    """
+    """Settings of the three kinds of ensemble. A unit of budget is one run of `epochs`."""
 
     data: str = "fashion_mnist"
     network: str = "lenet"
-    train_size: int | None = 10_000
-    units: int = 3
+    train_size: int | None = 10_000  # number of training rows, drawn with seed 0; None for all
+    units: int = 3  # M, the largest budget: runs of each kind
+    # standard deviation of every weight's normal prior; s² = 1/(λN) for weight decay λ on N rows
     prior_scale: float = 0.2
-    epochs: int = 40
+    epochs: int = 40  # of a unit: what one network needs, on its published schedule
     batch_size: int = 128
+    # of all kinds; the rate of an independent network falls to 1 % of lr
     optimizer: tb.SGD = tb.SGD(lr=0.05, momentum=0.9)  # noqa: RUF009  (frozen)
-    burn_in: float = 0.7
-    cycle: int | None = 2
-    high_lr: float = 0.05
-    low_lr: float = 0.005
-    cycles: int = 5
-    test_rows: int | None = None
-    largest_error: float = 0.11
+    burn_in: float = 0.7  # share of an FGE run before its cycles
+    cycle: int | None = 2  # epochs of a cycle of FGE; None for a tenth of what follows burn-in
+    high_lr: float = 0.05  # highest rate of FGE's cycles
+    low_lr: float = 0.005  # lowest rate of FGE's cycles
+    cycles: int = 5  # cosine cycles of a run of snapshots
+    test_rows: int | None = None  # number of test images, the first ones; None for all
+    largest_error: float = 0.11  # of an independent network on the test images, in a fair comparison
+    # how the runs are computed; fixed, because a plan chosen by measurement may round differently in each run
     plan: str = "native"
 
     def independent(self) -> tb.MAP:
@@ -212,7 +195,7 @@ def disagreements(labels_SB: torch.Tensor, runs: int) -> tuple[float | None, flo
 # --- what came out
 
 
-def summarise(results: Records) -> Findings:
+def summarise(results: Results) -> Findings:
     scored = [{kind: _budgets(scores) for kind, scores in result["kinds"].items()} for result in results]
     rows = tidy(scored, "kind", "budget", "metric").only(kind=KINDS)
     tables = (_budget_table(results, scored), _difference_table(scored), _run_table(results), _published_table())
@@ -227,7 +210,7 @@ def summarise(results: Records) -> Findings:
         figures.measure_curves(panels, budgets, label=label),
         "Accuracy and NLL on the test images of the average of all networks that a budget gives.",
     )
-    return Findings(Verdict.of(_parts(results, rows)), tables, (picture, _path_picture(results[0]["path"])))
+    return Findings.of(_parts(results, rows), tables, (picture, _path_picture(results[0]["path"])))
 
 
 def _budgets(scores: Mapping[str, Any]) -> dict[int, dict[str, float]]:
@@ -238,7 +221,7 @@ def _percent(scores: Mapping[str, float]) -> dict[str, float]:
     return {metric: 100 * scores[metric] if metric == "accuracy" else scores[metric] for metric in METRICS}
 
 
-def _parts(results: Records, rows: Rows) -> list[Part]:
+def _parts(results: Results, rows: Rows) -> list[Part]:
     def loss(kind: str, budget: int, metric: str) -> np.ndarray:
         return (-1 if metric == "accuracy" else 1) * rows.values(kind=kind, budget=budget, metric=metric)
 
@@ -260,7 +243,7 @@ def _parts(results: Records, rows: Rows) -> list[Part]:
     return parts
 
 
-def _budget_table(results: Records, scored: Sequence[dict[str, Any]]) -> Table:
+def _budget_table(results: Results, scored: Sequence[dict[str, Any]]) -> Table:
     networks = {kind: results[0]["kinds"][kind]["networks"] for kind in KINDS}
     counted = [{k: {b: {b * networks[k]: m} for b, m in kinds[k].items()} for k in KINDS} for kinds in scored]
     caption = (
@@ -294,7 +277,7 @@ def _scores_table(rows: Rows, levels: Sequence[str], accuracy: str, *, caption: 
     return replace(pivot(rows, levels, "metric", labels=labels, caption=caption, digits=digits), title=title)
 
 
-def _run_table(results: Records) -> Table:
+def _run_table(results: Results) -> Table:
     digits = {"accuracy of the last, %": ".2f", "accuracy of each, %": ".2f", "NLL of the last": ".4f"}
     digits |= {"NLL of each": ".4f", "disagreement within a run, %": ".2f", "disagreement between runs, %": ".2f"}
 
@@ -329,10 +312,10 @@ def _published_table() -> Table:
 
 
 @house_style
-def _path_picture(path: Mapping[str, Records]) -> Picture:
+def _path_picture(path: Mapping[str, Results]) -> Picture:
     """Draw the learning rate of a run of FGE above, and test errors below."""
 
-    def errors(records: Records) -> tuple[list[float], list[float]]:
+    def errors(records: Results) -> tuple[list[float], list[float]]:
         return [each["epoch"] for each in records], [100 * (1 - each["accuracy"]) for each in records]
 
     figure = new_figure(6.4, 4.6)

@@ -14,9 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -24,16 +23,10 @@ from torch import Tensor
 import torchbayes as tb
 from torchbayes.report import Picture, Table, looks
 from torchbayes.report.style import INK, QUIET, house_style, new_figure
-from torchbayes_experiments import Experiment, Findings, Part, Verdict, below, tidy
-from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments import Experiment, Findings, Part, Results, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared.modes import Pair, climb_regression, laplace, log_symmetries
 from torchbayes_experiments.streams import Purpose, mix
-from torchbayes_experiments.tables import pivot
 from torchbayes_experiments.verdicts import mean_and_error, two_standard_errors
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Grid = Mapping[str, np.ndarray]  # `widths` (A,), `scales` (B,), and numbers (A, B)
 MARGIN = 0.05  # nats per row of test NLL that the evidence may lose against the best scale of the grid
@@ -42,41 +35,26 @@ _SMALLEST = 0.05  # a smaller step of the log noise scale is not taken
 
 @dataclass(frozen=True)
 class OccamRecipe:
-    """The grid, and how long each of its networks is trained.
+    """The grid, and how long each of its networks is trained."""
 
-    Attributes:
-        data: a UCI regression set; seed s takes its split s.
-        widths: numbers of hidden tanh units, in rising order.
-        scales: standard deviations of every weight's normal prior, in rising order.
-        noise: initial noise scale, in standard deviations of the targets.
-        rounds: maximum number of noise scales tried.
-        steps: maximum number of steps of each climb.
-        tolerance: a climb ends where the predicted gain of a Gauss-Newton step is below this, in nats.
-    """
-
-    data: str = "uci_energy"
-    widths: tuple[int, ...] = (2, 5, 10, 20, 50)
+    data: str = "uci_energy"  # a UCI regression set; seed s takes its split s
+    widths: tuple[int, ...] = (2, 5, 10, 20, 50)  # numbers of hidden tanh units, in rising order
+    # standard deviations of every weight's normal prior, in rising order
     scales: tuple[float, ...] = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-    noise: float = 0.3
-    rounds: int = 8
-    steps: int = 200
-    tolerance: float = 0.05
+    noise: float = 0.3  # initial noise scale, in standard deviations of the targets
+    rounds: int = 8  # maximum number of noise scales tried
+    steps: int = 200  # maximum number of steps of each climb
+    tolerance: float = 0.05  # a climb ends where the predicted gain of a Gauss-Newton step is below this, in nats
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A network at a mode under a prior and a noise scale.
-
-    Attributes:
-        noise: scale, in standard deviations of the targets.
-        promise: predicted gain of a further Gauss-Newton step, in nats.
-        is_mode: False if the posterior reports that it is not at a mode.
-    """
+    """A network at a mode under a prior and a noise scale."""
 
     posterior: tb.LaplacePosterior
-    noise: float
-    promise: float
-    is_mode: bool
+    noise: float  # scale, in standard deviations of the targets
+    promise: float  # predicted gain of a further Gauss-Newton step, in nats
+    is_mode: bool  # False if the posterior reports that it is not at a mode
 
     @property
     def log_evidence(self) -> float:
@@ -97,7 +75,7 @@ def run(recipe: OccamRecipe, seed: int, directory: Path) -> dict[str, Any]:
         fits = [best_noise(recipe, train, width=width, scale=scale, seed=start) for scale in recipe.scales]
         return {"scores": [scores(fitted, test) for fitted in fits]}
 
-    grid = [load_or_compute(directory / f"width_{w}.json", partial(compute, w))["scores"] for w in recipe.widths]
+    grid = [load_or_compute(directory / f"width_{w}.json", compute, w)["scores"] for w in recipe.widths]
     numbers = {key: [[each[key] for each in row] for row in grid] for key in grid[0][0]}
     return {"widths": list(recipe.widths), "scales": list(recipe.scales), **numbers}
 
@@ -158,7 +136,7 @@ def scores(fitted: Fitted, test: Pair) -> dict[str, float]:
 # --- what came out
 
 
-def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     seeds = [{name: np.array(values, dtype=np.float64) for name, values in r.items()} for r in results]
     caption = (
         "Left, against the prior's standard deviation, one line per width: log evidence, and NLL per row of the "
@@ -168,7 +146,7 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
         "standard errors. Targets are standardised."
     )
     tables = (_width_table(seeds), _choice_table(seeds), _scale_table(seeds))
-    return Findings(Verdict.of(_parts(seeds)), tables, (Picture("Evidence, width and prior", draw(seeds), caption),))
+    return Findings.of(_parts(seeds), tables, (Picture("Evidence, width and prior", draw(seeds), caption),))
 
 
 def at_best(grid: Grid, name: str, *, by: str = "log_evidence", highest: bool = True) -> np.ndarray:
@@ -287,7 +265,7 @@ def _scale_table(seeds: Sequence[Grid]) -> Table:
 
 
 @house_style
-def draw(seeds: Sequence[Grid]) -> Figure:
+def draw(seeds: Sequence[Grid]) -> Any:
     """Return evidence and NLL against prior scale and against width."""
     figure = new_figure(8.2, 6.0)
     grid = figure.subplots(2, 2, sharex="col")
@@ -304,7 +282,7 @@ def draw(seeds: Sequence[Grid]) -> Figure:
     return figure
 
 
-def _scale_panels(column: Sequence[Axes], seeds: Sequence[Grid]) -> None:
+def _scale_panels(column: Sequence[Any], seeds: Sequence[Grid]) -> None:
     import matplotlib as mpl
     from matplotlib.lines import Line2D
 
@@ -324,10 +302,10 @@ def _scale_panels(column: Sequence[Axes], seeds: Sequence[Grid]) -> None:
     column[1].legend(handles=lines, loc="upper right", ncols=2)
 
 
-def _width_panels(column: Sequence[Axes], seeds: Sequence[Grid]) -> None:
+def _width_panels(column: Sequence[Any], seeds: Sequence[Grid]) -> None:
     widths, drawn = seeds[0]["widths"], looks(["Laplace", "MAP", "ensemble"])
 
-    def line(axes: Axes, name: str, method: str, **style: Any) -> None:
+    def line(axes: Any, name: str, method: str, **style: Any) -> None:
         values = np.array([at_best(grid, name) for grid in seeds])
         half, look = two_standard_errors(values), drawn[method]
         axes.errorbar(widths, values.mean(0), half, color=look.colour, marker=look.marker, **style)

@@ -8,9 +8,7 @@ to the images no model should have more evidence than guessing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -22,11 +20,9 @@ from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import usual_plan
 from torchbayes.comparison.evidence.rounds import Round, best_round, train_in_rounds
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Rows, Verdict, below, tidy
-from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments import Experiment, Findings, Results, Rows, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared.classifiers import classifier
 from torchbayes_experiments.shared.labels import shuffled
-from torchbayes_experiments.tables import pivot
 
 # sets of labels, as results and tables name them
 STRUCTURED, NOISY, RANDOM = "structured", "noisy labels", "random labels"
@@ -35,35 +31,23 @@ SLACK = 0.005  # nats per row above equal probabilities; the sizes of MNIST's cl
 
 @dataclass(frozen=True)
 class SupportRecipe:
-    """Settings of all networks.
-
-    Attributes:
-        networks: by name, in the expected order of evidence on structured data, the lowest first.
-        hidden: widths of the hidden layers of `mlp`.
-        train_size: number of training rows, drawn anew for each seed; None for all.
-        noise: share of the labels that are shuffled in the noisy set; in the random set all are.
-        prior_scale: standard deviation of the normal prior of every weight, before it is tuned.
-        groups: which factors on the prior's precision the evidence chooses.
-        epochs: of the first training.
-        again: epochs of each of `rounds` further trainings, under the prior that the evidence has chosen.
-        lr: initial learning rate of Adam, which falls to zero; `lr_again` for the further trainings.
-        test_rows: number of test images, the first of the test set.
-    """
+    """Settings of all networks."""
 
     data: str = "mnist"
+    # by name, in the expected order of evidence on structured data, the lowest first
     networks: tuple[str, ...] = ("linear", "mlp", "small_cnn")
-    hidden: tuple[int, ...] = (50,)
-    train_size: int | None = 10_000
-    noise: float = 0.25
-    prior_scale: float = 0.2
-    groups: Literal["scalar", "layer"] = "layer"
-    epochs: int = 15
-    again: int = 8
+    hidden: tuple[int, ...] = (50,)  # widths of the hidden layers of `mlp`
+    train_size: int | None = 10_000  # number of training rows, drawn anew for each seed; None for all
+    noise: float = 0.25  # share of the labels that are shuffled in the noisy set; in the random set all are
+    prior_scale: float = 0.2  # standard deviation of the normal prior of every weight, before it is tuned
+    groups: Literal["scalar", "layer"] = "layer"  # which factors on the prior's precision the evidence chooses
+    epochs: int = 15  # of the first training
+    again: int = 8  # epochs of each of `rounds` further trainings, under the prior that the evidence has chosen
     rounds: int = 2
     batch_size: int = 100
-    lr: float = 5e-3
+    lr: float = 5e-3  # initial learning rate of Adam, which falls to zero; `lr_again` for the further trainings
     lr_again: float = 2e-3
-    test_rows: int = 1000
+    test_rows: int = 1000  # number of test images, the first of the test set
 
 
 def run(recipe: SupportRecipe, seed: int, directory: Path) -> dict[str, Any]:
@@ -77,7 +61,12 @@ def run(recipe: SupportRecipe, seed: int, directory: Path) -> dict[str, Any]:
         results[name] = {
             network: load_or_compute(
                 directory / f"{name.replace(' ', '_')}_{network}.json",
-                partial(numbers, recipe, data, network, share=share, seed=seed),
+                numbers,
+                recipe,
+                data,
+                network,
+                share=share,
+                seed=seed,
             )
             for network in recipe.networks
         }
@@ -125,7 +114,7 @@ def _evidence(fit: Round) -> dict[str, Any]:
 # --- what came out
 
 
-def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     rows, sets = tidy(results, "labels", "network", "metric", lists=()), (STRUCTURED, NOISY, RANDOM)
     evidence = rows.where(metric="evidence").apart("network", "labels")
     away = [sum(not result[labels][n]["at_mode"] for labels in sets for n in evidence) for result in results]
@@ -141,10 +130,10 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
     for name in evidence:
         gained = evidence[name][RANDOM] - np.array([result["uniform"] for result in results])
         parts.append(below(f"random labels: {name} not above equal probabilities", gained, SLACK))
-    return Findings(Verdict.of(parts), (_table(rows, results),), (_picture(rows, results[0]["uniform"]),))
+    return Findings.of(parts, (_table(rows, results),), (_picture(rows, results[0]["uniform"]),))
 
 
-def _table(rows: Rows, results: Sequence[Mapping[str, Any]]) -> Table:
+def _table(rows: Rows, results: Results) -> Table:
     labels = {
         "evidence": "log evidence / row",
         "log_likelihood": "log likelihood / row",

@@ -23,11 +23,9 @@ import torchbayes as tb
 from torchbayes.data import Pair
 from torchbayes.posteriors import Posterior
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared.classifiers import best_device, metrics_of
 from torchbayes_experiments.streams import Purpose, generator
-from torchbayes_experiments.tables import pivot
 
 MODE, NORMAL, EMPCOV = "MAP", "HMC, normal prior", "HMC, EmpCov prior"
 METHODS = (MODE, NORMAL, EMPCOV)
@@ -40,34 +38,27 @@ RIGHT = 0.05  # relative difference of the weights along no data from their prio
 
 @dataclass(frozen=True)
 class ShiftProblem:
-    """Images, a perceptron, its priors, and how the test images are shifted.
+    """Images, a perceptron, its priors, and how the test images are shifted."""
 
-    Attributes:
-        data: an image data set by name.
-        train_size: N, rows drawn by the seed; None for all.
-        dead: pixels that are added to all images, 0 in training; noise comes to them alone. 0: noise in all pixels.
-        prior_scale: σ of the normal prior of every weight; EmpCov has the same mean variance over the first layer.
-        jitter: ε, the variance under EmpCov along directions without data.
-        noise: standard deviations of the noise in test images, in those of a pixel in training; the first is 0.
-        chains, steps, burn_in: of HMC, whose steps include burn-in.
-        epochs, batch_size, lr: of MAP, by Adam.
-        test_rows: test images, the first of them.
-    """
-
-    data: str = "mnist"
-    train_size: int | None = 1000
+    data: str = "mnist"  # an image data set by name
+    train_size: int | None = 1000  # N, rows drawn by the seed; None for all
+    # pixels that are added to all images, 0 in training; noise comes to them alone. 0: noise in all pixels.
     dead: int = 0
     hidden: tuple[int, ...] = (100,)
+    # σ of the normal prior of every weight; EmpCov has the same mean variance over the first layer
     prior_scale: float = 0.1
-    jitter: float = 1e-4
+    jitter: float = 1e-4  # ε, the variance under EmpCov along directions without data
+    # standard deviations of the noise in test images, in those of a pixel in training; the first is 0
     noise: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
+    # chains, steps, burn_in: of HMC, whose steps include burn-in
     chains: int = 1
     steps: int = 120
     burn_in: int = 40
+    # epochs, batch_size, lr: of MAP, by Adam
     epochs: int = 150
     batch_size: int = 100
     lr: float = 2e-3
-    test_rows: int = 2000
+    test_rows: int = 2000  # test images, the first of them
 
     def hmc(self) -> tb.HMC:
         """Return HMC with a quarter of a period of the normal prior as trajectory.
@@ -80,14 +71,10 @@ class ShiftProblem:
 
 @dataclass(frozen=True)
 class ShiftRecipe:
-    """The two problems.
+    """The two problems."""
 
-    Attributes:
-        images: whose own pixels are noisy.
-        dead: with pixels that are dead in training.
-    """
-
-    images: ShiftProblem = ShiftProblem()
+    images: ShiftProblem = ShiftProblem()  # whose own pixels are noisy
+    # with pixels that are dead in training
     dead: ShiftProblem = ShiftProblem("digits", 800, 40, (50,), 0.3, test_rows=900)
 
 
@@ -176,12 +163,12 @@ def along_nothing(posterior: Posterior, inputs: Tensor) -> dict[str, float]:
 # --- what came out
 
 
-def summarise(results: Sequence[dict[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     numbers = tidy(results, "shift", "method", "metric", lists=("level",))
     noise = {shift: [f"{level:g}" for level in result["noise"]] for shift, result in results[0].items()}
     parts = [part for shift in noise for part in _parts(numbers.where(shift=shift), shift)]
     tables = (*(_table(numbers, shift, levels) for shift, levels in noise.items()), _weights(numbers))
-    return Findings(Verdict.of(parts), tables, (_picture(numbers, results[0][NOISE]["noise"]),))
+    return Findings.of(parts, tables, (_picture(numbers, results[0][NOISE]["noise"]),))
 
 
 def _parts(numbers: Rows, shift: str) -> list[Part]:

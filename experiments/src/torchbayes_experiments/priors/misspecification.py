@@ -19,7 +19,7 @@ H = K, and the coverage is right.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,10 +31,8 @@ from torch import Generator, Tensor
 
 import torchbayes as tb
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.streams import Purpose, generator
-from torchbayes_experiments.tables import pivot
 
 BAYES, TEMPERED, STUDENT = "Bayes, T = 1", "tempered", "Student t noise"
 POSTERIORS = (BAYES, TEMPERED, STUDENT)
@@ -53,19 +51,12 @@ _TIMES = 5.0  # noise of an outlier, in units of that of other rows
 
 @dataclass(frozen=True)
 class Law:
-    """y given x, with x uniform on [−1, 1]; the mean is x plus a parabola.
+    """y given x, with x uniform on [−1, 1]; the mean is x plus a parabola."""
 
-    Attributes:
-        name: in tables.
-        amplitude: of the parabola, which a line does not have.
-        growing: whether the standard deviation of the noise grows as x², with the same mean square.
-        outliers: share of the rows whose noise is five times as large.
-    """
-
-    name: str
-    amplitude: float = 0.0
-    growing: bool = False
-    outliers: float = 0.0
+    name: str  # in tables
+    amplitude: float = 0.0  # of the parabola, which a line does not have
+    growing: bool = False  # whether the standard deviation of the noise grows as x², with the same mean square
+    outliers: float = 0.0  # share of the rows whose noise is five times as large
 
     def mean(self, x: Tensor) -> Tensor:
         return x + self.amplitude * (x**2 - 1 / 3)
@@ -93,27 +84,16 @@ OUTLIERS = Law("outliers", outliers=0.1)
 
 @dataclass(frozen=True)
 class MisspecificationRecipe:
-    """Settings of all laws, chosen with the bounds of the verdict by the sandwich, before coverages were seen.
+    """Settings of all laws, chosen with the bounds of the verdict by the sandwich, before coverages were seen."""
 
-    Attributes:
-        laws: of the data.
-        sizes: N, numbers of rows, in rising order.
-        sets: R, independent data sets of each size.
-        noise: σ, standard deviation of the noise that the model assumes.
-        prior_scale: standard deviation of the normal prior of both weights.
-        df: degrees of freedom of the Student t likelihood, whose scale is σ.
-        points: inputs at which functions are compared, evenly spaced on [−1, 1].
-        cells: nodes of the quadrature under the Student t likelihood, for each weight.
-    """
-
-    laws: tuple[Law, ...] = (ASSUMED, GROWING, CURVED, OUTLIERS)
-    sizes: tuple[int, ...] = (50, 150, 450)
-    sets: int = 1000
-    noise: float = 0.3
-    prior_scale: float = 3.0
-    df: float = 3.0
-    points: int = 21
-    cells: int = 25
+    laws: tuple[Law, ...] = (ASSUMED, GROWING, CURVED, OUTLIERS)  # of the data
+    sizes: tuple[int, ...] = (50, 150, 450)  # N, numbers of rows, in rising order
+    sets: int = 1000  # R, independent data sets of each size
+    noise: float = 0.3  # σ, standard deviation of the noise that the model assumes
+    prior_scale: float = 3.0  # standard deviation of the normal prior of both weights
+    df: float = 3.0  # degrees of freedom of the Student t likelihood, whose scale is σ
+    points: int = 21  # inputs at which functions are compared, evenly spaced on [−1, 1]
+    cells: int = 25  # nodes of the quadrature under the Student t likelihood, for each weight
 
 
 PAPER = MisspecificationRecipe(sizes=(50, 150, 450, 1350), sets=10_000)
@@ -248,10 +228,10 @@ def judged(posterior: Pair, grid: Tensor, target_G: Tensor, *, truth: Tensor) ->
 # --- what came out
 
 
-def summarise(results: Sequence[dict[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     rows = tidy(map(_by_posterior, results), "law", "N", "posterior", "metric", lists=("point",))
     parts = [part for law in results[0] for part in _parts(rows, results, law)]
-    return Findings(Verdict.of(parts), (_coverage_table(rows), _distance_table(rows)), _pictures(rows, results))
+    return Findings.of(parts, (_coverage_table(rows), _distance_table(rows)), _pictures(rows, results))
 
 
 def _by_posterior(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -271,7 +251,7 @@ def is_wrong(rows: Rows, law: str) -> bool:
     return bool(np.abs(coverage - NOMINAL).max() > 1e-3 or known.values(metric="true")[0] > 1e-3)
 
 
-def _parts(rows: Rows, results: Sequence[dict[str, Any]], law: str) -> list[Part]:
+def _parts(rows: Rows, results: Results, law: str) -> list[Part]:
     """Return what is claimed of one law, at the largest N."""
 
     def at(posterior: str, metric: str, *, place: int = -1) -> np.ndarray:
@@ -337,7 +317,7 @@ def _distance_table(rows: Rows) -> Table:
     )
 
 
-def _pictures(rows: Rows, results: Sequence[dict[str, Any]]) -> tuple[Picture, ...]:
+def _pictures(rows: Rows, results: Results) -> tuple[Picture, ...]:
     coverage, sizes = rows.where(metric="coverage"), [str(size) for size in rows.names("N")]
     laws = [law for law in results[0] if is_wrong(rows, law)] or list(results[0])
     last, points = coverage.where(N=rows.names("N")[-1]), results[0][laws[0]][-1]["points"]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,9 @@ import torch
 import torchbayes as tb
 from torchbayes.data.text import FIRST_WORD
 from torchbayes.report import Table
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, dots, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared.classifiers import best_device
 from torchbayes_experiments.shared.image_hmc import mixing
-from torchbayes_experiments.tables import dots, pivot
 from torchbayes_experiments.verdicts import mean_and_error
 
 FAMILIES = ("normal", "logistic", "normal mixture", "Student t")
@@ -49,41 +46,27 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class Problem:
-    """Data, a perceptron, and the chains that sample its posterior under every prior.
+    """Data, a perceptron, and the chains that sample its posterior under every prior."""
 
-    Attributes:
-        data: a set by name: images, `imdb`, or a UCI set.
-        label: its name in tables.
-        scale: standard deviation of every weight under each family.
-        hmc: the chains; by default a trajectory is (π/2) σ and the step size is adapted in burn-in.
-        train_size: N, training rows drawn by the seed; None for all.
-        test_rows: number of test rows, the first; None for all.
-        words: of a text, the number of words whose presence is an input, the most frequent ones; 0 for other data.
-        noise: standard deviation of the noise of standardised targets; 0 for classes.
-    """
-
-    data: str
-    label: str
-    scale: float
+    data: str  # a set by name: images, `imdb`, or a UCI set
+    label: str  # its name in tables
+    scale: float  # standard deviation of every weight under each family
     hidden: tuple[int, ...]
-    hmc: tb.HMC
-    train_size: int | None = None
-    test_rows: int | None = None
+    hmc: tb.HMC  # the chains; by default a trajectory is (π/2) σ and the step size is adapted in burn-in
+    train_size: int | None = None  # N, training rows drawn by the seed; None for all
+    test_rows: int | None = None  # number of test rows, the first; None for all
+    # of a text, the number of words whose presence is an input, the most frequent ones; 0 for other data
     words: int = 0
-    noise: float = 0.0
+    noise: float = 0.0  # standard deviation of the noise of standardised targets; 0 for classes
 
 
 @dataclass(frozen=True)
 class FamiliesRecipe:
-    """Settings of all problems.
-
-    Attributes:
-        df: degrees of freedom of the Student t prior.
-        ratio: standard deviation of the wide component of the mixture, over that of the narrow one; each has one half.
-    """
+    """Settings of all problems."""
 
     problems: tuple[Problem, ...]
-    df: float = 5.0
+    df: float = 5.0  # degrees of freedom of the Student t prior
+    # standard deviation of the wide component of the mixture, over that of the narrow one; each has one half
     ratio: float = 2.0
 
     def named_priors(self, scale: float) -> dict[str, Any]:
@@ -107,7 +90,11 @@ def run(recipe: FamiliesRecipe, seed: int, directory: Path) -> dict[str, Any]:
         results[problem.label] = {
             name: load_or_compute(
                 directory / f"problem_{place}" / f"{name.replace(',', '').replace(' ', '_')}.json",
-                partial(numbers, problem, rows, prior, seed=seed),
+                numbers,
+                problem,
+                rows,
+                prior,
+                seed=seed,
             )
             for name, prior in recipe.named_priors(problem.scale).items()
         }
@@ -161,7 +148,7 @@ def numbers(
 # --- what came out
 
 
-def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     rows = tidy(results, "problem", "prior", "metric").only(metric=list(LABELS), prior=PRIORS)
     problems = list(results[0])
     parts = [part for problem in problems for part in _parts(results, rows.where(problem=problem), problem)]
@@ -178,7 +165,7 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
         caption = f"Test {label} of HMC under four families of one standard deviation, and two other scales."
         drawn: dict[str, Any] = {"panels": "problem", "lines": "prior", "over": "seed"}
         pictures.append(dots(some, label, title=title, caption=caption, **drawn))
-    return Findings(Verdict.of(parts), (*scores, _chains_table(results), published), tuple(pictures))
+    return Findings.of(parts, (*scores, _chains_table(results), published), tuple(pictures))
 
 
 def _spread(rows: Rows, priors: Sequence[str], metric: str, *, share: bool = False) -> np.ndarray:
@@ -188,7 +175,7 @@ def _spread(rows: Rows, priors: Sequence[str], metric: str, *, share: bool = Fal
     return spread / values.mean(0) if share else spread
 
 
-def _parts(results: Sequence[Mapping[str, Any]], rows: Rows, problem: str) -> list[Part]:
+def _parts(results: Results, rows: Rows, problem: str) -> list[Part]:
     medians = [[result[problem][prior]["chains"]["functions"]["median"] for prior in FAMILIES] for result in results]
     worst = np.nan_to_num(medians, nan=1e6, posinf=1e6).max(1)  # an R-hat that is none counts as large
     parts = [below(f"{problem}: median R-hat of predictions, worst family", worst, RHAT, precondition=True)]
@@ -215,7 +202,7 @@ def _scores_table(rows: Rows, problem: str) -> Table:
     return replace(table, rows=[*table.rows, ["range over families", *spreads]])
 
 
-def _chains_table(results: Sequence[Mapping[str, Any]]) -> Table:
+def _chains_table(results: Results) -> Table:
     def health(chains: Mapping[str, Any]) -> dict[str, float]:
         return {
             "R-hat": chains["functions"]["median"],

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,8 @@ import torch
 
 import torchbayes as tb
 from torchbayes.report import Picture, figures
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared.classifiers import classifier
-from torchbayes_experiments.tables import pivot
 
 PIXELS = "linear"  # the model whose correlations are those of the pixels
 FLAT = 0.1  # share of the whole fall of the NLL by which it may change over the broad range
@@ -40,46 +37,33 @@ SCORES = {"nll": "test NLL", "accuracy": "test accuracy", "ece": "ECE", "train_n
 
 @dataclass(frozen=True)
 class Drawn:
-    """Functions drawn from priors, and the images at which they are compared.
-
-    Attributes:
-        per_class: images of each class, the first of the training rows that a seed draws.
-        scales: standard deviations of the normal prior of every weight, in rising order.
-        draws: S, functions of each prior.
-        shown: images of each class in the picture.
-    """
+    """Functions drawn from priors, and the images at which they are compared."""
 
     network: str = "lenet"
     classes: tuple[int, ...] = (0, 1, 2, 4, 7)
-    per_class: int = 200
+    per_class: int = 200  # images of each class, the first of the training rows that a seed draws
+    # standard deviations of the normal prior of every weight, in rising order
     scales: tuple[float, ...] = (0.02, 0.1, 1.0)
-    draws: int = 100
-    shown: int = 20
+    draws: int = 100  # S, functions of each prior
+    shown: int = 20  # images of each class in the picture
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """Posteriors by SWAG under priors of several scales.
-
-    Attributes:
-        settings: of the network.
-        train_size: N, training rows, drawn anew for each seed; None for all.
-        scales: standard deviations of the normal prior of every weight, in rising order.
-        broad: ends of the range of scales over which the NLL is expected to be about the same.
-        draws: functions drawn from each posterior.
-        test_rows: number of test images, the first of the test set; None for all.
-    """
+    """Posteriors by SWAG under priors of several scales."""
 
     network: str = "lenet"
-    settings: tuple[tuple[str, Any], ...] = (("channels", (8, 16)), ("hidden", 64))
-    train_size: int | None = 4000
+    settings: tuple[tuple[str, Any], ...] = (("channels", (8, 16)), ("hidden", 64))  # of the network
+    train_size: int | None = 4000  # N, training rows, drawn anew for each seed; None for all
+    # standard deviations of the normal prior of every weight, in rising order
     scales: tuple[float, ...] = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+    # ends of the range of scales over which the NLL is expected to be about the same
     broad: tuple[float, float] = (0.1, 1.0)
     epochs: int = 30
     batch_size: int = 100
     optimizer: tb.SGD = tb.SGD(lr=0.02, momentum=0.9)  # noqa: RUF009  (frozen)
-    draws: int = 20
-    test_rows: int | None = 5000
+    draws: int = 20  # functions drawn from each posterior
+    test_rows: int | None = 5000  # number of test images, the first of the test set; None for all
 
     def swag(self) -> tb.SWAG:
         return tb.SWAG(1, self.epochs, self.batch_size, self.optimizer, self.optimizer.lr, plan="native")
@@ -102,13 +86,19 @@ def run(recipe: PriorRecipe, seed: int, directory: Path) -> dict[str, Any]:
     functions = [
         load_or_compute(
             directory / f"drawn_{network}_{scale:g}.json",
-            partial(correlations, drawn, images, network=network, scale=scale, outputs=data.num_classes, seed=seed),
+            correlations,
+            drawn,
+            images,
+            network=network,
+            scale=scale,
+            outputs=data.num_classes,
+            seed=seed,
         )
         for network, scale in [*((drawn.network, scale) for scale in drawn.scales), (PIXELS, 1.0)]
     ]
     some = tb.data.load(recipe.data, train_size=fitted.train_size, seed=seed)
     scored = [
-        load_or_compute(directory / f"fitted_{scale:g}.json", partial(scores, fitted, some, scale=scale, seed=seed))
+        load_or_compute(directory / f"fitted_{scale:g}.json", scores, fitted, some, scale=scale, seed=seed)
         for scale in fitted.scales
     ]
     return {"drawn": functions, "fitted": scored, "broad": list(fitted.broad)}
@@ -175,7 +165,7 @@ def _rounded(matrix: torch.Tensor) -> list[list[float]]:
 # --- what came out
 
 
-def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     drawn, first = tidy(map(_by_prior, results), "network", "α", "metric"), results[0]
     fitted = tidy([{each["scale"]: each for each in result["fitted"]} for result in results], "α", "metric")
     nets = drawn.where(network=[name for name in drawn.names("network") if name != PIXELS])
@@ -204,7 +194,7 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
         ),
     )
     parts = [*_alike(nets), *_broad(fitted, *first["broad"])]
-    return Findings(Verdict.of(parts), tables, (_maps(first), *_pictures(nets, fitted)))
+    return Findings.of(parts, tables, (_maps(first), *_pictures(nets, fitted)))
 
 
 def _by_prior(result: Mapping[str, Any]) -> dict[str, dict[float, Any]]:

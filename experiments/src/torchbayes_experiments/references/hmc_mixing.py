@@ -7,7 +7,7 @@ units of a layer can be permuted without changing the function, so chains with d
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,22 +18,18 @@ import torch
 import torchbayes as tb
 from torchbayes.diagnostics import summary
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, Verdict, below, pivot, tidy
 from torchbayes_experiments.shared import image_hmc
 from torchbayes_experiments.shared.image_hmc import SPACES, Problem, Problems, convergence, rhat_and_ess
 from torchbayes_experiments.streams import Purpose, generator
-from torchbayes_experiments.tables import pivot
 
 
 @dataclass(frozen=True)
 class MixingRecipe(Problems):
-    """The problems, each with its chains.
+    """The problems, each with its chains."""
 
-    Attributes:
-        narrow: the small problem with few hidden units and a wide prior, where every unit has a distinct role that
-            hardly changes along a chain; None to leave it out.
-    """
-
+    # the small problem with few hidden units and a wide prior, where every unit has a distinct role that hardly changes
+    # along a chain; None to leave it out
     narrow: Problem | None
 
     def problems(self) -> dict[str, Problem]:
@@ -83,7 +79,7 @@ def _counts(diagnosis: tb.Diagnosis, space: str) -> dict[str, int]:
 # --- what came out
 
 
-def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     """The repeats are the seeds."""
     rows = tidy(results, "problem", "space", "metric")
     verdict = Verdict.of([part for name in results[0] for part in _parts(name, rows.where(problem=name), results)])
@@ -96,7 +92,7 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
     return Findings(verdict, (_rhat_table(results), chains), _pictures(results))
 
 
-def _parts(name: str, rows: Rows, results: Sequence[Mapping[str, Any]]) -> list[Part]:
+def _parts(name: str, rows: Rows, results: Results) -> list[Part]:
     def less(metric: str) -> np.ndarray:
         weights, functions = (rows.values(space=space, metric=metric) for space in SPACES)
         return functions - weights
@@ -117,7 +113,7 @@ def _parts(name: str, rows: Rows, results: Sequence[Mapping[str, Any]]) -> list[
     ]
 
 
-def _rhat_table(results: Sequence[Mapping[str, Any]]) -> Table:
+def _rhat_table(results: Results) -> Table:
     labels = {**SPACES, "floor": "independent draws"}
     columns = {"median": "median", "high": "95 % quantile", "maximum": "maximum", "share": "below 1.1", "ess": "ESS"}
     counted = [  # the number of quantities stands before the others
@@ -142,7 +138,7 @@ def _rhat_table(results: Sequence[Mapping[str, Any]]) -> Table:
     )
 
 
-def _pictures(results: Sequence[Mapping[str, Any]]) -> tuple[Picture, ...]:
+def _pictures(results: Results) -> tuple[Picture, ...]:
     def histogram(name: str) -> Picture:
         spaces = {
             label: np.concatenate([spread_out(result[name]["counts"][space]) for result in results])

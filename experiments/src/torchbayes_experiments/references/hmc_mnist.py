@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,55 +19,36 @@ from torchbayes.driver.log import read_log
 from torchbayes.driver.progress import progress_bar
 from torchbayes.posteriors import Posterior
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, Verdict, below, pivot, tidy
 from torchbayes_experiments.shared.classifiers import metrics_of
-from torchbayes_experiments.tables import pivot
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 METRICS = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE"}
 NAMES = {"single": "single network (MAP)", "draw": "single draw of HMC", "average": "model average of HMC"}
 DIGITS = {"accuracy": ".4f", "NLL": ".3f", "ECE": ".4f"}
-Results = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class MNISTChainRecipe:
-    """Settings of the chains and of the single networks; the chain under the wide prior has the published ones.
-
-    Attributes:
-        prior_scale: standard deviation of the normal prior.
-        step_size: of a leapfrog step.
-        trajectory: length of a proposal, in units of the weights.
-        iterations: maximum number of iterations of the chain.
-        minutes: of sampling; the chain ends with the iteration in which they are used up.
-        burn_in: share of the iterations that were run, the first of them, that is left out.
-        narrow_scale: standard deviation of a second, narrower prior, under which a draw is not a hard classifier.
-        narrow_step_size: of a leapfrog step under it; a proposal is a quarter of the prior's period.
-        narrow_iterations: of the chain under it.
-        members: number of networks trained to the mode; their mean scores are those of a single network.
-        epochs: of their training, as `batch_size` and `lr`, of Adam.
-        test_rows: number of test images; None for all.
-    """
+    """Settings of the chains and of the single networks; the chain under the wide prior has the published ones."""
 
     data: str = "mnist"
     train_size: int = 160
     hidden: tuple[int, ...] = (256, 256)
-    prior_scale: float = 1.0
-    step_size: float = 3e-5
-    trajectory: float = 1.5
-    iterations: int = 100
-    minutes: float = 20.0
-    burn_in: float = 0.2
+    prior_scale: float = 1.0  # standard deviation of the normal prior
+    step_size: float = 3e-5  # of a leapfrog step
+    trajectory: float = 1.5  # length of a proposal, in units of the weights
+    iterations: int = 100  # maximum number of iterations of the chain
+    minutes: float = 20.0  # of sampling; the chain ends with the iteration in which they are used up
+    burn_in: float = 0.2  # share of the iterations that were run, the first of them, that is left out
+    # standard deviation of a second, narrower prior, under which a draw is not a hard classifier
     narrow_scale: float = 0.2
-    narrow_step_size: float = 5e-4
-    narrow_iterations: int = 100
-    members: int = 3
-    epochs: int = 500
+    narrow_step_size: float = 5e-4  # of a leapfrog step under it; a proposal is a quarter of the prior's period
+    narrow_iterations: int = 100  # of the chain under it
+    members: int = 3  # number of networks trained to the mode; their mean scores are those of a single network
+    epochs: int = 500  # of their training, as `batch_size` and `lr`, of Adam
     batch_size: int = 80
     lr: float = 1e-3
-    test_rows: int | None = None
+    test_rows: int | None = None  # number of test images; None for all
 
     def chain(self) -> tb.HMC:
         """Return HMC with one chain that keeps every iteration."""
@@ -301,7 +282,7 @@ def _average_picture(results: Results, title: str) -> Picture:
     )
 
 
-def _counted(figure: Figure) -> Figure:
+def _counted(figure: Any) -> Any:
     """Return a figure with whole numbers on its horizontal axes."""
     from matplotlib.ticker import MaxNLocator
 

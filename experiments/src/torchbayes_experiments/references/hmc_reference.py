@@ -21,11 +21,10 @@ from torch import Tensor
 import torchbayes as tb
 from torchbayes.posteriors import Posterior
 from torchbayes.report import Picture, Table
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, dots, pivot, tidy
 from torchbayes_experiments.shared import image_hmc
 from torchbayes_experiments.shared.fidelity import Scores, closeness, log_probabilities, mixture_of, quality, scores
 from torchbayes_experiments.shared.image_hmc import Problem, Problems, Setup
-from torchbayes_experiments.tables import dots, pivot
 
 STOCHASTIC = ("SGLD", "SGHMC", "cSGHMC")
 OTHERS = ("single network", "deep ensemble", *STOCHASTIC)
@@ -70,16 +69,12 @@ class ReferenceRecipe(Problems):
     on the prior. On the left-over rows HMC tied with the single network at σ = 0.3, and was worse for networks of tanh
     units (σ from 0.15 to 1), for σ = 0.5, on whole MNIST images and with ten hidden units: there its average is
     under-confident. All problems share one setting. Temperatures are fitted on left-over training rows too.
-
-    Attributes:
-        ensemble: its members, each alone, are the single networks.
-        cyclical: SGHMC with a cyclical step size.
     """
 
-    ensemble: tb.MAP
+    ensemble: tb.MAP  # its members, each alone, are the single networks
     sgld: tb.SGLD
     sghmc: tb.SGHMC
-    cyclical: tb.SGHMC
+    cyclical: tb.SGHMC  # SGHMC with a cyclical step size
 
     def methods(self) -> dict[str, tb.MAP | tb.SGLD | tb.SGHMC]:
         """Return the methods that are compared with HMC, by name."""
@@ -168,7 +163,7 @@ def _scaled(test: Tensor, spare: Tensor, setup: Setup) -> dict[str, float]:
 # --- what came out
 
 
-def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     """The repeats are the seeds. A line of a table is a method with all its chains or members, or the mean of each."""
     lines = [
         {
@@ -193,10 +188,10 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
     )
     tables = [_scores_table(name, rows.where(problem=name)) for name in problems]
     tables += [_published_table(), _temperature_table(rows), _together_table(rows, results), chains]
-    return Findings(Verdict.of(parts), tuple(tables), _pictures(rows))
+    return Findings.of(parts, tuple(tables), _pictures(rows))
 
 
-def _parts(name: str, rows: Rows, results: Sequence[Mapping[str, Any]]) -> list[Part]:
+def _parts(name: str, rows: Rows, results: Results) -> list[Part]:
     """Return the parts of the claim on one problem."""
     nll, distance, agreement = (
         {line: rows.values(method=line, metric=metric) for line in LINES}
@@ -263,7 +258,7 @@ def _temperature_table(rows: Rows) -> Table:
     )
 
 
-def _together_table(rows: Rows, results: Sequence[Mapping[str, Any]]) -> Table:
+def _together_table(rows: Rows, results: Results) -> Table:
     samplers = {f"all {method}": method for method in STOCHASTIC} | {"HMC": "HMC"}
     passes = tidy([{name: of["passes"] for name, of in result.items()} for result in results], "problem", "method")
     metrics = {"nll": "NLL", **CLOSENESS}

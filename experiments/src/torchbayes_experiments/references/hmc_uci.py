@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,8 @@ import numpy as np
 
 import torchbayes as tb
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, differences, dots, pivot, tidy
 from torchbayes_experiments.shared.uci_splits import over_splits
-from torchbayes_experiments.tables import differences, dots, pivot
 
 METHODS = ("SGD", "SGLD", "HMC")
 METRICS = {"log_likelihood": "log likelihood", "rmse": "RMSE"}
@@ -37,47 +35,30 @@ class UCIChainsRecipe:
     """Settings of all methods.
 
     Tuples have one entry for each set, chosen on a fifth of the training rows of its first splits, never on test rows.
-
-    Attributes:
-        sets: keys of `PUBLISHED`.
-        prior_scale: standard deviation of the normal prior of all weights, the same for every method.
-        lr: learning rate of SGD.
-        sgld_step: step size of SGLD.
-        splits: number of standard splits of each set, from the first on.
-        width: number of hidden units.
-        chains: of HMC and of SGLD, at most `members`; they start at networks trained by SGD, which shortens burn-in.
-        steps: iterations of HMC, burn-in included.
-        burn_in: of HMC; step sizes are adapted in it.
-        trajectory: of HMC, before jitter, in units of √mass times weights; masses are adapted in burn-in.
-        max_leapfrogs: maximum number of steps of a trajectory.
-        target_acceptance: acceptance to which the step size is adapted.
-        noise_floor: smallest noise variance, in squared units of standardised targets; without a floor, the noise of
-            rows that are fitted well shrinks until only tiny steps are accepted.
-        sgld_steps: steps of SGLD, burn-in included.
-        sgld_draws: number of draws of each of its chains, from the second half of the steps.
-        members: number of networks trained by SGD; the mean of their scores is that of a single network.
-        epochs: of SGD.
-        batch_size: rows per step of SGD and SGLD.
     """
 
-    sets: tuple[str, ...] = ("yacht", "energy")
+    sets: tuple[str, ...] = ("yacht", "energy")  # keys of `PUBLISHED`
+    # standard deviation of the normal prior of all weights, the same for every method
     prior_scale: tuple[float, ...] = (0.5, 0.3)
-    lr: tuple[float, ...] = (0.01, 0.003)
-    sgld_step: tuple[float, ...] = (1e-5, 1e-5)
-    splits: int = 5
-    width: int = 50
+    lr: tuple[float, ...] = (0.01, 0.003)  # learning rate of SGD
+    sgld_step: tuple[float, ...] = (1e-5, 1e-5)  # step size of SGLD
+    splits: int = 5  # number of standard splits of each set, from the first on
+    width: int = 50  # number of hidden units
+    # of HMC and of SGLD, at most `members`; they start at networks trained by SGD, which shortens burn-in
     chains: int = 2
-    steps: int = 320
-    burn_in: int = 120
-    trajectory: float = 1.5
-    max_leapfrogs: int = 1500
-    target_acceptance: float = 0.75
+    steps: int = 320  # iterations of HMC, burn-in included
+    burn_in: int = 120  # of HMC; step sizes are adapted in it
+    trajectory: float = 1.5  # of HMC, before jitter, in units of √mass times weights; masses are adapted in burn-in
+    max_leapfrogs: int = 1500  # maximum number of steps of a trajectory
+    target_acceptance: float = 0.75  # acceptance to which the step size is adapted
+    # smallest noise variance, in squared units of standardised targets; without a floor, the noise of rows that are
+    # fitted well shrinks until only tiny steps are accepted
     noise_floor: float = 1e-4
-    sgld_steps: int = 40_000
-    sgld_draws: int = 100
-    members: int = 5
-    epochs: int = 1000
-    batch_size: int = 100
+    sgld_steps: int = 40_000  # steps of SGLD, burn-in included
+    sgld_draws: int = 100  # number of draws of each of its chains, from the second half of the steps
+    members: int = 5  # number of networks trained by SGD; the mean of their scores is that of a single network
+    epochs: int = 1000  # of SGD
+    batch_size: int = 100  # rows per step of SGD and SGLD
 
     def hmc(self) -> tb.HMC:
         """Return full-batch HMC, with step size and mass of each chain adapted in burn-in."""
@@ -152,7 +133,7 @@ def _health(diagnosis: tb.Diagnosis) -> dict[str, Any]:
 # --- what came out
 
 
-def summarise(results: Sequence[dict[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     """The repeats are the splits, of scores averaged over seeds: the methods of one split share its rows."""
     rows = tidy(results, "set", "method", "metric", lists=("split", "row")).only(method=METHODS)
     scores = rows.where(metric=list(METRICS))
@@ -173,10 +154,10 @@ def summarise(results: Sequence[dict[str, Any]]) -> Findings:
         "is above zero, and the RMSE's below.",
     )
     tables = (*(_table(rows, metric) for metric in METRICS), compared, _health_table(results))
-    return Findings(Verdict.of(parts), tables, (*(_dots(rows, metric) for metric in METRICS), _rhat_picture(results)))
+    return Findings.of(parts, tables, (*(_dots(rows, metric) for metric in METRICS), _rhat_picture(results)))
 
 
-def _mixed(results: Sequence[dict[str, Any]], name: str) -> Part:
+def _mixed(results: Results, name: str) -> Part:
     """Return the precondition that the chains of HMC agree on their predictions."""
     medians = np.mean([[np.median(rhats) for rhats in r[name]["HMC"]["rhat"]] for r in results], axis=0)
     # a chain that never moves has no R-hat, and counts as the worst
@@ -206,7 +187,7 @@ def _table(rows: Rows, metric: str) -> Table:
     )
 
 
-def _health_table(results: Sequence[dict[str, Any]]) -> Table:
+def _health_table(results: Results) -> Table:
     rows = []
     for name in results[0]:
         for method in ("SGLD", "HMC"):
@@ -245,7 +226,7 @@ def _dots(rows: Rows, metric: str) -> Picture:
     )
 
 
-def _rhat_picture(results: Sequence[dict[str, Any]]) -> Picture:
+def _rhat_picture(results: Results) -> Picture:
     spaces = {
         method: np.array([
             rhat

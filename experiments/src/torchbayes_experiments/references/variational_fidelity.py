@@ -9,7 +9,7 @@ and rows. The reference is full-batch HMC at temperature 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,12 +22,10 @@ from torch import Tensor
 import torchbayes as tb
 from torchbayes.posteriors import Posterior
 from torchbayes.report import Table
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, dots, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared import fidelity, image_hmc
 from torchbayes_experiments.shared.classifiers import best_device
 from torchbayes_experiments.shared.fidelity import Scores
-from torchbayes_experiments.tables import dots, pivot
 
 # what members of a method are called when each is alone, and together
 LABELS = {
@@ -63,22 +61,15 @@ PUBLISHED: dict[str, tuple[Any, Any]] = {
 
 @dataclass(frozen=True)
 class Methods:
-    """The methods that are compared with HMC; single ones are the members of these, each alone.
+    """The methods that are compared with HMC; single ones are the members of these, each alone."""
 
-    Attributes:
-        mean_field: variational inference with independent weights; `ivon`, the same family by natural gradients.
-        dropout: MC dropout; None to leave it out, where the network has no such layers.
-        rate: of its dropout after each hidden layer.
-        cyclical: SGHMC with a cyclical step size.
-    """
-
-    mean_field: tb.VI
+    mean_field: tb.VI  # variational inference with independent weights; `ivon`, the same family by natural gradients
     ivon: tb.IVON
-    dropout: tb.MCDropout | None
-    rate: float
+    dropout: tb.MCDropout | None  # MC dropout; None to leave it out, where the network has no such layers
+    rate: float  # of its dropout after each hidden layer
     ensemble: tb.MAP
     multiswag: tb.SWAG
-    cyclical: tb.SGHMC
+    cyclical: tb.SGHMC  # SGHMC with a cyclical step size
 
     def named(self) -> dict[str, tb.VI | tb.IVON | tb.MCDropout | tb.MAP | tb.SWAG | tb.SGHMC]:
         """Return the methods by their names in tables."""
@@ -89,17 +80,12 @@ class Methods:
 
 @dataclass(frozen=True)
 class Curve:
-    """The regression in one dimension, on inputs x and x² − 1 as in the paper.
-
-    Attributes:
-        prior_scale: σ, standard deviation of every weight's normal prior.
-        noise_scale: standard deviation of the noise, in that of the targets, 1.
-    """
+    """The regression in one dimension, on inputs x and x² − 1 as in the paper."""
 
     methods: Methods
     hmc: tb.HMC
-    prior_scale: float = 0.5
-    noise_scale: float = 0.2
+    prior_scale: float = 0.5  # σ, standard deviation of every weight's normal prior
+    noise_scale: float = 0.2  # standard deviation of the noise, in that of the targets, 1
     hidden: tuple[int, ...] = (10, 10, 10)
     label: str = "curve"
 
@@ -113,16 +99,11 @@ class FidelityRecipe(image_hmc.Problems):
     were lengths of variational inference from 500 to 1,500 epochs of images, one draw or a pair, rates of dropout of
     0.1 and 0.2, and learning rates of SWAG. IVON has its defaults but for its length. A Hessian that is forgotten fast,
     which brings IVON nearer to the optimum of its bound, took it further from HMC.
-
-    Attributes:
-        curve: the regression; None to leave it out.
-        methods: that are compared with HMC on images.
-        draws: functions drawn of each member that can be drawn from.
     """
 
-    curve: Curve | None
-    methods: Methods
-    draws: int = 100
+    curve: Curve | None  # the regression; None to leave it out
+    methods: Methods  # that are compared with HMC on images
+    draws: int = 100  # functions drawn of each member that can be drawn from
 
 
 _pairs = partial(tb.VI, members=5, draws=2, antithetic=True, kl_weight=1.0)
@@ -177,7 +158,7 @@ def run(recipe: FidelityRecipe, seed: int, directory: Path) -> dict[str, Any]:
     """
     home, results, file = directory / "curve", {}, "scores.json"
     if (curve := recipe.curve) is not None:
-        results[curve.label] = load_or_compute(home / file, partial(_on_curve, recipe, curve, seed=seed, home=home))
+        results[curve.label] = load_or_compute(home / file, _on_curve, recipe, curve, seed=seed, home=home)
     on_images = partial(_on_images, recipe, seed=seed)
     return results | image_hmc.over_problems(recipe.problems(), on_images, home=directory, file=file)
 
@@ -287,7 +268,7 @@ def _scores(recipe: FidelityRecipe, posteriors: Mapping[str, Posterior], predict
 # --- what came out
 
 
-def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     """The repeats are the seeds. A line of a table is a method with all its members, or the mean over each alone."""
     lines = [
         {
@@ -324,7 +305,7 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
         "numbers of the competition's winners.",
         formats={"agreement with HMC, %": ".2f"},
     )
-    return Findings(Verdict.of(parts), (*tables, published), tuple(pictures))
+    return Findings.of(parts, (*tables, published), tuple(pictures))
 
 
 def _parts(problem: str, distances: Rows, unmixed: np.ndarray) -> list[Part]:

@@ -5,23 +5,18 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 import torchbayes as tb
 from torchbayes.report import Picture, Table, looks, style
-from torchbayes_experiments import Experiment, Findings, Rows, Verdict, below, tidy
+from torchbayes_experiments import Experiment, Findings, Results, Rows, Verdict, below, pivot, tidy
 from torchbayes_experiments.shared.uci_splits import Values, over_splits
-from torchbayes_experiments.tables import pivot
 from torchbayes_experiments.verdicts import two_standard_errors
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 ONE, TWO, STREAM = "PBP", "two hidden layers", "stream"
 METRICS = {"rmse": "RMSE", "nll": "NLL"}
@@ -44,25 +39,16 @@ PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {
 
 @dataclass(frozen=True)
 class PBPUCIRecipe:
-    """Settings of all sets: those of the paper.
+    """Settings of all sets: those of the paper."""
 
-    Attributes:
-        sets: keys of `PUBLISHED`.
-        splits: number of standard splits of each set, from the first on.
-        method: the fit that is compared with the published one.
-        passes: shorter fits beside it, for the curve, each from the start.
-        deep: sets on which a network of two hidden layers is fitted too.
-        hidden: units of a hidden layer; twice as many for protein, as published.
-        parts: in how many parts the stream of rows comes.
-    """
-
-    sets: tuple[str, ...] = ("boston", "concrete", "energy", "wine", "yacht")
-    splits: int = 20
-    method: tb.PBP = field(default_factory=tb.PBP)
-    passes: tuple[int, ...] = (1, 2, 5, 10, 20)
+    sets: tuple[str, ...] = ("boston", "concrete", "energy", "wine", "yacht")  # keys of `PUBLISHED`
+    splits: int = 20  # number of standard splits of each set, from the first on
+    method: tb.PBP = field(default_factory=tb.PBP)  # the fit that is compared with the published one
+    passes: tuple[int, ...] = (1, 2, 5, 10, 20)  # shorter fits beside it, for the curve, each from the start
+    # sets on which a network of two hidden layers is fitted too
     deep: tuple[str, ...] = ("boston", "concrete", "energy", "wine", "yacht")
-    hidden: int = 50
-    parts: int = 10
+    hidden: int = 50  # units of a hidden layer; twice as many for protein, as published
+    parts: int = 10  # in how many parts the stream of rows comes
 
     def width(self, name: str) -> int:
         return 2 * self.hidden if name == "protein" else self.hidden
@@ -129,7 +115,7 @@ def streamed(rows: tb.data.Pair, recipe: PBPUCIRecipe, *, hidden: tuple[int, ...
 # --- what came out
 
 
-def summarise(results: Sequence[dict[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     """The verdict compares means over the standard splits, the published statistic, and its repeats are the seeds.
 
     The splits are the published ones, and the bound includes a standard error over them. Tables and pictures show the
@@ -205,7 +191,7 @@ def _curves(values: Values, metric: str) -> Picture:
 
 
 @style.house_style
-def _drawn(values: Values, metric: str) -> Figure:
+def _drawn(values: Values, metric: str) -> Any:
     """Draw a score against the passes, a panel for each set, with the published one."""
     rows, columns = style.grid_shape(len(values), widest=3)
     figure = style.new_figure(2.5 * columns, 1.95 * rows + 0.9)
@@ -223,7 +209,7 @@ def _drawn(values: Values, metric: str) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, scores: Mapping[str, np.ndarray], published: tuple[float, float]) -> dict[str, Any]:
+def _panel(axes: Any, scores: Mapping[str, np.ndarray], published: tuple[float, float]) -> dict[str, Any]:
     """Draw the scores of one set, of every fit, and return what goes into the legend."""
     look = looks([ONE, TWO, STREAM])
     passes = {int(fit.split()[0]): of_fit for fit, of_fit in scores.items() if fit.endswith(("pass", "passes"))}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,8 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.report import Table
-from torchbayes_experiments import Experiment, Findings, Rows, Verdict, below, tidy
+from torchbayes_experiments import Experiment, Findings, Results, Rows, below, differences, dots, pivot, tidy
 from torchbayes_experiments.shared.uci_splits import over_splits
-from torchbayes_experiments.tables import differences, dots, pivot
 
 METHODS = ("single", "ensemble", "MultiSWAG")
 METRICS = {"nll_gaussian": "NLL", "nll": "NLL of the mixture", "rmse": "RMSE"}
@@ -37,34 +35,23 @@ PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {
 
 @dataclass(frozen=True)
 class UCITableRecipe:
-    """Settings of all sets, chosen on a fifth of the training rows of the first splits, never on their test rows.
+    """Settings of all sets, chosen on a fifth of the training rows of the first splits, never on their test rows."""
 
-    Attributes:
-        sets: keys of `PUBLISHED`.
-        splits: number of standard splits of each set, from the first on.
-        members: M, of the ensemble and of MultiSWAG.
-        prior_scale: standard deviation of the normal prior, for standardised inputs and targets.
-        noise_scale: that of the weights of the noise head, which limits how far the noise varies with the input. On
-            sets of this size, a network that is free to shrink its noise where it fits a training row well is far too
-            confident.
-        lr: Adam's learning rate: cosine to 0 for the ensemble, piecewise linear to `averaging_lr` for MultiSWAG.
-        burn_in: share of the epochs before SWAG collects.
-        rank: of SWAG's covariance.
-        draws: number of functions drawn per member of MultiSWAG.
-    """
-
-    sets: tuple[str, ...] = ("boston", "concrete", "energy", "yacht")
-    splits: int = 20
-    members: int = 5
-    prior_scale: float = 0.4
+    sets: tuple[str, ...] = ("boston", "concrete", "energy", "yacht")  # keys of `PUBLISHED`
+    splits: int = 20  # number of standard splits of each set, from the first on
+    members: int = 5  # M, of the ensemble and of MultiSWAG
+    prior_scale: float = 0.4  # standard deviation of the normal prior, for standardised inputs and targets
+    # that of the weights of the noise head, which limits how far the noise varies with the input. On sets of this size,
+    # a network that is free to shrink its noise where it fits a training row well is far too confident.
     noise_scale: float = 0.04
     epochs: int = 150
     batch_size: int = 100
+    # Adam's learning rate: cosine to 0 for the ensemble, piecewise linear to `averaging_lr` for MultiSWAG
     lr: float = 0.01
     averaging_lr: float = 0.003
-    burn_in: float = 0.5
-    rank: int = 20
-    draws: int = 10
+    burn_in: float = 0.5  # share of the epochs before SWAG collects
+    rank: int = 20  # of SWAG's covariance
+    draws: int = 10  # number of functions drawn per member of MultiSWAG
 
     def prior(self) -> dict[str, tb.priors.Normal]:
         """Return the prior; that of the noise head's bias, the log of a small noise variance, is wide."""
@@ -129,7 +116,7 @@ def split_scores(recipe: UCITableRecipe, name: str, split: int, *, seed: int) ->
 # --- what came out
 
 
-def summarise(results: Sequence[dict[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     """The verdict compares means over the standard splits, the published statistic, and its repeats are the seeds.
 
     The bound already includes one standard deviation over splits. Tables and pictures show the spread over splits of
@@ -163,7 +150,7 @@ def summarise(results: Sequence[dict[str, Any]]) -> Findings:
         )
         for metric in ("nll_gaussian", "rmse")
     ]
-    return Findings(Verdict.of(parts), (*(_table(rows, metric) for metric in METRICS), compared), tuple(pictures))
+    return Findings.of(parts, (*(_table(rows, metric) for metric in METRICS), compared), tuple(pictures))
 
 
 def _table(rows: Rows, metric: str) -> Table:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,9 +15,8 @@ import torch
 import torchbayes as tb
 from torchbayes.posteriors import Posterior
 from torchbayes.report import Picture, Table
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, dots, pivot, tidy
 from torchbayes_experiments.shared.uci_splits import over_splits
-from torchbayes_experiments.tables import dots, pivot
 from torchbayes_experiments.verdicts import interval, mean_and_error
 
 METHODS = ("single", "mean field", "MC dropout", "VBLL")
@@ -71,35 +69,23 @@ class VariationalUCIRecipe:
 
     Lengths, learning rate and prior were compared on a fifth of the training rows of the first two splits of each set.
     The noise and the rate of dropout are chosen by the run itself, on every split, from its training rows.
-
-    Attributes:
-        single: one network, with which the others are compared, and whose errors on held-out rows are the noise.
-        rates: of dropout, among which held-out rows choose.
-        shares: of a single network's noise, among which held-out rows choose that of MC dropout.
-        sets: keys of `PUBLISHED`.
-        splits: number of standard splits of each set, from the first on.
-        folds: parts of the training rows, each held out once for the noise, and the first for MC dropout.
-        epochs: least passes over the data, of all methods.
-        steps: least steps, of a single network, last layers, and the fits that choose.
-        long_steps: least steps of mean field and of MC dropout, whose gradients are noisier.
-        prior_scale: standard deviation of the normal prior, for standardised inputs and targets.
-        draws: functions drawn of mean field and of MC dropout.
     """
 
-    single: tb.MAP
+    single: tb.MAP  # one network, with which the others are compared, and whose errors on held-out rows are the noise
     mean_field: tb.VI
     dropout: tb.MCDropout
     last_layer: tb.VBLL
-    rates: tuple[float, ...] = (0.005, 0.05)
+    rates: tuple[float, ...] = (0.005, 0.05)  # of dropout, among which held-out rows choose
+    # of a single network's noise, among which held-out rows choose that of MC dropout
     shares: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
-    sets: tuple[str, ...] = ("boston", "concrete", "energy", "yacht")
-    splits: int = 20
-    folds: int = 5
-    epochs: int = 40
-    steps: int = 2600
-    long_steps: int = 5000
-    prior_scale: float = 0.5
-    draws: int = 1000
+    sets: tuple[str, ...] = ("boston", "concrete", "energy", "yacht")  # keys of `PUBLISHED`
+    splits: int = 20  # number of standard splits of each set, from the first on
+    folds: int = 5  # parts of the training rows, each held out once for the noise, and the first for MC dropout
+    epochs: int = 40  # least passes over the data, of all methods
+    steps: int = 2600  # least steps, of a single network, last layers, and the fits that choose
+    long_steps: int = 5000  # least steps of mean field and of MC dropout, whose gradients are noisier
+    prior_scale: float = 0.5  # standard deviation of the normal prior, for standardised inputs and targets
+    draws: int = 1000  # functions drawn of mean field and of MC dropout
 
     def lasting(self, method: _Method, rows: int, *, steps: int) -> _Method:
         """Return a method with the epochs that make so many steps, or those that it takes at least."""
@@ -218,13 +204,13 @@ def fitted(
 # --- what came out
 
 
-def summarise(results: Sequence[dict[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     """The repeats of the verdict are the splits, of scores averaged over seeds."""
     rows = tidy(results, "set", "method", "metric").only(method=METHODS, set=list(results[0]))
     nll = rows.where(metric="nll").apart("set", "method", over="split")
     parts = [part for name in nll for part in _parts(nll[name], name)]
     tables = (*(_table(rows, metric) for metric in METRICS), _difference_table(nll), _chosen_table(results))
-    return Findings(Verdict.of(parts), tables, tuple(_picture(rows, metric) for metric in METRICS))
+    return Findings.of(parts, tables, tuple(_picture(rows, metric) for metric in METRICS))
 
 
 def _less_published(nll: dict[str, np.ndarray], name: str) -> np.ndarray:
@@ -274,7 +260,7 @@ def _difference_table(nll: dict[str, dict[str, np.ndarray]]) -> Table:
     )
 
 
-def _chosen_table(results: Sequence[dict[str, Any]]) -> Table:
+def _chosen_table(results: Results) -> Table:
     body = []
     for name in results[0]:
         noise, of_dropout, rates = (

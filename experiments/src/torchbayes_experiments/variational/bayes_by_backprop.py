@@ -35,11 +35,9 @@ import torch
 import torchbayes as tb
 from torchbayes.report import Picture, Table
 from torchbayes.report.style import INK, house_style, legend_above, looks, new_figure, panel_title, percent_axis
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared.classifiers import best_device
 from torchbayes_experiments.streams import Purpose, generator
-from torchbayes_experiments.tables import pivot
 from torchbayes_experiments.verdicts import mean_and_error, two_standard_errors
 
 PLAIN, DROPOUT, GAUSSIAN, MIXTURE = "SGD", "dropout", "Gaussian prior", "scale mixture"
@@ -71,21 +69,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Regression:
-    """The regression in one dimension.
-
-    Attributes:
-        inside: ends of the training inputs.
-        axis: ends of the inputs at which predictions are made, at `places` of them.
-        margin: how far beyond the training inputs an input must be to count as outside.
-    """
+    """The regression in one dimension."""
 
     bayes: Entry
     network: Entry
     hidden: tuple[int, ...] = (100, 100)
     rows: int = 1000
-    inside: tuple[float, float] = (0.0, 0.5)
-    axis: tuple[float, float] = (-0.2, 1.2)
-    margin: float = 0.1
+    inside: tuple[float, float] = (0.0, 0.5)  # ends of the training inputs
+    axis: tuple[float, float] = (-0.2, 1.2)  # ends of the inputs at which predictions are made, at `places` of them
+    margin: float = 0.1  # how far beyond the training inputs an input must be to count as outside
     noise: float = 0.02
     places: int = 141
     draws: int = 300
@@ -93,22 +85,17 @@ class Regression:
 
 @dataclass(frozen=True)
 class BackpropRecipe:
-    """The table of images, the pruned networks and the regression.
-
-    Attributes:
-        widths: numbers of units in each of the two hidden layers.
-        white: value of a white pixel; black is 0.
-    """
+    """The table of images, the pruned networks and the regression."""
 
     plain: Entry
     dropout: Entry
     gaussian: Entry
     mixture: Entry
     regression: Regression
-    widths: tuple[int, ...] = (400,)
+    widths: tuple[int, ...] = (400,)  # numbers of units in each of the two hidden layers
     train_size: int = 50_000
     data: str = "mnist"
-    white: float = 255 / 126
+    white: float = 255 / 126  # value of a white pixel; black is 0
     draws: int = 32
     shares: tuple[float, ...] = (0.0, 0.5, 0.75, 0.95, 0.98)
 
@@ -141,7 +128,7 @@ def run(recipe: BackpropRecipe, seed: int, directory: Path) -> dict[str, Any]:
             home = directory / f"{width}_{name.replace(' ', '_')}"
             score = partial(_fit_and_score, recipe, entry, width, seed=seed, home=home)
             table[str(width)][name] = load_or_compute(home.with_suffix(".json"), score)
-    curve = load_or_compute(directory / "regression.json", partial(on_the_curve, recipe.regression, seed=seed))
+    curve = load_or_compute(directory / "regression.json", on_the_curve, recipe.regression, seed=seed)
     return {"shares": list(recipe.shares), "table": table, "regression": curve}
 
 
@@ -237,7 +224,7 @@ def _rounded(values: torch.Tensor) -> list[float]:
     return [round(float(value), 5) for value in values.flatten()]
 
 
-def summarise(results: Sequence[dict[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     shares, widths = results[0]["shares"], list(results[0]["table"])
     rows = tidy([result["table"] for result in results], "width", "method", "metric", lists=("share",))
     # of a single network these repeat other metrics
@@ -250,7 +237,7 @@ def summarise(results: Sequence[dict[str, Any]]) -> Findings:
     pruning = [_pruning_table(told.where(width=width), width, shares) for width in widths]
     pictures = [_pruning_picture(rows.where(width=width), width, shares) for width in widths]
     tables = (_table(told), *pruning, _curve_table(spread))
-    return Findings(Verdict.of(parts), tables, (*pictures, _curve_picture(results[0]["regression"])))
+    return Findings.of(parts, tables, (*pictures, _curve_picture(results[0]["regression"])))
 
 
 def _ratio(spread: Rows, name: str) -> np.ndarray:

@@ -12,12 +12,12 @@ import statistics
 import time
 import warnings
 from collections import namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,14 +30,9 @@ from torchbayes.data import Data
 from torchbayes.posteriors import Posterior
 from torchbayes.report import Picture, Table, looks
 from torchbayes.report.style import INK, house_style, legend_above, new_figure, panel_title
-from torchbayes_experiments import Experiment, Findings, Part, Verdict, below, tidy
-from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments import Experiment, Findings, Part, Results, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared.classifiers import best_device
-from torchbayes_experiments.tables import pivot
 from torchbayes_experiments.verdicts import mean_and_error
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # names that results, tables and figures share
 GNJ, GHS = "group normal-Jeffreys", "group horseshoe"
@@ -64,42 +59,30 @@ _PLAIN = "plain"  # the fits of the plain network, of which three ways of prunin
 
 @dataclass(frozen=True)
 class NetworkRecipe:
-    """Fits of one network.
+    """Fits of one network."""
 
-    Attributes:
-        network: by name; `hidden` are the units of `mlp`.
-        epochs: of variational inference; `single` where single weights are pruned, `mode` of the plain network.
-    """
-
-    network: str = "mlp"
+    network: str = "mlp"  # by name; `hidden` are the units of `mlp`
     hidden: tuple[int, ...] = (300, 100)
-    epochs: int = 20
+    epochs: int = 20  # of variational inference; `single` where single weights are pruned, `mode` of the plain network
     single: int = 20
     mode: int = 10
 
 
 @dataclass(frozen=True)
 class CompressionRecipe:
-    """Settings of all fits.
-
-    Attributes:
-        convolutional: of LeNet-5; it is left out if None.
-        lr: of Adam, of variational inference, whose standard deviations begin at `initial_scale`.
-        prior_scale: of the weights of the plain network, and of `NORMAL`.
-        shares: of single weights and of units that are kept along a curve.
-        rows: test rows of a forward pass that is timed, `repeats` times.
-    """
+    """Settings of all fits."""
 
     dense: NetworkRecipe = NetworkRecipe()
-    convolutional: NetworkRecipe | None = None
+    convolutional: NetworkRecipe | None = None  # of LeNet-5; it is left out if None
     data: str = "mnist"
     train_size: int | None = None
-    lr: float = 1e-2
+    lr: float = 1e-2  # of Adam, of variational inference, whose standard deviations begin at `initial_scale`
     initial_scale: float = 0.01
-    prior_scale: float = 0.1
+    prior_scale: float = 0.1  # of the weights of the plain network, and of `NORMAL`
+    # of single weights and of units that are kept along a curve
     shares: tuple[float, ...] = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
     draws: int = 10
-    rows: int = 256
+    rows: int = 256  # test rows of a forward pass that is timed, `repeats` times
     repeats: int = 15
 
 
@@ -243,7 +226,6 @@ def speed(whole: nn.Module, small: nn.Module, rows: Tensor, *, repeats: int) -> 
 
 # --- what came out
 
-Results = Sequence[Mapping[str, Any]]
 COLUMNS = {"average": "error, average", "error": "pruned", "rounded_error": "rounded", "rate": "weights"}
 COLUMNS |= {"bits": "bits", "bytes": "bytes on disk", "faster": "faster"}
 
@@ -251,7 +233,7 @@ COLUMNS |= {"bits": "bits", "bytes": "bytes on disk", "faster": "faster"}
 def summarise(results: Results) -> Findings:
     tables = [table for name in results[0] for table in (_compressed(results, name), _along(results, name))]
     pictures = [picture for name in results[0] for picture in _pictures(results, name)]
-    return Findings(Verdict.of(parts(results)), tuple(tables), tuple(pictures))
+    return Findings.of(parts(results), tables, pictures)
 
 
 def parts(results: Results) -> list[Part]:
@@ -337,7 +319,7 @@ def _pictures(results: Results, network: str) -> tuple[Picture, Picture]:
 
 
 @house_style
-def _curves(results: Results, network: str) -> Figure:
+def _curves(results: Results, network: str) -> Any:
     figure = new_figure(5.6, 3.9)
     axes, handles = figure.subplots(), dict[str, Any]()
     most = results[0][network][GROUPS[0]]["compressed"]["before"] // 4
@@ -363,7 +345,7 @@ def _curves(results: Results, network: str) -> Figure:
 
 
 @house_style
-def _histograms(fits: Mapping[str, Any]) -> Figure:
+def _histograms(fits: Mapping[str, Any]) -> Any:
     layers, look = list(fits[GROUPS[0]]["noise"]), looks(GROUPS)
     figure = new_figure(2.1 * len(layers), 3.6)
     for row, method in zip(figure.subplots(2, len(layers), squeeze=False, sharex="row"), GROUPS, strict=True):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,10 +23,8 @@ from torch import nn
 
 import torchbayes as tb
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.streams import Purpose, generator
-from torchbayes_experiments.tables import pivot
 
 VCL, RANDOM, CENTRES = "VCL", "VCL, random coreset", "VCL, k-centre coreset"
 DIAGONAL, KRONECKER, TUNED = "diagonal Laplace (EWC)", "Kronecker Laplace", "fine-tuning"
@@ -45,47 +43,31 @@ JUST, BACK, FORTH = "accuracy on a task just learned", "backward transfer", "for
 
 @dataclass(frozen=True)
 class Scenario:
-    """One sequence of tasks.
-
-    Attributes:
-        coreset: rows of each task that are set aside.
-        epochs: of every fit of VCL.
-        map_epochs: of every fit of the others, and of the network that VCL begins at.
-        lr: learning rate of VCL's Adam, which falls to 0 in every fit.
-        map_lr: that of the others.
-        train_size: training rows of each task, at most; None for all.
-        test_size: test rows of each task, at most; None for all.
-    """
+    """One sequence of tasks."""
 
     tasks: int = 5
     hidden: tuple[int, ...] = (100, 100)
-    coreset: int = 200
-    epochs: int = 15
-    map_epochs: int = 10
+    coreset: int = 200  # rows of each task that are set aside
+    epochs: int = 15  # of every fit of VCL
+    map_epochs: int = 10  # of every fit of the others, and of the network that VCL begins at
     batch_size: int = 256
-    lr: float = 3e-3
-    map_lr: float = 1e-3
-    train_size: int | None = 20_000
-    test_size: int | None = 2_000
+    lr: float = 3e-3  # learning rate of VCL's Adam, which falls to 0 in every fit
+    map_lr: float = 1e-3  # that of the others
+    train_size: int | None = 20_000  # training rows of each task, at most; None for all
+    test_size: int | None = 2_000  # test rows of each task, at most; None for all
     plan: str = "native"
 
 
 @dataclass(frozen=True)
 class ContinualRecipe:
-    """Settings of both scenarios.
+    """Settings of both scenarios."""
 
-    Attributes:
-        permuted: the same ten classes in every task, pixels in another order.
-        split: two classes in every task, each with its own head.
-        data: an image data set by name, of ten classes.
-        prior_scale: of every weight before the first task.
-        initial_scale: standard deviation of every weight where VCL begins, and the widest one where it goes on.
-    """
-
-    permuted: Scenario = Scenario()
+    permuted: Scenario = Scenario()  # the same ten classes in every task, pixels in another order
+    # two classes in every task, each with its own head
     split: Scenario = Scenario(hidden=(256, 256), coreset=40, epochs=20, map_epochs=30, train_size=4_000, plan="loop")
-    data: str = "mnist"
-    prior_scale: float = 1.0
+    data: str = "mnist"  # an image data set by name, of ten classes
+    prior_scale: float = 1.0  # of every weight before the first task
+    # standard deviation of every weight where VCL begins, and the widest one where it goes on
     initial_scale: float = 0.02
 
     def sequence(self, kind: str, scenario: Scenario) -> tuple[Any, dict[str, Any]]:
@@ -178,7 +160,7 @@ def _few(pair: tb.data.Pair, scenario: Scenario, seed: int, number: int) -> tb.d
 # --- what came out
 
 
-def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     rows = tidy(
         [{name: {kind: _numbers(kinds[kind]) for kind in KINDS} for name, kinds in r.items()} for r in results],
         *("scenario", "kind", "number", "task"),
@@ -199,7 +181,7 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
         figures.measure_curves(panels, [str(t) for t in range(1, longest + 1)], label="tasks learned"),
         "Mean accuracy over the tasks so far, and accuracy on the first task, after each task.",
     )
-    return Findings(Verdict.of(parts), tuple(tables), (picture,))
+    return Findings.of(parts, tuple(tables), (picture,))
 
 
 def _numbers(scores: Mapping[str, Any]) -> dict[str, dict[Any, float]]:

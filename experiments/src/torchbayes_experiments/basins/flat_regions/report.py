@@ -11,12 +11,9 @@ import numpy as np
 
 from torchbayes.report import Picture, Table, figures, looks
 from torchbayes.report.style import INK, QUIET, house_style, legend_above, new_figure, note_below, percent_axis
-from torchbayes_experiments import Findings, Part, Rows, Verdict, below, tidy
+from torchbayes_experiments import Findings, Part, Results, Rows, below, pivot, tidy
 from torchbayes_experiments.basins.flat_regions.run import END, FILTERS, GRID, MATCHED, PLAIN, RAW
-from torchbayes_experiments.tables import pivot
 from torchbayes_experiments.verdicts import mean_and_error, two_standard_errors
-
-Results = Sequence[Mapping[str, Any]]
 
 NONE = 1e-9  # share of mistakes that counts as none
 LEVELS = 1.05  # the largest loss on the clean rows may be so many times the smallest
@@ -44,7 +41,7 @@ def summarise(results: Results) -> Findings:
     parts = [*_solution_parts(results), *_width_parts(results)]
     tables = (_generalisation(results), _geometry(results), _width_table(results), _rank_table(results))
     pictures = (_volumes(results), _surfaces(results), _widths(results), _densities(results))
-    return Findings(Verdict.of(parts), tables, pictures)
+    return Findings.of(parts, tables, pictures)
 
 
 def _at(network: Mapping[str, Any], keys: Iterable[Any]) -> Any:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,37 +36,28 @@ _KERNEL = 0.12  # width of the kernels by which a density of eigenvalues is smoo
 
 @dataclass(frozen=True)
 class Solutions:
-    """Networks that fit the same rows, with and without poison.
+    """Networks that fit the same rows, with and without poison."""
 
-    Attributes:
-        clean: N, rows with true labels.
-        shares: rows with wrong labels that are trained on as well, in units of N; 0 first.
-        level: mean loss on the clean rows, in nats, below which training ends, once none of them is misclassified, and
-            to which the last layer is then scaled.
-        method: how they are trained; `epochs` is the most.
-        rho: radius of SAM.
-        threshold: rise of the mean loss on the clean rows that ends a basin, in nats.
-        directions: in which radii are found.
-        steps, probes: of Lanczos.
-        precision: α of the effective dimension.
-        chains, localisation: by which the local learning coefficient is found, and its γ.
-        points: of each axis of a loss surface.
-    """
-
-    clean: int = 1000
+    clean: int = 1000  # N, rows with true labels
+    # rows with wrong labels that are trained on as well, in units of N; 0 first
     shares: tuple[float, ...] = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0)
     hidden: tuple[int, ...] = (64, 64)
+    # mean loss on the clean rows, in nats, below which training ends, once none of them is misclassified, and to which
+    # the last layer is then scaled
     level: float = 0.01
+    # how they are trained; `epochs` is the most
     method: tb.MAP = tb.MAP(1, 600, 64, tb.SGD(lr=0.01, momentum=0.9), tb.Constant(), "native")  # noqa: RUF009
-    rho: float = 0.2
-    threshold: float = 0.1
-    directions: int = 64
+    rho: float = 0.2  # radius of SAM
+    threshold: float = 0.1  # rise of the mean loss on the clean rows that ends a basin, in nats
+    directions: int = 64  # in which radii are found
+    # steps, probes: of Lanczos
     steps: int = 80
     probes: int = 4
-    precision: float = 1.0
+    precision: float = 1.0  # α of the effective dimension
+    # chains, localisation: by which the local learning coefficient is found, and its γ
     chains: tb.SGLD = tb.SGLD(chains=2, steps=1000, burn_in=500, thin=1, batch_size=128)  # noqa: RUF009
     localisation: float = 1.0
-    points: int = 25
+    points: int = 25  # of each axis of a loss surface
 
     def trained(self) -> list[tuple[str, float]]:
         """Return the networks: how each is trained, and its share of poison."""
@@ -76,43 +66,28 @@ class Solutions:
 
 @dataclass(frozen=True)
 class Widths:
-    """Networks of many widths on rows with noisy labels.
+    """Networks of many widths on rows with noisy labels."""
 
-    Attributes:
-        rows: N, training rows.
-        noise: share of the labels that are shuffled.
-        pool: side of the squares over which pixels are averaged.
-        units: widths of the one hidden layer.
-        level: mean training loss at which the networks are compared once more, in nats.
-        precisions: α of the effective dimension; the first is that of the verdict.
-        steps, probes: of Lanczos.
-    """
-
-    rows: int = 500
-    noise: float = 0.2
-    pool: int = 4
-    units: tuple[int, ...] = (2, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256)
+    rows: int = 500  # N, training rows
+    noise: float = 0.2  # share of the labels that are shuffled
+    pool: int = 4  # side of the squares over which pixels are averaged
+    units: tuple[int, ...] = (2, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256)  # widths of the one hidden layer
     method: tb.MAP = tb.MAP(1, 1500, 100, tb.Adam(3e-3), tb.Constant(), "native")  # noqa: RUF009
-    level: float = 0.01
-    precisions: tuple[float, ...] = (1.0, 0.1, 10.0)
+    level: float = 0.01  # mean training loss at which the networks are compared once more, in nats
+    precisions: tuple[float, ...] = (1.0, 0.1, 10.0)  # α of the effective dimension; the first is that of the verdict
+    # steps, probes: of Lanczos
     steps: int = 60
     probes: int = 4
 
 
 @dataclass(frozen=True)
 class FlatRecipe:
-    """Both parts of the experiment.
-
-    Attributes:
-        test_rows: test images, the first; None for all.
-        solutions: good and bad networks.
-        widths: narrow and wide networks.
-    """
+    """Both parts of the experiment."""
 
     data: str = "mnist"
-    test_rows: int | None = None
-    solutions: Solutions = Solutions()
-    widths: Widths = Widths()
+    test_rows: int | None = None  # test images, the first; None for all
+    solutions: Solutions = Solutions()  # good and bad networks
+    widths: Widths = Widths()  # narrow and wide networks
 
 
 SMALL = FlatRecipe()
@@ -134,7 +109,7 @@ def run(recipe: FlatRecipe, seed: int, directory: Path) -> dict[str, Any]:
         return data.train, Pair(*(tensor[: recipe.test_rows] for tensor in data.test))
 
     def recorded(file: str, compute: Any, *args: Any, **settings: Any) -> dict[str, Any]:
-        return load_or_compute(directory / f"{file}.json", partial(compute, *args, **settings, seed=seed))
+        return load_or_compute(directory / f"{file}.json", compute, *args, **settings, seed=seed)
 
     train, test = rows(round(poisoned.clean * (1 + max(poisoned.shares))))
     solutions = [

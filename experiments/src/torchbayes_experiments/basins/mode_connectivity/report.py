@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from torchbayes.report import Picture, Table, figures, looks
 from torchbayes.report.style import QUIET, house_style, legend_above, new_figure, percent_axis
-from torchbayes_experiments import Findings, Part, Verdict, below
+from torchbayes_experiments import Findings, Part, Results, Verdict, below
 from torchbayes_experiments.basins.mode_connectivity.run import (
     ALIGNMENT,
     BEFORE,
@@ -20,11 +20,6 @@ from torchbayes_experiments.basins.mode_connectivity.run import (
     SEGMENT,
 )
 from torchbayes_experiments.verdicts import mean_and_error, two_standard_errors
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-Results = Sequence[Mapping[str, Any]]
 
 LABELS = {IMAGES: "Fashion-MNIST, LeNet", RESIDUAL: "CIFAR-10, PreResNet-20", ALIGNMENT: "MNIST, perceptrons"}
 FAIR = {IMAGES: 0.15, RESIDUAL: 0.65, ALIGNMENT: 0.04}  # test errors of the ends from which a path says nothing
@@ -275,7 +270,7 @@ def _on_log_axes(
     return figure
 
 
-def _line(axes: Axes, places: Sequence[float], values_RT: np.ndarray, look: Any, *, every: int = 3) -> Any:
+def _line(axes: Any, places: Sequence[float], values_RT: np.ndarray, look: Any, *, every: int = 3) -> Any:
     """Return the line of the mean over repeats, drawn with its band."""
     mean, spread = values_RT.mean(0), two_standard_errors(values_RT)
     low = np.maximum(mean - spread, 0.2 * mean)  # a logarithmic axis has no room below zero
@@ -284,7 +279,7 @@ def _line(axes: Axes, places: Sequence[float], values_RT: np.ndarray, look: Any,
     return axes.plot(places, mean, color=look.colour, marker=look.marker, markevery=marks, markersize=4)[0]
 
 
-def _log_axis(axes: Axes, *, percent: bool) -> None:
+def _log_axis(axes: Any, *, percent: bool) -> None:
     """Make the vertical axis logarithmic, with plain numbers at it."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()

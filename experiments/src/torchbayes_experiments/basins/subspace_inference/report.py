@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from torchbayes.report import Picture, Table, looks
 from torchbayes.report.style import INK, house_style, legend_above, new_figure, note_below, panel_title
-from torchbayes_experiments import Findings, Part, Rows, Verdict, below, tidy
+from torchbayes_experiments import Findings, Part, Results, Rows, below, dots, pivot, tidy
 from torchbayes_experiments.basins.subspace_inference.run import (
     CURVE,
     ESS,
@@ -23,14 +23,12 @@ from torchbayes_experiments.basins.subspace_inference.run import (
     SWAG_POSTERIOR,
     VARIATIONAL,
 )
-from torchbayes_experiments.tables import dots, pivot
 from torchbayes_experiments.verdicts import interval, mean_and_error
 
 MARGIN = 0.05  # nats: log likelihoods this close count as equally good
 OPEN = 1.25  # by which a band must be wider between the clusters, and outside of them, than at the data
 FAIR = 0.2  # share of the test images that the average of weights may take for something else
 
-Results = Sequence[Mapping[str, Any]]
 Numbers = dict[str, dict[str, tuple[float, float]]]
 
 
@@ -82,7 +80,7 @@ def summarise(results: Results) -> Findings:
         if some:
             more_parts, more_tables, picture = report(some)
             parts, tables, pictures = [*parts, *more_parts], [*tables, *more_tables], [*pictures, picture]
-    return Findings(Verdict.of(parts), tuple(tables), tuple(pictures))
+    return Findings.of(parts, tables, pictures)
 
 
 Report = tuple[list[Part], list[Table], Picture]

@@ -5,8 +5,8 @@ training. The methods are compared by their average p(y|x): of the mode, of the 
 the probit approximation, and of the ensemble.
 """
 
+from torchbayes_experiments import Experiment
 from torchbayes_experiments.evidence.laplace_redux import report, run
-from torchbayes_experiments.experiment import Experiment
 
 EXPERIMENT = Experiment(
     name="laplace_redux",

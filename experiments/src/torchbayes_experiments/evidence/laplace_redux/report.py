@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from torchbayes.report import Picture, Table, figures, looks, style
-from torchbayes_experiments import Findings, Part, Rows, Verdict, below, tidy
+from torchbayes_experiments import Findings, Part, Results, Rows, Verdict, below, pivot, tidy
 from torchbayes_experiments.evidence.laplace_redux.run import ENSEMBLE, METHODS, MODE, VARIANTS
 from torchbayes_experiments.shared.classifiers import METRICS
-from torchbayes_experiments.tables import pivot
 from torchbayes_experiments.verdicts import interval, two_standard_errors
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DETECTION = 0.01  # of AUROC: detection within it counts as unchanged
 MARGINS = {"nll": 0.01, "ece": 0.01}  # nats and share: a method within them counts as not worse
@@ -33,9 +29,6 @@ PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {
     "LA*": {"average": (56.1, 96.4), "EMNIST": (62.0, 94.3), "fashion_mnist": (49.6, 98.3), "kmnist": (56.7, 96.6)},
     ENSEMBLE: {"average": (65.7, 97.5), "EMNIST": (75.8, 95.1), "fashion_mnist": (55.4, 99.2), "kmnist": (65.9, 98.3)},
 }
-
-
-Results = Sequence[Mapping[str, Any]]
 
 
 def summarise(results: Results) -> Findings:
@@ -208,7 +201,7 @@ def _pooled(bins: Sequence[Mapping[str, Any]]) -> Any:
 
 
 @style.house_style
-def _plane(rows: Rows) -> Figure:
+def _plane(rows: Rows) -> Any:
     """Return confidence against AUROC, one panel for the average and one per foreign set."""
     names = [name for name in rows.names("images") if name != "test"]
     count, compare = (len(names) + 1) // 2, set(names) <= {"average", *SETS}
@@ -242,7 +235,7 @@ def _plane(rows: Rows) -> Figure:
 
 
 @style.house_style
-def _histograms(results: Results, methods: Sequence[str]) -> Figure:
+def _histograms(results: Results, methods: Sequence[str]) -> Any:
     """Return the shares of images by confidence, one panel per method."""
     counts = results[0]["methods"][MODE]["counts"]
     edges = np.linspace(0.1, 1.0, len(counts["test"]) + 1)

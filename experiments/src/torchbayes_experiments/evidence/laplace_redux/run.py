@@ -24,31 +24,22 @@ BINS = 25  # of confidence, from 1/K to 1
 
 @dataclass(frozen=True)
 class LaplaceReduxRecipe:
-    """Settings of the training and of the evaluation.
-
-    Attributes:
-        foreign: out-of-distribution data sets by name.
-        train_size: number of training rows, drawn with seed 0; None for all.
-        weight_decay: λ on the mean loss: the prior is N(0, 1/(λN)) for every weight.
-        members: M of the deep ensemble; the first member is the MAP. With one there is no ensemble.
-        lr: learning rate of Adam, which falls to zero along a cosine.
-        rows_per_pass: rows per step of the pass that sums the curvature.
-        test_rows: number of test images, and `foreign_rows` of each foreign set, drawn with seed 0; None for all.
-        plan: how the members are run; fixed, because a plan chosen by measurement may round differently in each run.
-    """
+    """Settings of the training and of the evaluation."""
 
     data: str = "mnist"
-    foreign: tuple[str, ...] = ("fashion_mnist", "kmnist", "notmnist")
+    foreign: tuple[str, ...] = ("fashion_mnist", "kmnist", "notmnist")  # out-of-distribution data sets by name
     network: str = "lenet"
-    train_size: int | None = None
-    weight_decay: float = 5e-4
-    members: int = 5
+    train_size: int | None = None  # number of training rows, drawn with seed 0; None for all
+    weight_decay: float = 5e-4  # λ on the mean loss: the prior is N(0, 1/(λN)) for every weight
+    members: int = 5  # M of the deep ensemble; the first member is the MAP. With one there is no ensemble.
     epochs: int = 10
     batch_size: int = 128
-    lr: float = 1e-3
-    rows_per_pass: int = 1000
+    lr: float = 1e-3  # learning rate of Adam, which falls to zero along a cosine
+    rows_per_pass: int = 1000  # rows per step of the pass that sums the curvature
+    # number of test images, and `foreign_rows` of each foreign set, drawn with seed 0; None for all
     test_rows: int | None = 3000
     foreign_rows: int | None = 1000
+    # how the members are run; fixed, because a plan chosen by measurement may round differently in each run
     plan: str = "native"
 
     def prior(self, num_data: int) -> tb.priors.Normal:

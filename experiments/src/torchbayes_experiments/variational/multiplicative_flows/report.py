@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from torchbayes.report import Picture, Table, figures, looks
 from torchbayes.report.style import FAINT, house_style, legend_above, new_figure, note_below, panel_title, percent_axis
-from torchbayes_experiments import Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.tables import differences, pivot
+from torchbayes_experiments import Findings, Part, Results, Rows, Verdict, below, differences, pivot, tidy
 from torchbayes_experiments.variational.multiplicative_flows.run import (
     DIGITS,
     ENSEMBLE,
@@ -23,10 +22,6 @@ from torchbayes_experiments.variational.multiplicative_flows.run import (
     PHOTOGRAPHS,
     rotated,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MARGIN = 0.01  # of the error: one within it counts as no worse
 FAIR = {PHOTOGRAPHS: 0.35, DIGITS: 0.05}  # errors of L2 from which a comparison says nothing
@@ -40,8 +35,6 @@ WRONG, OWN, SAME = "turned: wrong, %", "entropy where wrong", "entropy where L2 
 
 _STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)))
 _LINES = 4  # labels of the turned digit that are drawn with a line of their own
-
-Results = Sequence[Mapping[str, Any]]
 
 
 def summarise(results: Results) -> Findings:
@@ -184,7 +177,7 @@ def turned(digits: Results) -> list[Picture]:
 
 
 @house_style
-def _distributions(photographs: Results) -> Figure:
+def _distributions(photographs: Results) -> Any:
     figure = new_figure(7.2, 3.5)
     grid = figure.subplots(1, 2, sharex=True, sharey=True)
     handles: dict[str, Any] = {}
@@ -205,7 +198,7 @@ def _distributions(photographs: Results) -> Figure:
 
 
 @house_style
-def _one_digit(digits: Mapping[str, Any]) -> Figure:
+def _one_digit(digits: Mapping[str, Any]) -> Any:
     """Return a panel for L2 and one for MNF, under a strip of the turned digit."""
     angles = np.array(digits["angles"])
     figure = new_figure(7.2, 4.4)
@@ -232,7 +225,7 @@ def _one_digit(digits: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def _strip(axes: Axes, digits: Mapping[str, Any], angles: np.ndarray) -> None:
+def _strip(axes: Any, digits: Mapping[str, Any], angles: np.ndarray) -> None:
     """Draw the digit at every angle, above its place on the axis of angles."""
     image = torch.tensor(digits["pixels"], dtype=torch.float32)[None, None] / 255
     step = float(angles[1] - angles[0]) if len(angles) > 1 else 10.0
