@@ -146,9 +146,8 @@ def _tables(clean: Rows, nll: Rows) -> Iterator[Table]:
         "averages the means of MultiSWAG's Gaussians.",
     )
     caption = "NLL under corruption, mean over corruptions; mean over seeds ± standard error."
-    yield pivot(
-        nll.only(severity=[*severities]), "method", "severity", labels=severities, better="low", caption=caption
-    )
+    layout: dict[str, Any] = {"labels": severities, "better": "low", "caption": caption}
+    yield pivot(nll.only(severity=[*severities]), "method", "severity", **layout)
     pairs = [("ensemble", "single"), ("MultiSWAG", "ensemble"), ("MultiSWAG", "MultiSWA")]
     yield pivot(
         nll.minus("method", pairs),

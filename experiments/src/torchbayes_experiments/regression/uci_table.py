@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.report import Table
 from torchbayes_experiments import Experiment, Findings, Results, Rows, below, differences, dots, pivot, tidy
-from torchbayes_experiments.shared.uci_splits import over_splits
+from torchbayes_experiments.shared.classifiers import mean_metrics
+from torchbayes_experiments.shared.uci_splits import load_split, over_splits
 
 METHODS = ("single", "ensemble", "MultiSWAG")
 METRICS = {"nll_gaussian": "NLL", "nll": "NLL of the mixture", "rmse": "RMSE"}
@@ -84,18 +84,11 @@ class TwoHeads(nn.Module):
         return torch.cat([self.mean(hidden), self.noise(hidden)], dim=-1)
 
 
-def run(recipe: UCITableRecipe, seed: int, directory: Path) -> dict[str, Any]:
-    """Return set -> method -> metric -> one value per split, in the target's units."""
-    return over_splits(split_scores, recipe, seed=seed, directory=directory)
-
-
 def split_scores(recipe: UCITableRecipe, name: str, split: int, *, seed: int) -> dict[str, dict[str, float]]:
     """Return method -> metric -> value on one split; `single` is the mean over the ensemble's members, each alone."""
-    data = tb.data.load(f"uci_{name}", split=split)
+    data, scale = load_split(name, split)
     network = TwoHeads(*data.input_shape, width=100 if name == "protein" else 50)
     model = tb.Model(network, tb.likelihoods.HeteroscedasticGaussian(), recipe.prior())
-    assert data.target_standardise is not None
-    scale = float(data.target_standardise.scale)
 
     def score(average: tb.Predictive) -> dict[str, float]:
         metrics = tb.evaluate(average, data.test.targets, target_scale=scale).metrics
@@ -107,7 +100,7 @@ def split_scores(recipe: UCITableRecipe, name: str, split: int, *, seed: int) ->
     multiswag = swag.functions(recipe.members * recipe.draws, seed=seed)
     alone = [score(replace(ensemble, outputs_SBK=ensemble.outputs_SBK[m : m + 1])) for m in range(recipe.members)]
     return {
-        "single": {metric: float(np.mean([scores[metric] for scores in alone])) for metric in METRICS},
+        "single": mean_metrics(alone),
         "ensemble": score(ensemble),
         "MultiSWAG": score(tb.predict(multiswag, data.test.inputs)),
     }
@@ -133,12 +126,6 @@ def summarise(results: Results) -> Findings:
         for metric, (mean, bar) in PUBLISHED[name].items()
         for method in METHODS[1:]
     ]
-    compared = differences(
-        rows,
-        [("MultiSWAG", "ensemble")],
-        labels=METRICS,
-        caption="Paired differences over splits with their 95 % t interval; below zero MultiSWAG is better.",
-    )
     pictures = [
         dots(
             rows.where(metric=metric),
@@ -150,21 +137,24 @@ def summarise(results: Results) -> Findings:
         )
         for metric in ("nll_gaussian", "rmse")
     ]
-    return Findings.of(parts, (*(_table(rows, metric) for metric in METRICS), compared), tuple(pictures))
+    return Findings.of(parts, _tables(rows), pictures)
 
 
-def _table(rows: Rows, metric: str) -> Table:
-    return pivot(
-        rows.where(metric=metric),
-        "set",
-        "method",
-        over="split",
-        heads=[f"test {METRICS[metric]}"],
-        beside={"published": lambda name: PUBLISHED[name].get(metric)},
-        digits=dict.fromkeys(METHODS, ".3f") | {"published": ".2f"},
-        caption="Mean over splits ± standard error. A single network is the mean over the ensemble's members. "
-        "Published: deep ensemble of Lakshminarayanan et al. (2017), ± the standard deviation over splits.",
-    )
+def _tables(rows: Rows) -> Iterator[Table]:
+    for metric, label in METRICS.items():
+        yield pivot(
+            rows.where(metric=metric),
+            "set",
+            "method",
+            over="split",
+            heads=[f"test {label}"],
+            beside={"published": lambda name, of=metric: PUBLISHED[name].get(of)},
+            digits={"published": ".2f"},
+            caption="Mean over splits ± standard error. A single network is the mean over the ensemble's members. "
+            "Published: deep ensemble of Lakshminarayanan et al. (2017), ± the standard deviation over splits.",
+        )
+    caption = "Paired differences over splits with their 95 % t interval; below zero MultiSWAG is better."
+    yield differences(rows, [("MultiSWAG", "ensemble")], labels=METRICS, caption=caption)
 
 
 EXPERIMENT = Experiment(
@@ -183,6 +173,6 @@ EXPERIMENT = Experiment(
         "small": "four sets, 20 splits: a few minutes on 2 cores",
         "paper": "all nine sets: hours on 2 cores, most of them on protein, naval and power; no gain from a GPU",
     },
-    run=run,
+    run=partial(over_splits, split_scores),
     summarise=summarise,
 )
