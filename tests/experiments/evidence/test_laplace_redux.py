@@ -17,6 +17,7 @@ from torchbayes.data import load, out_of_distribution
 from torchbayes_experiments import reproduce
 from torchbayes_experiments.evidence import laplace_redux as room
 from torchbayes_experiments.evidence.laplace_redux import EXPERIMENT, LaplaceReduxRecipe
+from torchbayes_experiments.shared.classifiers import decay_prior
 from torchbayes_experiments.streams import Purpose, generator
 
 TINY = LaplaceReduxRecipe(
@@ -47,7 +48,9 @@ def trained(tiny):
     """Data, and weights and biases of the first member's three layers in float64."""
     directory, _ = tiny
     data = load("digits", train_size=300)
-    model = tb.Model(networks.mlp(data.input_shape, 10), tb.likelihoods.Categorical(), TINY.prior(300))
+    model = tb.Model(
+        networks.mlp(data.input_shape, 10), tb.likelihoods.Categorical(), decay_prior(TINY.weight_decay, 300)
+    )
     ensemble = tb.load(directory / "ensemble" / "posterior.safetensors", model)
     views, _ = model.split(ensemble.sample(2)[0].double())
     return data, [(views[f"{i}.weight"], views[f"{i}.bias"]) for i in (1, 3, 5)], (model, ensemble)
@@ -281,7 +284,7 @@ def test_recipes_state_the_papers_setting():
     small, paper = (EXPERIMENT.recipe(scale) for scale in ("small", "paper"))
     assert (paper.train_size, paper.epochs, paper.test_rows, paper.foreign_rows) == (None, 100, None, None)
     assert paper.weight_decay == small.weight_decay == 5e-4
-    assert paper.prior(60_000).scale == pytest.approx((5e-4 * 60_000) ** -0.5)
+    assert decay_prior(paper.weight_decay, 60_000).scale == pytest.approx((5e-4 * 60_000) ** -0.5)
     la, star, full = (small.laplace(variant) for variant in room.VARIANTS)
     assert (la.structure, la.curvature, la.prior) == ("kronecker", "ggn", "scalar")
     assert (star.structure, star.curvature, star.prior) == ("dense", "empirical", "scalar")

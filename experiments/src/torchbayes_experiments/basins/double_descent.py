@@ -20,7 +20,7 @@ import torchbayes as tb
 from torchbayes.report import Picture, Table, figures
 from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.files import write_whole
-from torchbayes_experiments.shared.classifiers import classifier, mean_metrics, metrics_of
+from torchbayes_experiments.shared.classifiers import classifier, decay_prior, mean_metrics, metrics_of
 from torchbayes_experiments.shared.labels import shuffled
 
 ONE, ONE_SWAG, ENSEMBLE, MULTISWAG = METHODS = ("SGD", "SWAG", "ensemble", "MultiSWAG")
@@ -123,7 +123,7 @@ def of_width(
 ) -> dict[str, Any]:
     """Return `width`, and `weights`, `scores` and `averaged` of `run`, of one width; draw s is from member s mod M."""
     train, members = pairs["train"], recipe.members
-    prior = tb.priors.Normal((recipe.weight_decay * len(train.targets)) ** -0.5)
+    prior = decay_prior(recipe.weight_decay, len(train.targets))
     shape, classes = train.inputs.shape[1:], int(pairs["test"].targets.max()) + 1
     model = classifier(recipe.network, shape, classes, prior=prior, settings=recipe.settings(width))
     scores: dict[str, Any] = {name: {} for name in (ENSEMBLE, ONE, MULTISWAG, ONE_SWAG)}

@@ -9,7 +9,7 @@ Annealing and integration need no such correction.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -200,17 +200,8 @@ LEVELS = ("problem", "rows")
 
 def summarise(results: Results) -> Findings:
     seeds = [{name: _arrays(problem) for name, problem in result.items()} for result in results]
-    caption = (
-        "Above, log evidence per row. Below, each estimate minus the mean of annealed importance sampling (AIS) and "
-        "thermodynamic integration (TI), weighted by their errors; bars on these and on prior Monte Carlo are two of "
-        "their own standard errors (root mean square over seeds), bars on Laplace two standard errors over seeds. "
-        "Laplace has the Gauss-Newton matrix; the dotted line is that of all modes with the exact Hessian. The band "
-        "reaches from the bound of a single particle annealed forward to that of one annealed in reverse. "
-        "All modes: log(2^H H!) added to the estimate at one. Data are made by a network of two units."
-    )
     rows = tidy([{name: _by_rows(problem) for name, problem in seed.items()} for seed in seeds], *LEVELS, "measure")
-    picture = Picture("Log evidence against rows", draw(seeds), caption)
-    return Findings.of(_parts(rows, results), (_evidence_table(rows), _laplace_table(rows)), (picture,))
+    return Findings.of(_parts(rows, results), _tables(rows), (draw(seeds),))
 
 
 def _arrays(problem: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -251,63 +242,55 @@ def reference(problem: Values) -> np.ndarray:
     return total / (precisions[0] + precisions[1])
 
 
-def _parts(rows: Rows, results: Results) -> list[Part]:
+def _parts(rows: Rows, results: Results) -> Iterator[Part]:
     measures = ("away", ERROR, "|AIS − TI|", "forward − TI", "TI − reverse")
     away, errors, distances, below_ti, above_ti = (rows.values(measure=measure) for measure in measures)
-    parts = [
-        below("share of climbs that do not end at a mode", away, 0.01, precondition=True),
-        below("standard error of AIS − TI, nats", errors, 0.3, precondition=True),
-        below("|AIS − TI| in standard errors, mean over cases (0.8 if the errors are right)", distances, 1.5),
-        below("forward bound below TI", below_ti),
-        below("TI below reverse bound", above_ti),
-    ]
+    yield below("share of climbs that do not end at a mode", away, 0.01, precondition=True)
+    yield below("standard error of AIS − TI, nats", errors, 0.3, precondition=True)
+    yield below("|AIS − TI| in standard errors, mean over cases (0.8 if the errors are right)", distances, 1.5)
+    yield below("forward bound below TI", below_ti)
+    yield below("TI below reverse bound", above_ti)
     for name in (name for name, problem in results[0].items() if problem["regular"]):
         least, most = results[0][name]["rows"][0], results[0][name]["rows"][-1]
         one, corrected, few = (
             np.abs(rows.values(problem=name, rows=count, measure=f"GGN, {modes}"))
             for count, modes in ((most, "one mode"), (most, "all modes"), (least, "all modes"))
         )
-        parts += [
-            below(f"{name}: distance of Laplace from AIS and TI at {most} rows, nats", corrected, TOLERANCE),
-            below(f"{name}: it is nearer with log(2^H H!) than without", corrected - one),
-            below(f"{name}: it is nearer at {most} rows than at {least}", corrected - few),
-        ]
-    return parts
+        yield below(f"{name}: distance of Laplace from AIS and TI at {most} rows, nats", corrected, TOLERANCE)
+        yield below(f"{name}: it is nearer with log(2^H H!) than without", corrected - one)
+        yield below(f"{name}: it is nearer at {most} rows than at {least}", corrected - few)
 
 
-def _mean(rows: Rows, measure: str) -> Any:
-    return lambda problem, count: float(rows.values(problem=problem, rows=count, measure=measure).mean())
+def _tables(rows: Rows) -> Iterator[Table]:
+    def mean(measure: str) -> Any:
+        return lambda problem, count: float(rows.values(problem=problem, rows=count, measure=measure).mean())
 
-
-def _evidence_table(rows: Rows) -> Table:
-    return pivot(
+    yield pivot(
         rows,
         LEVELS,
         "measure",
         keep=("log evidence", *DIFFERENCES),
-        beside={measure: _mean(rows, measure) for measure in (ERROR, "warnings")},
+        beside={measure: mean(measure) for measure in (ERROR, "warnings")},
         digits=dict.fromkeys(["log evidence", *DIFFERENCES, ERROR], ".2f") | {"warnings": ".1f"},
         caption="Log evidence in nats: the weighted mean of AIS and TI, and differences from it; mean over seeds ± "
         "standard error. Bounds: the mean of the log weights of single particles. The error is that of one seed. "
         "Warnings: how many the samplers gave.",
     )
-
-
-def _laplace_table(rows: Rows) -> Table:
-    return pivot(
+    symmetries = "log(2^H H!)"
+    yield pivot(
         rows,
         LEVELS,
         "measure",
-        keep=("log(2^H H!)", *GAPS),
-        beside={"log(2^H H!)": _mean(rows, "log(2^H H!)")},
-        digits=dict.fromkeys(["log(2^H H!)", *GAPS], ".2f"),
+        keep=(symmetries, *GAPS),
+        beside={symmetries: mean(symmetries)},
+        digits=dict.fromkeys([symmetries, *GAPS], ".2f"),
         caption="Laplace minus the weighted mean of AIS and TI, in nats: mean over seeds ± standard error.",
     )
 
 
 @house_style
-def draw(seeds: Sequence[Mapping[str, Values]]) -> Any:
-    """Return all estimates against rows, a column for each problem: log evidence per row above, differences below."""
+def draw(seeds: Sequence[Mapping[str, Values]]) -> Picture:
+    """Draw all estimates against rows, a column for each problem: log evidence per row above, differences below."""
     figure = new_figure(2.9 * len(seeds[0]) + 0.6, 5.0)
     grid = figure.subplots(2, len(seeds[0]), squeeze=False, sharex="col", height_ratios=(1, 1.7))
     handles: dict[str, Any] = {}
@@ -323,7 +306,16 @@ def draw(seeds: Sequence[Mapping[str, Values]]) -> Any:
     grid[0, 0].set_ylabel("log evidence\nper row (nats)")
     grid[1, 0].set_ylabel("estimate − mean of AIS and TI (nats)")
     legend_above(figure, handles)
-    return figure
+    return Picture(
+        "Log evidence against rows",
+        figure,
+        "Above, log evidence per row. Below, each estimate minus the mean of annealed importance sampling (AIS) and "
+        "thermodynamic integration (TI), weighted by their errors; bars on these and on prior Monte Carlo are two of "
+        "their own standard errors (root mean square over seeds), bars on Laplace two standard errors over seeds. "
+        "Laplace has the Gauss-Newton matrix; the dotted line is that of all modes with the exact Hessian. The band "
+        "reaches from the bound of a single particle annealed forward to that of one annealed in reverse. "
+        "All modes: log(2^H H!) added to the estimate at one. Data are made by a network of two units.",
+    )
 
 
 def _difference_panel(axes: Any, problems: Sequence[Values]) -> dict[str, Any]:

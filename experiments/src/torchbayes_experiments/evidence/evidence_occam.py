@@ -23,8 +23,9 @@ from torch import Tensor
 import torchbayes as tb
 from torchbayes.report import Picture, Table, looks
 from torchbayes.report.style import INK, QUIET, house_style, new_figure
-from torchbayes_experiments import Experiment, Findings, Part, Results, below, load_or_compute, pivot, tidy
+from torchbayes_experiments import Experiment, Findings, Results, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared.modes import Pair, climb_regression, laplace, log_symmetries
+from torchbayes_experiments.shared.ranks import ranks_agree
 from torchbayes_experiments.streams import Purpose, mix
 from torchbayes_experiments.verdicts import mean_and_error, two_standard_errors
 
@@ -138,15 +139,11 @@ def scores(fitted: Fitted, test: Pair) -> dict[str, float]:
 
 def summarise(results: Results) -> Findings:
     seeds = [{name: np.array(values, dtype=np.float64) for name, values in r.items()} for r in results]
-    caption = (
-        "Left, against the prior's standard deviation, one line per width: log evidence, and NLL per row of the "
-        "training set at the mode (dashed) and of the test set by the linearised predictive; dots mark the highest "
-        "evidence of each width. Right, against width, under the prior with the highest evidence. The evidence is that "
-        "of one mode, the dotted line adds log(2^H H!) for its mirror images. Mean over seeds; bars and bands, two "
-        "standard errors. Targets are standardised."
-    )
-    tables = (_width_table(seeds), _choice_table(seeds), _scale_table(seeds))
-    return Findings.of(_parts(seeds), tables, (Picture("Evidence, width and prior", draw(seeds), caption),))
+    parts = [
+        below(each[0][0], [float(value) for _, value, _ in each], each[0][2], precondition=number == 0)
+        for number, each in enumerate(zip(*map(_numbers, seeds), strict=True))
+    ]
+    return Findings.of(parts, (_width_table(seeds), _choice_table(seeds), _scale_table(seeds)), (draw(seeds),))
 
 
 def at_best(grid: Grid, name: str, *, by: str = "log_evidence", highest: bool = True) -> np.ndarray:
@@ -160,15 +157,6 @@ def regret(grid: Grid, *, by: str, highest: bool) -> np.ndarray:
     return at_best(grid, "test_nll", by=by, highest=highest) - grid["test_nll"].min(1)
 
 
-def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """Return Spearman's rank correlation of two arrays of one shape; 0 where one is constant."""
-    from scipy.stats import rankdata
-
-    ranks = [rankdata(values) - (values.size + 1) / 2 for values in (first, second)]
-    norm = np.linalg.norm(ranks[0]) * np.linalg.norm(ranks[1])
-    return float(ranks[0] @ ranks[1] / norm) if norm > 0 else 0.0
-
-
 def _numbers(grid: Grid) -> list[tuple[str, Any, float]]:
     """Return the statement of each part, the number of one seed, and the bound."""
     (low, *_, high), (narrow, *_, wide) = grid["scales"], grid["widths"]
@@ -176,7 +164,7 @@ def _numbers(grid: Grid) -> list[tuple[str, Any, float]]:
     first, last = (np.max(evidence[:, end] - evidence[:, 1:-1].max(1)) for end in (0, -1))
     lost, occam = regret(grid, by="log_evidence", highest=True), best - at_best(grid, "log_likelihood")
     less = lost - regret(grid, by="train_nll", highest=False)
-    ranks = rank_correlation(evidence.ravel(), grid["test_nll"].ravel())
+    ranks = ranks_agree(evidence.ravel(), grid["test_nll"].ravel())
     away = np.mean((grid["is_mode"] < 1) | (grid["promise"] > 1))
     nearest = "below the highest between, at the width where it is nearest"
     by_width = "rank correlation of width and training NLL, each width under the prior that the evidence chooses"
@@ -187,16 +175,9 @@ def _numbers(grid: Grid) -> list[tuple[str, Any, float]]:
         ("test NLL lost by choosing the prior scale by the evidence, mean over widths", lost.mean(), MARGIN),
         ("the same, minus what choosing it by the training NLL loses", less.mean(), 0),
         ("rank correlation of evidence and test NLL over the grid", ranks, -0.5),
-        (by_width, rank_correlation(grid["widths"], train), -0.8),
+        (by_width, ranks_agree(grid["widths"], train), -0.8),
         (f"log Occam factor of {wide:g} units below that of {narrow:g}", occam[-1] - occam[0], 0),
         (f"evidence of {wide:g} units below the highest of the narrower networks", best[-1] - best[:-1].max(), 0),
-    ]
-
-
-def _parts(seeds: Sequence[Grid]) -> list[Part]:
-    return [
-        below(each[0][0], [float(value) for _, value, _ in each], each[0][2], precondition=number == 0)
-        for number, each in enumerate(zip(*map(_numbers, seeds), strict=True))
     ]
 
 
@@ -265,8 +246,8 @@ def _scale_table(seeds: Sequence[Grid]) -> Table:
 
 
 @house_style
-def draw(seeds: Sequence[Grid]) -> Any:
-    """Return evidence and NLL against prior scale and against width."""
+def draw(seeds: Sequence[Grid]) -> Picture:
+    """Draw evidence and NLL against prior scale and against width."""
     figure = new_figure(8.2, 6.0)
     grid = figure.subplots(2, 2, sharex="col")
     _scale_panels(grid[:, 0], seeds)
@@ -279,7 +260,15 @@ def draw(seeds: Sequence[Grid]) -> Any:
         axes.set_xscale("log")
         axes.set_xticks(values, [f"{value:g}" for value in values])
         axes.minorticks_off()
-    return figure
+    return Picture(
+        "Evidence, width and prior",
+        figure,
+        "Left, against the prior's standard deviation, one line per width: log evidence, and NLL per row of the "
+        "training set at the mode (dashed) and of the test set by the linearised predictive; dots mark the highest "
+        "evidence of each width. Right, against width, under the prior with the highest evidence. The evidence is that "
+        "of one mode, the dotted line adds log(2^H H!) for its mirror images. Mean over seeds; bars and bands, two "
+        "standard errors. Targets are standardised.",
+    )
 
 
 def _scale_panels(column: Sequence[Any], seeds: Sequence[Grid]) -> None:

@@ -168,7 +168,7 @@ def summarise(results: Results) -> Findings:
         "value below says that guessing explains these labels better. Prior tuned: under the one scale that maximises "
         "the evidence at the same weights.".replace("-", "−"),
     )
-    drawn = {label: np.stack(list(by_share.values())) for label, by_share in rows.apart("measure", "share").items()}
+    drawn = rows.stacked("measure", "share")
     return Findings.of(parts, (errors, evidence_table), (_picture(drawn, shares, uniform),))
 
 

@@ -116,19 +116,22 @@ def _evidence(fit: Round) -> dict[str, Any]:
 
 def summarise(results: Results) -> Findings:
     rows, sets = tidy(results, "labels", "network", "metric", lists=()), (STRUCTURED, NOISY, RANDOM)
-    evidence = rows.where(metric="evidence").apart("network", "labels")
-    away = [sum(not result[labels][n]["at_mode"] for labels in sets for n in evidence) for result in results]
+    networks, evidence = rows.names("network"), rows.where(metric="evidence")
+    away = [sum(not result[labels][n]["at_mode"] for labels in sets for n in networks) for result in results]
     parts = [below("networks that are not at a mode: none", away, 0.5, precondition=True)]
-    for low, high in pairwise(evidence):
-        less = evidence[low][STRUCTURED] - evidence[high][STRUCTURED]
+    for low, high in pairwise(networks):
+        less = evidence.less("network", low, high, labels=STRUCTURED)
         parts.append(below(f"structured: evidence of {low} below that of {high}", less))
-    for name, values in evidence.items():
+    for name in networks:
         parts += [
-            below(f"{name}: evidence of noisy below structured labels", values[NOISY] - values[STRUCTURED]),
-            below(f"{name}: evidence of random below noisy labels", values[RANDOM] - values[NOISY]),
+            below(f"{name}: evidence of {said}", evidence.less("labels", lower, higher, network=name))
+            for said, lower, higher in (
+                ("noisy below structured labels", NOISY, STRUCTURED),
+                ("random below noisy labels", RANDOM, NOISY),
+            )
         ]
-    for name in evidence:
-        gained = evidence[name][RANDOM] - np.array([result["uniform"] for result in results])
+    for name in networks:
+        gained = evidence.values(network=name, labels=RANDOM) - np.array([result["uniform"] for result in results])
         parts.append(below(f"random labels: {name} not above equal probabilities", gained, SLACK))
     return Findings.of(parts, (_table(rows, results),), (_picture(rows, results[0]["uniform"]),))
 
@@ -157,18 +160,16 @@ def _table(rows: Rows, results: Results) -> Table:
 
 
 def _picture(rows: Rows, uniform: float) -> Picture:
-    measure, scored = "log evidence per row (nats), higher is better", "test NLL (nats), lower is better"
-    panels = {
-        title: {
-            name: np.stack(list(values.values()))
-            for name, values in rows.where(metric=metric).apart("network", "labels").items()
-        }
-        for title, metric in ((measure, "evidence"), (scored, "test_nll"))
-    }
-    levels = {measure: ("equal probabilities", uniform), scored: ("equal probabilities", -uniform)}
+    panels = {"log evidence per row (nats), higher is better": ("evidence", uniform)}
+    panels |= {"test NLL (nats), lower is better": ("test_nll", -uniform)}
+    drawn = figures.measure_curves(
+        {title: rows.where(metric=metric).stacked("network", "labels") for title, (metric, _) in panels.items()},
+        (STRUCTURED, NOISY, RANDOM),
+        levels={title: ("equal probabilities", level) for title, (_, level) in panels.items()},
+    )
     return Picture(
         "Evidence of three networks",
-        figures.measure_curves(panels, (STRUCTURED, NOISY, RANDOM), levels=levels),
+        drawn,
         "Left: the evidence of each network in images with their labels, with a share of them shuffled, and with all "
         "of them shuffled. Right: what its predictions are worth on test images with true labels.",
     )

@@ -22,7 +22,7 @@ from torchbayes.model.network import module_at
 from torchbayes.posteriors import Posterior
 from torchbayes.report import Picture, Table, figures, looks, style
 from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, Verdict, below, pivot, tidy
-from torchbayes_experiments.shared.classifiers import METRICS, classifier
+from torchbayes_experiments.shared.classifiers import METRICS, classifier, decay_prior
 from torchbayes_experiments.streams import Purpose, generator
 from torchbayes_experiments.tables import BETTER, LABELS
 from torchbayes_experiments.verdicts import interval, two_standard_errors
@@ -53,10 +53,6 @@ class LaplaceReduxRecipe:
     # how the members are run; fixed, because a plan chosen by measurement may round differently in each run
     plan: str = "native"
 
-    def prior(self, num_data: int) -> tb.priors.Normal:
-        """Return the prior that is equivalent to the weight decay on the mean loss of N rows."""
-        return tb.priors.Normal((self.weight_decay * num_data) ** -0.5)
-
     def laplace(self, variant: str) -> tb.Laplace:
         """Return one of `VARIANTS` of the Laplace approximation, with its prior precision chosen by the evidence."""
         structure, curvature = ("dense", "empirical") if variant == "LA*" else ("kronecker", "ggn")
@@ -71,7 +67,7 @@ def run(recipe: LaplaceReduxRecipe, seed: int, directory: Path) -> dict[str, Any
     and the scale chosen for each variant. The training resumes; the approximations take one pass and are made again.
     """
     data = tb.data.load(recipe.data, train_size=recipe.train_size)
-    prior = recipe.prior(len(data.train.targets))
+    prior = decay_prior(recipe.weight_decay, len(data.train.targets))
     model = classifier(recipe.network, data.input_shape, data.num_classes, prior=prior)
     method = tb.MAP(recipe.members, recipe.epochs, recipe.batch_size, tb.Adam(recipe.lr), plan=recipe.plan)
     ensemble = tb.fit(model, data.train, method, seed=seed, directory=directory / "ensemble", resume=True)
@@ -99,7 +95,7 @@ def approximate(
     """
     module = module_at(ensemble.model.network, ensemble.weights_MD[0])
     random = "*" if variant == VARIANTS[2] else f"{last_layer(module)}.*"
-    prior = recipe.prior(len(data.train.targets))
+    prior = decay_prior(recipe.weight_decay, len(data.train.targets))
     model = tb.Model(module, tb.likelihoods.Categorical(), prior, random=random)
     return tb.fit(model, data.train, recipe.laplace(variant), seed=seed, start=module)
 

@@ -36,6 +36,11 @@ def classifier(
     return tb.Model(module.to(best_device()), tb.likelihoods.Categorical(), prior)
 
 
+def decay_prior(decay: float, rows: int) -> tb.priors.Normal:
+    """Return N(0, 1/(λN)) of every weight, which is equivalent to weight decay λ on the mean loss of N rows."""
+    return tb.priors.Normal((decay * rows) ** -0.5)
+
+
 def metrics_of(average: tb.Predictive, targets: Tensor, draws: Any = slice(None)) -> dict[str, float]:
     """Return the `METRICS` of a model average of B rows with classes (B,), or of some of its draws."""
     some = replace(average, outputs_SBK=average.outputs_SBK[draws])

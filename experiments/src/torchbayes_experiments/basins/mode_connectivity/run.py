@@ -26,7 +26,7 @@ from torch import Tensor
 import torchbayes as tb
 from torchbayes.geometry import Plane, align, barrier, surface
 from torchbayes_experiments.files import load_or_compute
-from torchbayes_experiments.shared.classifiers import classifier
+from torchbayes_experiments.shared.classifiers import classifier, decay_prior
 
 IMAGES, RESIDUAL, ALIGNMENT = "images", "residual", "alignment"
 SEGMENT, BEZIER, CHAIN = "straight line", "Bezier curve", "chain"
@@ -49,10 +49,6 @@ class Task:
     decay: float  # λ, weight decay for the mean loss of a row: the normal prior has the variance 1/(λN)
     ends: tb.MAP  # how the two networks are trained
     points: int  # positions on a path, evenly spaced with both ends
-
-    def prior(self, num_data: int) -> tb.priors.Normal:
-        """Return the prior of every weight, for N rows."""
-        return tb.priors.Normal((self.decay * num_data) ** -0.5)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +166,7 @@ def run(recipe: ModeConnectivityRecipe, seed: int, directory: Path) -> dict[str,
 def _two_ends(task: Task, seed: int, home: Path) -> tuple[tb.Point, Rows, Rows]:
     """Return two networks that are trained from different initialisations, training rows, and test rows to score."""
     data = tb.data.load(task.data, train_size=task.train_size, seed=seed)
-    prior = task.prior(len(data.train.targets))
+    prior = decay_prior(task.decay, len(data.train.targets))
     model = classifier(task.network, data.input_shape, data.num_classes, prior=prior, hidden=task.hidden)
     ends = tb.fit(model, data.train, task.ends, seed=seed, directory=home / "ends", resume=True, callbacks=())
     test = data.test.inputs[: task.test_rows], data.test.targets[: task.test_rows]
