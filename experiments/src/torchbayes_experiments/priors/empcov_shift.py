@@ -9,7 +9,7 @@ are dead by hand, those of their weights have the prior's standard deviation, ex
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -165,45 +165,52 @@ def along_nothing(posterior: Posterior, inputs: Tensor) -> dict[str, float]:
 
 def summarise(results: Results) -> Findings:
     numbers = tidy(results, "shift", "method", "metric", lists=("level",))
-    noise = {shift: [f"{level:g}" for level in result["noise"]] for shift, result in results[0].items()}
+    noise = {shift: result["noise"] for shift, result in results[0].items()}
+    panels = {
+        f"{score}\n{shift}": numbers.where(shift=shift, metric=metric).stacked("method", "level")
+        for metric, score in (("accuracy", "test accuracy"), ("nll", "test NLL (nats)"))
+        for shift in (NOISE, DEAD)
+    }
+    percent, label = [name for name in panels if "accuracy" in name], "standard deviation of the noise"
+    picture = Picture(
+        "Model averages under a shift of the inputs",
+        figures.measure_curves(panels, noise[NOISE], label=label, percent=percent),
+        "Test accuracy and NLL against the size of the noise. Left: Gaussian noise in all pixels of MNIST. Right: "
+        "digits with 40 further pixels that are 0 in training, and noise in these alone.",
+    )
     parts = [part for shift in noise for part in _parts(numbers.where(shift=shift), shift)]
-    tables = (*(_table(numbers, shift, levels) for shift, levels in noise.items()), _weights(numbers))
-    return Findings.of(parts, tables, (_picture(numbers, results[0][NOISE]["noise"]),))
+    return Findings.of(parts, _tables(numbers, noise), (picture,))
 
 
-def _parts(numbers: Rows, shift: str) -> list[Part]:
+def _parts(numbers: Rows, shift: str) -> Iterator[Part]:
     accuracy = numbers.where(metric="accuracy").stacked("method", "level")
     clean, last = ({method: values[level] for method, values in accuracy.items()} for level in (0, -1))
     lost, left = last[MODE] - last[NORMAL], last[MODE] - last[EMPCOV]
-    parts = [
-        below(f"{shift}: clean accuracy of HMC at most 0.02 below MAP", clean[MODE] - clean[NORMAL], 0.02),
-        below(f"{shift}: HMC is more than {FAR} less accurate than MAP at the largest shift", -lost, -FAR),
-        below(f"{shift}: with EmpCov it is less than half as far below MAP", left - MOST * lost),
-    ]
+    yield below(f"{shift}: clean accuracy of HMC at most 0.02 below MAP", clean[MODE] - clean[NORMAL], 0.02)
+    yield below(f"{shift}: HMC is more than {FAR} less accurate than MAP at the largest shift", -lost, -FAR)
+    yield below(f"{shift}: with EmpCov it is less than half as far below MAP", left - MOST * lost)
     for method in (NORMAL, EMPCOV):
         size, prior = (numbers.values(method=method, metric=metric) for metric in ("weights", "prior"))
         off = np.abs(size / prior - 1)
-        parts.append(below(f"{shift}: {method}: weights along no data have the prior's size", off, RIGHT))
-    return parts
+        yield below(f"{shift}: {method}: weights along no data have the prior's size", off, RIGHT)
 
 
-def _table(numbers: Rows, shift: str, levels: Sequence[str]) -> Table:
-    return pivot(
-        numbers.where(shift=shift).only(metric=("accuracy", "nll")),
-        ("metric", "method"),
-        "level",
-        heads=("score", "method"),
-        labels={"nll": "NLL"} | {place: f"noise {level}" for place, level in enumerate(levels)},
-        caption=f"{shift.capitalize()}: test scores by the standard deviation of the noise, mean over seeds ± standard "
-        f"error.",
-    )
+def _tables(numbers: Rows, noise: Mapping[str, Sequence[float]]) -> Iterator[Table]:
+    for shift, levels in noise.items():
+        yield pivot(
+            numbers.where(shift=shift).only(metric=("accuracy", "nll")),
+            ("metric", "method"),
+            "level",
+            heads=("score", "method"),
+            labels={place: f"noise {level:g}" for place, level in enumerate(levels)},
+            caption=f"{shift.capitalize()}: test scores by the standard deviation of the noise, mean over seeds ± "
+            "standard error.",
+        )
 
-
-def _weights(numbers: Rows) -> Table:
     def prior(shift: str, method: str) -> float | None:
         return None if method == MODE else numbers.values(shift=shift, method=method, metric="prior")[0]
 
-    return pivot(
+    yield pivot(
         numbers,
         ("shift", "method"),
         "metric",
@@ -213,21 +220,6 @@ def _weights(numbers: Rows) -> Table:
         caption="First-layer weights along the directions in which no training input varies: how many directions, root "
         "mean square of the weights, and their standard deviation under the prior.",
         digits={"directions": ".0f", "size of the weights": ".4f", "size under the prior": ".4f"},
-    )
-
-
-def _picture(numbers: Rows, noise: Sequence[float]) -> Picture:
-    panels = {
-        f"{score}\n{shift}": numbers.where(shift=shift, metric=metric).stacked("method", "level")
-        for metric, score in (("accuracy", "test accuracy"), ("nll", "test NLL (nats)"))
-        for shift in (NOISE, DEAD)
-    }
-    percent = [name for name in panels if "accuracy" in name]
-    return Picture(
-        "Model averages under a shift of the inputs",
-        figures.measure_curves(panels, noise, label="standard deviation of the noise", percent=percent),
-        "Test accuracy and NLL against the size of the noise. Left: Gaussian noise in all pixels of MNIST. Right: "
-        "digits with 40 further pixels that are 0 in training, and noise in these alone.",
     )
 
 

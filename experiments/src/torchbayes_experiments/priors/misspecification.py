@@ -19,7 +19,7 @@ H = K, and the coverage is right.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -231,7 +231,7 @@ def judged(posterior: Pair, grid: Tensor, target_G: Tensor, *, truth: Tensor) ->
 def summarise(results: Results) -> Findings:
     rows = tidy(map(_by_posterior, results), "law", "N", "posterior", "metric", lists=("point",))
     parts = [part for law in results[0] for part in _parts(rows, results, law)]
-    return Findings.of(parts, (_coverage_table(rows), _distance_table(rows)), _pictures(rows, results))
+    return Findings.of(parts, _tables(rows), _pictures(rows, results))
 
 
 def _by_posterior(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -251,44 +251,42 @@ def is_wrong(rows: Rows, law: str) -> bool:
     return bool(np.abs(coverage - NOMINAL).max() > 1e-3 or known.values(metric="true")[0] > 1e-3)
 
 
-def _parts(rows: Rows, results: Results, law: str) -> list[Part]:
-    """Return what is claimed of one law, at the largest N."""
+def _parts(rows: Rows, results: Results, law: str) -> Iterator[Part]:
+    """Yield what is claimed of one law, at the largest N."""
 
     def at(posterior: str, metric: str, *, place: int = -1) -> np.ndarray:
         return rows.values(law=law, N=rows.names("N")[place], posterior=posterior, metric=metric)
 
     def gap(posterior: str) -> np.ndarray:
         """Return the root mean square over points of how far coverage is from 95 %."""
-        coverages = [np.array(result[law][-1][posterior]["coverage"]) for result in results]
-        return np.array([np.sqrt(np.mean((coverage - NOMINAL) ** 2)) for coverage in coverages])
+        coverages = np.array([result[law][-1][posterior]["coverage"] for result in results])
+        return np.sqrt(np.mean((coverages - NOMINAL) ** 2, axis=1))
 
     bayes, known, true = at(BAYES, "coverage"), at(SANDWICH, "coverage"), at(SANDWICH, "true")
     if not is_wrong(rows, law):
-        return [below(f"{law}: coverage of Bayes, distance from 95 %", np.abs(bayes - NOMINAL), CLOSE)]
+        yield below(f"{law}: coverage of Bayes, distance from 95 %", np.abs(bayes - NOMINAL), CLOSE)
+        return
     nearer = f"{law}: distance from the nearest function at the largest N, share of that at the smallest"
     closer = f"{law}: tempered, coverage closer to 95 % than that of Bayes"
-    parts = [
-        below(nearer, at(BAYES, "distance") / at(BAYES, "distance", place=0), FALL),
-        below(f"{law}: coverage of Bayes", bayes, NARROW),
-        below(f"{law}: coverage of Bayes, distance from what the sandwich tells", np.abs(bayes - known), CLOSE),
-        below(closer, gap(TEMPERED) - gap(BAYES)),
-    ]
+    yield below(nearer, at(BAYES, "distance") / at(BAYES, "distance", place=0), FALL)
+    yield below(f"{law}: coverage of Bayes", bayes, NARROW)
+    yield below(f"{law}: coverage of Bayes, distance from what the sandwich tells", np.abs(bayes - known), CLOSE)
+    yield below(closer, gap(TEMPERED) - gap(BAYES))
     if true.max() > 1e-3:
         distance = at(BAYES, "distance_true")
-        parts.append(below(f"{law}: {NEAR:g} of the nearest function's distance below Bayes's", NEAR * true - distance))
+        yield below(f"{law}: {NEAR:g} of the nearest function's distance below Bayes's", NEAR * true - distance)
     if law == OUTLIERS.name:
         off, narrower = np.abs(at(STUDENT, "coverage") - NOMINAL), at(STUDENT, "width") - at(TEMPERED, "width")
-        parts.append(below(f"{law}: coverage of Student t noise, distance from 95 %", off, CLOSE))
-        parts.append(below(f"{law}: bands of Student t noise narrower than tempered ones", narrower))
-    return parts
+        yield below(f"{law}: coverage of Student t noise, distance from 95 %", off, CLOSE)
+        yield below(f"{law}: bands of Student t noise narrower than tempered ones", narrower)
 
 
-def _coverage_table(rows: Rows) -> Table:
+def _tables(rows: Rows) -> Iterator[Table]:
     def known(law: str, size: int, posterior: str) -> float | None:
         coverage = rows.values(law=law, N=size, posterior=SANDWICH, metric="coverage")[0]
         return coverage if posterior == BAYES else None
 
-    return pivot(
+    yield pivot(
         rows.where(posterior=POSTERIORS),
         ("law", "N", "posterior"),
         "metric",
@@ -300,11 +298,8 @@ def _coverage_table(rows: Rows) -> Table:
         "seeds ± standard error. T: the temperature that a data set gives itself.",
         digits={"T": ".2f"},
     )
-
-
-def _distance_table(rows: Rows) -> Table:
     nearest_function, its_mean = "from the nearest function", "nearest function from that mean"
-    return pivot(
+    yield pivot(
         rows.where(posterior=BAYES),
         ("law", "N"),
         "metric",

@@ -11,7 +11,7 @@ is near that of the least NLL under a normal prior; that of digits is below it, 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -150,14 +150,7 @@ def numbers(
 
 def summarise(results: Results) -> Findings:
     rows = tidy(results, "problem", "prior", "metric").only(metric=list(LABELS), prior=PRIORS)
-    problems = list(results[0])
-    parts = [part for problem in problems for part in _parts(results, rows.where(problem=problem), problem)]
-    published = Table(
-        ["as published", "accuracy", "NLL", "ECE"],
-        [[name, *scores] for name, scores in PUBLISHED.items()],
-        "For comparison: a network with convolutions and an LSTM on all of IMDB in Izmailov et al. (2021).",
-    )
-    scores = [_scores_table(rows.where(problem=problem), problem) for problem in problems]
+    parts = [part for problem in results[0] for part in _parts(results, rows.where(problem=problem), problem)]
     pictures = []
     for metric in [name for name in ("nll", "accuracy") if name in rows.names("metric")]:
         label, some = LABELS[metric], rows.where(metric=metric)
@@ -165,55 +158,44 @@ def summarise(results: Results) -> Findings:
         caption = f"Test {label} of HMC under four families of one standard deviation, and two other scales."
         drawn: dict[str, Any] = {"panels": "problem", "lines": "prior", "over": "seed"}
         pictures.append(dots(some, label, title=title, caption=caption, **drawn))
-    return Findings.of(parts, (*scores, _chains_table(results), published), tuple(pictures))
+    return Findings.of(parts, _tables(results, rows), pictures)
 
 
-def _spread(rows: Rows, priors: Sequence[str], metric: str, *, share: bool = False) -> np.ndarray:
-    """Return the largest less the smallest score of some priors, or its share of their mean, one value per seed."""
-    values = np.stack([rows.values(prior=prior, metric=metric) for prior in priors])
-    spread = values.max(0) - values.min(0)
-    return spread / values.mean(0) if share else spread
-
-
-def _parts(results: Results, rows: Rows, problem: str) -> list[Part]:
+def _parts(results: Results, rows: Rows, problem: str) -> Iterator[Part]:
     medians = [[result[problem][prior]["chains"]["functions"]["median"] for prior in FAMILIES] for result in results]
     worst = np.nan_to_num(medians, nan=1e6, posinf=1e6).max(1)  # an R-hat that is none counts as large
-    parts = [below(f"{problem}: median R-hat of predictions, worst family", worst, RHAT, precondition=True)]
+    yield below(f"{problem}: median R-hat of predictions, worst family", worst, RHAT, precondition=True)
     for metric in rows.names("metric"):
         share = ", as a share of it" if metric == "rmse" else ""
         spread = _spread(rows, FAMILIES, metric, share=metric == "rmse")
-        parts.append(below(f"{problem}: range of the {LABELS[metric]} over families{share}", spread, BOUNDS[metric]))
+        yield below(f"{problem}: range of the {LABELS[metric]} over families{share}", spread, BOUNDS[metric])
     less = _spread(rows, FAMILIES, "nll") - _spread(rows, ("normal", NARROW, WIDE), "nll")
-    return [*parts, below(f"{problem}: range of the NLL over families below that over scales", less)]
+    yield below(f"{problem}: range of the NLL over families below that over scales", less)
 
 
-def _scores_table(rows: Rows, problem: str) -> Table:
-    table = pivot(
-        rows,
-        "prior",
-        "metric",
-        heads=[problem],
-        labels=LABELS,
-        caption=f"{problem}: test scores of the average over all draws, mean over seeds ± standard error. NLL in nats; "
-        "of a regression in units of the file. The range is the largest less the smallest of the first four.",
-        digits={LABELS[metric]: ".4f" for metric in rows.names("metric") if metric != "rmse"},
-    )
-    spreads = [mean_and_error(_spread(rows, FAMILIES, metric)) for metric in rows.names("metric")]
-    return replace(table, rows=[*table.rows, ["range over families", *spreads]])
+def _tables(results: Results, rows: Rows) -> Iterator[Table]:
+    for problem in results[0]:
+        scores = rows.where(problem=problem)
+        metrics = scores.names("metric")
+        table = pivot(
+            scores,
+            "prior",
+            "metric",
+            heads=[problem],
+            caption=f"{problem}: test scores of the average over all draws, mean over seeds ± standard error. NLL in "
+            "nats; of a regression in units of the file. The range is the largest less the smallest of the first four.",
+            digits={LABELS[metric]: ".4f" for metric in metrics if metric != "rmse"},
+        )
+        spreads = [mean_and_error(_spread(scores, FAMILIES, metric)) for metric in metrics]
+        yield replace(table, rows=[*table.rows, ["range over families", *spreads]])
 
-
-def _chains_table(results: Results) -> Table:
     def health(chains: Mapping[str, Any]) -> dict[str, float]:
-        return {
-            "R-hat": chains["functions"]["median"],
-            "R-hat of weights": chains["weights"]["median"],
-            "effective draws": chains["functions"]["ess"],
-            "acceptance": chains["acceptance"],
-            "leapfrog steps": chains["leapfrogs"],
-        }
+        functions = {"R-hat": chains["functions"]["median"], "R-hat of weights": chains["weights"]["median"]}
+        sampled = {"acceptance": chains["acceptance"], "leapfrog steps": chains["leapfrogs"]}
+        return functions | {"effective draws": chains["functions"]["ess"]} | sampled
 
     each = [{p: {name: health(s[name]["chains"]) for name in PRIORS} for p, s in r.items()} for r in results]
-    return pivot(
+    yield pivot(
         tidy(each, "problem", "prior", "number"),
         ("problem", "prior"),
         "number",
@@ -222,6 +204,18 @@ def _chains_table(results: Results) -> Table:
         "the test rows; leapfrog steps of an iteration.",
         digits={"effective draws": ".0f", "acceptance": ".2f", "leapfrog steps": ".0f"},
     )
+    yield Table(
+        ["as published", "accuracy", "NLL", "ECE"],
+        [[name, *scores] for name, scores in PUBLISHED.items()],
+        "For comparison: a network with convolutions and an LSTM on all of IMDB in Izmailov et al. (2021).",
+    )
+
+
+def _spread(rows: Rows, priors: Sequence[str], metric: str, *, share: bool = False) -> np.ndarray:
+    """Return the largest less the smallest score of some priors, or its share of their mean, one value per seed."""
+    values = np.stack([rows.values(prior=prior, metric=metric) for prior in priors])
+    spread = values.max(0) - values.min(0)
+    return spread / values.mean(0) if share else spread
 
 
 _CHAINS = tb.HMC(chains=2, steps=110, burn_in=40)
