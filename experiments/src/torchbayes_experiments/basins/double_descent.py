@@ -147,9 +147,6 @@ def _scores(average: tb.Predictive, targets: torch.Tensor, draws: slice | torch.
     return {"error": 1 - metrics["accuracy"], "nll": metrics["nll"]}
 
 
-# --- what came out
-
-
 def bump(curve: Sequence[float] | np.ndarray) -> float:
     """Return how far a curve rises and falls again: 0 for one that only falls, only rises, or falls before it rises.
 

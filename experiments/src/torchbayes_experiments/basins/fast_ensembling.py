@@ -188,9 +188,6 @@ def disagreements(labels_SB: torch.Tensor, runs: int) -> tuple[float | None, flo
     return within, between
 
 
-# --- what came out
-
-
 def summarise(results: Results) -> Findings:
     budgets = [
         {kind: dict(enumerate(scores["budgets"], 1)) for kind, scores in result["kinds"].items()} for result in results

@@ -98,9 +98,6 @@ def _scores(
     return scores
 
 
-# --- what came out
-
-
 def summarise(results: Results) -> Findings:
     """Severity 0 is that of clean images; numbers of a severity are means over corruptions."""
     seeds = [

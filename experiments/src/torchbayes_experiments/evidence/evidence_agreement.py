@@ -188,8 +188,6 @@ def _sampled(recipe: AgreementRecipe, problem: Problem, mode_D: Tensor, data: Pa
     return results
 
 
-# --- what came out
-
 Values = Mapping[str, np.ndarray]  # of a problem: name -> array over rows
 DIFFERENCES = {"forward bound": "AIS single", "AIS": "AIS value", "TI": "TI value"}
 DIFFERENCES |= {"reverse": "reverse value", "reverse bound": "reverse single", "prior MC": "prior value"}

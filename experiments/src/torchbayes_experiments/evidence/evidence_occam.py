@@ -134,9 +134,6 @@ def scores(fitted: Fitted, test: Pair) -> dict[str, float]:
     }
 
 
-# --- what came out
-
-
 def summarise(results: Results) -> Findings:
     seeds = [{name: np.array(values, dtype=np.float64) for name, values in r.items()} for r in results]
     parts = [

@@ -1,8 +1,6 @@
 """Rethinking generalisation: labels that are fitted without a mistake, and evidence that falls with their disorder.
 
-Wilson and Izmailov (2020), section 6: a model that can fit random labels need not consider them likely. For a Gaussian
-process and for a network the training accuracy stays at 100 % however many labels are shuffled, and the log evidence
-falls with every share of them.
+Wilson and Izmailov (2020), section 6: a model that can fit random labels need not consider them likely.
 """
 
 from __future__ import annotations
@@ -128,8 +126,6 @@ def of_network(recipe: RandomLabelsRecipe, data: tb.data.Data, share: float, *, 
         "at_mode": fit.at_mode,
     }
 
-
-# --- what came out
 
 ERRORS = {
     f"{model}, {rows}": (model, measure)

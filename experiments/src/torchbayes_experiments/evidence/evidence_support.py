@@ -111,9 +111,6 @@ def _evidence(fit: Round) -> dict[str, Any]:
     }
 
 
-# --- what came out
-
-
 def summarise(results: Results) -> Findings:
     rows, sets = tidy(results, "labels", "network", "metric", lists=()), (STRUCTURED, NOISY, RANDOM)
     networks, evidence = rows.names("network"), rows.where(metric="evidence")

@@ -131,8 +131,6 @@ def _scores(
     }
 
 
-# --- what came out
-
 DETECTION = 0.01  # of AUROC: detection within it counts as unchanged
 MARGINS = {"nll": 0.01, "ece": 0.01}  # nats and share: a method within them counts as not worse
 SAME = 0.002  # of accuracy: within it accuracy counts as unchanged

@@ -160,9 +160,6 @@ def along_nothing(posterior: Posterior, inputs: Tensor) -> dict[str, float]:
     return {"weights": float((weights.double() @ null).square().mean().sqrt()), "directions": null.shape[1]}
 
 
-# --- what came out
-
-
 def summarise(results: Results) -> Findings:
     numbers = tidy(results, "shift", "method", "metric", lists=("level",))
     noise = {shift: result["noise"] for shift, result in results[0].items()}

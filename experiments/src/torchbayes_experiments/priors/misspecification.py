@@ -132,9 +132,6 @@ def numbers(recipe: MisspecificationRecipe, law: Law, size: int, *, seed: int, p
     return {"size": size, "points": grid.tolist(), "exact": exact, "true": distance, **scores}
 
 
-# --- what is known without sampling
-
-
 def features(x: Tensor) -> Tensor:
     return torch.stack([torch.ones_like(x), x], -1)
 
@@ -164,9 +161,6 @@ def nearest(law: Law, noise: float) -> Nearest:
     score = (of_XD * squares_X.unsqueeze(1)).T @ of_XD / noise**4
     model_DD = torch.linalg.inv(moment) * noise**2
     return Nearest(weights_D, model_DD, model_DD @ score @ model_DD)
-
-
-# --- posteriors of all data sets
 
 
 def normal_posterior(rows: Pair, temperature_R: Tensor, *, noise: float, scale: float) -> Pair:
@@ -223,9 +217,6 @@ def judged(posterior: Pair, grid: Tensor, target_G: Tensor, *, truth: Tensor) ->
         scores[f"coverage{end}"] = ((mean_RG - of_G).abs() <= half_RG).double().mean(0).tolist()
         scores[f"distance{end}"] = float((mean_RG - of_G).square().mean().sqrt())
     return scores
-
-
-# --- what came out
 
 
 def summarise(results: Results) -> Findings:

@@ -1,9 +1,5 @@
 """Whether the family of the prior of the weights matters, once their standard deviation is given.
 
-Izmailov et al. (2021), section 6: on IMDB the average over full-batch HMC scores about the same under normal, logistic
-and normal mixture priors of one variance. Here are three problems, a Student t prior beside these, and, for comparison,
-normal priors of half and twice the scale.
-
 Scales and lengths of chains were chosen with seed 1000, which is none of the seeds that are run. The scale of reviews
 is near that of the least NLL under a normal prior; that of digits is below it, as leapfrog steps are in proportion.
 """
@@ -143,9 +139,6 @@ def numbers(
     metrics = tb.evaluate(posterior, test, target_scale=units).metrics
     health = mixing(tb.diagnose(posterior, test.inputs, log=log, burn_in=problem.hmc.burn_in))
     return {**{key: metrics[key] for key in LABELS if key in metrics}, "chains": health}
-
-
-# --- what came out
 
 
 def summarise(results: Results) -> Findings:

@@ -1,9 +1,5 @@
 """What normal priors of several scales say of functions, and what posteriors under them predict.
 
-Wilson and Izmailov (2020), section 5: a prior N(0, α² I), which looks vague for weights, makes functions of a
-convolutional network that are alike for images of one class, at any scale; and predictions depend little on the scale,
-once it is not too small to fit the data.
-
 Learning rate, epochs and the ends of the broad range were chosen with seed 1000, which is none of the seeds that are
 run.
 """
@@ -157,9 +153,6 @@ def scores(recipe: Fitted, data: tb.data.Data, *, scale: float, seed: int) -> di
     test = metrics(*(rows[: recipe.test_rows] for rows in data.test))
     train_nll = metrics(*data.train)["nll"]
     return {"scale": scale, **{key: test[key] for key in ("nll", "accuracy", "ece")}, "train_nll": train_nll}
-
-
-# --- what came out
 
 
 def summarise(results: Results) -> Findings:

@@ -76,9 +76,6 @@ def _counts(diagnosis: tb.Diagnosis, space: str) -> dict[str, int]:
     return dict(sorted(counted.items(), key=lambda pair: float(pair[0])))
 
 
-# --- what came out
-
-
 def summarise(results: Results) -> Findings:
     """The repeats are the seeds."""
     rows = tidy(results, "problem", "space", "metric")

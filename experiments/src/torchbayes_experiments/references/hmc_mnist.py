@@ -127,9 +127,6 @@ def _scored(
     }
 
 
-# --- what came out
-
-
 def summarise(results: Results) -> Findings:
     """The repeats are the seeds."""
     second = [result["narrow"] for result in results]

@@ -145,9 +145,6 @@ def _scaled(test: Tensor, spare: Tensor, setup: Setup) -> dict[str, float]:
     return {"temperature": temperature, "nll_scaled": quality(sharp, setup.test.targets)["nll"]}
 
 
-# --- what came out
-
-
 def summarise(results: Results) -> Findings:
     """The repeats are the seeds. A line of a table is a method with all its chains or members, or the mean of each."""
     lines = [

@@ -125,9 +125,6 @@ def _health(diagnosis: tb.Diagnosis) -> dict[str, Any]:
     return health
 
 
-# --- what came out
-
-
 def summarise(results: Results) -> Findings:
     """The repeats are the splits, of scores averaged over seeds: the methods of one split share its rows."""
     rows = tidy(results, "set", "method", "metric", lists=("split", "row")).only(method=METHODS)

@@ -201,9 +201,6 @@ def numbers(
     return {**{key: metrics[key] for key in METRICS}, "few": few, "functions": health}
 
 
-# --- what came out
-
-
 def summarise(results: Results) -> Findings:
     rows = tidy([{name: _by_heat(each) for name, each in r.items()} for r in results], *LEVELS, "T", "metric")
     heats = {heat: f"T = {heat:g}" for heat in rows.names("T")}

@@ -258,9 +258,6 @@ def _scores(recipe: FidelityRecipe, posteriors: Mapping[str, Posterior], predict
     return fidelity.scores({name: predicted(of, draws[name]) for name, of in posteriors.items()}, **scored)
 
 
-# --- what came out
-
-
 def summarise(results: Results) -> Findings:
     """The repeats are the seeds. A line of a table is a method with all its members, or the mean over each alone."""
     lines = [

@@ -105,9 +105,6 @@ def streamed(rows: tb.data.Pair, recipe: PBPUCIRecipe, *, hidden: tuple[int, ...
     return posterior
 
 
-# --- what came out
-
-
 def summarise(results: Results) -> Findings:
     """The verdict compares means over the standard splits, the published statistic, and its repeats are the seeds.
 

@@ -106,9 +106,6 @@ def split_scores(recipe: UCITableRecipe, name: str, split: int, *, seed: int) ->
     }
 
 
-# --- what came out
-
-
 def summarise(results: Results) -> Findings:
     """The verdict compares means over the standard splits, the published statistic, and its repeats are the seeds.
 

@@ -190,9 +190,6 @@ def fitted(
     return tb.fit(model, rows, method, seed=seed, callbacks=())
 
 
-# --- what came out
-
-
 def summarise(results: Results) -> Findings:
     """The repeats of the verdict are the splits, of scores averaged over seeds."""
     rows = tidy(results, "set", "method", "metric").only(method=METHODS, set=list(results[0]))

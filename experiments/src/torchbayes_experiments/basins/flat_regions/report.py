@@ -77,9 +77,6 @@ def _width_ranks(results: Results, when: str, key: str, *, precision: int | None
     return np.array([ranks_agree([_at(w, keys) for w in widths], [w["test_nll"] for w in widths]) for widths in each])
 
 
-# --- the verdict
-
-
 def _solution_parts(results: Results) -> Iterator[Part]:
     solutions = [result["solutions"] for result in results]
     mistakes, losses = (np.array([[network[key] for network in s] for s in solutions]) for key in ("error", "loss"))
@@ -193,9 +190,6 @@ def _rank_table(results: Results) -> Table:
         "training. Mean over seeds ± standard error.",
         formats=dict.fromkeys(ranks, ".2f"),
     )
-
-
-# --- pictures
 
 
 def _poison(share: float) -> str:

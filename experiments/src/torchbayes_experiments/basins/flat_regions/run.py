@@ -123,9 +123,6 @@ def run(recipe: FlatRecipe, seed: int, directory: Path) -> dict[str, Any]:
     return {"solutions": solutions, "surfaces": planes, "widths": widths, **precisions}
 
 
-# --- good and bad networks
-
-
 def solution(recipe: Solutions, rows: Pair, test: Pair, *, name: str, share: float, seed: int) -> dict[str, Any]:
     """Train one network, and return its scores; `basins`, shape -> `volume`; `curvature`; and learning coefficient.
 
@@ -245,9 +242,6 @@ def surfaces(recipe: Solutions, rows: Pair, *, seed: int) -> dict[str, Any]:
         planes |= {"x": loss.x_P.tolist(), "y": loss.y_Q.tolist()}
         planes["nll"].append([_short(line) for line in loss.nll_QP])
     return planes
-
-
-# --- narrow and wide networks
 
 
 def width(recipe: Widths, rows: Pair, test: Pair, *, units: int, seed: int) -> dict[str, Any]:

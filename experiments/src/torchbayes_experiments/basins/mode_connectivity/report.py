@@ -115,9 +115,6 @@ def _alignment_parts(results: Results) -> Iterator[Part]:
         yield below(f"{label}, {name}: test error halfway above that of the ends", halfway, HALFWAY)
 
 
-# --- tables
-
-
 def _paths_table(label: str, results: Results) -> Table:
     def row(name: str, path: str, places: Any = slice(None)) -> list[Any]:
         loss, error, nll = (scores(results, path, key)[:, places] for key in ("loss", "error", "nll"))
@@ -168,9 +165,6 @@ def _alignment_table(results: Results) -> Table:
         better=dict.fromkeys([*columns[:2], columns[3]], "low"),
         formats=dict.fromkeys(columns[:2], ".4f") | dict.fromkeys(columns[2:], ".2f"),
     )
-
-
-# --- pictures
 
 
 def _losses(label: str, results: Results) -> Picture:

@@ -173,9 +173,6 @@ def _two_ends(task: Task, seed: int, home: Path) -> tuple[tb.Point, Rows, Rows]:
     return ends, (data.train.inputs, data.train.targets), test
 
 
-# --- curves
-
-
 def on_paths(task: Connection, seed: int, home: Path) -> dict[str, Any]:
     """Train two networks and the curves between them, and score networks along these and along the straight line.
 
@@ -271,9 +268,6 @@ def in_its_plane(path: tb.CurvePosterior, train: Rows, *, points: int, decay: fl
     curve_T2 = (curve_TD - plane.origin_D).double() @ plane.axes_2D.double().T
     tensors = {"x": over.x_P, "y": over.y_Q, "loss": over.nll_QP + over.own_QP, "marks": over.marks_K2}
     return {key: np.round(tensor.cpu().numpy(), 6).tolist() for key, tensor in (tensors | {"curve": curve_T2}).items()}
-
-
-# --- aligned networks
 
 
 def on_alignment(task: Alignment, seed: int, home: Path) -> dict[str, Any]:
