@@ -23,7 +23,7 @@ higher NLL than that of all, by an amount that grows with T.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -203,21 +203,23 @@ def numbers(
 
 def summarise(results: Results) -> Findings:
     rows = tidy([{name: _by_heat(each) for name, each in r.items()} for r in results], *LEVELS, "T", "metric")
+    parts = [part for problem in rows.names("data") for part in _parts(rows.where(data=problem), problem)]
+    return Findings.of(parts, _tables(rows), (_picture(rows),))
+
+
+def _tables(rows: Rows) -> Iterator[Table]:
     heats = {heat: f"T = {heat:g}" for heat in rows.names("T")}
-    scores = []
     for metric, label in LABELS.items():
         of = f"{label} of the average over {'few' if metric == 'few' else 'all'} draws"
         said = f"Test {of} by temperature, mean over seeds ± standard error."
-        scores.append(pivot(rows.where(metric=metric), LEVELS, "T", labels=heats, caption=said, digits=".4f"))
+        yield pivot(rows.where(metric=metric), LEVELS, "T", labels=heats, caption=said, digits=".4f")
     said = "Health of the chains: median R-hat of the probabilities at 200 test rows, mean over seeds."
-    chains = pivot(rows.where(metric="rhat"), LEVELS, "T", over="metric", labels=heats, caption=said)
-    published = Table(
+    yield pivot(rows.where(metric="rhat"), LEVELS, "T", over="metric", labels=heats, caption=said)
+    yield Table(
         ["T, as published", "accuracy", "NLL", "ECE"],
         [[f"{heat:g}", *scores] for heat, scores in PUBLISHED.items()],
         "For comparison: HMC on IMDB without augmentation in Izmailov et al. (2021), read off a figure.",
     )
-    parts = [part for problem in rows.names("data") for part in _parts(rows.where(data=problem), problem)]
-    return Findings.of(parts, (*scores, chains, published), (_picture(rows),))
 
 
 def _by_heat(problem: Mapping[str, Any]) -> dict[str, Any]:
@@ -235,14 +237,13 @@ def _by_heat(problem: Mapping[str, Any]) -> dict[str, Any]:
 
 def _losses(rows: Rows, metric: str) -> np.ndarray:
     """Return scores at every T, (T, seeds), of which less is better: accuracies have their sign changed."""
-    return (-1 if metric == "accuracy" else 1) * np.stack([*rows.where(metric=metric).apart("T").values()])
+    return (-1 if metric == "accuracy" else 1) * rows.where(metric=metric).stacked("metric", "T")[metric]
 
 
-def _parts(rows: Rows, problem: str) -> list[Part]:
-    heats = np.array(rows.names("T"))
-    rhats = rows.where(method=FULL, metric="rhat").apart("rows", "T")
-    worst = np.max([rhats[name][heat] for name in ROWS for heat in heats], axis=0)
-    parts = [below(f"{problem}: median R-hat of predictions of HMC, worst T", worst, RHAT, precondition=True)]
+def _parts(rows: Rows, problem: str) -> Iterator[Part]:
+    heats, rhats = np.array(rows.names("T")), rows.where(method=FULL, metric="rhat").stacked("rows", "T")
+    worst = np.max([values.max(0) for values in rhats.values()], axis=0)
+    yield below(f"{problem}: median R-hat of predictions of HMC, worst T", worst, RHAT, precondition=True)
     for method in METHODS:
         for metric, margin in MARGINS.items():
             plain, more = (_losses(rows.where(method=method, rows=name), metric) for name in ROWS)
@@ -250,12 +251,9 @@ def _parts(rows: Rows, problem: str) -> list[Part]:
             leads = [losses[heats < 1].min(0) - losses[heats == 1][0] for losses in (plain, more)]  # over T = 1
             cold = more[heats < 1].min(0) - more[heats >= 1].min(0)
             near = f"{start}, {PLAIN}: {LABELS[metric]} at T = 1 less than {margin} behind the best"
-            parts += [
-                below(near, plain[heats == 1][0] - plain.min(0), margin),
-                below(f"{start}, {VIEWS}: {best} more than {margin} ahead", cold, -margin),
-                below(f"{start}: lead of the {best}, larger with augmentation", leads[1] - leads[0]),
-            ]
-    return parts
+            yield below(near, plain[heats == 1][0] - plain.min(0), margin)
+            yield below(f"{start}, {VIEWS}: {best} more than {margin} ahead", cold, -margin)
+            yield below(f"{start}: lead of the {best}, larger with augmentation", leads[1] - leads[0])
 
 
 def _picture(rows: Rows) -> Picture:

@@ -23,7 +23,7 @@ from torch.nn.functional import avg_pool2d, cross_entropy
 import torchbayes as tb
 from torchbayes.data import Pair
 from torchbayes.geometry import Plane, Spectrum, basin, learning_coefficient, spectrum, surface
-from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments.files import load_or_compute, significant
 from torchbayes_experiments.shared.labels import shuffled
 from torchbayes_experiments.streams import Purpose, generator
 
@@ -212,7 +212,7 @@ def volume(recipe: Solutions, point: tb.Point, clean: Pair, *, shape: Any, seed:
     orders = float((size * around.radii_K.log()).logsumexp(0) - math.log(len(log_K))) / math.log(10)
     error = size * float(log_K.std()) / math.sqrt(len(log_K))
     numbers = {"orders": orders, "typical": size * float(log_K.mean()), "typical_error": error}
-    return {**numbers, "radii": _short(around.radii_K), "capped": around.capped}
+    return {**numbers, "radii": significant(around.radii_K), "capped": around.capped}
 
 
 def curvature(recipe: Solutions, point: tb.Point, clean: Pair, *, seed: int) -> dict[str, Any]:
@@ -220,7 +220,7 @@ def curvature(recipe: Solutions, point: tb.Point, clean: Pair, *, seed: int) -> 
     ggn = _spectrum(recipe, point, clean, seed=seed)
     effective = ggn.effective_dimension(recipe.precision)
     numbers = {"effective": effective.value, "effective_error": effective.error, "trace": ggn.trace.value}
-    return {**numbers, "top": float(ggn.values_PK.max()), "density": _short(per_decade(ggn))}
+    return {**numbers, "top": float(ggn.values_PK.max()), "density": significant(per_decade(ggn))}
 
 
 def per_decade(ggn: Spectrum) -> Tensor:
@@ -240,7 +240,7 @@ def surfaces(recipe: Solutions, rows: Pair, *, seed: int) -> dict[str, Any]:
         point, _ = trained(recipe, model, clean, poison=poison, name=PLAIN, seed=seed)
         loss = surface(model, clean, Plane.random(model, point, seed=seed), points=recipe.points)
         planes |= {"x": loss.x_P.tolist(), "y": loss.y_Q.tolist()}
-        planes["nll"].append([_short(line) for line in loss.nll_QP])
+        planes["nll"].append(significant(loss.nll_QP))
     return planes
 
 
@@ -292,7 +292,3 @@ def _scores(point: tb.Point, train: Pair, test: Pair) -> dict[str, float]:
 
 def _spectrum(recipe: Solutions | Widths, point: tb.Point, rows: Pair, *, seed: int) -> Spectrum:
     return spectrum(point.model, rows, point, matrix="ggn", steps=recipe.steps, probes=recipe.probes, seed=seed)
-
-
-def _short(values: Tensor) -> list[float]:
-    return [float(f"{value:.4g}") for value in values]

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 import torchbayes as tb
-from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments.files import load_or_compute, rounded
 from torchbayes_experiments.shared.classifiers import METRICS as IMAGE_METRICS
-from torchbayes_experiments.shared.classifiers import best_device
-from torchbayes_experiments.shared.uci_splits import over_splits
+from torchbayes_experiments.shared.classifiers import best_device, decay_prior
+from torchbayes_experiments.shared.uci_splits import load_split, over_splits
 
 METHODS = SGD_POINT, SWA_POINT, ESS, VARIATIONAL, SWAG_POSTERIOR = "SGD", "SWA", "ESS", "VI", "SWAG"
 METRICS = ("nll_gaussian", "rmse", "coverage")  # of regressions
@@ -39,9 +39,6 @@ class Training:
         """Return the method; SGD is its last iterate."""
         training = (1, self.epochs, self.batch_size, tb.SGD(self.lr, momentum=0.9), self.lr, self.burn_in)
         return tb.SWAG(*training, per_epoch=1, rank=20)
-
-    def prior_scale(self, rows: int) -> float:
-        return (self.decay * rows) ** -0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,10 +208,9 @@ def run(recipe: SubspaceRecipe, seed: int, directory: Path) -> dict[str, Any]:
 
 def split_scores(recipe: Regressions, name: str, split: int, *, seed: int) -> dict[str, dict[str, float]]:
     """Fit and score every method on one split: method -> metric -> value, in the target's units."""
-    data, training = tb.data.load(f"uci_{name}", split=split), recipe.trainings[name]
-    assert data.target_standardise is not None
+    (data, scale), training = load_split(name, split), recipe.trainings[name]
     network = tb.networks.mlp(data.input_shape, 2, hidden=(recipe.hidden,))
-    prior = tb.priors.Normal(training.prior_scale(len(data.train.inputs)))
+    prior = decay_prior(training.decay, len(data.train.inputs))
     noise = tb.likelihoods.HeteroscedasticGaussian(training.floor)
     model, tempered = (
         tb.Model(network, noise, prior, temperature=temperature, tempering="likelihood")
@@ -235,7 +231,7 @@ def split_scores(recipe: Regressions, name: str, split: int, *, seed: int) -> di
         VARIATIONAL: (within(recipe.variational), recipe.draws),
         SWAG_POSTERIOR: (swag, recipe.draws),
     }
-    settings = {"seed": seed, "target_scale": float(data.target_standardise.scale)}
+    settings = {"seed": seed, "target_scale": scale}
     scores = {m: tb.evaluate(p, data.test, draws=draws, **settings).metrics for m, (p, draws) in posteriors.items()}
     return {method: {metric: metrics[metric] for metric in METRICS} for method, metrics in scores.items()}
 
@@ -302,13 +298,13 @@ def bands(recipe: Toy, *, seed: int) -> dict[str, Any]:
         along, at = tb.predict(posterior, _features(grid)), tb.predict(posterior, rows[0])
         std_G, draws_SG = along.epistemic.flatten().sqrt(), along.outputs_SBK[..., 0]
         spaces[name] = {
-            "mean": _rounded(along.mean),
-            "std": _rounded(std_G),
-            "draws": [_rounded(draw) for draw in draws_SG[:: max(1, len(draws_SG) // 12)][:12]],
+            "mean": rounded(along.mean),
+            "std": rounded(std_G),
+            "draws": [rounded(draw) for draw in draws_SG[:: max(1, len(draws_SG) // 12)][:12]],
             "rmse": float((at.mean - y).square().mean().sqrt()),
             **{region: float(std_G[inside].mean()) for region, inside in _regions(grid.flatten(), recipe).items()},
         }
-    return {"x": _rounded(x), "y": _rounded(y), "grid": _rounded(grid), "spaces": spaces}
+    return {"x": rounded(x), "y": rounded(y), "grid": rounded(grid), "spaces": spaces}
 
 
 def _features(x: torch.Tensor) -> torch.Tensor:
@@ -321,10 +317,6 @@ def _regions(grid_G: torch.Tensor, recipe: Toy) -> dict[str, torch.Tensor]:
     in_cluster_G = torch.stack([(grid_G >= low) & (grid_G <= high) for low, high in recipe.clusters]).any(0)
     beyond_G = (grid_G < recipe.clusters[0][0]) | (grid_G > recipe.clusters[-1][1])
     return {"data": in_cluster_G, "gaps": ~in_cluster_G & ~beyond_G, "outside": beyond_G}
-
-
-def _rounded(values: torch.Tensor) -> list[float]:
-    return [round(float(value), 5) for value in values.flatten()]
 
 
 def image_scores(recipe: Images, *, seed: int, home: Path) -> dict[str, dict[str, float]]:
