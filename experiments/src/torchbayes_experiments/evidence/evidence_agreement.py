@@ -120,10 +120,7 @@ PAPER = AgreementRecipe(
 
 
 def run(recipe: AgreementRecipe, seed: int, directory: Path) -> dict[str, Any]:
-    """Return problem -> {`hidden`, `regular`, `rows`, `cases`: what `estimates` returns for each number of rows}.
-
-    Every problem at every number of rows leaves a file, which is read if it is there.
-    """
+    """Return problem -> {`hidden`, `regular`, `rows`, `cases`: what `estimates` returns for each number of rows}."""
     results: dict[str, Any] = {}
     for number, problem in enumerate(recipe.problems):
         inputs, targets = problem.data(mix(Purpose.AGREEMENT_PROBLEM, seed, number))

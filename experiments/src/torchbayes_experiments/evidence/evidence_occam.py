@@ -64,10 +64,7 @@ class Fitted:
 
 
 def run(recipe: OccamRecipe, seed: int, directory: Path) -> dict[str, Any]:
-    """Return `widths`, `scales`, and for each number that `scores` returns its values on the grid, (widths, scales).
-
-    Every width leaves a file, which is read if it is there.
-    """
+    """Return `widths`, `scales`, and for each number that `scores` returns its values on the grid, (widths, scales)."""
     data = tb.data.load(recipe.data, split=seed % tb.data.num_splits(recipe.data))
     train, test = ((pair.inputs.double(), pair.targets.double()) for pair in (data.train, data.test))
 

@@ -53,7 +53,7 @@ class RandomLabelsRecipe:
 
 
 def run(recipe: RandomLabelsRecipe, seed: int, directory: Path) -> dict[str, Any]:
-    """Fit both models to every share of shuffled labels; each leaves a file, so that an interrupted run continues.
+    """Fit both models to every share of shuffled labels.
 
     `shares`; `uniform`: model -> log evidence per row of equal probabilities; and model -> measure -> one value per
     share: `train_error`, `test_error`, `evidence` (per row, in nats), and for the network `tuned` (the evidence under

@@ -51,10 +51,7 @@ class SupportRecipe:
 
 
 def run(recipe: SupportRecipe, seed: int, directory: Path) -> dict[str, Any]:
-    """Return set -> network -> what `numbers` returns; and `uniform`, the log evidence per row of equal probabilities.
-
-    Every network on every set leaves a file, so that an interrupted run continues.
-    """
+    """Return set -> network -> what `numbers` returns; and `uniform`, the log evidence of a row by guessing."""
     data = tb.data.load(recipe.data, train_size=recipe.train_size, seed=seed)
     results: dict[str, Any] = {"uniform": -math.log(data.num_classes)}
     for name, share in {STRUCTURED: 0.0, NOISY: recipe.noise, RANDOM: 1.0}.items():

@@ -158,10 +158,7 @@ PAPER = FidelityRecipe(image_hmc.CIFAR10, None, None, None, _CIFAR10)
 
 
 def run(recipe: FidelityRecipe, seed: int, directory: Path) -> dict[str, Any]:
-    """Return problem -> `methods` (method -> all or one -> metric) and `share` of predictions whose R-hat is below 1.1.
-
-    The numbers of finished problems are read, interrupted fits continue.
-    """
+    """Return problem -> `methods` (method -> all or one -> metric) and `share` of predictions with R-hat below 1.1."""
     home, results, file = directory / "curve", {}, "scores.json"
     if (curve := recipe.curve) is not None:
         results[curve.label] = load_or_compute(home / file, _on_curve, recipe, curve, seed=seed, home=home)

@@ -129,10 +129,7 @@ PAPER = MultiplicativeFlowsRecipe(
 
 
 def run(recipe: MultiplicativeFlowsRecipe, seed: int, directory: Path) -> dict[str, Any]:
-    """Return "photographs" -> method -> what `on_photographs` returns; "digits" -> what `turned` makes of all methods.
-
-    Every method on every task leaves a file, so that an interrupted run continues with the next; so do fits.
-    """
+    """Return "photographs" -> method -> what `on_photographs` returns; "digits" -> what `turned` returns."""
     results: dict[str, Any] = {}
     if recipe.photographs is not None:
         home = directory / PHOTOGRAPHS
