@@ -53,10 +53,8 @@ PUBLISHED: dict[str, tuple[Any, Any]] = {
     "competition: IVON": (93.2, None),
     "competition: eight IVONs": (95.0, None),
 }
-
-
-CLOSER = (
-    ("HMC, one chain", "mean field"),  # a precondition
+CLOSER = (  # to HMC than the second; the first pair is a precondition
+    ("HMC, one chain", "mean field"),
     ("deep ensemble", "mean field"),
     ("deep ensemble", "IVON"),
     ("MultiSWAG", "mean field"),

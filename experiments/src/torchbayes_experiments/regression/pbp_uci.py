@@ -14,8 +14,8 @@ import numpy as np
 
 import torchbayes as tb
 from torchbayes.report import Picture, Table, looks, style
-from torchbayes_experiments import Experiment, Findings, Results, Rows, below, pivot, tidy
-from torchbayes_experiments.shared.uci_splits import load_split, over_splits
+from torchbayes_experiments import Experiment, Findings, Results, Rows, below, tidy
+from torchbayes_experiments.shared.uci_splits import load_split, over_splits, score_table
 from torchbayes_experiments.verdicts import two_standard_errors
 
 ONE, TWO, STREAM = "PBP", "two hidden layers", "stream"
@@ -127,25 +127,21 @@ def summarise(results: Results) -> Findings:
 def _tables(rows: Rows) -> Iterator[Table]:
     fits, first = (ONE, TWO, STREAM), rows.where(set=rows.names("set")[0])
     for metric, label in METRICS.items():
-        yield pivot(
-            rows.where(metric=metric),
-            "set",
-            "method",
-            over="split",
+        yield score_table(
+            rows,
+            metric,
+            label,
             keep=fits,
-            heads=[f"test {label}"],
             beside={"published": lambda name, of=metric: PUBLISHED[name][of]},
             digits=dict.fromkeys(fits, ".4f" if metric == "rmse" else ".3f") | {"published": ".2f"},
             caption=f"Test {label} in the target's units: mean over splits ± standard error, the published one "
             "too. Stream: rows in ten parts, each learned once under the posterior of those before.",
         )
-    yield pivot(
-        rows.where(metric="nll"),
-        "set",
-        "method",
-        over="split",
+    yield score_table(
+        rows,
+        "nll",
+        "NLL",
         keep=[fit for fit in first.names("method") if fit not in {TWO, STREAM}],
-        heads=["test NLL"],
         caption=f"After fewer passes, each from the start: mean over splits ± standard error. {ONE}: as many as "
         "published, 40.",
     )

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.report import Table
-from torchbayes_experiments import Experiment, Findings, Results, Rows, below, differences, dots, pivot, tidy
+from torchbayes_experiments import Experiment, Findings, Results, Rows, below, differences, dots, tidy
 from torchbayes_experiments.shared.classifiers import mean_metrics
-from torchbayes_experiments.shared.uci_splits import load_split, over_splits
+from torchbayes_experiments.shared.uci_splits import load_split, over_splits, score_table
 
 METHODS = ("single", "ensemble", "MultiSWAG")
 METRICS = {"nll_gaussian": "NLL", "nll": "NLL of the mixture", "rmse": "RMSE"}
@@ -139,12 +139,10 @@ def summarise(results: Results) -> Findings:
 
 def _tables(rows: Rows) -> Iterator[Table]:
     for metric, label in METRICS.items():
-        yield pivot(
-            rows.where(metric=metric),
-            "set",
-            "method",
-            over="split",
-            heads=[f"test {label}"],
+        yield score_table(
+            rows,
+            metric,
+            label,
             beside={"published": lambda name, of=metric: PUBLISHED[name].get(of)},
             digits={"published": ".2f"},
             caption="Mean over splits ± standard error. A single network is the mean over the ensemble's members. "

@@ -18,7 +18,7 @@ from torchbayes.posteriors import Posterior
 from torchbayes.report import Table
 from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, differences, dots, pivot, tidy
 from torchbayes_experiments.shared.classifiers import with_dropout
-from torchbayes_experiments.shared.uci_splits import load_split, over_splits
+from torchbayes_experiments.shared.uci_splits import load_split, over_splits, score_table
 
 METHODS = ("single", "mean field", "MC dropout", "VBLL")
 METRICS = {"nll": "NLL", "rmse": "RMSE"}
@@ -236,16 +236,9 @@ def _tables(rows: Rows, nll: Rows, results: Results) -> Iterator[Table]:
             f"{method}, published": lambda name, of=metric, method=method: PUBLISHED[name][method].get(of)
             for method in ("mean field", "MC dropout")
         }
-        yield pivot(
-            rows.where(metric=metric),
-            "set",
-            "method",
-            over="split",
-            heads=[f"test {label}"],
-            beside=published,
-            digits=dict.fromkeys(published, ".2f"),
-            caption=f"Test {label} in the target's units: mean over splits ± standard error.",
-        )
+        digits = dict.fromkeys(published, ".2f")
+        caption = f"Test {label} in the target's units: mean over splits ± standard error."
+        yield score_table(rows, metric, label, beside=published, digits=digits, caption=caption)
     yield differences(
         nll,
         [*((method, "single") for method in METHODS[1:]), ("MC dropout", "as published")],

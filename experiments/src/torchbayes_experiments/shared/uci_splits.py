@@ -18,7 +18,10 @@ from typing import Any
 import torch
 
 import torchbayes as tb
+from torchbayes.report import Table
 from torchbayes_experiments.files import load_or_compute, read_json
+from torchbayes_experiments.rows import Rows
+from torchbayes_experiments.tables import pivot
 
 Scores = Mapping[str, Mapping[str, Any]]
 
@@ -55,6 +58,11 @@ def load_split(name: str, split: int) -> tuple[tb.data.Data, float]:
     data = tb.data.load(f"uci_{name}", split=split)
     assert data.target_standardise is not None
     return data, float(data.target_standardise.scale)
+
+
+def score_table(rows: Rows, metric: str, label: str, **layout: Any) -> Table:
+    """Return one metric of the test rows by set and method, means over the splits; `layout` is that of `pivot`."""
+    return pivot(rows.where(metric=metric), "set", "method", over="split", heads=[f"test {label}"], **layout)
 
 
 def _run(jobs: Sequence[Callable[[], object]]) -> None:
