@@ -239,7 +239,9 @@ def _tables(rows: Rows) -> Iterator[Table]:
 
 def _foreign_table(rows: Rows, columns: str, head: str, beside: Mapping[str, Any], **layout: Any) -> Table:
     """Return numbers in %, beside the paper's."""
-    return pivot(rows, "method", columns, heads=[head], scale=100, digits=".1f", beside=beside, **layout)
+    names = layout.get("keep", rows.names(columns))
+    digits = dict.fromkeys([*(layout["labels"].get(name, name) for name in names), *beside], ".1f")
+    return pivot(rows, "method", columns, heads=[head], scale=100, digits=digits, beside=beside, **layout)
 
 
 def _published(images: str, metric: str) -> Any:
