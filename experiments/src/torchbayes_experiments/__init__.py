@@ -1,8 +1,10 @@
 """Claims from papers, put to the test: one module per claim, a recipe at two scales, a verdict from several seeds."""
 
 from torchbayes_experiments.experiment import Experiment, Findings
+from torchbayes_experiments.files import load_or_compute
 from torchbayes_experiments.registry import get, names, reproduce
-from torchbayes_experiments.rows import Rows, tidy
+from torchbayes_experiments.rows import Results, Rows, tidy
+from torchbayes_experiments.tables import differences, dots, pivot
 from torchbayes_experiments.verdicts import Part, Verdict, below
 
 # Name -> folder of the module of that name, whose `EXPERIMENT` it is; it is imported when it is asked for.
@@ -37,4 +39,21 @@ NAMES = {
     "compression": "variational",
 }
 
-__all__ = ["NAMES", "Experiment", "Findings", "Part", "Rows", "Verdict", "below", "get", "names", "reproduce", "tidy"]
+__all__ = [
+    "NAMES",
+    "Experiment",
+    "Findings",
+    "Part",
+    "Results",
+    "Rows",
+    "Verdict",
+    "below",
+    "differences",
+    "dots",
+    "get",
+    "load_or_compute",
+    "names",
+    "pivot",
+    "reproduce",
+    "tidy",
+]

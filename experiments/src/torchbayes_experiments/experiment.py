@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from torchbayes.driver.run import describe
 from torchbayes.report import Picture, Table
 from torchbayes_experiments.files import as_json, folder_in, load_or_compute, read_json, write_whole
-from torchbayes_experiments.verdicts import Verdict
+from torchbayes_experiments.verdicts import Part, Verdict
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,11 @@ class Findings:
     verdict: Verdict
     tables: tuple[Table, ...]
     figures: tuple[Picture, ...]
+
+    @classmethod
+    def of(cls, parts: Iterable[Part], tables: Iterable[Table], figures: Iterable[Picture]) -> Findings:
+        """Return findings with the verdict of the parts of a claim."""
+        return cls(Verdict.of(list(parts)), tuple(tables), tuple(figures))
 
 
 @dataclass(frozen=True)

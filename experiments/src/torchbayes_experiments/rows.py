@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+Results = Sequence[Mapping[str, Any]]  # what the seeds left
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -49,6 +51,23 @@ class Rows:
         frame = self.where(**levels).frame
         groups, numbers = frame[over].to_numpy(), frame["value"].to_numpy()
         return np.array([np.mean(numbers[groups == name]) for name in dict.fromkeys(groups.tolist())])
+
+    def less(self, level: str, first: Any, second: Any, over: str = "seed", **levels: Any) -> np.ndarray:
+        """Return `values` of one name of a level minus those of another."""
+        return self.values(over, **{level: first, **levels}) - self.values(over, **{level: second, **levels})
+
+    def minus(self, level: str, pairs: Iterable[tuple[Any, Any]]) -> Rows:
+        """Return the differences of pairs of names of a level where both have a number, under the name "A − B"."""
+        import pandas as pd
+
+        keys = [column for column in self.frame if column not in {level, "value"}]
+        differences = []
+        for first, second in pairs:
+            one, other = (self.where(**{level: name}).frame.drop(columns=level) for name in (first, second))
+            both = one.merge(other, on=keys, suffixes=("", "_other"))
+            value = both["value"] - both.pop("value_other")
+            differences.append(both.assign(**{level: f"{first} − {second}", "value": value}))
+        return Rows(pd.concat(differences))
 
     def combinations(self, *levels: str) -> list[tuple[Any, ...]]:
         """Return the combinations of levels that there are, in the order in which they came."""

@@ -12,6 +12,8 @@ from torchbayes_experiments.rows import Rows
 from torchbayes_experiments.verdicts import interval, mean_and_error
 
 Labels = Mapping[Any, str]
+LABELS: dict[Any, str] = {"nll": "NLL", "ece": "ECE", "rmse": "RMSE"}
+BETTER = {"accuracy": "high", "NLL": "low", "ECE": "low"}  # of classifiers
 
 
 def pivot(
@@ -24,7 +26,7 @@ def pivot(
     keep: Iterable[Any] | None = None,
     heads: Sequence[str] | None = None,
     labels: Labels | None = None,
-    scale: float = 1.0,
+    scale: float | Mapping[Any, float] = 1.0,
     digits: str | Mapping[str, str] = ".3f",
     beside: Mapping[str, Callable[..., Any]] | None = None,
     better: Any = None,
@@ -39,31 +41,33 @@ def pivot(
         over: the level of the repeats; the mean over all others comes first.
         keep: names of `columns`, in this order; all there are if None. A cell without rows is empty.
         heads: of the columns of the index.
-        labels: how names are written, of index and columns.
-        scale: of all numbers, 100 for per cent.
+        labels: how names are written, of index and columns; those of `LABELS` if not said otherwise.
+        scale: of all numbers, 100 for per cent, or of those of some names of `columns`.
         digits: format of all numbers, or of columns by label.
         beside: further columns, each with what it has for a combination of the index, such as published numbers; they
             are last but for those that `keep` names.
-        better: column -> "low" or "high", or one of these for all columns of `columns`.
+        better: column -> "low" or "high", if there is this column, or one of these for all columns of `columns`.
     """
     index = (index,) if isinstance(index, str) else tuple(index)
-    labels, beside = labels or {}, beside or {}
+    labels, beside = {**LABELS, **(labels or {})}, beside or {}
+    factors = scale if isinstance(scale, Mapping) else dict.fromkeys(rows.names(columns), scale)
     names: list[Any] = list(rows.names(columns) if keep is None else keep)
     names += [name for name in beside if name not in names]
     written = {name: str(labels.get(name, name)) for name in names if name not in beside}
     body = []
     for place in rows.combinations(*index):
         at = rows.where(**dict(zip(index, place, strict=True)))
-        numbers = {name: scale * at.values(over, **{columns: name}) for name in written}
+        numbers = {name: factors.get(name, 1.0) * at.values(over, **{columns: name}) for name in written}
         cells = {name: mean_and_error(array) if array.size else None for name, array in numbers.items()}
         cells |= {name: cell(*place) for name, cell in beside.items()}
         body.append([*(labels.get(name, name) for name in place), *(cells[name] for name in names)])
     best: Any = dict.fromkeys(written.values(), better) if isinstance(better, str) else better or {}
+    heads = [*(heads or index), *(written.get(name, str(name)) for name in names)]
     return Table(
-        [*(heads or index), *(written.get(name, str(name)) for name in names)],
+        heads,
         body,
         caption,
-        better=best,
+        better={column: direction for column, direction in best.items() if column in heads},
         formats=dict.fromkeys(written.values(), digits) if isinstance(digits, str) else digits,
     )
 
@@ -88,22 +92,22 @@ def differences(
         of: the level.
         index: levels that make a row each.
         over: the level of the repeats.
-        labels: how names are written.
+        labels: how names are written, the column of means too; those of `LABELS` if not said otherwise.
         digits: format of the numbers.
     """
-    labels, pairs = labels or {}, list(pairs)
+    labels, pairs = {**LABELS, **(labels or {})}, list(pairs)
     body = []
     for place in rows.combinations(*index):
         at = rows.where(**dict(zip(index, place, strict=True)))
         for first, second in pairs:
-            ends = interval(at.values(over, **{of: first}) - at.values(over, **{of: second}))
+            ends = interval(at.less(of, first, second, over))
             name = f"{labels.get(first, first)} − {labels.get(second, second)}"
             body.append([
                 *(labels.get(level, level) for level in place),
                 name,
                 *(e if np.isfinite(e) else None for e in ends),
             ])
-    numbers = ["mean", "from", "to"]
+    numbers = [labels.get("mean", "mean"), "from", "to"]
     return Table([*index, "difference", *numbers], body, caption, formats=dict.fromkeys(numbers, digits))
 
 

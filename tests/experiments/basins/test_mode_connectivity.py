@@ -27,7 +27,7 @@ from torchbayes_experiments.basins.mode_connectivity.run import (
     Connection,
     ModeConnectivityRecipe,
 )
-from torchbayes_experiments.shared.classifiers import classifier
+from torchbayes_experiments.shared.classifiers import classifier, decay_prior
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")  # curves of few steps
 
@@ -213,7 +213,7 @@ def test_recipes_have_a_middle_and_priors_of_their_decay():
         tasks = (recipe.images, recipe.residual, recipe.alignment)
         assert all(task is not None and task.points % 2 == 1 for task in tasks)
         assert recipe.images is not None
-        scale = recipe.images.prior(5000).scale
+        scale = decay_prior(recipe.images.decay, 5000).scale
         assert 1 / (5000 * scale**2) == pytest.approx(recipe.images.decay)
         assert {name: method.shape for name, method in recipe.images.curves().items()} == {
             BEZIER: "bezier",

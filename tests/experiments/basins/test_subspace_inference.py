@@ -17,6 +17,7 @@ from torchbayes.data import load
 from torchbayes.methods.schedules import Constant
 from torchbayes_experiments import reproduce
 from torchbayes_experiments.basins.subspace_inference import EXPERIMENT, report, run
+from torchbayes_experiments.shared.classifiers import decay_prior
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")
 
@@ -321,4 +322,5 @@ def test_the_paper_recipe_has_the_papers_settings():
     assert set(paper.regressions.sets) == set(report.LOG_LIKELIHOOD)
     for name, training in small.regressions.trainings.items():
         assert replace(paper.regressions.trainings[name], temperature=training.temperature) == training
-    assert paper.regressions.trainings["boston"].prior_scale(455) == pytest.approx((0.1 * 455) ** -0.5)
+    boston = decay_prior(paper.regressions.trainings["boston"].decay, 455)
+    assert boston.scale == pytest.approx((0.1 * 455) ** -0.5)

@@ -15,8 +15,9 @@ import torchbayes as tb
 from torchbayes import networks
 from torchbayes.data import load, out_of_distribution
 from torchbayes_experiments import reproduce
-from torchbayes_experiments.evidence.laplace_redux import EXPERIMENT, report, run
-from torchbayes_experiments.evidence.laplace_redux.run import LaplaceReduxRecipe
+from torchbayes_experiments.evidence import laplace_redux as room
+from torchbayes_experiments.evidence.laplace_redux import EXPERIMENT, LaplaceReduxRecipe
+from torchbayes_experiments.shared.classifiers import decay_prior
 from torchbayes_experiments.streams import Purpose, generator
 
 TINY = LaplaceReduxRecipe(
@@ -39,7 +40,7 @@ TINY = LaplaceReduxRecipe(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("redux")
-    return directory, run.run(TINY, 3, directory)
+    return directory, room.run(TINY, 3, directory)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,9 @@ def trained(tiny):
     """Data, and weights and biases of the first member's three layers in float64."""
     directory, _ = tiny
     data = load("digits", train_size=300)
-    model = tb.Model(networks.mlp(data.input_shape, 10), tb.likelihoods.Categorical(), TINY.prior(300))
+    model = tb.Model(
+        networks.mlp(data.input_shape, 10), tb.likelihoods.Categorical(), decay_prior(TINY.weight_decay, 300)
+    )
     ensemble = tb.load(directory / "ensemble" / "posterior.safetensors", model)
     views, _ = model.split(ensemble.sample(2)[0].double())
     return data, [(views[f"{i}.weight"], views[f"{i}.bias"]) for i in (1, 3, 5)], (model, ensemble)
@@ -158,7 +161,7 @@ def test_bins_hold_every_image_once(tiny, trained):
     data, layers, _ = trained
     confidence = linearised(layers, images(data)[0])[0].softmax(-1).amax(-1).numpy()
     scores = found["methods"]["MAP"]
-    assert scores["counts"]["test"] == np.histogram(confidence, run.BINS, (0.1, 1.0))[0].tolist()
+    assert scores["counts"]["test"] == np.histogram(confidence, room.BINS, (0.1, 1.0))[0].tolist()
     assert sum(scores["counts"]["letters"]) == sum(scores["counts"]["patches"]) == 60
     bins = scores["reliability"]
     assert sum(bins["count"]) == 200
@@ -168,18 +171,18 @@ def test_bins_hold_every_image_once(tiny, trained):
 
 def test_a_second_call_resumes_and_gives_the_same(tiny):
     directory, found = tiny
-    assert run.run(TINY, 3, directory) == found
+    assert room.run(TINY, 3, directory) == found
 
 
 def test_only_the_last_layer_is_random_and_the_rest_is_as_trained(trained):
     data, layers, (model, ensemble) = trained
-    posterior = run.approximate(TINY, "LA", data, ensemble=ensemble, seed=3)
+    posterior = room.approximate(TINY, "LA", data, ensemble=ensemble, seed=3)
     assert posterior.model.layout.names == ("5.weight", "5.bias")
     held = dict(posterior.model.network.module.named_parameters())
     for number, (weight, bias) in zip((1, 3, 5), layers, strict=True):
         torch.testing.assert_close(held[f"{number}.weight"].double(), weight, rtol=0, atol=0)
         torch.testing.assert_close(held[f"{number}.bias"].double(), bias, rtol=0, atol=0)
-    assert run.approximate(TINY, "Laplace, all layers", data, ensemble=ensemble, seed=3).model.layout == model.layout
+    assert room.approximate(TINY, "Laplace, all layers", data, ensemble=ensemble, seed=3).model.layout == model.layout
 
 
 def made_up(*, at=None):
@@ -188,20 +191,20 @@ def made_up(*, at=None):
         "MAP": {"confidence": 0.75, "auroc": 0.965, "accuracy": 0.98, "nll": 0.06, "ece": 0.010},
         "deep ensemble": {"confidence": 0.65, "auroc": 0.975, "accuracy": 0.985, "nll": 0.05, "ece": 0.012},
     }
-    base |= {n: {**base["MAP"], "confidence": 0.6, "auroc": 0.963, "nll": 0.062} for n in report.VARIANTS}
+    base |= {n: {**base["MAP"], "confidence": 0.6, "auroc": 0.963, "nll": 0.062} for n in room.VARIANTS}
     for (name, metric), value in (at or {}).items():
         base[name][metric] = value
     sets = {"fashion_mnist": 0.01, "kmnist": 0.0, "notmnist": -0.01}
 
     def method(s):
         return {
-            "test": {key: s[key] for key in report.METRICS},
+            "test": {key: s[key] for key in room.METRICS},
             "foreign": {k: {"confidence": s["confidence"] + e, "auroc": s["auroc"] - e} for k, e in sets.items()},
             "counts": {name: [1] * 10 for name in ("test", *sets)},
             "reliability": {"confidence": [0.5, 0.9], "accuracy": [0.4, 0.95], "count": [10, 30]},
         }
 
-    scale = dict.fromkeys(("MAP", *report.VARIANTS), 0.2)
+    scale = dict.fromkeys(("MAP", *room.VARIANTS), 0.2)
     return {"methods": {name: method(scores) for name, scores in base.items()}, "prior_scale": scale}
 
 
@@ -233,24 +236,24 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(changes, outcome, open_parts):
-    verdict = report.verdict(jitter([made_up(at=changes)] * 3))
+    verdict = room.verdict(jitter([made_up(at=changes)] * 3))
     assert verdict.outcome == outcome
     assert sum(part.outcome != "holds" for part in verdict.parts) == open_parts
 
 
 def test_seeds_that_disagree_and_one_seed_are_inconclusive():
     results = [made_up(at={("LA", "confidence"): value}) for value in (0.6, 0.8, 0.7)]
-    verdict = report.verdict(jitter(results))
+    verdict = room.verdict(jitter(results))
     assert verdict.outcome == "inconclusive"
     assert [part.statement for part in verdict.parts if part.outcome != "holds"] == [
         "LA: mean confidence on foreign images below the MAP's"
     ]
-    assert {part.outcome for part in report.verdict([made_up()]).parts} == {"inconclusive"}
+    assert {part.outcome for part in room.verdict([made_up()]).parts} == {"inconclusive"}
 
 
 def test_tables_hold_the_numbers():
     results = [made_up(), made_up(at={("LA", "confidence"): 0.5, ("LA", "nll"): 0.072})]
-    digits, average, confidence, auroc, pair = (table.markdown() for table in report.summarise(results).tables)
+    digits, average, confidence, auroc, pair = (table.markdown() for table in room.summarise(results).tables)
     assert "| LA | 0.9800 ± 0.0000 | 0.0670 ± 0.0050 | **0.0100 ± 0.0000** | 0.200 ± 0.000 |" in digits
     assert "| LA | **55.0 ± 5.0** | 96.3 ± 0.0 | 67.5 | 96.2 |" in average
     assert "| Laplace, all layers | 60.0 ± 0.0 | 96.3 ± 0.0 | – | – |" in average
@@ -264,7 +267,7 @@ def test_without_an_ensemble_nothing_is_called_one():
     results = jitter([made_up()] * 3)
     for result in results:
         del result["methods"]["deep ensemble"]
-    found = report.summarise(results)
+    found = room.summarise(results)
     assert found.verdict.outcome == "holds"
     assert len(found.verdict.parts) == 16
     assert len(found.tables) == 4
@@ -272,7 +275,7 @@ def test_without_an_ensemble_nothing_is_called_one():
 
 
 def test_the_published_averages_are_those_of_the_published_sets():
-    for row in report.PUBLISHED.values():
+    for row in room.PUBLISHED.values():
         means = np.mean([values for name, values in row.items() if name != "average"], axis=0)
         assert means == pytest.approx(row["average"], abs=0.15)  # of rounded numbers
 
@@ -281,12 +284,12 @@ def test_recipes_state_the_papers_setting():
     small, paper = (EXPERIMENT.recipe(scale) for scale in ("small", "paper"))
     assert (paper.train_size, paper.epochs, paper.test_rows, paper.foreign_rows) == (None, 100, None, None)
     assert paper.weight_decay == small.weight_decay == 5e-4
-    assert paper.prior(60_000).scale == pytest.approx((5e-4 * 60_000) ** -0.5)
-    la, star, full = (small.laplace(variant) for variant in report.VARIANTS)
+    assert decay_prior(paper.weight_decay, 60_000).scale == pytest.approx((5e-4 * 60_000) ** -0.5)
+    la, star, full = (small.laplace(variant) for variant in room.VARIANTS)
     assert (la.structure, la.curvature, la.prior) == ("kronecker", "ggn", "scalar")
     assert (star.structure, star.curvature, star.prior) == ("dense", "empirical", "scalar")
     assert full == la
-    assert run.last_layer(networks.lenet((1, 28, 28), 10)) == "9"
+    assert room.last_layer(networks.lenet((1, 28, 28), 10)) == "9"
 
 
 @pytest.mark.slow

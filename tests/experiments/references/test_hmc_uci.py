@@ -98,14 +98,14 @@ def test_every_method_has_the_prior_of_its_set(tmp_path, monkeypatch):
     seen = []
     fit = tb.fit
     monkeypatch.setattr(room.tb, "fit", lambda model, *a, **k: seen.append(model.prior) or fit(model, *a, **k))
-    room.run(replace(TINY, splits=1), 0, tmp_path)
+    EXPERIMENT.run(replace(TINY, splits=1), 0, tmp_path)
     scales = [prior.segments[0].prior.scale for prior in seen]
     assert scales == [0.5] * 3 + [0.7] * 3
     assert all(len(prior.segments) == 1 for prior in seen)
 
 
 def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
-    first = room.run(TINY, 0, tmp_path)
+    first = EXPERIMENT.run(TINY, 0, tmp_path)
     assert np.shape(first["yacht"]["HMC"]["rmse"]) == (2,)
     assert np.shape(first["yacht"]["SGLD"]["rhat"]) == (2, 6)
     marked = tmp_path / "energy" / "split_1.json"
@@ -113,7 +113,7 @@ def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
     scores["HMC"]["rmse"] = -7.0
     marked.write_text(json.dumps(scores))
     (tmp_path / "yacht" / "split_0.json").unlink()
-    again = room.run(TINY, 0, tmp_path)
+    again = EXPERIMENT.run(TINY, 0, tmp_path)
     assert again["energy"]["HMC"]["rmse"] == [first["energy"]["HMC"]["rmse"][0], -7.0]
     assert again["yacht"] == first["yacht"]
 
@@ -123,9 +123,9 @@ def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
 def test_worker_processes_change_no_number(tmp_path, monkeypatch):
     of_true_size(monkeypatch, tmp_path, "uci_energy", "uci_yacht")  # separate processes do not see what is patched here
     monkeypatch.setattr(uci_splits, "get_context", lambda _: forked())  # as clean, and begun sooner
-    alone = room.run(TINY, 0, tmp_path / "one")
+    alone = EXPERIMENT.run(TINY, 0, tmp_path / "one")
     torch.set_num_threads(2)
-    assert room.run(TINY, 0, tmp_path / "two") == alone
+    assert EXPERIMENT.run(TINY, 0, tmp_path / "two") == alone
 
 
 def made_up(*, hmc=-1.0, sgld=-1.5, sgd=-2.0, rhat=1.01, noise=0.05, seed=0):

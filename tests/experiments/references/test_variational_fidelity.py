@@ -137,13 +137,15 @@ def test_the_curve_is_run_and_scored(tmp_path):
 
 
 def test_priors_with_dropout_are_those_whose_bound_has_the_prior_of_the_others():
-    of = replace(TINY.digits, hidden=(5, 6))
-    model = room.with_dropout((64,), 10, Categorical(), rate=0.3, of=of)
+    scale = TINY.digits.prior_scale
+    model = room.with_dropout((64,), 10, Categorical(), hidden=(5, 6), rate=0.3, prior_scale=scale)
     stds = model.prior.stds()
     expected = {"1.weight": 0.3, "4.weight": 0.3 * 0.7**0.5, "7.weight": 0.3 * 0.7**0.5, "7.bias": 0.3}
     for name, std in expected.items():
         assert stds[model.layout.slices[name]].unique().tolist() == pytest.approx([std])
-    assert room.with_dropout((2,), 1, Gaussian(0.2), rate=0.3, of=Curve(SHORT, CHAINS)).layout.size == 261
+    curve = Curve(SHORT, CHAINS)
+    dropped = {"hidden": curve.hidden, "rate": 0.3, "prior_scale": curve.prior_scale}
+    assert room.with_dropout((2,), 1, Gaussian(0.2), **dropped).layout.size == 261
 
 
 # --- verdicts

@@ -95,7 +95,7 @@ def test_a_stream_of_one_part_is_one_pass():
 
 
 def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
-    first = room.run(TINY, 0, tmp_path)
+    first = EXPERIMENT.run(TINY, 0, tmp_path)
     assert np.shape(first["yacht"]["stream"]["rmse"]) == (2,)
     assert "two hidden layers" in first["boston"]
     assert "two hidden layers" not in first["yacht"]
@@ -104,7 +104,7 @@ def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
     scores["PBP"]["rmse"] = -7.0
     marked.write_text(json.dumps(scores))
     (tmp_path / "yacht" / "split_0.json").unlink()
-    again = room.run(TINY, 0, tmp_path)
+    again = EXPERIMENT.run(TINY, 0, tmp_path)
     assert again["boston"]["PBP"]["rmse"] == [first["boston"]["PBP"]["rmse"][0], -7.0]
     assert again["yacht"]["PBP"]["nll"] == first["yacht"]["PBP"]["nll"]
 
@@ -113,9 +113,9 @@ def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
 def test_worker_processes_change_no_score(tmp_path, monkeypatch):
     of_true_size(monkeypatch, tmp_path, "uci_boston", "uci_yacht")  # separate processes do not see what is patched here
     monkeypatch.setattr(uci_splits, "get_context", lambda _: forked())  # as clean, and begun sooner
-    alone = room.run(TINY, 0, tmp_path / "one")
+    alone = EXPERIMENT.run(TINY, 0, tmp_path / "one")
     torch.set_num_threads(2)
-    together = room.run(TINY, 0, tmp_path / "two")
+    together = EXPERIMENT.run(TINY, 0, tmp_path / "two")
     for name, fits in alone.items():
         for fit, scores in fits.items():
             assert {k: v for k, v in scores.items() if k != "seconds"} == {

@@ -59,23 +59,23 @@ def test_two_heads_are_one_layer_with_two_outputs():
 
 
 def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
-    first = room.run(TINY, 0, tmp_path)
+    first = EXPERIMENT.run(TINY, 0, tmp_path)
     assert np.shape(first["yacht"]["MultiSWAG"]["rmse"]) == (2,)
     marked = tmp_path / "boston" / "split_1.json"
     scores = json.loads(marked.read_text())
     scores["ensemble"]["rmse"] = -7.0
     marked.write_text(json.dumps(scores))
     (tmp_path / "yacht" / "split_0.json").unlink()
-    again = room.run(TINY, 0, tmp_path)
+    again = EXPERIMENT.run(TINY, 0, tmp_path)
     assert again["boston"]["ensemble"]["rmse"] == [first["boston"]["ensemble"]["rmse"][0], -7.0]
     assert again["yacht"] == first["yacht"]
-    assert room.run(TINY, 1, tmp_path / "other")["yacht"]["single"]["rmse"] != first["yacht"]["single"]["rmse"]
+    assert EXPERIMENT.run(TINY, 1, tmp_path / "other")["yacht"]["single"]["rmse"] != first["yacht"]["single"]["rmse"]
 
 
 def test_without_the_files_the_error_names_the_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHBAYES_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match="TORCHBAYES_DATA"):
-        room.run(UCITableRecipe(), 0, tmp_path / "seed_0")
+        EXPERIMENT.run(UCITableRecipe(), 0, tmp_path / "seed_0")
     assert len(list(tmp_path.iterdir())) == 0
 
 
@@ -86,9 +86,9 @@ def test_worker_processes_change_no_number(tmp_path, monkeypatch, sooner):
     if sooner:  # processes as clean as those that are asked for, of a server that has loaded the library
         monkeypatch.setattr(uci_splits, "get_context", {"spawn": forked()}.__getitem__)
     recipe = replace(TINY, sets=("yacht",))
-    alone = room.run(recipe, 0, tmp_path / "one")
+    alone = EXPERIMENT.run(recipe, 0, tmp_path / "one")
     torch.set_num_threads(2)
-    assert room.run(recipe, 0, tmp_path / "two") == alone
+    assert EXPERIMENT.run(recipe, 0, tmp_path / "two") == alone
     assert torch.get_num_threads() == 2
 
 

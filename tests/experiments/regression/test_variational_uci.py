@@ -140,14 +140,14 @@ def test_every_set_takes_as_many_steps(rows, epochs):
 
 def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
     settings = replace(TINY, rates=(0.1,))
-    first = room.run(settings, 0, tmp_path)
+    first = EXPERIMENT.run(settings, 0, tmp_path)
     assert np.shape(first["yacht"]["VBLL"]["rmse"]) == np.shape(first["yacht"]["chosen"]["noise"]) == (2,)
     marked = tmp_path / "boston" / "split_1.json"
     scores = json.loads(marked.read_text())
     scores["MC dropout"]["rmse"] = -7.0
     marked.write_text(json.dumps(scores))
     (tmp_path / "yacht" / "split_0.json").unlink()
-    again = room.run(settings, 0, tmp_path)
+    again = EXPERIMENT.run(settings, 0, tmp_path)
     assert again["boston"]["MC dropout"]["rmse"] == [first["boston"]["MC dropout"]["rmse"][0], -7.0]
     assert again["yacht"] == first["yacht"]
 
@@ -157,9 +157,9 @@ def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
 def test_worker_processes_change_no_number(tmp_path, monkeypatch):
     of_true_size(monkeypatch, tmp_path, "uci_boston", "uci_yacht")  # separate processes do not see what is patched here
     monkeypatch.setattr(uci_splits, "get_context", lambda _: forked())  # as clean, and begun sooner
-    alone = room.run(TINY, 0, tmp_path / "one")
+    alone = EXPERIMENT.run(TINY, 0, tmp_path / "one")
     torch.set_num_threads(2)
-    assert room.run(TINY, 0, tmp_path / "two") == alone
+    assert EXPERIMENT.run(TINY, 0, tmp_path / "two") == alone
 
 
 # --- verdicts

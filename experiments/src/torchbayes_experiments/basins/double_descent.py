@@ -8,9 +8,8 @@ bad is that its one solution is an arbitrary one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,10 @@ import torch
 
 import torchbayes as tb
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Part, Verdict, below
-from torchbayes_experiments.files import load_or_compute, write_whole
-from torchbayes_experiments.shared.classifiers import classifier, metrics_of
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
+from torchbayes_experiments.files import write_whole
+from torchbayes_experiments.shared.classifiers import classifier, decay_prior, mean_metrics, metrics_of
 from torchbayes_experiments.shared.labels import shuffled
-from torchbayes_experiments.verdicts import mean_and_error
 
 ONE, ONE_SWAG, ENSEMBLE, MULTISWAG = METHODS = ("SGD", "SWAG", "ensemble", "MultiSWAG")
 ALONE = {ENSEMBLE: ONE, MULTISWAG: ONE_SWAG}  # an average of members, and the name of its members taken alone
@@ -38,42 +36,29 @@ class DescentRecipe:
     """Settings of both fits at every width, and of the evaluation.
 
     `good` and `peak` were chosen on held-out rows of the training set with other seeds, before the seeds of a run.
-
-    Attributes:
-        network: `lenet`, whose width w means w and 2w filters and 4w hidden units; `mlp`, with w hidden units; or a
-            residual network by name.
-        widths: in rising order.
-        good: a width below the interpolation threshold.
-        peak: the width at which the test error of SGD is expected to be largest.
-        train_size: N, training rows, drawn anew for each seed; None for all.
-        share: of the training labels that are shuffled.
-        members: M, of the ensemble and of MultiSWAG.
-        weight_decay: λ, from which each weight's normal prior has the variance 1/(λN).
-        optimizer: of both methods; the ensemble's rate falls to 1 % of lr, MultiSWAG's to `averaging_lr`.
-        averaging_lr: learning rate while SWAG collects.
-        burn_in: share of the epochs before SWAG collects, once per epoch.
-        draws: number of functions drawn per member of MultiSWAG.
-        test_rows: number of test images, the first of the test set; None for all.
-        plan: how the members are run; fixed, because a plan chosen by measurement may round differently in each run.
     """
 
     data: str = "mnist"
+    # `lenet`, whose width w means w and 2w filters and 4w hidden units; `mlp`, with w hidden units; or a residual
+    # network by name
     network: str = "lenet"
-    widths: tuple[int, ...] = (2, 4, 6, 10, 24)
-    good: int = 2
-    peak: int = 6
-    train_size: int | None = 4000
-    share: float = 0.2
-    members: int = 5
-    weight_decay: float = 3e-4
+    widths: tuple[int, ...] = (2, 4, 6, 10, 24)  # in rising order
+    good: int = 2  # a width below the interpolation threshold
+    peak: int = 6  # the width at which the test error of SGD is expected to be largest
+    train_size: int | None = 4000  # N, training rows, drawn anew for each seed; None for all
+    share: float = 0.2  # of the training labels that are shuffled
+    members: int = 5  # M, of the ensemble and of MultiSWAG
+    weight_decay: float = 3e-4  # λ, from which each weight's normal prior has the variance 1/(λN)
     epochs: int = 50
     batch_size: int = 100
+    # of both methods; the ensemble's rate falls to 1 % of lr, MultiSWAG's to `averaging_lr`
     optimizer: tb.SGD = tb.SGD(lr=0.05, momentum=0.9)  # noqa: RUF009  (frozen)
-    averaging_lr: float = 0.05
-    burn_in: float = 0.5
+    averaging_lr: float = 0.05  # learning rate while SWAG collects
+    burn_in: float = 0.5  # share of the epochs before SWAG collects, once per epoch
     rank: int = 20
-    draws: int = 5
-    test_rows: int | None = None
+    draws: int = 5  # number of functions drawn per member of MultiSWAG
+    test_rows: int | None = None  # number of test images, the first of the test set; None for all
+    # how the members are run; fixed, because a plan chosen by measurement may round differently in each run
     plan: str = "native"
 
     def __post_init__(self) -> None:
@@ -113,8 +98,9 @@ def run(recipe: DescentRecipe, seed: int, directory: Path) -> dict[str, Any]:
     finished: list[dict[str, Any]] = []
     for width in recipe.widths:
         home = directory / f"width_{width}"
-        score = partial(of_width, recipe, width, pairs, seed=seed, directory=home)
-        finished.append(load_or_compute(home / "scores.json", score))
+        finished.append(
+            load_or_compute(home / "scores.json", of_width, recipe, width, pairs, seed=seed, directory=home)
+        )
         write_whole(directory / "so_far.md", so_far(finished, recipe.widths).encode())
     return {
         "widths": list(recipe.widths),
@@ -137,7 +123,7 @@ def of_width(
 ) -> dict[str, Any]:
     """Return `width`, and `weights`, `scores` and `averaged` of `run`, of one width; draw s is from member s mod M."""
     train, members = pairs["train"], recipe.members
-    prior = tb.priors.Normal((recipe.weight_decay * len(train.targets)) ** -0.5)
+    prior = decay_prior(recipe.weight_decay, len(train.targets))
     shape, classes = train.inputs.shape[1:], int(pairs["test"].targets.max()) + 1
     model = classifier(recipe.network, shape, classes, prior=prior, settings=recipe.settings(width))
     scores: dict[str, Any] = {name: {} for name in (ENSEMBLE, ONE, MULTISWAG, ONE_SWAG)}
@@ -149,20 +135,16 @@ def of_width(
             inputs, targets = (tensor.to(model.network.device) for tensor in pair)
             average = tb.predict(functions, inputs)
             member = torch.arange(average.draws) % members
-            alone = gathered([_scores(average, targets, slice(m, None, members)) for m in range(members)])
             scores[name][rows] = _scores(average, targets, slice(None))
-            scores[ALONE[name]][rows] = {measure: float(np.mean(values)) for measure, values in alone.items()}
+            scores[ALONE[name]][rows] = mean_metrics([_scores(average, targets, member == m) for m in range(members)])
             if rows == "test":
                 averaged[name] = gathered([_scores(average, targets, member <= m) for m in range(members)])
     return {"width": width, "weights": model.layout.size, "scores": scores, "averaged": averaged}
 
 
 def _scores(average: tb.Predictive, targets: torch.Tensor, draws: slice | torch.Tensor) -> dict[str, float]:
-    metrics = metrics_of(replace(average, outputs_SBK=average.outputs_SBK[draws]), targets)
+    metrics = metrics_of(average, targets, draws)
     return {"error": 1 - metrics["accuracy"], "nll": metrics["nll"]}
-
-
-# --- what came out
 
 
 def bump(curve: Sequence[float] | np.ndarray) -> float:
@@ -180,65 +162,67 @@ def _bumps(values: np.ndarray) -> np.ndarray:
     return np.array([bump(curve) for curve in values.T])
 
 
-def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
-    def curves(rows: str, measure: str) -> dict[str, np.ndarray]:  # (widths, seeds)
-        return {name: np.array([result["scores"][name][rows][measure] for result in results]).T for name in METHODS}
+def summarise(results: Results) -> Findings:
+    rows = tidy([result["scores"] for result in results], "method", "rows", "measure", lists=("width",))
+    test, train = (rows.where(rows=of).only(method=METHODS) for of in ("test", "train"))
+    curves = {measure: test.where(measure=measure).stacked("method", "width") for measure in LABELS}  # (widths, seeds)
+    training = train.where(measure="error").stacked("method", "width")
+    pictures = (_width_figure(results[0]["widths"], curves, training), _member_figure(results))
+    return Findings.of(_parts(results[0], curves, training[ONE]), _tables(results, test, train), pictures)
 
-    first, widths = results[0], results[0]["widths"]
-    test, train = {measure: curves("test", measure) for measure in LABELS}, curves("train", "error")
-    below_threshold = NOT_FITTED - train[ONE][widths.index(first["good"])]
-    parts = [
-        below(f"training error of SGD at width {widths[-1]} below 1 %", train[ONE][-1], FITTED, precondition=True),
-        below(f"training error of SGD at width {first['good']} above 5 %", below_threshold, precondition=True),
-        *(part for measure in LABELS for part in _parts(first, test[measure], measure)),
-    ]
+
+def _parts(
+    first: Mapping[str, Any], curves: Mapping[str, Mapping[str, np.ndarray]], training: np.ndarray
+) -> Iterator[Part]:
+    widths, low, high = first["widths"], first["good"], first["peak"]
+    good, peak = widths.index(low), widths.index(high)
+    yield below(f"training error of SGD at width {widths[-1]} below 1 %", training[-1], FITTED, precondition=True)
+    unfitted = NOT_FITTED - training[good]
+    yield below(f"training error of SGD at width {low} above 5 %", unfitted, precondition=True)
+    for measure, label in LABELS.items():
+        sgd, multiswag = (curves[measure][name] for name in (ONE, MULTISWAG))
+        bumps, (margin, said) = {name: _bumps(values) for name, values in curves[measure].items()}, MARGINS[measure]
+        yield below(f"{label} of SGD at width {low} below that at {high}", sgd[good] - sgd[peak])
+        yield below(f"{label} of SGD at width {widths[-1]} below that at {high}", sgd[-1] - sgd[peak])
+        yield below(f"bump in the {label} of SWAG below that of SGD", bumps[ONE_SWAG] - bumps[ONE])
+        for name in (ENSEMBLE, MULTISWAG):
+            yield below(f"bump in the {label} of {name} below {said}", bumps[name], margin)
+        statement = f"{label} of MultiSWAG at width {widths[-1]} below that at {low}"
+        yield below(statement, multiswag[-1] - multiswag[good])
+
+
+def _tables(results: Results, test: Rows, train: Rows) -> Iterator[Table]:
     said = "SGD and SWAG are means over the members of ensemble and MultiSWAG, each taken alone."
-    heads = [[str(width), count] for width, count in zip(widths, first["weights"], strict=True)]
-    tables = []
-    for label, values in zip(LABELS.values(), test.values(), strict=True):
-        capital = f"{label[0].upper()}{label[1:]}"
-        caption = f"{capital} by width, by the true labels: mean over seeds ± standard error. {said}"
-        tables.append(_width_table(["width", "weights"], heads, values, caption))
+    names = {place: str(width) for place, width in enumerate(results[0]["widths"])}
+    layout: dict[str, Any] = {"labels": names, "digits": dict.fromkeys(METHODS, ".4f")}
+    for measure, label in LABELS.items():
+        caption = (
+            f"{label[0].upper()}{label[1:]} by width, by the true labels: mean over seeds ± standard error. {said}"
+        )
+        layout |= {"keep": ("weights", *METHODS), "beside": {"weights": lambda place: results[0]["weights"][place]}}
+        yield pivot(test.where(measure=measure), "width", "method", caption=caption, **layout)
     wrong = 100 * float(np.mean([result["wrong"] for result in results]))
     caption = f"Training error by width, by the labels trained on, {wrong:.1f} % of which are wrong: mean over seeds."
-    tables += [_width_table(["width"], heads, train, caption), _bump_table(test)]
-    return Findings(Verdict.of(parts), tuple(tables), (_width_figure(widths, test, train), _member_figure(results)))
-
-
-def _parts(first: Mapping[str, Any], curves: Mapping[str, np.ndarray], measure: str) -> list[Part]:
-    """Return the parts of the claim for one measure."""
-    label, widths, (margin, said) = LABELS[measure], first["widths"], MARGINS[measure]
-    good, peak = (widths.index(first[key]) for key in ("good", "peak"))
-    sgd, multiswag = curves[ONE], curves[MULTISWAG]
-    parts = [
-        below(f"{label} of SGD at width {first['good']} below that at {first['peak']}", sgd[good] - sgd[peak]),
-        below(f"{label} of SGD at width {widths[-1]} below that at {first['peak']}", sgd[-1] - sgd[peak]),
-        below(f"bump in the {label} of SWAG below that of SGD", _bumps(curves[ONE_SWAG]) - _bumps(sgd)),
-    ]
-    for name in (ENSEMBLE, MULTISWAG):
-        parts.append(below(f"bump in the {label} of {name} below {said}", _bumps(curves[name]), margin))
-    statement = f"{label} of MultiSWAG at width {widths[-1]} below that at {first['good']}"
-    return [*parts, below(statement, multiswag[-1] - multiswag[good])]
-
-
-def _width_table(heads: Sequence[str], rows: Sequence[list[Any]], curves: Mapping[str, np.ndarray], said: str) -> Table:
-    body = [
-        [*row[: len(heads)], *(mean_and_error(curves[name][index]) for name in METHODS)]
-        for index, row in enumerate(rows)
-    ]
-    return Table([*heads, *METHODS], body, said, formats=dict.fromkeys(METHODS, ".4f"))
-
-
-def _bump_table(curves: Mapping[str, Mapping[str, np.ndarray]]) -> Table:
-    columns = [f"bump in the {label}" for label in LABELS.values()]
-    return Table(
-        ["method", *columns],
-        [[name, *(mean_and_error(_bumps(curves[measure][name])) for measure in LABELS)] for name in METHODS],
-        "Height of the highest bump: by how much the value at a width exceeds the lowest at narrower ones and the "
-        "lowest at wider ones, whichever is higher; mean over seeds ± standard error.",
-        better=dict.fromkeys(columns, "low"),
-        formats=dict.fromkeys(columns, ".4f"),
+    layout |= {"keep": METHODS, "beside": None}
+    yield pivot(train.where(measure="error"), "width", "method", caption=caption, **layout)
+    columns = {measure: f"bump in the {label}" for measure, label in LABELS.items()}
+    yield pivot(
+        tidy(_bumps_of(test), "method", "measure"),
+        "method",
+        "measure",
+        labels=columns,
+        better="low",
+        digits=".4f",
+        caption="Height of the highest bump: by how much the value at a width exceeds the lowest at narrower ones and "
+        "the lowest at wider ones, whichever is higher; mean over seeds ± standard error.",
     )
+
+
+def _bumps_of(test: Rows) -> Iterator[dict[str, dict[str, float]]]:
+    """Yield method -> measure -> bump of each seed."""
+    for seed in test.names("seed"):
+        curves = test.where(seed=seed).apart("method", "measure", over="width")
+        yield {name: {measure: bump(curve) for measure, curve in of.items()} for name, of in curves.items()}
 
 
 def _width_figure(
@@ -263,7 +247,7 @@ def _width_figure(
     )
 
 
-def _member_figure(results: Sequence[Mapping[str, Any]]) -> Picture:
+def _member_figure(results: Results) -> Picture:
     def bumps(name: str, measure: str) -> np.ndarray:  # of averages over the first 1 to M members, (M, seeds)
         return np.array([_bumps(np.asarray(result["averaged"][name][measure])) for result in results]).T
 

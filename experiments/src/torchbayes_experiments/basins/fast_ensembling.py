@@ -8,7 +8,7 @@ the first.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -22,10 +22,8 @@ from torchbayes.methods.cycles.base import kept
 from torchbayes.methods.schedules import Progress
 from torchbayes.report import Picture, Table, figures, looks
 from torchbayes.report.style import INK, QUIET, house_style, legend_above, new_figure
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.files import load_or_compute
-from torchbayes_experiments.shared.classifiers import METRICS, classifier, metrics_of
-from torchbayes_experiments.tables import pivot
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
+from torchbayes_experiments.shared.classifiers import METRICS, classifier, mean_metrics, metrics_of
 
 INDEPENDENT, FAST, SNAPSHOTS = KINDS = ("independent networks", "FGE", "snapshot ensemble")
 PUBLISHED = {  # Garipov et al. 2018, CIFAR-100: accuracy in per cent at 1, 2 and 3 units
@@ -34,44 +32,29 @@ PUBLISHED = {  # Garipov et al. 2018, CIFAR-100: accuracy in per cent at 1, 2 an
     "WRN-28-10": {INDEPENDENT: (80.8, 82.4, 83.0), FAST: (82.3, 82.9, 83.2)},
 }
 
-Records = Sequence[Mapping[str, Any]]
-
 
 @dataclass(frozen=True)
 class FastRecipe:
-    """Settings of the three kinds of ensemble. A unit of budget is one run of `epochs`.
-
-    Attributes:
-        train_size: number of training rows, drawn with seed 0; None for all.
-        units: M, the largest budget: runs of each kind.
-        prior_scale: standard deviation of every weight's normal prior; s² = 1/(λN) for weight decay λ on N rows.
-        epochs: of a unit: what one network needs, on its published schedule.
-        optimizer: of all kinds; the rate of an independent network falls to 1 % of lr.
-        burn_in: share of an FGE run before its cycles.
-        cycle: epochs of a cycle of FGE; None for a tenth of what follows burn-in.
-        high_lr: highest rate of FGE's cycles.
-        low_lr: lowest rate of FGE's cycles.
-        cycles: cosine cycles of a run of snapshots.
-        test_rows: number of test images, the first ones; None for all.
-        largest_error: of an independent network on the test images, in a fair comparison.
-        plan: how the runs are computed; fixed, because a plan chosen by measurement may round differently in each run.
-    """
+    """Settings of the three kinds of ensemble. A unit of budget is one run of `epochs`."""
 
     data: str = "fashion_mnist"
     network: str = "lenet"
-    train_size: int | None = 10_000
-    units: int = 3
+    train_size: int | None = 10_000  # number of training rows, drawn with seed 0; None for all
+    units: int = 3  # M, the largest budget: runs of each kind
+    # standard deviation of every weight's normal prior; s² = 1/(λN) for weight decay λ on N rows
     prior_scale: float = 0.2
-    epochs: int = 40
+    epochs: int = 40  # of a unit: what one network needs, on its published schedule
     batch_size: int = 128
+    # of all kinds; the rate of an independent network falls to 1 % of lr
     optimizer: tb.SGD = tb.SGD(lr=0.05, momentum=0.9)  # noqa: RUF009  (frozen)
-    burn_in: float = 0.7
-    cycle: int | None = 2
-    high_lr: float = 0.05
-    low_lr: float = 0.005
-    cycles: int = 5
-    test_rows: int | None = None
-    largest_error: float = 0.11
+    burn_in: float = 0.7  # share of an FGE run before its cycles
+    cycle: int | None = 2  # epochs of a cycle of FGE; None for a tenth of what follows burn-in
+    high_lr: float = 0.05  # highest rate of FGE's cycles
+    low_lr: float = 0.005  # lowest rate of FGE's cycles
+    cycles: int = 5  # cosine cycles of a run of snapshots
+    test_rows: int | None = None  # number of test images, the first ones; None for all
+    largest_error: float = 0.11  # of an independent network on the test images, in a fair comparison
+    # how the runs are computed; fixed, because a plan chosen by measurement may round differently in each run
     plan: str = "native"
 
     def independent(self) -> tb.MAP:
@@ -130,8 +113,11 @@ def watched(model: tb.Model, test: tb.data.Pair, folder: Path) -> Callable[[tb.E
         def compute() -> dict[str, Any]:
             buffers_M = {name: buffer[:1] for name, buffer in event.state.buffers.items()}
             first = tb.Point(model, event.state.weights_MD[:1], buffers_M=buffers_M or None, statistics_known=True)
-            metrics = metrics_of(tb.predict(first, test.inputs), test.targets.to(model.network.device))
-            return {"epoch": event.epoch, "step": event.step, **metrics}
+            return {
+                "epoch": event.epoch,
+                "step": event.step,
+                **metrics_of(tb.predict(first, test.inputs), test.targets),
+            }
 
         load_or_compute(folder / f"{event.epoch:04}.json", compute)
 
@@ -159,8 +145,8 @@ def path_of(
     return {
         "rates": [{"epoch": (step + 1) / per_epoch, "lr": rate} for step, rate in zip(steps, rates, strict=True)],
         "ends": list(ends),
-        "kept": [{"epoch": e, **metrics(average, targets, [row])} for e, row in zip(epochs, rows, strict=True)],
-        "average": [{"epoch": e, **metrics(average, targets, rows[: k + 1])} for k, e in enumerate(epochs)],
+        "kept": [{"epoch": e, **metrics_of(average, targets, [row])} for e, row in zip(epochs, rows, strict=True)],
+        "average": [{"epoch": e, **metrics_of(average, targets, [*rows[: k + 1]])} for k, e in enumerate(epochs)],
     }
 
 
@@ -173,8 +159,7 @@ def scores(average: tb.Predictive, targets: torch.Tensor, runs: int) -> dict[str
     rows = range(average.draws)
 
     def mean(choices: Sequence[Sequence[int]]) -> dict[str, float]:
-        scored = [metrics(average, targets, choice) for choice in choices]
-        return {key: float(np.mean([each[key] for each in scored])) for key in METRICS}
+        return mean_metrics([metrics_of(average, targets, [*choice]) for choice in choices])
 
     within, between = disagreements(average.outputs_SBK.argmax(-1), runs)
     return {
@@ -190,12 +175,6 @@ def scores(average: tb.Predictive, targets: torch.Tensor, runs: int) -> dict[str
     }
 
 
-def metrics(average: tb.Predictive, targets: torch.Tensor, rows: Sequence[int]) -> dict[str, float]:
-    """Return the metrics of the average of some networks."""
-    some = replace(average, outputs_SBK=average.outputs_SBK[list(rows)])
-    return metrics_of(some, targets.to(some.outputs_SBK.device))
-
-
 def disagreements(labels_SB: torch.Tensor, runs: int) -> tuple[float | None, float | None]:
     """Return on which share of the images two networks name different classes, mean over pairs of one run, and of two.
 
@@ -209,103 +188,88 @@ def disagreements(labels_SB: torch.Tensor, runs: int) -> tuple[float | None, flo
     return within, between
 
 
-# --- what came out
-
-
-def summarise(results: Records) -> Findings:
-    scored = [{kind: _budgets(scores) for kind, scores in result["kinds"].items()} for result in results]
-    rows = tidy(scored, "kind", "budget", "metric").only(kind=KINDS)
-    tables = (_budget_table(results, scored), _difference_table(scored), _run_table(results), _published_table())
+def summarise(results: Results) -> Findings:
+    budgets = [
+        {kind: dict(enumerate(scores["budgets"], 1)) for kind, scores in result["kinds"].items()} for result in results
+    ]
+    rows = tidy(budgets, "kind", "budget", "metric").only(kind=KINDS)
     panels = {
-        label: {kind: np.stack([*budgets.values()]) for kind, budgets in curves.items()}
-        for metric, label in (("accuracy", "accuracy (%)"), ("nll", "NLL (nats)"))
-        for curves in [rows.where(metric=metric).apart("kind", "budget")]
+        label: {kind: scale * values for kind, values in rows.where(metric=metric).stacked("kind", "budget").items()}
+        for metric, label, scale in (("accuracy", "accuracy (%)", 100), ("nll", "NLL (nats)", 1))
     }
-    budgets, label = [*map(str, rows.names("budget"))], "budget (units: the epochs of one network)"
+    places, label = [*map(str, rows.names("budget"))], "budget (units: the epochs of one network)"
     picture = Picture(
         "Equal budgets",
-        figures.measure_curves(panels, budgets, label=label),
+        figures.measure_curves(panels, places, label=label),
         "Accuracy and NLL on the test images of the average of all networks that a budget gives.",
     )
-    return Findings(Verdict.of(_parts(results, rows)), tables, (picture, _path_picture(results[0]["path"])))
+    return Findings.of(_parts(results, rows), _tables(results, rows), (picture, _path_picture(results[0]["path"])))
 
 
-def _budgets(scores: Mapping[str, Any]) -> dict[int, dict[str, float]]:
-    return {budget: _percent(each) for budget, each in enumerate(scores["budgets"], 1)}
-
-
-def _percent(scores: Mapping[str, float]) -> dict[str, float]:
-    return {metric: 100 * scores[metric] if metric == "accuracy" else scores[metric] for metric in METRICS}
-
-
-def _parts(results: Records, rows: Rows) -> list[Part]:
-    def loss(kind: str, budget: int, metric: str) -> np.ndarray:
-        return (-1 if metric == "accuracy" else 1) * rows.values(kind=kind, budget=budget, metric=metric)
-
-    budgets, most = rows.names("budget"), 100 * results[0]["largest_error"]
-    error = 100 + loss(INDEPENDENT, 1, "accuracy")
-    parts = [below(f"the error of an independent network is at most {most:g} %", error, most, precondition=True)]
-    behind = {m: [loss(FAST, b, m) - loss(INDEPENDENT, b, m) for b in budgets] for m in ("accuracy", "nll")}
-    for metric, said in (("accuracy", "a higher accuracy (points)"), ("nll", "a lower NLL")):
-        for budget in budgets:
-            statement = f"budget {budget}: FGE has {said} than independent networks"
-            parts.append(below(statement, behind[metric][budget - 1]))
+def _parts(results: Results, rows: Rows) -> Iterator[Part]:
+    signs, budgets = {"accuracy": -100, "nll": 1}, rows.names("budget")  # of losses
+    saids = {"accuracy": "a higher accuracy (points)", "nll": "a lower NLL"}
+    error, most = 1 - rows.values(kind=INDEPENDENT, budget=1, metric="accuracy"), 100 * results[0]["largest_error"]
+    yield below(f"the error of an independent network is at most {most:g} %", 100 * error, most, precondition=True)
+    behind = {
+        (metric, budget): sign * rows.less("kind", FAST, INDEPENDENT, budget=budget, metric=metric)
+        for metric, sign in signs.items()
+        for budget in budgets
+    }
+    for (metric, budget), loss in behind.items():
+        yield below(f"budget {budget}: FGE has {saids[metric]} than independent networks", loss)
     for metric, said in (("accuracy", "accuracy"), ("nll", "NLL")):
         statement = f"the advantage of FGE in {said} is smaller at budget {budgets[-1]} than at 1"
-        parts.append(below(statement, behind[metric][0] - behind[metric][-1]))
-    last = [_percent(result["kinds"][FAST]["last"]) for result in results]
-    for metric, said in (("accuracy", "a higher accuracy (points)"), ("nll", "a lower NLL")):
-        alone = (-1 if metric == "accuracy" else 1) * np.array([scores[metric] for scores in last])
-        parts.append(below(f"a run of FGE has {said} than its last network", loss(FAST, 1, metric) - alone))
-    return parts
+        yield below(statement, behind[metric, budgets[0]] - behind[metric, budgets[-1]])
+    for metric, sign in signs.items():
+        last = np.array([result["kinds"][FAST]["last"][metric] for result in results])
+        gained = sign * (rows.values(kind=FAST, budget=1, metric=metric) - last)
+        yield below(f"a run of FGE has {saids[metric]} than its last network", gained)
 
 
-def _budget_table(results: Records, scored: Sequence[dict[str, Any]]) -> Table:
-    networks = {kind: results[0]["kinds"][kind]["networks"] for kind in KINDS}
-    counted = [{k: {b: {b * networks[k]: m} for b, m in kinds[k].items()} for k in KINDS} for kinds in scored]
+def _tables(results: Results, rows: Rows) -> Iterator[Table]:
+    def scored(some: Rows, levels: Sequence[str], accuracy: str, title: str, caption: str) -> Table:
+        layout: dict[str, Any] = {"labels": {"accuracy": accuracy}, "scale": {"accuracy": 100}, "caption": caption}
+        layout["digits"] = {accuracy: ".2f", "NLL": ".4f", "ECE": ".4f"}
+        return replace(pivot(some, levels, "metric", keep=METRICS, **layout), title=title)
+
+    runs = rows.frame["kind"].map({kind: results[0]["kinds"][kind]["networks"] for kind in KINDS})
+    counted = Rows(rows.frame.assign(networks=rows.frame["budget"] * runs)).only(budget=rows.names("budget"))
     caption = (
         "Averages of all networks that a budget gives, on the test images: mean over seeds ± standard error. At a "
         "budget of fewer runs than were made the score is the mean over all choices of so many."
     )
-    levels = ("kind", "budget", "networks")
-    rows = tidy(counted, *levels, "metric").only(budget=list(scored[0][FAST]))
-    return _scores_table(rows, levels, "accuracy (%)", caption=caption, title="Equal budgets")
-
-
-def _difference_table(scored: Sequence[dict[str, Any]]) -> Table:
-    def differences(first: dict[int, Any], second: dict[int, Any]) -> dict[int, dict[str, float]]:
-        return {budget: {m: first[budget][m] - second[budget][m] for m in METRICS} for budget in first}
-
-    pairs = ((FAST, INDEPENDENT), (FAST, SNAPSHOTS), (SNAPSHOTS, INDEPENDENT))
-    apart = [{f"{a} − {b}": differences(kinds[a], kinds[b]) for a, b in pairs} for kinds in scored]
+    yield scored(counted, ("kind", "budget", "networks"), "accuracy (%)", "Equal budgets", caption)
+    apart = rows.minus("kind", [(FAST, INDEPENDENT), (FAST, SNAPSHOTS), (SNAPSHOTS, INDEPENDENT)])
     caption = (
         "Paired differences at equal budgets: mean over seeds ± standard error. The first of the two is better where "
         "the accuracy is above zero, and NLL and ECE are below."
     )
-    levels = ("difference", "budget")
-    return _scores_table(
-        tidy(apart, *levels, "metric"), levels, "accuracy, points", caption=caption, title="Differences"
+    apart = Rows(apart.frame.rename(columns={"kind": "difference"}))
+    yield scored(apart, ("difference", "budget"), "accuracy, points", "Differences", caption)
+    yield _run_table(results)
+    units = ("1 unit", "2 units", "3 units")
+    yield Table(
+        ["network", "kind", *units],
+        [[network, kind, *values] for network, kinds in PUBLISHED.items() for kind, values in kinds.items()],
+        "Published accuracies on CIFAR-100, in per cent (Garipov et al. 2018), for comparison.",
+        formats=dict.fromkeys(units, ".1f"),
+        title="Published",
     )
 
 
-def _scores_table(rows: Rows, levels: Sequence[str], accuracy: str, *, caption: str, title: str) -> Table:
-    labels = {"accuracy": accuracy, "nll": "NLL", "ece": "ECE"}
-    digits = {accuracy: ".2f", "NLL": ".4f", "ECE": ".4f"}
-    return replace(pivot(rows, levels, "metric", labels=labels, caption=caption, digits=digits), title=title)
-
-
-def _run_table(results: Records) -> Table:
+def _run_table(results: Results) -> Table:
     digits = {"accuracy of the last, %": ".2f", "accuracy of each, %": ".2f", "NLL of the last": ".4f"}
     digits |= {"NLL of each": ".4f", "disagreement within a run, %": ".2f", "disagreement between runs, %": ".2f"}
 
     def numbers(kind: Mapping[str, Any]) -> dict[str, float | None]:
-        last, each = _percent(kind["last"]), _percent(kind["each"])
+        last, each = kind["last"], kind["each"]
         shares = [None if kind[where] is None else 100 * kind[where] for where in ("within", "between")]
-        return dict(zip(digits, [last["accuracy"], each["accuracy"], last["nll"], each["nll"], *shares], strict=True))
+        scores = [100 * last["accuracy"], 100 * each["accuracy"], last["nll"], each["nll"]]
+        return dict(zip(digits, [*scores, *shares], strict=True))
 
-    rows = tidy([{kind: numbers(result["kinds"][kind]) for kind in KINDS} for result in results], "kind", "number")
     table = pivot(
-        rows,
+        tidy([{kind: numbers(result["kinds"][kind]) for kind in KINDS} for result in results], "kind", "number"),
         "kind",
         "number",
         keep=digits,
@@ -317,22 +281,11 @@ def _run_table(results: Records) -> Table:
     return replace(table, title="Single networks")
 
 
-def _published_table() -> Table:
-    units = ("1 unit", "2 units", "3 units")
-    return Table(
-        ["network", "kind", *units],
-        [[network, kind, *values] for network, kinds in PUBLISHED.items() for kind, values in kinds.items()],
-        "Published accuracies on CIFAR-100, in per cent (Garipov et al. 2018), for comparison.",
-        formats=dict.fromkeys(units, ".1f"),
-        title="Published",
-    )
-
-
 @house_style
-def _path_picture(path: Mapping[str, Records]) -> Picture:
+def _path_picture(path: Mapping[str, Results]) -> Picture:
     """Draw the learning rate of a run of FGE above, and test errors below."""
 
-    def errors(records: Records) -> tuple[list[float], list[float]]:
+    def errors(records: Results) -> tuple[list[float], list[float]]:
         return [each["epoch"] for each in records], [100 * (1 - each["accuracy"]) for each in records]
 
     figure = new_figure(6.4, 4.6)

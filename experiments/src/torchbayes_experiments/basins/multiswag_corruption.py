@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,9 @@ from torch import Tensor
 
 import torchbayes as tb
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Rows, Verdict, below, tidy
-from torchbayes_experiments.shared.classifiers import METRICS, classifier, metrics_of
-from torchbayes_experiments.tables import pivot
-from torchbayes_experiments.verdicts import mean_and_error
+from torchbayes_experiments import Experiment, Findings, Results, Rows, below, pivot, tidy
+from torchbayes_experiments.shared.classifiers import METRICS, classifier, mean_metrics, metrics_of
+from torchbayes_experiments.tables import BETTER
 
 METHODS = ("single", "SWAG", "ensemble", "MultiSWA", "MultiSWAG")
 STRONG = [4, 5]  # severities
@@ -23,40 +22,27 @@ STRONG = [4, 5]  # severities
 
 @dataclass(frozen=True)
 class CorruptionRecipe:
-    """Settings of both fits and of the evaluation.
-
-    Attributes:
-        train_size: number of training rows, drawn with seed 0; None for all.
-        members: M, number of basins of the ensemble and of MultiSWAG.
-        prior_scale: standard deviation of every weight's normal prior; s² = 1/(λN) for weight decay λ on N rows.
-        epochs: passes over the data, the same for both methods.
-        optimizer: of both methods; the ensemble's rate falls to 1 % of lr, MultiSWAG's to `averaging_lr`.
-        averaging_lr: learning rate while SWAG collects.
-        burn_in: share of the epochs before SWAG collects.
-        per_epoch: snapshots per epoch.
-        rank: of SWAG's covariance.
-        draws: number of functions drawn per member of MultiSWAG.
-        test_rows: number of test images of the clean evaluation; None for all.
-        corrupted_rows: number of test images that are corrupted, the first of the test set.
-        plan: how the members are run; fixed, because a plan chosen by measurement may round differently in each run.
-    """
+    """Settings of both fits and of the evaluation."""
 
     data: str = "fashion_mnist"
     network: str = "lenet"
-    train_size: int | None = None
-    members: int = 5
+    train_size: int | None = None  # number of training rows, drawn with seed 0; None for all
+    members: int = 5  # M, number of basins of the ensemble and of MultiSWAG
+    # standard deviation of every weight's normal prior; s² = 1/(λN) for weight decay λ on N rows
     prior_scale: float = 0.2
-    epochs: int = 8
+    epochs: int = 8  # passes over the data, the same for both methods
     batch_size: int = 128
+    # of both methods; the ensemble's rate falls to 1 % of lr, MultiSWAG's to `averaging_lr`
     optimizer: tb.SGD = tb.SGD(lr=0.05, momentum=0.9)  # noqa: RUF009  (frozen)
-    averaging_lr: float = 0.02
-    burn_in: float = 0.5
-    per_epoch: int = 5
-    rank: int = 20
-    draws: int = 6
-    test_rows: int | None = None
-    corrupted_rows: int = 1000
+    averaging_lr: float = 0.02  # learning rate while SWAG collects
+    burn_in: float = 0.5  # share of the epochs before SWAG collects
+    per_epoch: int = 5  # snapshots per epoch
+    rank: int = 20  # of SWAG's covariance
+    draws: int = 6  # number of functions drawn per member of MultiSWAG
+    test_rows: int | None = None  # number of test images of the clean evaluation; None for all
+    corrupted_rows: int = 1000  # number of test images that are corrupted, the first of the test set
     corruptions: tuple[str, ...] = tuple(tb.data.CORRUPTIONS)
+    # how the members are run; fixed, because a plan chosen by measurement may round differently in each run
     plan: str = "loop"
 
     def ensemble(self) -> tb.MAP:
@@ -103,22 +89,16 @@ def _scores(
     """Return the metrics of every average, and their mean and standard deviation over its members alone."""
     scores = {}
     for name, drawn in functions.items():
-        device = drawn.model.network.device
-        average, labels = tb.predict(drawn, inputs.to(device)), targets.to(device)
-        scores[name] = metrics_of(average, labels)
-        alone = {"ensemble": "single", "MultiSWAG": "SWAG"}.get(name)
-        if alone:  # draw s is from member s mod M
-            parts = [replace(average, outputs_SBK=average.outputs_SBK[m::members]) for m in range(members)]
-            each = [metrics_of(part, labels) for part in parts]
-            scores[alone] = {key: float(np.mean([metrics[key] for metrics in each])) for key in METRICS}
+        average = tb.predict(drawn, inputs.to(drawn.model.network.device))
+        scores[name] = metrics_of(average, targets)
+        if alone := {"ensemble": "single", "MultiSWAG": "SWAG"}.get(name):  # draw s is from member s mod M
+            each = [metrics_of(average, targets, slice(m, None, members)) for m in range(members)]
+            scores[alone] = mean_metrics(each)
             scores[alone] |= {f"{key}_std": float(np.std([metrics[key] for metrics in each])) for key in METRICS}
     return scores
 
 
-# --- what came out
-
-
-def summarise(results: Sequence[dict[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     """Severity 0 is that of clean images; numbers of a severity are means over corruptions."""
     seeds = [
         {"clean": {0: result["clean"]}} | {kind: dict(enumerate(s, 1)) for kind, s in result["corrupted"].items()}
@@ -126,81 +106,60 @@ def summarise(results: Sequence[dict[str, Any]]) -> Findings:
     ]
     rows = tidy(seeds, "kind", "severity", "method", "metric").only(method=METHODS)
     nll, accuracy = rows.where(metric="nll"), rows.values(severity=0, method="single", metric="accuracy")
-    clean, strong = (nll.where(severity=severities).apart("method") for severities in (0, STRONG))
-    fair, at = "the single network's error on clean images is at most 10 %", "at severities 4 and 5"
-    verdict = Verdict.of([
-        below(fair, 1 - accuracy, 0.1, precondition=True),
+    clean, strong, at = nll.where(severity=0).apart("method"), nll.where(severity=STRONG), "at severities 4 and 5"
+    parts = [
+        below("the single network's error on clean images is at most 10 %", 1 - accuracy, 0.1, precondition=True),
         below("clean NLL: ensemble / single network below 0.9", clean["ensemble"] / clean["single"], 0.9),
-        below(f"NLL {at}: ensemble below single network", strong["ensemble"] - strong["single"]),
-        below(f"NLL {at}: MultiSWAG below ensemble", strong["MultiSWAG"] - strong["ensemble"]),
-    ])
-    pictures = tuple(
+        below(f"NLL {at}: ensemble below single network", strong.less("method", "ensemble", "single")),
+        below(f"NLL {at}: MultiSWAG below ensemble", strong.less("method", "MultiSWAG", "ensemble")),
+    ]
+    pictures = [
         Picture(
             f"{label} under corruption",
-            figures.severity_curves(_curves(rows.where(metric=metric)), label, over="seeds"),
+            figures.severity_curves(rows.where(metric=metric).stacked("method", "severity"), label, over="seeds"),
             f"{label} on clean images and, averaged over corruptions, at severities 1 to 5.",
         )
         for metric, label in {"nll": "NLL", "accuracy": "Accuracy", "ece": "ECE"}.items()
-    )
-    return Findings(verdict, (*_score_tables(rows, nll), *_nll_tables(nll)), pictures)
+    ]
+    return Findings.of(parts, _tables(rows.where(severity=0), nll), pictures)
 
 
-def _curves(rows: Rows) -> dict[str, np.ndarray]:
-    """Return method -> values (6, R) by severity and seed."""
-    apart = rows.apart("method", "severity")
-    return {name: np.stack(list(by_severity.values())) for name, by_severity in apart.items()}
-
-
-def _score_tables(rows: Rows, nll: Rows) -> tuple[Table, Table]:
-    clean = rows.where(severity=0)
-
+def _tables(clean: Rows, nll: Rows) -> Iterator[Table]:
     def spread(method: str) -> float | None:
         spreads = clean.values(method=method, metric="nll_std")
         return float(np.mean(spreads)) if spreads.size else None
 
-    scores = pivot(
+    severities = {severity: f"severity {severity}" for severity in range(1, 6)}
+    yield pivot(
         clean,
         "method",
         "metric",
         keep=METRICS,
-        labels={"nll": "NLL", "ece": "ECE"},
         beside={"spread of NLL": spread},
-        better={"accuracy": "high", "NLL": "low", "ECE": "low"},
+        better=BETTER,
         digits=dict.fromkeys(("accuracy", "NLL", "ECE", "spread of NLL"), ".4f"),
         caption="Clean test images: mean over seeds ± standard error. A single network is the mean over the ensemble's "
         "members taken alone, SWAG the mean over MultiSWAG's, and the spread their standard deviation; MultiSWA "
         "averages the means of MultiSWAG's Gaussians.",
     )
-    corrupted = pivot(
-        nll.where(severity=list(range(1, 6))),
-        "method",
+    caption = "NLL under corruption, mean over corruptions; mean over seeds ± standard error."
+    layout: dict[str, Any] = {"labels": severities, "better": "low", "caption": caption}
+    yield pivot(nll.only(severity=[*severities]), "method", "severity", **layout)
+    pairs = [("ensemble", "single"), ("MultiSWAG", "ensemble"), ("MultiSWAG", "MultiSWA")]
+    yield pivot(
+        nll.minus("method", pairs),
         "severity",
-        labels={severity: f"severity {severity}" for severity in range(1, 6)},
-        better="low",
-        caption="NLL under corruption, mean over corruptions; mean over seeds ± standard error.",
+        "method",
+        heads=["images"],
+        labels={0: "clean"} | severities,
+        digits=".4f",
+        caption="Paired differences of NLL, mean over corruptions; mean over seeds ± standard error. Below zero the "
+        "first of the two is better.",
     )
-    return scores, corrupted
-
-
-def _nll_tables(nll: Rows) -> tuple[Table, Table]:
-    """Return paired differences, and the NLL of each corruption, to show which corruptions order the means."""
-    means, pairs = _curves(nll), (("ensemble", "single"), ("MultiSWAG", "ensemble"), ("MultiSWAG", "MultiSWA"))
-    columns = {f"{first} − {second}": means[first] - means[second] for first, second in pairs}
-    images = ("clean", *(f"severity {severity}" for severity in range(1, 6)))
-    compared = Table(
-        ["images", *columns],
-        [[text, *(mean_and_error(values[s]) for values in columns.values())] for s, text in enumerate(images)],
-        "Paired differences of NLL, mean over corruptions; mean over seeds ± standard error. Below zero the first of "
-        "the two is better.",
-        formats=dict.fromkeys(columns, ".4f"),
-    )
-    strong = nll.where(severity=STRONG)
-    body = [
-        [kind.replace("_", " "), *(float(strong.values(kind=kind, method=name).mean()) for name in METHODS)]
-        for kind in strong.names("kind")
-    ]
+    strong = nll.where(severity=STRONG)  # to show which corruptions order the means
+    spaced = {kind: kind.replace("_", " ") for kind in strong.names("kind")}
     caption = "NLL of each corruption, mean over severities 4 and 5 and over seeds."
-    return compared, Table(["corruption", *METHODS], body, caption)
+    yield pivot(strong, "kind", "method", over="metric", heads=["corruption"], labels=spaced, caption=caption)
 
 
 EXPERIMENT = Experiment(

@@ -14,9 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -24,16 +23,11 @@ from torch import Tensor
 import torchbayes as tb
 from torchbayes.report import Picture, Table, looks
 from torchbayes.report.style import INK, QUIET, house_style, new_figure
-from torchbayes_experiments import Experiment, Findings, Part, Verdict, below, tidy
-from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments import Experiment, Findings, Results, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared.modes import Pair, climb_regression, laplace, log_symmetries
+from torchbayes_experiments.shared.ranks import ranks_agree
 from torchbayes_experiments.streams import Purpose, mix
-from torchbayes_experiments.tables import pivot
 from torchbayes_experiments.verdicts import mean_and_error, two_standard_errors
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 Grid = Mapping[str, np.ndarray]  # `widths` (A,), `scales` (B,), and numbers (A, B)
 MARGIN = 0.05  # nats per row of test NLL that the evidence may lose against the best scale of the grid
@@ -42,41 +36,26 @@ _SMALLEST = 0.05  # a smaller step of the log noise scale is not taken
 
 @dataclass(frozen=True)
 class OccamRecipe:
-    """The grid, and how long each of its networks is trained.
+    """The grid, and how long each of its networks is trained."""
 
-    Attributes:
-        data: a UCI regression set; seed s takes its split s.
-        widths: numbers of hidden tanh units, in rising order.
-        scales: standard deviations of every weight's normal prior, in rising order.
-        noise: initial noise scale, in standard deviations of the targets.
-        rounds: maximum number of noise scales tried.
-        steps: maximum number of steps of each climb.
-        tolerance: a climb ends where the predicted gain of a Gauss-Newton step is below this, in nats.
-    """
-
-    data: str = "uci_energy"
-    widths: tuple[int, ...] = (2, 5, 10, 20, 50)
+    data: str = "uci_energy"  # a UCI regression set; seed s takes its split s
+    widths: tuple[int, ...] = (2, 5, 10, 20, 50)  # numbers of hidden tanh units, in rising order
+    # standard deviations of every weight's normal prior, in rising order
     scales: tuple[float, ...] = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-    noise: float = 0.3
-    rounds: int = 8
-    steps: int = 200
-    tolerance: float = 0.05
+    noise: float = 0.3  # initial noise scale, in standard deviations of the targets
+    rounds: int = 8  # maximum number of noise scales tried
+    steps: int = 200  # maximum number of steps of each climb
+    tolerance: float = 0.05  # a climb ends where the predicted gain of a Gauss-Newton step is below this, in nats
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A network at a mode under a prior and a noise scale.
-
-    Attributes:
-        noise: scale, in standard deviations of the targets.
-        promise: predicted gain of a further Gauss-Newton step, in nats.
-        is_mode: False if the posterior reports that it is not at a mode.
-    """
+    """A network at a mode under a prior and a noise scale."""
 
     posterior: tb.LaplacePosterior
-    noise: float
-    promise: float
-    is_mode: bool
+    noise: float  # scale, in standard deviations of the targets
+    promise: float  # predicted gain of a further Gauss-Newton step, in nats
+    is_mode: bool  # False if the posterior reports that it is not at a mode
 
     @property
     def log_evidence(self) -> float:
@@ -85,10 +64,7 @@ class Fitted:
 
 
 def run(recipe: OccamRecipe, seed: int, directory: Path) -> dict[str, Any]:
-    """Return `widths`, `scales`, and for each number that `scores` returns its values on the grid, (widths, scales).
-
-    Every width leaves a file, which is read if it is there.
-    """
+    """Return `widths`, `scales`, and for each number that `scores` returns its values on the grid, (widths, scales)."""
     data = tb.data.load(recipe.data, split=seed % tb.data.num_splits(recipe.data))
     train, test = ((pair.inputs.double(), pair.targets.double()) for pair in (data.train, data.test))
 
@@ -97,7 +73,7 @@ def run(recipe: OccamRecipe, seed: int, directory: Path) -> dict[str, Any]:
         fits = [best_noise(recipe, train, width=width, scale=scale, seed=start) for scale in recipe.scales]
         return {"scores": [scores(fitted, test) for fitted in fits]}
 
-    grid = [load_or_compute(directory / f"width_{w}.json", partial(compute, w))["scores"] for w in recipe.widths]
+    grid = [load_or_compute(directory / f"width_{w}.json", compute, w)["scores"] for w in recipe.widths]
     numbers = {key: [[each[key] for each in row] for row in grid] for key in grid[0][0]}
     return {"widths": list(recipe.widths), "scales": list(recipe.scales), **numbers}
 
@@ -155,20 +131,13 @@ def scores(fitted: Fitted, test: Pair) -> dict[str, float]:
     }
 
 
-# --- what came out
-
-
-def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     seeds = [{name: np.array(values, dtype=np.float64) for name, values in r.items()} for r in results]
-    caption = (
-        "Left, against the prior's standard deviation, one line per width: log evidence, and NLL per row of the "
-        "training set at the mode (dashed) and of the test set by the linearised predictive; dots mark the highest "
-        "evidence of each width. Right, against width, under the prior with the highest evidence. The evidence is that "
-        "of one mode, the dotted line adds log(2^H H!) for its mirror images. Mean over seeds; bars and bands, two "
-        "standard errors. Targets are standardised."
-    )
-    tables = (_width_table(seeds), _choice_table(seeds), _scale_table(seeds))
-    return Findings(Verdict.of(_parts(seeds)), tables, (Picture("Evidence, width and prior", draw(seeds), caption),))
+    parts = [
+        below(each[0][0], [float(value) for _, value, _ in each], each[0][2], precondition=number == 0)
+        for number, each in enumerate(zip(*map(_numbers, seeds), strict=True))
+    ]
+    return Findings.of(parts, (_width_table(seeds), _choice_table(seeds), _scale_table(seeds)), (draw(seeds),))
 
 
 def at_best(grid: Grid, name: str, *, by: str = "log_evidence", highest: bool = True) -> np.ndarray:
@@ -182,15 +151,6 @@ def regret(grid: Grid, *, by: str, highest: bool) -> np.ndarray:
     return at_best(grid, "test_nll", by=by, highest=highest) - grid["test_nll"].min(1)
 
 
-def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """Return Spearman's rank correlation of two arrays of one shape; 0 where one is constant."""
-    from scipy.stats import rankdata
-
-    ranks = [rankdata(values) - (values.size + 1) / 2 for values in (first, second)]
-    norm = np.linalg.norm(ranks[0]) * np.linalg.norm(ranks[1])
-    return float(ranks[0] @ ranks[1] / norm) if norm > 0 else 0.0
-
-
 def _numbers(grid: Grid) -> list[tuple[str, Any, float]]:
     """Return the statement of each part, the number of one seed, and the bound."""
     (low, *_, high), (narrow, *_, wide) = grid["scales"], grid["widths"]
@@ -198,7 +158,7 @@ def _numbers(grid: Grid) -> list[tuple[str, Any, float]]:
     first, last = (np.max(evidence[:, end] - evidence[:, 1:-1].max(1)) for end in (0, -1))
     lost, occam = regret(grid, by="log_evidence", highest=True), best - at_best(grid, "log_likelihood")
     less = lost - regret(grid, by="train_nll", highest=False)
-    ranks = rank_correlation(evidence.ravel(), grid["test_nll"].ravel())
+    ranks = ranks_agree(evidence.ravel(), grid["test_nll"].ravel())
     away = np.mean((grid["is_mode"] < 1) | (grid["promise"] > 1))
     nearest = "below the highest between, at the width where it is nearest"
     by_width = "rank correlation of width and training NLL, each width under the prior that the evidence chooses"
@@ -209,16 +169,9 @@ def _numbers(grid: Grid) -> list[tuple[str, Any, float]]:
         ("test NLL lost by choosing the prior scale by the evidence, mean over widths", lost.mean(), MARGIN),
         ("the same, minus what choosing it by the training NLL loses", less.mean(), 0),
         ("rank correlation of evidence and test NLL over the grid", ranks, -0.5),
-        (by_width, rank_correlation(grid["widths"], train), -0.8),
+        (by_width, ranks_agree(grid["widths"], train), -0.8),
         (f"log Occam factor of {wide:g} units below that of {narrow:g}", occam[-1] - occam[0], 0),
         (f"evidence of {wide:g} units below the highest of the narrower networks", best[-1] - best[:-1].max(), 0),
-    ]
-
-
-def _parts(seeds: Sequence[Grid]) -> list[Part]:
-    return [
-        below(each[0][0], [float(value) for _, value, _ in each], each[0][2], precondition=number == 0)
-        for number, each in enumerate(zip(*map(_numbers, seeds), strict=True))
     ]
 
 
@@ -287,8 +240,8 @@ def _scale_table(seeds: Sequence[Grid]) -> Table:
 
 
 @house_style
-def draw(seeds: Sequence[Grid]) -> Figure:
-    """Return evidence and NLL against prior scale and against width."""
+def draw(seeds: Sequence[Grid]) -> Picture:
+    """Draw evidence and NLL against prior scale and against width."""
     figure = new_figure(8.2, 6.0)
     grid = figure.subplots(2, 2, sharex="col")
     _scale_panels(grid[:, 0], seeds)
@@ -301,10 +254,18 @@ def draw(seeds: Sequence[Grid]) -> Figure:
         axes.set_xscale("log")
         axes.set_xticks(values, [f"{value:g}" for value in values])
         axes.minorticks_off()
-    return figure
+    return Picture(
+        "Evidence, width and prior",
+        figure,
+        "Left, against the prior's standard deviation, one line per width: log evidence, and NLL per row of the "
+        "training set at the mode (dashed) and of the test set by the linearised predictive; dots mark the highest "
+        "evidence of each width. Right, against width, under the prior with the highest evidence. The evidence is that "
+        "of one mode, the dotted line adds log(2^H H!) for its mirror images. Mean over seeds; bars and bands, two "
+        "standard errors. Targets are standardised.",
+    )
 
 
-def _scale_panels(column: Sequence[Axes], seeds: Sequence[Grid]) -> None:
+def _scale_panels(column: Sequence[Any], seeds: Sequence[Grid]) -> None:
     import matplotlib as mpl
     from matplotlib.lines import Line2D
 
@@ -324,10 +285,10 @@ def _scale_panels(column: Sequence[Axes], seeds: Sequence[Grid]) -> None:
     column[1].legend(handles=lines, loc="upper right", ncols=2)
 
 
-def _width_panels(column: Sequence[Axes], seeds: Sequence[Grid]) -> None:
+def _width_panels(column: Sequence[Any], seeds: Sequence[Grid]) -> None:
     widths, drawn = seeds[0]["widths"], looks(["Laplace", "MAP", "ensemble"])
 
-    def line(axes: Axes, name: str, method: str, **style: Any) -> None:
+    def line(axes: Any, name: str, method: str, **style: Any) -> None:
         values = np.array([at_best(grid, name) for grid in seeds])
         half, look = two_standard_errors(values), drawn[method]
         axes.errorbar(widths, values.mean(0), half, color=look.colour, marker=look.marker, **style)

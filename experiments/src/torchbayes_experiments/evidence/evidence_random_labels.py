@@ -1,8 +1,6 @@
 """Rethinking generalisation: labels that are fitted without a mistake, and evidence that falls with their disorder.
 
-Wilson and Izmailov (2020), section 6: a model that can fit random labels need not consider them likely. For a Gaussian
-process and for a network the training accuracy stays at 100 % however many labels are shuffled, and the log evidence
-falls with every share of them.
+Wilson and Izmailov (2020), section 6: a model that can fit random labels need not consider them likely.
 """
 
 from __future__ import annotations
@@ -24,12 +22,10 @@ from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import usual_plan
 from torchbayes.comparison.rounds import train_in_rounds
 from torchbayes.report import Picture, figures
-from torchbayes_experiments import Experiment, Findings, Verdict, below, tidy
-from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments import Experiment, Findings, Results, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared.classifiers import classifier
 from torchbayes_experiments.shared.labels import shuffled
 from torchbayes_experiments.streams import Purpose, generator
-from torchbayes_experiments.tables import pivot
 
 # models, as results and tables name them
 PROCESS, NETWORK, TUNED = "Gaussian process", "network", "network, prior tuned"
@@ -38,39 +34,26 @@ MISTAKES = 5e-4  # share of training rows that counts as none: less than one in 
 
 @dataclass(frozen=True)
 class RandomLabelsRecipe:
-    """Settings of both models; their priors are the same for every share.
-
-    Attributes:
-        shares: of shuffled labels, in rising order.
-        network: a network by name; `hidden` are the widths of `mlp`.
-        train_size: number of training rows of the network, drawn anew for each seed; None for all.
-        prior_scale: standard deviation of the normal prior of every weight: wide enough to fit any labels.
-        lr: initial learning rate of Adam; it falls to zero.
-        classes: the two classes of the Gaussian process.
-        process_rows: number of its training rows, of both classes.
-        amplitude: standard deviation of its latent function.
-        length_scale: of its kernel, in units of root mean square differences of standardised pixels.
-        test_rows: number of test images of the network, the first of the test set.
-    """
+    """Settings of both models; their priors are the same for every share."""
 
     data: str = "mnist"
-    shares: tuple[float, ...] = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)
-    network: str = "mlp"
+    shares: tuple[float, ...] = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0)  # of shuffled labels, in rising order
+    network: str = "mlp"  # a network by name; `hidden` are the widths of `mlp`
     hidden: tuple[int, ...] = (100,)
-    train_size: int | None = 1000
-    prior_scale: float = 1.0
+    train_size: int | None = 1000  # number of training rows of the network, drawn anew for each seed; None for all
+    prior_scale: float = 1.0  # standard deviation of the normal prior of every weight: wide enough to fit any labels
     epochs: int = 200
     batch_size: int = 100
-    lr: float = 0.01
-    classes: tuple[int, int] = (3, 5)
-    process_rows: int = 1000
-    amplitude: float = 10.0
-    length_scale: float = 0.5
-    test_rows: int | None = None
+    lr: float = 0.01  # initial learning rate of Adam; it falls to zero
+    classes: tuple[int, int] = (3, 5)  # the two classes of the Gaussian process
+    process_rows: int = 1000  # number of its training rows, of both classes
+    amplitude: float = 10.0  # standard deviation of its latent function
+    length_scale: float = 0.5  # of its kernel, in units of root mean square differences of standardised pixels
+    test_rows: int | None = None  # number of test images of the network, the first of the test set
 
 
 def run(recipe: RandomLabelsRecipe, seed: int, directory: Path) -> dict[str, Any]:
-    """Fit both models to every share of shuffled labels; each leaves a file, so that an interrupted run continues.
+    """Fit both models to every share of shuffled labels.
 
     `shares`; `uniform`: model -> log evidence per row of equal probabilities; and model -> measure -> one value per
     share: `train_error`, `test_error`, `evidence` (per row, in nats), and for the network `tuned` (the evidence under
@@ -83,8 +66,7 @@ def run(recipe: RandomLabelsRecipe, seed: int, directory: Path) -> dict[str, Any
     for label, score in ((PROCESS, partial(of_process, recipe, pair)), (NETWORK, partial(of_network, recipe, data))):
         stem = label.replace(" ", "_").lower()
         each = [
-            load_or_compute(directory / f"{stem}_{share:g}.json", partial(score, share, seed=seed))
-            for share in recipe.shares
+            load_or_compute(directory / f"{stem}_{share:g}.json", score, share, seed=seed) for share in recipe.shares
         ]
         results[label] = {measure: [scores[measure] for scores in each] for measure in each[0]}
     return results
@@ -145,8 +127,6 @@ def of_network(recipe: RandomLabelsRecipe, data: tb.data.Data, share: float, *, 
     }
 
 
-# --- what came out
-
 ERRORS = {
     f"{model}, {rows}": (model, measure)
     for model in (PROCESS, NETWORK)
@@ -155,7 +135,7 @@ ERRORS = {
 EVIDENCE = {PROCESS: (PROCESS, "evidence"), NETWORK: (NETWORK, "evidence"), TUNED: (NETWORK, "tuned")}
 
 
-def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     columns = {**ERRORS, **EVIDENCE}
     measures = [{label: r[model][measure] for label, (model, measure) in columns.items()} for r in results]
     shares, uniform = results[0]["shares"], results[0]["uniform"]
@@ -184,8 +164,8 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
         "value below says that guessing explains these labels better. Prior tuned: under the one scale that maximises "
         "the evidence at the same weights.".replace("-", "−"),
     )
-    drawn = {label: np.stack(list(by_share.values())) for label, by_share in rows.apart("measure", "share").items()}
-    return Findings(Verdict.of(parts), (errors, evidence_table), (_picture(drawn, shares, uniform),))
+    drawn = rows.stacked("measure", "share")
+    return Findings.of(parts, (errors, evidence_table), (_picture(drawn, shares, uniform),))
 
 
 def _picture(drawn: Mapping[str, np.ndarray], shares: Sequence[float], uniform: Mapping[str, float]) -> Picture:

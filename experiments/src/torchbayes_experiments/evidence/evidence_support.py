@@ -8,9 +8,7 @@ to the images no model should have more evidence than guessing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -22,11 +20,9 @@ from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import usual_plan
 from torchbayes.comparison.rounds import Round, best_round, train_in_rounds
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Rows, Verdict, below, tidy
-from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments import Experiment, Findings, Results, Rows, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared.classifiers import classifier
 from torchbayes_experiments.shared.labels import shuffled
-from torchbayes_experiments.tables import pivot
 
 # sets of labels, as results and tables name them
 STRUCTURED, NOISY, RANDOM = "structured", "noisy labels", "random labels"
@@ -35,49 +31,39 @@ SLACK = 0.005  # nats per row above equal probabilities; the sizes of MNIST's cl
 
 @dataclass(frozen=True)
 class SupportRecipe:
-    """Settings of all networks.
-
-    Attributes:
-        networks: by name, in the expected order of evidence on structured data, the lowest first.
-        hidden: widths of the hidden layers of `mlp`.
-        train_size: number of training rows, drawn anew for each seed; None for all.
-        noise: share of the labels that are shuffled in the noisy set; in the random set all are.
-        prior_scale: standard deviation of the normal prior of every weight, before it is tuned.
-        groups: which factors on the prior's precision the evidence chooses.
-        epochs: of the first training.
-        again: epochs of each of `rounds` further trainings, under the prior that the evidence has chosen.
-        lr: initial learning rate of Adam, which falls to zero; `lr_again` for the further trainings.
-        test_rows: number of test images, the first of the test set.
-    """
+    """Settings of all networks."""
 
     data: str = "mnist"
+    # by name, in the expected order of evidence on structured data, the lowest first
     networks: tuple[str, ...] = ("linear", "mlp", "small_cnn")
-    hidden: tuple[int, ...] = (50,)
-    train_size: int | None = 10_000
-    noise: float = 0.25
-    prior_scale: float = 0.2
-    groups: Literal["scalar", "layer"] = "layer"
-    epochs: int = 15
-    again: int = 8
+    hidden: tuple[int, ...] = (50,)  # widths of the hidden layers of `mlp`
+    train_size: int | None = 10_000  # number of training rows, drawn anew for each seed; None for all
+    noise: float = 0.25  # share of the labels that are shuffled in the noisy set; in the random set all are
+    prior_scale: float = 0.2  # standard deviation of the normal prior of every weight, before it is tuned
+    groups: Literal["scalar", "layer"] = "layer"  # which factors on the prior's precision the evidence chooses
+    epochs: int = 15  # of the first training
+    again: int = 8  # epochs of each of `rounds` further trainings, under the prior that the evidence has chosen
     rounds: int = 2
     batch_size: int = 100
-    lr: float = 5e-3
+    lr: float = 5e-3  # initial learning rate of Adam, which falls to zero; `lr_again` for the further trainings
     lr_again: float = 2e-3
-    test_rows: int = 1000
+    test_rows: int = 1000  # number of test images, the first of the test set
 
 
 def run(recipe: SupportRecipe, seed: int, directory: Path) -> dict[str, Any]:
-    """Return set -> network -> what `numbers` returns; and `uniform`, the log evidence per row of equal probabilities.
-
-    Every network on every set leaves a file, so that an interrupted run continues.
-    """
+    """Return set -> network -> what `numbers` returns; and `uniform`, the log evidence of a row by guessing."""
     data = tb.data.load(recipe.data, train_size=recipe.train_size, seed=seed)
     results: dict[str, Any] = {"uniform": -math.log(data.num_classes)}
     for name, share in {STRUCTURED: 0.0, NOISY: recipe.noise, RANDOM: 1.0}.items():
         results[name] = {
             network: load_or_compute(
                 directory / f"{name.replace(' ', '_')}_{network}.json",
-                partial(numbers, recipe, data, network, share=share, seed=seed),
+                numbers,
+                recipe,
+                data,
+                network,
+                share=share,
+                seed=seed,
             )
             for network in recipe.networks
         }
@@ -122,29 +108,29 @@ def _evidence(fit: Round) -> dict[str, Any]:
     }
 
 
-# --- what came out
-
-
-def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     rows, sets = tidy(results, "labels", "network", "metric", lists=()), (STRUCTURED, NOISY, RANDOM)
-    evidence = rows.where(metric="evidence").apart("network", "labels")
-    away = [sum(not result[labels][n]["at_mode"] for labels in sets for n in evidence) for result in results]
+    networks, evidence = rows.names("network"), rows.where(metric="evidence")
+    away = [sum(not result[labels][n]["at_mode"] for labels in sets for n in networks) for result in results]
     parts = [below("networks that are not at a mode: none", away, 0.5, precondition=True)]
-    for low, high in pairwise(evidence):
-        less = evidence[low][STRUCTURED] - evidence[high][STRUCTURED]
+    for low, high in pairwise(networks):
+        less = evidence.less("network", low, high, labels=STRUCTURED)
         parts.append(below(f"structured: evidence of {low} below that of {high}", less))
-    for name, values in evidence.items():
+    for name in networks:
         parts += [
-            below(f"{name}: evidence of noisy below structured labels", values[NOISY] - values[STRUCTURED]),
-            below(f"{name}: evidence of random below noisy labels", values[RANDOM] - values[NOISY]),
+            below(f"{name}: evidence of {said}", evidence.less("labels", lower, higher, network=name))
+            for said, lower, higher in (
+                ("noisy below structured labels", NOISY, STRUCTURED),
+                ("random below noisy labels", RANDOM, NOISY),
+            )
         ]
-    for name in evidence:
-        gained = evidence[name][RANDOM] - np.array([result["uniform"] for result in results])
+    for name in networks:
+        gained = evidence.values(network=name, labels=RANDOM) - np.array([result["uniform"] for result in results])
         parts.append(below(f"random labels: {name} not above equal probabilities", gained, SLACK))
-    return Findings(Verdict.of(parts), (_table(rows, results),), (_picture(rows, results[0]["uniform"]),))
+    return Findings.of(parts, (_table(rows, results),), (_picture(rows, results[0]["uniform"]),))
 
 
-def _table(rows: Rows, results: Sequence[Mapping[str, Any]]) -> Table:
+def _table(rows: Rows, results: Results) -> Table:
     labels = {
         "evidence": "log evidence / row",
         "log_likelihood": "log likelihood / row",
@@ -168,18 +154,16 @@ def _table(rows: Rows, results: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _picture(rows: Rows, uniform: float) -> Picture:
-    measure, scored = "log evidence per row (nats), higher is better", "test NLL (nats), lower is better"
-    panels = {
-        title: {
-            name: np.stack(list(values.values()))
-            for name, values in rows.where(metric=metric).apart("network", "labels").items()
-        }
-        for title, metric in ((measure, "evidence"), (scored, "test_nll"))
-    }
-    levels = {measure: ("equal probabilities", uniform), scored: ("equal probabilities", -uniform)}
+    panels = {"log evidence per row (nats), higher is better": ("evidence", uniform)}
+    panels |= {"test NLL (nats), lower is better": ("test_nll", -uniform)}
+    drawn = figures.measure_curves(
+        {title: rows.where(metric=metric).stacked("network", "labels") for title, (metric, _) in panels.items()},
+        (STRUCTURED, NOISY, RANDOM),
+        levels={title: ("equal probabilities", level) for title, (_, level) in panels.items()},
+    )
     return Picture(
         "Evidence of three networks",
-        figures.measure_curves(panels, (STRUCTURED, NOISY, RANDOM), levels=levels),
+        drawn,
         "Left: the evidence of each network in images with their labels, with a share of them shuffled, and with all "
         "of them shuffled. Right: what its predictions are worth on test images with true labels.",
     )

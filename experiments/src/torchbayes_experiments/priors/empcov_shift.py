@@ -9,7 +9,7 @@ are dead by hand, those of their weights have the prior's standard deviation, ex
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,11 +23,9 @@ import torchbayes as tb
 from torchbayes.data import Pair
 from torchbayes.posteriors import Posterior
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared.classifiers import best_device, metrics_of
 from torchbayes_experiments.streams import Purpose, generator
-from torchbayes_experiments.tables import pivot
 
 MODE, NORMAL, EMPCOV = "MAP", "HMC, normal prior", "HMC, EmpCov prior"
 METHODS = (MODE, NORMAL, EMPCOV)
@@ -40,34 +38,27 @@ RIGHT = 0.05  # relative difference of the weights along no data from their prio
 
 @dataclass(frozen=True)
 class ShiftProblem:
-    """Images, a perceptron, its priors, and how the test images are shifted.
+    """Images, a perceptron, its priors, and how the test images are shifted."""
 
-    Attributes:
-        data: an image data set by name.
-        train_size: N, rows drawn by the seed; None for all.
-        dead: pixels that are added to all images, 0 in training; noise comes to them alone. 0: noise in all pixels.
-        prior_scale: σ of the normal prior of every weight; EmpCov has the same mean variance over the first layer.
-        jitter: ε, the variance under EmpCov along directions without data.
-        noise: standard deviations of the noise in test images, in those of a pixel in training; the first is 0.
-        chains, steps, burn_in: of HMC, whose steps include burn-in.
-        epochs, batch_size, lr: of MAP, by Adam.
-        test_rows: test images, the first of them.
-    """
-
-    data: str = "mnist"
-    train_size: int | None = 1000
+    data: str = "mnist"  # an image data set by name
+    train_size: int | None = 1000  # N, rows drawn by the seed; None for all
+    # pixels that are added to all images, 0 in training; noise comes to them alone. 0: noise in all pixels.
     dead: int = 0
     hidden: tuple[int, ...] = (100,)
+    # σ of the normal prior of every weight; EmpCov has the same mean variance over the first layer
     prior_scale: float = 0.1
-    jitter: float = 1e-4
+    jitter: float = 1e-4  # ε, the variance under EmpCov along directions without data
+    # standard deviations of the noise in test images, in those of a pixel in training; the first is 0
     noise: tuple[float, ...] = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0)
+    # chains, steps, burn_in: of HMC, whose steps include burn-in
     chains: int = 1
     steps: int = 120
     burn_in: int = 40
+    # epochs, batch_size, lr: of MAP, by Adam
     epochs: int = 150
     batch_size: int = 100
     lr: float = 2e-3
-    test_rows: int = 2000
+    test_rows: int = 2000  # test images, the first of them
 
     def hmc(self) -> tb.HMC:
         """Return HMC with a quarter of a period of the normal prior as trajectory.
@@ -80,14 +71,10 @@ class ShiftProblem:
 
 @dataclass(frozen=True)
 class ShiftRecipe:
-    """The two problems.
+    """The two problems."""
 
-    Attributes:
-        images: whose own pixels are noisy.
-        dead: with pixels that are dead in training.
-    """
-
-    images: ShiftProblem = ShiftProblem()
+    images: ShiftProblem = ShiftProblem()  # whose own pixels are noisy
+    # with pixels that are dead in training
     dead: ShiftProblem = ShiftProblem("digits", 800, 40, (50,), 0.3, test_rows=900)
 
 
@@ -173,50 +160,54 @@ def along_nothing(posterior: Posterior, inputs: Tensor) -> dict[str, float]:
     return {"weights": float((weights.double() @ null).square().mean().sqrt()), "directions": null.shape[1]}
 
 
-# --- what came out
-
-
-def summarise(results: Sequence[dict[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     numbers = tidy(results, "shift", "method", "metric", lists=("level",))
-    noise = {shift: [f"{level:g}" for level in result["noise"]] for shift, result in results[0].items()}
+    noise = {shift: result["noise"] for shift, result in results[0].items()}
+    panels = {
+        f"{score}\n{shift}": numbers.where(shift=shift, metric=metric).stacked("method", "level")
+        for metric, score in (("accuracy", "test accuracy"), ("nll", "test NLL (nats)"))
+        for shift in (NOISE, DEAD)
+    }
+    percent, label = [name for name in panels if "accuracy" in name], "standard deviation of the noise"
+    picture = Picture(
+        "Model averages under a shift of the inputs",
+        figures.measure_curves(panels, noise[NOISE], label=label, percent=percent),
+        "Test accuracy and NLL against the size of the noise. Left: Gaussian noise in all pixels of MNIST. Right: "
+        "digits with 40 further pixels that are 0 in training, and noise in these alone.",
+    )
     parts = [part for shift in noise for part in _parts(numbers.where(shift=shift), shift)]
-    tables = (*(_table(numbers, shift, levels) for shift, levels in noise.items()), _weights(numbers))
-    return Findings(Verdict.of(parts), tables, (_picture(numbers, results[0][NOISE]["noise"]),))
+    return Findings.of(parts, _tables(numbers, noise), (picture,))
 
 
-def _parts(numbers: Rows, shift: str) -> list[Part]:
+def _parts(numbers: Rows, shift: str) -> Iterator[Part]:
     accuracy = numbers.where(metric="accuracy").stacked("method", "level")
     clean, last = ({method: values[level] for method, values in accuracy.items()} for level in (0, -1))
     lost, left = last[MODE] - last[NORMAL], last[MODE] - last[EMPCOV]
-    parts = [
-        below(f"{shift}: clean accuracy of HMC at most 0.02 below MAP", clean[MODE] - clean[NORMAL], 0.02),
-        below(f"{shift}: HMC is more than {FAR} less accurate than MAP at the largest shift", -lost, -FAR),
-        below(f"{shift}: with EmpCov it is less than half as far below MAP", left - MOST * lost),
-    ]
+    yield below(f"{shift}: clean accuracy of HMC at most 0.02 below MAP", clean[MODE] - clean[NORMAL], 0.02)
+    yield below(f"{shift}: HMC is more than {FAR} less accurate than MAP at the largest shift", -lost, -FAR)
+    yield below(f"{shift}: with EmpCov it is less than half as far below MAP", left - MOST * lost)
     for method in (NORMAL, EMPCOV):
         size, prior = (numbers.values(method=method, metric=metric) for metric in ("weights", "prior"))
         off = np.abs(size / prior - 1)
-        parts.append(below(f"{shift}: {method}: weights along no data have the prior's size", off, RIGHT))
-    return parts
+        yield below(f"{shift}: {method}: weights along no data have the prior's size", off, RIGHT)
 
 
-def _table(numbers: Rows, shift: str, levels: Sequence[str]) -> Table:
-    return pivot(
-        numbers.where(shift=shift).only(metric=("accuracy", "nll")),
-        ("metric", "method"),
-        "level",
-        heads=("score", "method"),
-        labels={"nll": "NLL"} | {place: f"noise {level}" for place, level in enumerate(levels)},
-        caption=f"{shift.capitalize()}: test scores by the standard deviation of the noise, mean over seeds ± standard "
-        f"error.",
-    )
+def _tables(numbers: Rows, noise: Mapping[str, Sequence[float]]) -> Iterator[Table]:
+    for shift, levels in noise.items():
+        yield pivot(
+            numbers.where(shift=shift).only(metric=("accuracy", "nll")),
+            ("metric", "method"),
+            "level",
+            heads=("score", "method"),
+            labels={place: f"noise {level:g}" for place, level in enumerate(levels)},
+            caption=f"{shift.capitalize()}: test scores by the standard deviation of the noise, mean over seeds ± "
+            "standard error.",
+        )
 
-
-def _weights(numbers: Rows) -> Table:
     def prior(shift: str, method: str) -> float | None:
         return None if method == MODE else numbers.values(shift=shift, method=method, metric="prior")[0]
 
-    return pivot(
+    yield pivot(
         numbers,
         ("shift", "method"),
         "metric",
@@ -226,21 +217,6 @@ def _weights(numbers: Rows) -> Table:
         caption="First-layer weights along the directions in which no training input varies: how many directions, root "
         "mean square of the weights, and their standard deviation under the prior.",
         digits={"directions": ".0f", "size of the weights": ".4f", "size under the prior": ".4f"},
-    )
-
-
-def _picture(numbers: Rows, noise: Sequence[float]) -> Picture:
-    panels = {
-        f"{score}\n{shift}": numbers.where(shift=shift, metric=metric).stacked("method", "level")
-        for metric, score in (("accuracy", "test accuracy"), ("nll", "test NLL (nats)"))
-        for shift in (NOISE, DEAD)
-    }
-    percent = [name for name in panels if "accuracy" in name]
-    return Picture(
-        "Model averages under a shift of the inputs",
-        figures.measure_curves(panels, noise, label="standard deviation of the noise", percent=percent),
-        "Test accuracy and NLL against the size of the noise. Left: Gaussian noise in all pixels of MNIST. Right: "
-        "digits with 40 further pixels that are 0 in training, and noise in these alone.",
     )
 
 

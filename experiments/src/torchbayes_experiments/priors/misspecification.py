@@ -19,7 +19,7 @@ H = K, and the coverage is right.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,10 +31,8 @@ from torch import Generator, Tensor
 
 import torchbayes as tb
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.streams import Purpose, generator
-from torchbayes_experiments.tables import pivot
 
 BAYES, TEMPERED, STUDENT = "Bayes, T = 1", "tempered", "Student t noise"
 POSTERIORS = (BAYES, TEMPERED, STUDENT)
@@ -53,19 +51,12 @@ _TIMES = 5.0  # noise of an outlier, in units of that of other rows
 
 @dataclass(frozen=True)
 class Law:
-    """y given x, with x uniform on [−1, 1]; the mean is x plus a parabola.
+    """y given x, with x uniform on [−1, 1]; the mean is x plus a parabola."""
 
-    Attributes:
-        name: in tables.
-        amplitude: of the parabola, which a line does not have.
-        growing: whether the standard deviation of the noise grows as x², with the same mean square.
-        outliers: share of the rows whose noise is five times as large.
-    """
-
-    name: str
-    amplitude: float = 0.0
-    growing: bool = False
-    outliers: float = 0.0
+    name: str  # in tables
+    amplitude: float = 0.0  # of the parabola, which a line does not have
+    growing: bool = False  # whether the standard deviation of the noise grows as x², with the same mean square
+    outliers: float = 0.0  # share of the rows whose noise is five times as large
 
     def mean(self, x: Tensor) -> Tensor:
         return x + self.amplitude * (x**2 - 1 / 3)
@@ -93,27 +84,16 @@ OUTLIERS = Law("outliers", outliers=0.1)
 
 @dataclass(frozen=True)
 class MisspecificationRecipe:
-    """Settings of all laws, chosen with the bounds of the verdict by the sandwich, before coverages were seen.
+    """Settings of all laws, chosen with the bounds of the verdict by the sandwich, before coverages were seen."""
 
-    Attributes:
-        laws: of the data.
-        sizes: N, numbers of rows, in rising order.
-        sets: R, independent data sets of each size.
-        noise: σ, standard deviation of the noise that the model assumes.
-        prior_scale: standard deviation of the normal prior of both weights.
-        df: degrees of freedom of the Student t likelihood, whose scale is σ.
-        points: inputs at which functions are compared, evenly spaced on [−1, 1].
-        cells: nodes of the quadrature under the Student t likelihood, for each weight.
-    """
-
-    laws: tuple[Law, ...] = (ASSUMED, GROWING, CURVED, OUTLIERS)
-    sizes: tuple[int, ...] = (50, 150, 450)
-    sets: int = 1000
-    noise: float = 0.3
-    prior_scale: float = 3.0
-    df: float = 3.0
-    points: int = 21
-    cells: int = 25
+    laws: tuple[Law, ...] = (ASSUMED, GROWING, CURVED, OUTLIERS)  # of the data
+    sizes: tuple[int, ...] = (50, 150, 450)  # N, numbers of rows, in rising order
+    sets: int = 1000  # R, independent data sets of each size
+    noise: float = 0.3  # σ, standard deviation of the noise that the model assumes
+    prior_scale: float = 3.0  # standard deviation of the normal prior of both weights
+    df: float = 3.0  # degrees of freedom of the Student t likelihood, whose scale is σ
+    points: int = 21  # inputs at which functions are compared, evenly spaced on [−1, 1]
+    cells: int = 25  # nodes of the quadrature under the Student t likelihood, for each weight
 
 
 PAPER = MisspecificationRecipe(sizes=(50, 150, 450, 1350), sets=10_000)
@@ -152,9 +132,6 @@ def numbers(recipe: MisspecificationRecipe, law: Law, size: int, *, seed: int, p
     return {"size": size, "points": grid.tolist(), "exact": exact, "true": distance, **scores}
 
 
-# --- what is known without sampling
-
-
 def features(x: Tensor) -> Tensor:
     return torch.stack([torch.ones_like(x), x], -1)
 
@@ -184,9 +161,6 @@ def nearest(law: Law, noise: float) -> Nearest:
     score = (of_XD * squares_X.unsqueeze(1)).T @ of_XD / noise**4
     model_DD = torch.linalg.inv(moment) * noise**2
     return Nearest(weights_D, model_DD, model_DD @ score @ model_DD)
-
-
-# --- posteriors of all data sets
 
 
 def normal_posterior(rows: Pair, temperature_R: Tensor, *, noise: float, scale: float) -> Pair:
@@ -245,13 +219,10 @@ def judged(posterior: Pair, grid: Tensor, target_G: Tensor, *, truth: Tensor) ->
     return scores
 
 
-# --- what came out
-
-
-def summarise(results: Sequence[dict[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     rows = tidy(map(_by_posterior, results), "law", "N", "posterior", "metric", lists=("point",))
     parts = [part for law in results[0] for part in _parts(rows, results, law)]
-    return Findings(Verdict.of(parts), (_coverage_table(rows), _distance_table(rows)), _pictures(rows, results))
+    return Findings.of(parts, _tables(rows), _pictures(rows, results))
 
 
 def _by_posterior(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -271,44 +242,42 @@ def is_wrong(rows: Rows, law: str) -> bool:
     return bool(np.abs(coverage - NOMINAL).max() > 1e-3 or known.values(metric="true")[0] > 1e-3)
 
 
-def _parts(rows: Rows, results: Sequence[dict[str, Any]], law: str) -> list[Part]:
-    """Return what is claimed of one law, at the largest N."""
+def _parts(rows: Rows, results: Results, law: str) -> Iterator[Part]:
+    """Yield what is claimed of one law, at the largest N."""
 
     def at(posterior: str, metric: str, *, place: int = -1) -> np.ndarray:
         return rows.values(law=law, N=rows.names("N")[place], posterior=posterior, metric=metric)
 
     def gap(posterior: str) -> np.ndarray:
         """Return the root mean square over points of how far coverage is from 95 %."""
-        coverages = [np.array(result[law][-1][posterior]["coverage"]) for result in results]
-        return np.array([np.sqrt(np.mean((coverage - NOMINAL) ** 2)) for coverage in coverages])
+        coverages = np.array([result[law][-1][posterior]["coverage"] for result in results])
+        return np.sqrt(np.mean((coverages - NOMINAL) ** 2, axis=1))
 
     bayes, known, true = at(BAYES, "coverage"), at(SANDWICH, "coverage"), at(SANDWICH, "true")
     if not is_wrong(rows, law):
-        return [below(f"{law}: coverage of Bayes, distance from 95 %", np.abs(bayes - NOMINAL), CLOSE)]
+        yield below(f"{law}: coverage of Bayes, distance from 95 %", np.abs(bayes - NOMINAL), CLOSE)
+        return
     nearer = f"{law}: distance from the nearest function at the largest N, share of that at the smallest"
     closer = f"{law}: tempered, coverage closer to 95 % than that of Bayes"
-    parts = [
-        below(nearer, at(BAYES, "distance") / at(BAYES, "distance", place=0), FALL),
-        below(f"{law}: coverage of Bayes", bayes, NARROW),
-        below(f"{law}: coverage of Bayes, distance from what the sandwich tells", np.abs(bayes - known), CLOSE),
-        below(closer, gap(TEMPERED) - gap(BAYES)),
-    ]
+    yield below(nearer, at(BAYES, "distance") / at(BAYES, "distance", place=0), FALL)
+    yield below(f"{law}: coverage of Bayes", bayes, NARROW)
+    yield below(f"{law}: coverage of Bayes, distance from what the sandwich tells", np.abs(bayes - known), CLOSE)
+    yield below(closer, gap(TEMPERED) - gap(BAYES))
     if true.max() > 1e-3:
         distance = at(BAYES, "distance_true")
-        parts.append(below(f"{law}: {NEAR:g} of the nearest function's distance below Bayes's", NEAR * true - distance))
+        yield below(f"{law}: {NEAR:g} of the nearest function's distance below Bayes's", NEAR * true - distance)
     if law == OUTLIERS.name:
         off, narrower = np.abs(at(STUDENT, "coverage") - NOMINAL), at(STUDENT, "width") - at(TEMPERED, "width")
-        parts.append(below(f"{law}: coverage of Student t noise, distance from 95 %", off, CLOSE))
-        parts.append(below(f"{law}: bands of Student t noise narrower than tempered ones", narrower))
-    return parts
+        yield below(f"{law}: coverage of Student t noise, distance from 95 %", off, CLOSE)
+        yield below(f"{law}: bands of Student t noise narrower than tempered ones", narrower)
 
 
-def _coverage_table(rows: Rows) -> Table:
+def _tables(rows: Rows) -> Iterator[Table]:
     def known(law: str, size: int, posterior: str) -> float | None:
         coverage = rows.values(law=law, N=size, posterior=SANDWICH, metric="coverage")[0]
         return coverage if posterior == BAYES else None
 
-    return pivot(
+    yield pivot(
         rows.where(posterior=POSTERIORS),
         ("law", "N", "posterior"),
         "metric",
@@ -320,11 +289,8 @@ def _coverage_table(rows: Rows) -> Table:
         "seeds ± standard error. T: the temperature that a data set gives itself.",
         digits={"T": ".2f"},
     )
-
-
-def _distance_table(rows: Rows) -> Table:
     nearest_function, its_mean = "from the nearest function", "nearest function from that mean"
-    return pivot(
+    yield pivot(
         rows.where(posterior=BAYES),
         ("law", "N"),
         "metric",
@@ -337,7 +303,7 @@ def _distance_table(rows: Rows) -> Table:
     )
 
 
-def _pictures(rows: Rows, results: Sequence[dict[str, Any]]) -> tuple[Picture, ...]:
+def _pictures(rows: Rows, results: Results) -> tuple[Picture, ...]:
     coverage, sizes = rows.where(metric="coverage"), [str(size) for size in rows.names("N")]
     laws = [law for law in results[0] if is_wrong(rows, law)] or list(results[0])
     last, points = coverage.where(N=rows.names("N")[-1]), results[0][laws[0]][-1]["points"]

@@ -1,18 +1,13 @@
 """What normal priors of several scales say of functions, and what posteriors under them predict.
 
-Wilson and Izmailov (2020), section 5: a prior N(0, α² I), which looks vague for weights, makes functions of a
-convolutional network that are alike for images of one class, at any scale; and predictions depend little on the scale,
-once it is not too small to fit the data.
-
 Learning rate, epochs and the ends of the broad range were chosen with seed 1000, which is none of the seeds that are
 run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +15,10 @@ import numpy as np
 import torch
 
 import torchbayes as tb
-from torchbayes.report import Picture, figures
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.files import load_or_compute
+from torchbayes.report import Picture, Table, figures
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
+from torchbayes_experiments.files import significant
 from torchbayes_experiments.shared.classifiers import classifier
-from torchbayes_experiments.tables import pivot
 
 PIXELS = "linear"  # the model whose correlations are those of the pixels
 FLAT = 0.1  # share of the whole fall of the NLL by which it may change over the broad range
@@ -40,46 +34,33 @@ SCORES = {"nll": "test NLL", "accuracy": "test accuracy", "ece": "ECE", "train_n
 
 @dataclass(frozen=True)
 class Drawn:
-    """Functions drawn from priors, and the images at which they are compared.
-
-    Attributes:
-        per_class: images of each class, the first of the training rows that a seed draws.
-        scales: standard deviations of the normal prior of every weight, in rising order.
-        draws: S, functions of each prior.
-        shown: images of each class in the picture.
-    """
+    """Functions drawn from priors, and the images at which they are compared."""
 
     network: str = "lenet"
     classes: tuple[int, ...] = (0, 1, 2, 4, 7)
-    per_class: int = 200
+    per_class: int = 200  # images of each class, the first of the training rows that a seed draws
+    # standard deviations of the normal prior of every weight, in rising order
     scales: tuple[float, ...] = (0.02, 0.1, 1.0)
-    draws: int = 100
-    shown: int = 20
+    draws: int = 100  # S, functions of each prior
+    shown: int = 20  # images of each class in the picture
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """Posteriors by SWAG under priors of several scales.
-
-    Attributes:
-        settings: of the network.
-        train_size: N, training rows, drawn anew for each seed; None for all.
-        scales: standard deviations of the normal prior of every weight, in rising order.
-        broad: ends of the range of scales over which the NLL is expected to be about the same.
-        draws: functions drawn from each posterior.
-        test_rows: number of test images, the first of the test set; None for all.
-    """
+    """Posteriors by SWAG under priors of several scales."""
 
     network: str = "lenet"
-    settings: tuple[tuple[str, Any], ...] = (("channels", (8, 16)), ("hidden", 64))
-    train_size: int | None = 4000
+    settings: tuple[tuple[str, Any], ...] = (("channels", (8, 16)), ("hidden", 64))  # of the network
+    train_size: int | None = 4000  # N, training rows, drawn anew for each seed; None for all
+    # standard deviations of the normal prior of every weight, in rising order
     scales: tuple[float, ...] = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+    # ends of the range of scales over which the NLL is expected to be about the same
     broad: tuple[float, float] = (0.1, 1.0)
     epochs: int = 30
     batch_size: int = 100
     optimizer: tb.SGD = tb.SGD(lr=0.02, momentum=0.9)  # noqa: RUF009  (frozen)
-    draws: int = 20
-    test_rows: int | None = 5000
+    draws: int = 20  # functions drawn from each posterior
+    test_rows: int | None = 5000  # number of test images, the first of the test set; None for all
 
     def swag(self) -> tb.SWAG:
         return tb.SWAG(1, self.epochs, self.batch_size, self.optimizer, self.optimizer.lr, plan="native")
@@ -102,13 +83,19 @@ def run(recipe: PriorRecipe, seed: int, directory: Path) -> dict[str, Any]:
     functions = [
         load_or_compute(
             directory / f"drawn_{network}_{scale:g}.json",
-            partial(correlations, drawn, images, network=network, scale=scale, outputs=data.num_classes, seed=seed),
+            correlations,
+            drawn,
+            images,
+            network=network,
+            scale=scale,
+            outputs=data.num_classes,
+            seed=seed,
         )
         for network, scale in [*((drawn.network, scale) for scale in drawn.scales), (PIXELS, 1.0)]
     ]
     some = tb.data.load(recipe.data, train_size=fitted.train_size, seed=seed)
     scored = [
-        load_or_compute(directory / f"fitted_{scale:g}.json", partial(scores, fitted, some, scale=scale, seed=seed))
+        load_or_compute(directory / f"fitted_{scale:g}.json", scores, fitted, some, scale=scale, seed=seed)
         for scale in fitted.scales
     ]
     return {"drawn": functions, "fitted": scored, "broad": list(fitted.broad)}
@@ -144,12 +131,12 @@ def correlations(
     return {
         "network": network,
         "scale": scale,
-        "classes": _rounded(table),
+        "classes": significant(table),
         "within": float(within.mean()),
         "between": float(table[other].mean()),
         "nearest": float((within - torch.where(other, table, -1.0).amax(1)).min()),
         "confidence": float(functions.outputs_SBK.softmax(-1).amax(-1).mean()),
-        "map": _rounded(functions.correlation[few][:, few]),
+        "map": significant(functions.correlation[few][:, few]),
         "labels": images.targets[few].tolist(),
     }
 
@@ -168,43 +155,37 @@ def scores(recipe: Fitted, data: tb.data.Data, *, scale: float, seed: int) -> di
     return {"scale": scale, **{key: test[key] for key in ("nll", "accuracy", "ece")}, "train_nll": train_nll}
 
 
-def _rounded(matrix: torch.Tensor) -> list[list[float]]:
-    return [[float(f"{value:.4g}") for value in row] for row in matrix.tolist()]
-
-
-# --- what came out
-
-
-def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     drawn, first = tidy(map(_by_prior, results), "network", "α", "metric"), results[0]
     fitted = tidy([{each["scale"]: each for each in result["fitted"]} for result in results], "α", "metric")
     nets = drawn.where(network=[name for name in drawn.names("network") if name != PIXELS])
-    tables = (
-        pivot(
-            drawn,
-            ("network", "α"),
-            "metric",
-            keep=CORRELATIONS,
-            labels=CORRELATIONS,
-            caption="Mean correlation ρ of outputs over functions drawn from the prior; mean over seeds ± standard "
-            "error. Least lead: the correlation within a class less its largest with another, of the class where this "
-            "is least. Ratio: 1 − ρ within, over 1 − ρ between. Confidence: mean probability of the likeliest class, "
-            "of a single function. The linear model has the cosines of the pixels.",
-            digits={"α": "g"},
-        ),
-        pivot(
-            fitted,
-            "α",
-            "metric",
-            keep=SCORES,
-            labels=SCORES,
-            caption="SWAG under N(0, α² I): mean over seeds ± standard error, NLL in nats.",
-            better={"test NLL": "low", "test accuracy": "high", "ECE": "low"},
-            digits={"α": "g"},
-        ),
-    )
     parts = [*_alike(nets), *_broad(fitted, *first["broad"])]
-    return Findings(Verdict.of(parts), tables, (_maps(first), *_pictures(nets, fitted)))
+    return Findings.of(parts, _tables(drawn, fitted), (_maps(first), *_pictures(nets, fitted)))
+
+
+def _tables(drawn: Rows, fitted: Rows) -> Iterator[Table]:
+    yield pivot(
+        drawn,
+        ("network", "α"),
+        "metric",
+        keep=CORRELATIONS,
+        labels=CORRELATIONS,
+        caption="Mean correlation ρ of outputs over functions drawn from the prior; mean over seeds ± standard "
+        "error. Least lead: the correlation within a class less its largest with another, of the class where this "
+        "is least. Ratio: 1 − ρ within, over 1 − ρ between. Confidence: mean probability of the likeliest class, "
+        "of a single function. The linear model has the cosines of the pixels.",
+        digits={"α": "g"},
+    )
+    yield pivot(
+        fitted,
+        "α",
+        "metric",
+        keep=SCORES,
+        labels=SCORES,
+        caption="SWAG under N(0, α² I): mean over seeds ± standard error, NLL in nats.",
+        better={"test NLL": "low", "test accuracy": "high", "ECE": "low"},
+        digits={"α": "g"},
+    )
 
 
 def _by_prior(result: Mapping[str, Any]) -> dict[str, dict[float, Any]]:
@@ -216,29 +197,25 @@ def _by_prior(result: Mapping[str, Any]) -> dict[str, dict[float, Any]]:
     return priors
 
 
-def _alike(nets: Rows) -> list[Part]:
-    """Return what is claimed of correlations: of every scale, and that they fall with it."""
+def _alike(nets: Rows) -> Iterator[Part]:
+    """Yield what is claimed of correlations: of every scale, and that they fall with it."""
     within, between, lead = (nets.where(metric=name).apart("α") for name in ("within", "between", "nearest"))
-    parts = []
     for scale, ends in between.items():
-        parts.append(below(f"α = {scale:g}: correlation between classes below that within", ends - within[scale]))
-        parts.append(below(f"α = {scale:g}: of every class, largest with another below that within", -lead[scale]))
+        yield below(f"α = {scale:g}: correlation between classes below that within", ends - within[scale])
+        yield below(f"α = {scale:g}: of every class, largest with another below that within", -lead[scale])
     change = between[max(between)] - between[min(between)]
-    return [*parts, below("correlation between classes of the largest α below that of the smallest", change)]
+    yield below("correlation between classes of the largest α below that of the smallest", change)
 
 
-def _broad(fitted: Rows, low: float, high: float) -> list[Part]:
-    """Return what is claimed of the NLL by scale."""
+def _broad(fitted: Rows, low: float, high: float) -> Iterator[Part]:
+    """Yield what is claimed of the NLL by scale."""
     by_scale = fitted.where(metric="nll").apart("α")
     nll, inside = np.stack([*by_scale.values()]), np.array([low <= scale <= high for scale in by_scale])
-    fall = nll[0] - nll.min(0)
-    change = nll[inside].max(0) - nll[inside].min(0)
+    fall, change = nll[0] - nll.min(0), nll[inside].max(0) - nll[inside].min(0)
     span = f"change of the NLL over α from {low:g} to {high:g}, share of its fall from the smallest α"
-    return [
-        below(f"NLL at α = {low:g} below that at the smallest α", by_scale[low] - nll[0]),
-        below(span, change / fall, FLAT),
-        below("lowest NLL in that range below the lowest outside", nll[inside].min(0) - nll[~inside].min(0)),
-    ]
+    yield below(f"NLL at α = {low:g} below that at the smallest α", by_scale[low] - nll[0])
+    yield below(span, change / fall, FLAT)
+    yield below("lowest NLL in that range below the lowest outside", nll[inside].min(0) - nll[~inside].min(0))
 
 
 def _maps(result: Mapping[str, Any]) -> Picture:
@@ -255,25 +232,24 @@ def _maps(result: Mapping[str, Any]) -> Picture:
     )
 
 
-def _curve(rows: Rows, metric: str) -> np.ndarray:
-    return np.stack([*rows.where(metric=metric).apart("α").values()])
-
-
-def _pictures(nets: Rows, fitted: Rows) -> tuple[Picture, Picture]:
-    drawn = {CORRELATIONS[metric]: _curve(nets, metric) for metric in ("within", "between")}
-    priors, scales = [f"α = {scale:g}" for scale in nets.names("α")], [f"{scale:g}" for scale in fitted.names("α")]
+def _pictures(nets: Rows, fitted: Rows) -> Iterator[Picture]:
+    drawn = nets.stacked("metric", "α")
+    curves = {CORRELATIONS[metric]: drawn[metric] for metric in ("within", "between")}
+    yield Picture(
+        "Correlations within and between classes",
+        figures.measure_curves({"correlation of logits": curves}, [f"α = {scale:g}" for scale in nets.names("α")]),
+        "Mean correlation of two images of one class, and of two classes, under each prior.",
+    )
+    scored, scales = fitted.stacked("metric", "α"), [f"{scale:g}" for scale in fitted.names("α")]
     panels = {
-        "test NLL (nats), lower is better": {"SWAG": _curve(fitted, "nll")},
-        "test accuracy, higher is better": {"SWAG": _curve(fitted, "accuracy")},
+        "test NLL (nats), lower is better": {"SWAG": scored["nll"]},
+        "test accuracy, higher is better": {"SWAG": scored["accuracy"]},
     }
-    scored = figures.measure_curves(panels, scales, label="α, standard deviation of the prior of each weight")
-    return (
-        Picture(
-            "Correlations within and between classes",
-            figures.measure_curves({"correlation of logits": drawn}, priors),
-            "Mean correlation of two images of one class, and of two classes, under each prior.",
-        ),
-        Picture("Predictions by the scale of the prior", scored, "Test scores of SWAG under N(0, α² I)."),
+    label = "α, standard deviation of the prior of each weight"
+    yield Picture(
+        "Predictions by the scale of the prior",
+        figures.measure_curves(panels, scales, label=label),
+        "Test scores of SWAG under N(0, α² I).",
     )
 
 

@@ -7,7 +7,7 @@ units of a layer can be permuted without changing the function, so chains with d
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,22 +18,18 @@ import torch
 import torchbayes as tb
 from torchbayes.diagnostics import summary
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, pivot, tidy
 from torchbayes_experiments.shared import image_hmc
 from torchbayes_experiments.shared.image_hmc import SPACES, Problem, Problems, convergence, rhat_and_ess
 from torchbayes_experiments.streams import Purpose, generator
-from torchbayes_experiments.tables import pivot
 
 
 @dataclass(frozen=True)
 class MixingRecipe(Problems):
-    """The problems, each with its chains.
+    """The problems, each with its chains."""
 
-    Attributes:
-        narrow: the small problem with few hidden units and a wide prior, where every unit has a distinct role that
-            hardly changes along a chain; None to leave it out.
-    """
-
+    # the small problem with few hidden units and a wide prior, where every unit has a distinct role that hardly changes
+    # along a chain; None to leave it out
     narrow: Problem | None
 
     def problems(self) -> dict[str, Problem]:
@@ -80,59 +76,41 @@ def _counts(diagnosis: tb.Diagnosis, space: str) -> dict[str, int]:
     return dict(sorted(counted.items(), key=lambda pair: float(pair[0])))
 
 
-# --- what came out
-
-
-def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     """The repeats are the seeds."""
     rows = tidy(results, "problem", "space", "metric")
-    verdict = Verdict.of([part for name in results[0] for part in _parts(name, rows.where(problem=name), results)])
+    parts = [part for name in results[0] for part in _parts(name, rows.where(problem=name), results)]
     chains = image_hmc.chains_table(
         results,
         {"leapfrogs": "leapfrog steps", "step_size": "step size", "acceptance": "acceptance", "ebfmi": "E-BFMI"}
         | {"divergences": "divergences"},
         caption="The chains after burn-in: mean over seeds ± standard error, the sum for divergences.",
     )
-    return Findings(verdict, (_rhat_table(results), chains), _pictures(results))
+    return Findings.of(parts, (_rhat_table(results, rows), chains), _pictures(results))
 
 
-def _parts(name: str, rows: Rows, results: Sequence[Mapping[str, Any]]) -> list[Part]:
-    def less(metric: str) -> np.ndarray:
-        weights, functions = (rows.values(space=space, metric=metric) for space in SPACES)
-        return functions - weights
-
-    apart = {space: 1 - rows.values(space=space, metric="share") for space in SPACES}
+def _parts(name: str, rows: Rows, results: Results) -> Iterator[Part]:
     chains = [result[name] for result in results]
-    return [
-        below(
-            f"{name}: share of iterations that diverge below 1 %",
-            [of["divergences"] / (of["chains"] * of["iterations"]) for of in chains],
-            0.01,
-            precondition=True,
-        ),
-        below(f"{name}: share of test probabilities with R-hat of 1.1 or more below 5 %", apart["functions"], 0.05),
-        below(f"{name}: that share at most half of the weights'", apart["functions"] - apart["weights"] / 2),
-        below(f"{name}: median R-hat of probabilities below the weights'", less("median")),
-        below(f"{name}: maximal R-hat of probabilities below the weights'", less("maximum")),
-    ]
+    diverged = [of["divergences"] / (of["chains"] * of["iterations"]) for of in chains]
+    yield below(f"{name}: share of iterations that diverge below 1 %", diverged, 0.01, precondition=True)
+    weights, functions = (1 - rows.values(space=space, metric="share") for space in SPACES)
+    yield below(f"{name}: share of test probabilities with R-hat of 1.1 or more below 5 %", functions, 0.05)
+    yield below(f"{name}: that share at most half of the weights'", functions - weights / 2)
+    for metric, said in (("median", "median"), ("maximum", "maximal")):
+        less = rows.where(metric=metric).less("space", "functions", "weights")
+        yield below(f"{name}: {said} R-hat of probabilities below the weights'", less)
 
 
-def _rhat_table(results: Sequence[Mapping[str, Any]]) -> Table:
-    labels = {**SPACES, "floor": "independent draws"}
+def _rhat_table(results: Results, rows: Rows) -> Table:
     columns = {"median": "median", "high": "95 % quantile", "maximum": "maximum", "share": "below 1.1", "ess": "ESS"}
-    counted = [  # the number of quantities stands before the others
-        {
-            name: {space: {results[0][name][space]["quantities"]: of[space]} for space in labels}
-            for name, of in result.items()
-        }
-        for result in results
-    ]
+    spaces: dict[Any, str] = {**SPACES, "floor": "independent draws"}
     return pivot(
-        tidy(counted, "problem", "space", "quantities", "metric"),
-        ("problem", "space", "quantities"),
+        rows.only(space=list(spaces), problem=rows.names("problem")),
+        ("problem", "space"),
         "metric",
-        keep=columns,
-        labels=labels | columns,
+        keep=("quantities", *columns),
+        labels=spaces | columns,
+        beside={"quantities": lambda problem, space: results[0][problem][space]["quantities"]},
         digits={"below 1.1": ".4f", "ESS": ".0f"},
         # what Izmailov et al. (2021) saw is the range of the histograms in their figure
         caption="R-hat (rank-normalised, split) over all quantities of a space, and their median effective sample "
@@ -142,7 +120,7 @@ def _rhat_table(results: Sequence[Mapping[str, Any]]) -> Table:
     )
 
 
-def _pictures(results: Sequence[Mapping[str, Any]]) -> tuple[Picture, ...]:
+def _pictures(results: Results) -> tuple[Picture, ...]:
     def histogram(name: str) -> Picture:
         spaces = {
             label: np.concatenate([spread_out(result[name]["counts"][space]) for result in results])

@@ -7,10 +7,10 @@ were made in them. Which of them are burn-in is decided afterwards.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,55 +19,37 @@ from torchbayes.driver.log import read_log
 from torchbayes.driver.progress import progress_bar
 from torchbayes.posteriors import Posterior
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.shared.classifiers import metrics_of
-from torchbayes_experiments.tables import pivot
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, pivot, tidy
+from torchbayes_experiments.shared.classifiers import mean_metrics, metrics_of
+from torchbayes_experiments.tables import BETTER
 
 METRICS = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE"}
 NAMES = {"single": "single network (MAP)", "draw": "single draw of HMC", "average": "model average of HMC"}
 DIGITS = {"accuracy": ".4f", "NLL": ".3f", "ECE": ".4f"}
-Results = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class MNISTChainRecipe:
-    """Settings of the chains and of the single networks; the chain under the wide prior has the published ones.
-
-    Attributes:
-        prior_scale: standard deviation of the normal prior.
-        step_size: of a leapfrog step.
-        trajectory: length of a proposal, in units of the weights.
-        iterations: maximum number of iterations of the chain.
-        minutes: of sampling; the chain ends with the iteration in which they are used up.
-        burn_in: share of the iterations that were run, the first of them, that is left out.
-        narrow_scale: standard deviation of a second, narrower prior, under which a draw is not a hard classifier.
-        narrow_step_size: of a leapfrog step under it; a proposal is a quarter of the prior's period.
-        narrow_iterations: of the chain under it.
-        members: number of networks trained to the mode; their mean scores are those of a single network.
-        epochs: of their training, as `batch_size` and `lr`, of Adam.
-        test_rows: number of test images; None for all.
-    """
+    """Settings of the chains and of the single networks; the chain under the wide prior has the published ones."""
 
     data: str = "mnist"
     train_size: int = 160
     hidden: tuple[int, ...] = (256, 256)
-    prior_scale: float = 1.0
-    step_size: float = 3e-5
-    trajectory: float = 1.5
-    iterations: int = 100
-    minutes: float = 20.0
-    burn_in: float = 0.2
+    prior_scale: float = 1.0  # standard deviation of the normal prior
+    step_size: float = 3e-5  # of a leapfrog step
+    trajectory: float = 1.5  # length of a proposal, in units of the weights
+    iterations: int = 100  # maximum number of iterations of the chain
+    minutes: float = 20.0  # of sampling; the chain ends with the iteration in which they are used up
+    burn_in: float = 0.2  # share of the iterations that were run, the first of them, that is left out
+    # standard deviation of a second, narrower prior, under which a draw is not a hard classifier
     narrow_scale: float = 0.2
-    narrow_step_size: float = 5e-4
-    narrow_iterations: int = 100
-    members: int = 3
-    epochs: int = 500
+    narrow_step_size: float = 5e-4  # of a leapfrog step under it; a proposal is a quarter of the prior's period
+    narrow_iterations: int = 100  # of the chain under it
+    members: int = 3  # number of networks trained to the mode; their mean scores are those of a single network
+    epochs: int = 500  # of their training, as `batch_size` and `lr`, of Adam
     batch_size: int = 80
     lr: float = 1e-3
-    test_rows: int | None = None
+    test_rows: int | None = None  # number of test images; None for all
 
     def chain(self) -> tb.HMC:
         """Return HMC with one chain that keeps every iteration."""
@@ -124,15 +106,13 @@ def _scored(
     all_draws, last = tb.predict(draws, inputs), len(log)
 
     def scores(start: int, stop: int) -> dict[str, float]:
-        return metrics_of(replace(all_draws, outputs_SBK=all_draws.outputs_SBK[start:stop]), targets)
+        return metrics_of(all_draws, targets, slice(start, stop))
 
     each = [scores(i, i + 1) for i in range(last)]
     running = [scores(left_out, stop) for stop in range(left_out + 1, last + 1)]
     modes = tb.fit(draws.model, data.train, recipe.single(), seed=seed, callbacks=()).sample(recipe.members)
     alone = [metrics_of(tb.predict(tb.Point(draws.model, w[None]), inputs), targets) for w in modes]
-    single, draw = (
-        {key: float(np.mean([of[key] for of in many])) for key in METRICS} for many in (alone, each[left_out:])
-    )
+    single, draw = mean_metrics(alone), mean_metrics(each[left_out:])
     logged = ("log_density", "log_likelihood", "acceptance", "seconds", "gradients")
     # E log p(w) = −Σ_d (½ + log σ_d √2π) of a normal prior
     prior_mean = -float((0.5 + draws.model.prior.stds().log() + 0.5 * math.log(2 * math.pi)).sum())
@@ -146,85 +126,59 @@ def _scored(
     }
 
 
-# --- what came out
-
-
 def summarise(results: Results) -> Findings:
     """The repeats are the seeds."""
     second = [result["narrow"] for result in results]
     scores, narrow = (tidy([r["scores"] for r in of], "method", "metric") for of in (results, second))
-
-    def less(rows: Rows, metric: str, first: str, second: str) -> np.ndarray:
-        return rows.values(method=first, metric=metric) - rows.values(method=second, metric=metric)
-
-    rejected = [1 - float(np.mean(_kept(result, "acceptance"))) for result in results]
-    verdict = Verdict.of([
-        below("share of proposals that are rejected", rejected, 0.05),
-        _stationary([drift(_kept(result, "log_density")) for result in results]),
-        below("accuracy: single draw below model average", less(scores, "accuracy", "draw", "average")),
-        below("NLL: model average below single network", less(scores, "nll", "average", "single")),
-        below(
-            "NLL under the narrower prior: model average below single network", less(narrow, "nll", "average", "single")
-        ),
-    ])
-    tables = (
-        _score_table(scores, "Test images"),
-        _score_table(narrow, "The same under the narrower prior"),
-        _chain_table(results),
-        _running_table(results),
-    )
     pictures = (
         _average_picture(results, "What the model average gains with every draw"),
         _average_picture(second, "The same under the narrower prior"),
         _chain_picture(results),
     )
-    return Findings(verdict, tables, pictures)
+    return Findings.of(_parts(results, scores, narrow), _tables(results, scores, narrow), pictures)
 
 
-def _stationary(drifts: Sequence[float]) -> Part:
-    """Return the test for drift of the log density; inconclusive if a chain is too short to tell."""
+def _parts(results: Results, scores: Rows, narrow: Rows) -> Iterator[Part]:
+    rejected = [1 - float(np.mean(_kept(result, "acceptance"))) for result in results]
+    yield below("share of proposals that are rejected", rejected, 0.05)
     statement = "drift of the log density between the halves of the chain below 3 standard errors"
+    drifts = [drift(_kept(result, "log_density")) for result in results]
     if np.isfinite(drifts).all():
-        return below(statement, drifts, 3.0)
-    return Part(statement, "inconclusive", "a chain has fewer than four iterations after burn-in")
+        yield below(statement, drifts, 3.0)
+    else:
+        yield Part(statement, "inconclusive", "a chain has fewer than four iterations after burn-in")
+    less = scores.less("method", "draw", "average", metric="accuracy")
+    yield below("accuracy: single draw below model average", less)
+    for rows, where in ((scores, ""), (narrow, " under the narrower prior")):
+        less = rows.less("method", "average", "single", metric="nll")
+        yield below(f"NLL{where}: model average below single network", less)
 
 
-def _kept(result: Mapping[str, Any], name: str) -> list[float]:
-    """Return a logged value of the iterations after burn-in."""
-    return result["chain"][name][result["left_out"] :]
-
-
-def energy_errors(acceptance: Sequence[float]) -> np.ndarray:
-    """Return the energy errors that acceptance probabilities imply: −log min(1, exp(−ΔH)) = max(ΔH, 0)."""
-    return -np.log(np.maximum(acceptance, 1e-300))
-
-
-def drift(log_density: Sequence[float]) -> float:
-    """Return how far the mean moves from the first half of a chain to the second, in its standard errors.
-
-    |m₂ − m₁| / (s √(1/n₁ + 1/n₂)), s² the pooled variance within the halves: of the order of one for independent
-    draws of one distribution. Of an odd number the value in the middle is left out; fewer than four, which have no
-    spread within halves, give infinity.
-    """
-    half = len(log_density) // 2
-    if half < 2:
-        return math.inf
-    first, second = np.asarray(log_density[:half]), np.asarray(log_density[-half:])
-    spread = math.sqrt((first.var(ddof=1) + second.var(ddof=1)) / 2)
-    return float(abs(second.mean() - first.mean()) / (spread * math.sqrt(2 / half)))
-
-
-def _score_table(scores: Rows, prior: str) -> Table:
-    return pivot(
-        scores.only(method=list(NAMES)),
-        "method",
+def _tables(results: Results, scores: Rows, narrow: Rows) -> Iterator[Table]:
+    for rows, prior in ((scores, "Test images"), (narrow, "The same under the narrower prior")):
+        yield pivot(
+            rows.only(method=list(NAMES)),
+            "method",
+            "metric",
+            keep=METRICS,
+            labels=NAMES | METRICS,
+            digits=DIGITS,
+            better=BETTER,
+            caption=f"{prior}: mean over seeds ± standard error. A single network is the mean over networks trained to "
+            "the mode of the same posterior, a single draw the mean over the kept places of the chain taken alone.",
+        )
+    yield _chain_table(results)
+    # how the average's scores change with the number of draws
+    most = min(len(result["running"]["nll"]) for result in results)
+    frame = tidy([result["running"] for result in results], "metric", lists=("draws",)).frame
+    counts = [*(2**power for power in range(most.bit_length())), most]
+    yield pivot(
+        Rows(frame.assign(draws=frame["draws"] + 1)).where(draws=counts),
+        "draws",
         "metric",
         keep=METRICS,
-        labels=NAMES | METRICS,
         digits=DIGITS,
-        better={"accuracy": "high", "NLL": "low", "ECE": "low"},
-        caption=f"{prior}: mean over seeds ± standard error. A single network is the mean over networks trained to the "
-        "mode of the same posterior, a single draw the mean over the kept places of the chain taken alone.",
+        caption="The average of the first kept draws, by their number; mean over seeds ± standard error.",
     )
 
 
@@ -256,20 +210,29 @@ def _chain_table(results: Results) -> Table:
     )
 
 
-def _running_table(results: Results) -> Table:
-    """Return how the average's scores change with the number of draws."""
-    most = min(len(result["running"]["nll"]) for result in results)
-    frame = tidy([result["running"] for result in results], "metric", lists=("draws",)).frame
-    counts = [*(2**power for power in range(most.bit_length())), most]
-    return pivot(
-        Rows(frame.assign(draws=frame["draws"] + 1)).where(draws=counts),
-        "draws",
-        "metric",
-        keep=METRICS,
-        labels=METRICS,
-        digits=DIGITS,
-        caption="The average of the first kept draws, by their number; mean over seeds ± standard error.",
-    )
+def _kept(result: Mapping[str, Any], name: str) -> list[float]:
+    """Return a logged value of the iterations after burn-in."""
+    return result["chain"][name][result["left_out"] :]
+
+
+def energy_errors(acceptance: Sequence[float]) -> np.ndarray:
+    """Return the energy errors that acceptance probabilities imply: −log min(1, exp(−ΔH)) = max(ΔH, 0)."""
+    return -np.log(np.maximum(acceptance, 1e-300))
+
+
+def drift(log_density: Sequence[float]) -> float:
+    """Return how far the mean moves from the first half of a chain to the second, in its standard errors.
+
+    |m₂ − m₁| / (s √(1/n₁ + 1/n₂)), s² the pooled variance within the halves: of the order of one for independent
+    draws of one distribution. Of an odd number the value in the middle is left out; fewer than four, which have no
+    spread within halves, give infinity.
+    """
+    half = len(log_density) // 2
+    if half < 2:
+        return math.inf
+    first, second = np.asarray(log_density[:half]), np.asarray(log_density[-half:])
+    spread = math.sqrt((first.var(ddof=1) + second.var(ddof=1)) / 2)
+    return float(abs(second.mean() - first.mean()) / (spread * math.sqrt(2 / half)))
 
 
 def _average_picture(results: Results, title: str) -> Picture:
@@ -301,7 +264,7 @@ def _average_picture(results: Results, title: str) -> Picture:
     )
 
 
-def _counted(figure: Figure) -> Figure:
+def _counted(figure: Any) -> Any:
     """Return a figure with whole numbers on its horizontal axes."""
     from matplotlib.ticker import MaxNLocator
 

@@ -9,7 +9,7 @@ against the others is the ceiling: there the method is exact, and only the chain
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,11 +21,11 @@ from torch import Tensor
 import torchbayes as tb
 from torchbayes.posteriors import Posterior
 from torchbayes.report import Picture, Table
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, dots, pivot, tidy
 from torchbayes_experiments.shared import image_hmc
-from torchbayes_experiments.shared.fidelity import Scores, closeness, log_probabilities, mixture_of, quality, scores
+from torchbayes_experiments.shared.fidelity import PUBLISHED, closeness, log_probabilities, mixture_of, quality, scores
 from torchbayes_experiments.shared.image_hmc import Problem, Problems, Setup
-from torchbayes_experiments.tables import dots, pivot
+from torchbayes_experiments.tables import BETTER
 
 STOCHASTIC = ("SGLD", "SGHMC", "cSGHMC")
 OTHERS = ("single network", "deep ensemble", *STOCHASTIC)
@@ -42,19 +42,6 @@ QUALITY = {"accuracy": "accuracy", "nll": "NLL", "ece": "ECE", "gap": "confidenc
 CLOSENESS = {"agreement": "agreement with HMC", "total_variation": "TV from HMC"}
 MARGIN = 0.01  # nats: NLLs this close count as equally good
 
-# CIFAR-10 with ResNet-20 (Izmailov et al. 2021): accuracy in %, agreement in % and total variation, each mean and
-# standard deviation of three runs, from its table of fidelity; NLL and ECE are read off its bar plots.
-PUBLISHED: dict[str, tuple[Any, Any, Any, float | None, float | None]] = {
-    "HMC, one chain": ((89.64, 0.25), (94.01, 0.25), (0.074, 0.003), 0.322, 0.043),
-    "SGD": ((83.44, 1.14), (85.48, 1.00), (0.190, 0.005), 0.80, 0.12),
-    "deep ensemble (50)": ((88.49, 0.10), (91.52, 0.06), (0.115, 0.000), 0.33, 0.03),
-    "MFVI": ((86.45, 0.27), (88.75, 0.24), (0.136, 0.000), 0.41, 0.02),
-    "SGLD": ((89.32, 0.23), (91.54, 0.15), (0.110, 0.001), 0.33, 0.03),
-    "SGHMC": ((89.38, 0.32), (91.98, 0.35), (0.109, 0.001), None, None),
-    "SGHMC, cyclical": ((89.63, 0.37), (92.67, 0.52), (0.099, 0.006), None, None),
-    "SGHMC, cyclical and preconditioned": ((87.46, 0.21), (90.96, 0.24), (0.111, 0.002), None, None),
-}
-
 
 @dataclass(frozen=True)
 class ReferenceRecipe(Problems):
@@ -70,16 +57,12 @@ class ReferenceRecipe(Problems):
     on the prior. On the left-over rows HMC tied with the single network at σ = 0.3, and was worse for networks of tanh
     units (σ from 0.15 to 1), for σ = 0.5, on whole MNIST images and with ten hidden units: there its average is
     under-confident. All problems share one setting. Temperatures are fitted on left-over training rows too.
-
-    Attributes:
-        ensemble: its members, each alone, are the single networks.
-        cyclical: SGHMC with a cyclical step size.
     """
 
-    ensemble: tb.MAP
+    ensemble: tb.MAP  # its members, each alone, are the single networks
     sgld: tb.SGLD
     sghmc: tb.SGHMC
-    cyclical: tb.SGHMC
+    cyclical: tb.SGHMC  # SGHMC with a cyclical step size
 
     def methods(self) -> dict[str, tb.MAP | tb.SGLD | tb.SGHMC]:
         """Return the methods that are compared with HMC, by name."""
@@ -116,15 +99,12 @@ def run(recipe: ReferenceRecipe, seed: int, directory: Path) -> dict[str, Any]:
     def compute(problem: Problem, home: Path) -> dict[str, Any]:
         setup = image_hmc.set_up(problem, seed)
         hmc, diagnosis = image_hmc.run_hmc(problem, setup, seed=seed, directory=home / "hmc")
-        posteriors: dict[str, Posterior] = {"HMC": hmc}
-        passes: dict[str, float] = {}
+        others = image_hmc.fitted(recipe.methods(), lambda _: setup.model, setup.train, home=home, seed=seed)
+        passes = {name: passes_of(method, len(setup.train.targets)) for name, method in recipe.methods().items()}
         if (record := diagnosis.record) is not None:
-            passes["HMC"] = float((record.gradients_M + record.burn_in_gradients_M).sum())
-        for name, method in recipe.methods().items():
-            folder = home / name.replace(" ", "_").lower()
-            posteriors[name] = tb.fit(setup.model, setup.train, method, seed=seed, directory=folder, resume=True)
-            passes[name] = passes_of(method, len(setup.train.targets))
-        return {"methods": _scores(posteriors, setup), "chains": image_hmc.mixing(diagnosis), "passes": passes}
+            passes = {"HMC": float((record.gradients_M + record.burn_in_gradients_M).sum())} | passes
+        scores, chains = _scores({"HMC": hmc, **others}, setup), image_hmc.mixing(diagnosis)
+        return {"methods": scores, "chains": chains, "passes": passes}
 
     return image_hmc.over_problems(recipe.problems(), compute, home=directory, file="scores.json")
 
@@ -137,7 +117,7 @@ def passes_of(method: tb.MAP | tb.SGLD | tb.SGHMC, rows: int) -> float:
     return method.members * method.steps * min(1.0, (method.batch_size or rows) / rows)
 
 
-def _scores(posteriors: Mapping[str, Posterior], setup: Setup) -> Scores:
+def _scores(posteriors: Mapping[str, Posterior], setup: Setup) -> dict[str, Any]:
     """Return the metrics of `quality`, `_scaled` and `closeness` of every method on the test rows."""
     predictions = {
         name: list(zip(*(log_probabilities(posterior, part.inputs) for part in (setup.test, setup.spare)), strict=True))
@@ -165,10 +145,7 @@ def _scaled(test: Tensor, spare: Tensor, setup: Setup) -> dict[str, float]:
     return {"temperature": temperature, "nll_scaled": quality(sharp, setup.test.targets)["nll"]}
 
 
-# --- what came out
-
-
-def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     """The repeats are the seeds. A line of a table is a method with all its chains or members, or the mean of each."""
     lines = [
         {
@@ -182,22 +159,11 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
         for result in results
     ]
     rows = tidy(lines, "problem", "method", "metric")
-    problems = rows.names("problem")
-    parts = [part for name in problems for part in _parts(name, rows.where(problem=name), results)]
-    chains = image_hmc.chains_table(
-        [{name: of["chains"] for name, of in result.items()} for result in results],
-        {"leapfrogs": "leapfrog steps", "acceptance": "acceptance", "divergences": "divergences", "ebfmi": "E-BFMI"}
-        | {"functions/share": "R-hat < 1.1: probabilities", "weights/share": "weights"},
-        caption="The chains of HMC, after burn-in: mean over seeds ± standard error, the sum for divergences; shares "
-        "of test probabilities and of weights with R-hat below 1.1.",
-    )
-    tables = [_scores_table(name, rows.where(problem=name)) for name in problems]
-    tables += [_published_table(), _temperature_table(rows), _together_table(rows, results), chains]
-    return Findings(Verdict.of(parts), tuple(tables), _pictures(rows))
+    parts = [part for name in rows.names("problem") for part in _parts(name, rows.where(problem=name), results)]
+    return Findings.of(parts, _tables(rows, results), _pictures(rows))
 
 
-def _parts(name: str, rows: Rows, results: Sequence[Mapping[str, Any]]) -> list[Part]:
-    """Return the parts of the claim on one problem."""
+def _parts(name: str, rows: Rows, results: Results) -> Iterator[Part]:
     nll, distance, agreement = (
         {line: rows.values(method=line, metric=metric) for line in LINES}
         for metric in ("nll", "total_variation", "agreement")
@@ -207,67 +173,60 @@ def _parts(name: str, rows: Rows, results: Sequence[Mapping[str, Any]]) -> list[
     disagreement = np.max([1 - agreement[method] for method in STOCHASTIC], axis=0) - (1 - agreement["single network"])
     rhat = np.array([1 - result[name]["chains"]["functions"]["share"] for result in results])
     best = np.min([nll[method] for method in OTHERS], axis=0)
-    return [
-        below(f"{name}: share of test probabilities with R-hat of 1.1 or more", rhat, 0.05, precondition=True),
-        below(
-            f"{name}: TV of one HMC chain to the others below a single network's",
-            distance["HMC, one chain"] - single,
-            precondition=True,
-        ),
-        below(f"{name}: NLL of HMC below a single network's", nll["HMC"] - nll["single network"]),
-        below(f"{name}: NLL of HMC within {MARGIN} of the best other", nll["HMC"] - best, MARGIN),
-        below(f"{name}: TV from HMC of every SG-MCMC chain below a single network's", np.max(sampled, axis=0) - single),
-        below(f"{name}: agreement of every SG-MCMC chain above a single network's", disagreement),
-        below(f"{name}: TV of the ensemble below a single network's", ensemble - single),
-        below(f"{name}: TV of the best SG-MCMC chain below the ensemble's", np.min(sampled, axis=0) - ensemble),
-    ]
+    yield below(f"{name}: share of test probabilities with R-hat of 1.1 or more", rhat, 0.05, precondition=True)
+    ceiling = f"{name}: TV of one HMC chain to the others below a single network's"
+    yield below(ceiling, distance["HMC, one chain"] - single, precondition=True)
+    yield below(f"{name}: NLL of HMC below a single network's", nll["HMC"] - nll["single network"])
+    yield below(f"{name}: NLL of HMC within {MARGIN} of the best other", nll["HMC"] - best, MARGIN)
+    farthest = np.max(sampled, axis=0) - single
+    yield below(f"{name}: TV from HMC of every SG-MCMC chain below a single network's", farthest)
+    yield below(f"{name}: agreement of every SG-MCMC chain above a single network's", disagreement)
+    yield below(f"{name}: TV of the ensemble below a single network's", ensemble - single)
+    yield below(f"{name}: TV of the best SG-MCMC chain below the ensemble's", np.min(sampled, axis=0) - ensemble)
 
 
-def _scores_table(name: str, rows: Rows) -> Table:
+def _tables(rows: Rows, results: Results) -> Iterator[Table]:
     columns = QUALITY | CLOSENESS
-    return pivot(
-        rows.where(method=["HMC", "HMC, one chain", *OTHERS]),
-        "method",
-        "metric",
-        keep=columns,
-        heads=[name],
-        labels={**columns, "HMC": "HMC, all chains", **{method: f"{method}, one chain" for method in STOCHASTIC}},
-        digits=".4f",
-        better={"accuracy": "high", "NLL": "low", "ECE": "low"},
-        caption=f"{name}, test rows: mean over seeds ± standard error. Closeness of one HMC chain is to the average of "
-        "the other chains, that of the rest to all of HMC. A single network is the mean over the ensemble's members.",
-    )
-
-
-def _published_table() -> Table:
-    return Table(
+    for name in rows.names("problem"):
+        yield pivot(
+            rows.where(problem=name, method=["HMC", "HMC, one chain", *OTHERS]),
+            "method",
+            "metric",
+            keep=columns,
+            heads=[name],
+            labels={**columns, "HMC": "HMC, all chains", **{method: f"{method}, one chain" for method in STOCHASTIC}},
+            digits=".4f",
+            better=BETTER,
+            caption=f"{name}, test rows: mean over seeds ± standard error. Closeness of one HMC chain is to the "
+            "average of the other chains, that of the rest to all of HMC. A single network is the mean over the "
+            "ensemble's members.",
+        )
+    yield Table(
         ["as published", "accuracy, %", "agreement with HMC, %", "TV from HMC", "NLL ≈", "ECE ≈"],
         [[name, *row] for name, row in PUBLISHED.items()],
         "For comparison: ResNet-20 on CIFAR-10 in Izmailov et al. (2021), mean ± standard deviation of three runs; NLL "
         "and ECE are read off their bar plots. HMC: one chain against the other two.",
         formats={"accuracy, %": ".2f", "agreement with HMC, %": ".2f", "NLL ≈": ".2f"},
     )
-
-
-def _temperature_table(rows: Rows) -> Table:
-    return pivot(
+    yield pivot(
         rows.where(method=["HMC", *OTHERS]),
         ("problem", "method"),
         "metric",
         keep=("nll", "nll_scaled", "temperature"),
-        labels={"nll": "NLL", "nll_scaled": "NLL after scaling"},
+        labels={"nll_scaled": "NLL after scaling"},
         digits={"NLL": ".4f", "NLL after scaling": ".4f", "temperature": ".2f"},
         caption="Is it the order of the classes that a method gets wrong, or only its confidence? The temperature by "
         "which log probabilities are divided was fitted on training rows that were not trained on. Below 1: not sure "
         "enough.",
     )
+    yield from _sampler_tables(rows, results)
 
 
-def _together_table(rows: Rows, results: Sequence[Mapping[str, Any]]) -> Table:
+def _sampler_tables(rows: Rows, results: Results) -> Iterator[Table]:
     samplers = {f"all {method}": method for method in STOCHASTIC} | {"HMC": "HMC"}
     passes = tidy([{name: of["passes"] for name, of in result.items()} for result in results], "problem", "method")
     metrics = {"nll": "NLL", **CLOSENESS}
-    return pivot(
+    yield pivot(
         rows.only(method=list(samplers), problem=rows.names("problem")),
         ("problem", "method"),
         "metric",
@@ -277,6 +236,13 @@ def _together_table(rows: Rows, results: Sequence[Mapping[str, Any]]) -> Table:
         beside={"passes over the data": lambda name, line: passes.values(problem=name, method=samplers[line]).mean()},
         digits=dict.fromkeys(metrics.values(), ".4f") | {"passes over the data": ",.0f"},
         caption="The samplers with all their chains together, and what they cost.",
+    )
+    yield image_hmc.chains_table(
+        [{name: of["chains"] for name, of in result.items()} for result in results],
+        {"leapfrogs": "leapfrog steps", "acceptance": "acceptance", "divergences": "divergences", "ebfmi": "E-BFMI"}
+        | {"functions/share": "R-hat < 1.1: probabilities", "weights/share": "weights"},
+        caption="The chains of HMC, after burn-in: mean over seeds ± standard error, the sum for divergences; shares "
+        "of test probabilities and of weights with R-hat below 1.1.",
     )
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import torchbayes as tb
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.shared.uci_splits import over_splits
-from torchbayes_experiments.tables import differences, dots, pivot
+from torchbayes_experiments import Experiment, Findings, Results, Rows, below, differences, dots, pivot, tidy
+from torchbayes_experiments.shared.classifiers import mean_metrics
+from torchbayes_experiments.shared.uci_splits import load_split, over_splits
 
 METHODS = ("SGD", "SGLD", "HMC")
 METRICS = {"log_likelihood": "log likelihood", "rmse": "RMSE"}
@@ -37,47 +37,30 @@ class UCIChainsRecipe:
     """Settings of all methods.
 
     Tuples have one entry for each set, chosen on a fifth of the training rows of its first splits, never on test rows.
-
-    Attributes:
-        sets: keys of `PUBLISHED`.
-        prior_scale: standard deviation of the normal prior of all weights, the same for every method.
-        lr: learning rate of SGD.
-        sgld_step: step size of SGLD.
-        splits: number of standard splits of each set, from the first on.
-        width: number of hidden units.
-        chains: of HMC and of SGLD, at most `members`; they start at networks trained by SGD, which shortens burn-in.
-        steps: iterations of HMC, burn-in included.
-        burn_in: of HMC; step sizes are adapted in it.
-        trajectory: of HMC, before jitter, in units of √mass times weights; masses are adapted in burn-in.
-        max_leapfrogs: maximum number of steps of a trajectory.
-        target_acceptance: acceptance to which the step size is adapted.
-        noise_floor: smallest noise variance, in squared units of standardised targets; without a floor, the noise of
-            rows that are fitted well shrinks until only tiny steps are accepted.
-        sgld_steps: steps of SGLD, burn-in included.
-        sgld_draws: number of draws of each of its chains, from the second half of the steps.
-        members: number of networks trained by SGD; the mean of their scores is that of a single network.
-        epochs: of SGD.
-        batch_size: rows per step of SGD and SGLD.
     """
 
-    sets: tuple[str, ...] = ("yacht", "energy")
+    sets: tuple[str, ...] = ("yacht", "energy")  # keys of `PUBLISHED`
+    # standard deviation of the normal prior of all weights, the same for every method
     prior_scale: tuple[float, ...] = (0.5, 0.3)
-    lr: tuple[float, ...] = (0.01, 0.003)
-    sgld_step: tuple[float, ...] = (1e-5, 1e-5)
-    splits: int = 5
-    width: int = 50
+    lr: tuple[float, ...] = (0.01, 0.003)  # learning rate of SGD
+    sgld_step: tuple[float, ...] = (1e-5, 1e-5)  # step size of SGLD
+    splits: int = 5  # number of standard splits of each set, from the first on
+    width: int = 50  # number of hidden units
+    # of HMC and of SGLD, at most `members`; they start at networks trained by SGD, which shortens burn-in
     chains: int = 2
-    steps: int = 320
-    burn_in: int = 120
-    trajectory: float = 1.5
-    max_leapfrogs: int = 1500
-    target_acceptance: float = 0.75
+    steps: int = 320  # iterations of HMC, burn-in included
+    burn_in: int = 120  # of HMC; step sizes are adapted in it
+    trajectory: float = 1.5  # of HMC, before jitter, in units of √mass times weights; masses are adapted in burn-in
+    max_leapfrogs: int = 1500  # maximum number of steps of a trajectory
+    target_acceptance: float = 0.75  # acceptance to which the step size is adapted
+    # smallest noise variance, in squared units of standardised targets; without a floor, the noise of rows that are
+    # fitted well shrinks until only tiny steps are accepted
     noise_floor: float = 1e-4
-    sgld_steps: int = 40_000
-    sgld_draws: int = 100
-    members: int = 5
-    epochs: int = 1000
-    batch_size: int = 100
+    sgld_steps: int = 40_000  # steps of SGLD, burn-in included
+    sgld_draws: int = 100  # number of draws of each of its chains, from the second half of the steps
+    members: int = 5  # number of networks trained by SGD; the mean of their scores is that of a single network
+    epochs: int = 1000  # of SGD
+    batch_size: int = 100  # rows per step of SGD and SGLD
 
     def hmc(self) -> tb.HMC:
         """Return full-batch HMC, with step size and mass of each chain adapted in burn-in."""
@@ -95,23 +78,16 @@ class UCIChainsRecipe:
         return tb.SGLD(self.chains, self.sgld_steps, half, thin, step_size=step_size, batch_size=self.batch_size)
 
 
-def run(recipe: UCIChainsRecipe, seed: int, directory: Path) -> dict[str, Any]:
-    """Return set -> method -> metric -> one value per split; of `rhat`, one value per test row of a split."""
-    return over_splits(split_scores, recipe, seed=seed, directory=directory)
-
-
 def split_scores(recipe: UCIChainsRecipe, name: str, split: int, *, seed: int) -> dict[str, dict[str, Any]]:
     """Fit and score all methods on one split: method -> metric -> value, in the target's units.
 
-    `SGD` is the mean over networks, each alone.
+    `SGD` is the mean over networks, each alone. Of `rhat` there is one value per test row.
     """
-    data = tb.data.load(f"uci_{name}", split=split)
+    data, scale = load_split(name, split)
     place = recipe.sets.index(name)
     network = tb.networks.mlp(data.input_shape, 2, hidden=(recipe.width,))
     noise = tb.likelihoods.HeteroscedasticGaussian(recipe.noise_floor)
     model = tb.Model(network, noise, tb.priors.Normal(recipe.prior_scale[place]))
-    assert data.target_standardise is not None
-    scale = float(data.target_standardise.scale)
 
     def score(posterior: tb.Posterior) -> dict[str, float]:
         metrics = tb.evaluate(posterior, data.test, target_scale=scale).metrics
@@ -126,7 +102,7 @@ def split_scores(recipe: UCIChainsRecipe, name: str, split: int, *, seed: int) -
     weights_MD = tb.fit(model, data.train, recipe.sgd(recipe.lr[place]), seed=seed, callbacks=()).sample(recipe.members)
     alone = [score(tb.Point(model, weights_D[None])) for weights_D in weights_MD]
     return {
-        "SGD": {metric: float(np.mean([scores[metric] for scores in alone])) for metric in METRICS},
+        "SGD": mean_metrics(alone),
         "SGLD": sampled(recipe.sgld(recipe.sgld_step[place])),
         "HMC": sampled(recipe.hmc()),
     }
@@ -149,69 +125,61 @@ def _health(diagnosis: tb.Diagnosis) -> dict[str, Any]:
     return health
 
 
-# --- what came out
-
-
-def summarise(results: Sequence[dict[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     """The repeats are the splits, of scores averaged over seeds: the methods of one split share its rows."""
     rows = tidy(results, "set", "method", "metric", lists=("split", "row")).only(method=METHODS)
-    scores = rows.where(metric=list(METRICS))
-    parts = [_mixed(results, name) for name in results[0]]
+    parts = []
     for name in results[0]:
-        log_likelihood = {
-            method: rows.values("split", set=name, metric="log_likelihood", method=method) for method in METHODS
-        }
+        medians = np.mean([[np.median(rhats) for rhats in r[name]["HMC"]["rhat"]] for r in results], axis=0)
+        # a chain that never moves has no R-hat, and counts as the worst
+        medians, said = np.nan_to_num(medians, nan=1e6, posinf=1e6), "median R-hat of HMC's test predictions below"
+        parts.append(below(f"{name}: {said} {RHAT}", medians, RHAT, precondition=True))
+    for name in results[0]:
+        scores = rows.where(set=name, metric="log_likelihood")
         parts += [
-            below(f"{name}: log likelihood of {other} below that of HMC", log_likelihood[other] - log_likelihood["HMC"])
+            below(f"{name}: log likelihood of {other} below that of HMC", scores.less("method", other, "HMC", "split"))
             for other in METHODS[:-1]
         ]
-    compared = differences(
-        scores,
+    return Findings.of(parts, _tables(rows, results), _pictures(rows, results))
+
+
+def _tables(rows: Rows, results: Results) -> Iterator[Table]:
+    """Yield each metric beside the paper's values, differences of methods, and the health of the chains."""
+    for metric, label in METRICS.items():
+        scores = rows.where(metric=metric)
+
+        def published(name: str, method: str, metric: str = metric) -> float:
+            return PUBLISHED[name][metric][method]
+
+        def difference(name: str, method: str, scores: Rows = scores, metric: str = metric) -> float:
+            return scores.values("split", set=name, method=method).mean() - PUBLISHED[name][metric][method]
+
+        yield pivot(
+            scores,
+            ("set", "method"),
+            "metric",
+            over="split",
+            labels={metric: f"test {label}"},
+            beside={"paper": published, "difference": difference},
+            caption=f"Test {label} in the target's units: mean over splits ± standard error; SGD is the mean "
+            "over single networks. Paper: read off the bar plots of Izmailov et al. (2021), other splits.",
+        )
+    yield differences(
+        rows.where(metric=list(METRICS)),
         [("HMC", other) for other in METHODS[:-1]],
         labels=METRICS,
         caption="Paired differences over splits with their 95 % t interval. HMC is better where the log likelihood's "
         "is above zero, and the RMSE's below.",
     )
-    tables = (*(_table(rows, metric) for metric in METRICS), compared, _health_table(results))
-    return Findings(Verdict.of(parts), tables, (*(_dots(rows, metric) for metric in METRICS), _rhat_picture(results)))
+    yield _health_table(results)
 
 
-def _mixed(results: Sequence[dict[str, Any]], name: str) -> Part:
-    """Return the precondition that the chains of HMC agree on their predictions."""
-    medians = np.mean([[np.median(rhats) for rhats in r[name]["HMC"]["rhat"]] for r in results], axis=0)
-    # a chain that never moves has no R-hat, and counts as the worst
-    medians = np.nan_to_num(medians, nan=1e6, posinf=1e6)
-    return below(f"{name}: median R-hat of HMC's test predictions below {RHAT}", medians, RHAT, precondition=True)
-
-
-def _table(rows: Rows, metric: str) -> Table:
-    """Return one metric of all methods beside the paper's values, with the difference."""
-    scores = rows.where(metric=metric)
-
-    def published(name: str, method: str) -> float:
-        return PUBLISHED[name][metric][method]
-
-    def difference(name: str, method: str) -> float:
-        return scores.values("split", set=name, method=method).mean() - published(name, method)
-
-    return pivot(
-        scores,
-        ("set", "method"),
-        "metric",
-        over="split",
-        labels={metric: f"test {METRICS[metric]}"},
-        beside={"paper": published, "difference": difference},
-        caption=f"Test {METRICS[metric]} in the target's units: mean over splits ± standard error; SGD is the mean "
-        "over single networks. Paper: read off the bar plots of Izmailov et al. (2021), other splits.",
-    )
-
-
-def _health_table(results: Sequence[dict[str, Any]]) -> Table:
+def _health_table(results: Results) -> Table:
     rows = []
     for name in results[0]:
         for method in ("SGLD", "HMC"):
             chains = [result[name][method] for result in results]
-            rhats = np.array([rhat for each in chains for split in each["rhat"] for rhat in split], dtype=np.float64)
+            rhats = _rhats(results, method, name)
             # NaN, of a chain that never moves, counts as above the bound
             numbers = [float(np.median(rhats)), f"{100 * (1 - np.mean(~(rhats <= RHAT))):.1f} %"]
             for key in ("rhat_weights", "ess", "acceptance", "divergences", "step_size", "leapfrogs"):
@@ -229,36 +197,29 @@ def _health_table(results: Sequence[dict[str, Any]]) -> Table:
     )
 
 
-def _dots(rows: Rows, metric: str) -> Picture:
-    published = {
-        name: {f"{method}, paper": (value, 0.0) for method, value in PUBLISHED[name][metric].items()}
-        for name in rows.names("set")
-    }
-    return dots(
-        rows.where(metric=metric),
-        METRICS[metric],
-        title=f"Test {METRICS[metric]} on UCI regression",
-        published=published,
-        better="high" if metric == "log_likelihood" else None,
-        caption=f"{METRICS[metric]} in the target's units: mean over splits with two standard errors; hollow, the "
-        "values of Izmailov et al. (2021), read off their bar plots.",
-    )
+def _rhats(results: Results, method: str, *names: str) -> np.ndarray:
+    """Return R-hat at all test rows of some sets, of every split and seed."""
+    splits = [split for result in results for name in names for split in result[name][method]["rhat"]]
+    return np.array([rhat for split in splits for rhat in split], dtype=np.float64)
 
 
-def _rhat_picture(results: Sequence[dict[str, Any]]) -> Picture:
-    spaces = {
-        method: np.array([
-            rhat
-            for result in results
-            for scores in result.values()
-            for split in scores[method]["rhat"]
-            for rhat in split
-        ])
-        for method in ("SGLD", "HMC")
-    }
-    return Picture(
+def _pictures(rows: Rows, results: Results) -> Iterator[Picture]:
+    for metric, label in METRICS.items():
+        yield dots(
+            rows.where(metric=metric),
+            label,
+            title=f"Test {label} on UCI regression",
+            published={
+                name: {f"{method}, paper": (value, 0.0) for method, value in PUBLISHED[name][metric].items()}
+                for name in results[0]
+            },
+            better="high" if metric == "log_likelihood" else None,
+            caption=f"{label} in the target's units: mean over splits with two standard errors; hollow, the "
+            "values of Izmailov et al. (2021), read off their bar plots.",
+        )
+    yield Picture(
         "Do the chains agree on what they predict?",
-        figures.rhat_histogram(spaces),
+        figures.rhat_histogram({method: _rhats(results, method, *results[0]) for method in ("SGLD", "HMC")}),
         "R-hat of the mean predicted at every test row of all sets, splits and seeds, over the chains of a split.",
     )
 
@@ -283,6 +244,6 @@ EXPERIMENT = Experiment(
         "small": "about five minutes on 2 cores",
         "paper": "about two hours on 2 cores (an estimate); no gain from a GPU",
     },
-    run=run,
+    run=partial(over_splits, split_scores),
     summarise=summarise,
 )

@@ -23,9 +23,8 @@ higher NLL than that of all, by an amount that grows with T.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,11 +34,9 @@ import torch.nn.functional as F
 
 import torchbayes as tb
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared.classifiers import METRICS, best_device
 from torchbayes_experiments.shared.image_hmc import convergence, rhat_and_ess
-from torchbayes_experiments.tables import pivot
 
 METHODS = FULL, CYCLICAL = "HMC", "cyclical SGHMC"
 ROWS = PLAIN, VIEWS = "no augmentation", "augmentation"
@@ -62,55 +59,34 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class TemperatureProblem:
-    """Images and their views, and a network.
-
-    Attributes:
-        label: its name in tables.
-        prior_scale: σ of the normal prior of every weight at T = 1.
-        train_size: N, images drawn by the seed.
-        shift: pixels by which views are shifted.
-        pool: images and views are averaged over squares of this many pixels a side.
-        hidden: widths of the hidden layers, for the network `mlp`.
-        test_rows: test images, the first of them; None for all.
-    """
+    """Images and their views, and a network."""
 
     data: str
-    label: str
-    prior_scale: float
-    train_size: int = 300
-    shift: int = 2
-    pool: int = 4
+    label: str  # its name in tables
+    prior_scale: float  # σ of the normal prior of every weight at T = 1
+    train_size: int = 300  # N, images drawn by the seed
+    shift: int = 2  # pixels by which views are shifted
+    pool: int = 4  # images and views are averaged over squares of this many pixels a side
     network: str = "mlp"
-    hidden: tuple[int, ...] = (50,)
-    test_rows: int | None = 5000
+    hidden: tuple[int, ...] = (50,)  # widths of the hidden layers, for the network `mlp`
+    test_rows: int | None = 5000  # test images, the first of them; None for all
 
 
 @dataclass(frozen=True)
 class TemperatureRecipe:
-    """Settings of all problems.
-
-    Attributes:
-        hmc: chains of HMC; by default a trajectory is (π/2) σ √T and the step size is adapted in burn-in.
-        temperatures: T, in rising order, 1 among them.
-        chains: of SGHMC.
-        cycle: steps of a cycle of SGHMC, at whose end one draw is retained.
-        left_out: cycles, of `cycles`, before draws are retained.
-        lr: step size of SGHMC at the start of a cycle, times N.
-        batch_size: views per step of SGHMC.
-        few: draws, of all, whose average is scored beside that of all; a multiple of the chains.
-    """
+    """Settings of all problems."""
 
     problems: tuple[TemperatureProblem, ...]
-    hmc: tb.HMC
-    temperatures: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0)
-    chains: int = 8
-    cycle: int = 200
+    hmc: tb.HMC  # chains of HMC; by default a trajectory is (π/2) σ √T and the step size is adapted in burn-in
+    temperatures: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0)  # T, in rising order, 1 among them
+    chains: int = 8  # of SGHMC
+    cycle: int = 200  # steps of a cycle of SGHMC, at whose end one draw is retained
     cycles: int = 35
-    left_out: int = 5
-    lr: float = 0.03
+    left_out: int = 5  # cycles, of `cycles`, before draws are retained
+    lr: float = 0.03  # step size of SGHMC at the start of a cycle, times N
     momentum: float = 0.98
-    batch_size: int = 100
-    few: int = 40
+    batch_size: int = 100  # views per step of SGHMC
+    few: int = 40  # draws, of all, whose average is scored beside that of all; a multiple of the chains
 
     def sghmc(self, rows: int) -> tb.SGHMC:
         """Return cyclical SGHMC for the log joint density of so many rows, each counted once."""
@@ -158,7 +134,13 @@ def run(recipe: TemperatureRecipe, seed: int, directory: Path) -> dict[str, Any]
                 method: [
                     load_or_compute(
                         directory / f"problem_{place}_{side}_{number}_T{heat:g}.json",
-                        partial(numbers, recipe, problem, rows, method=method, temperature=heat, seed=seed),
+                        numbers,
+                        recipe,
+                        problem,
+                        rows,
+                        method=method,
+                        temperature=heat,
+                        seed=seed,
                     )
                     for heat in recipe.temperatures
                 ]
@@ -219,26 +201,25 @@ def numbers(
     return {**{key: metrics[key] for key in METRICS}, "few": few, "functions": health}
 
 
-# --- what came out
-
-
-def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     rows = tidy([{name: _by_heat(each) for name, each in r.items()} for r in results], *LEVELS, "T", "metric")
+    parts = [part for problem in rows.names("data") for part in _parts(rows.where(data=problem), problem)]
+    return Findings.of(parts, _tables(rows), (_picture(rows),))
+
+
+def _tables(rows: Rows) -> Iterator[Table]:
     heats = {heat: f"T = {heat:g}" for heat in rows.names("T")}
-    scores = []
     for metric, label in LABELS.items():
         of = f"{label} of the average over {'few' if metric == 'few' else 'all'} draws"
         said = f"Test {of} by temperature, mean over seeds ± standard error."
-        scores.append(pivot(rows.where(metric=metric), LEVELS, "T", labels=heats, caption=said, digits=".4f"))
+        yield pivot(rows.where(metric=metric), LEVELS, "T", labels=heats, caption=said, digits=".4f")
     said = "Health of the chains: median R-hat of the probabilities at 200 test rows, mean over seeds."
-    chains = pivot(rows.where(metric="rhat"), LEVELS, "T", over="metric", labels=heats, caption=said)
-    published = Table(
+    yield pivot(rows.where(metric="rhat"), LEVELS, "T", over="metric", labels=heats, caption=said)
+    yield Table(
         ["T, as published", "accuracy", "NLL", "ECE"],
         [[f"{heat:g}", *scores] for heat, scores in PUBLISHED.items()],
         "For comparison: HMC on IMDB without augmentation in Izmailov et al. (2021), read off a figure.",
     )
-    parts = [part for problem in rows.names("data") for part in _parts(rows.where(data=problem), problem)]
-    return Findings(Verdict.of(parts), (*scores, chains, published), (_picture(rows),))
 
 
 def _by_heat(problem: Mapping[str, Any]) -> dict[str, Any]:
@@ -256,14 +237,13 @@ def _by_heat(problem: Mapping[str, Any]) -> dict[str, Any]:
 
 def _losses(rows: Rows, metric: str) -> np.ndarray:
     """Return scores at every T, (T, seeds), of which less is better: accuracies have their sign changed."""
-    return (-1 if metric == "accuracy" else 1) * np.stack([*rows.where(metric=metric).apart("T").values()])
+    return (-1 if metric == "accuracy" else 1) * rows.where(metric=metric).stacked("metric", "T")[metric]
 
 
-def _parts(rows: Rows, problem: str) -> list[Part]:
-    heats = np.array(rows.names("T"))
-    rhats = rows.where(method=FULL, metric="rhat").apart("rows", "T")
-    worst = np.max([rhats[name][heat] for name in ROWS for heat in heats], axis=0)
-    parts = [below(f"{problem}: median R-hat of predictions of HMC, worst T", worst, RHAT, precondition=True)]
+def _parts(rows: Rows, problem: str) -> Iterator[Part]:
+    heats, rhats = np.array(rows.names("T")), rows.where(method=FULL, metric="rhat").stacked("rows", "T")
+    worst = np.max([values.max(0) for values in rhats.values()], axis=0)
+    yield below(f"{problem}: median R-hat of predictions of HMC, worst T", worst, RHAT, precondition=True)
     for method in METHODS:
         for metric, margin in MARGINS.items():
             plain, more = (_losses(rows.where(method=method, rows=name), metric) for name in ROWS)
@@ -271,12 +251,9 @@ def _parts(rows: Rows, problem: str) -> list[Part]:
             leads = [losses[heats < 1].min(0) - losses[heats == 1][0] for losses in (plain, more)]  # over T = 1
             cold = more[heats < 1].min(0) - more[heats >= 1].min(0)
             near = f"{start}, {PLAIN}: {LABELS[metric]} at T = 1 less than {margin} behind the best"
-            parts += [
-                below(near, plain[heats == 1][0] - plain.min(0), margin),
-                below(f"{start}, {VIEWS}: {best} more than {margin} ahead", cold, -margin),
-                below(f"{start}: lead of the {best}, larger with augmentation", leads[1] - leads[0]),
-            ]
-    return parts
+            yield below(near, plain[heats == 1][0] - plain.min(0), margin)
+            yield below(f"{start}, {VIEWS}: {best} more than {margin} ahead", cold, -margin)
+            yield below(f"{start}: lead of the {best}, larger with augmentation", leads[1] - leads[0])
 
 
 def _picture(rows: Rows) -> Picture:

@@ -8,8 +8,7 @@ and rows. The reference is full-batch HMC at temperature 1.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,12 +21,10 @@ from torch import Tensor
 import torchbayes as tb
 from torchbayes.posteriors import Posterior
 from torchbayes.report import Table
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, dots, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared import fidelity, image_hmc
-from torchbayes_experiments.shared.classifiers import best_device
+from torchbayes_experiments.shared.classifiers import with_dropout
 from torchbayes_experiments.shared.fidelity import Scores
-from torchbayes_experiments.tables import dots, pivot
 
 # what members of a method are called when each is alone, and together
 LABELS = {
@@ -47,38 +44,36 @@ SHOWN = {
     "wasserstein": "W₁ from HMC",
     "spread": "standard deviation of functions",
 }
-# agreement in % and total variation on CIFAR-10 (Izmailov et al. 2021, table of fidelity), mean and standard deviation
-# of three runs; agreement in the competition of NeurIPS 2021, on a ResNet-20
+_NAMES = {name: name for name in ("HMC, one chain", "SGD", "deep ensemble (50)")}
+_NAMES |= {"MFVI": "mean field", "SGHMC, cyclical": "cSGHMC"}
+# agreement in % and total variation on CIFAR-10; agreement in the competition of NeurIPS 2021, on a ResNet-20
 PUBLISHED: dict[str, tuple[Any, Any]] = {
-    "HMC, one chain": ((94.01, 0.25), (0.074, 0.003)),
-    "SGD": ((85.48, 1.00), (0.190, 0.005)),
-    "deep ensemble (50)": ((91.52, 0.06), (0.115, 0.000)),
-    "mean field": ((88.75, 0.24), (0.136, 0.000)),
-    "cSGHMC": ((92.67, 0.52), (0.099, 0.006)),
+    **{_NAMES[name]: row[1:3] for name, row in fidelity.PUBLISHED.items() if name in _NAMES},
     "competition: SGD": (91.0, None),
     "competition: IVON": (93.2, None),
     "competition: eight IVONs": (95.0, None),
 }
+CLOSER = (  # to HMC than the second; the first pair is a precondition
+    ("HMC, one chain", "mean field"),
+    ("deep ensemble", "mean field"),
+    ("deep ensemble", "IVON"),
+    ("MultiSWAG", "mean field"),
+    ("mixture of mean fields", "mean field"),
+    ("mixture of IVONs", "IVON"),
+)
 
 
 @dataclass(frozen=True)
 class Methods:
-    """The methods that are compared with HMC; single ones are the members of these, each alone.
+    """The methods that are compared with HMC; single ones are the members of these, each alone."""
 
-    Attributes:
-        mean_field: variational inference with independent weights; `ivon`, the same family by natural gradients.
-        dropout: MC dropout; None to leave it out, where the network has no such layers.
-        rate: of its dropout after each hidden layer.
-        cyclical: SGHMC with a cyclical step size.
-    """
-
-    mean_field: tb.VI
+    mean_field: tb.VI  # variational inference with independent weights; `ivon`, the same family by natural gradients
     ivon: tb.IVON
-    dropout: tb.MCDropout | None
-    rate: float
+    dropout: tb.MCDropout | None  # MC dropout; None to leave it out, where the network has no such layers
+    rate: float  # of its dropout after each hidden layer
     ensemble: tb.MAP
     multiswag: tb.SWAG
-    cyclical: tb.SGHMC
+    cyclical: tb.SGHMC  # SGHMC with a cyclical step size
 
     def named(self) -> dict[str, tb.VI | tb.IVON | tb.MCDropout | tb.MAP | tb.SWAG | tb.SGHMC]:
         """Return the methods by their names in tables."""
@@ -89,17 +84,12 @@ class Methods:
 
 @dataclass(frozen=True)
 class Curve:
-    """The regression in one dimension, on inputs x and x² − 1 as in the paper.
-
-    Attributes:
-        prior_scale: σ, standard deviation of every weight's normal prior.
-        noise_scale: standard deviation of the noise, in that of the targets, 1.
-    """
+    """The regression in one dimension, on inputs x and x² − 1 as in the paper."""
 
     methods: Methods
     hmc: tb.HMC
-    prior_scale: float = 0.5
-    noise_scale: float = 0.2
+    prior_scale: float = 0.5  # σ, standard deviation of every weight's normal prior
+    noise_scale: float = 0.2  # standard deviation of the noise, in that of the targets, 1
     hidden: tuple[int, ...] = (10, 10, 10)
     label: str = "curve"
 
@@ -113,16 +103,11 @@ class FidelityRecipe(image_hmc.Problems):
     were lengths of variational inference from 500 to 1,500 epochs of images, one draw or a pair, rates of dropout of
     0.1 and 0.2, and learning rates of SWAG. IVON has its defaults but for its length. A Hessian that is forgotten fast,
     which brings IVON nearer to the optimum of its bound, took it further from HMC.
-
-    Attributes:
-        curve: the regression; None to leave it out.
-        methods: that are compared with HMC on images.
-        draws: functions drawn of each member that can be drawn from.
     """
 
-    curve: Curve | None
-    methods: Methods
-    draws: int = 100
+    curve: Curve | None  # the regression; None to leave it out
+    methods: Methods  # that are compared with HMC on images
+    draws: int = 100  # functions drawn of each member that can be drawn from
 
 
 _pairs = partial(tb.VI, members=5, draws=2, antithetic=True, kl_weight=1.0)
@@ -171,13 +156,10 @@ PAPER = FidelityRecipe(image_hmc.CIFAR10, None, None, None, _CIFAR10)
 
 
 def run(recipe: FidelityRecipe, seed: int, directory: Path) -> dict[str, Any]:
-    """Return problem -> `methods` (method -> all or one -> metric) and `share` of predictions whose R-hat is below 1.1.
-
-    The numbers of finished problems are read, interrupted fits continue.
-    """
+    """Return problem -> `methods` (method -> all or one -> metric) and `share` of predictions with R-hat below 1.1."""
     home, results, file = directory / "curve", {}, "scores.json"
     if (curve := recipe.curve) is not None:
-        results[curve.label] = load_or_compute(home / file, partial(_on_curve, recipe, curve, seed=seed, home=home))
+        results[curve.label] = load_or_compute(home / file, _on_curve, recipe, curve, seed=seed, home=home)
     on_images = partial(_on_images, recipe, seed=seed)
     return results | image_hmc.over_problems(recipe.problems(), on_images, home=directory, file=file)
 
@@ -186,7 +168,7 @@ def _on_images(recipe: FidelityRecipe, problem: image_hmc.Problem, home: Path, *
     setup = image_hmc.set_up(problem, seed)
     hmc, diagnosis = image_hmc.run_hmc(problem, setup, seed=seed, directory=home / "hmc")
     sizes = tuple(setup.train.inputs.shape[1:]), tb.data.load(problem.data).num_classes
-    dropped = with_dropout(*sizes, setup.model.likelihood, rate=recipe.methods.rate, of=problem)
+    dropped = _with_dropout(problem, recipe.methods, *sizes, setup.model.likelihood)
 
     def predicted(posterior: Posterior, draws: int) -> list[Tensor]:
         return list(fidelity.log_probabilities(posterior, setup.test.inputs, draws=draws))
@@ -207,7 +189,7 @@ def _on_curve(recipe: FidelityRecipe, curve: Curve, *, seed: int, home: Path) ->
         for part in (data.train, data.test)
     )
     model = tb.Model(tb.networks.mlp((2,), 1, hidden=curve.hidden), noise, tb.priors.Normal(curve.prior_scale))
-    dropped = with_dropout((2,), 1, noise, rate=curve.methods.rate, of=curve)
+    dropped = _with_dropout(curve, curve.methods, (2,), 1, noise)
     hmc = tb.fit(model, train, curve.hmc, seed=seed, directory=home / "hmc", resume=True)
 
     def predicted(posterior: Posterior, draws: int) -> list[Tensor]:
@@ -253,29 +235,16 @@ def wasserstein(means_SB: Tensor, means_TB: Tensor, *, noise_scale: float) -> fl
     return float(difference_GB.abs().sum(0).mean()) * spacing
 
 
-def with_dropout(
-    shape: tuple[int, ...], outputs: int, likelihood: Any, *, rate: float, of: image_hmc.Problem | Curve
-) -> tb.Model:
-    """Return the model of a problem with dropout at rate r after each hidden layer of its perceptron.
-
-    MAP under N(0, s²) maximises the bound under N(0, s²/(1 − r)) for weights on dropped units (see `MCDropout`): s² is
-    (1 − r) σ² there, so that the prior of the bound is the one of the other methods.
-    """
-    network = tb.networks.mlp(shape, outputs, hidden=of.hidden, dropout=rate)
-    whole, lower = tb.priors.Normal(of.prior_scale), tb.priors.Normal(of.prior_scale * math.sqrt(1 - rate))
-    rules = {"1.weight": whole, "*.bias": whole, "*": lower}  # layer 0 makes inputs flat
-    return tb.Model(network.to(best_device()), likelihood, rules)
+def _with_dropout(of: image_hmc.Problem | Curve, methods: Methods, *sizes: Any) -> tb.Model:
+    return with_dropout(*sizes, hidden=of.hidden, rate=methods.rate, prior_scale=of.prior_scale)
 
 
 def _fitted(
     methods: Methods, models: tuple[tb.Model, tb.Model], train: tb.data.Pair, *, seed: int, home: Path
 ) -> dict[str, Posterior]:
     """Return the posteriors of all methods, of a model without and one with dropout; interrupted fits continue."""
-    posteriors = {}
-    for name, method in methods.named().items():
-        folder, model = home / name.replace(" ", "_").lower(), models[name == "MC dropout"]
-        posteriors[name] = tb.fit(model, train, method, seed=seed, directory=folder, resume=True, callbacks=())
-    return posteriors
+    settings: dict[str, Any] = {"seed": seed, "home": home, "callbacks": ()}
+    return image_hmc.fitted(methods.named(), lambda name: models[name == "MC dropout"], train, **settings)
 
 
 def _scores(recipe: FidelityRecipe, posteriors: Mapping[str, Posterior], predicted: Any, **scored: Any) -> Scores:
@@ -284,10 +253,7 @@ def _scores(recipe: FidelityRecipe, posteriors: Mapping[str, Posterior], predict
     return fidelity.scores({name: predicted(of, draws[name]) for name, of in posteriors.items()}, **scored)
 
 
-# --- what came out
-
-
-def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     """The repeats are the seeds. A line of a table is a method with all its members, or the mean over each alone."""
     lines = [
         {
@@ -301,63 +267,54 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
         for result in results
     ]
     rows = tidy(lines, "problem", "method", "metric")
-    parts: list[Part] = []
-    tables, pictures = [], []
-    for problem in rows.names("problem"):
-        scores = rows.where(problem=problem)
+    distances = {
         # of regressions the distance is W₁
-        distance = "wasserstein" if "wasserstein" in scores.names("metric") else "total_variation"
-        unmixed = np.array([1 - result[problem]["share"] for result in results])
-        parts += _parts(problem, scores.where(metric=distance), unmixed)
-        tables.append(_table(problem, scores))
+        problem: "wasserstein" if "wasserstein" in rows.where(problem=problem).names("metric") else "total_variation"
+        for problem in rows.names("problem")
+    }
+    parts, pictures = [], []
+    for problem, distance in distances.items():
+        some = rows.where(problem=problem, metric=distance)
+        parts += _parts(problem, some, np.array([1 - result[problem]["share"] for result in results]))
         caption = (
             f"{SHOWN[distance]} on the test rows: mean over seeds with two standard errors. Every second line is a "
             "mixture of the members above it."
         )
         settings: dict[str, Any] = {"panels": "problem", "over": "seed", "better": "low", "caption": caption}
-        drawn = scores.where(metric=distance)
-        pictures.append(dots(drawn, SHOWN[distance], title=f"Distance from HMC: {problem}", **settings))
-    published = Table(
+        pictures.append(dots(some, SHOWN[distance], title=f"Distance from HMC: {problem}", **settings))
+    return Findings.of(parts, _tables(rows), pictures)
+
+
+def _parts(problem: str, distances: Rows, unmixed: np.ndarray) -> Iterator[Part]:
+    share = f"{problem}: share of test predictions with R-hat of 1.1 or more"
+    yield below(share, unmixed, 0.05, precondition=True)
+    for first, second in CLOSER:
+        statement = f"{problem}: {first} closer to HMC than {second}"
+        yield below(statement, distances.less("method", first, second), precondition=first == "HMC, one chain")
+
+
+def _tables(rows: Rows) -> Iterator[Table]:
+    for problem in rows.names("problem"):
+        scores = rows.where(problem=problem)
+        metrics = scores.names("metric")
+        yield pivot(
+            scores,
+            "method",
+            "metric",
+            keep=[metric for metric in SHOWN if metric in metrics],
+            heads=[problem],
+            labels=SHOWN,
+            digits=".4f",
+            caption=f"{problem}, test rows: mean over seeds ± standard error. One chain of HMC is compared with the "
+            "others, the rest with all of HMC. Of a method with several members the first line is the mean over each "
+            "of them alone.",
+        )
+    yield Table(
         ["as published", "agreement with HMC, %", "TV from HMC"],
         [[name, *row] for name, row in PUBLISHED.items()],
         "For comparison: ResNet-20 on CIFAR-10, mean ± standard deviation of three runs (Izmailov et al. 2021), and "
         "numbers of the competition's winners.",
         formats={"agreement with HMC, %": ".2f"},
-    )
-    return Findings(Verdict.of(parts), (*tables, published), tuple(pictures))
-
-
-def _parts(problem: str, distances: Rows, unmixed: np.ndarray) -> list[Part]:
-    """Return the parts of the claim on one problem."""
-
-    def closer(first: str, second: str, *, precondition: bool = False) -> Part:
-        difference = distances.values(method=first) - distances.values(method=second)
-        return below(f"{problem}: {first} closer to HMC than {second}", difference, precondition=precondition)
-
-    return [
-        below(f"{problem}: share of test predictions with R-hat of 1.1 or more", unmixed, 0.05, precondition=True),
-        closer("HMC, one chain", "mean field", precondition=True),
-        closer("deep ensemble", "mean field"),
-        closer("deep ensemble", "IVON"),
-        closer("MultiSWAG", "mean field"),
-        closer("mixture of mean fields", "mean field"),
-        closer("mixture of IVONs", "IVON"),
-    ]
-
-
-def _table(problem: str, scores: Rows) -> Table:
-    metrics = scores.names("metric")
-    return pivot(
-        scores,
-        "method",
-        "metric",
-        keep=[metric for metric in SHOWN if metric in metrics],
-        heads=[problem],
-        labels=SHOWN,
-        digits=".4f",
-        caption=f"{problem}, test rows: mean over seeds ± standard error. One chain of HMC is compared with the "
-        "others, the rest with all of HMC. Of a method with several members the first line is the mean over each of "
-        "them alone.",
     )
 
 

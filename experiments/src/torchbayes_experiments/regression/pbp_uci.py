@@ -5,23 +5,18 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 import torchbayes as tb
 from torchbayes.report import Picture, Table, looks, style
-from torchbayes_experiments import Experiment, Findings, Rows, Verdict, below, tidy
-from torchbayes_experiments.shared.uci_splits import Values, over_splits
-from torchbayes_experiments.tables import pivot
+from torchbayes_experiments import Experiment, Findings, Results, Rows, below, tidy
+from torchbayes_experiments.shared.uci_splits import load_split, over_splits, score_table
 from torchbayes_experiments.verdicts import two_standard_errors
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 ONE, TWO, STREAM = "PBP", "two hidden layers", "stream"
 METRICS = {"rmse": "RMSE", "nll": "NLL"}
@@ -44,40 +39,24 @@ PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {
 
 @dataclass(frozen=True)
 class PBPUCIRecipe:
-    """Settings of all sets: those of the paper.
+    """Settings of all sets: those of the paper."""
 
-    Attributes:
-        sets: keys of `PUBLISHED`.
-        splits: number of standard splits of each set, from the first on.
-        method: the fit that is compared with the published one.
-        passes: shorter fits beside it, for the curve, each from the start.
-        deep: sets on which a network of two hidden layers is fitted too.
-        hidden: units of a hidden layer; twice as many for protein, as published.
-        parts: in how many parts the stream of rows comes.
-    """
-
-    sets: tuple[str, ...] = ("boston", "concrete", "energy", "wine", "yacht")
-    splits: int = 20
-    method: tb.PBP = field(default_factory=tb.PBP)
-    passes: tuple[int, ...] = (1, 2, 5, 10, 20)
+    sets: tuple[str, ...] = ("boston", "concrete", "energy", "wine", "yacht")  # keys of `PUBLISHED`
+    splits: int = 20  # number of standard splits of each set, from the first on
+    method: tb.PBP = field(default_factory=tb.PBP)  # the fit that is compared with the published one
+    passes: tuple[int, ...] = (1, 2, 5, 10, 20)  # shorter fits beside it, for the curve, each from the start
+    # sets on which a network of two hidden layers is fitted too
     deep: tuple[str, ...] = ("boston", "concrete", "energy", "wine", "yacht")
-    hidden: int = 50
-    parts: int = 10
+    hidden: int = 50  # units of a hidden layer; twice as many for protein, as published
+    parts: int = 10  # in how many parts the stream of rows comes
 
     def width(self, name: str) -> int:
         return 2 * self.hidden if name == "protein" else self.hidden
 
 
-def run(recipe: PBPUCIRecipe, seed: int, directory: Path) -> dict[str, Any]:
-    """Return set -> fit -> metric -> one value per split, in the target's units; and `seconds`, of one core."""
-    return over_splits(split_scores, recipe, seed=seed, directory=directory)
-
-
 def split_scores(recipe: PBPUCIRecipe, name: str, split: int, *, seed: int) -> dict[str, dict[str, float]]:
-    """Return fit -> metric -> value on one split, by the closed form of the predictive."""
-    data, width = tb.data.load(f"uci_{name}", split=split), recipe.width(name)
-    assert data.target_standardise is not None
-    scale = float(data.target_standardise.scale)
+    """Return fit -> metric -> value on one split, by the closed form of the predictive; and `seconds`, of one core."""
+    (data, scale), width = load_split(name, split), recipe.width(name)
 
     def scores(fitting: Callable[[], tb.Gaussian]) -> dict[str, float]:
         with warnings.catch_warnings():
@@ -126,17 +105,14 @@ def streamed(rows: tb.data.Pair, recipe: PBPUCIRecipe, *, hidden: tuple[int, ...
     return posterior
 
 
-# --- what came out
-
-
-def summarise(results: Sequence[dict[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     """The verdict compares means over the standard splits, the published statistic, and its repeats are the seeds.
 
     The splits are the published ones, and the bound includes a standard error over them. Tables and pictures show the
     spread over splits of scores averaged over seeds.
     """
     rows = tidy(results, "set", "method", "metric")
-    verdict = Verdict.of([
+    parts = [
         below(
             f"{name}: {METRICS[metric]} no worse than {mean:.2f} + {error:.2f}".replace("-", "−"),
             rows.values("seed", set=name, method=ONE, metric=metric),
@@ -144,75 +120,53 @@ def summarise(results: Sequence[dict[str, Any]]) -> Findings:
         )
         for name in results[0]
         for metric, (mean, error) in PUBLISHED[name].items()
-    ])
-    values = rows.apart("set", "method", "metric", over="split")
-    tables = (*(_table(rows, metric) for metric in METRICS), _passes_table(rows), _time_table(values))
-    return Findings(verdict, tables, tuple(_curves(values, metric) for metric in ("nll", "rmse")))
+    ]
+    return Findings.of(parts, _tables(rows), [_curves(rows, metric) for metric in ("nll", "rmse")])
 
 
-def _table(rows: Rows, metric: str) -> Table:
-    fits = (ONE, TWO, STREAM)
-    return pivot(
-        rows.where(metric=metric),
-        "set",
-        "method",
-        over="split",
-        keep=fits,
-        heads=[f"test {METRICS[metric]}"],
-        beside={"published": lambda name: PUBLISHED[name][metric]},
-        digits=dict.fromkeys(fits, ".4f" if metric == "rmse" else ".3f") | {"published": ".2f"},
-        caption=f"Test {METRICS[metric]} in the target's units: mean over splits ± standard error, the published one "
-        "too. Stream: rows in ten parts, each learned once under the posterior of those before.",
-    )
-
-
-def _passes_table(rows: Rows) -> Table:
-    first = rows.where(set=rows.names("set")[0])
-    return pivot(
-        rows.where(metric="nll"),
-        "set",
-        "method",
-        over="split",
+def _tables(rows: Rows) -> Iterator[Table]:
+    fits, first = (ONE, TWO, STREAM), rows.where(set=rows.names("set")[0])
+    for metric, label in METRICS.items():
+        yield score_table(
+            rows,
+            metric,
+            label,
+            keep=fits,
+            beside={"published": lambda name, of=metric: PUBLISHED[name][of]},
+            digits=dict.fromkeys(fits, ".4f" if metric == "rmse" else ".3f") | {"published": ".2f"},
+            caption=f"Test {label} in the target's units: mean over splits ± standard error, the published one "
+            "too. Stream: rows in ten parts, each learned once under the posterior of those before.",
+        )
+    yield score_table(
+        rows,
+        "nll",
+        "NLL",
         keep=[fit for fit in first.names("method") if fit not in {TWO, STREAM}],
-        heads=["test NLL"],
         caption=f"After fewer passes, each from the start: mean over splits ± standard error. {ONE}: as many as "
         "published, 40.",
     )
-
-
-def _time_table(values: Values) -> Table:
     body = []
-    for name, fits in values.items():
-        seconds = {fit: scores["seconds"] for fit, scores in fits.items()}
-        each = [float(seconds[fit].mean()) if fit in seconds else None for fit in (ONE, TWO, STREAM)]
+    for name, seconds in rows.where(metric="seconds").apart("set", "method", over="split").items():
+        each = [float(seconds[fit].mean()) if fit in seconds else None for fit in fits]
         body.append([name, len(seconds[ONE]), *each, float(sum(of_fit.sum() for of_fit in seconds.values()))])
-    return Table(
-        ["seconds", "splits", ONE, TWO, STREAM, "all fits"],
+    yield Table(
+        ["seconds", "splits", *fits, "all fits"],
         body,
         "Time of a fit, of one core, mean over splits; all fits: those of a seed on all splits, shorter ones too.",
-        formats=dict.fromkeys([ONE, TWO, STREAM], ".2f") | {"all fits": ".1f"},
-    )
-
-
-def _curves(values: Values, metric: str) -> Picture:
-    return Picture(
-        f"Test {METRICS[metric]} of probabilistic backpropagation on UCI regression",
-        _drawn(values, metric),
-        f"{METRICS[metric]} in the target's units against the passes: mean over splits with two standard errors; "
-        "hollow, as published, after 40 passes, with two of its standard errors. Every pass counts the rows again; the "
-        "stream counts each once.",
+        formats=dict.fromkeys(fits, ".2f") | {"all fits": ".1f"},
     )
 
 
 @style.house_style
-def _drawn(values: Values, metric: str) -> Figure:
+def _curves(scores: Rows, metric: str) -> Picture:
     """Draw a score against the passes, a panel for each set, with the published one."""
+    values = scores.where(metric=metric).apart("set", "method", over="split")
     rows, columns = style.grid_shape(len(values), widest=3)
     figure = style.new_figure(2.5 * columns, 1.95 * rows + 0.9)
     grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
     handles: dict[str, Any] = {}
     for axes, (name, fits) in zip(grid.flat, values.items(), strict=False):
-        handles |= _panel(axes, {fit: scores[metric] for fit, scores in fits.items()}, PUBLISHED[name][metric])
+        handles |= _panel(axes, fits, PUBLISHED[name][metric])
         style.panel_title(axes, name)
     style.remove_spare(grid, len(values))
     for axes in list(grid.flat)[max(0, len(values) - columns) : len(values)]:
@@ -220,10 +174,16 @@ def _drawn(values: Values, metric: str) -> Figure:
     style.note_below(figure, "passes over the training rows; right of the last, what else took as many")
     figure.supylabel(style.metric_label(METRICS[metric]))
     style.legend_above(figure, handles)
-    return figure
+    return Picture(
+        f"Test {METRICS[metric]} of probabilistic backpropagation on UCI regression",
+        figure,
+        f"{METRICS[metric]} in the target's units against the passes: mean over splits with two standard errors; "
+        "hollow, as published, after 40 passes, with two of its standard errors. Every pass counts the rows again; the "
+        "stream counts each once.",
+    )
 
 
-def _panel(axes: Axes, scores: Mapping[str, np.ndarray], published: tuple[float, float]) -> dict[str, Any]:
+def _panel(axes: Any, scores: Mapping[str, np.ndarray], published: tuple[float, float]) -> dict[str, Any]:
     """Draw the scores of one set, of every fit, and return what goes into the legend."""
     look = looks([ONE, TWO, STREAM])
     passes = {int(fit.split()[0]): of_fit for fit, of_fit in scores.items() if fit.endswith(("pass", "passes"))}
@@ -269,6 +229,6 @@ EXPERIMENT = Experiment(
         "small": "five sets, 20 splits: a minute and a half of one core",
         "paper": "all nine sets: five minutes of one core; no gain from a GPU",
     },
-    run=run,
+    run=partial(over_splits, split_scores),
     summarise=summarise,
 )

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.report import Table
-from torchbayes_experiments import Experiment, Findings, Rows, Verdict, below, tidy
-from torchbayes_experiments.shared.uci_splits import over_splits
-from torchbayes_experiments.tables import differences, dots, pivot
+from torchbayes_experiments import Experiment, Findings, Results, Rows, below, differences, dots, tidy
+from torchbayes_experiments.shared.classifiers import mean_metrics
+from torchbayes_experiments.shared.uci_splits import load_split, over_splits, score_table
 
 METHODS = ("single", "ensemble", "MultiSWAG")
 METRICS = {"nll_gaussian": "NLL", "nll": "NLL of the mixture", "rmse": "RMSE"}
@@ -37,34 +35,23 @@ PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {
 
 @dataclass(frozen=True)
 class UCITableRecipe:
-    """Settings of all sets, chosen on a fifth of the training rows of the first splits, never on their test rows.
+    """Settings of all sets, chosen on a fifth of the training rows of the first splits, never on their test rows."""
 
-    Attributes:
-        sets: keys of `PUBLISHED`.
-        splits: number of standard splits of each set, from the first on.
-        members: M, of the ensemble and of MultiSWAG.
-        prior_scale: standard deviation of the normal prior, for standardised inputs and targets.
-        noise_scale: that of the weights of the noise head, which limits how far the noise varies with the input. On
-            sets of this size, a network that is free to shrink its noise where it fits a training row well is far too
-            confident.
-        lr: Adam's learning rate: cosine to 0 for the ensemble, piecewise linear to `averaging_lr` for MultiSWAG.
-        burn_in: share of the epochs before SWAG collects.
-        rank: of SWAG's covariance.
-        draws: number of functions drawn per member of MultiSWAG.
-    """
-
-    sets: tuple[str, ...] = ("boston", "concrete", "energy", "yacht")
-    splits: int = 20
-    members: int = 5
-    prior_scale: float = 0.4
+    sets: tuple[str, ...] = ("boston", "concrete", "energy", "yacht")  # keys of `PUBLISHED`
+    splits: int = 20  # number of standard splits of each set, from the first on
+    members: int = 5  # M, of the ensemble and of MultiSWAG
+    prior_scale: float = 0.4  # standard deviation of the normal prior, for standardised inputs and targets
+    # that of the weights of the noise head, which limits how far the noise varies with the input. On sets of this size,
+    # a network that is free to shrink its noise where it fits a training row well is far too confident.
     noise_scale: float = 0.04
     epochs: int = 150
     batch_size: int = 100
+    # Adam's learning rate: cosine to 0 for the ensemble, piecewise linear to `averaging_lr` for MultiSWAG
     lr: float = 0.01
     averaging_lr: float = 0.003
-    burn_in: float = 0.5
-    rank: int = 20
-    draws: int = 10
+    burn_in: float = 0.5  # share of the epochs before SWAG collects
+    rank: int = 20  # of SWAG's covariance
+    draws: int = 10  # number of functions drawn per member of MultiSWAG
 
     def prior(self) -> dict[str, tb.priors.Normal]:
         """Return the prior; that of the noise head's bias, the log of a small noise variance, is wide."""
@@ -97,18 +84,11 @@ class TwoHeads(nn.Module):
         return torch.cat([self.mean(hidden), self.noise(hidden)], dim=-1)
 
 
-def run(recipe: UCITableRecipe, seed: int, directory: Path) -> dict[str, Any]:
-    """Return set -> method -> metric -> one value per split, in the target's units."""
-    return over_splits(split_scores, recipe, seed=seed, directory=directory)
-
-
 def split_scores(recipe: UCITableRecipe, name: str, split: int, *, seed: int) -> dict[str, dict[str, float]]:
     """Return method -> metric -> value on one split; `single` is the mean over the ensemble's members, each alone."""
-    data = tb.data.load(f"uci_{name}", split=split)
+    data, scale = load_split(name, split)
     network = TwoHeads(*data.input_shape, width=100 if name == "protein" else 50)
     model = tb.Model(network, tb.likelihoods.HeteroscedasticGaussian(), recipe.prior())
-    assert data.target_standardise is not None
-    scale = float(data.target_standardise.scale)
 
     def score(average: tb.Predictive) -> dict[str, float]:
         metrics = tb.evaluate(average, data.test.targets, target_scale=scale).metrics
@@ -120,16 +100,13 @@ def split_scores(recipe: UCITableRecipe, name: str, split: int, *, seed: int) ->
     multiswag = swag.functions(recipe.members * recipe.draws, seed=seed)
     alone = [score(replace(ensemble, outputs_SBK=ensemble.outputs_SBK[m : m + 1])) for m in range(recipe.members)]
     return {
-        "single": {metric: float(np.mean([scores[metric] for scores in alone])) for metric in METRICS},
+        "single": mean_metrics(alone),
         "ensemble": score(ensemble),
         "MultiSWAG": score(tb.predict(multiswag, data.test.inputs)),
     }
 
 
-# --- what came out
-
-
-def summarise(results: Sequence[dict[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     """The verdict compares means over the standard splits, the published statistic, and its repeats are the seeds.
 
     The bound already includes one standard deviation over splits. Tables and pictures show the spread over splits of
@@ -146,12 +123,6 @@ def summarise(results: Sequence[dict[str, Any]]) -> Findings:
         for metric, (mean, bar) in PUBLISHED[name].items()
         for method in METHODS[1:]
     ]
-    compared = differences(
-        rows,
-        [("MultiSWAG", "ensemble")],
-        labels=METRICS,
-        caption="Paired differences over splits with their 95 % t interval; below zero MultiSWAG is better.",
-    )
     pictures = [
         dots(
             rows.where(metric=metric),
@@ -163,21 +134,22 @@ def summarise(results: Sequence[dict[str, Any]]) -> Findings:
         )
         for metric in ("nll_gaussian", "rmse")
     ]
-    return Findings(Verdict.of(parts), (*(_table(rows, metric) for metric in METRICS), compared), tuple(pictures))
+    return Findings.of(parts, _tables(rows), pictures)
 
 
-def _table(rows: Rows, metric: str) -> Table:
-    return pivot(
-        rows.where(metric=metric),
-        "set",
-        "method",
-        over="split",
-        heads=[f"test {METRICS[metric]}"],
-        beside={"published": lambda name: PUBLISHED[name].get(metric)},
-        digits=dict.fromkeys(METHODS, ".3f") | {"published": ".2f"},
-        caption="Mean over splits ± standard error. A single network is the mean over the ensemble's members. "
-        "Published: deep ensemble of Lakshminarayanan et al. (2017), ± the standard deviation over splits.",
-    )
+def _tables(rows: Rows) -> Iterator[Table]:
+    for metric, label in METRICS.items():
+        yield score_table(
+            rows,
+            metric,
+            label,
+            beside={"published": lambda name, of=metric: PUBLISHED[name].get(of)},
+            digits={"published": ".2f"},
+            caption="Mean over splits ± standard error. A single network is the mean over the ensemble's members. "
+            "Published: deep ensemble of Lakshminarayanan et al. (2017), ± the standard deviation over splits.",
+        )
+    caption = "Paired differences over splits with their 95 % t interval; below zero MultiSWAG is better."
+    yield differences(rows, [("MultiSWAG", "ensemble")], labels=METRICS, caption=caption)
 
 
 EXPERIMENT = Experiment(
@@ -196,6 +168,6 @@ EXPERIMENT = Experiment(
         "small": "four sets, 20 splits: a few minutes on 2 cores",
         "paper": "all nine sets: hours on 2 cores, most of them on protein, naval and power; no gain from a GPU",
     },
-    run=run,
+    run=partial(over_splits, split_scores),
     summarise=summarise,
 )

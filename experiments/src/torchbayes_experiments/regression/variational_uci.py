@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,11 +15,10 @@ import torch
 
 import torchbayes as tb
 from torchbayes.posteriors import Posterior
-from torchbayes.report import Picture, Table
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.shared.uci_splits import over_splits
-from torchbayes_experiments.tables import dots, pivot
-from torchbayes_experiments.verdicts import interval, mean_and_error
+from torchbayes.report import Table
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, differences, dots, pivot, tidy
+from torchbayes_experiments.shared.classifiers import with_dropout
+from torchbayes_experiments.shared.uci_splits import load_split, over_splits, score_table
 
 METHODS = ("single", "mean field", "MC dropout", "VBLL")
 METRICS = {"nll": "NLL", "rmse": "RMSE"}
@@ -71,35 +70,23 @@ class VariationalUCIRecipe:
 
     Lengths, learning rate and prior were compared on a fifth of the training rows of the first two splits of each set.
     The noise and the rate of dropout are chosen by the run itself, on every split, from its training rows.
-
-    Attributes:
-        single: one network, with which the others are compared, and whose errors on held-out rows are the noise.
-        rates: of dropout, among which held-out rows choose.
-        shares: of a single network's noise, among which held-out rows choose that of MC dropout.
-        sets: keys of `PUBLISHED`.
-        splits: number of standard splits of each set, from the first on.
-        folds: parts of the training rows, each held out once for the noise, and the first for MC dropout.
-        epochs: least passes over the data, of all methods.
-        steps: least steps, of a single network, last layers, and the fits that choose.
-        long_steps: least steps of mean field and of MC dropout, whose gradients are noisier.
-        prior_scale: standard deviation of the normal prior, for standardised inputs and targets.
-        draws: functions drawn of mean field and of MC dropout.
     """
 
-    single: tb.MAP
+    single: tb.MAP  # one network, with which the others are compared, and whose errors on held-out rows are the noise
     mean_field: tb.VI
     dropout: tb.MCDropout
     last_layer: tb.VBLL
-    rates: tuple[float, ...] = (0.005, 0.05)
+    rates: tuple[float, ...] = (0.005, 0.05)  # of dropout, among which held-out rows choose
+    # of a single network's noise, among which held-out rows choose that of MC dropout
     shares: tuple[float, ...] = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2)
-    sets: tuple[str, ...] = ("boston", "concrete", "energy", "yacht")
-    splits: int = 20
-    folds: int = 5
-    epochs: int = 40
-    steps: int = 2600
-    long_steps: int = 5000
-    prior_scale: float = 0.5
-    draws: int = 1000
+    sets: tuple[str, ...] = ("boston", "concrete", "energy", "yacht")  # keys of `PUBLISHED`
+    splits: int = 20  # number of standard splits of each set, from the first on
+    folds: int = 5  # parts of the training rows, each held out once for the noise, and the first for MC dropout
+    epochs: int = 40  # least passes over the data, of all methods
+    steps: int = 2600  # least steps, of a single network, last layers, and the fits that choose
+    long_steps: int = 5000  # least steps of mean field and of MC dropout, whose gradients are noisier
+    prior_scale: float = 0.5  # standard deviation of the normal prior, for standardised inputs and targets
+    draws: int = 1000  # functions drawn of mean field and of MC dropout
 
     def lasting(self, method: _Method, rows: int, *, steps: int) -> _Method:
         """Return a method with the epochs that make so many steps, or those that it takes at least."""
@@ -116,20 +103,13 @@ SMALL = VariationalUCIRecipe(
 PAPER = replace(SMALL, sets=tuple(PUBLISHED), long_steps=20_000)  # as published, MC dropout took 12,000 and more
 
 
-def run(recipe: VariationalUCIRecipe, seed: int, directory: Path) -> dict[str, Any]:
-    """Return set -> method -> metric -> one value per split, in the target's units.
+def split_scores(recipe: VariationalUCIRecipe, name: str, split: int, *, seed: int) -> dict[str, dict[str, float]]:
+    """Choose noise and rate of dropout on held-out training rows of one split, then fit and score every method.
 
     Beside the methods is "chosen" -> `noise`, `rate` and `dropout_noise`.
     """
-    return over_splits(split_scores, recipe, seed=seed, directory=directory)
-
-
-def split_scores(recipe: VariationalUCIRecipe, name: str, split: int, *, seed: int) -> dict[str, dict[str, float]]:
-    """Choose noise and rate of dropout on held-out training rows of one split, then fit and score every method."""
-    data = tb.data.load(f"uci_{name}", split=split)
+    data, scale = load_split(name, split)
     width = 100 if name == "protein" else 50
-    assert data.target_standardise is not None
-    scale = float(data.target_standardise.scale)
     noise = noise_scale(recipe, data.train, width=width, seed=seed)
     rate, noise_of_draws = best_dropout(recipe, data.train, noise=noise, width=width, seed=seed)
 
@@ -204,104 +184,85 @@ def fitted(
     seed: int,
     rate: float = 0.0,
 ) -> Posterior:
-    """Fit one method, with dropout of the hidden units at rate r.
-
-    MAP under N(0, s²) maximises the bound under N(0, s²/(1 − r)) for weights on dropped units (see `MCDropout`): s² is
-    (1 − r) σ² there, so that the prior of the bound is the one of the other methods.
-    """
-    network = tb.networks.mlp(tuple(rows.inputs.shape[1:]), 1, hidden=(width,), dropout=rate)
-    usual, lower = tb.priors.Normal(recipe.prior_scale), tb.priors.Normal(recipe.prior_scale * math.sqrt(1 - rate))
-    rules = {"1.*": usual, "*.bias": usual, "*": lower}  # layer 0 makes inputs flat
-    return tb.fit(tb.Model(network, tb.likelihoods.Gaussian(noise), rules), rows, method, seed=seed, callbacks=())
+    """Fit one method, with dropout of the hidden units at a rate."""
+    settings: dict[str, Any] = {"hidden": (width,), "rate": rate, "prior_scale": recipe.prior_scale}
+    model = with_dropout(rows.inputs.shape[1:], 1, tb.likelihoods.Gaussian(noise), **settings)
+    return tb.fit(model, rows, method, seed=seed, callbacks=())
 
 
-# --- what came out
-
-
-def summarise(results: Sequence[dict[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     """The repeats of the verdict are the splits, of scores averaged over seeds."""
     rows = tidy(results, "set", "method", "metric").only(method=METHODS, set=list(results[0]))
-    nll = rows.where(metric="nll").apart("set", "method", over="split")
-    parts = [part for name in nll for part in _parts(nll[name], name)]
-    tables = (*(_table(rows, metric) for metric in METRICS), _difference_table(nll), _chosen_table(results))
-    return Findings(Verdict.of(parts), tables, tuple(_picture(rows, metric) for metric in METRICS))
-
-
-def _less_published(nll: dict[str, np.ndarray], name: str) -> np.ndarray:
-    """Return NLL less the published one of the same split, of MC dropout."""
-    return nll["MC dropout"] - np.array(DROPOUT_NLL[name][: len(nll["MC dropout"])])
-
-
-def _parts(nll: dict[str, np.ndarray], name: str) -> list[Part]:
-    """Return the parts of the claim on one set."""
-    mark = MEAN_FIELD_NLL[name]
-    by_split = f"{name}: NLL of MC dropout within {MARGIN} of the published one of the same split"
-    last_layer = f"{name}: NLL of VBLL within {MARGIN} of a single network's"
-    return [
-        below(f"{name}: NLL of mean field within {MARGIN} of the published {mark:g}", nll["mean field"], mark + MARGIN),
-        below(by_split, _less_published(nll, name), MARGIN),
-        below(last_layer, nll["VBLL"] - nll["single"], MARGIN),
-    ]
-
-
-def _table(rows: Rows, metric: str) -> Table:
-    published = {
-        f"{method}, published": lambda name, method=method: PUBLISHED[name][method].get(metric)
-        for method in ("mean field", "MC dropout")
-    }
-    return pivot(
-        rows.where(metric=metric),
-        "set",
-        "method",
-        over="split",
-        heads=[f"test {METRICS[metric]}"],
-        beside=published,
-        digits=dict.fromkeys(METHODS, ".3f") | dict.fromkeys(published, ".2f"),
-        caption=f"Test {METRICS[metric]} in the target's units: mean over splits ± standard error.",
-    )
-
-
-def _difference_table(nll: dict[str, dict[str, np.ndarray]]) -> Table:
-    """Return paired differences: splits differ far more than methods do."""
-    body = []
-    for name, methods in nll.items():
-        body += [[name, f"{m} − single", *interval(methods[m] - methods["single"])] for m in METHODS[1:]]
-        body.append([name, "MC dropout − as published", *interval(_less_published(methods, name))])
-    return Table(
-        ["set", "difference", "NLL", "from", "to"],
-        body,
-        "Paired differences over splits with their 95 % t interval; below zero the first is better.",
-    )
-
-
-def _chosen_table(results: Sequence[dict[str, Any]]) -> Table:
-    body = []
-    for name in results[0]:
-        noise, of_dropout, rates = (
-            np.array([result[name]["chosen"][key] for result in results]) for key in ("noise", "dropout_noise", "rate")
+    nll = _with_published(rows.where(metric="nll"))
+    pictures = [
+        dots(
+            rows.where(metric=metric),
+            label,
+            title=f"Test {label} of variational methods on UCI regression",
+            published={
+                name: {f"{m}, published": (p[metric], 0.0) for m, p in PUBLISHED[name].items() if metric in p}
+                for name in results[0]
+            },
+            caption=f"{label} in the target's units: mean over splits with two standard errors; hollow, as published.",
         )
-        counts = ", ".join(f"{rate:g} ({n})" for rate, n in zip(*np.unique(rates, return_counts=True), strict=True))
-        body.append([name, mean_and_error(noise.mean(0)), mean_and_error(of_dropout.mean(0)), counts])
-    return Table(
-        ["chosen", "noise", "noise of MC dropout", "rates of dropout"],
-        body,
-        "What held-out training rows choose: the noise in the target's units, mean over splits ± standard error, and "
-        "the rate of dropout, with the number of splits.",
+        for metric, label in METRICS.items()
+    ]
+    parts = [part for name in results[0] for part in _parts(nll.where(set=name), name)]
+    return Findings.of(parts, _tables(rows, nll, results), pictures)
+
+
+def _with_published(nll: Rows) -> Rows:
+    """Return rows with the published NLL of MC dropout on every split as one more method."""
+    import pandas as pd
+
+    frame = nll.frame[nll.frame["method"] == "MC dropout"]
+    published = [DROPOUT_NLL[name][split] for name, split in zip(frame["set"], frame["split"], strict=True)]
+    return Rows(pd.concat([nll.frame, frame.assign(method="as published", value=published)]))
+
+
+def _parts(nll: Rows, name: str) -> Iterator[Part]:
+    mark, within = MEAN_FIELD_NLL[name], f"within {MARGIN} of"
+    mean_field = nll.values("split", method="mean field")
+    yield below(f"{name}: NLL of mean field {within} the published {mark:g}", mean_field, mark + MARGIN)
+    by_split = f"{name}: NLL of MC dropout {within} the published one of the same split"
+    yield below(by_split, nll.less("method", "MC dropout", "as published", "split"), MARGIN)
+    last_layer = f"{name}: NLL of VBLL {within} a single network's"
+    yield below(last_layer, nll.less("method", "VBLL", "single", "split"), MARGIN)
+
+
+def _tables(rows: Rows, nll: Rows, results: Results) -> Iterator[Table]:
+    for metric, label in METRICS.items():
+        published = {
+            f"{method}, published": lambda name, of=metric, method=method: PUBLISHED[name][method].get(of)
+            for method in ("mean field", "MC dropout")
+        }
+        digits = dict.fromkeys(published, ".2f")
+        caption = f"Test {label} in the target's units: mean over splits ± standard error."
+        yield score_table(rows, metric, label, beside=published, digits=digits, caption=caption)
+    yield differences(
+        nll,
+        [*((method, "single") for method in METHODS[1:]), ("MC dropout", "as published")],
+        index=("set",),
+        labels={"mean": "NLL"},
+        caption="Paired differences over splits with their 95 % t interval; below zero the first is better.",
     )
+    chosen = tidy(results, "set", "method", "metric").where(method="chosen")
 
+    def rates(name: str) -> str:
+        values = chosen.where(set=name, metric="rate").frame["value"]
+        return ", ".join(f"{rate:g} ({n})" for rate, n in zip(*np.unique(values, return_counts=True), strict=True))
 
-def _picture(rows: Rows, metric: str) -> Picture:
-    published = {
-        name: {f"{m}, published": (p[metric], 0.0) for m, p in PUBLISHED[name].items() if metric in p}
-        for name in rows.names("set")
-    }
-    return dots(
-        rows.where(metric=metric),
-        METRICS[metric],
-        title=f"Test {METRICS[metric]} of variational methods on UCI regression",
-        published=published,
-        caption=f"{METRICS[metric]} in the target's units: mean over splits with two standard errors; hollow, as "
-        "published.",
+    yield pivot(
+        chosen,
+        "set",
+        "metric",
+        over="split",
+        keep=("noise", "dropout_noise"),
+        heads=["chosen"],
+        labels={"dropout_noise": "noise of MC dropout"},
+        beside={"rates of dropout": rates},
+        caption="What held-out training rows choose: the noise in the target's units, mean over splits ± standard "
+        "error, and the rate of dropout, with the number of splits.",
     )
 
 
@@ -326,6 +287,6 @@ EXPERIMENT = Experiment(
         "small": "four sets, 20 splits: 27 minutes of one core",
         "paper": "all nine sets: three hours of one core (an estimate); no gain from a GPU",
     },
-    run=run,
+    run=partial(over_splits, split_scores),
     summarise=summarise,
 )

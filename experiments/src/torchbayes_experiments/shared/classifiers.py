@@ -1,10 +1,13 @@
-"""Classifiers by the name of their network, on the device that experiments use, and their metrics."""
+"""Networks on the device that experiments use, and metrics of classifiers."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,7 +36,32 @@ def classifier(
     return tb.Model(module.to(best_device()), tb.likelihoods.Categorical(), prior)
 
 
-def metrics_of(average: tb.Predictive, targets: Tensor) -> dict[str, float]:
-    """Return the `METRICS` of a model average of B rows with classes (B,)."""
-    metrics = tb.evaluate(average, targets).metrics
+def decay_prior(decay: float, rows: int) -> tb.priors.Normal:
+    """Return N(0, 1/(λN)) of every weight, which is equivalent to weight decay λ on the mean loss of N rows."""
+    return tb.priors.Normal((decay * rows) ** -0.5)
+
+
+def metrics_of(average: tb.Predictive, targets: Tensor, draws: Any = slice(None)) -> dict[str, float]:
+    """Return the `METRICS` of a model average of B rows with classes (B,), or of some of its draws."""
+    some = replace(average, outputs_SBK=average.outputs_SBK[draws])
+    metrics = tb.evaluate(some, targets.to(some.outputs_SBK.device)).metrics
     return {key: metrics[key] for key in METRICS}
+
+
+def mean_metrics(each: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return metric -> mean value of several networks or choices."""
+    return {key: float(np.mean([metrics[key] for metrics in each])) for key in each[0]}
+
+
+def with_dropout(
+    shape: Sequence[int], outputs: int, likelihood: Any, *, hidden: Sequence[int], rate: float, prior_scale: float
+) -> tb.Model:
+    """Return a perceptron with dropout at rate r after each hidden layer, under N(0, σ²) in the bound of `MCDropout`.
+
+    MAP under N(0, s²) maximises the bound under N(0, s²/(1 − r)) for weights on dropped units (see `MCDropout`): s² is
+    (1 − r) σ² there, so that the prior of the bound is the one of the other methods.
+    """
+    network = tb.networks.mlp(tuple(shape), outputs, hidden=tuple(hidden), dropout=rate)
+    whole, lower = tb.priors.Normal(prior_scale), tb.priors.Normal(prior_scale * math.sqrt(1 - rate))
+    rules = {"1.*": whole, "*.bias": whole, "*": lower}  # layer 0 makes inputs flat
+    return tb.Model(network.to(best_device()), likelihood, rules)

@@ -7,9 +7,9 @@ were not drawn serve to choose settings and to fit temperatures, so that no test
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import torchbayes as tb
+from torchbayes.posteriors import Posterior
 from torchbayes.report import Table
 from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments.rows import Results
 from torchbayes_experiments.shared.classifiers import best_device, classifier
 from torchbayes_experiments.streams import Purpose, generator
 from torchbayes_experiments.verdicts import mean_and_error
@@ -32,48 +34,28 @@ SPACES = {"weights": "weights", "functions": "test probabilities"}  # where R-ha
 
 @dataclass(frozen=True)
 class Problem:
-    """Data, network and prior, and the chains that sample the posterior.
+    """Data, network and prior, and the chains that sample the posterior."""
 
-    Attributes:
-        data: a set of images by name.
-        train_size: N, training rows drawn by the seed.
-        hmc: the chains. By default the step size is adapted in burn-in and the trajectory is (π/2) σ.
-        prior_scale: σ, standard deviation of every weight's normal prior.
-        pool: images are averaged over squares of this many pixels a side.
-        noise: share of all labels, test rows included, that are replaced by classes drawn uniformly.
-        network: a network by name.
-        hidden: widths of its hidden layers, for the network `mlp`.
-        test_rows: number of test rows, evenly spaced; None for all.
-        spare_rows: maximum number of training rows that were not drawn.
-        label: name in tables; that of the data if empty.
-    """
-
-    data: str
-    train_size: int
-    hmc: tb.HMC
-    prior_scale: float
-    pool: int = 1
-    noise: float = 0.0
-    network: str = "mlp"
-    hidden: tuple[int, ...] = (50, 50)
-    test_rows: int | None = None
-    spare_rows: int = 1000
-    label: str = ""
+    data: str  # a set of images by name
+    train_size: int  # N, training rows drawn by the seed
+    hmc: tb.HMC  # the chains. By default the step size is adapted in burn-in and the trajectory is (π/2) σ.
+    prior_scale: float  # σ, standard deviation of every weight's normal prior
+    pool: int = 1  # images are averaged over squares of this many pixels a side
+    noise: float = 0.0  # share of all labels, test rows included, that are replaced by classes drawn uniformly
+    network: str = "mlp"  # a network by name
+    hidden: tuple[int, ...] = (50, 50)  # widths of its hidden layers, for the network `mlp`
+    test_rows: int | None = None  # number of test rows, evenly spaced; None for all
+    spare_rows: int = 1000  # maximum number of training rows that were not drawn
+    label: str = ""  # name in tables; that of the data if empty
 
 
 @dataclass(frozen=True)
 class Problems:
-    """The problems of a recipe.
+    """The problems of a recipe."""
 
-    Attributes:
-        digits: the first problem: digits at the small scale, CIFAR-10 at the paper's.
-        noisy: digits, some of them with wrong labels; None to leave it out.
-        mnist: the larger problem; None to leave it out.
-    """
-
-    digits: Problem
-    noisy: Problem | None
-    mnist: Problem | None
+    digits: Problem  # the first problem: digits at the small scale, CIFAR-10 at the paper's
+    noisy: Problem | None  # digits, some of them with wrong labels; None to leave it out
+    mnist: Problem | None  # the larger problem; None to leave it out
 
     def problems(self) -> dict[str, Problem]:
         """Return the problems by their names in tables."""
@@ -155,7 +137,7 @@ def over_problems(
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
     return {
-        name: load_or_compute(folder / file, partial(compute, problem, folder))
+        name: load_or_compute(folder / file, compute, problem, folder)
         for folder, (name, problem) in zip(folders, problems.items(), strict=True)
     }
 
@@ -165,6 +147,18 @@ def run_hmc(problem: Problem, setup: Setup, *, seed: int, directory: Path) -> tu
     draws = tb.fit(setup.model, setup.train, problem.hmc, seed=seed, directory=directory, resume=True)
     assert isinstance(draws, tb.Draws)
     return draws, tb.diagnose(draws, setup.test.inputs, log=directory)
+
+
+def fitted(
+    methods: Mapping[str, Any], model: Callable[[str], tb.Model], train: tb.data.Pair, *, home: Path, **settings: Any
+) -> dict[str, Posterior]:
+    """Return the posterior of each method, under the model of its name; interrupted fits continue."""
+    return {
+        name: tb.fit(
+            model(name), train, method, directory=home / name.replace(" ", "_").lower(), resume=True, **settings
+        )
+        for name, method in methods.items()
+    }
 
 
 def mixing(diagnosis: tb.Diagnosis) -> dict[str, Any]:
@@ -216,7 +210,7 @@ def rhat_and_ess(diagnosis: tb.Diagnosis, space: str) -> tuple[np.ndarray, np.nd
     return summary.rhat[moves].numpy(), summary.ess_bulk[moves].numpy()
 
 
-def chains_table(results: Sequence[Mapping[str, Any]], columns: Mapping[str, str], *, caption: str) -> Table:
+def chains_table(results: Results, columns: Mapping[str, str], *, caption: str) -> Table:
     """Return a row for the chains of each problem: means ± standard error over seeds, the sum for divergences.
 
     Args:

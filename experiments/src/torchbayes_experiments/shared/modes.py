@@ -28,15 +28,10 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Mode:
-    """Where an ascent of the log joint density ended.
+    """Where an ascent of the log joint density ended."""
 
-    Attributes:
-        weights_D: the weights.
-        log_joint: log p(D|w) + log p(w) at these weights, in nats.
-    """
-
-    weights_D: Tensor
-    log_joint: float
+    weights_D: Tensor  # the weights
+    log_joint: float  # log p(D|w) + log p(w) at these weights, in nats
 
 
 def climb(target: ModelTarget, starts_MD: Tensor, *, steps: int) -> list[Mode]:

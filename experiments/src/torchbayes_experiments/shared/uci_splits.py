@@ -8,24 +8,25 @@ every script that starts processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 import torchbayes as tb
+from torchbayes.report import Table
 from torchbayes_experiments.files import load_or_compute, read_json
+from torchbayes_experiments.rows import Rows
+from torchbayes_experiments.tables import pivot
 
 Scores = Mapping[str, Mapping[str, Any]]
-Values = Mapping[str, Mapping[str, Mapping[str, np.ndarray]]]  # set -> method -> metric -> value of each split
 
 
-def over_splits(score: Callable[..., Scores], recipe: Any, *, seed: int, directory: Path) -> dict[str, Any]:
+def over_splits(score: Callable[..., Scores], recipe: Any, seed: int, directory: Path) -> dict[str, Any]:
     """Return set -> method -> metric -> one value per split; an interrupted run continues with the next split.
 
     Args:
@@ -40,7 +41,7 @@ def over_splits(score: Callable[..., Scores], recipe: Any, *, seed: int, directo
     ]
     paths = [directory / name / f"split_{split}.json" for name, split in splits]
     jobs = [
-        partial(load_or_compute, path, partial(_on_one_thread, partial(score, recipe, name, split, seed=seed)))
+        partial(load_or_compute, path, _on_one_thread, partial(score, recipe, name, split, seed=seed))
         for path, (name, split) in zip(paths, splits, strict=True)
     ]
     _run(jobs)
@@ -52,12 +53,16 @@ def over_splits(score: Callable[..., Scores], recipe: Any, *, seed: int, directo
     return results
 
 
-def mean_over_seeds(results: Sequence[Mapping[str, Any]], methods: Iterable[str], metrics: Iterable[str]) -> Values:
-    """Average the scores of every split over the seeds: set -> method -> metric -> array (splits,)."""
-    return {
-        name: {m: {k: np.mean([r[name][m][k] for r in results], axis=0) for k in metrics} for m in methods}
-        for name in results[0]
-    }
+def load_split(name: str, split: int) -> tuple[tb.data.Data, float]:
+    """Return a standard split of a set, and its target's units per unit that a model sees."""
+    data = tb.data.load(f"uci_{name}", split=split)
+    assert data.target_standardise is not None
+    return data, float(data.target_standardise.scale)
+
+
+def score_table(rows: Rows, metric: str, label: str, **layout: Any) -> Table:
+    """Return one metric of the test rows by set and method, means over the splits; `layout` is that of `pivot`."""
+    return pivot(rows.where(metric=metric), "set", "method", over="split", heads=[f"test {label}"], **layout)
 
 
 def _run(jobs: Sequence[Callable[[], object]]) -> None:

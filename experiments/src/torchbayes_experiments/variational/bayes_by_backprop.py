@@ -23,7 +23,7 @@ find it, and the error stays at 5.56. Plain SGD leaves the scales of the posteri
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -35,11 +35,10 @@ import torch
 import torchbayes as tb
 from torchbayes.report import Picture, Table
 from torchbayes.report.style import INK, house_style, legend_above, looks, new_figure, panel_title, percent_axis
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
+from torchbayes_experiments.files import rounded
 from torchbayes_experiments.shared.classifiers import best_device
 from torchbayes_experiments.streams import Purpose, generator
-from torchbayes_experiments.tables import pivot
 from torchbayes_experiments.verdicts import mean_and_error, two_standard_errors
 
 PLAIN, DROPOUT, GAUSSIAN, MIXTURE = "SGD", "dropout", "Gaussian prior", "scale mixture"
@@ -71,21 +70,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Regression:
-    """The regression in one dimension.
-
-    Attributes:
-        inside: ends of the training inputs.
-        axis: ends of the inputs at which predictions are made, at `places` of them.
-        margin: how far beyond the training inputs an input must be to count as outside.
-    """
+    """The regression in one dimension."""
 
     bayes: Entry
     network: Entry
     hidden: tuple[int, ...] = (100, 100)
     rows: int = 1000
-    inside: tuple[float, float] = (0.0, 0.5)
-    axis: tuple[float, float] = (-0.2, 1.2)
-    margin: float = 0.1
+    inside: tuple[float, float] = (0.0, 0.5)  # ends of the training inputs
+    axis: tuple[float, float] = (-0.2, 1.2)  # ends of the inputs at which predictions are made, at `places` of them
+    margin: float = 0.1  # how far beyond the training inputs an input must be to count as outside
     noise: float = 0.02
     places: int = 141
     draws: int = 300
@@ -93,22 +86,17 @@ class Regression:
 
 @dataclass(frozen=True)
 class BackpropRecipe:
-    """The table of images, the pruned networks and the regression.
-
-    Attributes:
-        widths: numbers of units in each of the two hidden layers.
-        white: value of a white pixel; black is 0.
-    """
+    """The table of images, the pruned networks and the regression."""
 
     plain: Entry
     dropout: Entry
     gaussian: Entry
     mixture: Entry
     regression: Regression
-    widths: tuple[int, ...] = (400,)
+    widths: tuple[int, ...] = (400,)  # numbers of units in each of the two hidden layers
     train_size: int = 50_000
     data: str = "mnist"
-    white: float = 255 / 126
+    white: float = 255 / 126  # value of a white pixel; black is 0
     draws: int = 32
     shares: tuple[float, ...] = (0.0, 0.5, 0.75, 0.95, 0.98)
 
@@ -141,7 +129,7 @@ def run(recipe: BackpropRecipe, seed: int, directory: Path) -> dict[str, Any]:
             home = directory / f"{width}_{name.replace(' ', '_')}"
             score = partial(_fit_and_score, recipe, entry, width, seed=seed, home=home)
             table[str(width)][name] = load_or_compute(home.with_suffix(".json"), score)
-    curve = load_or_compute(directory / "regression.json", partial(on_the_curve, recipe.regression, seed=seed))
+    curve = load_or_compute(directory / "regression.json", on_the_curve, recipe.regression, seed=seed)
     return {"shares": list(recipe.shares), "table": table, "regression": curve}
 
 
@@ -226,18 +214,14 @@ def on_the_curve(recipe: Regression, *, seed: int) -> dict[str, Any]:
         quartiles_QG = predictive.quantile(torch.tensor((0.25, 0.5, 0.75))).squeeze(-1)
         width_G = quartiles_QG[2] - quartiles_QG[0]
         methods[name] = {
-            "quartiles": [_rounded(line) for line in quartiles_QG],
+            "quartiles": [rounded(line) for line in quartiles_QG],
             "inside": float(width_G[near.flatten()].mean()),
             "outside": float(width_G[far.flatten()].mean()),
         }
-    return {"x": _rounded(x), "y": _rounded(y), "grid": _rounded(grid), "methods": methods}
+    return {"x": rounded(x), "y": rounded(y), "grid": rounded(grid), "methods": methods}
 
 
-def _rounded(values: torch.Tensor) -> list[float]:
-    return [round(float(value), 5) for value in values.flatten()]
-
-
-def summarise(results: Sequence[dict[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     shares, widths = results[0]["shares"], list(results[0]["table"])
     rows = tidy([result["table"] for result in results], "width", "method", "metric", lists=("share",))
     # of a single network these repeat other metrics
@@ -247,10 +231,8 @@ def summarise(results: Sequence[dict[str, Any]]) -> Findings:
     said = ("among the training inputs over that beyond them", "beyond the training inputs over that among them")
     parts.append(below(f"curve: spread {said[0]}, Bayes by backprop", 1 / _ratio(spread, MIXTURE), 1 / OPENED))
     parts.append(below(f"curve: spread {said[1]}, single network", _ratio(spread, NETWORK), LEVEL))
-    pruning = [_pruning_table(told.where(width=width), width, shares) for width in widths]
     pictures = [_pruning_picture(rows.where(width=width), width, shares) for width in widths]
-    tables = (_table(told), *pruning, _curve_table(spread))
-    return Findings(Verdict.of(parts), tables, (*pictures, _curve_picture(results[0]["regression"])))
+    return Findings.of(parts, _tables(told, spread, shares), (*pictures, _curve_picture(results[0]["regression"])))
 
 
 def _ratio(spread: Rows, name: str) -> np.ndarray:
@@ -258,55 +240,54 @@ def _ratio(spread: Rows, name: str) -> np.ndarray:
     return spread.values(curve=name, metric="outside") / spread.values(curve=name, metric="inside")
 
 
-def _parts(rows: Rows, width: str, shares: Sequence[float]) -> list[Part]:
+def _parts(rows: Rows, width: str, shares: Sequence[float]) -> Iterator[Part]:
     def pruned(method: str, share: float) -> np.ndarray:
         return rows.values(method=method, metric="pruned", share=shares.index(share))
 
-    errors = rows.where(metric="error").apart("method")
-    pairs = ((MIXTURE, PLAIN), (MIXTURE, GAUSSIAN), (DROPOUT, PLAIN))
-    parts = [below(f"{width} units: error of {a} below that of {b}", errors[a] - errors[b]) for a, b in pairs]
+    for a, b in ((MIXTURE, PLAIN), (MIXTURE, GAUSSIAN), (DROPOUT, PLAIN)):
+        yield below(f"{width} units: error of {a} below that of {b}", rows.less("method", a, b, metric="error"))
     for share, margin in MARGINS.items():
         said = f"{width} units: points of error that removing {100 * share:g} % of the weights costs"
-        parts.append(below(said, pruned(MIXTURE, share) - pruned(MIXTURE, 0.0), margin))
+        yield below(said, pruned(MIXTURE, share) - pruned(MIXTURE, 0.0), margin)
     said = f"{width} units: error without 95 % of the weights below that of SGD pruned by magnitude"
-    return [*parts, below(said, pruned(MIXTURE, 0.95) - pruned(PLAIN, 0.95))]
+    yield below(said, pruned(MIXTURE, 0.95) - pruned(PLAIN, 0.95))
 
 
-def _table(rows: Rows) -> Table:
-    labels = {"error": "error, %", "mean_error": "error of the means, %", "nll": "NLL"}
+def _tables(rows: Rows, spread: Rows, shares: Sequence[float]) -> Iterator[Table]:
+    labels: dict[Any, str] = {"error": "error, %", "mean_error": "error of the means, %", "nll": "NLL"}
     published = {"published error, %": lambda width, method: PUBLISHED.get(width, {}).get(method)}
-    digits = dict.fromkeys([*labels.values(), *published], ".2f") | {"NLL": ".4f"}
+    layout: dict[str, Any] = {"keep": labels, "labels": labels, "better": "low", "beside": published}
+    layout["digits"] = dict.fromkeys([*labels.values(), *published], ".2f") | {"NLL": ".4f"}
     caption = (
         "Test images: mean over seeds ± standard error. Bayes by backprop predicts with the average over draws; the "
         "error of the means is that of the one network whose weights are the posterior means. Dropout predicts with "
         "all units. Published: Blundell et al. (2015), 600 epochs."
     )
-    layout: dict[str, Any] = {"keep": labels, "labels": labels, "digits": digits, "better": "low", "beside": published}
-    return pivot(rows, ("width", "method"), "metric", caption=caption, heads=["units", "method"], **layout)
-
-
-def _pruning_table(rows: Rows, width: str, shares: Sequence[float]) -> Table:
-    networks = {"pruned": "one network", "pruned_average": "average of draws"}
+    yield pivot(rows, ("width", "method"), "metric", caption=caption, heads=["units", "method"], **layout)
+    networks: dict[Any, str] = {"pruned": "one network", "pruned_average": "average of draws"}
     labels = networks | {index: f"{100 * share:g} %" for index, share in enumerate(shares)}
-    caption = (
-        f"{width} units: test error in % when a share of the weights is set to zero, mean over seeds ± standard error. "
-        "With Bayes by backprop those of the lowest |μ|/σ go first, with SGD and dropout those of the lowest |w|. One "
-        "network: that of the posterior means."
-    )
-    layout: dict[str, Any] = {"heads": ["removed", "predicts"], "labels": labels, "digits": ".2f"}
-    table = pivot(rows.where(metric=list(networks)), ("method", "metric"), "share", caption=caption, **layout)
-    return replace(table, rows=[*table.rows, ["published, 1200 units", "", *map(PUBLISHED_PRUNED.get, shares)]])
-
-
-def _curve_table(spread: Rows) -> Table:
+    layout = {"heads": ["removed", "predicts"], "labels": labels, "digits": ".2f"}
+    for width in rows.names("width"):
+        caption = (
+            f"{width} units: test error in % when a share of the weights is set to zero, mean over seeds ± standard "
+            "error. With Bayes by backprop those of the lowest |μ|/σ go first, with SGD and dropout those of the "
+            "lowest |w|. One network: that of the posterior means."
+        )
+        some = rows.where(width=width, metric=list(networks))
+        table = pivot(some, ("method", "metric"), "share", caption=caption, **layout)
+        yield replace(table, rows=[*table.rows, ["published, 1200 units", "", *map(PUBLISHED_PRUNED.get, shares)]])
     keep = {"inside": "among the training inputs", "outside": "beyond them"}
-    layout: dict[str, Any] = {"keep": keep, "labels": keep | CURVES, "digits": dict.fromkeys(keep.values(), ".4f")}
-    layout["digits"]["ratio"], ratio = ".2f", {"ratio": lambda name: mean_and_error(_ratio(spread, name))}
-    caption = (
-        "Distance of the quartiles of the predicted target, averaged over inputs among the training inputs and at "
+    yield pivot(
+        spread,
+        "curve",
+        "metric",
+        keep=keep,
+        labels=keep | CURVES,
+        beside={"ratio": lambda name: mean_and_error(_ratio(spread, name))},
+        digits=dict.fromkeys(keep.values(), ".4f") | {"ratio": ".2f"},
+        caption="Distance of the quartiles of the predicted target, averaged over inputs among the training inputs and "
+        "at least 0.1 beyond them: mean over seeds ± standard error.",
     )
-    caption += "least 0.1 beyond them: mean over seeds ± standard error."
-    return pivot(spread, "curve", "metric", beside=ratio, caption=caption, **layout)
 
 
 @house_style

@@ -12,12 +12,12 @@ import statistics
 import time
 import warnings
 from collections import namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,14 +30,9 @@ from torchbayes.data import Data
 from torchbayes.posteriors import Posterior
 from torchbayes.report import Picture, Table, looks
 from torchbayes.report.style import INK, house_style, legend_above, new_figure, panel_title
-from torchbayes_experiments import Experiment, Findings, Part, Verdict, below, tidy
-from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments import Experiment, Findings, Part, Results, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared.classifiers import best_device
-from torchbayes_experiments.tables import pivot
 from torchbayes_experiments.verdicts import mean_and_error
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # names that results, tables and figures share
 GNJ, GHS = "group normal-Jeffreys", "group horseshoe"
@@ -64,42 +59,30 @@ _PLAIN = "plain"  # the fits of the plain network, of which three ways of prunin
 
 @dataclass(frozen=True)
 class NetworkRecipe:
-    """Fits of one network.
+    """Fits of one network."""
 
-    Attributes:
-        network: by name; `hidden` are the units of `mlp`.
-        epochs: of variational inference; `single` where single weights are pruned, `mode` of the plain network.
-    """
-
-    network: str = "mlp"
+    network: str = "mlp"  # by name; `hidden` are the units of `mlp`
     hidden: tuple[int, ...] = (300, 100)
-    epochs: int = 20
+    epochs: int = 20  # of variational inference; `single` where single weights are pruned, `mode` of the plain network
     single: int = 20
     mode: int = 10
 
 
 @dataclass(frozen=True)
 class CompressionRecipe:
-    """Settings of all fits.
-
-    Attributes:
-        convolutional: of LeNet-5; it is left out if None.
-        lr: of Adam, of variational inference, whose standard deviations begin at `initial_scale`.
-        prior_scale: of the weights of the plain network, and of `NORMAL`.
-        shares: of single weights and of units that are kept along a curve.
-        rows: test rows of a forward pass that is timed, `repeats` times.
-    """
+    """Settings of all fits."""
 
     dense: NetworkRecipe = NetworkRecipe()
-    convolutional: NetworkRecipe | None = None
+    convolutional: NetworkRecipe | None = None  # of LeNet-5; it is left out if None
     data: str = "mnist"
     train_size: int | None = None
-    lr: float = 1e-2
+    lr: float = 1e-2  # of Adam, of variational inference, whose standard deviations begin at `initial_scale`
     initial_scale: float = 0.01
-    prior_scale: float = 0.1
+    prior_scale: float = 0.1  # of the weights of the plain network, and of `NORMAL`
+    # of single weights and of units that are kept along a curve
     shares: tuple[float, ...] = (0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
     draws: int = 10
-    rows: int = 256
+    rows: int = 256  # test rows of a forward pass that is timed, `repeats` times
     repeats: int = 15
 
 
@@ -143,13 +126,10 @@ def scored(
     """
     model = model_of(recipe, settings, fitted, data=data)
 
-    def scores(posterior: Posterior, *, surgeon: bool = False) -> dict[str, Any]:
+    def scores(posterior: Posterior, **how: Any) -> dict[str, Any]:
         average = tb.evaluate(posterior, data.test, draws=recipe.draws * posterior.members).metrics["accuracy"]
         errors = {"error": 100 * (1 - average), "mean_error": error_of(plain_of(posterior).network, data)}
-        units = fitted in GROUPS
-        return errors | (
-            _units(recipe, posterior, data) if units else _single(recipe, posterior, data, surgeon=surgeon)
-        )
+        return errors | (_units if fitted in GROUPS else _single)(recipe, posterior, data, **how)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", tb.ProblemWarning)
@@ -179,7 +159,7 @@ def _units(recipe: CompressionRecipe, posterior: Posterior, data: Data) -> dict[
     }
 
 
-def _single(recipe: CompressionRecipe, posterior: Posterior, data: Data, *, surgeon: bool) -> dict[str, Any]:
+def _single(recipe: CompressionRecipe, posterior: Posterior, data: Data, *, surgeon: bool = False) -> dict[str, Any]:
     """Return the scores of pruning single weights, by the surgeon or not."""
     pruned = partial(prune, posterior, data.train)
     curve = [_point(pruned(keep=share, surgeon=surgeon, rounded=False), data) for share in recipe.shares]
@@ -241,17 +221,14 @@ def speed(whole: nn.Module, small: nn.Module, rows: Tensor, *, repeats: int) -> 
     return statistics.median(t[0] for t in taken) / statistics.median(t[1] for t in taken)
 
 
-# --- what came out
-
-Results = Sequence[Mapping[str, Any]]
 COLUMNS = {"average": "error, average", "error": "pruned", "rounded_error": "rounded", "rate": "weights"}
 COLUMNS |= {"bits": "bits", "bytes": "bytes on disk", "faster": "faster"}
 
 
 def summarise(results: Results) -> Findings:
-    tables = [table for name in results[0] for table in (_compressed(results, name), _along(results, name))]
-    pictures = [picture for name in results[0] for picture in _pictures(results, name)]
-    return Findings(Verdict.of(parts(results)), tuple(tables), tuple(pictures))
+    tables = [table for name in results[0] for table in _tables(results, name)]
+    pictures = [draw for name in results[0] for draw in (_curves(results, name), _histograms(results[0][name], name))]
+    return Findings.of(parts(results), tables, pictures)
 
 
 def parts(results: Results) -> list[Part]:
@@ -259,7 +236,7 @@ def parts(results: Results) -> list[Part]:
     return [part for network in results[0] for method in GROUPS for part in _parts(results, network, method)]
 
 
-def _parts(results: Results, network: str, method: str) -> list[Part]:
+def _parts(results: Results, network: str, method: str) -> Iterator[Part]:
     mark = PUBLISHED[network, method]
     keys = (*list(COLUMNS)[1:], "before", "difference")
     small = {key: np.array([r[network][method]["compressed"][key] for r in results]) for key in keys}
@@ -276,23 +253,15 @@ def _parts(results: Results, network: str, method: str) -> list[Part]:
         "its forward pass is faster": (-small["faster"], -1.0),
         "at as many weights it errs less than pruning by magnitude": (magnitude, 0.0),
     }
-    return [below(f"{network}, {method}: {text}", values, bound) for text, (values, bound) in statements.items()]
+    yield from (below(f"{network}, {method}: {text}", *tested) for text, tested in statements.items())
 
 
-def _against(fits: Mapping[str, Any], method: str) -> float:
-    """Return the error less that of the plain network at as many weights, interpolated in their logarithm."""
-    kept, error = fits[method]["curve"][-1]
-    weights, errors = zip(*sorted(fits[MODE]["curve"]), strict=True)
-    return error - float(np.interp(np.log(kept), np.log(weights), errors))
-
-
-def _compressed(results: Results, network: str) -> Table:
+def _tables(results: Results, network: str) -> Iterator[Table]:
     methods = (*GROUPS, DROPOUT)
     seeds = [{m: r[network][m]["compressed"] | {"average": r[network][m]["error"]} for m in methods} for r in results]
-
     layers = {method: " ".join(f"{i}→{o}" for i, o in seeds[0][method]["layers"].values()) for method in methods}
     marks = {m: f"{p.error} %, {p.rate:g}, {p.bits:g}" for (name, m), p in PUBLISHED.items() if name == network}
-    return pivot(
+    yield pivot(
         tidy(seeds, "method", "measure", lists=()),
         "method",
         "measure",
@@ -303,9 +272,6 @@ def _compressed(results: Results, network: str) -> Table:
         "rounded weights; how many times fewer weights and bits; the file; how many times faster a forward pass is; "
         "what is left of the layers (seed 0); and the published error, weights and bits.",
     )
-
-
-def _along(results: Results, network: str) -> Table:
     body = [
         [method, *(mean_and_error(values) for values in zip(*points, strict=True))]
         for method in (*GROUPS, *SINGLE)
@@ -313,31 +279,19 @@ def _along(results: Results, network: str) -> Table:
     ]
     weights = f"{results[0][network][GROUPS[0]]['compressed']['before'] // 4:,} weights"
     caption = f"{network}, {weights}: test error in percent by the weights that are kept."
-    return Table(["method", "weights kept", "error"], body, caption)
+    yield Table(["method", "weights kept", "error"], body, caption)
 
 
-def _pictures(results: Results, network: str) -> tuple[Picture, Picture]:
-    """Return the error against the weights that are left, by every method, and the noise of units."""
-    return (
-        Picture(
-            f"Pruning {network}: test error against the weights that are left",
-            _curves(results, network),
-            "Mean over seeds, with the seeds as faint lines. Units are pruned by their multipliers, single weights by "
-            "their signal to noise, under a Laplace posterior (with the others following: surgeon), or by magnitude. "
-            "Large marks are where a threshold is not chosen by hand; diamonds as published.",
-        ),
-        Picture(
-            f"Noise of the units of {network}",
-            _histograms(results[0][network]),
-            "First seed: log Var z/(E z)² under the normal-Jeffreys prior, minus the logarithm of the mode of z under "
-            "the horseshoe, of the inputs of dense layers and the filters of convolutions. Units right of the dashed "
-            "line are pruned.",
-        ),
-    )
+def _against(fits: Mapping[str, Any], method: str) -> float:
+    """Return the error less that of the plain network at as many weights, interpolated in their logarithm."""
+    kept, error = fits[method]["curve"][-1]
+    weights, errors = zip(*sorted(fits[MODE]["curve"]), strict=True)
+    return error - float(np.interp(np.log(kept), np.log(weights), errors))
 
 
 @house_style
-def _curves(results: Results, network: str) -> Figure:
+def _curves(results: Results, network: str) -> Picture:
+    """Draw the error against the weights that are left, by every method."""
     figure = new_figure(5.6, 3.9)
     axes, handles = figure.subplots(), dict[str, Any]()
     most = results[0][network][GROUPS[0]]["compressed"]["before"] // 4
@@ -359,11 +313,17 @@ def _curves(results: Results, network: str) -> Figure:
     axes.minorticks_off()
     axes.set(xlabel=f"weights left of {most:,}", ylabel="test error (%)")
     legend_above(figure, handles)
-    return figure
+    return Picture(
+        f"Pruning {network}: test error against the weights that are left",
+        figure,
+        "Mean over seeds, with the seeds as faint lines. Units are pruned by their multipliers, single weights by "
+        "their signal to noise, under a Laplace posterior (with the others following: surgeon), or by magnitude. "
+        "Large marks are where a threshold is not chosen by hand; diamonds as published.",
+    )
 
 
 @house_style
-def _histograms(fits: Mapping[str, Any]) -> Figure:
+def _histograms(fits: Mapping[str, Any], network: str) -> Picture:
     layers, look = list(fits[GROUPS[0]]["noise"]), looks(GROUPS)
     figure = new_figure(2.1 * len(layers), 3.6)
     for row, method in zip(figure.subplots(2, len(layers), squeeze=False, sharex="row"), GROUPS, strict=True):
@@ -374,7 +334,13 @@ def _histograms(fits: Mapping[str, Any]) -> Figure:
             panel_title(axes, f"layer {layer}: {len(noise)} units")
         row[0].set_ylabel(method)
     figure.supxlabel("noise of a unit")
-    return figure
+    return Picture(
+        f"Noise of the units of {network}",
+        figure,
+        "First seed: log Var z/(E z)² under the normal-Jeffreys prior, minus the logarithm of the mode of z under "
+        "the horseshoe, of the inputs of dense layers and the filters of convolutions. Units right of the dashed "
+        "line are pruned.",
+    )
 
 
 EXPERIMENT = Experiment(

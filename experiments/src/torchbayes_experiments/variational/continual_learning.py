@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,10 +23,8 @@ from torch import nn
 
 import torchbayes as tb
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.streams import Purpose, generator
-from torchbayes_experiments.tables import pivot
 
 VCL, RANDOM, CENTRES = "VCL", "VCL, random coreset", "VCL, k-centre coreset"
 DIAGONAL, KRONECKER, TUNED = "diagonal Laplace (EWC)", "Kronecker Laplace", "fine-tuning"
@@ -45,47 +43,31 @@ JUST, BACK, FORTH = "accuracy on a task just learned", "backward transfer", "for
 
 @dataclass(frozen=True)
 class Scenario:
-    """One sequence of tasks.
-
-    Attributes:
-        coreset: rows of each task that are set aside.
-        epochs: of every fit of VCL.
-        map_epochs: of every fit of the others, and of the network that VCL begins at.
-        lr: learning rate of VCL's Adam, which falls to 0 in every fit.
-        map_lr: that of the others.
-        train_size: training rows of each task, at most; None for all.
-        test_size: test rows of each task, at most; None for all.
-    """
+    """One sequence of tasks."""
 
     tasks: int = 5
     hidden: tuple[int, ...] = (100, 100)
-    coreset: int = 200
-    epochs: int = 15
-    map_epochs: int = 10
+    coreset: int = 200  # rows of each task that are set aside
+    epochs: int = 15  # of every fit of VCL
+    map_epochs: int = 10  # of every fit of the others, and of the network that VCL begins at
     batch_size: int = 256
-    lr: float = 3e-3
-    map_lr: float = 1e-3
-    train_size: int | None = 20_000
-    test_size: int | None = 2_000
+    lr: float = 3e-3  # learning rate of VCL's Adam, which falls to 0 in every fit
+    map_lr: float = 1e-3  # that of the others
+    train_size: int | None = 20_000  # training rows of each task, at most; None for all
+    test_size: int | None = 2_000  # test rows of each task, at most; None for all
     plan: str = "native"
 
 
 @dataclass(frozen=True)
 class ContinualRecipe:
-    """Settings of both scenarios.
+    """Settings of both scenarios."""
 
-    Attributes:
-        permuted: the same ten classes in every task, pixels in another order.
-        split: two classes in every task, each with its own head.
-        data: an image data set by name, of ten classes.
-        prior_scale: of every weight before the first task.
-        initial_scale: standard deviation of every weight where VCL begins, and the widest one where it goes on.
-    """
-
-    permuted: Scenario = Scenario()
+    permuted: Scenario = Scenario()  # the same ten classes in every task, pixels in another order
+    # two classes in every task, each with its own head
     split: Scenario = Scenario(hidden=(256, 256), coreset=40, epochs=20, map_epochs=30, train_size=4_000, plan="loop")
-    data: str = "mnist"
-    prior_scale: float = 1.0
+    data: str = "mnist"  # an image data set by name, of ten classes
+    prior_scale: float = 1.0  # of every weight before the first task
+    # standard deviation of every weight where VCL begins, and the widest one where it goes on
     initial_scale: float = 0.02
 
     def sequence(self, kind: str, scenario: Scenario) -> tuple[Any, dict[str, Any]]:
@@ -175,21 +157,14 @@ def _few(pair: tb.data.Pair, scenario: Scenario, seed: int, number: int) -> tb.d
     return tb.data.Pair(pair.inputs[rows], pair.targets[rows])
 
 
-# --- what came out
-
-
-def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
+def summarise(results: Results) -> Findings:
     rows = tidy(
         [{name: {kind: _numbers(kinds[kind]) for kind in KINDS} for name, kinds in r.items()} for r in results],
         *("scenario", "kind", "number", "task"),
     )
     each = {name: rows.where(scenario=name) for name in LABELS}
-    parts = [part for name, some in each.items() for part in _parts(some, name)]
-    tables = [table(some, name) for name, some in each.items() for table in (_averages, _transfers)]
     panels = {
-        f"{LABELS[name]}, accuracy on {said}": {
-            kind: np.stack([*tasks.values()]) for kind, tasks in some.where(number=number).apart("kind", "task").items()
-        }
+        f"{LABELS[name]}, accuracy on {said}": some.where(number=number).stacked("kind", "task")
         for number, said in (("after", "all tasks so far"), ("first", "the first task"))
         for name, some in each.items()
     }
@@ -199,7 +174,8 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> Findings:
         figures.measure_curves(panels, [str(t) for t in range(1, longest + 1)], label="tasks learned"),
         "Mean accuracy over the tasks so far, and accuracy on the first task, after each task.",
     )
-    return Findings(Verdict.of(parts), tuple(tables), (picture,))
+    parts = [part for name, some in each.items() for part in _parts(some, name)]
+    return Findings.of(parts, [table for name, some in each.items() for table in _tables(some, name)], (picture,))
 
 
 def _numbers(scores: Mapping[str, Any]) -> dict[str, dict[Any, float]]:
@@ -213,47 +189,36 @@ def _numbers(scores: Mapping[str, Any]) -> dict[str, dict[Any, float]]:
     }
 
 
-def _parts(rows: Rows, name: str) -> list[Part]:
-    label, tasks = LABELS[name], rows.where(number="after").names("task")
-    error = 1 - rows.values(kind=TUNED, task=JUST)
+def _parts(rows: Rows, name: str) -> Iterator[Part]:
+    label, after = LABELS[name], rows.where(number="after")
+    tasks, error = after.names("task"), 1 - rows.values(kind=TUNED, task=JUST)
+    yield below(f"{label}: error of fine-tuning on the task just learned", error, LEARNED, precondition=True)
     said = f"{label}: by the end fine-tuning has lost {-100 * FORGOTTEN:g} points on earlier tasks"
-    parts = [
-        below(f"{label}: error of fine-tuning on the task just learned", error, LEARNED, precondition=True),
-        below(said, rows.values(kind=TUNED, task=BACK), FORGOTTEN, precondition=True),
-    ]
-    after = rows.where(number="after").apart("kind", "task")
+    yield below(said, rows.values(kind=TUNED, task=BACK), FORGOTTEN, precondition=True)
     for better, worse in BETTER:
         said = f"{label}: average accuracy after the last task of {better} above that of {worse}"
-        parts.append(below(said, after[worse][tasks[-1]] - after[better][tasks[-1]]))
+        yield below(said, after.less("kind", worse, better, task=tasks[-1]))
     for kind, level in PUBLISHED[name].items() if 5 in tasks else ():
         said = f"{label}: after five tasks {kind} at most {100 * MARGIN:g} points below the published {level}"
-        parts.append(below(said, level - after[kind][5], MARGIN))
-    return parts
+        yield below(said, level - after.values(kind=kind, task=5), MARGIN)
 
 
-def _averages(rows: Rows, name: str) -> Table:
-    after = rows.where(number="after")
+def _tables(rows: Rows, name: str) -> Iterator[Table]:
+    label, after = f"{LABELS[name][0].upper()}{LABELS[name][1:]}", rows.where(number="after")
     columns = {t: f"after {t}" for t in after.names("task")}
     published = {"published, after 5": PUBLISHED[name].get}
     digits = dict.fromkeys(columns.values(), ".4f") | dict.fromkeys(published, ".3f")
-    caption = f"{_capital(LABELS[name])}: mean accuracy over the tasks so far, mean over seeds ± standard error."
+    caption = f"{label}: mean accuracy over the tasks so far, mean over seeds ± standard error."
     layout = {"heads": ["method"], "labels": columns, "beside": published, "digits": digits}
-    return pivot(after, "kind", "task", caption=caption, better="high", **layout)
-
-
-def _transfers(rows: Rows, name: str) -> Table:
+    yield pivot(after, "kind", "task", caption=caption, better="high", **layout)
     headed = " Heads are untrained before their task, so nothing can go forward." if name == SPLIT else ""
     caption = (
-        f"{_capital(LABELS[name])}: how well a task is known when it has just been learned, how that has changed by "
+        f"{label}: how well a task is known when it has just been learned, how that has changed by "
         "the end, and how much better than the untrained network the next task is known beforehand."
     )
     digits = dict.fromkeys([JUST, BACK, FORTH], ".4f") | {"seconds": ".0f"}
     layout = {"heads": ["method"], "digits": digits, "better": dict.fromkeys([JUST, BACK], "high")}
-    return pivot(rows.where(number="whole"), "kind", "task", caption=caption + headed, **layout)
-
-
-def _capital(text: str) -> str:
-    return text[0].upper() + text[1:]
+    yield pivot(rows.where(number="whole"), "kind", "task", caption=caption + headed, **layout)
 
 
 _WHOLE: dict[str, Any] = {"train_size": None, "test_size": None, "plan": "auto"}

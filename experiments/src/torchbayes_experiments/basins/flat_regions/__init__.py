@@ -5,8 +5,8 @@ with wrong labels as well. And wide networks that fit their rows generalise bett
 more weights. Both are put down to the size of the region of low loss around a solution.
 """
 
+from torchbayes_experiments import Experiment
 from torchbayes_experiments.basins.flat_regions import report, run
-from torchbayes_experiments.experiment import Experiment
 
 EXPERIMENT = Experiment(
     name="flat_regions",

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 
 from torchbayes.report import Picture, Table, figures, looks
 from torchbayes.report.style import INK, QUIET, house_style, legend_above, new_figure, note_below, percent_axis
-from torchbayes_experiments import Findings, Part, Rows, Verdict, below, tidy
+from torchbayes_experiments import Findings, Part, Results, Rows, below, pivot, tidy
 from torchbayes_experiments.basins.flat_regions.run import END, FILTERS, GRID, MATCHED, PLAIN, RAW
-from torchbayes_experiments.tables import pivot
+from torchbayes_experiments.shared.ranks import ranks_agree
 from torchbayes_experiments.verdicts import mean_and_error, two_standard_errors
-
-Results = Sequence[Mapping[str, Any]]
 
 NONE = 1e-9  # share of mistakes that counts as none
 LEVELS = 1.05  # the largest loss on the clean rows may be so many times the smallest
@@ -41,10 +39,8 @@ GEOMETRY = {
 
 
 def summarise(results: Results) -> Findings:
-    parts = [*_solution_parts(results), *_width_parts(results)]
-    tables = (_generalisation(results), _geometry(results), _width_table(results), _rank_table(results))
     pictures = (_volumes(results), _surfaces(results), _widths(results), _densities(results))
-    return Findings(Verdict.of(parts), tables, pictures)
+    return Findings.of([*_solution_parts(results), *_width_parts(results)], _tables(results), pictures)
 
 
 def _at(network: Mapping[str, Any], keys: Iterable[Any]) -> Any:
@@ -60,15 +56,6 @@ def _plain(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _over_shares(results: Results, *keys: str) -> np.ndarray:
     """Return a number of all networks that `_plain` returns, (R, K)."""
     return np.array([[_at(network, keys) for network in _plain(result)] for result in results], dtype=np.float64)
-
-
-def ranks_agree(first: Sequence[float] | np.ndarray, second: Sequence[float] | np.ndarray) -> float:
-    """Return the rank correlation of two sequences (Spearman); 0 where one is constant, or of fewer than two."""
-    from scipy.stats import rankdata
-
-    if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
-        return 0.0
-    return float(np.corrcoef(rankdata(first), rankdata(second))[0, 1])
 
 
 def _accuracy_ranks(results: Results, keys: Iterable[str]) -> np.ndarray:
@@ -90,55 +77,47 @@ def _width_ranks(results: Results, when: str, key: str, *, precision: int | None
     return np.array([ranks_agree([_at(w, keys) for w in widths], [w["test_nll"] for w in widths]) for widths in each])
 
 
-# --- the verdict
-
-
-def _solution_parts(results: Results) -> list[Part]:
+def _solution_parts(results: Results) -> Iterator[Part]:
     solutions = [result["solutions"] for result in results]
     mistakes, losses = (np.array([[network[key] for network in s] for s in solutions]) for key in ("error", "loss"))
     errors, sizes = (_over_shares(results, *keys) for keys in (("test_error",), GEOMETRY[SIZE]))
     spread, ratio = errors[:, -1] - errors[:, 0], losses.max(1) / losses.min(1)
+    yield below("largest share of mistakes on the clean rows: none", mistakes.max(1), NONE, precondition=True)
+    yield below(f"largest over smallest loss on the clean rows below {LEVELS:g}", ratio, LEVELS, precondition=True)
     worse = f"test error of the most poisoned network above that of the good one by {100 * SPREAD:g} points"
-    flatter = "effective dimension of the good network below that of the most poisoned one"
-
-    def smaller(volume: str, column: str) -> Part:
+    yield below(worse, SPREAD - spread, precondition=True)
+    volumes = {
+        "filter-normalised volume": "filters, volume",
+        "filter-normalised volume of the typical direction": "filters, typical",
+        "raw volume": "raw, volume",
+    }
+    for volume, column in volumes.items():
         orders = _over_shares(results, *GEOMETRY[column])
         by = f"the most poisoned network's smaller by more than {ORDERS:,.0f} orders of magnitude"
-        return below(f"{volume}: {by}", orders[:, -1] - orders[:, 0], -ORDERS)
-
-    def monotone(ranks: str, column: str) -> Part:
-        return below(f"{ranks} above {RANK:g}", RANK - _accuracy_ranks(results, GEOMETRY[column]))
-
-    return [
-        below("largest share of mistakes on the clean rows: none", mistakes.max(1), NONE, precondition=True),
-        below(f"largest over smallest loss on the clean rows below {LEVELS:g}", ratio, LEVELS, precondition=True),
-        below(worse, SPREAD - spread, precondition=True),
-        smaller("filter-normalised volume", "filters, volume"),
-        smaller("filter-normalised volume of the typical direction", "filters, typical"),
-        smaller("raw volume", "raw, volume"),
-        monotone("rank correlation of filter-normalised volume and test accuracy", "filters, volume"),
-        monotone("the same of the volume of the typical direction", "filters, typical"),
-        below(flatter, sizes[:, 0] - sizes[:, -1]),
-    ]
+        yield below(f"{volume}: {by}", orders[:, -1] - orders[:, 0], -ORDERS)
+    monotone = {
+        "rank correlation of filter-normalised volume and test accuracy": "filters, volume",
+        "the same of the volume of the typical direction": "filters, typical",
+    }
+    for ranks, column in monotone.items():
+        yield below(f"{ranks} above {RANK:g}", RANK - _accuracy_ranks(results, GEOMETRY[column]))
+    yield below(
+        "effective dimension of the good network below that of the most poisoned one", sizes[:, 0] - sizes[:, -1]
+    )
 
 
-def _width_parts(results: Results) -> list[Part]:
+def _width_parts(results: Results) -> Iterator[Part]:
     losses = np.array([[entry[END]["test_nll"] for entry in result["widths"]] for result in results])
     fall = losses[:, -1] / losses.max(1)
     counts = np.array([min(len(_fitted(result, when)) for when in WHEN) for result in results])
     together, matched = (_width_ranks(results, when, "effective", precision=0) for when in WHEN)
-    weights = _width_ranks(results, END, "weights")
     ranks = "rank correlation of effective dimension and test loss above"
-    return [
-        below("widths that fit their training rows: at least five", -counts, -FEWEST, precondition=True),
-        below(f"test loss of the widest network below {FALL:g} of the largest over widths", fall, FALL),
-        below(f"past interpolation: {ranks} {TOGETHER:g}", TOGETHER - together),
-        below("past interpolation: rank correlation of the number of weights and test loss below 0", weights),
-        below(f"the same networks at equal training loss: {ranks} 0", -matched),
-    ]
-
-
-# --- tables
+    of_weights = "past interpolation: rank correlation of the number of weights and test loss below 0"
+    yield below("widths that fit their training rows: at least five", -counts, -FEWEST, precondition=True)
+    yield below(f"test loss of the widest network below {FALL:g} of the largest over widths", fall, FALL)
+    yield below(f"past interpolation: {ranks} {TOGETHER:g}", TOGETHER - together)
+    yield below(of_weights, _width_ranks(results, END, "weights"))
+    yield below(f"the same networks at equal training loss: {ranks} 0", -matched)
 
 
 def _rows(results: Results, columns: Mapping[str, Sequence[str]]) -> Rows:
@@ -149,10 +128,10 @@ def _rows(results: Results, columns: Mapping[str, Sequence[str]]) -> Rows:
     return tidy(map(by_network, results), "network, poison", "column")
 
 
-def _generalisation(results: Results) -> Table:
+def _tables(results: Results) -> Iterator[Table]:
     columns = {"epochs": "epochs", "loss": "loss", "mistakes": "error", "mistakes on poison": "poison_error"}
     columns |= {"test error": "test_error", "test loss": "test_nll", "norm": "norm"}
-    return pivot(
+    yield pivot(
         _rows(results, {name: (key,) for name, key in columns.items()}),
         "network, poison",
         "column",
@@ -161,10 +140,7 @@ def _generalisation(results: Results) -> Table:
         "labels, scores on test rows, and norm of all weights. Mean over seeds ± standard error.",
         digits={"epochs": ".0f", "loss": ".4f", "mistakes": ".4f", "norm": ".1f"},
     )
-
-
-def _geometry(results: Results) -> Table:
-    table = pivot(
+    geometry = pivot(
         _rows(results, GEOMETRY),
         "network, poison",
         "column",
@@ -177,20 +153,24 @@ def _geometry(results: Results) -> Table:
     cells = [np.atleast_1d(mean_and_error(_accuracy_ranks(results, keys))) for keys in GEOMETRY.values()]
     # correlations have two decimals, in columns of numbers with none
     ranks = [" ± ".join(f"{number:.2f}" for number in cell).replace("-", "−") for cell in cells]
-    return replace(table, rows=[*table.rows, ["rank correlation with test accuracy", *ranks]])
+    yield replace(geometry, rows=[*geometry.rows, ["rank correlation with test accuracy", *ranks]])
+    yield _width_table(results)
+    yield _rank_table(results)
 
 
 def _width_table(results: Results) -> Table:
-    keys = {"training loss": "loss", "mistakes": "error", "test loss": "test_nll", "test error": "test_error"}
-
-    def cells(entry: Mapping[str, Any]) -> dict[str, float]:
-        return {SIZE: entry["effective"][0], **{name: entry[key] for name, key in keys.items()}}
-
-    numbers = ({w["units"]: {w["weights"]: cells(w[END])} for w in result["widths"]} for result in results)
+    columns = {"effective": SIZE, "loss": "training loss", "error": "mistakes"}
+    columns |= {"test_nll": "test loss", "test_error": "test error"}
+    numbers = (
+        {w["units"]: {w["weights"]: w[END] | {"effective": w[END]["effective"][0]}} for w in result["widths"]}
+        for result in results
+    )
     return pivot(
         tidy(numbers, "units", "weights", "column"),
         ("units", "weights"),
         "column",
+        keep=columns,
+        labels=columns,
         caption="One hidden layer of growing width, after the whole training: effective dimension, mean loss (nats) "
         "and share of mistakes on the training rows with their noisy labels, and scores on test rows. Mean over seeds "
         "± standard error.",
@@ -199,23 +179,17 @@ def _width_table(results: Results) -> Table:
 
 
 def _rank_table(results: Results) -> Table:
-    precisions, columns = results[0]["precisions"], {"number of weights": "weights", "training loss": "loss"}
-    heads = {f"effective dimension, α = {precision:g}": place for place, precision in enumerate(precisions)}
-    rows = []
-    for when, label in WHEN.items():
-        ranks = [_width_ranks(results, when, "effective", precision=place) for place in heads.values()]
-        ranks += [_width_ranks(results, when, key) for key in columns.values()]
-        rows.append([label, *map(mean_and_error, ranks)])
+    heads = {f"effective dimension, α = {precision:g}": p for p, precision in enumerate(results[0]["precisions"])}
+    ranks = {name: partial(_width_ranks, results, key="effective", precision=place) for name, place in heads.items()}
+    ranks["number of weights"] = partial(_width_ranks, results, key="weights")
+    ranks["training loss"] = partial(_width_ranks, results, key="loss")
     return Table(
-        ["networks", *heads, *columns],
-        rows,
+        ["networks", *ranks],
+        [[label, *(mean_and_error(rank(when=when)) for rank in ranks.values())] for when, label in WHEN.items()],
         "Rank correlation with the test loss over the widths at which no training row is misclassified after the whole "
         "training. Mean over seeds ± standard error.",
-        formats=dict.fromkeys([*heads, *columns], ".2f"),
+        formats=dict.fromkeys(ranks, ".2f"),
     )
-
-
-# --- pictures
 
 
 def _poison(share: float) -> str:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch.nn.functional import avg_pool2d, cross_entropy
 import torchbayes as tb
 from torchbayes.data import Pair
 from torchbayes.geometry import Plane, Spectrum, basin, learning_coefficient, spectrum, surface
-from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments.files import load_or_compute, significant
 from torchbayes_experiments.shared.labels import shuffled
 from torchbayes_experiments.streams import Purpose, generator
 
@@ -37,37 +36,28 @@ _KERNEL = 0.12  # width of the kernels by which a density of eigenvalues is smoo
 
 @dataclass(frozen=True)
 class Solutions:
-    """Networks that fit the same rows, with and without poison.
+    """Networks that fit the same rows, with and without poison."""
 
-    Attributes:
-        clean: N, rows with true labels.
-        shares: rows with wrong labels that are trained on as well, in units of N; 0 first.
-        level: mean loss on the clean rows, in nats, below which training ends, once none of them is misclassified, and
-            to which the last layer is then scaled.
-        method: how they are trained; `epochs` is the most.
-        rho: radius of SAM.
-        threshold: rise of the mean loss on the clean rows that ends a basin, in nats.
-        directions: in which radii are found.
-        steps, probes: of Lanczos.
-        precision: α of the effective dimension.
-        chains, localisation: by which the local learning coefficient is found, and its γ.
-        points: of each axis of a loss surface.
-    """
-
-    clean: int = 1000
+    clean: int = 1000  # N, rows with true labels
+    # rows with wrong labels that are trained on as well, in units of N; 0 first
     shares: tuple[float, ...] = (0.0, 0.1, 0.25, 0.5, 1.0, 2.0)
     hidden: tuple[int, ...] = (64, 64)
+    # mean loss on the clean rows, in nats, below which training ends, once none of them is misclassified, and to which
+    # the last layer is then scaled
     level: float = 0.01
+    # how they are trained; `epochs` is the most
     method: tb.MAP = tb.MAP(1, 600, 64, tb.SGD(lr=0.01, momentum=0.9), tb.Constant(), "native")  # noqa: RUF009
-    rho: float = 0.2
-    threshold: float = 0.1
-    directions: int = 64
+    rho: float = 0.2  # radius of SAM
+    threshold: float = 0.1  # rise of the mean loss on the clean rows that ends a basin, in nats
+    directions: int = 64  # in which radii are found
+    # steps, probes: of Lanczos
     steps: int = 80
     probes: int = 4
-    precision: float = 1.0
+    precision: float = 1.0  # α of the effective dimension
+    # chains, localisation: by which the local learning coefficient is found, and its γ
     chains: tb.SGLD = tb.SGLD(chains=2, steps=1000, burn_in=500, thin=1, batch_size=128)  # noqa: RUF009
     localisation: float = 1.0
-    points: int = 25
+    points: int = 25  # of each axis of a loss surface
 
     def trained(self) -> list[tuple[str, float]]:
         """Return the networks: how each is trained, and its share of poison."""
@@ -76,43 +66,28 @@ class Solutions:
 
 @dataclass(frozen=True)
 class Widths:
-    """Networks of many widths on rows with noisy labels.
+    """Networks of many widths on rows with noisy labels."""
 
-    Attributes:
-        rows: N, training rows.
-        noise: share of the labels that are shuffled.
-        pool: side of the squares over which pixels are averaged.
-        units: widths of the one hidden layer.
-        level: mean training loss at which the networks are compared once more, in nats.
-        precisions: α of the effective dimension; the first is that of the verdict.
-        steps, probes: of Lanczos.
-    """
-
-    rows: int = 500
-    noise: float = 0.2
-    pool: int = 4
-    units: tuple[int, ...] = (2, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256)
+    rows: int = 500  # N, training rows
+    noise: float = 0.2  # share of the labels that are shuffled
+    pool: int = 4  # side of the squares over which pixels are averaged
+    units: tuple[int, ...] = (2, 4, 6, 8, 11, 16, 23, 32, 45, 64, 91, 128, 181, 256)  # widths of the one hidden layer
     method: tb.MAP = tb.MAP(1, 1500, 100, tb.Adam(3e-3), tb.Constant(), "native")  # noqa: RUF009
-    level: float = 0.01
-    precisions: tuple[float, ...] = (1.0, 0.1, 10.0)
+    level: float = 0.01  # mean training loss at which the networks are compared once more, in nats
+    precisions: tuple[float, ...] = (1.0, 0.1, 10.0)  # α of the effective dimension; the first is that of the verdict
+    # steps, probes: of Lanczos
     steps: int = 60
     probes: int = 4
 
 
 @dataclass(frozen=True)
 class FlatRecipe:
-    """Both parts of the experiment.
-
-    Attributes:
-        test_rows: test images, the first; None for all.
-        solutions: good and bad networks.
-        widths: narrow and wide networks.
-    """
+    """Both parts of the experiment."""
 
     data: str = "mnist"
-    test_rows: int | None = None
-    solutions: Solutions = Solutions()
-    widths: Widths = Widths()
+    test_rows: int | None = None  # test images, the first; None for all
+    solutions: Solutions = Solutions()  # good and bad networks
+    widths: Widths = Widths()  # narrow and wide networks
 
 
 SMALL = FlatRecipe()
@@ -134,7 +109,7 @@ def run(recipe: FlatRecipe, seed: int, directory: Path) -> dict[str, Any]:
         return data.train, Pair(*(tensor[: recipe.test_rows] for tensor in data.test))
 
     def recorded(file: str, compute: Any, *args: Any, **settings: Any) -> dict[str, Any]:
-        return load_or_compute(directory / f"{file}.json", partial(compute, *args, **settings, seed=seed))
+        return load_or_compute(directory / f"{file}.json", compute, *args, **settings, seed=seed)
 
     train, test = rows(round(poisoned.clean * (1 + max(poisoned.shares))))
     solutions = [
@@ -146,9 +121,6 @@ def run(recipe: FlatRecipe, seed: int, directory: Path) -> dict[str, Any]:
     widths = [recorded(f"width_{units}", width, by_width, train, test, units=units) for units in by_width.units]
     precisions = {"precision": poisoned.precision, "precisions": list(by_width.precisions)}
     return {"solutions": solutions, "surfaces": planes, "widths": widths, **precisions}
-
-
-# --- good and bad networks
 
 
 def solution(recipe: Solutions, rows: Pair, test: Pair, *, name: str, share: float, seed: int) -> dict[str, Any]:
@@ -240,7 +212,7 @@ def volume(recipe: Solutions, point: tb.Point, clean: Pair, *, shape: Any, seed:
     orders = float((size * around.radii_K.log()).logsumexp(0) - math.log(len(log_K))) / math.log(10)
     error = size * float(log_K.std()) / math.sqrt(len(log_K))
     numbers = {"orders": orders, "typical": size * float(log_K.mean()), "typical_error": error}
-    return {**numbers, "radii": _short(around.radii_K), "capped": around.capped}
+    return {**numbers, "radii": significant(around.radii_K), "capped": around.capped}
 
 
 def curvature(recipe: Solutions, point: tb.Point, clean: Pair, *, seed: int) -> dict[str, Any]:
@@ -248,7 +220,7 @@ def curvature(recipe: Solutions, point: tb.Point, clean: Pair, *, seed: int) -> 
     ggn = _spectrum(recipe, point, clean, seed=seed)
     effective = ggn.effective_dimension(recipe.precision)
     numbers = {"effective": effective.value, "effective_error": effective.error, "trace": ggn.trace.value}
-    return {**numbers, "top": float(ggn.values_PK.max()), "density": _short(per_decade(ggn))}
+    return {**numbers, "top": float(ggn.values_PK.max()), "density": significant(per_decade(ggn))}
 
 
 def per_decade(ggn: Spectrum) -> Tensor:
@@ -268,11 +240,8 @@ def surfaces(recipe: Solutions, rows: Pair, *, seed: int) -> dict[str, Any]:
         point, _ = trained(recipe, model, clean, poison=poison, name=PLAIN, seed=seed)
         loss = surface(model, clean, Plane.random(model, point, seed=seed), points=recipe.points)
         planes |= {"x": loss.x_P.tolist(), "y": loss.y_Q.tolist()}
-        planes["nll"].append([_short(line) for line in loss.nll_QP])
+        planes["nll"].append(significant(loss.nll_QP))
     return planes
-
-
-# --- narrow and wide networks
 
 
 def width(recipe: Widths, rows: Pair, test: Pair, *, units: int, seed: int) -> dict[str, Any]:
@@ -323,7 +292,3 @@ def _scores(point: tb.Point, train: Pair, test: Pair) -> dict[str, float]:
 
 def _spectrum(recipe: Solutions | Widths, point: tb.Point, rows: Pair, *, seed: int) -> Spectrum:
     return spectrum(point.model, rows, point, matrix="ggn", steps=recipe.steps, probes=recipe.probes, seed=seed)
-
-
-def _short(values: Tensor) -> list[float]:
-    return [float(f"{value:.4g}") for value in values]

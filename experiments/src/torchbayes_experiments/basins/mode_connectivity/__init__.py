@@ -7,8 +7,8 @@ wide, the straight line itself is low once the hidden units of one are put in th
 2022).
 """
 
+from torchbayes_experiments import Experiment
 from torchbayes_experiments.basins.mode_connectivity import report, run
-from torchbayes_experiments.experiment import Experiment
 
 EXPERIMENT = Experiment(
     name="mode_connectivity",

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from torchbayes.report import Picture, Table, figures, looks
 from torchbayes.report.style import QUIET, house_style, legend_above, new_figure, percent_axis
-from torchbayes_experiments import Findings, Part, Verdict, below
-from torchbayes_experiments.basins.mode_connectivity.run import (
-    ALIGNMENT,
-    BEFORE,
-    CURVES,
-    IMAGES,
-    MATCHED,
-    RESIDUAL,
-    SEGMENT,
-)
+from torchbayes_experiments import Findings, Part, Results, Verdict, below
+from torchbayes_experiments.basins.mode_connectivity import run
 from torchbayes_experiments.verdicts import mean_and_error, two_standard_errors
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-Results = Sequence[Mapping[str, Any]]
-
-LABELS = {IMAGES: "Fashion-MNIST, LeNet", RESIDUAL: "CIFAR-10, PreResNet-20", ALIGNMENT: "MNIST, perceptrons"}
-FAIR = {IMAGES: 0.15, RESIDUAL: 0.65, ALIGNMENT: 0.04}  # test errors of the ends from which a path says nothing
+LABELS = {
+    run.IMAGES: "Fashion-MNIST, LeNet",
+    run.RESIDUAL: "CIFAR-10, PreResNet-20",
+    run.ALIGNMENT: "MNIST, perceptrons",
+}
+FAIR = {
+    run.IMAGES: 0.15,
+    run.RESIDUAL: 0.65,
+    run.ALIGNMENT: 0.04,
+}  # test errors of the ends from which a path says nothing
 HIGH_LOSS, HIGH_ERROR = 0.5, 0.1  # nats and share by which the straight line rises above the worse end, at least
 LOSS_FACTOR = 1.2  # loss on a curve over that of the worse end; published: 1 for Bezier curves, at most 1.18 for chains
 ERROR_MARGIN = 0.01  # of test error; published on CIFAR-10: 0.1 to 1.1 points
@@ -40,16 +35,23 @@ _BAND = "mean over seeds, band ± two standard errors"
 
 def summarise(results: Results) -> Findings:
     tables, pictures = [], []
-    for task in (IMAGES, RESIDUAL):
-        if task in results[0]:
-            label, of_task = LABELS[task], [result[task] for result in results]
+    for task in (run.IMAGES, run.RESIDUAL):
+        if of_task := [result[task] for result in results if task in result]:
+            label = LABELS[task]
             tables += [_paths_table(label, of_task), _averages_table(label, of_task)]
             pictures += [_losses(label, of_task), *_planes(label, of_task), _diversity(label, of_task)]
-    if ALIGNMENT in results[0]:
-        of_task = [result[ALIGNMENT] for result in results]
+    if of_task := [result[run.ALIGNMENT] for result in results if run.ALIGNMENT in result]:
         tables.append(_alignment_table(of_task))
-        pictures.append(_aligned(LABELS[ALIGNMENT], of_task))
+        pictures.append(_aligned(LABELS[run.ALIGNMENT], of_task))
     return Findings(verdict(results), tuple(tables), tuple(pictures))
+
+
+def verdict(results: Results) -> Verdict:
+    each = {task: [result[task] for result in results if task in result] for task in LABELS}
+    parts = [part for task in (run.IMAGES, run.RESIDUAL) if each[task] for part in _path_parts(task, each[task])]
+    if each[run.ALIGNMENT]:
+        parts += _alignment_parts(each[run.ALIGNMENT])
+    return Verdict.of(parts)
 
 
 def scores(results: Results, name: str, key: str, *, group: str = "paths") -> np.ndarray:
@@ -62,80 +64,55 @@ def averaged(results: Results, path: str, count: int, *, key: str) -> np.ndarray
     return np.array([result["paths"][path]["averages"][str(count)][key] for result in results])
 
 
-# --- the verdict
-
-
-def verdict(results: Results) -> Verdict:
-    parts: list[Part] = []
-    for task in (IMAGES, RESIDUAL):
-        if task in results[0]:
-            of_task = [result[task] for result in results]
-            parts += _path_parts(task, of_task)
-            if task == IMAGES:  # where the ends are trained long enough for a curve to be no better than they are
-                parts += [part for name in CURVES for part in _diversity_parts(of_task, name)]
-    if ALIGNMENT in results[0]:
-        parts += _alignment_parts([result[ALIGNMENT] for result in results])
-    return Verdict.of(parts)
-
-
-def _path_parts(task: str, results: Results) -> list[Part]:
+def _path_parts(task: str, results: Results) -> Iterator[Part]:
     def largest(path: str, key: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the largest score on a path, and the larger one of both ends."""
         values = scores(results, path, key)
         return values.max(1), values[:, ENDS].max(1)
 
-    label, (loss, worse_loss), (error, worse) = LABELS[task], largest(SEGMENT, "loss"), largest(SEGMENT, "error")
+    label, (loss, worse_loss), (error, worse) = (
+        LABELS[task],
+        largest(run.SEGMENT, "loss"),
+        largest(run.SEGMENT, "error"),
+    )
     rises = f"on the straight line the training loss rises by more than {HIGH_LOSS} nats above the worse end"
-    parts = [
-        below(f"{label}: test error of the worse end", worse, FAIR[task], precondition=True),
-        below(f"{label}: {rises}", HIGH_LOSS - (loss - worse_loss)),
-        below(f"{label}: and the test error by more than {100 * HIGH_ERROR:g} points", HIGH_ERROR - (error - worse)),
-    ]
-    for name in CURVES:
-        (loss, worse_loss), (error, worse) = largest(name, "loss"), largest(name, "error")
-        ratio, curve = loss / worse_loss, f"{label}, {name}"
-        parts += [
-            below(f"{curve}: largest training loss over that of the worse end", ratio, LOSS_FACTOR),
-            below(f"{curve}: largest test error above that of the worse end", error - worse, ERROR_MARGIN),
-        ]
-    return parts
+    yield below(f"{label}: test error of the worse end", worse, FAIR[task], precondition=True)
+    yield below(f"{label}: {rises}", HIGH_LOSS - (loss - worse_loss))
+    yield below(f"{label}: and the test error by more than {100 * HIGH_ERROR:g} points", HIGH_ERROR - (error - worse))
+    for name in run.CURVES:
+        (loss, worse_loss), (error, worse), curve = largest(name, "loss"), largest(name, "error"), f"{label}, {name}"
+        yield below(f"{curve}: largest training loss over that of the worse end", loss / worse_loss, LOSS_FACTOR)
+        yield below(f"{curve}: largest test error above that of the worse end", error - worse, ERROR_MARGIN)
+    if task == run.IMAGES:  # where the ends are trained long enough for a curve to be no better than they are
+        for name in run.CURVES:
+            yield from _diversity_parts(results, name)
 
 
-def _diversity_parts(results: Results, name: str) -> list[Part]:
-    curve, most = f"{LABELS[IMAGES]}, {name}", len(results[0]["positions"])
+def _diversity_parts(results: Results, name: str) -> Iterator[Part]:
+    curve, most = f"{LABELS[run.IMAGES]}, {name}", len(results[0]["positions"])
     differs, pair, error, single = (scores(results, name, k) for k in ("differs", "pair_nll", "error", "test_nll"))
     gain = pair[:, [0]] - pair  # in NLL, over the first end alone
     nll, error_of_most = (averaged(results, name, most, key=key) for key in ("nll", "error"))
     share, gained = (SHARE - values[:, most // 2] / values[:, -1] for values in (differs, gain))
     above, mean = f"is above {SHARE:g}", f"of the average of {most} networks below that of"
     between = "share of test images that differ between 0 and ½, over that between the ends,"
-    return [
-        below(f"{curve}: {between} {above}", share),
-        below(f"{curve}: gain in NLL of averaging the networks at 0 and ½, over that of the ends, {above}", gained),
-        below(f"{curve}: NLL {mean} the best of them", nll - single.min(1)),
-        below(f"{curve}: error {mean} one end", error_of_most - error[:, ENDS].mean(1)),
-        below(f"{curve}: NLL {mean} the two ends", nll - averaged(results, name, 2, key="nll")),
-    ]
+    yield below(f"{curve}: {between} {above}", share)
+    yield below(f"{curve}: gain in NLL of averaging the networks at 0 and ½, over that of the ends, {above}", gained)
+    yield below(f"{curve}: NLL {mean} the best of them", nll - single.min(1))
+    yield below(f"{curve}: error {mean} one end", error_of_most - error[:, ENDS].mean(1))
+    yield below(f"{curve}: NLL {mean} the two ends", nll - averaged(results, name, 2, key="nll"))
 
 
-def _alignment_parts(results: Results) -> list[Part]:
-    label, names = LABELS[ALIGNMENT], (BEFORE, *MATCHED)
+def _alignment_parts(results: Results) -> Iterator[Part]:
+    label, names = LABELS[run.ALIGNMENT], (run.BEFORE, *run.MATCHED)
     errors, heights = ({n: scores(results, n, key, group="lines") for n in names} for key in ("error", "height"))
-    worse = errors[BEFORE][:, ENDS].max(1)
-    parts = [
-        below(f"{label}: test error of the worse end", worse, FAIR[ALIGNMENT], precondition=True),
-        below(f"{label}: barrier as trained above {BARRIER_BEFORE} nats", BARRIER_BEFORE - heights[BEFORE]),
-    ]
-    for name in MATCHED:
+    worse = errors[run.BEFORE][:, ENDS].max(1)
+    yield below(f"{label}: test error of the worse end", worse, FAIR[run.ALIGNMENT], precondition=True)
+    yield below(f"{label}: barrier as trained above {BARRIER_BEFORE} nats", BARRIER_BEFORE - heights[run.BEFORE])
+    for name in run.MATCHED:
         halfway = errors[name][:, errors[name].shape[1] // 2] - errors[name][:, ENDS].mean(1)
-        parts += [
-            below(f"{label}, {name}: barrier in nats", heights[name], BARRIER),
-            below(f"{label}, {name}: test error halfway above that of the ends", halfway, HALFWAY),
-        ]
-    return parts
-
-
-# --- tables
+        yield below(f"{label}, {name}: barrier in nats", heights[name], BARRIER)
+        yield below(f"{label}, {name}: test error halfway above that of the ends", halfway, HALFWAY)
 
 
 def _paths_table(label: str, results: Results) -> Table:
@@ -147,7 +124,7 @@ def _paths_table(label: str, results: Results) -> Table:
     losses, errors = ["least loss", "largest loss"], ["least error, %", "largest error, %"]
     return Table(
         [label, *losses, *errors, "largest NLL"],
-        [row("ends", SEGMENT, ENDS), *(row(name, name) for name in results[0]["paths"])],
+        [row("ends", run.SEGMENT, ENDS), *(row(name, name) for name in results[0]["paths"])],
         "Networks along each path, both ends among them: training loss (NLL with the weight decay, nats), test error, "
         "and NLL of the training rows in nats; mean over seeds ± standard error.",
         formats=dict.fromkeys([*losses, "largest NLL"], ".4f") | dict.fromkeys(errors, ".2f"),
@@ -155,9 +132,9 @@ def _paths_table(label: str, results: Results) -> Table:
 
 
 def _averages_table(label: str, results: Results) -> Table:
-    counts = [int(k) for k in results[0]["paths"][SEGMENT]["averages"]]
+    counts = [int(k) for k in results[0]["paths"][run.SEGMENT]["averages"]]
     rows = []
-    for name in CURVES:
+    for name in run.CURVES:
         for key, text, scale, single in (("nll", "NLL", 1, "test_nll"), ("error", "error, %", 100, "error")):
             alone = scale * scores(results, name, single)
             cells = [scale * averaged(results, name, k, key=key) for k in counts]
@@ -180,7 +157,7 @@ def _alignment_table(results: Results) -> Table:
 
     columns = ["barrier, nats", "excess, nats", "error of the ends, %", "error halfway, %"]
     return Table(
-        [LABELS[ALIGNMENT], *columns],
+        [LABELS[run.ALIGNMENT], *columns],
         [row(name) for name in results[0]["lines"]],
         "The straight line between two networks: barrier of the training NLL above the mean of its ends (Ainsworth et "
         "al. 2022), and its largest excess over the line between them (Entezari et al. 2022); test errors. Mean over "
@@ -190,13 +167,11 @@ def _alignment_table(results: Results) -> Table:
     )
 
 
-# --- pictures
-
-
 def _losses(label: str, results: Results) -> Picture:
+    panels = {"loss": "training loss (nats)", "error": "test error"}
     return Picture(
         f"{label}: along the paths",
-        _on_log_axes(results, {"loss": "training loss (nats)", "error": "test error"}, "position t on the path", 3.3),
+        _on_log_axes(results, panels, "position t on the path", 3.3),
         f"Loss of the training rows with the weight decay, and test error, of the networks at positions t on each path "
         f"between two networks, on logarithmic axes; {_BAND}. Dashed: the worse of the two ends, mean over seeds.",
     )
@@ -232,7 +207,7 @@ def _planes(label: str, results: Results) -> list[Picture]:
 def _diversity(label: str, results: Results) -> Picture:
     figure, handles = new_figure(7.4, 2.9), {}
     left, middle, right = figure.subplots(1, 3)
-    positions, names = results[0]["positions"], [name for name in results[0]["paths"] if name in CURVES]
+    positions, names = results[0]["positions"], [name for name in results[0]["paths"] if name in run.CURVES]
     counts = [int(k) for k in results[0]["paths"][names[0]]["averages"]]
     for name, look in looks(names).items():
         handles[name] = _line(left, positions, scores(results, name, "differs"), look)
@@ -267,7 +242,7 @@ def _on_log_axes(
         for name, look in looks(results[0][group]).items():
             handles[name] = _line(axes, results[0]["positions"], scores(results, name, key, group=group), look)
         if group == "paths":
-            worse = scores(results, SEGMENT, key)[:, ENDS].max(1).mean()
+            worse = scores(results, run.SEGMENT, key)[:, ENDS].max(1).mean()
             handles["worse end"] = axes.axhline(worse, color=QUIET, linewidth=1.0, linestyle=(0, (4, 2)))
         _log_axis(axes, percent=key == "error")
         axes.set(xlabel=position, ylabel=f"{label}, log axis", xlim=(-0.03, 1.03))
@@ -275,7 +250,7 @@ def _on_log_axes(
     return figure
 
 
-def _line(axes: Axes, places: Sequence[float], values_RT: np.ndarray, look: Any, *, every: int = 3) -> Any:
+def _line(axes: Any, places: Sequence[float], values_RT: np.ndarray, look: Any, *, every: int = 3) -> Any:
     """Return the line of the mean over repeats, drawn with its band."""
     mean, spread = values_RT.mean(0), two_standard_errors(values_RT)
     low = np.maximum(mean - spread, 0.2 * mean)  # a logarithmic axis has no room below zero
@@ -284,7 +259,7 @@ def _line(axes: Axes, places: Sequence[float], values_RT: np.ndarray, look: Any,
     return axes.plot(places, mean, color=look.colour, marker=look.marker, markevery=marks, markersize=4)[0]
 
 
-def _log_axis(axes: Axes, *, percent: bool) -> None:
+def _log_axis(axes: Any, *, percent: bool) -> None:
     """Make the vertical axis logarithmic, with plain numbers at it."""
     axes.set_yscale("log")
     low, high = axes.get_ylim()

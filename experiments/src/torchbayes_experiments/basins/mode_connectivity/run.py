@@ -26,7 +26,7 @@ from torch import Tensor
 import torchbayes as tb
 from torchbayes.geometry import Plane, align, barrier, surface
 from torchbayes_experiments.files import load_or_compute
-from torchbayes_experiments.shared.classifiers import classifier
+from torchbayes_experiments.shared.classifiers import classifier, decay_prior
 
 IMAGES, RESIDUAL, ALIGNMENT = "images", "residual", "alignment"
 SEGMENT, BEZIER, CHAIN = "straight line", "Bezier curve", "chain"
@@ -39,44 +39,25 @@ Rows = tuple[Tensor, Tensor]  # inputs and classes
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A data set, a network and how two networks are trained.
-
-    Attributes:
-        hidden: widths of the hidden layers of `mlp`; None for other networks.
-        train_size: number of training rows, drawn by the seed; None for all.
-        test_rows: number of test images that are scored, the first ones; None for all.
-        decay: λ, weight decay for the mean loss of a row: the normal prior has the variance 1/(λN).
-        ends: how the two networks are trained.
-        points: positions on a path, evenly spaced with both ends.
-    """
+    """A data set, a network and how two networks are trained."""
 
     data: str
     network: str
-    hidden: tuple[int, ...] | None = None
-    train_size: int | None
-    test_rows: int | None
-    decay: float
-    ends: tb.MAP
-    points: int
-
-    def prior(self, num_data: int) -> tb.priors.Normal:
-        """Return the prior of every weight, for N rows."""
-        return tb.priors.Normal((self.decay * num_data) ** -0.5)
+    hidden: tuple[int, ...] | None = None  # widths of the hidden layers of `mlp`; None for other networks
+    train_size: int | None  # number of training rows, drawn by the seed; None for all
+    test_rows: int | None  # number of test images that are scored, the first ones; None for all
+    decay: float  # λ, weight decay for the mean loss of a row: the normal prior has the variance 1/(λN)
+    ends: tb.MAP  # how the two networks are trained
+    points: int  # positions on a path, evenly spaced with both ends
 
 
 @dataclass(frozen=True, kw_only=True)
 class Connection(Task):
-    """Two networks that are joined by curves.
+    """Two networks that are joined by curves."""
 
-    Attributes:
-        bends: how a curve is trained; `shape` is set for each.
-        surface_points: of each coordinate of the loss surfaces; 0 for none.
-        surface_rows: number of training rows of the surfaces, the first ones.
-    """
-
-    bends: tb.Curve
-    surface_points: int = 0
-    surface_rows: int = 1000
+    bends: tb.Curve  # how a curve is trained; `shape` is set for each
+    surface_points: int = 0  # of each coordinate of the loss surfaces; 0 for none
+    surface_rows: int = 1000  # number of training rows of the surfaces, the first ones
 
     def curves(self) -> dict[str, tb.Curve]:
         """Return how each curve is trained, by its name."""
@@ -85,32 +66,20 @@ class Connection(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Alignment(Task):
-    """Two perceptrons whose hidden units are matched.
+    """Two perceptrons whose hidden units are matched."""
 
-    Attributes:
-        barrier_rows: number of training rows of the loss, the first ones; None for all.
-        activation_rows: number of training rows over which activations are compared.
-    """
-
-    barrier_rows: int | None
-    activation_rows: int
+    barrier_rows: int | None  # number of training rows of the loss, the first ones; None for all
+    activation_rows: int  # number of training rows over which activations are compared
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModeConnectivityRecipe:
-    """The tasks, None to leave one out.
+    """The tasks, None to leave one out."""
 
-    Attributes:
-        images: curves between plain convolutional networks.
-        residual: curves between residual networks with batch norm.
-        alignment: straight lines between perceptrons.
-        surface_seed: the seed of which loss surfaces are computed.
-    """
-
-    images: Connection | None
-    residual: Connection | None
-    alignment: Alignment | None
-    surface_seed: int = 0
+    images: Connection | None  # curves between plain convolutional networks
+    residual: Connection | None  # curves between residual networks with batch norm
+    alignment: Alignment | None  # straight lines between perceptrons
+    surface_seed: int = 0  # the seed of which loss surfaces are computed
 
 
 _FASHION: dict[str, Any] = {"data": "fashion_mnist", "network": "lenet", "test_rows": None, "decay": 5e-4}
@@ -197,14 +166,11 @@ def run(recipe: ModeConnectivityRecipe, seed: int, directory: Path) -> dict[str,
 def _two_ends(task: Task, seed: int, home: Path) -> tuple[tb.Point, Rows, Rows]:
     """Return two networks that are trained from different initialisations, training rows, and test rows to score."""
     data = tb.data.load(task.data, train_size=task.train_size, seed=seed)
-    prior = task.prior(len(data.train.targets))
+    prior = decay_prior(task.decay, len(data.train.targets))
     model = classifier(task.network, data.input_shape, data.num_classes, prior=prior, hidden=task.hidden)
     ends = tb.fit(model, data.train, task.ends, seed=seed, directory=home / "ends", resume=True, callbacks=())
     test = data.test.inputs[: task.test_rows], data.test.targets[: task.test_rows]
     return ends, (data.train.inputs, data.train.targets), test
-
-
-# --- curves
 
 
 def on_paths(task: Connection, seed: int, home: Path) -> dict[str, Any]:
@@ -302,9 +268,6 @@ def in_its_plane(path: tb.CurvePosterior, train: Rows, *, points: int, decay: fl
     curve_T2 = (curve_TD - plane.origin_D).double() @ plane.axes_2D.double().T
     tensors = {"x": over.x_P, "y": over.y_Q, "loss": over.nll_QP + over.own_QP, "marks": over.marks_K2}
     return {key: np.round(tensor.cpu().numpy(), 6).tolist() for key, tensor in (tensors | {"curve": curve_T2}).items()}
-
-
-# --- aligned networks
 
 
 def on_alignment(task: Alignment, seed: int, home: Path) -> dict[str, Any]:

@@ -2,41 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from torchbayes.report import Picture, Table, looks
 from torchbayes.report.style import INK, house_style, legend_above, new_figure, note_below, panel_title
-from torchbayes_experiments import Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.basins.subspace_inference.run import (
-    CURVE,
-    ESS,
-    METHODS,
-    METRICS,
-    PCA,
-    RANDOM,
-    SGD_POINT,
-    SPACES,
-    SWA_POINT,
-    SWAG_POSTERIOR,
-    VARIATIONAL,
-)
-from torchbayes_experiments.tables import dots, pivot
-from torchbayes_experiments.verdicts import interval, mean_and_error
+from torchbayes_experiments import Findings, Part, Results, Rows, below, differences, dots, pivot, tidy
+from torchbayes_experiments.basins.subspace_inference import run
+from torchbayes_experiments.verdicts import mean_and_error, two_standard_errors
 
 MARGIN = 0.05  # nats: log likelihoods this close count as equally good
 OPEN = 1.25  # by which a band must be wider between the clusters, and outside of them, than at the data
 FAIR = 0.2  # share of the test images that the average of weights may take for something else
 
-Results = Sequence[Mapping[str, Any]]
 Numbers = dict[str, dict[str, tuple[float, float]]]
 
 
 def _published(**sets: tuple[tuple[float, float], ...]) -> Numbers:
     return {
-        name: dict(zip((SGD_POINT, ESS, VARIATIONAL, SWAG_POSTERIOR), of, strict=True)) for name, of in sets.items()
+        name: dict(zip((run.SGD_POINT, run.ESS, run.VARIATIONAL, run.SWAG_POSTERIOR), of, strict=True))
+        for name, of in sets.items()
     }
 
 
@@ -82,14 +69,14 @@ def summarise(results: Results) -> Findings:
         if some:
             more_parts, more_tables, picture = report(some)
             parts, tables, pictures = [*parts, *more_parts], [*tables, *more_tables], [*pictures, picture]
-    return Findings(Verdict.of(parts), tuple(tables), tuple(pictures))
+    return Findings.of(parts, tables, pictures)
 
 
 Report = tuple[list[Part], list[Table], Picture]
 
 
 def _regressions(results: Results) -> Report:
-    rows = tidy(results, "set", "method", "metric").only(method=METHODS)
+    rows = tidy(results, "set", "method", "metric").only(method=run.METHODS)
     frame = rows.frame
     likely = Rows(frame.assign(value=-frame["value"])[frame["metric"] == "nll_gaussian"])
     label = "log likelihood"
@@ -107,61 +94,52 @@ def _regressions(results: Results) -> Report:
     )
     tables = [
         _uci_table(likely if of == label else rows.where(metric=metric), of)
-        for metric, of in zip(METRICS, PUBLISHED, strict=True)
+        for metric, of in zip(run.METRICS, PUBLISHED, strict=True)
     ]
-    sets = {name: likely.where(set=name) for name in results[0]}
-    return _regression_parts(likely, sets), [*tables, _difference_table(likely, sets)], picture
+    compared = differences(
+        Rows(_with_mean(likely.frame)),
+        [(method, run.SGD_POINT) for method in (run.SWA_POINT, run.ESS, run.VARIATIONAL, run.SWAG_POSTERIOR)],
+        index=("set",),
+        labels={"mean": label},
+        caption="Paired differences of the test log likelihood over splits with their 95 % t interval; above zero the "
+        "first is better.",
+    )
+    return list(_regression_parts(likely)), [*tables, compared], picture
+
+
+def _with_mean(frame: Any) -> Any:
+    """Return numbers by set, and after them those of all sets, whose mean is taken over them."""
+    import pandas as pd
+
+    return pd.concat([frame, frame.assign(set="mean of the sets")])
 
 
 def _uci_table(rows: Rows, label: str) -> Table:
     body: list[list[Any]] = []
     for name, methods in rows.apart("set", "method", over="split").items():
-        body.append([name, "here", *(mean_and_error(methods[method]) for method in METHODS)])
-        body.append([name, "published", *map(PUBLISHED[label][name].get, METHODS)])
+        body.append([name, "here", *(mean_and_error(methods[method]) for method in run.METHODS)])
+        body.append([name, "published", *map(PUBLISHED[label][name].get, run.METHODS)])
     return Table(
-        [f"test {label}", "", *METHODS],
+        [f"test {label}", "", *run.METHODS],
         body,
         "Here: mean over splits ± standard error, in the target's units. Published: Izmailov et al. (2019), ± standard "
         "deviation over splits. ESS and VI in the subspace of the principal components.",
-        formats=dict.fromkeys(METHODS, ".3f"),
     )
 
 
-def _lead(likely: Rows, method: str) -> np.ndarray:
-    """Return by how much the log likelihood of a method is above that of SGD, mean over the sets, for each split."""
-    return likely.values("split", method=method) - likely.values("split", method=SGD_POINT)
-
-
-def _difference_table(likely: Rows, sets: Mapping[str, Rows]) -> Table:
-    body = []
-    for name, rows in (*sets.items(), ("mean of the sets", likely)):
-        for method in (SWA_POINT, ESS, VARIATIONAL, SWAG_POSTERIOR):
-            ends = [end if np.isfinite(end) else None for end in interval(_lead(rows, method))]
-            body.append([name, f"{method} − SGD", *ends])
-    numbers = ("log likelihood", "from", "to")
-    return Table(
-        ["set", "difference", *numbers],
-        body,
-        "Paired differences of the test log likelihood over splits with their 95 % t interval; above zero the first is "
-        "better.",
-        formats=dict.fromkeys(numbers, ".3f"),
-    )
-
-
-def _regression_parts(likely: Rows, sets: Mapping[str, Rows]) -> list[Part]:
-    pairs = [(name, method) for name in sets for method in (ESS, VARIATIONAL)]
-    parts = []
+def _regression_parts(likely: Rows) -> Iterator[Part]:
+    """Yield parts of each set, of their mean, and of what is published."""
+    pairs = [(name, method) for name in likely.names("set") for method in (run.ESS, run.VARIATIONAL)]
     for name, method in pairs:
         said = f"{name}: log likelihood of {method} at most {MARGIN} below that of SGD"
-        parts.append(below(said, -_lead(sets[name], method), MARGIN))
-    for method in (ESS, VARIATIONAL):
+        yield below(said, likely.less("method", run.SGD_POINT, method, "split", set=name), MARGIN)
+    for method in (run.ESS, run.VARIATIONAL):
         said = f"mean of the sets: log likelihood of {method} above that of SGD"
-        parts.append(below(said, -_lead(likely, method)))
+        yield below(said, likely.less("method", run.SGD_POINT, method, "split"))
     for name, method in pairs:
         mean, spread = LOG_LIKELIHOOD[name][method]
         said = f"{name}: NLL of {method} at most the published {-mean:g} + {spread:g}"
-        parts.append(below(said, -sets[name].values("split", method=method), spread - mean))
-    return parts
+        yield below(said, -likely.values("split", set=name, method=method), spread - mean)
 
 
 def _bands(results: Results) -> Report:
@@ -170,7 +148,7 @@ def _bands(results: Results) -> Report:
         spreads = {"at the data": data, "in the gaps": gaps, "outside": outside}
         return spreads | {"gaps/data": gaps / data, "outside/data": outside / data, "RMSE": band["rmse"]}
 
-    rows = tidy([{name: numbers(r["spaces"][name]) for name in SPACES} for r in results], "subspace", "number")
+    rows = tidy([{name: numbers(r["spaces"][name]) for name in run.SPACES} for r in results], "subspace", "number")
     table = pivot(
         rows,
         "subspace",
@@ -180,46 +158,50 @@ def _bands(results: Results) -> Report:
         "error.",
         digits=dict.fromkeys(("gaps/data", "outside/data"), ".2f"),
     )
-    spreads, parts = rows.apart("subspace", "number"), []
-    for space in (PCA, CURVE):
-        for region in ("in the gaps", "outside"):
-            ratio = spreads[space]["at the data"] / spreads[space][region]
-            parts.append(below(f"bands: spread at the data over that {region}, {space}", ratio, 1 / OPEN))
-    for space in (PCA, CURVE):
-        ratio = spreads[RANDOM]["gaps/data"] / spreads[space]["gaps/data"]
-        said = f"bands: spread in the gaps over that at the data, random over {space}"
-        parts.append(below(said, ratio, 1.0))
+    spreads, regions = rows.apart("subspace", "number"), ("in the gaps", "outside")
+    at_data = [
+        below(
+            f"bands: spread at the data over that {region}, {space}",
+            spreads[space]["at the data"] / spreads[space][region],
+            1 / OPEN,
+        )
+        for space in (run.PCA, run.CURVE)
+        for region in regions
+    ]
+    gaps = {space: spreads[run.RANDOM]["gaps/data"] / spreads[space]["gaps/data"] for space in (run.PCA, run.CURVE)}
+    said = "bands: spread in the gaps over that at the data, random over"
+    parts = [*at_data, *(below(f"{said} {space}", ratio, 1.0) for space, ratio in gaps.items())]
     return parts, [table], _band_picture(results[0])
 
 
 def _images(results: Results) -> Report:
-    rows = tidy(results, "images", "metric").only(images=(SWA_POINT, SWAG_POSTERIOR, *SPACES))
-    nll = rows.where(metric="nll").apart("images")
-    wrong = 1 - rows.values(images=SWA_POINT, metric="accuracy")
-    pairs = [(PCA, RANDOM), (CURVE, PCA), *((space, SWA_POINT) for space in SPACES)]
+    rows = tidy(results, "images", "metric").only(images=(run.SWA_POINT, run.SWAG_POSTERIOR, *run.SPACES))
+    nll, wrong = rows.where(metric="nll"), 1 - rows.values(images=run.SWA_POINT, metric="accuracy")
+    pairs = [(run.PCA, run.RANDOM), (run.CURVE, run.PCA), *((space, run.SWA_POINT) for space in run.SPACES)]
     parts = [
         below("images: error of SWA", wrong, FAIR, precondition=True),
-        *(below(f"images: NLL of {a} below that of {b}", nll[a] - nll[b]) for a, b in pairs),
+        *(below(f"images: NLL of {a} below that of {b}", nll.less("images", a, b)) for a, b in pairs),
     ]
-    frame: Any = rows.frame
-    names: dict[Any, str] = {space: f"ESS, {space}" for space in SPACES}
-    frame = frame.assign(value=frame["value"].where(frame["metric"] != "accuracy", 100 * frame["value"]))
+    names: dict[Any, str] = {space: f"ESS, {space}" for space in run.SPACES}
     labels: dict[Any, str] = {"nll": "NLL", "accuracy": "accuracy, %", "ece": "ECE"}
     digits: dict[str, str] = dict.fromkeys(("NLL", "ECE", "published NLL"), ".4f")
     table = pivot(
-        Rows(frame),
+        rows,
         "images",
         "metric",
         keep=labels,
         labels=labels | names,
+        scale={"accuracy": 100},
         beside={"published NLL": IMAGE_NLL.get, "published accuracy, %": IMAGE_ACCURACY.get},
         caption="Test images: mean over seeds ± standard error. Published: PreResNet-164 on CIFAR-100.",
         better={"NLL": "low", "accuracy, %": "high", "ECE": "low"},
         digits=digits | dict.fromkeys(("accuracy, %", "published accuracy, %"), ".2f"),
     )
     panels: dict[str, dict[Any, Any]] = {
-        label: {names.get(name, name): values for name, values in Rows(frame).where(metric=m).apart("images").items()}
-        for m, label in list(labels.items())[:2]
+        labels[metric]: {
+            names.get(name, name): scale * values for name, values in rows.where(metric=metric).apart("images").items()
+        }
+        for metric, scale in (("nll", 1), ("accuracy", 100))
     }
     return parts, [table], _image_picture(panels)
 
@@ -227,9 +209,9 @@ def _images(results: Results) -> Report:
 @house_style
 def _band_picture(toy: Mapping[str, Any]) -> Picture:
     figure, handles = new_figure(7.4, 2.9), {}
-    panels = figure.subplots(1, len(SPACES), sharex=True, sharey=True)
+    panels = figure.subplots(1, len(run.SPACES), sharex=True, sharey=True)
     grid = np.array(toy["grid"])
-    for axes, (name, look) in zip(panels, looks(SPACES).items(), strict=True):
+    for axes, (name, look) in zip(panels, looks(run.SPACES).items(), strict=True):
         band, colour = toy["spaces"][name], look.colour
         mean, std = np.array(band["mean"]), np.array(band["std"])
         ends = (mean - 2 * std, mean + 2 * std)
@@ -260,8 +242,7 @@ def _image_picture(panels: Mapping[str, Mapping[str, np.ndarray]]) -> Picture:
     names = list(next(iter(panels.values())))
     for axes, (metric, values) in zip(grid, panels.items(), strict=True):
         for place, (name, look) in enumerate(looks(names).items()):
-            repeats, mean = values[name], values[name].mean()
-            half = 2 * repeats.std(ddof=1) / len(repeats) ** 0.5 if len(repeats) > 1 else 0.0
+            repeats, mean, half = values[name], values[name].mean(), two_standard_errors(values[name])
             axes.hlines(place, mean - half, mean + half, color=look.colour, linewidth=1.8)
             axes.plot(mean, place, color=look.colour, marker=look.marker, markersize=6)
             axes.plot(repeats, np.full(len(repeats), place + 0.25), "|", color=look.colour, markersize=4)

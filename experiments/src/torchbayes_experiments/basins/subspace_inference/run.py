@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 import torchbayes as tb
-from torchbayes_experiments.files import load_or_compute
+from torchbayes_experiments.files import load_or_compute, rounded
 from torchbayes_experiments.shared.classifiers import METRICS as IMAGE_METRICS
-from torchbayes_experiments.shared.classifiers import best_device
-from torchbayes_experiments.shared.uci_splits import over_splits
+from torchbayes_experiments.shared.classifiers import best_device, decay_prior
+from torchbayes_experiments.shared.uci_splits import load_split, over_splits
 
 METHODS = SGD_POINT, SWA_POINT, ESS, VARIATIONAL, SWAG_POSTERIOR = "SGD", "SWA", "ESS", "VI", "SWAG"
 METRICS = ("nll_gaussian", "rmse", "coverage")  # of regressions
@@ -24,60 +24,39 @@ SECOND = 1_000_000  # between the seeds of the two networks that a curve joins
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How networks are trained on one of the regressions.
+    """How networks are trained on one of the regressions."""
 
-    Attributes:
-        decay: λ, weight decay on the scale of the mean loss, for the prior N(0, 1/(λN)).
-        burn_in: share of the epochs before the averages begin.
-        temperature: T of the likelihood in the subspace.
-        floor: least variance of the noise, in that of the targets. The authors learn one, under weight decay; this one
-            is fixed.
-        lr: constant learning rate.
-    """
-
-    decay: float
+    decay: float  # λ, weight decay on the scale of the mean loss, for the prior N(0, 1/(λN))
     epochs: int
-    burn_in: float
+    burn_in: float  # share of the epochs before the averages begin
     batch_size: int
-    temperature: float
+    temperature: float  # T of the likelihood in the subspace
+    # least variance of the noise, in that of the targets. The authors learn one, under weight decay; this one is fixed.
     floor: float
-    lr: float = 1e-3
+    lr: float = 1e-3  # constant learning rate
 
     def swag(self) -> tb.SWAG:
         """Return the method; SGD is its last iterate."""
         training = (1, self.epochs, self.batch_size, tb.SGD(self.lr, momentum=0.9), self.lr, self.burn_in)
         return tb.SWAG(*training, per_epoch=1, rank=20)
 
-    def prior_scale(self, rows: int) -> float:
-        return (self.decay * rows) ** -0.5
-
 
 @dataclass(frozen=True, kw_only=True)
 class Regressions:
-    """The table of UCI regressions.
+    """The table of UCI regressions."""
 
-    Attributes:
-        boston: how networks are trained on this set; None to leave it out. The others likewise.
-        elliptical: sampling in the subspace.
-        variational: inference in the subspace, on all rows at every step.
-        splits: number of standard splits of each set, from the first on.
-        rank: R, directions of the subspace.
-        scale: s, standard deviation of the coordinates.
-        draws: functions drawn of VI and SWAG.
-    """
-
-    boston: Training | None = None
+    boston: Training | None = None  # how networks are trained on this set; None to leave it out. The others likewise.
     concrete: Training | None = None
     energy: Training | None = None
     naval: Training | None = None
     yacht: Training | None = None
-    elliptical: tb.EllipticalSlice
-    variational: tb.VI
-    splits: int = 20
+    elliptical: tb.EllipticalSlice  # sampling in the subspace
+    variational: tb.VI  # inference in the subspace, on all rows at every step
+    splits: int = 20  # number of standard splits of each set, from the first on
     hidden: int = 50
-    rank: int = 5
-    scale: float = 1.0
-    draws: int = 200
+    rank: int = 5  # R, directions of the subspace
+    scale: float = 1.0  # s, standard deviation of the coordinates
+    draws: int = 200  # functions drawn of VI and SWAG
 
     @property
     def trainings(self) -> dict[str, Training]:
@@ -92,23 +71,15 @@ class Regressions:
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Elliptical slice sampling in the three subspaces.
-
-    Attributes:
-        temperature: T of the likelihood in the random and the PCA subspace.
-        scale: s, standard deviation of their coordinates; a random direction is as long as the first two of PCA are on
-            average.
-        curve_temperature: T in the plane of the curve.
-        curve_scale: s there, where the coordinates have the authors' units (`of_curve`).
-        rank: R, directions of the random and the PCA subspace.
-    """
+    """Elliptical slice sampling in the three subspaces."""
 
     method: tb.EllipticalSlice
-    temperature: float
+    temperature: float  # T of the likelihood in the random and the PCA subspace
+    # s, standard deviation of their coordinates; a random direction is as long as the first two of PCA are on average
     scale: float
-    curve_temperature: float
-    curve_scale: float = 1.0
-    rank: int = 5
+    curve_temperature: float  # T in the plane of the curve
+    curve_scale: float = 1.0  # s there, where the coordinates have the authors' units (`of_curve`)
+    rank: int = 5  # R, directions of the random and the PCA subspace
 
     def temperature_of(self, space: str) -> float:
         return self.curve_temperature if space == CURVE else self.temperature
@@ -116,49 +87,35 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class Toy:
-    """The regression in one dimension.
+    """The regression in one dimension."""
 
-    Attributes:
-        swag: how two networks are trained, one after the other; subspaces go through the average of the first.
-        noise: standard deviation of the noise of the targets.
-        ends: of the inputs at which predictions are made, at `places` of them.
-        clusters: ends of the inputs between which there are data.
-    """
-
-    swag: tb.SWAG
+    swag: tb.SWAG  # how two networks are trained, one after the other; subspaces go through the average of the first
     curve: tb.Curve
     sampling: Sampling
-    noise: float = 0.05**0.5
+    noise: float = 0.05**0.5  # standard deviation of the noise of the targets
     hidden: tuple[int, ...] = (200, 50, 50, 50)
     data: str = "toy_drbayes"
-    ends: tuple[float, float] = (-10.0, 10.0)
+    ends: tuple[float, float] = (-10.0, 10.0)  # of the inputs at which predictions are made, at `places` of them
+    # ends of the inputs between which there are data
     clusters: tuple[tuple[float, float], ...] = ((-7.2, -4.8), (-1.2, 1.2), (4.8, 7.2))
     places: int = 201
 
 
 @dataclass(frozen=True, kw_only=True)
 class Images:
-    """The images.
-
-    Attributes:
-        prior_scale: standard deviation of every weight's normal prior.
-        channels: filters of the convolutions of a LeNet, with `hidden` units after them.
-        train_size: number of training images, drawn by the seed; None for all.
-        test_rows: number of test images, the first ones; None for all.
-        draws: functions drawn of SWAG.
-    """
+    """The images."""
 
     swag: tb.SWAG
     curve: tb.Curve
     sampling: Sampling
-    prior_scale: float
+    prior_scale: float  # standard deviation of every weight's normal prior
     data: str = "fashion_mnist"
     network: str = "lenet"
-    channels: tuple[int, int] = (10, 20)
+    channels: tuple[int, int] = (10, 20)  # filters of the convolutions of a LeNet, with `hidden` units after them
     hidden: int = 100
-    train_size: int | None = 5000
-    test_rows: int | None = None
-    draws: int = 30
+    train_size: int | None = 5000  # number of training images, drawn by the seed; None for all
+    test_rows: int | None = None  # number of test images, the first ones; None for all
+    draws: int = 30  # functions drawn of SWAG
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,7 +199,7 @@ def run(recipe: SubspaceRecipe, seed: int, directory: Path) -> dict[str, Any]:
     if recipe.images is not None:
         results["images"] = image_scores(recipe.images, seed=seed, home=directory / "images")
     if recipe.toy is not None:
-        results["toy"] = load_or_compute(directory / "toy.json", partial(bands, recipe.toy, seed=seed))
+        results["toy"] = load_or_compute(directory / "toy.json", bands, recipe.toy, seed=seed)
     if recipe.regressions is not None and seed < recipe.regression_seeds:
         scored = over_splits(split_scores, recipe.regressions, seed=seed, directory=directory / "regressions")
         results["regressions"] = scored
@@ -251,10 +208,9 @@ def run(recipe: SubspaceRecipe, seed: int, directory: Path) -> dict[str, Any]:
 
 def split_scores(recipe: Regressions, name: str, split: int, *, seed: int) -> dict[str, dict[str, float]]:
     """Fit and score every method on one split: method -> metric -> value, in the target's units."""
-    data, training = tb.data.load(f"uci_{name}", split=split), recipe.trainings[name]
-    assert data.target_standardise is not None
+    (data, scale), training = load_split(name, split), recipe.trainings[name]
     network = tb.networks.mlp(data.input_shape, 2, hidden=(recipe.hidden,))
-    prior = tb.priors.Normal(training.prior_scale(len(data.train.inputs)))
+    prior = decay_prior(training.decay, len(data.train.inputs))
     noise = tb.likelihoods.HeteroscedasticGaussian(training.floor)
     model, tempered = (
         tb.Model(network, noise, prior, temperature=temperature, tempering="likelihood")
@@ -275,7 +231,7 @@ def split_scores(recipe: Regressions, name: str, split: int, *, seed: int) -> di
         VARIATIONAL: (within(recipe.variational), recipe.draws),
         SWAG_POSTERIOR: (swag, recipe.draws),
     }
-    settings = {"seed": seed, "target_scale": float(data.target_standardise.scale)}
+    settings = {"seed": seed, "target_scale": scale}
     scores = {m: tb.evaluate(p, data.test, draws=draws, **settings).metrics for m, (p, draws) in posteriors.items()}
     return {method: {metric: metrics[metric] for metric in METRICS} for method, metrics in scores.items()}
 
@@ -342,13 +298,13 @@ def bands(recipe: Toy, *, seed: int) -> dict[str, Any]:
         along, at = tb.predict(posterior, _features(grid)), tb.predict(posterior, rows[0])
         std_G, draws_SG = along.epistemic.flatten().sqrt(), along.outputs_SBK[..., 0]
         spaces[name] = {
-            "mean": _rounded(along.mean),
-            "std": _rounded(std_G),
-            "draws": [_rounded(draw) for draw in draws_SG[:: max(1, len(draws_SG) // 12)][:12]],
+            "mean": rounded(along.mean),
+            "std": rounded(std_G),
+            "draws": [rounded(draw) for draw in draws_SG[:: max(1, len(draws_SG) // 12)][:12]],
             "rmse": float((at.mean - y).square().mean().sqrt()),
             **{region: float(std_G[inside].mean()) for region, inside in _regions(grid.flatten(), recipe).items()},
         }
-    return {"x": _rounded(x), "y": _rounded(y), "grid": _rounded(grid), "spaces": spaces}
+    return {"x": rounded(x), "y": rounded(y), "grid": rounded(grid), "spaces": spaces}
 
 
 def _features(x: torch.Tensor) -> torch.Tensor:
@@ -361,10 +317,6 @@ def _regions(grid_G: torch.Tensor, recipe: Toy) -> dict[str, torch.Tensor]:
     in_cluster_G = torch.stack([(grid_G >= low) & (grid_G <= high) for low, high in recipe.clusters]).any(0)
     beyond_G = (grid_G < recipe.clusters[0][0]) | (grid_G > recipe.clusters[-1][1])
     return {"data": in_cluster_G, "gaps": ~in_cluster_G & ~beyond_G, "outside": beyond_G}
-
-
-def _rounded(values: torch.Tensor) -> list[float]:
-    return [round(float(value), 5) for value in values.flatten()]
 
 
 def image_scores(recipe: Images, *, seed: int, home: Path) -> dict[str, dict[str, float]]:

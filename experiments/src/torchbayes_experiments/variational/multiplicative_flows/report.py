@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from torchbayes.report import Picture, Table, figures, looks
 from torchbayes.report.style import FAINT, house_style, legend_above, new_figure, note_below, panel_title, percent_axis
-from torchbayes_experiments import Findings, Part, Rows, Verdict, below, tidy
-from torchbayes_experiments.tables import differences, pivot
+from torchbayes_experiments import Findings, Part, Results, Rows, Verdict, below, differences, pivot, tidy
 from torchbayes_experiments.variational.multiplicative_flows.run import (
     DIGITS,
     ENSEMBLE,
@@ -23,10 +21,6 @@ from torchbayes_experiments.variational.multiplicative_flows.run import (
     PHOTOGRAPHS,
     rotated,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MARGIN = 0.01  # of the error: one within it counts as no worse
 FAIR = {PHOTOGRAPHS: 0.35, DIGITS: 0.05}  # errors of L2 from which a comparison says nothing
@@ -41,8 +35,6 @@ WRONG, OWN, SAME = "turned: wrong, %", "entropy where wrong", "entropy where L2 
 _STYLES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (8, 2)))
 _LINES = 4  # labels of the turned digit that are drawn with a line of their own
 
-Results = Sequence[Mapping[str, Any]]
-
 
 def summarise(results: Results) -> Findings:
     tables: list[Table] = []
@@ -52,8 +44,9 @@ def summarise(results: Results) -> Findings:
         tables += _photograph_tables(rows.where(task=PHOTOGRAPHS))
         pictures.append(entropies([result[PHOTOGRAPHS] for result in results]))
     if DIGITS in results[0]:
-        tables.append(_digits_table(rows.where(task=DIGITS), results[0][DIGITS]["angles"]))
-        pictures += turned([result[DIGITS] for result in results])
+        digits = [result[DIGITS] for result in results]
+        tables.append(_digits_table(rows.where(task=DIGITS), digits[0]["angles"]))
+        pictures += [_one_digit(digits[0]), _many_digits(digits)]
     return Findings(verdict(results), tuple(tables), tuple(pictures))
 
 
@@ -85,30 +78,29 @@ def _rows(results: Results) -> Rows:
 
 def verdict(results: Results) -> Verdict:
     """Return the verdict; parts and margins were set before any whole run."""
-    rows, parts = _rows(results), list[Part]()
-    if PHOTOGRAPHS in results[0]:
-        error, entropy = (partial(rows.values, task=PHOTOGRAPHS, measure=measure) for measure in ("error", UNSEEN))
-        less = error(method=FLOWS) - error(method=ENSEMBLE)
-        parts += [
-            below("photographs: error of L2", error(method=L2), FAIR[PHOTOGRAPHS], precondition=True),
-            *(
-                below(f"photographs: error of MNF below that of {name}", error(method=FLOWS) - error(method=name))
-                for name in (L2, FFG, FFLU)
-            ),
-            below(f"photographs: error of MNF at most {MARGIN} above the ensemble's", less, MARGIN),
-            below("unseen classes: mean entropy of MNF above that of L2", entropy(method=L2) - entropy(method=FLOWS)),
-        ]
-    if DIGITS in results[0]:
-        errors = rows.values(task=DIGITS, method=L2, measure="error")
-        parts.append(below("digits: error of L2", errors, FAIR[DIGITS], precondition=True))
+    return Verdict.of(list(_parts(_rows(results), results[0])))
+
+
+def _parts(rows: Rows, tasks: Container[str]) -> Iterator[Part]:
+    if PHOTOGRAPHS in tasks:
+        photographs = rows.where(task=PHOTOGRAPHS)
+        errors, unseen = (photographs.where(measure=measure) for measure in ("error", UNSEEN))
+        yield below("photographs: error of L2", errors.values(method=L2), FAIR[PHOTOGRAPHS], precondition=True)
+        for name in (L2, FFG, FFLU):
+            yield below(f"photographs: error of MNF below that of {name}", errors.less("method", FLOWS, name))
+        less = errors.less("method", FLOWS, ENSEMBLE)
+        yield below(f"photographs: error of MNF at most {MARGIN} above the ensemble's", less, MARGIN)
+        yield below("unseen classes: mean entropy of MNF above that of L2", unseen.less("method", L2, FLOWS))
+    if DIGITS in tasks:
+        digits = rows.where(task=DIGITS)
+        errors = digits.values(method=L2, measure="error")
+        yield below("digits: error of L2", errors, FAIR[DIGITS], precondition=True)
         for measure, where in ((OWN, "where each is wrong"), (SAME, "where L2 is wrong")):
             statement = f"turned digits, {where}: mean entropy of MNF above that of L2"
-            least, most = (rows.values(task=DIGITS, method=name, measure=measure) for name in (L2, FLOWS))
-            if len(least) and len(most):
-                parts.append(below(statement, least - most))
+            if {L2, FLOWS} <= set((some := digits.where(measure=measure)).names("method")):
+                yield below(statement, some.less("method", L2, FLOWS))
             else:
-                parts.append(Part(statement, "inconclusive", "no turned digit is taken for another in some seed"))
-    return Verdict.of(parts)
+                yield Part(statement, "inconclusive", "no turned digit is taken for another in some seed")
 
 
 def _photograph_tables(rows: Rows) -> tuple[Table, Table]:
@@ -149,42 +141,9 @@ def _digits_table(rows: Rows, angles: Sequence[int]) -> Table:
     )
 
 
-def entropies(photographs: Results) -> Picture:
-    """Return the distribution functions of the entropy on unseen and on seen classes, from method -> scores."""
-    return Picture(
-        "Entropy on classes that were not seen, and on those that were",
-        _distributions(photographs),
-        "Share of test images whose entropy is at most that on the horizontal axis, pooled over seeds. A method that "
-        "knows what it does not know is low on the left and high on the right. The dotted end of the axis is log 5, "
-        "where all five classes are equally probable.",
-    )
-
-
-def turned(digits: Results) -> list[Picture]:
-    """Return what becomes of one digit that is turned, and of many."""
-    angles, names = digits[0]["angles"], list(digits[0]["methods"])
-    share = "share taken for another digit"
-    panels = {
-        title: {name: np.array([scores["methods"][name][key] for scores in digits]).T for name in names}
-        for key, title in (("wrong", share), ("entropy", "mean entropy (nats)"))
-    }
-    return [
-        Picture(
-            "One digit that is turned",
-            _one_digit(digits[0]),
-            "Probabilities of the labels of one test digit, turned counter-clockwise: mean over draws, band ± their "
-            "standard deviation, first seed. L2 is one network and has no spread.",
-        ),
-        Picture(
-            "Many digits that are turned",
-            figures.measure_curves(panels, angles, label="angle (degrees)", percent=(share,)),
-            "The first test digits of the class: how many are taken for another digit, and the mean entropy of all.",
-        ),
-    ]
-
-
 @house_style
-def _distributions(photographs: Results) -> Figure:
+def entropies(photographs: Results) -> Picture:
+    """Draw the distribution functions of the entropy on unseen and on seen classes, from method -> scores."""
     figure = new_figure(7.2, 3.5)
     grid = figure.subplots(1, 2, sharex=True, sharey=True)
     handles: dict[str, Any] = {}
@@ -201,12 +160,31 @@ def _distributions(photographs: Results) -> Figure:
     percent_axis(grid[0].yaxis)
     note_below(figure, "entropy of the average prediction (nats)")
     legend_above(figure, handles)
-    return figure
+    return Picture(
+        "Entropy on classes that were not seen, and on those that were",
+        figure,
+        "Share of test images whose entropy is at most that on the horizontal axis, pooled over seeds. A method that "
+        "knows what it does not know is low on the left and high on the right. The dotted end of the axis is log 5, "
+        "where all five classes are equally probable.",
+    )
+
+
+def _many_digits(digits: Results) -> Picture:
+    share = "share taken for another digit"
+    panels = {
+        title: {name: np.array([s["methods"][name][key] for s in digits]).T for name in digits[0]["methods"]}
+        for key, title in (("wrong", share), ("entropy", "mean entropy (nats)"))
+    }
+    return Picture(
+        "Many digits that are turned",
+        figures.measure_curves(panels, digits[0]["angles"], label="angle (degrees)", percent=(share,)),
+        "The first test digits of the class: how many are taken for another digit, and the mean entropy of all.",
+    )
 
 
 @house_style
-def _one_digit(digits: Mapping[str, Any]) -> Figure:
-    """Return a panel for L2 and one for MNF, under a strip of the turned digit."""
+def _one_digit(digits: Mapping[str, Any]) -> Picture:
+    """Draw a panel for L2 and one for MNF, under a strip of the turned digit."""
     angles = np.array(digits["angles"])
     figure = new_figure(7.2, 4.4)
     top, *panels = figure.subplots(3, 1, height_ratios=(0.45, 1, 1))
@@ -229,10 +207,15 @@ def _one_digit(digits: Mapping[str, Any]) -> Figure:
     panels[0].tick_params(labelbottom=False)
     note_below(figure, "angle (degrees)")
     legend_above(figure, handles)
-    return figure
+    return Picture(
+        "One digit that is turned",
+        figure,
+        "Probabilities of the labels of one test digit, turned counter-clockwise: mean over draws, band ± their "
+        "standard deviation, first seed. L2 is one network and has no spread.",
+    )
 
 
-def _strip(axes: Axes, digits: Mapping[str, Any], angles: np.ndarray) -> None:
+def _strip(axes: Any, digits: Mapping[str, Any], angles: np.ndarray) -> None:
     """Draw the digit at every angle, above its place on the axis of angles."""
     image = torch.tensor(digits["pixels"], dtype=torch.float32)[None, None] / 255
     step = float(angles[1] - angles[0]) if len(angles) > 1 else 10.0

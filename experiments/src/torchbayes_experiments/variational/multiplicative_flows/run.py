@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,37 +39,23 @@ BINS = 100  # of entropy, from 0 to log K
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A data set, a LeNet, and the methods that are fitted.
-
-    Attributes:
-        classes: those of its classes that are seen; all if None.
-        train_size: number of training rows, drawn by the seed; None for all.
-        test_rows: how many test images of seen and of unseen classes are scored; None for all.
-        channels: filters of the two convolutions.
-        ensemble: the deep ensemble, whose first network is L2.
-        rate: of dropout, before each dense layer.
-        gaussian: FFG, under the normal prior.
-        log_uniform: FFLU, under the log-uniform prior; None to leave it out.
-        decay_scale: standard deviation of the normal prior of L2, the ensemble and dropout.
-        prior_scale: that of FFG and MNF.
-        draws: functions drawn of each posterior, with `draw_seed`.
-    """
+    """A data set, a LeNet, and the methods that are fitted."""
 
     data: str
-    classes: tuple[str, ...] | None
-    train_size: int | None
-    test_rows: int | None
-    channels: tuple[int, int]
+    classes: tuple[str, ...] | None  # those of its classes that are seen; all if None
+    train_size: int | None  # number of training rows, drawn by the seed; None for all
+    test_rows: int | None  # how many test images of seen and of unseen classes are scored; None for all
+    channels: tuple[int, int]  # filters of the two convolutions
     hidden: int
-    ensemble: tb.MAP
+    ensemble: tb.MAP  # the deep ensemble, whose first network is L2
     dropout: tb.MCDropout
-    rate: float
-    gaussian: tb.VI
-    log_uniform: tb.VI | None
+    rate: float  # of dropout, before each dense layer
+    gaussian: tb.VI  # FFG, under the normal prior
+    log_uniform: tb.VI | None  # FFLU, under the log-uniform prior; None to leave it out
     flows: tb.MNF
-    decay_scale: float
-    prior_scale: float
-    draws: int
+    decay_scale: float  # standard deviation of the normal prior of L2, the ensemble and dropout
+    prior_scale: float  # that of FFG and MNF
+    draws: int  # functions drawn of each posterior, with `draw_seed`
     draw_seed: int = 0
 
     def named(self) -> dict[str, tb.MAP | tb.MCDropout | tb.VI | tb.MNF]:
@@ -89,17 +75,11 @@ class Photographs(Task):
 
 @dataclass(frozen=True, kw_only=True)
 class Digits(Task):
-    """Digits of one class are turned.
+    """Digits of one class are turned."""
 
-    Attributes:
-        digit: the class.
-        count: how many of its test images are turned, the first ones.
-        angles: degrees, counter-clockwise.
-    """
-
-    digit: str
-    count: int
-    angles: tuple[int, ...]
+    digit: str  # the class
+    count: int  # how many of its test images are turned, the first ones
+    angles: tuple[int, ...]  # degrees, counter-clockwise
 
 
 @dataclass(frozen=True)
@@ -149,10 +129,7 @@ PAPER = MultiplicativeFlowsRecipe(
 
 
 def run(recipe: MultiplicativeFlowsRecipe, seed: int, directory: Path) -> dict[str, Any]:
-    """Return "photographs" -> method -> what `on_photographs` returns; "digits" -> what `turned` makes of all methods.
-
-    Every method on every task leaves a file, so that an interrupted run continues with the next; so do fits.
-    """
+    """Return "photographs" -> method -> what `on_photographs` returns; "digits" -> what `turned` returns."""
     results: dict[str, Any] = {}
     if recipe.photographs is not None:
         home = directory / PHOTOGRAPHS
@@ -175,9 +152,7 @@ def _over_methods(task: Task, score: Callable[..., dict[str, Any]], *, seed: int
         draws = None if name in {L2, ENSEMBLE} else task.draws  # of these two there are no others than the members
         return score(task, data(), posterior, draws=draws)
 
-    return {
-        name: load_or_compute(home / f"{name.replace(' ', '_')}.json", partial(scored, name)) for name in task.named()
-    }
+    return {name: load_or_compute(home / f"{name.replace(' ', '_')}.json", scored, name) for name in task.named()}
 
 
 def _fitted(task: Task, data: tb.data.Data, name: str, *, seed: int, home: Path) -> Posterior:
