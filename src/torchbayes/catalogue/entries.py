@@ -78,8 +78,9 @@ class MethodEntry(Entry):
 
     def settings(self, usual: Usual) -> Settings:
         """Return its settings for a data set: those that were chosen there, else its own defaults on usual rows."""
-        untuned = self.usual is None or usual.budget is None
-        return plain_settings(self.kind, usual, self.plain) if untuned else self.usual(usual)
+        if self.usual is None or usual.budget is None:
+            return plain_settings(self.kind, usual, self.plain)
+        return self.usual(usual)
 
 
 @dataclass(frozen=True)

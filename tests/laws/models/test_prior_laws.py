@@ -34,7 +34,7 @@ def prior_of(name: str) -> Any:
     """The prior, at scale 0.3 where it has one."""
     if name in TOGETHER:
         return TOGETHER[name]
-    kind = PRIORS[name].load()
+    kind = PRIORS[name].kind
     return kind(scale=0.3) if hasattr(kind(), "scale") else kind()
 
 

@@ -46,7 +46,7 @@ def run(method: tb.BSAM, density: Any, steps: int, size: int, kept: int = 1) -> 
     for number in range(steps):
         state, _ = method.step(density, state, ROWS, donate=True)
         if number >= steps - kept:
-            scales.append(state.scale_MD.clone())
+            scales.append(state.precision_MD.clone())
     return state, torch.stack(scales).mean(0)
 
 
@@ -65,7 +65,7 @@ def test_steps_are_the_published_rule() -> None:
         u = 0.8 * u + 0.2 * (g_eps + delta * m)
         m = m - 0.2 * u / s
         s = 0.95 * s + 0.05 * (np.sqrt(s) * np.abs(g) + delta + 0.02)
-    for found, expected in ((state.mean_MD, m), (state.scale_MD, s), (state.momentum_MD, u)):
+    for found, expected in ((state.mean_MD, m), (state.precision_MD, s), (state.momentum_MD, u)):
         torch.testing.assert_close(found[0], torch.from_numpy(expected), rtol=1e-10, atol=1e-12)
 
 
@@ -76,17 +76,17 @@ def test_gradients_of_one_size_have_a_known_scale(size: float, delta: float, dam
     method = tb.BSAM(lr=1e-6, decay=0.9, damping=damping, rho=1e-6, initial_scale=5.0, epochs=1)
     state, _ = run(method, density, 800, 3)
     expected = ((size + math.sqrt(size**2 + 4 * (delta + damping))) / 2) ** 2
-    assert state.scale_MD.flatten().tolist() == pytest.approx([expected] * 3, rel=1e-8)
+    assert state.precision_MD.flatten().tolist() == pytest.approx([expected] * 3, rel=1e-8)
 
 
 def test_by_default_the_scale_begins_where_the_gradients_have_it() -> None:
     density = Slopes(3, lambda w, _: torch.full_like(w, 4.0), rows=100, delta=0.1)
     state, _ = run(tb.BSAM(lr=1e-9, rho=1e-9, damping=0.2, epochs=1), density, 1, 3)
     expected = ((4 + math.sqrt(16 + 4 * 0.3)) / 2) ** 2
-    assert state.scale_MD.flatten().tolist() == pytest.approx([expected] * 3, rel=1e-12)
+    assert state.precision_MD.flatten().tolist() == pytest.approx([expected] * 3, rel=1e-12)
     small = Slopes(3, lambda w, _: torch.full_like(w, 1e-3), rows=100, delta=0.1)
     state, _ = run(tb.BSAM(lr=1e-9, decay=0.0, rho=1e-9, damping=0.2, epochs=1), small, 1, 3)
-    assert state.scale_MD.flatten().tolist() == pytest.approx([1e-3 + 0.3] * 3, rel=1e-12)
+    assert state.precision_MD.flatten().tolist() == pytest.approx([1e-3 + 0.3] * 3, rel=1e-12)
 
 
 def test_all_rows_and_one_curvature() -> None:
@@ -101,7 +101,7 @@ def test_all_rows_and_one_curvature() -> None:
     for _ in range(1200):
         state, _ = method.step(target, state, ROWS, donate=True)
     expected = h * math.sqrt(2 / (math.pi * n)) + delta
-    assert float(state.scale_MD.mean()) == pytest.approx(expected, rel=0.02)
+    assert float(state.precision_MD.mean()) == pytest.approx(expected, rel=0.02)
     assert expected == pytest.approx(0.0605, abs=1e-4)
     assert expected < 0.05 * (h + delta)
 
@@ -129,7 +129,7 @@ def test_a_network_step_by_step_against_autograd() -> None:
         s = 0.9 * s + 0.1 * (s.sqrt() * g.abs() + 1 / 24 + 0.1)
         state, info = method.step(density, state, tb.Batch(inputs.unsqueeze(0), targets.unsqueeze(0)))
         torch.testing.assert_close(state.mean_MD[0], m, rtol=1e-9, atol=1e-10)
-        torch.testing.assert_close(state.scale_MD[0], s, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(state.precision_MD[0], s, rtol=1e-9, atol=1e-10)
         assert torch.isfinite(info.loss_M).all()
     posterior: Any = method.posterior(density, state)
     torch.testing.assert_close(posterior.covariance.variance_MD[0], 1 / (24 * s), rtol=1e-9, atol=1e-12)

@@ -24,8 +24,9 @@ from torchbayes.density.plans import BackendName
 from torchbayes.methods.optimise.descent import Descent, Scheduled, Trajectory
 from torchbayes.methods.optimise.optimizers import Adam
 from torchbayes.methods.optimise.sam import AnyOptimizer
-from torchbayes.methods.optimise.settings import Training
+from torchbayes.methods.optimise.settings import Runs
 from torchbayes.methods.protocol import Shelf
+from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.model.dropout import check_dropout
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers
@@ -33,7 +34,7 @@ from torchbayes.posteriors.layers.dropout import DropoutPosterior
 
 
 @dataclass(frozen=True)
-class MCDropout(Training, Scheduled, Descent):
+class MCDropout(Runs, Scheduled, Descent):
     """Monte Carlo dropout: M networks trained with dropout, which stays on for predictions.
 
     The posterior approximated is the one under N(0, s²/k) for weights that act on units which are kept with
@@ -41,6 +42,8 @@ class MCDropout(Training, Scheduled, Descent):
     was trained with dropout elsewhere needs no fit: `DropoutPosterior.of(model, net)`.
 
     Attributes:
+        optimizer: update rule and learning rate, on the scale of the mean loss per observation.
+        schedule: how the learning rate changes over the run.
         plan: how the stack of members is run: auto, or loop.
     """
 
@@ -48,6 +51,7 @@ class MCDropout(Training, Scheduled, Descent):
     carries = "start"
 
     optimizer: AnyOptimizer = field(default_factory=lambda: Adam(3e-3))
+    schedule: Schedule = field(default_factory=Cosine)
     plan: BackendName | str = "auto"
 
     def check(self, model: Model) -> None:
