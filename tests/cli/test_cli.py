@@ -14,16 +14,17 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from jsonargparse import ArgumentParser
 from sklearn.metrics import accuracy_score, log_loss
 from tests.pictures import undrawn, unpainted
 
 import torchbayes as tb
 from torchbayes import data, experiments, networks
 from torchbayes.catalogue.config import load_run, read_config
-from torchbayes.catalogue.methods import METHODS
+from torchbayes.catalogue.methods import METHODS, classes
 from torchbayes.catalogue.usual import usual_plan
 from torchbayes.cli import main
-from torchbayes.cli.options import peek
+from torchbayes.cli.options import peek, with_hints
 from torchbayes.cli.terminal import one_line
 
 TINY = ["--train_size", "40", "--network_settings.hidden", "[8]"]
@@ -151,6 +152,13 @@ def test_fit_then_evaluate_gives_what_the_library_gives(capsys, method):
     assert posterior.members == 2
 
 
+@pytest.mark.parametrize("kind", classes().values())
+def test_settings_that_are_objects_are_read_whichever_module_declares_them(kind):
+    parser = ArgumentParser()
+    parser.add_argument("--method", type=with_hints(kind))
+    assert parser.instantiate(parser.parse_args(["--method", f"torchbayes.{kind.__name__}"])).method == kind()
+
+
 def test_an_interrupted_fit_says_how_to_go_on(capsys, monkeypatch):
     options = ["fit", "--data", "two_moons", *TINY, "--method.epochs", "4", "--directory", "run"]
     assert main(["fit", *options[1:-1], "whole"]) == 0
@@ -226,17 +234,18 @@ def test_list_names_everything(capsys):
     assert [line.split()[0] for line in lines] == list(networks.names())
 
 
-def test_reproduce_hands_its_options_on(capsys, monkeypatch):
+def test_reproduce_hands_its_options_on(capsys, monkeypatch, tmp_path):
     asked = {}
 
     def reproduce(name, **options):
         asked.update(name=name, **options)
-        return Path("page.html")
+        (tmp_path / "results.json").write_text('{"verdict": {"outcome": "holds", "reason": "Its one part holds."}}')
+        return tmp_path / "page.html"
 
     monkeypatch.setattr(experiments, "reproduce", reproduce)
     assert main(["reproduce", "uci_table", "--seeds", "2", "--directory", "d"]) == 0
     assert asked == {"name": "uci_table", "scale": "small", "seeds": 2, "directory": "d"}
-    assert "page.html" in capsys.readouterr().out
+    assert capsys.readouterr().out == f"Holds. Its one part holds.\nPage: {tmp_path / 'page.html'}\n"
     assert main(["reproduce", "--list"]) == 0
     assert all(name in capsys.readouterr().out for name in ["uci_table"])
 

@@ -1,5 +1,7 @@
 """Claims from papers, put to the test: one module per claim, a recipe at two scales, a verdict from several seeds."""
 
+from pkgutil import iter_modules
+
 from torchbayes_experiments.experiment import Experiment, Findings
 from torchbayes_experiments.files import load_or_compute
 from torchbayes_experiments.registry import get, names, reproduce
@@ -9,34 +11,9 @@ from torchbayes_experiments.verdicts import Part, Verdict, below
 
 # Name -> folder of the module of that name, whose `EXPERIMENT` it is; it is imported when it is asked for.
 NAMES = {
-    "multiswag_corruption": "basins",
-    "uci_table": "regression",
-    "hmc_reference": "references",
-    "hmc_mixing": "references",
-    "hmc_mnist": "references",
-    "hmc_uci": "references",
-    "variational_fidelity": "references",
-    "variational_uci": "regression",
-    "pbp_uci": "regression",
-    "evidence_agreement": "evidence",
-    "evidence_occam": "evidence",
-    "evidence_support": "evidence",
-    "evidence_random_labels": "evidence",
-    "laplace_redux": "evidence",
-    "bayes_by_backprop": "variational",
-    "multiplicative_flows": "variational",
-    "double_descent": "basins",
-    "fast_ensembling": "basins",
-    "flat_regions": "basins",
-    "mode_connectivity": "basins",
-    "subspace_inference": "basins",
-    "empcov_shift": "priors",
-    "prior_functions": "priors",
-    "prior_families": "priors",
-    "misspecification": "priors",
-    "temperature": "references",
-    "continual_learning": "variational",
-    "compression": "variational",
+    module.name: folder
+    for folder in ("basins", "evidence", "priors", "references", "regression", "variational")
+    for module in iter_modules([f"{__path__[0]}/{folder}"])
 }
 
 __all__ = [

@@ -36,6 +36,7 @@ from torchbayes.cli.options import (
     problem_of,
     run_of,
     usual_method,
+    with_hints,
 )
 from torchbayes.cli.terminal import (
     Interrupted,
@@ -116,8 +117,8 @@ def fit(argv: list[str]) -> None:
     parser = new_parser(fit, config=True)
     add_problem(parser, seen.usual)
     default = usual_method(seen.method, seen.usual)
-    kinds = [*classes().values(), *([] if type(default) in classes().values() else [type(default)])]
-    parser.add_argument("--method", type=reduce(or_, kinds), default=default, help="how to infer")
+    kinds = dict.fromkeys([*classes().values(), type(default)])
+    parser.add_argument("--method", type=reduce(or_, map(with_hints, kinds)), default=default, help="how to infer")
     parser.add_argument("--start", type=str | None, default=None, help="directory of a fit whose weights it starts at")
     parser.add_argument("--seed", type=int, default=0, help="seed of initialisation, data order and noise")
     parser.add_argument("--steps", type=int | None, default=None, help="length of a sampler's chains; more go on")
@@ -236,7 +237,9 @@ def reproduce(argv: list[str]) -> None:
     if chosen["seeds"] == 1:
         say("One seed cannot decide: the page will have figure and numbers, and the verdict will be inconclusive.")
     with resumable(["torchbayes", "reproduce", *argv]):
-        print(f"Page: {experiments.reproduce(name, **chosen)}")
+        page = experiments.reproduce(name, **chosen)
+    verdict = json.loads(page.with_name("results.json").read_text(encoding="utf-8"))["verdict"]
+    print(f"{verdict['outcome'].capitalize()}. {verdict['reason']}\nPage: {page}")
 
 
 def list_(argv: list[str]) -> None:

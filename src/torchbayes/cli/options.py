@@ -6,9 +6,10 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from contextlib import suppress
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import jsonargparse
 import yaml
@@ -182,9 +183,20 @@ def add_problem(parser: Parser, usual: Usual) -> None:
     parser.set_defaults({f.name: getattr(usual.problem, f.name) for f in fields(Problem)})
 
 
+def with_hints(kind: type) -> type:
+    """Return a class of settings whose annotations jsonargparse can read.
+
+    It looks them up in the module of the class alone, which need not import those of inherited fields.
+    """
+    if is_dataclass(kind):
+        with suppress(NameError):  # an annotation names what only a type checker imports
+            kind.__init__.__annotations__.update(get_type_hints(kind))
+    return kind
+
+
 def add_method(parser: Parser, name: str, method: Any, *, text: str) -> None:
     """Add the settings of one method, with its values as defaults, as `--NAME.SETTING`; `text` heads them."""
-    parser.add_class_arguments(type(method), name, help=text)
+    parser.add_class_arguments(with_hints(type(method)), name, help=text)
     parser.set_defaults({f"{name}.{f.name}": getattr(method, f.name) for f in fields(method)})
 
 

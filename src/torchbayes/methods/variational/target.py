@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -134,7 +134,7 @@ class Moving:
 class NaturalGradient(OnMinibatches, Kept, Defaults, ABC):
     """Base of methods that move mean and precision of a Gaussian with independent weights."""
 
-    state: ClassVar[type[Moving]]
+    state = Moving
     carries = "prior"
 
     @property
