@@ -56,8 +56,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
     for backend in BACKENDS:
         noted(backend, "evaluate", backend.name)
-    noted(passes, "_one_by_one", "loop")
-    noted(passes, "_mixed", "loop")
+    noted(passes, "_by_autograd", "loop")
     noted(passes, "by_kernel", "native")
     noted(functions, "_run", lambda density, *_: density.plan.backend)
     return names

@@ -86,16 +86,15 @@ def test_a_start_makes_a_spread_narrower_and_never_wider(method: Any) -> None:
     model, _ = problem()
     density = tb.LogDensity(model, ROWS)
     own = method.init(density, normal(1, 6), {}, seeds=[1], steps_per_epoch=2)
-    name = "precision_MD" if isinstance(method, tb.IVON) else "scale_MD"
-    lam, before_MD = target_of(density, normal(1, 6)).ess, getattr(own, name)
+    lam, before_MD = target_of(density, normal(1, 6)).ess, own.precision_MD
     narrow, wide = 1 / (lam * 50.0) ** 0.5, 1.0
     asked_MD = torch.tensor([[narrow, wide, 0.0, torch.inf, torch.nan, narrow / 2]], dtype=torch.float64)
     expected_MD = before_MD.clone()
     expected_MD[0, 0], expected_MD[0, 5] = 50.0, 200.0
     if isinstance(method, tb.BSAM):
         expected_MD[:] = 200.0
-    assert_close(getattr(method.spread(density, own, asked_MD), name), expected_MD)
-    assert torch.equal(getattr(own, name), before_MD)
+    assert_close(method.spread(density, own, asked_MD).precision_MD, expected_MD)
+    assert torch.equal(own.precision_MD, before_MD)
 
 
 def test_runs_that_choose_the_prior_begin_as_the_fit_does(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_python_blocks_are_held_against_the_package(right: str, wrong: str, mess
         ("`means()`", "`averages()`", "nothing is called `averages`"),
         ("`json.dumps`", "`yaml.dumps`", "nothing is called `yaml`"),
         ("`Laplace(structure=...)`", "`Laplace(structures=...)`", "structures"),
-        ("`NUMBER.KIND`", "`number.kind`", "nothing is called `number`"),
+        ("`NUMBER.KIND`", "`quince.kind`", "nothing is called `quince`"),
     ],
 )
 def test_docstrings_are_held_against_the_package(right: str, wrong: str, message: str) -> None:

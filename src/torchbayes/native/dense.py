@@ -195,13 +195,14 @@ class DenseKernel:
         is_own = groups > 1
         image = inputs.shape[-3:] if self._images else (self._width, 0, 0)
         features = math.prod(image) if self._images else self._width
+        count = inputs.numel() // (features * groups)
         return RowsStruct(
             inputs.data_ptr(),
             targets.data_ptr(),
-            inputs.numel() // (features * groups),
+            count,
             inputs.numel() // groups if is_own else 0,
             targets.numel() // groups if is_own else 0,
-            min(chunk_size, max(len(inputs), 1)),
+            min(chunk_size, max(count, 1)),
             features,
             *image[1:],
         )

@@ -35,7 +35,7 @@ from torchbayes.health.constant import num_targets
 from torchbayes.health.descent import log_likelihoods
 from torchbayes.methods.choices import Epochs
 from torchbayes.methods.optimise.learned import most_probable
-from torchbayes.methods.optimise.map import seeker
+from torchbayes.methods.optimise.seeker import seeker
 from torchbayes.methods.protocol import DivergedError, Info, Method
 from torchbayes.methods.schedules import USUAL_EPOCHS, Constant, epochs_of
 from torchbayes.posteriors.point import Point

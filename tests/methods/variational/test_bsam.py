@@ -158,7 +158,7 @@ def test_parts_have_draws_of_their_own_and_average() -> None:
     u = 0.1 * (slope + m / 7)
     torch.testing.assert_close(found.mean_MD[0], m - 0.2 * u / s, rtol=1e-11, atol=1e-12)
     expected = 0.9 * s + 0.1 * (s.sqrt() * size + 1 / 7 + 0.1)
-    torch.testing.assert_close(found.scale_MD[0], expected, rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(found.precision_MD[0], expected, rtol=1e-11, atol=1e-12)
 
 
 def test_means_of_a_linear_model_reach_the_mode() -> None:

@@ -16,7 +16,7 @@ from torchbayes.health.descent import Descended
 from torchbayes.health.ending import Check
 from torchbayes.methods.choices import Choice, Epochs
 from torchbayes.methods.optimise.descent import Scheduled
-from torchbayes.methods.optimise.map import MAP
+from torchbayes.methods.optimise.seeker import seeker
 from torchbayes.methods.protocol import Needs
 from torchbayes.model.model import Batch, Model
 from torchbayes.posteriors.point import Point
@@ -35,7 +35,7 @@ class Joining(Scheduled, ABC):
     @property
     def needs(self) -> Needs:
         """Trained networks, and minibatches, through a network in training mode."""
-        start = MAP(batch_size=self.batch_size)
+        start = seeker(batch_size=self.batch_size)
         return Needs(batch_size=self.batch_size, network="train", start=start, modes=self.ends)
 
     @property

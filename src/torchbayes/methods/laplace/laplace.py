@@ -34,7 +34,7 @@ from torchbayes.methods.laplace.curvature_pass import (
     StructureName,
 )
 from torchbayes.methods.laplace.tuning import tune
-from torchbayes.methods.optimise.map import MAP
+from torchbayes.methods.optimise.seeker import seeker
 from torchbayes.methods.protocol import Needs, Onward, Shelf, Visit
 from torchbayes.model.model import Batch, Model
 from torchbayes.model.network import Buffers
@@ -111,7 +111,7 @@ class Laplace(Kept, Defaults):
     @property
     def needs(self) -> Needs:
         """Modes, and passes over the same rows at them."""
-        return Needs(batch_size=self.batch_size, start=MAP(), fixed_rows=True)
+        return Needs(batch_size=self.batch_size, start=seeker(), fixed_rows=True)
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -120,8 +120,8 @@ class Laplace(Kept, Defaults):
         The evidence needs a mode. Without it, weights that are no mode are expected, and not reported.
         """
         if self.noise or self.prior in {"layer", "weight"}:
-            return (Epochs(MAP(), settings=(), mode=True),)
-        length = Epochs(MAP(), settings=(), known={"check_mode": False}, mode=True)
+            return (Epochs(seeker(), settings=(), mode=True),)
+        length = Epochs(seeker(), settings=(), known={"check_mode": False}, mode=True)
         return (length, Strength("prior", {"prior": "model"})) if self.prior == "scalar" else (length,)
 
     @property

@@ -44,8 +44,8 @@ from torchbayes.methods.laplace.curvature_pass import (
 from torchbayes.methods.laplace.tuning import tune
 from torchbayes.methods.optimise import descent
 from torchbayes.methods.optimise.descent import Trajectory
-from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.optimise.optimizers import Adam, Optimizer
+from torchbayes.methods.optimise.seeker import seeker
 from torchbayes.methods.protocol import Needs, Shelf, Visit
 from torchbayes.methods.schedules import Cosine, Schedule, epochs_of
 from torchbayes.model.model import Batch
@@ -176,7 +176,7 @@ class OnlineLaplace(Kept, Defaults):
         Both the epochs that suit training under the model's own prior, and those set or usual, are tried, because
         longer training may be better under a prior that the evidence chooses.
         """
-        training = MAP(epochs=self.epochs_of_descent, optimizer=self.optimizer, plan=self.plan)
+        training = seeker(epochs=self.epochs_of_descent, optimizer=self.optimizer, plan=self.plan)
         length = Epochs(training, settings=("epochs_of_descent",), known={"check_mode": False})
         beside = ({"epochs_of_descent": self.epochs_of_descent},)
         return length, Strength("factor", {}, beside, open=length.open)

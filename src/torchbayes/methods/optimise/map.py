@@ -8,7 +8,6 @@ Izmailov 2020).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from torchbayes.density.density import LogDensity
 from torchbayes.density.plans import BackendName
@@ -49,8 +48,3 @@ class MAP(Scheduled, Descent):
     def posterior(self, density: LogDensity, state: Trajectory, shelf: Shelf | None = None) -> Point:
         """Return the point masses at the members' weights."""
         return Point(density.model, state.weights_MD.clone(), buffers_M=state.buffers or None, statistics_known=True)
-
-
-def seeker(**settings: Any) -> MAP:
-    """Return a training run by which selection chooses a length, with these settings instead of the defaults."""
-    return MAP(**settings)

@@ -25,7 +25,7 @@ from torchbayes.methods.choices import Choice, Epochs
 from torchbayes.methods.defaults import Defaults, Report
 from torchbayes.methods.finite import clone
 from torchbayes.methods.keepers import Kept
-from torchbayes.methods.optimise.map import MAP
+from torchbayes.methods.optimise.seeker import seeker
 from torchbayes.methods.protocol import Needs, Shelf, Visit
 from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.model import Batch, Model
@@ -76,7 +76,7 @@ class MCBatchNorm(Kept, Defaults):
     @property
     def needs(self) -> Needs:
         """Trained networks, and minibatches of the training rows."""
-        return Needs(batch_size=self.batch_size, start=MAP(batch_size=self.batch_size))
+        return Needs(batch_size=self.batch_size, start=seeker(batch_size=self.batch_size))
 
     @property
     def choices(self) -> tuple[Choice, ...]:

@@ -1,0 +1,12 @@
+"""The training of networks that a method begins at, where none are given: maximum a posteriori."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchbayes.methods.optimise.map import MAP
+
+
+def seeker(**settings: Any) -> MAP:
+    """Return the training, with these settings instead of its defaults."""
+    return MAP(**settings)
