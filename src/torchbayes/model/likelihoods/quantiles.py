@@ -40,10 +40,14 @@ def average_quantile(distribution: Distribution, levels: Sequence[float] | Tenso
     return high.floor() if is_discrete(distribution) else (low + high) / 2
 
 
-@torch.compiler.assume_constant_result
 def _standard(levels: tuple[float, ...]) -> list[float]:
-    """Return quantiles of the standard normal, as constants of a graph."""
+    """Return quantiles of the standard normal."""
     return [NormalDist().inv_cdf(level) for level in levels]
+
+
+def mark_constants() -> None:
+    """Let quantiles of the standard normal be constants of graphs; this imports PyTorch's compiler, over a second."""
+    torch.compiler.assume_constant_result(_standard)
 
 
 def _bounds(distribution: Distribution, goal: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from torchbayes.model.description import describe_model
 from torchbayes.model.dropout import DropoutError, Mask, dropping, under
 from torchbayes.model.functional_call import Held, without_memory
 from torchbayes.model.likelihoods import Likelihood
-from torchbayes.model.likelihoods.quantiles import check_level
+from torchbayes.model.likelihoods.quantiles import check_level, mark_constants
 from torchbayes.model.likelihoods.weighted import fixed_noise
 from torchbayes.model.model import Model
 from torchbayes.model.network import Buffers, outputs_of
@@ -56,6 +56,7 @@ class PredictiveModule(nn.Module, ABC):
     def __init__(self, model: Model, parts: Parts, settings: Mapping[str, Any]) -> None:
         """Hold tensors, and a network without tensors; `posterior.module` makes one."""
         super().__init__()
+        mark_constants()  # before a graph is made of the module
         for name, tensors in parts.items():
             self.add_module(name, _tree(tensors))
         self._class_axis, self._likelihood, self._settings = model.network.class_axis, model.likelihood, dict(settings)
