@@ -42,6 +42,7 @@ from torchbayes.cli.options import (
     peek,
     problem_of,
     usual_method,
+    with_hints,
 )
 from torchbayes.cli.terminal import print_table, resumable, say, track
 from torchbayes.comparison.settings import Comparison, check_name_of, key_of
@@ -251,7 +252,7 @@ def evidence(argv: list[str]) -> None:
     problem_fields = [f.name for f in fields(Problem) if f.name != "network"]
     parser.add_class_arguments(Problem, None, skip={"network"}, help="Data and model")
     parser.set_defaults({name: getattr(seen.usual.problem, name) for name in problem_fields})
-    parser.add_class_arguments(MAP, "map", skip={"members", "plan"}, help="How each network is trained")
+    parser.add_class_arguments(with_hints(MAP), "map", skip={"members", "plan"}, help="How each network is trained")
     single_network = seen.usual["single"]
     trained = [f.name for f in fields(MAP) if f.name not in {"members", "plan"}]
     parser.set_defaults({f"map.{name}": getattr(single_network, name) for name in trained})

@@ -202,6 +202,12 @@ class RandomMask:
         return {**views, **filled}
 
 
+def broadcasting(learned: Mapping[str, Tensor], outputs_SBK: Tensor) -> dict[str, Tensor]:
+    """Return learned parameters of the likelihood, each (S, ...), so that they broadcast against outputs."""
+    extra = [1] * (outputs_SBK.ndim - 2)  # B, and places of a sequence or an image
+    return {name: value.view(len(value), *extra, *value.shape[1:]) for name, value in learned.items()}
+
+
 def _check_random(random: Random) -> None:
     """Raise TypeError if `random` is neither a string, nor a sequence of strings, nor a mapping."""
     globs = [random] if isinstance(random, str) else random

@@ -65,6 +65,10 @@ class Gaussian(Posterior):
             )
 
     @property
+    def members(self) -> int:
+        return len(self.mean_MD)
+
+    @property
     def gaussian(self) -> Gaussian:
         """This posterior itself; every mixture of Gaussians has this property."""
         return self

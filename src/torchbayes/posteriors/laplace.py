@@ -68,6 +68,10 @@ class LaplacePosterior(Posterior):
     kind = "laplace"
     of_linearised = True
 
+    @property
+    def members(self) -> int:
+        return len(self.mean_MD)
+
     @cached_property
     def gaussian(self) -> Gaussian:
         """The same distribution as a mixture of Gaussians with explicit covariances.

@@ -63,8 +63,6 @@ def _overview(posterior: Posterior) -> Overview:
 class Posterior(ABC):
     """Base of the posteriors: M members of equal weight over one model's weights.
 
-    The first field that a kind adds is a tensor whose first axis is M, unless the kind has `members` of its own.
-
     Attributes:
         model: the model whose weights these are.
         buffers_M: the members' buffers, each (M, ...); the network's own if None.
@@ -88,18 +86,14 @@ class Posterior(ABC):
     still = False  # whether no chain ever moved
 
     @property
+    @abstractmethod
     def members(self) -> int:
         """M, the number of mixture members."""
-        return self._first.shape[0]
 
     @property
     def default_draws(self) -> int:
         """The number of draws that `predict` takes by default: the smallest multiple of M that is at least 30."""
         return -(-30 // self.members) * self.members
-
-    @property
-    def _first(self) -> Tensor:
-        return getattr(self, own_fields(type(self))[0])
 
     @property
     def centre(self) -> Any:
@@ -216,7 +210,14 @@ def own_fields(kind: type[Posterior]) -> tuple[str, ...]:
 
 
 class ByFields(Posterior):
-    """A posterior that its own fields define, tensors and settings, and whose file holds them by their names."""
+    """A posterior that its own fields define, tensors and settings, and whose file holds them by their names.
+
+    The first of them is a tensor with the axis M.
+    """
+
+    @property
+    def members(self) -> int:
+        return len(getattr(self, own_fields(type(self))[0]))
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: value for name in own_fields(type(self)) if isinstance(value := getattr(self, name), Tensor)}

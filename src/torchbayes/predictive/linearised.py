@@ -33,12 +33,12 @@ from torchbayes.curvature.tangent import Centre, Tangent
 from torchbayes.display import shown_by
 from torchbayes.linalg.matrices import eigh
 from torchbayes.model.batches.batch import batch_size, rows_of
+from torchbayes.model.layout import broadcasting
 from torchbayes.model.model import Model, check_finite
 from torchbayes.native.process import outside_inference
 from torchbayes.posteriors.functions import Functions as Drawn
 from torchbayes.posteriors.gaussian import Gaussian, check_gaussian
 from torchbayes.posteriors.laplace import LaplacePosterior
-from torchbayes.posteriors.modules.module import broadcasting
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive.average import Predictive

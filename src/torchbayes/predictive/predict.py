@@ -14,10 +14,10 @@ from torchbayes.calls import explained
 from torchbayes.checks import as_seed, check_counts, check_object
 from torchbayes.model.batches.batch import check_alike
 from torchbayes.model.batches.loaders import in_order
+from torchbayes.model.layout import broadcasting
 from torchbayes.model.model import Batch, Model, check_finite, place_inputs, unpack_inputs
 from torchbayes.model.probes.functions import random_at, watched
 from torchbayes.posteriors.functions import Functions
-from torchbayes.posteriors.modules.module import broadcasting
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive.average import Predictive

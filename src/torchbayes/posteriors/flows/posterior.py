@@ -62,6 +62,10 @@ class Transformed(Posterior):
     scale_MD: Tensor
     flow_MP: Tensor
 
+    @property
+    def members(self) -> int:
+        return len(self.mean_MD)
+
     @classmethod
     @abstractmethod
     def layout_of(cls, model: Model, settings: Mapping[str, Any]) -> Layout:

@@ -50,6 +50,10 @@ class BatchNormPosterior(Posterior):
                     f"members; got `{name}` of shape {tuple(values.shape)}. Build the network that they are of."
                 )
 
+    @property
+    def members(self) -> int:
+        return len(self.weights_MD)
+
     def sample(self, draws: int, *, seed: int = 0) -> Tensor:
         """Return the members' weights, repeated to (S, D), without using the seed: functions differ by statistics."""
         as_seed(seed)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torchbayes.model.description import describe_model
 from torchbayes.model.dropout import DropoutError, Mask, dropping, under
 from torchbayes.model.functional_call import Held, without_memory
+from torchbayes.model.layout import broadcasting
 from torchbayes.model.likelihoods import Likelihood
 from torchbayes.model.likelihoods.quantiles import check_level, mark_constants
 from torchbayes.model.likelihoods.weighted import fixed_noise
@@ -185,12 +186,6 @@ def header_of(model: Model, *, kind: str, settings: Mapping[str, Any]) -> dict[s
         "likelihood": describe_model(model)["likelihood"],
         "settings": dict(settings),
     }
-
-
-def broadcasting(learned: Mapping[str, Tensor], outputs_SBK: Tensor) -> dict[str, Tensor]:
-    """Return learned parameters of the likelihood, each (S, ...), so that they broadcast against outputs."""
-    extra = [1] * (outputs_SBK.ndim - 2)  # B, and places of a sequence or an image
-    return {name: value.view(len(value), *extra, *value.shape[1:]) for name, value in learned.items()}
 
 
 def shared(network: nn.Module, own: Container[str]) -> dict[str, Tensor]:
