@@ -385,6 +385,7 @@ def test_what_has_no_chains_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({}, "`inputs` must be rows at which .* are compared; got None"),
         ({"inputs": INPUTS[:0]}, "a target for each; got 0 rows"),
         ({"inputs": INPUTS, "targets": TARGETS[:5]}, "got 24 rows and 5 targets"),
         ({"inputs": INPUTS, "targets": TARGETS + 1}, "class labels must lie in 0..2"),

@@ -140,6 +140,8 @@ def _of_draws(
     posterior: Draws, inputs: Any, targets: Any, *, log: Log | None, burn_in: int | None, chunk_size: int | None
 ) -> Diagnosis:
     """Return the diagnosis of chains."""
+    if inputs is None:
+        raise ValueError("`inputs` must be rows at which the functions of the draws are compared; got None.")
     chains, draws = posterior.weights_MSD.shape[:2]
     check_enough(draws)
     warn_of(posterior.problems)

@@ -23,13 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase  # no public base class covers every norm with statistics
 from torch.nn.modules.dropout import _DropoutNd  # no public base class covers every dropout
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchbayes.model.batches.batch import batch_size, repeated, tensors_of
 from torchbayes.model.functional_call import drops
 from torchbayes.model.network import Buffers, Network
 from torchbayes.native.process import plain_attention
-from torchbayes.randomness.generators import draws
+from torchbayes.randomness.generators import DispatchMode, draws
 from torchbayes.randomness.seeds import Purpose, fractions, mix
 
 Draw = Callable[..., Tensor]
@@ -97,7 +96,7 @@ def _fractions(seed: int, call: int, shape: Sequence[int]) -> Tensor:
     return torch.from_numpy(fractions(mix(Purpose.MASKS, seed, call), shape))
 
 
-class Masked(TorchDispatchMode):
+class Masked(DispatchMode):
     """While active, the Bernoulli numbers of one forward pass are the masks of one drawn function."""
 
     def __init__(self, seed: int, rows: int, axes: Sequence[int | None], *, draw: Draw | None = None) -> None:
@@ -146,7 +145,7 @@ class Masked(TorchDispatchMode):
         return self._draw(self._seed, call, sizes, keep=keep).repeat(repeats)
 
 
-class _Seen(TorchDispatchMode):
+class _Seen(DispatchMode):
     """Notes the shapes on which dropout acts, and drops nothing."""
 
     def __init__(self) -> None:

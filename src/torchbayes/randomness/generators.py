@@ -48,7 +48,19 @@ class _Own(threading.local):
     drawn: Drawn | None = None  # None outside of all blocks
 
 
-class Drawn(TorchDispatchMode):
+class DispatchMode(TorchDispatchMode):
+    """A mode that sees every operation, and leaves PyTorch's compiler alone.
+
+    PyTorch excludes the methods of other modes from compilation. To do so it imports its compiler at their first
+    operation, which takes 2 s and 70 MiB in a process that never compiles.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+class Drawn(DispatchMode):
     """While active, operations on the CPU that would draw from the default generator draw from `source` instead.
 
     `used` says whether anything was drawn.

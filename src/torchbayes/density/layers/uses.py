@@ -12,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchbayes.density.density import LogDensity
 from torchbayes.density.loop import drawing
 from torchbayes.model.batches.batch import repeated, tensors_of
 from torchbayes.model.model import Batch
 from torchbayes.model.network import Network
+from torchbayes.randomness.generators import DispatchMode
 from torchbayes.randomness.seeds import Purpose, mix
 
 Estimator = Literal["auto", "local", "flipout"]
@@ -78,7 +78,7 @@ class _Watch(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class _Sizes(TorchDispatchMode):
+class _Sizes(DispatchMode):
     """While active, sets `depend` if the size of a tensor depends on numbers in others, as that of `x[mask]` does."""
 
     depend = False

@@ -12,18 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._python_dispatch import TorchDispatchMode  # no public class sees every operator
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torchbayes.geometry.symmetry.rules import rule_of
 from torchbayes.geometry.symmetry.units import Axes, Axis, Call, Ties, moving, shaped
 from torchbayes.model.batches.batch import arguments, copied, tensors_of
 from torchbayes.native.process import encoders_by_parts
+from torchbayes.randomness.generators import DispatchMode
 
 _READS = {"_local_scalar_dense", "equal", "is_nonzero", "nonzero", "_unique2", "masked_select"}
 
 
-class Watch(TorchDispatchMode):
+class Watch(DispatchMode):
     """Follows axes of units through every operator that runs inside the `with`.
 
     `ties` are the groups of units found; `where` the names of the running modules, outermost first.

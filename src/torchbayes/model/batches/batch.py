@@ -86,8 +86,7 @@ def batch_size(tree: Any, axis: int = 0) -> int:
     leaves = [tree] if isinstance(tree, Tensor) else pytree.tree_leaves(tree)
     first = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
     if first is None or first.ndim <= axis:
-        seen = "none" if first is None else "a single number"
-        raise ValueError(f"a batch needs a tensor whose first axis is that of the rows; got {seen}.")
+        raise ValueError(f"a batch needs a tensor whose first axis is that of the rows; got {seen(tree)}.")
     return first.shape[axis]
 
 
