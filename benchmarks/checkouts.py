@@ -125,6 +125,7 @@ def run(checkout: Path, only: str) -> dict[str, float]:
     """Run the work by a checkout, in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.checkouts", str(checkout), "--worker", "--only", only]
     environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # without its cache, an import is mostly compilation
     done = subprocess.run(command, env=environment, cwd=HERE, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"the work failed in {checkout}:\n{done.stderr}")
