@@ -212,6 +212,15 @@ DIAGNOSTICS = {
         )
         for call in (diagnostics.pareto_k, diagnostics.psis)
     },
+    "diagnostics.stacking_weights": Case(
+        diagnostics.stacking_weights,
+        lambda: {"log_densities_NK": _DRAWS[0]},
+        {
+            "log_densities_NK": (None, "text", 3, torch.zeros(4, 2, dtype=torch.int64), torch.full((9, 2), NAN)),
+            "row_weights_N": ("text", torch.full((len(_DRAWS[0]),), NAN), torch.ones(3)),
+            "pseudo_rows": NOT_NEGATIVE,
+        },
+    ),
     "diagnostics.rhat": _judged(diagnostics.rhat, method=WORD),
     "diagnostics.autocorrelation": Case(
         diagnostics.autocorrelation,

@@ -6,9 +6,10 @@ each output at each input, (B, K), draws of log-likelihoods (M, S, N) one for ea
 never mix, because hidden units can be exchanged and rescaled, may well mix as functions.
 
 Convergence (``convergence``), importance weights of an approximation (``importance``), energies and the cost of a
-draw (``sampler``), modes visited (``modes``) and export to arviz (``export``). Draws may have any floating dtype,
-be on any device with float64, and be memory-mapped: they are read in blocks of quantities, which bounds memory.
-Moments and results are in float64, on the device of the draws. Wrong inputs raise TypeError or ValueError.
+draw (``sampler``), modes visited (``modes``), weights of a mixture of predictions (``stacking``) and export to arviz
+(``export``). Draws may have any floating dtype, be on any device with float64, and be memory-mapped: they are read in
+blocks of quantities, which bounds memory. Moments and results are in float64, on the device of the draws. Wrong inputs
+raise TypeError or ValueError.
 """
 
 from torchbayes.diagnostics.convergence import (
@@ -25,9 +26,11 @@ from torchbayes.diagnostics.export import to_arviz
 from torchbayes.diagnostics.importance import pareto_k, psis
 from torchbayes.diagnostics.modes import Modes, modes_visited
 from torchbayes.diagnostics.sampler import acceptance, divergences, ebfmi, efficiency
+from torchbayes.diagnostics.stacking import Stacked, stacking_weights
 
 __all__ = [
     "Modes",
+    "Stacked",
     "Summary",
     "acceptance",
     "autocorrelation",
@@ -42,6 +45,7 @@ __all__ = [
     "pareto_k",
     "psis",
     "rhat",
+    "stacking_weights",
     "summary",
     "to_arviz",
 ]
