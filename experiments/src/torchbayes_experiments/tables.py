@@ -1,4 +1,4 @@
-"""General tables and pictures of tidy rows, which most experiments share."""
+"""General tables and pictures, most of tidy rows, which most experiments share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from torchbayes.report import Picture, Table, figures
 from torchbayes_experiments.rows import Rows
-from torchbayes_experiments.verdicts import interval, mean_and_error
+from torchbayes_experiments.verdicts import interval, mean_and_error, two_standard_errors
 
 Labels = Mapping[Any, str]
 LABELS: dict[Any, str] = {"nll": "NLL", "ece": "ECE", "rmse": "RMSE"}
@@ -138,11 +138,32 @@ def dots(
         better: direction of a metric that `figures.metric_dots` does not know.
         labels: how the names of lines are written.
     """
-    unit = over if over.endswith("s") else f"{over}s"
     written = labels or {}
     numbers: dict[Any, dict[Any, Any]] = {
         panel: {written.get(line, line): values for line, values in of_lines.items()}
         for panel, of_lines in rows.apart(panels, lines, over=over).items()
     }
-    drawn = figures.metric_dots(numbers, label, published=published, over=unit, better=better)
+    drawn = figures.metric_dots(numbers, label, published=published, over=f"{over}s", better=better)
     return Picture(title or f"Test {label}", drawn, caption)
+
+
+def banded_line(
+    axes: Any,
+    places: Sequence[float] | np.ndarray,
+    values_RP: np.ndarray,
+    look: Any,
+    *,
+    linestyle: Any = "-",
+    markersize: float = 5,
+    markevery: int = 1,
+    least: float | None = None,
+) -> Any:
+    """Draw the mean over repeats with a band of two standard errors in the look of a method, and return the line.
+
+    On a logarithmic axis, which has no room below zero, the band ends at `least` times the mean.
+    """
+    mean, half = values_RP.mean(0), two_standard_errors(values_RP)
+    low = mean - half if least is None else np.maximum(mean - half, least * mean)
+    axes.fill_between(places, low, mean + half, color=look.colour, alpha=0.15, linewidth=0)
+    line = {"marker": look.marker, "markersize": markersize, "markevery": markevery, "linestyle": linestyle}
+    return axes.plot(places, mean, color=look.colour, **line)[0]

@@ -84,8 +84,8 @@ PAPER = ReferenceRecipe(
     noisy=None,
     mnist=None,
     ensemble=image_hmc.CIFAR10_ENSEMBLE,
-    sgld=tb.SGLD(**image_hmc.CIFAR10_SAMPLED, thin=10 * image_hmc.CIFAR10_EPOCH, step_size=1e-6),
-    sghmc=tb.SGHMC(**image_hmc.CIFAR10_SAMPLED, thin=10 * image_hmc.CIFAR10_EPOCH, step_size=3e-7),
+    sgld=tb.SGLD(*image_hmc.CIFAR10_LENGTH, step_size=1e-6, batch_size=80),
+    sghmc=tb.SGHMC(*image_hmc.CIFAR10_LENGTH, step_size=3e-7, batch_size=80),
     cyclical=image_hmc.CIFAR10_CYCLICAL,
 )
 
@@ -99,8 +99,9 @@ def run(recipe: ReferenceRecipe, seed: int, directory: Path) -> dict[str, Any]:
     def compute(problem: Problem, home: Path) -> dict[str, Any]:
         setup = image_hmc.set_up(problem, seed)
         hmc, diagnosis = image_hmc.run_hmc(problem, setup, seed=seed, directory=home / "hmc")
-        others = image_hmc.fitted(recipe.methods(), lambda _: setup.model, setup.train, home=home, seed=seed)
-        passes = {name: passes_of(method, len(setup.train.targets)) for name, method in recipe.methods().items()}
+        methods = recipe.methods()
+        others = image_hmc.fitted(methods, dict.fromkeys(methods, setup.model), setup.train, home=home, seed=seed)
+        passes = {name: passes_of(method, len(setup.train.targets)) for name, method in methods.items()}
         if (record := diagnosis.record) is not None:
             passes = {"HMC": float((record.gradients_M + record.burn_in_gradients_M).sum())} | passes
         scores, chains = _scores({"HMC": hmc, **others}, setup), image_hmc.mixing(diagnosis)
@@ -246,11 +247,7 @@ def _sampler_tables(rows: Rows, results: Results) -> Iterator[Table]:
     )
 
 
-def _pictures(rows: Rows) -> tuple[Picture, ...]:
-    def drawn(metric: str, label: str, caption: str, *, hmc: str = "HMC", **settings: Any) -> Picture:
-        shown = rows.where(metric=metric, method=[hmc, *OTHERS])
-        return dots(shown, label, panels="problem", over="seed", labels={hmc: "HMC"}, caption=caption, **settings)
-
+def _pictures(rows: Rows) -> Iterator[Picture]:
     chain = (
         "For HMC, one chain against the average of the others, an estimate of the ceiling: its chain has fewer draws "
         "and its reference one chain less than the others have. One chain of each SG-MCMC method."
@@ -259,15 +256,15 @@ def _pictures(rows: Rows) -> tuple[Picture, ...]:
     equal = f"How often the most probable class is that of HMC. {chain}"
     all_chains = "HMC with all its chains; one chain of each SG-MCMC method."
     sure = "Left of zero a method is less sure than it should be, right of it too sure."
-    calibrated = "mean confidence − accuracy (zero is calibrated)"
-    tv = {"title": "Total variation from HMC", "hmc": "HMC, one chain", "better": "low"}
-    agreement = {"title": "Agreement with HMC", "hmc": "HMC, one chain", "better": "high"}
-    return (
-        drawn("total_variation", "total variation from HMC", far, **tv),
-        drawn("agreement", "agreement with HMC", equal, **agreement),
-        drawn("nll", "NLL", all_chains, title="NLL on test rows"),
-        drawn("gap", calibrated, sure, title="Confidence less accuracy"),
-    )
+    calibrated, one = "mean confidence − accuracy (zero is calibrated)", "HMC, one chain"
+    for metric, title, label, caption, hmc, way in (
+        ("total_variation", "Total variation from HMC", "total variation from HMC", far, one, "low"),
+        ("agreement", "Agreement with HMC", "agreement with HMC", equal, one, "high"),
+        ("nll", "NLL on test rows", "NLL", all_chains, "HMC", None),
+        ("gap", "Confidence less accuracy", calibrated, sure, "HMC", None),
+    ):
+        shown, names = rows.where(metric=metric, method=[hmc, *OTHERS]), {hmc: "HMC"}
+        yield dots(shown, label, title=title, panels="problem", over="seed", labels=names, better=way, caption=caption)
 
 
 EXPERIMENT = Experiment(
