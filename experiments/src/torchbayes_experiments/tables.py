@@ -39,7 +39,8 @@ def pivot(
         columns: the level whose names become columns.
         caption: what the table shows.
         over: the level of the repeats; the mean over all others comes first.
-        keep: names of `columns`, in this order; all there are if None. A cell without rows is empty.
+        keep: names of `columns`, in this order, or name -> how it is written; all there are if None. A cell without
+            rows is empty.
         heads: of the columns of the index.
         labels: how names are written, of index and columns; those of `LABELS` if not said otherwise.
         scale: of all numbers, 100 for per cent, or of those of some names of `columns`.
@@ -49,7 +50,8 @@ def pivot(
         better: column -> "low" or "high", if there is this column, or one of these for all columns of `columns`.
     """
     index = (index,) if isinstance(index, str) else tuple(index)
-    labels, beside = {**LABELS, **(labels or {})}, beside or {}
+    labels = LABELS | dict(keep if isinstance(keep, Mapping) else {}) | dict(labels or {})
+    beside = beside or {}
     factors = scale if isinstance(scale, Mapping) else dict.fromkeys(rows.names(columns), scale)
     names: list[Any] = list(rows.names(columns) if keep is None else keep)
     names += [name for name in beside if name not in names]
@@ -95,7 +97,7 @@ def differences(
         labels: how names are written, the column of means too; those of `LABELS` if not said otherwise.
         digits: format of the numbers.
     """
-    labels, pairs = {**LABELS, **(labels or {})}, list(pairs)
+    labels, pairs = LABELS | dict(labels or {}), list(pairs)
     body = []
     for place in rows.combinations(*index):
         at = rows.where(**dict(zip(index, place, strict=True)))

@@ -273,7 +273,7 @@ def _run_table(results: Results) -> Table:
         tidy([{kind: numbers(result["kinds"][kind]) for kind in KINDS} for result in results], "kind", "number"),
         "kind",
         "number",
-        keep=digits,
+        keep=list(digits),
         caption="Networks by themselves: the last that a run keeps, and the mean over all. Two networks disagree on "
         "the test images for which they name different classes: mean over pairs of one run, and of two runs. Mean over "
         "seeds ± standard error.",

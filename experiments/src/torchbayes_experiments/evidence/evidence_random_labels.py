@@ -159,12 +159,12 @@ def _parts(rows: Rows, results: Results, shares: Sequence[str]) -> Iterator[Part
 def _tables(rows: Rows, shares: Sequence[str], uniform: Mapping[str, float]) -> Iterator[Table]:
     table = partial(pivot, rows, "share", "measure", heads=["shuffled"], labels=dict(enumerate(shares)))
     yield table(
-        keep=ERRORS,
+        keep=list(ERRORS),
         caption="Share of mistakes, on the training rows by their own (shuffled) labels and on test rows by the true "
         "ones: mean over seeds ± standard error.",
     )
     yield table(
-        keep=EVIDENCE,
+        keep=list(EVIDENCE),
         caption="Log evidence per row, in nats: mean over seeds ± standard error. Equal probabilities have "
         f"{uniform[PROCESS]:.3f} for the two classes of the process and {uniform[NETWORK]:.3f} for the network's; a "
         "value below says that guessing explains these labels better. Prior tuned: under the one scale that maximises "

@@ -136,8 +136,7 @@ def _tables(rows: Rows, results: Results) -> Iterator[Table]:
         rows,
         ("labels", "network"),
         "metric",
-        keep=("weights", *labels),
-        labels=labels,
+        keep={"weights": "weights"} | labels,
         beside={"weights": lambda labels, network: int(results[0][labels][network]["weights"])},
         digits={"effective weights": ".0f", "weights": ",d"},
         caption="Mean over seeds ± standard error. Evidence by Laplace with Kronecker factors, at the mode under a "

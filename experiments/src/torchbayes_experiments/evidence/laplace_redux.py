@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.model.network import module_at
-from torchbayes.posteriors import Posterior
 from torchbayes.report import Picture, Table, figures, looks, style
 from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, pivot, tidy
 from torchbayes_experiments.shared.classifiers import METRICS, classifier, decay_prior
@@ -73,7 +72,7 @@ def run(recipe: LaplaceReduxRecipe, seed: int, directory: Path) -> dict[str, Any
     method = tb.MAP(recipe.members, recipe.epochs, recipe.batch_size, tb.Adam(recipe.lr), plan=recipe.plan)
     ensemble = tb.fit(model, data.train, method, seed=seed, directory=directory / "ensemble", resume=True)
     posteriors = {v: approximate(recipe, v, data, ensemble=ensemble, seed=seed) for v in VARIANTS}
-    sources: dict[str, Posterior | tb.Linearised] = {MODE: tb.Point(model, ensemble.weights_MD[:1])}
+    sources: dict[str, tb.Posterior | tb.Linearised] = {MODE: tb.Point(model, ensemble.weights_MD[:1])}
     sources |= {variant: tb.Linearised(posterior, "probit") for variant, posterior in posteriors.items()}
     sources |= {ENSEMBLE: ensemble} if recipe.members > 1 else {}
     order = torch.randperm(len(data.test.targets), generator=generator(Purpose.TEST_ROWS))[: recipe.test_rows]
@@ -107,7 +106,7 @@ def last_layer(module: nn.Module) -> str:
 
 
 def _scores(
-    source: Posterior | tb.Linearised, test: tuple[Tensor, Tensor], foreign: Mapping[str, Tensor], num_classes: int
+    source: tb.Posterior | tb.Linearised, test: tuple[Tensor, Tensor], foreign: Mapping[str, Tensor], num_classes: int
 ) -> dict[str, Any]:
     """Return the scores of one method on all images."""
     inside = tb.evaluate(source, test)

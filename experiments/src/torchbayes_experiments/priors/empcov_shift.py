@@ -21,7 +21,6 @@ from torch import Tensor
 
 import torchbayes as tb
 from torchbayes.data import Pair
-from torchbayes.posteriors import Posterior
 from torchbayes.report import Picture, Table, figures
 from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared.classifiers import best_device, metrics_of
@@ -148,7 +147,7 @@ def scored(problem: ShiftProblem, method: str, train: Pair, *, test: Pair, seed:
     }
 
 
-def along_nothing(posterior: Posterior, inputs: Tensor) -> dict[str, float]:
+def along_nothing(posterior: tb.Posterior, inputs: Tensor) -> dict[str, float]:
     """Return the `directions` in which inputs do not vary, and root mean square `weights` of the first layer there."""
     flat = inputs.double().flatten(1)
     values, vectors = torch.linalg.eigh(flat.T @ flat)

@@ -294,8 +294,7 @@ def _tables(rows: Rows) -> Iterator[Table]:
         rows.where(posterior=BAYES),
         ("law", "N"),
         "metric",
-        keep=("distance", "distance_true"),
-        labels={"distance": nearest_function, "distance_true": "from the mean of the law"},
+        keep={"distance": nearest_function, "distance_true": "from the mean of the law"},
         beside={its_mean: lambda law, size: rows.values(law=law, N=size, metric="true")[0]},
         caption="Root mean square distance of the posterior mean, over inputs and data sets; mean over seeds ± "
         "standard error.",

@@ -162,7 +162,6 @@ def _tables(drawn: Rows, fitted: Rows) -> Iterator[Table]:
         ("network", "α"),
         "metric",
         keep=CORRELATIONS,
-        labels=CORRELATIONS,
         caption="Mean correlation ρ of outputs over functions drawn from the prior; mean over seeds ± standard "
         "error. Least lead: the correlation within a class less its largest with another, of the class where this "
         "is least. Ratio: 1 − ρ within, over 1 − ρ between. Confidence: mean probability of the likeliest class, "
@@ -174,7 +173,6 @@ def _tables(drawn: Rows, fitted: Rows) -> Iterator[Table]:
         "α",
         "metric",
         keep=SCORES,
-        labels=SCORES,
         caption="SWAG under N(0, α² I): mean over seeds ± standard error, NLL in nats.",
         better={"test NLL": "low", "test accuracy": "high", "ECE": "low"},
         digits={"α": "g"},

@@ -108,8 +108,8 @@ def _rhat_table(results: Results, rows: Rows) -> Table:
         rows.only(space=list(spaces), problem=rows.names("problem")),
         ("problem", "space"),
         "metric",
-        keep=("quantities", *columns),
-        labels=spaces | columns,
+        keep={"quantities": "quantities"} | columns,
+        labels=spaces,
         beside={"quantities": lambda problem, space: results[0][problem][space]["quantities"]},
         digits={"below 1.1": ".4f", "ESS": ".0f"},
         # what Izmailov et al. (2021) saw is the range of the histograms in their figure

@@ -18,7 +18,6 @@ import numpy as np
 import torchbayes as tb
 from torchbayes.driver.log import read_log
 from torchbayes.driver.progress import progress_bar
-from torchbayes.posteriors import Posterior
 from torchbayes.report import Picture, Table, figures
 from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, pivot, tidy
 from torchbayes_experiments.shared.classifiers import mean_metrics, metrics_of
@@ -91,7 +90,7 @@ def run(recipe: MNISTChainRecipe, seed: int, directory: Path) -> dict[str, Any]:
 
 
 def _scored(
-    recipe: MNISTChainRecipe, draws: Posterior, data: tb.data.Data, log: Results, *, seed: int
+    recipe: MNISTChainRecipe, draws: tb.Posterior, data: tb.data.Data, log: Results, *, seed: int
 ) -> dict[str, Any]:
     """Return the log of a chain, and the scores of its draws, of their average and of networks at the mode.
 
@@ -151,7 +150,7 @@ def _tables(results: Results, scores: Rows, narrow: Rows) -> Iterator[Table]:
             "method",
             "metric",
             keep=METRICS,
-            labels=NAMES | METRICS,
+            labels=NAMES,
             digits=DIGITS,
             better=BETTER,
             caption=f"{prior}: mean over seeds ± standard error. A single network is the mean over networks trained to "

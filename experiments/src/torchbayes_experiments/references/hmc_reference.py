@@ -19,11 +19,10 @@ import numpy as np
 from torch import Tensor
 
 import torchbayes as tb
-from torchbayes.posteriors import Posterior
 from torchbayes.report import Picture, Table
 from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, dots, pivot, tidy
 from torchbayes_experiments.shared import image_hmc
-from torchbayes_experiments.shared.fidelity import PUBLISHED, closeness, log_probabilities, mixture_of, quality, scores
+from torchbayes_experiments.shared.fidelity import PUBLISHED, closeness, log_probabilities, mixture, quality, scores
 from torchbayes_experiments.shared.image_hmc import Problem, Problems, Setup
 from torchbayes_experiments.tables import BETTER
 
@@ -118,7 +117,7 @@ def passes_of(method: tb.MAP | tb.SGLD | tb.SGHMC, rows: int) -> float:
     return method.members * method.steps * min(1.0, (method.batch_size or rows) / rows)
 
 
-def _scores(posteriors: Mapping[str, Posterior], setup: Setup) -> dict[str, Any]:
+def _scores(posteriors: Mapping[str, tb.Posterior], setup: Setup) -> dict[str, Any]:
     """Return the metrics of `quality`, `_scaled` and `closeness` of every method on the test rows."""
     predictions = {
         name: list(zip(*(log_probabilities(posterior, part.inputs) for part in (setup.test, setup.spare)), strict=True))
@@ -126,7 +125,7 @@ def _scores(posteriors: Mapping[str, Posterior], setup: Setup) -> dict[str, Any]
     }
 
     def mixed(some: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
-        return tuple(map(mixture_of, zip(*some, strict=True)))
+        return tuple(map(mixture, zip(*some, strict=True)))
 
     def measured(log_probs: tuple[Tensor, Tensor], reference: tuple[Tensor, Tensor] | None) -> dict[str, float]:
         near = {} if reference is None else closeness(log_probs[0], reference[0])
@@ -195,7 +194,7 @@ def _tables(rows: Rows, results: Results) -> Iterator[Table]:
             "metric",
             keep=columns,
             heads=[name],
-            labels={**columns, "HMC": "HMC, all chains", **{method: f"{method}, one chain" for method in STOCHASTIC}},
+            labels={"HMC": "HMC, all chains"} | {method: f"{method}, one chain" for method in STOCHASTIC},
             digits=".4f",
             better=BETTER,
             caption=f"{name}, test rows: mean over seeds ± standard error. Closeness of one HMC chain is to the "
@@ -233,7 +232,7 @@ def _sampler_tables(rows: Rows, results: Results) -> Iterator[Table]:
         "metric",
         keep=metrics,
         heads=("problem", "all chains of"),
-        labels=samplers | metrics,
+        labels=samplers,
         beside={"passes over the data": lambda name, line: passes.values(problem=name, method=samplers[line]).mean()},
         digits=dict.fromkeys(metrics.values(), ".4f") | {"passes over the data": ",.0f"},
         caption="The samplers with all their chains together, and what they cost.",

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 import torchbayes as tb
-from torchbayes.posteriors import Posterior
 from torchbayes.report import Picture, Table
 from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, dots, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared import fidelity, image_hmc
@@ -161,7 +160,7 @@ def _on_images(recipe: FidelityRecipe, problem: image_hmc.Problem, home: Path, *
     sizes = tuple(setup.train.inputs.shape[1:]), tb.data.load(problem.data).num_classes
     dropped = _with_dropout(problem, recipe.methods, *sizes, setup.model.likelihood)
 
-    def predicted(posterior: Posterior, draws: int) -> list[Tensor]:
+    def predicted(posterior: tb.Posterior, draws: int) -> list[Tensor]:
         return list(fidelity.log_probabilities(posterior, setup.test.inputs, draws=draws))
 
     def measured(log_probs_BK: Tensor, reference_BK: Tensor | None) -> dict[str, float]:
@@ -170,7 +169,7 @@ def _on_images(recipe: FidelityRecipe, problem: image_hmc.Problem, home: Path, *
 
     fits = _fitted(recipe.methods, (setup.model, dropped), setup.train, seed=seed, home=home)
     predictions = _predictions(recipe, {"HMC": hmc} | fits, predicted)
-    scores = fidelity.scores(predictions, mixed=fidelity.mixture_of, measured=measured)
+    scores = fidelity.scores(predictions, mixed=fidelity.mixture, measured=measured)
     return {"methods": scores, "share": _share(diagnosis)}
 
 
@@ -184,7 +183,7 @@ def _on_curve(recipe: FidelityRecipe, curve: Curve, *, seed: int, home: Path) ->
     dropped = _with_dropout(curve, curve.methods, (2,), 1, noise)
     hmc = tb.fit(model, train, curve.hmc, seed=seed, directory=home / "hmc", resume=True)
 
-    def predicted(posterior: Posterior, draws: int) -> list[Tensor]:
+    def predicted(posterior: tb.Posterior, draws: int) -> list[Tensor]:
         members = fidelity.members_of(posterior, draws=draws)
         return [tb.predict(functions, test.inputs).outputs_SBK.squeeze(-1).double() for functions in members]
 
@@ -234,13 +233,13 @@ def _with_dropout(problem: image_hmc.Problem | Curve, methods: Methods, *sizes: 
 
 def _fitted(
     methods: Methods, models: tuple[tb.Model, tb.Model], train: tb.data.Pair, *, seed: int, home: Path
-) -> dict[str, Posterior]:
+) -> dict[str, tb.Posterior]:
     """Return the posteriors of all methods, of a model without and one with dropout; interrupted fits continue."""
     of_methods = {name: models[name == "MC dropout"] for name in methods.named()}
     return image_hmc.fitted(methods.named(), of_methods, train, home=home, seed=seed, callbacks=())
 
 
-def _predictions(recipe: FidelityRecipe, posteriors: Mapping[str, Posterior], predicted: Any) -> dict[str, Any]:
+def _predictions(recipe: FidelityRecipe, posteriors: Mapping[str, tb.Posterior], predicted: Any) -> dict[str, Any]:
     """Return what so many draws of each member predict: of a network one, as there are no others."""
     draws = dict.fromkeys(posteriors, recipe.draws) | {"deep ensemble": 1}
     return {name: predicted(posterior, draws[name]) for name, posterior in posteriors.items()}
@@ -296,14 +295,12 @@ def _pictures(rows: Rows, distances: Mapping[str, str]) -> Iterator[Picture]:
 def _tables(rows: Rows) -> Iterator[Table]:
     for problem in rows.names("problem"):
         scores = rows.where(problem=problem)
-        metrics = scores.names("metric")
         yield pivot(
             scores,
             "method",
             "metric",
-            keep=[metric for metric in SHOWN if metric in metrics],
+            keep={metric: SHOWN[metric] for metric in SHOWN if metric in scores.names("metric")},
             heads=[problem],
-            labels=SHOWN,
             digits=".4f",
             caption=f"{problem}, test rows: mean over seeds ± standard error. One chain of HMC is compared with the "
             "others, the rest with all of HMC. Of a method with several members the first line is the mean over each "

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 import torchbayes as tb
-from torchbayes.posteriors import Posterior
 from torchbayes.report import Table
 from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, differences, dots, pivot, tidy
 from torchbayes_experiments.shared.classifiers import with_dropout
@@ -177,7 +176,7 @@ def parted(rows: tb.data.Pair, folds: int, fold: int) -> tuple[tb.data.Pair, tb.
 
 def fitted(
     recipe: VariationalUCIRecipe, method: Any, rows: tb.data.Pair, *, noise: Any, width: int, seed: int, rate: float = 0
-) -> Posterior:
+) -> tb.Posterior:
     """Fit one method, with dropout of the hidden units at a rate; `noise` is a number or "learned"."""
     likelihood, scale = tb.likelihoods.Gaussian(noise), recipe.prior_scale
     model = with_dropout(rows.inputs.shape[1:], 1, likelihood, hidden=(width,), rate=rate, prior_scale=scale)

@@ -267,7 +267,6 @@ def _tables(rows: Rows, spread: Rows, shares: Sequence[float]) -> Iterator[Table
         "metric",
         keep=labels,
         heads=["units", "method"],
-        labels=labels,
         beside=published,
         better="low",
         digits=dict.fromkeys([*labels.values(), *published], ".2f") | {"NLL": ".4f"},
@@ -283,7 +282,7 @@ def _tables(rows: Rows, spread: Rows, shares: Sequence[float]) -> Iterator[Table
         "curve",
         "metric",
         keep=keep,
-        labels=keep | CURVES,
+        labels=CURVES,
         beside={"ratio": lambda name: mean_and_error(_ratio(spread, name))},
         digits=dict.fromkeys(keep.values(), ".4f") | {"ratio": ".2f"},
         caption="Distance of the quartiles of the predicted target, averaged over inputs among the training inputs and "

@@ -27,7 +27,6 @@ import torchbayes as tb
 from torchbayes.compression import Compressed, compress, prune, unit_noise
 from torchbayes.compression.plain import plain_of
 from torchbayes.data import Data
-from torchbayes.posteriors import Posterior
 from torchbayes.report import Picture, Table, looks
 from torchbayes.report.style import INK, house_style, legend_above, new_figure, panel_title
 from torchbayes_experiments import Experiment, Findings, Part, Results, below, load_or_compute, pivot, tidy
@@ -126,7 +125,7 @@ def scored(
     """
     model = model_of(recipe, settings, fitted, data=data)
 
-    def scores(posterior: Posterior, pruned: Callable[..., dict[str, Any]] = _single) -> dict[str, Any]:
+    def scores(posterior: tb.Posterior, pruned: Callable[..., dict[str, Any]] = _single) -> dict[str, Any]:
         average = tb.evaluate(posterior, data.test, draws=recipe.draws * posterior.members).metrics["accuracy"]
         errors = {"error": 100 * (1 - average), "mean_error": error_of(plain_of(posterior).network, data)}
         return errors | pruned(recipe, posterior, data)
@@ -149,7 +148,7 @@ def scored(
         return {fitted: scores(tb.fit(model, data.train, vi, seed=seed, callbacks=()), pruned)}
 
 
-def _units(recipe: CompressionRecipe, posterior: Posterior, data: Data) -> dict[str, Any]:
+def _units(recipe: CompressionRecipe, posterior: tb.Posterior, data: Data) -> dict[str, Any]:
     """Return the scores of pruning units."""
     smaller = partial(compress, posterior, data.train)
     noise, small = unit_noise(posterior), smaller(rounded=False)
@@ -163,7 +162,7 @@ def _units(recipe: CompressionRecipe, posterior: Posterior, data: Data) -> dict[
     }
 
 
-def _single(recipe: CompressionRecipe, posterior: Posterior, data: Data, *, surgeon: bool = False) -> dict[str, Any]:
+def _single(recipe: CompressionRecipe, posterior: tb.Posterior, data: Data, *, surgeon: bool = False) -> dict[str, Any]:
     """Return the scores of pruning single weights, by the surgeon or not."""
     pruned = partial(prune, posterior, data.train)
     curve = [_point(pruned(keep=share, surgeon=surgeon, rounded=False), data) for share in recipe.shares]
@@ -186,7 +185,7 @@ def _point(small: Compressed, data: Data) -> list[float]:
 
 
 def described(
-    recipe: CompressionRecipe, posterior: Posterior, small: Compressed, *, rounded: Compressed, data: Data
+    recipe: CompressionRecipe, posterior: tb.Posterior, small: Compressed, *, rounded: Compressed, data: Data
 ) -> dict[str, Any]:
     """Return errors in percent, rates, bytes, layers and speed of a compressed network, before and after rounding."""
     rows = data.test.inputs[: recipe.rows].to(best_device())
@@ -261,7 +260,6 @@ def _tables(results: Results, network: str) -> Iterator[Table]:
         "method",
         "measure",
         keep=COLUMNS,
-        labels=COLUMNS,
         beside={"layers": layers.get, "published": lambda method: marks.get(method, "–")},
         caption=f"{network}: test errors in percent of the model average, of the pruned network and of that with "
         "rounded weights; how many times fewer weights and bits; the file; how many times faster a forward pass is; "

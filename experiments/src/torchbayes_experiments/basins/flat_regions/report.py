@@ -169,7 +169,6 @@ def _width_table(results: Results) -> Table:
         ("units", "weights"),
         "column",
         keep=columns,
-        labels=columns,
         caption="One hidden layer of growing width, after the whole training: effective dimension, mean loss (nats) "
         "and share of mistakes on the training rows with their noisy labels, and scores on test rows. Mean over seeds "
         "± standard error.",

@@ -181,7 +181,7 @@ def _images(results: Results) -> Report:
         "images",
         "metric",
         keep=labels,
-        labels=labels | names,
+        labels=names,
         scale={"accuracy": 100},
         beside={"published NLL": IMAGE_NLL.get, "published accuracy, %": IMAGE_ACCURACY.get},
         caption="Test images: mean over seeds ± standard error. Published: PreResNet-164 on CIFAR-100.",

@@ -27,7 +27,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import torchbayes as tb
-from torchbayes.posteriors import Posterior
 from torchbayes_experiments.files import load_or_compute
 from torchbayes_experiments.shared.classifiers import METRICS, classifier
 
@@ -152,7 +151,7 @@ def _over_methods(task: Task, score: Callable[..., dict[str, Any]], *, seed: int
     return {name: load_or_compute(home / f"{name.replace(' ', '_')}.json", scored, name) for name in task.named()}
 
 
-def _fitted(task: Task, data: tb.data.Data, name: str, *, seed: int, home: Path) -> Posterior:
+def _fitted(task: Task, data: tb.data.Data, name: str, *, seed: int, home: Path) -> tb.Posterior:
     """Return what was fitted for a method; of L2 the first network of the ensemble."""
     folder = home / (ENSEMBLE if name == L2 else name).replace(" ", "_")
     settings: dict[str, Any] = {"channels": task.channels, "hidden": task.hidden}
@@ -163,7 +162,9 @@ def _fitted(task: Task, data: tb.data.Data, name: str, *, seed: int, home: Path)
     return tb.Point(model, posterior.weights_MD[:1]) if name == L2 and isinstance(posterior, tb.Point) else posterior
 
 
-def on_photographs(task: Photographs, data: tb.data.Data, posterior: Posterior, *, draws: int | None) -> dict[str, Any]:
+def on_photographs(
+    task: Photographs, data: tb.data.Data, posterior: tb.Posterior, *, draws: int | None
+) -> dict[str, Any]:
     """Return how a method does on test images of the classes that it has seen, and of those that it has not.
 
     `seen` (metrics, with the mean entropy), `unseen` (mean entropy, and AUROC of the entropy against the seen), and
@@ -187,7 +188,7 @@ def on_photographs(task: Photographs, data: tb.data.Data, posterior: Posterior, 
     }
 
 
-def on_digits(task: Digits, data: tb.data.Data, posterior: Posterior, *, draws: int | None) -> dict[str, Any]:
+def on_digits(task: Digits, data: tb.data.Data, posterior: tb.Posterior, *, draws: int | None) -> dict[str, Any]:
     """Return how a method does on test digits, and what it makes of digits of one class that are turned.
 
     `test`: metrics; `entropy` and `label`: of every turned digit, (A, N) each, with the most probable label; `mean` and
