@@ -36,7 +36,7 @@ def mixture(kind: Any, locations: Tensor, scales: Tensor) -> Callable[[float], f
 
 
 @pytest.mark.parametrize("draws", [1, 2, 7])
-def test_a_mixture_of_normals_is_scored_exactly(draws: int) -> None:
+def test_a_mixture_normals_is_scored_exactly(draws: int) -> None:
     mean, scale, targets = 2 * normal(draws, 3, 2), normal(draws, 3, 2, seed=1).exp(), 3 * normal(3, 2, seed=2)
     predictive = tb.Predictive(mean, tb.likelihoods.Custom(lambda f: torch.distributions.Normal(f, scale)))
     expected = torch.tensor([

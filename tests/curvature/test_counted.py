@@ -248,7 +248,7 @@ def test_ignored_rows_have_nothing_and_one_hot_labels_are_labels():
 
 
 @pytest.mark.parametrize("kind", ["ggn", "empirical"])
-def test_a_mixture_of_labels_is_rows_by_their_shares(kind: str):
+def test_a_mixture_labels_is_rows_by_their_shares(kind: str):
     whole = columns_of(kind, Categorical(), ONE, SOFT)
     rows = [columns_of(kind, Weighted(Categorical()), ONE, (torch.full((B,), k), SOFT[:, k])) for k in range(K)]
     assert_close(whole, torch.stack(rows).sum(0))

@@ -269,7 +269,7 @@ def test_inputs_of_another_dtype_are_placed(method: str):
     )
 
 
-def test_predictive_is_the_mixture_of_members():
+def test_predictive_is_the_mixture_members():
     inputs = NETS["mlp"].inputs(7)
     mean, spread = explicit("mlp", "laplace kronecker", 7)
     others = 1.5 * torch.eye(3).double() - 0.5  # f_k less the mean of the other two

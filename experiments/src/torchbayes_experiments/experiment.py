@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,23 @@ from torchbayes.driver.run import describe
 from torchbayes.report import Picture, Table
 from torchbayes_experiments.files import as_json, folder_in, load_or_compute, read_json, write_whole
 from torchbayes_experiments.verdicts import Part, Verdict
+
+
+class _Late(Sequence[Any]):
+    """What an iterable yields, made when it is first looked at: a verdict alone takes no time for drawing."""
+
+    def __init__(self, source: Iterable[Any]) -> None:
+        self._source = source
+
+    @cached_property
+    def _made(self) -> tuple[Any, ...]:
+        return tuple(self._source)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._made[place]
+
+    def __len__(self) -> int:
+        return len(self._made)
 
 
 @dataclass(frozen=True)
@@ -26,13 +44,13 @@ class Findings:
     """
 
     verdict: Verdict
-    tables: tuple[Table, ...]
-    figures: tuple[Picture, ...]
+    tables: Sequence[Table]
+    figures: Sequence[Picture]
 
     @classmethod
     def of(cls, parts: Iterable[Part], tables: Iterable[Table], figures: Iterable[Picture]) -> Findings:
-        """Return findings with the verdict of the parts of a claim."""
-        return cls(Verdict.of(list(parts)), tuple(tables), tuple(figures))
+        """Return findings with the verdict of the parts of a claim; tables and figures are made when they are read."""
+        return cls(Verdict.of(list(parts)), _Late(tables), _Late(figures))
 
 
 @dataclass(frozen=True)
@@ -84,27 +102,22 @@ def open_directory(experiment: Experiment, scale: str, directory: Path) -> dict[
     Raises:
         ValueError: if the directory holds results of other settings.
     """
-    path = directory / "recipe.json"
-    settings = {"experiment": experiment.name, "scale": scale, "recipe": _recorded(describe(experiment.recipe(scale)))}
-    settings = json.loads(json.dumps(settings))
+    path, unnamed = directory / "recipe.json", {"name": "Recipe"}  # not that of the class, which can be renamed
+    recipe = describe(experiment.recipe(scale)) | unnamed
+    settings = json.loads(json.dumps({"experiment": experiment.name, "scale": scale, "recipe": recipe}))
     if path.exists():
         earlier = read_json(path)
-        earlier["recipe"] = _recorded({k: v for k, v in earlier["recipe"].items() if k not in experiment.unused})
+        earlier["recipe"] = {k: v for k, v in earlier["recipe"].items() if k not in experiment.unused} | unnamed
         if earlier != settings:
             old, new = ({**entries, **entries["recipe"]} for entries in (earlier, settings))
-            said = [f"{k} {old.get(k)!r}, now {new.get(k)!r}" for k in new if k != "recipe" and old.get(k) != new[k]]
+            changes = [f"{k} {old.get(k)!r}, now {new[k]!r}" for k in new if k != "recipe" and old.get(k) != new[k]]
             raise ValueError(
-                f"{directory} holds results of other settings ({'; '.join(said) or 'some were removed'}). "
+                f"{directory} holds results of other settings ({'; '.join(changes) or 'some were removed'}). "
                 f"Choose another directory, or remove it."
             )
     else:
         write_whole(path, as_json(settings))
     return settings
-
-
-def _recorded(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Return described settings without the name of their class, so that the class can be renamed."""
-    return {**recipe, "name": "Recipe"}
 
 
 def seed_results(experiment: Experiment, scale: str, seed: int, *, directory: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""General tables and pictures of tidy rows, which most experiments share."""
+"""General tables and pictures, most of tidy rows, which most experiments share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from torchbayes.report import Picture, Table, figures
 from torchbayes_experiments.rows import Rows
-from torchbayes_experiments.verdicts import interval, mean_and_error
+from torchbayes_experiments.verdicts import interval, mean_and_error, two_standard_errors
 
 Labels = Mapping[Any, str]
 LABELS: dict[Any, str] = {"nll": "NLL", "ece": "ECE", "rmse": "RMSE"}
@@ -39,7 +39,8 @@ def pivot(
         columns: the level whose names become columns.
         caption: what the table shows.
         over: the level of the repeats; the mean over all others comes first.
-        keep: names of `columns`, in this order; all there are if None. A cell without rows is empty.
+        keep: names of `columns`, in this order, or name -> how it is written; all there are if None. A cell without
+            rows is empty.
         heads: of the columns of the index.
         labels: how names are written, of index and columns; those of `LABELS` if not said otherwise.
         scale: of all numbers, 100 for per cent, or of those of some names of `columns`.
@@ -49,7 +50,8 @@ def pivot(
         better: column -> "low" or "high", if there is this column, or one of these for all columns of `columns`.
     """
     index = (index,) if isinstance(index, str) else tuple(index)
-    labels, beside = {**LABELS, **(labels or {})}, beside or {}
+    labels = LABELS | dict(keep if isinstance(keep, Mapping) else {}) | dict(labels or {})
+    beside = beside or {}
     factors = scale if isinstance(scale, Mapping) else dict.fromkeys(rows.names(columns), scale)
     names: list[Any] = list(rows.names(columns) if keep is None else keep)
     names += [name for name in beside if name not in names]
@@ -95,7 +97,7 @@ def differences(
         labels: how names are written, the column of means too; those of `LABELS` if not said otherwise.
         digits: format of the numbers.
     """
-    labels, pairs = {**LABELS, **(labels or {})}, list(pairs)
+    labels, pairs = LABELS | dict(labels or {}), list(pairs)
     body = []
     for place in rows.combinations(*index):
         at = rows.where(**dict(zip(index, place, strict=True)))
@@ -138,11 +140,32 @@ def dots(
         better: direction of a metric that `figures.metric_dots` does not know.
         labels: how the names of lines are written.
     """
-    unit = over if over.endswith("s") else f"{over}s"
     written = labels or {}
     numbers: dict[Any, dict[Any, Any]] = {
         panel: {written.get(line, line): values for line, values in of_lines.items()}
         for panel, of_lines in rows.apart(panels, lines, over=over).items()
     }
-    drawn = figures.metric_dots(numbers, label, published=published, over=unit, better=better)
+    drawn = figures.metric_dots(numbers, label, published=published, over=f"{over}s", better=better)
     return Picture(title or f"Test {label}", drawn, caption)
+
+
+def banded_line(
+    axes: Any,
+    places: Sequence[float] | np.ndarray,
+    values_RP: np.ndarray,
+    look: Any,
+    *,
+    linestyle: Any = "-",
+    markersize: float = 5,
+    markevery: int = 1,
+    least: float | None = None,
+) -> Any:
+    """Draw the mean over repeats with a band of two standard errors in the look of a method, and return the line.
+
+    On a logarithmic axis, which has no room below zero, the band ends at `least` times the mean.
+    """
+    mean, half = values_RP.mean(0), two_standard_errors(values_RP)
+    low = mean - half if least is None else np.maximum(mean - half, least * mean)
+    axes.fill_between(places, low, mean + half, color=look.colour, alpha=0.15, linewidth=0)
+    line = {"marker": look.marker, "markersize": markersize, "markevery": markevery, "linestyle": linestyle}
+    return axes.plot(places, mean, color=look.colour, **line)[0]

@@ -58,12 +58,6 @@ class Verdict:
 
         A precondition that does not hold makes the claim inconclusive, whatever the other parts say.
 
-        Args:
-            parts: at least one.
-
-        Returns:
-            The verdict.
-
         Raises:
             ValueError: if there is no part.
         """
@@ -101,9 +95,8 @@ def interval(values: Values) -> tuple[float, float, float]:
 def mean_and_error(values: Values) -> tuple[float, float] | float:
     """Return (mean, standard error) of repeats for a cell of a table; the mean alone for one repeat."""
     array = np.asarray(values, dtype=np.float64)
-    if len(array) < 2:
-        return float(array.mean())
-    return float(array.mean()), float(array.std(ddof=1) / math.sqrt(len(array)))
+    mean = float(array.mean())
+    return mean if len(array) < 2 else (mean, float(array.std(ddof=1) / math.sqrt(len(array))))
 
 
 def two_standard_errors(values: Values) -> np.ndarray:
@@ -112,6 +105,15 @@ def two_standard_errors(values: Values) -> np.ndarray:
     if len(array) < 2:
         return np.zeros(array.shape[1:])
     return 2 * array.std(0, ddof=1) / np.sqrt(len(array))
+
+
+def ranks_agree(first: Values, second: Values) -> float:
+    """Return the rank correlation of all numbers (Spearman); 0 where they are constant, or fewer than two."""
+    from scipy.stats import rankdata
+
+    if np.size(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
+        return 0.0
+    return float(np.corrcoef(rankdata(first), rankdata(second))[0, 1])
 
 
 def below(statement: str, values: Values, bound: float = 0.0, *, precondition: bool = False) -> Part:

@@ -11,7 +11,7 @@ from torchbayes import networks
 from torchbayes.data import load
 from torchbayes_experiments.basins import double_descent as room
 from torchbayes_experiments.basins.double_descent import EXPERIMENT, METHODS, DescentRecipe
-from torchbayes_experiments.shared.labels import shuffled
+from torchbayes_experiments.shared.classifiers import shuffled
 
 # runs this short learn nothing
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")

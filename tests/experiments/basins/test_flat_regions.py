@@ -18,7 +18,8 @@ from torchbayes.methods.schedules import Constant
 from torchbayes_experiments import reproduce
 from torchbayes_experiments.basins.flat_regions import EXPERIMENT, report, run
 from torchbayes_experiments.basins.flat_regions.run import FILTERS, GRID, RAW, FlatRecipe, Solutions, Widths
-from torchbayes_experiments.shared.labels import shuffled
+from torchbayes_experiments.shared.classifiers import shuffled
+from torchbayes_experiments.verdicts import ranks_agree
 
 SOLUTIONS = Solutions(
     clean=40,
@@ -213,11 +214,11 @@ def test_a_second_call_reads_what_is_there(tiny):
 
 
 def test_ranks_agree_is_the_correlation_of_ranks():
-    assert report.ranks_agree([1, 2, 3], [1, 10, 100]) == pytest.approx(1)
-    assert report.ranks_agree([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
-    assert report.ranks_agree([1, 2, 3, 4], [2, 1, 4, 3]) == pytest.approx(1 - 6 * 4 / (4 * 15))
-    assert report.ranks_agree([1, 1, 1], [1, 2, 3]) == 0
-    assert report.ranks_agree([1], [1]) == 0
+    assert ranks_agree([1, 2, 3], [1, 10, 100]) == pytest.approx(1)
+    assert ranks_agree([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+    assert ranks_agree([1, 2, 3, 4], [2, 1, 4, 3]) == pytest.approx(1 - 6 * 4 / (4 * 15))
+    assert ranks_agree([1, 1, 1], [1, 2, 3]) == 0
+    assert ranks_agree([1], [1]) == 0
 
 
 # --- the verdict

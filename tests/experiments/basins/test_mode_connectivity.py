@@ -305,7 +305,7 @@ SOME_GAIN = {"2": {"error": 0.09, "nll": 0.33}, "3": {"error": 0.088, "nll": 0.3
     ],
 )
 def test_every_verdict_is_reached(changes, outcome, open_parts):
-    verdict = report.verdict(jitter([made_up(**changes)] * 3))
+    verdict = report.summarise(jitter([made_up(**changes)] * 3)).verdict
     assert verdict.outcome == outcome
     assert sum(part.outcome != "holds" for part in verdict.parts) == open_parts
     assert len(verdict.parts) == 30

@@ -14,7 +14,7 @@ from torchbayes_experiments import get, reproduce
 from torchbayes_experiments.evidence import evidence_occam as room
 from torchbayes_experiments.evidence.evidence_occam import EXPERIMENT, OccamRecipe
 from torchbayes_experiments.experiment import open_directory
-from torchbayes_experiments.shared.ranks import ranks_agree
+from torchbayes_experiments.verdicts import ranks_agree
 
 TINY = OccamRecipe(widths=(1, 3), scales=(0.1, 0.7, 3.0), rounds=4, steps=40)
 

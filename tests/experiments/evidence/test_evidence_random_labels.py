@@ -14,7 +14,7 @@ from torchbayes.data import load
 from torchbayes_experiments import reproduce
 from torchbayes_experiments.evidence import evidence_random_labels as room
 from torchbayes_experiments.evidence.evidence_random_labels import EXPERIMENT, RandomLabelsRecipe
-from torchbayes_experiments.shared.labels import shuffled
+from torchbayes_experiments.shared.classifiers import shuffled
 
 TINY = RandomLabelsRecipe(
     data="digits", shares=(0.0, 0.5, 1.0), hidden=(8,), train_size=60, epochs=5, process_rows=40, test_rows=50

@@ -13,7 +13,7 @@ from torchbayes.data import load
 from torchbayes_experiments import reproduce
 from torchbayes_experiments.evidence import evidence_support as room
 from torchbayes_experiments.evidence.evidence_support import EXPERIMENT, SupportRecipe
-from torchbayes_experiments.shared.labels import shuffled
+from torchbayes_experiments.shared.classifiers import shuffled
 
 TINY = SupportRecipe(
     data="digits", networks=("linear", "mlp"), hidden=(6,), train_size=80, epochs=4, again=2, rounds=1, test_rows=50

@@ -236,19 +236,19 @@ def jitter(results):
     ],
 )
 def test_every_verdict_is_reached(changes, outcome, open_parts):
-    verdict = room.verdict(jitter([made_up(at=changes)] * 3))
+    verdict = room.summarise(jitter([made_up(at=changes)] * 3)).verdict
     assert verdict.outcome == outcome
     assert sum(part.outcome != "holds" for part in verdict.parts) == open_parts
 
 
 def test_seeds_that_disagree_and_one_seed_are_inconclusive():
     results = [made_up(at={("LA", "confidence"): value}) for value in (0.6, 0.8, 0.7)]
-    verdict = room.verdict(jitter(results))
+    verdict = room.summarise(jitter(results)).verdict
     assert verdict.outcome == "inconclusive"
     assert [part.statement for part in verdict.parts if part.outcome != "holds"] == [
         "LA: mean confidence on foreign images below the MAP's"
     ]
-    assert {part.outcome for part in room.verdict([made_up()]).parts} == {"inconclusive"}
+    assert {part.outcome for part in room.summarise([made_up()]).verdict.parts} == {"inconclusive"}
 
 
 def test_tables_hold_the_numbers():

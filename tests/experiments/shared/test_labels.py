@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchbayes_experiments.shared.labels import shuffled
+from torchbayes_experiments.shared.classifiers import shuffled
 
 
 def test_shuffles_keep_classes_and_grow_with_the_share():

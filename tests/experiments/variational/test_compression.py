@@ -25,7 +25,6 @@ from torchbayes_experiments.variational.compression import (
     SINGLE,
     NetworkRecipe,
     error_of,
-    parts,
     run,
     speed,
     summarise,
@@ -101,8 +100,8 @@ def made_up() -> list[dict[str, Any]]:
 
 
 def test_every_part_holds_where_it_should() -> None:
-    assert {part.outcome for part in parts(made_up())} == {"holds"}
-    assert len(parts(made_up())) == 2 * 2 * 9
+    assert {part.outcome for part in summarise(made_up()).verdict.parts} == {"holds"}
+    assert len(summarise(made_up()).verdict.parts) == 2 * 2 * 9
 
 
 @pytest.mark.parametrize(
@@ -122,7 +121,7 @@ def test_a_part_fails_by_its_own_number(key: str, value: float, said: str) -> No
     results = made_up()
     for seed, found in enumerate(results):
         found[DENSE][GNJ]["compressed"][key] = value * (1 + 0.001 * seed)
-    against = [part.statement for part in parts(results) if part.outcome == "does not hold"]
+    against = [part.statement for part in summarise(results).verdict.parts if part.outcome == "does not hold"]
     assert any(said in statement and GNJ in statement and DENSE in statement for statement in against)
 
 
@@ -130,7 +129,7 @@ def test_pruning_by_magnitude_is_compared_at_as_many_weights() -> None:
     results = made_up()
     for found in results:
         found[DENSE][MODE]["curve"] = [[1000, 0.5], [100, 1.0]]
-    against = [part.statement for part in parts(results) if part.outcome == "does not hold"]
+    against = [part.statement for part in summarise(results).verdict.parts if part.outcome == "does not hold"]
     assert against == [f"{DENSE}, {m}: at as many weights it errs less than pruning by magnitude" for m in GROUPS]
 
 

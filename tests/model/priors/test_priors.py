@@ -105,7 +105,7 @@ def test_mixtures_in_one_pass_are_their_log_density_and_its_derivative(scales, p
     assert_close(prior.total(leaf), expected.sum(-1), rtol=1e-14)
 
 
-def test_a_mixture_of_weights_that_are_not_finite_is_not_finite():
+def test_a_mixture_weights_that_are_not_finite_is_not_finite():
     prior, gradient = priors.NormalMixture(), torch.zeros(3)
     assert not torch.isfinite(prior.visit_(torch.tensor([0.0, math.nan, 1.0]), gradient, 1.0))
     assert gradient.isnan().tolist() == [False, True, False]

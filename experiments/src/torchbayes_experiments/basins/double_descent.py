@@ -20,8 +20,7 @@ import torchbayes as tb
 from torchbayes.report import Picture, Table, figures
 from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.files import write_whole
-from torchbayes_experiments.shared.classifiers import classifier, decay_prior, mean_metrics, metrics_of
-from torchbayes_experiments.shared.labels import shuffled
+from torchbayes_experiments.shared.classifiers import classifier, decay_prior, mean_metrics, metrics_of, shuffled
 
 ONE, ONE_SWAG, ENSEMBLE, MULTISWAG = METHODS = ("SGD", "SWAG", "ensemble", "MultiSWAG")
 ALONE = {ENSEMBLE: ONE, MULTISWAG: ONE_SWAG}  # an average of members, and the name of its members taken alone
@@ -167,7 +166,7 @@ def summarise(results: Results) -> Findings:
     test, train = (rows.where(rows=of).only(method=METHODS) for of in ("test", "train"))
     curves = {measure: test.where(measure=measure).stacked("method", "width") for measure in LABELS}  # (widths, seeds)
     training = train.where(measure="error").stacked("method", "width")
-    pictures = (_width_figure(results[0]["widths"], curves, training), _member_figure(results))
+    pictures = _pictures(results, curves, training)
     return Findings.of(_parts(results[0], curves, training[ONE]), _tables(results, test, train), pictures)
 
 
@@ -192,19 +191,24 @@ def _parts(
 
 
 def _tables(results: Results, test: Rows, train: Rows) -> Iterator[Table]:
-    said = "SGD and SWAG are means over the members of ensemble and MultiSWAG, each taken alone."
     names = {place: str(width) for place, width in enumerate(results[0]["widths"])}
-    layout: dict[str, Any] = {"labels": names, "digits": dict.fromkeys(METHODS, ".4f")}
+    digits = dict.fromkeys(METHODS, ".4f")
     for measure, label in LABELS.items():
-        caption = (
-            f"{label[0].upper()}{label[1:]} by width, by the true labels: mean over seeds ± standard error. {said}"
+        yield pivot(
+            test.where(measure=measure),
+            "width",
+            "method",
+            keep=("weights", *METHODS),
+            labels=names,
+            digits=digits,
+            beside={"weights": lambda place: results[0]["weights"][place]},
+            caption=f"{label[0].upper()}{label[1:]} by width, by the true labels: mean over seeds ± standard error. "
+            "SGD and SWAG are means over the members of ensemble and MultiSWAG, each taken alone.",
         )
-        layout |= {"keep": ("weights", *METHODS), "beside": {"weights": lambda place: results[0]["weights"][place]}}
-        yield pivot(test.where(measure=measure), "width", "method", caption=caption, **layout)
     wrong = 100 * float(np.mean([result["wrong"] for result in results]))
     caption = f"Training error by width, by the labels trained on, {wrong:.1f} % of which are wrong: mean over seeds."
-    layout |= {"keep": METHODS, "beside": None}
-    yield pivot(train.where(measure="error"), "width", "method", caption=caption, **layout)
+    errors = train.where(measure="error")
+    yield pivot(errors, "width", "method", keep=METHODS, labels=names, digits=digits, caption=caption)
     columns = {measure: f"bump in the {label}" for measure, label in LABELS.items()}
     yield pivot(
         tidy(_bumps_of(test), "method", "measure"),
@@ -225,9 +229,10 @@ def _bumps_of(test: Rows) -> Iterator[dict[str, dict[str, float]]]:
         yield {name: {measure: bump(curve) for measure, curve in of.items()} for name, of in curves.items()}
 
 
-def _width_figure(
-    widths: Sequence[int], test: Mapping[str, Mapping[str, np.ndarray]], train: Mapping[str, np.ndarray]
-) -> Picture:
+def _pictures(
+    results: Results, test: Mapping[str, Mapping[str, np.ndarray]], train: Mapping[str, np.ndarray]
+) -> Iterator[Picture]:
+    widths = results[0]["widths"]
     fitted = np.flatnonzero(train[ONE].mean(1) < FITTED)
     threshold = widths[fitted[0]] if len(fitted) else None  # the narrowest width that fits, in the mean over seeds
     drawn = figures.measure_curves(
@@ -238,7 +243,7 @@ def _width_figure(
         mark=None if threshold is None else ("interpolation threshold of SGD", str(threshold)),
     )
     where = "no width fits them" if threshold is None else f"width {threshold} is the first"
-    return Picture(
+    yield Picture(
         "Error against width, with wrong training labels",
         drawn,
         "Test error and test NLL by the true labels, and training error by the labels trained on, against the width. "
@@ -246,8 +251,6 @@ def _width_figure(
         f"{where}.",
     )
 
-
-def _member_figure(results: Results) -> Picture:
     def bumps(name: str, measure: str) -> np.ndarray:  # of averages over the first 1 to M members, (M, seeds)
         return np.array([_bumps(np.asarray(result["averaged"][name][measure])) for result in results]).T
 
@@ -256,7 +259,7 @@ def _member_figure(results: Results) -> Picture:
         for measure, label in LABELS.items()
     }
     places = [str(count + 1) for count in range(len(results[0]["averaged"][ENSEMBLE]["error"][0]))]
-    return Picture(
+    yield Picture(
         "Bump against the number of members",
         figures.measure_curves(panels, places, label="members averaged", percent=["bump in the test error"]),
         "Height of the highest bump in the curve over widths, of averages over the first members: one member of the "

@@ -113,11 +113,8 @@ def watched(model: tb.Model, test: tb.data.Pair, folder: Path) -> Callable[[tb.E
         def compute() -> dict[str, Any]:
             buffers_M = {name: buffer[:1] for name, buffer in event.state.buffers.items()}
             first = tb.Point(model, event.state.weights_MD[:1], buffers_M=buffers_M or None, statistics_known=True)
-            return {
-                "epoch": event.epoch,
-                "step": event.step,
-                **metrics_of(tb.predict(first, test.inputs), test.targets),
-            }
+            metrics = metrics_of(tb.predict(first, test.inputs), test.targets)
+            return {"epoch": event.epoch, "step": event.step, **metrics}
 
         load_or_compute(folder / f"{event.epoch:04}.json", compute)
 
@@ -193,22 +190,26 @@ def summarise(results: Results) -> Findings:
         {kind: dict(enumerate(scores["budgets"], 1)) for kind, scores in result["kinds"].items()} for result in results
     ]
     rows = tidy(budgets, "kind", "budget", "metric").only(kind=KINDS)
+    return Findings.of(_parts(results, rows), _tables(results, rows), _pictures(results, rows))
+
+
+def _pictures(results: Results, rows: Rows) -> Iterator[Picture]:
     panels = {
         label: {kind: scale * values for kind, values in rows.where(metric=metric).stacked("kind", "budget").items()}
         for metric, label, scale in (("accuracy", "accuracy (%)", 100), ("nll", "NLL (nats)", 1))
     }
     places, label = [*map(str, rows.names("budget"))], "budget (units: the epochs of one network)"
-    picture = Picture(
+    yield Picture(
         "Equal budgets",
         figures.measure_curves(panels, places, label=label),
         "Accuracy and NLL on the test images of the average of all networks that a budget gives.",
     )
-    return Findings.of(_parts(results, rows), _tables(results, rows), (picture, _path_picture(results[0]["path"])))
+    yield _path_picture(results[0]["path"])
 
 
 def _parts(results: Results, rows: Rows) -> Iterator[Part]:
     signs, budgets = {"accuracy": -100, "nll": 1}, rows.names("budget")  # of losses
-    saids = {"accuracy": "a higher accuracy (points)", "nll": "a lower NLL"}
+    better = {"accuracy": "a higher accuracy (points)", "nll": "a lower NLL"}
     error, most = 1 - rows.values(kind=INDEPENDENT, budget=1, metric="accuracy"), 100 * results[0]["largest_error"]
     yield below(f"the error of an independent network is at most {most:g} %", 100 * error, most, precondition=True)
     behind = {
@@ -217,21 +218,21 @@ def _parts(results: Results, rows: Rows) -> Iterator[Part]:
         for budget in budgets
     }
     for (metric, budget), loss in behind.items():
-        yield below(f"budget {budget}: FGE has {saids[metric]} than independent networks", loss)
-    for metric, said in (("accuracy", "accuracy"), ("nll", "NLL")):
-        statement = f"the advantage of FGE in {said} is smaller at budget {budgets[-1]} than at 1"
+        yield below(f"budget {budget}: FGE has {better[metric]} than independent networks", loss)
+    for metric, label in (("accuracy", "accuracy"), ("nll", "NLL")):
+        statement = f"the advantage of FGE in {label} is smaller at budget {budgets[-1]} than at 1"
         yield below(statement, behind[metric, budgets[0]] - behind[metric, budgets[-1]])
     for metric, sign in signs.items():
         last = np.array([result["kinds"][FAST]["last"][metric] for result in results])
         gained = sign * (rows.values(kind=FAST, budget=1, metric=metric) - last)
-        yield below(f"a run of FGE has {saids[metric]} than its last network", gained)
+        yield below(f"a run of FGE has {better[metric]} than its last network", gained)
 
 
 def _tables(results: Results, rows: Rows) -> Iterator[Table]:
     def scored(some: Rows, levels: Sequence[str], accuracy: str, title: str, caption: str) -> Table:
-        layout: dict[str, Any] = {"labels": {"accuracy": accuracy}, "scale": {"accuracy": 100}, "caption": caption}
-        layout["digits"] = {accuracy: ".2f", "NLL": ".4f", "ECE": ".4f"}
-        return replace(pivot(some, levels, "metric", keep=METRICS, **layout), title=title)
+        labels, scale, digits = {"accuracy": accuracy}, {"accuracy": 100}, {accuracy: ".2f", "NLL": ".4f", "ECE": ".4f"}
+        table = pivot(some, levels, "metric", keep=METRICS, labels=labels, scale=scale, digits=digits, caption=caption)
+        return replace(table, title=title)
 
     runs = rows.frame["kind"].map({kind: results[0]["kinds"][kind]["networks"] for kind in KINDS})
     counted = Rows(rows.frame.assign(networks=rows.frame["budget"] * runs)).only(budget=rows.names("budget"))
@@ -272,7 +273,7 @@ def _run_table(results: Results) -> Table:
         tidy([{kind: numbers(result["kinds"][kind]) for kind in KINDS} for result in results], "kind", "number"),
         "kind",
         "number",
-        keep=digits,
+        keep=list(digits),
         caption="Networks by themselves: the last that a run keeps, and the mean over all. Two networks disagree on "
         "the test images for which they name different classes: mean over pairs of one run, and of two runs. Mean over "
         "seeds ± standard error.",

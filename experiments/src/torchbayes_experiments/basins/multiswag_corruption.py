@@ -113,14 +113,14 @@ def summarise(results: Results) -> Findings:
         below(f"NLL {at}: ensemble below single network", strong.less("method", "ensemble", "single")),
         below(f"NLL {at}: MultiSWAG below ensemble", strong.less("method", "MultiSWAG", "ensemble")),
     ]
-    pictures = [
+    pictures = (
         Picture(
             f"{label} under corruption",
             figures.severity_curves(rows.where(metric=metric).stacked("method", "severity"), label, over="seeds"),
             f"{label} on clean images and, averaged over corruptions, at severities 1 to 5.",
         )
         for metric, label in {"nll": "NLL", "accuracy": "Accuracy", "ece": "ECE"}.items()
-    ]
+    )
     return Findings.of(parts, _tables(rows.where(severity=0), nll), pictures)
 
 
@@ -142,9 +142,9 @@ def _tables(clean: Rows, nll: Rows) -> Iterator[Table]:
         "members taken alone, SWAG the mean over MultiSWAG's, and the spread their standard deviation; MultiSWA "
         "averages the means of MultiSWAG's Gaussians.",
     )
+    corrupted = nll.only(severity=[*severities])
     caption = "NLL under corruption, mean over corruptions; mean over seeds ± standard error."
-    layout: dict[str, Any] = {"labels": severities, "better": "low", "caption": caption}
-    yield pivot(nll.only(severity=[*severities]), "method", "severity", **layout)
+    yield pivot(corrupted, "method", "severity", labels=severities, better="low", caption=caption)
     pairs = [("ensemble", "single"), ("MultiSWAG", "ensemble"), ("MultiSWAG", "MultiSWA")]
     yield pivot(
         nll.minus("method", pairs),

@@ -196,7 +196,7 @@ LEVELS = ("problem", "rows")
 def summarise(results: Results) -> Findings:
     seeds = [{name: _arrays(problem) for name, problem in result.items()} for result in results]
     rows = tidy([{name: _by_rows(problem) for name, problem in seed.items()} for seed in seeds], *LEVELS, "measure")
-    return Findings.of(_parts(rows, results), _tables(rows), (draw(seeds),))
+    return Findings.of(_parts(rows, results), _tables(rows), map(draw, [seeds]))
 
 
 def _arrays(problem: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -325,16 +325,18 @@ def _difference_panel(axes: Any, problems: Sequence[Values]) -> dict[str, Any]:
     axes.axhline(0, color=QUIET, linewidth=0.8)
     for modes, name, line in (("one mode", "Laplace, one mode", (0, (4, 2))), ("all modes", "Laplace", "-")):
         look, gaps = drawn[name], each(f"GGN, {modes}")
-        style: dict[str, Any] = {"color": look.colour, "marker": look.marker, "linestyle": line}
-        handles[f"Laplace, {modes}"] = axes.errorbar(rows, gaps.mean(0), two_standard_errors(gaps), **style)
+        handles[f"Laplace, {modes}"] = axes.errorbar(
+            rows, gaps.mean(0), two_standard_errors(gaps), color=look.colour, marker=look.marker, linestyle=line
+        )
     exact = each("Hessian, all modes").mean(0)
     (handles["with the exact Hessian"],) = axes.plot(rows, exact, ":", color=drawn["Laplace"].colour, linewidth=1.2)
     for shift, label, measure in ((0.9, "AIS", "AIS"), (1.11, "TI", "TI"), (1.0, "prior Monte Carlo", "prior")):
         values, look = each("prior MC" if measure == "prior" else measure).mean(0), drawn[label]
         if np.isfinite(values).any():
             half = 2 * np.sqrt(np.mean(each(f"{measure} error") ** 2, axis=0))
-            style = {"color": look.colour, "marker": look.marker, "linestyle": "", "markersize": 4}
-            handles[label] = axes.errorbar(rows * shift, values, half, **style)
+            handles[label] = axes.errorbar(
+                rows * shift, values, half, color=look.colour, marker=look.marker, linestyle="", markersize=4
+            )
     axes.set_xscale("log")
     axes.set_xticks(rows, [str(count) for count in rows])
     axes.minorticks_off()

@@ -25,9 +25,8 @@ from torchbayes.report import Picture, Table, looks
 from torchbayes.report.style import INK, QUIET, house_style, new_figure
 from torchbayes_experiments import Experiment, Findings, Results, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared.modes import Pair, climb_regression, laplace, log_symmetries
-from torchbayes_experiments.shared.ranks import ranks_agree
 from torchbayes_experiments.streams import Purpose, mix
-from torchbayes_experiments.verdicts import mean_and_error, two_standard_errors
+from torchbayes_experiments.verdicts import mean_and_error, ranks_agree, two_standard_errors
 
 Grid = Mapping[str, np.ndarray]  # `widths` (A,), `scales` (B,), and numbers (A, B)
 MARGIN = 0.05  # nats per row of test NLL that the evidence may lose against the best scale of the grid
@@ -133,11 +132,12 @@ def scores(fitted: Fitted, test: Pair) -> dict[str, float]:
 
 def summarise(results: Results) -> Findings:
     seeds = [{name: np.array(values, dtype=np.float64) for name, values in r.items()} for r in results]
-    parts = [
+    parts = (
         below(each[0][0], [float(value) for _, value, _ in each], each[0][2], precondition=number == 0)
         for number, each in enumerate(zip(*map(_numbers, seeds), strict=True))
-    ]
-    return Findings.of(parts, (_width_table(seeds), _choice_table(seeds), _scale_table(seeds)), (draw(seeds),))
+    )
+    tables = (table(seeds) for table in (_width_table, _choice_table, _scale_table))
+    return Findings.of(parts, tables, map(draw, [seeds]))
 
 
 def at_best(grid: Grid, name: str, *, by: str = "log_evidence", highest: bool = True) -> np.ndarray:
@@ -197,8 +197,7 @@ def _width_table(seeds: Sequence[Grid]) -> Table:
         tidy(best, "measure", "width"),
         "width",
         "measure",
-        keep=("prior scale", *names),
-        labels=names,
+        keep={"prior scale": "prior scale"} | names,
         beside={"prior scale": chosen},
         digits=dict.fromkeys(["log evidence", "log likelihood", "effective weights", "log(2^H H!)"], ".0f"),
         better={"log evidence": "high", "test NLL": "low", "test RMSE": "low"},
@@ -271,35 +270,35 @@ def _scale_panels(column: Sequence[Any], seeds: Sequence[Grid]) -> None:
 
     widths, scales = seeds[0]["widths"], seeds[0]["scales"]
     means = {name: np.mean([g[name] for g in seeds], axis=0) for name in ("log_evidence", "train_nll", "test_nll")}
-    dashed: dict[str, Any] = {"linestyle": (0, (3, 2)), "linewidth": 1.0}
+    dashes = (0, (3, 2))
     for place, width in enumerate(widths):
         colour = mpl.colormaps["plasma"](0.85 * place / max(len(widths) - 1, 1))
         best = means["log_evidence"][place].argmax()
         column[0].plot(scales, means["log_evidence"][place], color=colour, label=f"{width:g} units")
         column[1].plot(scales, means["test_nll"][place], color=colour)
-        column[1].plot(scales, means["train_nll"][place], color=colour, **dashed)
+        column[1].plot(scales, means["train_nll"][place], color=colour, linestyle=dashes, linewidth=1.0)
         for axes, name in zip(column, ("log_evidence", "test_nll"), strict=True):
             axes.plot(scales[best], means[name][place, best], "o", color=colour, markeredgecolor=INK)
     column[0].legend(loc="lower center")
-    lines = [Line2D([], [], color=QUIET, label="test"), Line2D([], [], color=QUIET, label="train", **dashed)]
-    column[1].legend(handles=lines, loc="upper right", ncols=2)
+    test, train = Line2D([], [], color=QUIET), Line2D([], [], color=QUIET, linestyle=dashes, linewidth=1.0)
+    column[1].legend([test, train], ["test", "train"], loc="upper right", ncols=2)
 
 
 def _width_panels(column: Sequence[Any], seeds: Sequence[Grid]) -> None:
     widths, drawn = seeds[0]["widths"], looks(["Laplace", "MAP", "ensemble"])
 
-    def line(axes: Any, name: str, method: str, **style: Any) -> None:
-        values = np.array([at_best(grid, name) for grid in seeds])
-        half, look = two_standard_errors(values), drawn[method]
-        axes.errorbar(widths, values.mean(0), half, color=look.colour, marker=look.marker, **style)
+    def line(axes: Any, name: str, method: str, label: str) -> None:
+        values, look = np.array([at_best(grid, name) for grid in seeds]), drawn[method]
+        line_of = {"color": look.colour, "marker": look.marker, "linestyle": (0, (3, 2)) if method == "MAP" else "-"}
+        axes.errorbar(widths, values.mean(0), two_standard_errors(values), label=label, **line_of)
 
-    line(column[0], "log_likelihood", "MAP", linestyle=(0, (3, 2)), label="log likelihood at the mode")
+    line(column[0], "log_likelihood", "MAP", "log likelihood at the mode")
     total = np.mean([at_best(g, "log_evidence") + at_best(g, "symmetries") for g in seeds], axis=0)
     colour = drawn["Laplace"].colour
     column[0].plot(widths, total, ":", color=colour, linewidth=1.2, label="log evidence + log(2$^H$ H!)")
-    line(column[0], "log_evidence", "Laplace", label="log evidence of one mode")
-    line(column[1], "test_nll", "ensemble", label="test")
-    line(column[1], "train_nll", "MAP", linestyle=(0, (3, 2)), label="train")
+    line(column[0], "log_evidence", "Laplace", "log evidence of one mode")
+    line(column[1], "test_nll", "ensemble", "test")
+    line(column[1], "train_nll", "MAP", "train")
     column[0].legend(loc="lower right")
     column[1].legend(loc="upper right")
 

@@ -6,7 +6,7 @@ Wilson and Izmailov (2020), section 6: a model that can fit random labels need n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -21,10 +21,9 @@ import torchbayes as tb
 from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import usual_plan
 from torchbayes.comparison.rounds import train_in_rounds
-from torchbayes.report import Picture, figures
-from torchbayes_experiments import Experiment, Findings, Results, below, load_or_compute, pivot, tidy
-from torchbayes_experiments.shared.classifiers import classifier
-from torchbayes_experiments.shared.labels import shuffled
+from torchbayes.report import Picture, Table, figures
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
+from torchbayes_experiments.shared.classifiers import classifier, shuffled
 from torchbayes_experiments.streams import Purpose, generator
 
 # models, as results and tables name them
@@ -136,39 +135,45 @@ EVIDENCE = {PROCESS: (PROCESS, "evidence"), NETWORK: (NETWORK, "evidence"), TUNE
 
 
 def summarise(results: Results) -> Findings:
-    columns = {**ERRORS, **EVIDENCE}
+    columns = ERRORS | EVIDENCE
     measures = [{label: r[model][measure] for label, (model, measure) in columns.items()} for r in results]
     shares, uniform = results[0]["shares"], results[0]["uniform"]
     rows, written = tidy(measures, "measure", lists=("share",)), [f"{100 * share:g} %" for share in shares]
+    return Findings.of(
+        _parts(rows, results, written), _tables(rows, written, uniform), _pictures(rows, shares, uniform)
+    )
+
+
+def _parts(rows: Rows, results: Results, shares: Sequence[str]) -> Iterator[Part]:
     away = [sum(not at_mode for at_mode in result[NETWORK]["at_mode"]) for result in results]
-    parts = [below("networks that are not at a mode: none", away, 0.5, precondition=True)]
+    yield below("networks that are not at a mode: none", away, 0.5, precondition=True)
     for label in (PROCESS, NETWORK):
         worst = [max(result[label]["train_error"]) for result in results]
-        parts.append(below(f"{label}: no mistake on the training rows, whatever the share", worst, MISTAKES))
+        yield below(f"{label}: no mistake on the training rows, whatever the share", worst, MISTAKES)
     for label in EVIDENCE:
-        evidence = [rows.values(measure=label, share=at) for at in range(len(shares))]
-        parts += [
-            below(f"{label}: evidence at {b} shuffled below that at {a}", high - low)
-            for (a, b), (low, high) in zip(pairwise(written), pairwise(evidence), strict=True)
-        ]
-    table = partial(pivot, rows, "share", "measure", heads=["shuffled"], labels=dict(enumerate(written)))
-    errors = table(
-        keep=ERRORS,
+        for low, high in pairwise(range(len(shares))):
+            less = rows.less("share", high, low, measure=label)
+            yield below(f"{label}: evidence at {shares[high]} shuffled below that at {shares[low]}", less)
+
+
+def _tables(rows: Rows, shares: Sequence[str], uniform: Mapping[str, float]) -> Iterator[Table]:
+    table = partial(pivot, rows, "share", "measure", heads=["shuffled"], labels=dict(enumerate(shares)))
+    yield table(
+        keep=list(ERRORS),
         caption="Share of mistakes, on the training rows by their own (shuffled) labels and on test rows by the true "
         "ones: mean over seeds ± standard error.",
     )
-    evidence_table = table(
-        keep=EVIDENCE,
+    yield table(
+        keep=list(EVIDENCE),
         caption="Log evidence per row, in nats: mean over seeds ± standard error. Equal probabilities have "
         f"{uniform[PROCESS]:.3f} for the two classes of the process and {uniform[NETWORK]:.3f} for the network's; a "
         "value below says that guessing explains these labels better. Prior tuned: under the one scale that maximises "
         "the evidence at the same weights.".replace("-", "−"),
     )
+
+
+def _pictures(rows: Rows, shares: Sequence[float], uniform: Mapping[str, float]) -> Iterator[Picture]:
     drawn = rows.stacked("measure", "share")
-    return Findings.of(parts, (errors, evidence_table), (_picture(drawn, shares, uniform),))
-
-
-def _picture(drawn: Mapping[str, np.ndarray], shares: Sequence[float], uniform: Mapping[str, float]) -> Picture:
     process, network = "log evidence per row, Gaussian process", "log evidence per row, network"
     panels = {
         "training accuracy": {name: 1 - drawn[f"{name}, training"] for name in (PROCESS, NETWORK)},
@@ -179,7 +184,7 @@ def _picture(drawn: Mapping[str, np.ndarray], shares: Sequence[float], uniform: 
     levels = {process: ("equal probabilities", uniform[PROCESS]), network: ("equal probabilities", uniform[NETWORK])}
     label = "share of shuffled labels"
     percent = ("training accuracy", "test error", label)
-    return Picture(
+    yield Picture(
         "Fitted without a mistake, and not believed",
         figures.measure_curves(panels, shares, label=label, levels=levels, percent=percent),
         "Training accuracy, test error and log evidence, in nats per row, against the share of shuffled labels.",

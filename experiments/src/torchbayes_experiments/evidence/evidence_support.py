@@ -8,7 +8,9 @@ to the images no model should have more evidence than guessing.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -20,9 +22,8 @@ from torchbayes.catalogue.problem import Problem
 from torchbayes.catalogue.usual import usual_plan
 from torchbayes.comparison.rounds import Round, best_round, train_in_rounds
 from torchbayes.report import Picture, Table, figures
-from torchbayes_experiments import Experiment, Findings, Results, Rows, below, load_or_compute, pivot, tidy
-from torchbayes_experiments.shared.classifiers import classifier
-from torchbayes_experiments.shared.labels import shuffled
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
+from torchbayes_experiments.shared.classifiers import classifier, shuffled
 
 # sets of labels, as results and tables name them
 STRUCTURED, NOISY, RANDOM = "structured", "noisy labels", "random labels"
@@ -55,16 +56,9 @@ def run(recipe: SupportRecipe, seed: int, directory: Path) -> dict[str, Any]:
     data = tb.data.load(recipe.data, train_size=recipe.train_size, seed=seed)
     results: dict[str, Any] = {"uniform": -math.log(data.num_classes)}
     for name, share in {STRUCTURED: 0.0, NOISY: recipe.noise, RANDOM: 1.0}.items():
+        scored, stem = partial(numbers, recipe, data, share=share, seed=seed), name.replace(" ", "_")
         results[name] = {
-            network: load_or_compute(
-                directory / f"{name.replace(' ', '_')}_{network}.json",
-                numbers,
-                recipe,
-                data,
-                network,
-                share=share,
-                seed=seed,
-            )
+            network: load_or_compute(directory / f"{stem}_{network}.json", scored, network)
             for network in recipe.networks
         }
     return results
@@ -109,28 +103,27 @@ def _evidence(fit: Round) -> dict[str, Any]:
 
 
 def summarise(results: Results) -> Findings:
-    rows, sets = tidy(results, "labels", "network", "metric", lists=()), (STRUCTURED, NOISY, RANDOM)
-    networks, evidence = rows.names("network"), rows.where(metric="evidence")
+    rows = tidy(results, "labels", "network", "metric", lists=())
+    return Findings.of(_parts(rows, results), _tables(rows, results), _pictures(rows, results[0]["uniform"]))
+
+
+def _parts(rows: Rows, results: Results) -> Iterator[Part]:
+    sets, networks, evidence = (STRUCTURED, NOISY, RANDOM), rows.names("network"), rows.where(metric="evidence")
     away = [sum(not result[labels][n]["at_mode"] for labels in sets for n in networks) for result in results]
-    parts = [below("networks that are not at a mode: none", away, 0.5, precondition=True)]
+    yield below("networks that are not at a mode: none", away, 0.5, precondition=True)
     for low, high in pairwise(networks):
         less = evidence.less("network", low, high, labels=STRUCTURED)
-        parts.append(below(f"structured: evidence of {low} below that of {high}", less))
+        yield below(f"structured: evidence of {low} below that of {high}", less)
     for name in networks:
-        parts += [
-            below(f"{name}: evidence of {said}", evidence.less("labels", lower, higher, network=name))
-            for said, lower, higher in (
-                ("noisy below structured labels", NOISY, STRUCTURED),
-                ("random below noisy labels", RANDOM, NOISY),
-            )
-        ]
+        less, still_less = (evidence.less("labels", b, a, network=name) for a, b in pairwise(sets))
+        yield below(f"{name}: evidence of noisy below structured labels", less)
+        yield below(f"{name}: evidence of random below noisy labels", still_less)
     for name in networks:
         gained = evidence.values(network=name, labels=RANDOM) - np.array([result["uniform"] for result in results])
-        parts.append(below(f"random labels: {name} not above equal probabilities", gained, SLACK))
-    return Findings.of(parts, (_table(rows, results),), (_picture(rows, results[0]["uniform"]),))
+        yield below(f"random labels: {name} not above equal probabilities", gained, SLACK)
 
 
-def _table(rows: Rows, results: Results) -> Table:
+def _tables(rows: Rows, results: Results) -> Iterator[Table]:
     labels = {
         "evidence": "log evidence / row",
         "log_likelihood": "log likelihood / row",
@@ -139,12 +132,11 @@ def _table(rows: Rows, results: Results) -> Table:
         "test_nll": "test NLL",
         "test_accuracy": "test accuracy",
     }
-    return pivot(
+    yield pivot(
         rows,
         ("labels", "network"),
         "metric",
-        keep=("weights", *labels),
-        labels=labels,
+        keep={"weights": "weights"} | labels,
         beside={"weights": lambda labels, network: int(results[0][labels][network]["weights"])},
         digits={"effective weights": ".0f", "weights": ",d"},
         caption="Mean over seeds ± standard error. Evidence by Laplace with Kronecker factors, at the mode under a "
@@ -153,7 +145,7 @@ def _table(rows: Rows, results: Results) -> Table:
     )
 
 
-def _picture(rows: Rows, uniform: float) -> Picture:
+def _pictures(rows: Rows, uniform: float) -> Iterator[Picture]:
     panels = {"log evidence per row (nats), higher is better": ("evidence", uniform)}
     panels |= {"test NLL (nats), lower is better": ("test_nll", -uniform)}
     drawn = figures.measure_curves(
@@ -161,7 +153,7 @@ def _picture(rows: Rows, uniform: float) -> Picture:
         (STRUCTURED, NOISY, RANDOM),
         levels={title: ("equal probabilities", level) for title, (_, level) in panels.items()},
     )
-    return Picture(
+    yield Picture(
         "Evidence of three networks",
         drawn,
         "Left: the evidence of each network in images with their labels, with a share of them shuffled, and with all "

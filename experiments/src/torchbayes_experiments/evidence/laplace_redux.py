@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +20,8 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from torchbayes.model.network import module_at
-from torchbayes.posteriors import Posterior
 from torchbayes.report import Picture, Table, figures, looks, style
-from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, Verdict, below, pivot, tidy
+from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, pivot, tidy
 from torchbayes_experiments.shared.classifiers import METRICS, classifier, decay_prior
 from torchbayes_experiments.streams import Purpose, generator
 from torchbayes_experiments.tables import BETTER, LABELS
@@ -72,7 +72,7 @@ def run(recipe: LaplaceReduxRecipe, seed: int, directory: Path) -> dict[str, Any
     method = tb.MAP(recipe.members, recipe.epochs, recipe.batch_size, tb.Adam(recipe.lr), plan=recipe.plan)
     ensemble = tb.fit(model, data.train, method, seed=seed, directory=directory / "ensemble", resume=True)
     posteriors = {v: approximate(recipe, v, data, ensemble=ensemble, seed=seed) for v in VARIANTS}
-    sources: dict[str, Posterior | tb.Linearised] = {MODE: tb.Point(model, ensemble.weights_MD[:1])}
+    sources: dict[str, tb.Posterior | tb.Linearised] = {MODE: tb.Point(model, ensemble.weights_MD[:1])}
     sources |= {variant: tb.Linearised(posterior, "probit") for variant, posterior in posteriors.items()}
     sources |= {ENSEMBLE: ensemble} if recipe.members > 1 else {}
     order = torch.randperm(len(data.test.targets), generator=generator(Purpose.TEST_ROWS))[: recipe.test_rows]
@@ -106,7 +106,7 @@ def last_layer(module: nn.Module) -> str:
 
 
 def _scores(
-    source: Posterior | tb.Linearised, test: tuple[Tensor, Tensor], foreign: Mapping[str, Tensor], num_classes: int
+    source: tb.Posterior | tb.Linearised, test: tuple[Tensor, Tensor], foreign: Mapping[str, Tensor], num_classes: int
 ) -> dict[str, Any]:
     """Return the scores of one method on all images."""
     inside = tb.evaluate(source, test)
@@ -148,20 +148,7 @@ PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {
 
 
 def summarise(results: Results) -> Findings:
-    rows, methods = _rows(results), _rows(results).names("method")
-    pooled = {name: _pooled([r["methods"][name]["reliability"] for r in results]) for name in methods}
-    calibration = Picture(
-        "Calibration on test images",
-        figures.reliability_diagram(pooled),
-        "Accuracy against confidence in 15 bins, pooled over seeds; bars are Wilson intervals, which take the "
-        "images of different seeds for independent. The ECE is that of the pooled bins, less than the mean of the "
-        "seeds' own, as their chance deviations cancel.",
-    )
-    return Findings(verdict(results), tuple(_tables(rows)), (_plane(rows), _histograms(results, methods), calibration))
-
-
-def _rows(results: Results) -> Rows:
-    """Return method, images ("test", a foreign set, or "average" over these) and metric."""
+    """Claims and margins were set before any whole run. Images are "test", a foreign set, or "average" over these."""
 
     def images(name: str, scores: Mapping[str, Any], scales: Mapping[str, float]) -> dict[str, Any]:
         foreign = scores["foreign"].values()
@@ -169,12 +156,21 @@ def _rows(results: Results) -> Rows:
         return {"test": scores["test"] | {SCALE: scales.get(name)}, "average": average, **scores["foreign"]}
 
     seeds = [{m: images(m, scores, r["prior_scale"]) for m, scores in r["methods"].items()} for r in results]
-    return tidy(seeds, "method", "images", "metric").only(method=METHODS)
+    rows = tidy(seeds, "method", "images", "metric").only(method=METHODS)
+    return Findings.of(_parts(rows), _tables(rows), _pictures(rows, results))
 
 
-def verdict(results: Results) -> Verdict:
-    """Return the verdict; claims and margins were set before any whole run."""
-    return Verdict.of(list(_parts(_rows(results))))
+def _pictures(rows: Rows, results: Results) -> Iterator[Picture]:
+    methods = rows.names("method")
+    yield _plane(rows)
+    yield _histograms(results, methods)
+    yield Picture(
+        "Calibration on test images",
+        figures.reliability_diagram({m: _pooled([r["methods"][m]["reliability"] for r in results]) for m in methods}),
+        "Accuracy against confidence in 15 bins, pooled over seeds; bars are Wilson intervals, which take the "
+        "images of different seeds for independent. The ECE is that of the pooled bins, less than the mean of the "
+        "seeds' own, as their chance deviations cancel.",
+    )
 
 
 def _parts(rows: Rows) -> Iterator[Part]:
@@ -182,17 +178,13 @@ def _parts(rows: Rows) -> Iterator[Part]:
     yield below("error of the MAP on test images", errors, 0.05, precondition=True)
     for name in VARIANTS:
         foreign, test = (
-            {metric: of.where(metric=metric).less("method", name, MODE) for metric in metrics}
-            for of, metrics in (
-                (rows.where(images="average"), ("confidence", "auroc")),
-                (rows.where(images="test"), METRICS),
-            )
+            partial(rows.where(images=images).less, "method", name, MODE) for images in ("average", "test")
         )
-        yield below(f"{name}: mean confidence on foreign images below the MAP's", foreign["confidence"])
-        yield below(f"{name}: AUROC at most {DETECTION} below the MAP's", -foreign["auroc"], DETECTION)
+        yield below(f"{name}: mean confidence on foreign images below the MAP's", foreign(metric="confidence"))
+        yield below(f"{name}: AUROC at most {DETECTION} below the MAP's", -foreign(metric="auroc"), DETECTION)
         for metric, margin in MARGINS.items():
-            yield below(f"{name}: test {LABELS[metric]} at most {margin} above the MAP's", test[metric], margin)
-        yield below(f"{name}: test accuracy within {SAME} of the MAP's", np.abs(test["accuracy"]), SAME)
+            yield below(f"{name}: test {LABELS[metric]} at most {margin} above the MAP's", test(metric=metric), margin)
+        yield below(f"{name}: test accuracy within {SAME} of the MAP's", np.abs(test(metric="accuracy")), SAME)
     aurocs = rows.where(images="average", metric="auroc").apart("method")
     if ENSEMBLE in aurocs:
         ahead = np.max([aurocs[name] for name in VARIANTS], axis=0) - aurocs[ENSEMBLE]
@@ -212,16 +204,27 @@ def _tables(rows: Rows) -> Iterator[Table]:
         "matrix. LA*: last layer, dense empirical Fisher. All layers: like LA, over every weight. The prior scale is "
         "the one that the evidence chose for the random weights; the networks were trained under that of the MAP.",
     )
+    yield from _foreign_tables(rows)
+    if ENSEMBLE in rows.names("method"):
+        yield _ensemble_table(rows)
+
+
+def _foreign_tables(rows: Rows) -> Iterator[Table]:
+    """Yield numbers in %, beside the paper's."""
     foreign = [name for name in rows.names("images") if name not in {"test", "average"}]
     sets = [str(SETS.get(name, name)) for name in foreign]
     listed = ", ".join(sets[:-1]) + " and " * (len(sets) > 1) + sets[-1]
     labels = {"confidence": "confidence, %", "auroc": "AUROC, %"}
-    yield _foreign_table(
+    published = {f"paper: {label}": _published("average", metric) for metric, label in labels.items()}
+    yield pivot(
         rows.where(images="average"),
+        "method",
         "metric",
-        "average over foreign sets",
-        {f"paper: {label}": _published("average", metric) for metric, label in labels.items()},
+        heads=["average over foreign sets"],
         labels=labels,
+        scale=100,
+        digits=dict.fromkeys([*labels.values(), *published], ".1f"),
+        beside=published,
         better={"confidence, %": "low", "AUROC, %": "high"},
         caption=f"Averages over {listed}: mean confidence (largest probability) and AUROC of the confidence, foreign "
         "images against test images; mean over seeds ± standard error. The paper's are averages over EMNIST, "
@@ -229,19 +232,21 @@ def _tables(rows: Rows) -> Iterator[Table]:
         "all layers.",
     )
     for metric, label, better in (("confidence", "Mean confidence", "low"), ("auroc", "AUROC", "high")):
-        caption = f"{label} on each foreign set: mean over seeds ± standard error, beside the paper's where it has it."
-        beside = {f"paper: {SETS[name]}": _published(name, metric) for name in foreign if name in PUBLISHED[MODE]}
-        some, layout = rows.where(metric=metric), {"labels": SETS, "better": better, "caption": caption}
-        yield _foreign_table(some, "images", f"{label}, %", beside, keep=foreign, **layout)
-    if ENSEMBLE in rows.names("method"):
-        yield _ensemble_table(rows)
-
-
-def _foreign_table(rows: Rows, columns: str, head: str, beside: Mapping[str, Any], **layout: Any) -> Table:
-    """Return numbers in %, beside the paper's."""
-    names = layout.get("keep", rows.names(columns))
-    digits = dict.fromkeys([*(layout["labels"].get(name, name) for name in names), *beside], ".1f")
-    return pivot(rows, "method", columns, heads=[head], scale=100, digits=digits, beside=beside, **layout)
+        published = {f"paper: {SETS[name]}": _published(name, metric) for name in foreign if name in PUBLISHED[MODE]}
+        yield pivot(
+            rows.where(metric=metric),
+            "method",
+            "images",
+            keep=foreign,
+            heads=[f"{label}, %"],
+            labels=SETS,
+            scale=100,
+            digits=dict.fromkeys([*sets, *published], ".1f"),
+            beside=published,
+            better=better,
+            caption=f"{label} on each foreign set: mean over seeds ± standard error, beside the paper's where it has "
+            "it.",
+        )
 
 
 def _published(images: str, metric: str) -> Any:
@@ -273,39 +278,37 @@ def _pooled(bins: Sequence[Mapping[str, Any]]) -> Any:
     """Return the bins of the reliability diagrams of all seeds together."""
     counts = np.array([each["count"] for each in bins])
     total = counts.sum(0)
-    means = {
-        key: (counts * np.array([each[key] for each in bins])).sum(0) / np.maximum(total, 1)
+    confidence, accuracy = (
+        (counts * np.array([each[key] for each in bins])).sum(0) / np.maximum(total, 1)
         for key in ("confidence", "accuracy")
-    }
-    return SimpleNamespace(**means, count=total)
+    )
+    return SimpleNamespace(confidence=confidence, accuracy=accuracy, count=total)
 
 
 @style.house_style
 def _plane(rows: Rows) -> Picture:
     """Draw confidence against AUROC, one panel for the average and one per foreign set."""
     names = [name for name in rows.names("images") if name != "test"]
-    count, compare = (len(names) + 1) // 2, set(names) <= {"average", *SETS}
-    figure = style.new_figure(7.2, 3.0 * count + 0.6)
-    grid = figure.subplots(count, 2, squeeze=False)
+    compare = set(names) <= {"average", *SETS}
+    figure, grid = style.panel_grid(len(names), 2, each=(3.6, 3.0), beside=(0, 0.6))
     handles: dict[str, Any] = {}
     for axes, name in zip(grid.flat, names, strict=False):
         for method, look in looks(rows.names("method")).items():
             x, y = (rows.values(method=method, images=name, metric=metric) for metric in ("confidence", "auroc"))
-            drawn: dict[str, Any] = {"color": look.colour, "marker": look.marker, "linestyle": "none"}
-            bars: dict[str, Any] = {"xerr": two_standard_errors(x), "yerr": two_standard_errors(y)}
-            axes.errorbar(x.mean(), y.mean(), **bars, color=look.colour, elinewidth=1.2, zorder=3)
-            handles[method] = axes.plot(x.mean(), y.mean(), markersize=7, zorder=4, **drawn)[0]
+            point = partial(axes.plot, color=look.colour, marker=look.marker, linestyle="none")
+            bars, widths = two_standard_errors(y), two_standard_errors(x)
+            axes.errorbar(x.mean(), y.mean(), bars, widths, color=look.colour, elinewidth=1.2, zorder=3)
+            (handles[method],) = point(x.mean(), y.mean(), markersize=7, zorder=4)
             theirs = PUBLISHED.get(method, {}).get(name)
             if theirs is not None and compare:
-                hollow = axes.plot(theirs[0] / 100, theirs[1] / 100, markerfacecolor="white", markersize=6, **drawn)
-                handles |= {"hollow: the paper": hollow[0]} if method == MODE else {}
+                (hollow,) = point(theirs[0] / 100, theirs[1] / 100, markerfacecolor="white", markersize=6)
+                handles |= {"hollow: the paper": hollow} if method == MODE else {}
         style.percent_axis(axes.xaxis)
         style.percent_axis(axes.yaxis)
         axes.locator_params(nbins=6)
         axes.margins(0.12)
         below_it = "paper: EMNIST for notMNIST" if name == "average" else ""
         style.panel_title(axes, "average over the sets" if below_it else str(SETS.get(name, name)), below=below_it)
-    style.remove_spare(grid, len(names))
     for row in grid:
         row[0].set_ylabel("AUROC of the confidence")
     style.legend_above(figure, dict(sorted(handles.items(), key=lambda item: item[0] not in METHODS)))  # paper's last
@@ -325,23 +328,20 @@ def _histograms(results: Results, methods: Sequence[str]) -> Picture:
     """Draw the shares of images by confidence, one panel per method."""
     counts = results[0]["methods"][MODE]["counts"]
     edges = np.linspace(0.1, 1.0, len(counts["test"]) + 1)
-    rows, columns = style.grid_shape(len(methods), widest=3)
-    figure = style.new_figure(2.53 * columns, 2.3 * rows + 0.6)
-    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    figure, grid = style.panel_grid(len(methods), 3, each=(2.53, 2.3), beside=(0, 0.6), sharex=True, sharey=True)
     handles: dict[str, Any] = {}
     lines = (("#7a3e9d", "-"), ("#b8860b", "--"), ("#14606b", "-."), ("#a3324b", ":"))
-    filled: dict[str, Any] = {"fill": True, "facecolor": style.FAINT, "edgecolor": style.QUIET, "linewidth": 0.8}
     for axes, (method, look) in zip(grid.flat, looks(methods).items(), strict=False):
         for index, name in enumerate(counts):
             pooled = np.sum([result["methods"][method]["counts"][name] for result in results], axis=0)
+            stairs = partial(axes.stairs, pooled / pooled.sum(), edges)
+            if name == "test":
+                handles["test images"] = stairs(fill=True, facecolor=style.FAINT, edgecolor=style.QUIET, linewidth=0.8)
+                continue
             colour, line = lines[(index - 1) % len(lines)]
-            open_: dict[str, Any] = {"baseline": None, "color": colour, "linestyle": line, "linewidth": 1.5}
-            label = "test images" if name == "test" else str(SETS.get(name, name))
-            handles[label] = axes.stairs(pooled / pooled.sum(), edges, **(filled if name == "test" else open_))
+            handles[str(SETS.get(name, name))] = stairs(baseline=None, color=colour, linestyle=line, linewidth=1.5)
         style.panel_title(axes, method, look)
-    style.remove_spare(grid, len(methods))
-    for axes in grid.flat[len(methods) - columns : len(methods)]:
-        axes.tick_params(labelbottom=True)  # no panel below has them
+    style.label_ends(grid, len(methods))
     first = grid[0, 0]
     first.set_yscale("function", functions=(lambda share: np.sqrt(np.maximum(share, 0)), np.square))
     first.set(xlim=(edges[0], 1.0), ylim=(0, 1.0), yticks=[0.01, 0.05, 0.2, 0.5, 1.0])

@@ -21,7 +21,6 @@ from torch import Tensor
 
 import torchbayes as tb
 from torchbayes.data import Pair
-from torchbayes.posteriors import Posterior
 from torchbayes.report import Picture, Table, figures
 from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared.classifiers import best_device, metrics_of
@@ -79,12 +78,10 @@ class ShiftRecipe:
 
 
 SMALL = ShiftRecipe()
-_BRIEF: dict[str, Any] = {"train_size": 300, "hidden": (20,), "steps": 60, "burn_in": 30, "epochs": 40}
-QUICK = ShiftRecipe(replace(SMALL.images, test_rows=500, **_BRIEF), replace(SMALL.dead, test_rows=300, **_BRIEF))
-_WIDE: dict[str, Any] = {"hidden": (256, 256), "steps": 100, "burn_in": 10}
-PAPER = ShiftRecipe(
-    replace(SMALL.images, train_size=None, epochs=100, test_rows=10_000, **_WIDE), replace(SMALL.dead, **_WIDE)
-)
+_brief: Any = partial(replace, train_size=300, hidden=(20,), steps=60, burn_in=30, epochs=40)
+QUICK = ShiftRecipe(_brief(SMALL.images, test_rows=500), _brief(SMALL.dead, test_rows=300))
+_wide: Any = partial(replace, hidden=(256, 256), steps=100, burn_in=10)
+PAPER = ShiftRecipe(_wide(SMALL.images, train_size=None, epochs=100, test_rows=10_000), _wide(SMALL.dead))
 
 
 def run(recipe: ShiftRecipe, seed: int, directory: Path) -> dict[str, Any]:
@@ -150,7 +147,7 @@ def scored(problem: ShiftProblem, method: str, train: Pair, *, test: Pair, seed:
     }
 
 
-def along_nothing(posterior: Posterior, inputs: Tensor) -> dict[str, float]:
+def along_nothing(posterior: tb.Posterior, inputs: Tensor) -> dict[str, float]:
     """Return the `directions` in which inputs do not vary, and root mean square `weights` of the first layer there."""
     flat = inputs.double().flatten(1)
     values, vectors = torch.linalg.eigh(flat.T @ flat)
@@ -163,20 +160,23 @@ def along_nothing(posterior: Posterior, inputs: Tensor) -> dict[str, float]:
 def summarise(results: Results) -> Findings:
     numbers = tidy(results, "shift", "method", "metric", lists=("level",))
     noise = {shift: result["noise"] for shift, result in results[0].items()}
+    parts = [part for shift in noise for part in _parts(numbers.where(shift=shift), shift)]
+    return Findings.of(parts, _tables(numbers, noise), _pictures(numbers, noise[NOISE]))
+
+
+def _pictures(numbers: Rows, noise: Sequence[float]) -> Iterator[Picture]:
     panels = {
         f"{score}\n{shift}": numbers.where(shift=shift, metric=metric).stacked("method", "level")
         for metric, score in (("accuracy", "test accuracy"), ("nll", "test NLL (nats)"))
         for shift in (NOISE, DEAD)
     }
     percent, label = [name for name in panels if "accuracy" in name], "standard deviation of the noise"
-    picture = Picture(
+    yield Picture(
         "Model averages under a shift of the inputs",
-        figures.measure_curves(panels, noise[NOISE], label=label, percent=percent),
+        figures.measure_curves(panels, noise, label=label, percent=percent),
         "Test accuracy and NLL against the size of the noise. Left: Gaussian noise in all pixels of MNIST. Right: "
         "digits with 40 further pixels that are 0 in training, and noise in these alone.",
     )
-    parts = [part for shift in noise for part in _parts(numbers.where(shift=shift), shift)]
-    return Findings.of(parts, _tables(numbers, noise), (picture,))
 
 
 def _parts(numbers: Rows, shift: str) -> Iterator[Part]:

@@ -294,8 +294,7 @@ def _tables(rows: Rows) -> Iterator[Table]:
         rows.where(posterior=BAYES),
         ("law", "N"),
         "metric",
-        keep=("distance", "distance_true"),
-        labels={"distance": nearest_function, "distance_true": "from the mean of the law"},
+        keep={"distance": nearest_function, "distance_true": "from the mean of the law"},
         beside={its_mean: lambda law, size: rows.values(law=law, N=size, metric="true")[0]},
         caption="Root mean square distance of the posterior mean, over inputs and data sets; mean over seeds ± "
         "standard error.",
@@ -303,7 +302,7 @@ def _tables(rows: Rows) -> Iterator[Table]:
     )
 
 
-def _pictures(rows: Rows, results: Results) -> tuple[Picture, ...]:
+def _pictures(rows: Rows, results: Results) -> Iterator[Picture]:
     coverage, sizes = rows.where(metric="coverage"), [str(size) for size in rows.names("N")]
     laws = [law for law in results[0] if is_wrong(rows, law)] or list(results[0])
     last, points = coverage.where(N=rows.names("N")[-1]), results[0][laws[0]][-1]["points"]
@@ -315,24 +314,22 @@ def _pictures(rows: Rows, results: Results) -> tuple[Picture, ...]:
         f"distance from the {of}": rows.where(posterior=BAYES, metric=metric).stacked("law", "N")
         for of, metric in (("nearest function", "distance"), ("mean of the law", "distance_true"))
     }
-    return (
-        Picture(
-            "Coverage of the nearest function",
-            figures.measure_curves(by_input, points, label="input x", levels=nominal),
-            "Share of data sets whose 95 % band covers the nearest function at an input, at the largest N. Sandwich: "
-            "what it tells of the posterior without tempering.",
-        ),
-        Picture(
-            "More rows do not help",
-            figures.measure_curves(by_size, sizes, label="N, rows", levels=at_all),
-            "Mean coverage of the nearest function over inputs, where the model is wrong.",
-        ),
-        Picture(
-            "Where the posterior goes",
-            figures.measure_curves(distances, sizes, label="N, rows"),
-            "Root mean square distance of the posterior mean. It approaches the nearest line in every law, and the "
-            "mean of the law only where that is a line.",
-        ),
+    yield Picture(
+        "Coverage of the nearest function",
+        figures.measure_curves(by_input, points, label="input x", levels=nominal),
+        "Share of data sets whose 95 % band covers the nearest function at an input, at the largest N. Sandwich: "
+        "what it tells of the posterior without tempering.",
+    )
+    yield Picture(
+        "More rows do not help",
+        figures.measure_curves(by_size, sizes, label="N, rows", levels=at_all),
+        "Mean coverage of the nearest function over inputs, where the model is wrong.",
+    )
+    yield Picture(
+        "Where the posterior goes",
+        figures.measure_curves(distances, sizes, label="N, rows"),
+        "Root mean square distance of the posterior mean. It approaches the nearest line in every law, and the "
+        "mean of the law only where that is a line.",
     )
 
 

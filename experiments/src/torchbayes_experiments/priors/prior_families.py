@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 
 import torchbayes as tb
 from torchbayes.data.text import FIRST_WORD
-from torchbayes.report import Table
+from torchbayes.report import Picture, Table
 from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, dots, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared.classifiers import best_device
 from torchbayes_experiments.shared.image_hmc import mixing
@@ -82,16 +83,9 @@ def run(recipe: FamiliesRecipe, seed: int, directory: Path) -> dict[str, Any]:
     """Return problem -> prior -> what `numbers` returns."""
     results: dict[str, Any] = {}
     for place, problem in enumerate(recipe.problems):
-        rows = rows_of(problem, seed=seed)
+        home, scored = directory / f"problem_{place}", partial(numbers, problem, rows_of(problem, seed=seed), seed=seed)
         results[problem.label] = {
-            name: load_or_compute(
-                directory / f"problem_{place}" / f"{name.replace(',', '').replace(' ', '_')}.json",
-                numbers,
-                problem,
-                rows,
-                prior,
-                seed=seed,
-            )
+            name: load_or_compute(home / f"{name.replace(',', '').replace(' ', '_')}.json", scored, prior)
             for name, prior in recipe.named_priors(problem.scale).items()
         }
     return results
@@ -131,7 +125,7 @@ def numbers(
     """Return the metrics of the test rows that the problem has, in units of the file, and `chains`: their `mixing`."""
     train, test, units = rows
     classes = 1 if problem.noise else int(train.targets.max()) + 1
-    network = tb.networks.build("mlp", tuple(train.inputs.shape[1:]), classes, hidden=problem.hidden)
+    network = tb.networks.mlp(tuple(train.inputs.shape[1:]), classes, hidden=problem.hidden)
     likelihood = tb.likelihoods.Gaussian(problem.noise) if problem.noise else tb.likelihoods.Categorical()
     model = tb.Model(network.to(train.inputs.device), likelihood, prior)
     log: list[dict[str, Any]] = []
@@ -144,14 +138,21 @@ def numbers(
 def summarise(results: Results) -> Findings:
     rows = tidy(results, "problem", "prior", "metric").only(metric=list(LABELS), prior=PRIORS)
     parts = [part for problem in results[0] for part in _parts(results, rows.where(problem=problem), problem)]
-    pictures = []
+    return Findings.of(parts, _tables(results, rows), _pictures(rows))
+
+
+def _pictures(rows: Rows) -> Iterator[Picture]:
     for metric in [name for name in ("nll", "accuracy") if name in rows.names("metric")]:
-        label, some = LABELS[metric], rows.where(metric=metric)
-        title = f"Test {label} by the family of the prior"
-        caption = f"Test {label} of HMC under four families of one standard deviation, and two other scales."
-        drawn: dict[str, Any] = {"panels": "problem", "lines": "prior", "over": "seed"}
-        pictures.append(dots(some, label, title=title, caption=caption, **drawn))
-    return Findings.of(parts, _tables(results, rows), pictures)
+        yield dots(
+            rows.where(metric=metric),
+            LABELS[metric],
+            title=f"Test {LABELS[metric]} by the family of the prior",
+            panels="problem",
+            lines="prior",
+            over="seed",
+            caption=f"Test {LABELS[metric]} of HMC under four families of one standard deviation, and two other "
+            "scales.",
+        )
 
 
 def _parts(results: Results, rows: Rows, problem: str) -> Iterator[Part]:

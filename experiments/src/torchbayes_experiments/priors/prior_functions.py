@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,17 +81,9 @@ def run(recipe: PriorRecipe, seed: int, directory: Path) -> dict[str, Any]:
     drawn, fitted = recipe.drawn, recipe.fitted
     data = tb.data.load(recipe.data)
     images = chosen(data.train, drawn, seed=seed)
+    compute = partial(correlations, drawn, images, outputs=data.num_classes, seed=seed)
     functions = [
-        load_or_compute(
-            directory / f"drawn_{network}_{scale:g}.json",
-            correlations,
-            drawn,
-            images,
-            network=network,
-            scale=scale,
-            outputs=data.num_classes,
-            seed=seed,
-        )
+        load_or_compute(directory / f"drawn_{network}_{scale:g}.json", compute, network=network, scale=scale)
         for network, scale in [*((drawn.network, scale) for scale in drawn.scales), (PIXELS, 1.0)]
     ]
     some = tb.data.load(recipe.data, train_size=fitted.train_size, seed=seed)
@@ -160,7 +153,7 @@ def summarise(results: Results) -> Findings:
     fitted = tidy([{each["scale"]: each for each in result["fitted"]} for result in results], "α", "metric")
     nets = drawn.where(network=[name for name in drawn.names("network") if name != PIXELS])
     parts = [*_alike(nets), *_broad(fitted, *first["broad"])]
-    return Findings.of(parts, _tables(drawn, fitted), (_maps(first), *_pictures(nets, fitted)))
+    return Findings.of(parts, _tables(drawn, fitted), _pictures(first, nets, fitted))
 
 
 def _tables(drawn: Rows, fitted: Rows) -> Iterator[Table]:
@@ -169,7 +162,6 @@ def _tables(drawn: Rows, fitted: Rows) -> Iterator[Table]:
         ("network", "α"),
         "metric",
         keep=CORRELATIONS,
-        labels=CORRELATIONS,
         caption="Mean correlation ρ of outputs over functions drawn from the prior; mean over seeds ± standard "
         "error. Least lead: the correlation within a class less its largest with another, of the class where this "
         "is least. Ratio: 1 − ρ within, over 1 − ρ between. Confidence: mean probability of the likeliest class, "
@@ -181,7 +173,6 @@ def _tables(drawn: Rows, fitted: Rows) -> Iterator[Table]:
         "α",
         "metric",
         keep=SCORES,
-        labels=SCORES,
         caption="SWAG under N(0, α² I): mean over seeds ± standard error, NLL in nats.",
         better={"test NLL": "low", "test accuracy": "high", "ECE": "low"},
         digits={"α": "g"},
@@ -218,21 +209,18 @@ def _broad(fitted: Rows, low: float, high: float) -> Iterator[Part]:
     yield below("lowest NLL in that range below the lowest outside", nll[inside].min(0) - nll[~inside].min(0))
 
 
-def _maps(result: Mapping[str, Any]) -> Picture:
+def _pictures(result: Mapping[str, Any], nets: Rows, fitted: Rows) -> Iterator[Picture]:
     def title(prior: Mapping[str, Any]) -> str:
         label = "LeNet" if prior["network"] == "lenet" else prior["network"]
         return "linear model (pixels)" if prior["network"] == PIXELS else f"{label}, α = {prior['scale']:g}"
 
     priors, labels = {title(prior): prior["map"] for prior in result["drawn"]}, result["drawn"][0]["labels"]
-    return Picture(
+    yield Picture(
         "Which images a prior takes to be alike",
         figures.correlation_maps(priors, labels, label="correlation of logits over functions"),
         "Correlation of the logits at two images over functions drawn from the prior, images ordered by class; first "
         "seed. Lighter squares on the diagonal: images of one class are alike, before any label was seen.",
     )
-
-
-def _pictures(nets: Rows, fitted: Rows) -> Iterator[Picture]:
     drawn = nets.stacked("metric", "α")
     curves = {CORRELATIONS[metric]: drawn[metric] for metric in ("within", "between")}
     yield Picture(

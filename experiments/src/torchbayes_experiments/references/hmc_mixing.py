@@ -96,9 +96,9 @@ def _parts(name: str, rows: Rows, results: Results) -> Iterator[Part]:
     weights, functions = (1 - rows.values(space=space, metric="share") for space in SPACES)
     yield below(f"{name}: share of test probabilities with R-hat of 1.1 or more below 5 %", functions, 0.05)
     yield below(f"{name}: that share at most half of the weights'", functions - weights / 2)
-    for metric, said in (("median", "median"), ("maximum", "maximal")):
+    for metric, label in (("median", "median"), ("maximum", "maximal")):
         less = rows.where(metric=metric).less("space", "functions", "weights")
-        yield below(f"{name}: {said} R-hat of probabilities below the weights'", less)
+        yield below(f"{name}: {label} R-hat of probabilities below the weights'", less)
 
 
 def _rhat_table(results: Results, rows: Rows) -> Table:
@@ -108,8 +108,8 @@ def _rhat_table(results: Results, rows: Rows) -> Table:
         rows.only(space=list(spaces), problem=rows.names("problem")),
         ("problem", "space"),
         "metric",
-        keep=("quantities", *columns),
-        labels=spaces | columns,
+        keep={"quantities": "quantities"} | columns,
+        labels=spaces,
         beside={"quantities": lambda problem, space: results[0][problem][space]["quantities"]},
         digits={"below 1.1": ".4f", "ESS": ".0f"},
         # what Izmailov et al. (2021) saw is the range of the histograms in their figure
@@ -120,20 +120,18 @@ def _rhat_table(results: Results, rows: Rows) -> Table:
     )
 
 
-def _pictures(results: Results) -> tuple[Picture, ...]:
-    def histogram(name: str) -> Picture:
+def _pictures(results: Results) -> Iterator[Picture]:
+    caption = "Chains agree on what they predict sooner than on their weights. All seeds together."
+    for name in results[0]:
         spaces = {
             label: np.concatenate([spread_out(result[name]["counts"][space]) for result in results])
             for space, label in SPACES.items()
         }
-        caption = "Chains agree on what they predict sooner than on their weights. All seeds together."
-        return Picture(f"R-hat in both spaces: {name}", figures.rhat_histogram(spaces), caption)
-
+        yield Picture(f"R-hat in both spaces: {name}", figures.rhat_histogram(spaces), caption)
     name = next(iter(results[0]))
     traces = {trace["name"]: (trace["values"], trace["at"], trace["over"]) for trace in results[0][name]["traces"]}
     caption = "The log density, the weight of the largest R-hat and the probability of the largest Monte Carlo error."
-    chains = Picture(f"Chains of the first seed: {name}", figures.traces_and_ranks(traces), caption)
-    return (*map(histogram, results[0]), chains)
+    yield Picture(f"Chains of the first seed: {name}", figures.traces_and_ranks(traces), caption)
 
 
 def spread_out(counts: Mapping[str, int]) -> np.ndarray:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ import numpy as np
 import torchbayes as tb
 from torchbayes.driver.log import read_log
 from torchbayes.driver.progress import progress_bar
-from torchbayes.posteriors import Posterior
 from torchbayes.report import Picture, Table, figures
 from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, pivot, tidy
 from torchbayes_experiments.shared.classifiers import mean_metrics, metrics_of
@@ -53,9 +53,8 @@ class MNISTChainRecipe:
 
     def chain(self) -> tb.HMC:
         """Return HMC with one chain that keeps every iteration."""
-        leapfrogs = math.ceil(self.trajectory / self.step_size)
-        length = {"trajectory": self.trajectory, "max_leapfrogs": leapfrogs}
-        return tb.HMC(1, self.iterations, 0, step_size=self.step_size, **length)
+        step, length = self.step_size, self.trajectory
+        return tb.HMC(1, self.iterations, 0, step_size=step, trajectory=length, max_leapfrogs=math.ceil(length / step))
 
     def single(self) -> tb.MAP:
         return tb.MAP(self.members, self.epochs, self.batch_size, tb.Adam(self.lr))
@@ -79,20 +78,19 @@ def run(recipe: MNISTChainRecipe, seed: int, directory: Path) -> dict[str, Any]:
     def time_is_up(_event: tb.Event | None = None) -> bool:
         return sum(record["seconds"] for record in read_log(home)) >= 60 * recipe.minutes
 
-    same = {"seed": seed, "resume": True}
+    fit = partial(tb.fit, seed=seed, resume=True)
     with progress_bar(method, done, recipe.iterations) as bar:
-        # a chain whose time is used up gets no further iteration
-        until = {"steps": done if done and time_is_up() else None, "callbacks": (bar, time_is_up)}
-        draws = tb.fit(wide, data.train, method, directory=home, **same, **until)
+        steps = done if done and time_is_up() else None  # a chain whose time is used up gets no further iteration
+        draws = fit(wide, data.train, method, directory=home, steps=steps, callbacks=(bar, time_is_up))
     results = _scored(recipe, draws, data, read_log(home), seed=seed)
 
     folder, chain = directory / "narrow", tb.HMC(1, recipe.narrow_iterations, 0, step_size=recipe.narrow_step_size)
-    draws = tb.fit(narrow, data.train, chain, directory=folder, **same)
+    draws = fit(narrow, data.train, chain, directory=folder)
     return results | {"narrow": _scored(recipe, draws, data, read_log(folder), seed=seed)}
 
 
 def _scored(
-    recipe: MNISTChainRecipe, draws: Posterior, data: tb.data.Data, log: Results, *, seed: int
+    recipe: MNISTChainRecipe, draws: tb.Posterior, data: tb.data.Data, log: Results, *, seed: int
 ) -> dict[str, Any]:
     """Return the log of a chain, and the scores of its draws, of their average and of networks at the mode.
 
@@ -102,14 +100,10 @@ def _scored(
     -> value.
     """
     left_out = min(int(recipe.burn_in * len(log)), len(log) - 1)
-    inputs, targets = (part[: recipe.test_rows] for part in data.test)
+    inputs, targets = (tensor[: recipe.test_rows] for tensor in data.test)
     all_draws, last = tb.predict(draws, inputs), len(log)
-
-    def scores(start: int, stop: int) -> dict[str, float]:
-        return metrics_of(all_draws, targets, slice(start, stop))
-
-    each = [scores(i, i + 1) for i in range(last)]
-    running = [scores(left_out, stop) for stop in range(left_out + 1, last + 1)]
+    each = [metrics_of(all_draws, targets, [row]) for row in range(last)]
+    running = [metrics_of(all_draws, targets, slice(left_out, stop)) for stop in range(left_out + 1, last + 1)]
     modes = tb.fit(draws.model, data.train, recipe.single(), seed=seed, callbacks=()).sample(recipe.members)
     alone = [metrics_of(tb.predict(tb.Point(draws.model, w[None]), inputs), targets) for w in modes]
     single, draw = mean_metrics(alone), mean_metrics(each[left_out:])
@@ -130,12 +124,7 @@ def summarise(results: Results) -> Findings:
     """The repeats are the seeds."""
     second = [result["narrow"] for result in results]
     scores, narrow = (tidy([r["scores"] for r in of], "method", "metric") for of in (results, second))
-    pictures = (
-        _average_picture(results, "What the model average gains with every draw"),
-        _average_picture(second, "The same under the narrower prior"),
-        _chain_picture(results),
-    )
-    return Findings.of(_parts(results, scores, narrow), _tables(results, scores, narrow), pictures)
+    return Findings.of(_parts(results, scores, narrow), _tables(results, scores, narrow), _pictures(results, second))
 
 
 def _parts(results: Results, scores: Rows, narrow: Rows) -> Iterator[Part]:
@@ -161,7 +150,7 @@ def _tables(results: Results, scores: Rows, narrow: Rows) -> Iterator[Table]:
             "method",
             "metric",
             keep=METRICS,
-            labels=NAMES | METRICS,
+            labels=NAMES,
             digits=DIGITS,
             better=BETTER,
             caption=f"{prior}: mean over seeds ± standard error. A single network is the mean over networks trained to "
@@ -233,6 +222,12 @@ def drift(log_density: Sequence[float]) -> float:
     first, second = np.asarray(log_density[:half]), np.asarray(log_density[-half:])
     spread = math.sqrt((first.var(ddof=1) + second.var(ddof=1)) / 2)
     return float(abs(second.mean() - first.mean()) / (spread * math.sqrt(2 / half)))
+
+
+def _pictures(results: Results, narrow: Results) -> Iterator[Picture]:
+    yield _average_picture(results, "What the model average gains with every draw")
+    yield _average_picture(narrow, "The same under the narrower prior")
+    yield _chain_picture(results)
 
 
 def _average_picture(results: Results, title: str) -> Picture:

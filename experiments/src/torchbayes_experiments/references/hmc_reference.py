@@ -19,11 +19,10 @@ import numpy as np
 from torch import Tensor
 
 import torchbayes as tb
-from torchbayes.posteriors import Posterior
 from torchbayes.report import Picture, Table
 from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, dots, pivot, tidy
 from torchbayes_experiments.shared import image_hmc
-from torchbayes_experiments.shared.fidelity import PUBLISHED, closeness, log_probabilities, mixture_of, quality, scores
+from torchbayes_experiments.shared.fidelity import PUBLISHED, closeness, log_probabilities, mixture, quality, scores
 from torchbayes_experiments.shared.image_hmc import Problem, Problems, Setup
 from torchbayes_experiments.tables import BETTER
 
@@ -84,8 +83,8 @@ PAPER = ReferenceRecipe(
     noisy=None,
     mnist=None,
     ensemble=image_hmc.CIFAR10_ENSEMBLE,
-    sgld=tb.SGLD(**image_hmc.CIFAR10_SAMPLED, thin=10 * image_hmc.CIFAR10_EPOCH, step_size=1e-6),
-    sghmc=tb.SGHMC(**image_hmc.CIFAR10_SAMPLED, thin=10 * image_hmc.CIFAR10_EPOCH, step_size=3e-7),
+    sgld=tb.SGLD(*image_hmc.CIFAR10_LENGTH, step_size=1e-6, batch_size=80),
+    sghmc=tb.SGHMC(*image_hmc.CIFAR10_LENGTH, step_size=3e-7, batch_size=80),
     cyclical=image_hmc.CIFAR10_CYCLICAL,
 )
 
@@ -99,8 +98,9 @@ def run(recipe: ReferenceRecipe, seed: int, directory: Path) -> dict[str, Any]:
     def compute(problem: Problem, home: Path) -> dict[str, Any]:
         setup = image_hmc.set_up(problem, seed)
         hmc, diagnosis = image_hmc.run_hmc(problem, setup, seed=seed, directory=home / "hmc")
-        others = image_hmc.fitted(recipe.methods(), lambda _: setup.model, setup.train, home=home, seed=seed)
-        passes = {name: passes_of(method, len(setup.train.targets)) for name, method in recipe.methods().items()}
+        methods = recipe.methods()
+        others = image_hmc.fitted(methods, dict.fromkeys(methods, setup.model), setup.train, home=home, seed=seed)
+        passes = {name: passes_of(method, len(setup.train.targets)) for name, method in methods.items()}
         if (record := diagnosis.record) is not None:
             passes = {"HMC": float((record.gradients_M + record.burn_in_gradients_M).sum())} | passes
         scores, chains = _scores({"HMC": hmc, **others}, setup), image_hmc.mixing(diagnosis)
@@ -117,7 +117,7 @@ def passes_of(method: tb.MAP | tb.SGLD | tb.SGHMC, rows: int) -> float:
     return method.members * method.steps * min(1.0, (method.batch_size or rows) / rows)
 
 
-def _scores(posteriors: Mapping[str, Posterior], setup: Setup) -> dict[str, Any]:
+def _scores(posteriors: Mapping[str, tb.Posterior], setup: Setup) -> dict[str, Any]:
     """Return the metrics of `quality`, `_scaled` and `closeness` of every method on the test rows."""
     predictions = {
         name: list(zip(*(log_probabilities(posterior, part.inputs) for part in (setup.test, setup.spare)), strict=True))
@@ -125,7 +125,7 @@ def _scores(posteriors: Mapping[str, Posterior], setup: Setup) -> dict[str, Any]
     }
 
     def mixed(some: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
-        return tuple(map(mixture_of, zip(*some, strict=True)))
+        return tuple(map(mixture, zip(*some, strict=True)))
 
     def measured(log_probs: tuple[Tensor, Tensor], reference: tuple[Tensor, Tensor] | None) -> dict[str, float]:
         near = {} if reference is None else closeness(log_probs[0], reference[0])
@@ -194,7 +194,7 @@ def _tables(rows: Rows, results: Results) -> Iterator[Table]:
             "metric",
             keep=columns,
             heads=[name],
-            labels={**columns, "HMC": "HMC, all chains", **{method: f"{method}, one chain" for method in STOCHASTIC}},
+            labels={"HMC": "HMC, all chains"} | {method: f"{method}, one chain" for method in STOCHASTIC},
             digits=".4f",
             better=BETTER,
             caption=f"{name}, test rows: mean over seeds ± standard error. Closeness of one HMC chain is to the "
@@ -232,7 +232,7 @@ def _sampler_tables(rows: Rows, results: Results) -> Iterator[Table]:
         "metric",
         keep=metrics,
         heads=("problem", "all chains of"),
-        labels=samplers | metrics,
+        labels=samplers,
         beside={"passes over the data": lambda name, line: passes.values(problem=name, method=samplers[line]).mean()},
         digits=dict.fromkeys(metrics.values(), ".4f") | {"passes over the data": ",.0f"},
         caption="The samplers with all their chains together, and what they cost.",
@@ -246,11 +246,7 @@ def _sampler_tables(rows: Rows, results: Results) -> Iterator[Table]:
     )
 
 
-def _pictures(rows: Rows) -> tuple[Picture, ...]:
-    def drawn(metric: str, label: str, caption: str, *, hmc: str = "HMC", **settings: Any) -> Picture:
-        shown = rows.where(metric=metric, method=[hmc, *OTHERS])
-        return dots(shown, label, panels="problem", over="seed", labels={hmc: "HMC"}, caption=caption, **settings)
-
+def _pictures(rows: Rows) -> Iterator[Picture]:
     chain = (
         "For HMC, one chain against the average of the others, an estimate of the ceiling: its chain has fewer draws "
         "and its reference one chain less than the others have. One chain of each SG-MCMC method."
@@ -259,15 +255,15 @@ def _pictures(rows: Rows) -> tuple[Picture, ...]:
     equal = f"How often the most probable class is that of HMC. {chain}"
     all_chains = "HMC with all its chains; one chain of each SG-MCMC method."
     sure = "Left of zero a method is less sure than it should be, right of it too sure."
-    calibrated = "mean confidence − accuracy (zero is calibrated)"
-    tv = {"title": "Total variation from HMC", "hmc": "HMC, one chain", "better": "low"}
-    agreement = {"title": "Agreement with HMC", "hmc": "HMC, one chain", "better": "high"}
-    return (
-        drawn("total_variation", "total variation from HMC", far, **tv),
-        drawn("agreement", "agreement with HMC", equal, **agreement),
-        drawn("nll", "NLL", all_chains, title="NLL on test rows"),
-        drawn("gap", calibrated, sure, title="Confidence less accuracy"),
-    )
+    calibrated, one = "mean confidence − accuracy (zero is calibrated)", "HMC, one chain"
+    for metric, title, label, caption, hmc, way in (
+        ("total_variation", "Total variation from HMC", "total variation from HMC", far, one, "low"),
+        ("agreement", "Agreement with HMC", "agreement with HMC", equal, one, "high"),
+        ("nll", "NLL on test rows", "NLL", all_chains, "HMC", None),
+        ("gap", "Confidence less accuracy", calibrated, sure, "HMC", None),
+    ):
+        shown, names = rows.where(metric=metric, method=[hmc, *OTHERS]), {hmc: "HMC"}
+        yield dots(shown, label, title=title, panels="problem", over="seed", labels=names, better=way, caption=caption)
 
 
 EXPERIMENT = Experiment(

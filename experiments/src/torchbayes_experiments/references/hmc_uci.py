@@ -147,20 +147,17 @@ def _tables(rows: Rows, results: Results) -> Iterator[Table]:
     """Yield each metric beside the paper's values, differences of methods, and the health of the chains."""
     for metric, label in METRICS.items():
         scores = rows.where(metric=metric)
-
-        def published(name: str, method: str, metric: str = metric) -> float:
-            return PUBLISHED[name][metric][method]
-
-        def difference(name: str, method: str, scores: Rows = scores, metric: str = metric) -> float:
-            return scores.values("split", set=name, method=method).mean() - PUBLISHED[name][metric][method]
-
+        paper = {
+            (name, method): PUBLISHED[name][metric][method] for name, method in scores.combinations("set", "method")
+        }
+        less = {at: scores.values("split", set=at[0], method=at[1]).mean() - value for at, value in paper.items()}
         yield pivot(
             scores,
             ("set", "method"),
             "metric",
             over="split",
             labels={metric: f"test {label}"},
-            beside={"paper": published, "difference": difference},
+            beside={"paper": lambda *at, of=paper: of[at], "difference": lambda *at, of=less: of[at]},
             caption=f"Test {label} in the target's units: mean over splits ± standard error; SGD is the mean "
             "over single networks. Paper: read off the bar plots of Izmailov et al. (2021), other splits.",
         )

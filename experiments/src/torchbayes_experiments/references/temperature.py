@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ import torch.nn.functional as F
 import torchbayes as tb
 from torchbayes.report import Picture, Table, figures
 from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, load_or_compute, pivot, tidy
-from torchbayes_experiments.shared.classifiers import METRICS, best_device
+from torchbayes_experiments.shared.classifiers import METRICS, best_device, classifier
 from torchbayes_experiments.shared.image_hmc import convergence, rhat_and_ess
 
 METHODS = FULL, CYCLICAL = "HMC", "cyclical SGHMC"
@@ -105,10 +106,9 @@ QUICK = replace(
     cycle=100,
     cycles=25,
 )
-_LARGE = {"train_size": 40_960, "shift": 4, "pool": 1, "network": "resnet20_frn", "test_rows": None}
 PAPER = replace(
     SMALL,
-    problems=(TemperatureProblem("cifar10", "CIFAR-10", 0.2**0.5, **_LARGE),),
+    problems=(TemperatureProblem("cifar10", "CIFAR-10", 0.2**0.5, 40_960, 4, 1, "resnet20_frn", test_rows=None),),
     hmc=tb.HMC(chains=3, steps=290, burn_in=50),
     cycle=25_000,
     few=48,
@@ -130,17 +130,11 @@ def run(recipe: TemperatureRecipe, seed: int, directory: Path) -> dict[str, Any]
         results[problem.label] = {"temperatures": list(recipe.temperatures)}
         for side, name in enumerate(ROWS):
             rows = rows_of(problem, seed=seed, augmented=name == VIEWS)
+            scored, stem = partial(numbers, recipe, problem, rows, seed=seed), f"problem_{place}_{side}"
             results[problem.label][name] = {
                 method: [
                     load_or_compute(
-                        directory / f"problem_{place}_{side}_{number}_T{heat:g}.json",
-                        numbers,
-                        recipe,
-                        problem,
-                        rows,
-                        method=method,
-                        temperature=heat,
-                        seed=seed,
+                        directory / f"{stem}_{number}_T{heat:g}.json", scored, method=method, temperature=heat
                     )
                     for heat in recipe.temperatures
                 ]
@@ -176,11 +170,14 @@ def pooled(images: torch.Tensor, pool: int) -> torch.Tensor:
 
 def model_of(problem: TemperatureProblem, rows: ImageRows, temperature: float) -> tb.Model:
     """Return the model of all views with the joint density of images with averaged views at T, but for a constant."""
-    widths = {"hidden": problem.hidden} if problem.network == "mlp" else {}
-    shape, classes = tuple(rows.train.inputs.shape[1:]), int(rows.test.targets.max()) + 1
-    network = tb.networks.build(problem.network, shape, classes, **widths).to(best_device())
-    prior = tb.priors.Normal(problem.prior_scale / rows.views**0.5)
-    return tb.Model(network, tb.likelihoods.Categorical(), prior, temperature=temperature * rows.views)
+    return classifier(
+        problem.network,
+        rows.train.inputs.shape[1:],
+        int(rows.test.targets.max()) + 1,
+        prior=tb.priors.Normal(problem.prior_scale / rows.views**0.5),
+        hidden=problem.hidden,
+        temperature=temperature * rows.views,
+    )
 
 
 def numbers(
@@ -204,17 +201,17 @@ def numbers(
 def summarise(results: Results) -> Findings:
     rows = tidy([{name: _by_heat(each) for name, each in r.items()} for r in results], *LEVELS, "T", "metric")
     parts = [part for problem in rows.names("data") for part in _parts(rows.where(data=problem), problem)]
-    return Findings.of(parts, _tables(rows), (_picture(rows),))
+    return Findings.of(parts, _tables(rows), _pictures(rows))
 
 
 def _tables(rows: Rows) -> Iterator[Table]:
     heats = {heat: f"T = {heat:g}" for heat in rows.names("T")}
     for metric, label in LABELS.items():
-        of = f"{label} of the average over {'few' if metric == 'few' else 'all'} draws"
-        said = f"Test {of} by temperature, mean over seeds ± standard error."
-        yield pivot(rows.where(metric=metric), LEVELS, "T", labels=heats, caption=said, digits=".4f")
-    said = "Health of the chains: median R-hat of the probabilities at 200 test rows, mean over seeds."
-    yield pivot(rows.where(metric="rhat"), LEVELS, "T", over="metric", labels=heats, caption=said)
+        average = f"{label} of the average over {'few' if metric == 'few' else 'all'} draws"
+        caption = f"Test {average} by temperature, mean over seeds ± standard error."
+        yield pivot(rows.where(metric=metric), LEVELS, "T", labels=heats, caption=caption, digits=".4f")
+    caption = "Health of the chains: median R-hat of the probabilities at 200 test rows, mean over seeds."
+    yield pivot(rows.where(metric="rhat"), LEVELS, "T", over="metric", labels=heats, caption=caption)
     yield Table(
         ["T, as published", "accuracy", "NLL", "ECE"],
         [[f"{heat:g}", *scores] for heat, scores in PUBLISHED.items()],
@@ -256,7 +253,7 @@ def _parts(rows: Rows, problem: str) -> Iterator[Part]:
             yield below(f"{start}: lead of the {best}, larger with augmentation", leads[1] - leads[0])
 
 
-def _picture(rows: Rows) -> Picture:
+def _pictures(rows: Rows) -> Iterator[Picture]:
     panels = {
         f"test {LABELS[metric]}, {problem}": {
             f"{method}, {name}": np.abs(_losses(rows.where(data=problem, rows=name, method=method), metric))
@@ -267,7 +264,7 @@ def _picture(rows: Rows) -> Picture:
         for problem in rows.names("data")
     }
     heats = [f"{heat:g}" for heat in rows.names("T")]
-    return Picture(
+    yield Picture(
         "Test scores by temperature",
         figures.measure_curves(panels, heats, label="temperature T", mark=("T = 1", "1")),
         "Test NLL and accuracy of the average over all draws at temperature T, with and without four shifted views of "

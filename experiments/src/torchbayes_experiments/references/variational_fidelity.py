@@ -14,17 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 import torchbayes as tb
-from torchbayes.posteriors import Posterior
-from torchbayes.report import Table
+from torchbayes.report import Picture, Table
 from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, dots, load_or_compute, pivot, tidy
 from torchbayes_experiments.shared import fidelity, image_hmc
 from torchbayes_experiments.shared.classifiers import with_dropout
-from torchbayes_experiments.shared.fidelity import Scores
 
 # what members of a method are called when each is alone, and together
 LABELS = {
@@ -112,15 +109,13 @@ class FidelityRecipe(image_hmc.Problems):
 
 _pairs = partial(tb.VI, members=5, draws=2, antithetic=True, kl_weight=1.0)
 _cyclical = partial(tb.SGHMC, chains=2, thin=150, momentum=0.98)
-_images: dict[str, Any] = {"members": 5, "batch_size": 100, "optimizer": tb.Adam(0.005)}
-_curve: dict[str, Any] = {"members": 5, "epochs": 5000, "batch_size": 60, "optimizer": tb.Adam(0.01)}
 _IMAGES = Methods(
     mean_field=_pairs(epochs=1500, batch_size=100, optimizer=tb.Adam(0.003)),
     ivon=tb.IVON(members=8, epochs=500, batch_size=100),
-    dropout=tb.MCDropout(epochs=200, **_images),
+    dropout=tb.MCDropout(5, 200, 100, tb.Adam(0.005)),
     rate=0.1,
-    ensemble=tb.MAP(epochs=100, **_images),
-    multiswag=tb.SWAG(epochs=200, averaging_lr=0.01, **_images),
+    ensemble=tb.MAP(5, 100, 100, tb.Adam(0.005)),
+    multiswag=tb.SWAG(5, 200, 100, tb.Adam(0.005), averaging_lr=0.01),
     cyclical=_cyclical(
         steps=40_000, burn_in=5000, step_size=4e-6, batch_size=100, schedule=tb.Cycles(5000, exploration=0.25, draws=20)
     ),
@@ -128,21 +123,16 @@ _IMAGES = Methods(
 _CURVE = Methods(
     mean_field=_pairs(epochs=10_000, batch_size=60, optimizer=tb.Adam(0.01)),
     ivon=tb.IVON(members=8, epochs=20_000, batch_size=60),
-    dropout=tb.MCDropout(**_curve),
+    dropout=tb.MCDropout(5, 5000, 60, tb.Adam(0.01)),
     rate=0.05,
-    ensemble=tb.MAP(**_curve),
-    multiswag=tb.SWAG(averaging_lr=0.003, **_curve),
+    ensemble=tb.MAP(5, 5000, 60, tb.Adam(0.01)),
+    multiswag=tb.SWAG(5, 5000, 60, tb.Adam(0.01), averaging_lr=0.003),
     cyclical=_cyclical(
         steps=100_000, burn_in=10_000, step_size=2e-5, batch_size=60, schedule=tb.Cycles(10_000, 0.25, 40)
     ),
 )
 _CIFAR10 = Methods(
-    mean_field=tb.VI(
-        **{"members": 5, "epochs": 300, "batch_size": 80, "optimizer": tb.Adam(1e-4)},
-        estimator="weights",
-        relative_scale=0.01,
-        kl_weight=1.0,
-    ),
+    mean_field=tb.VI("diagonal", 5, 300, 80, tb.Adam(1e-4), estimator="weights", relative_scale=0.01, kl_weight=1.0),
     ivon=tb.IVON(members=8, epochs=200, batch_size=80),
     dropout=None,
     rate=0.0,
@@ -170,15 +160,16 @@ def _on_images(recipe: FidelityRecipe, problem: image_hmc.Problem, home: Path, *
     sizes = tuple(setup.train.inputs.shape[1:]), tb.data.load(problem.data).num_classes
     dropped = _with_dropout(problem, recipe.methods, *sizes, setup.model.likelihood)
 
-    def predicted(posterior: Posterior, draws: int) -> list[Tensor]:
+    def predicted(posterior: tb.Posterior, draws: int) -> list[Tensor]:
         return list(fidelity.log_probabilities(posterior, setup.test.inputs, draws=draws))
 
     def measured(log_probs_BK: Tensor, reference_BK: Tensor | None) -> dict[str, float]:
         near = {} if reference_BK is None else fidelity.closeness(log_probs_BK, reference_BK)
         return fidelity.quality(log_probs_BK, setup.test.targets) | near
 
-    posteriors = {"HMC": hmc, **_fitted(recipe.methods, (setup.model, dropped), setup.train, seed=seed, home=home)}
-    scores = _scores(recipe, posteriors, predicted, mixed=fidelity.mixture_of, measured=measured)
+    fits = _fitted(recipe.methods, (setup.model, dropped), setup.train, seed=seed, home=home)
+    predictions = _predictions(recipe, {"HMC": hmc} | fits, predicted)
+    scores = fidelity.scores(predictions, mixed=fidelity.mixture, measured=measured)
     return {"methods": scores, "share": _share(diagnosis)}
 
 
@@ -192,7 +183,7 @@ def _on_curve(recipe: FidelityRecipe, curve: Curve, *, seed: int, home: Path) ->
     dropped = _with_dropout(curve, curve.methods, (2,), 1, noise)
     hmc = tb.fit(model, train, curve.hmc, seed=seed, directory=home / "hmc", resume=True)
 
-    def predicted(posterior: Posterior, draws: int) -> list[Tensor]:
+    def predicted(posterior: tb.Posterior, draws: int) -> list[Tensor]:
         members = fidelity.members_of(posterior, draws=draws)
         return [tb.predict(functions, test.inputs).outputs_SBK.squeeze(-1).double() for functions in members]
 
@@ -202,8 +193,9 @@ def _on_curve(recipe: FidelityRecipe, curve: Curve, *, seed: int, home: Path) ->
             return spread
         return {"wasserstein": wasserstein(means_SB, reference_SB, noise_scale=curve.noise_scale), **spread}
 
-    posteriors = {"HMC": hmc, **_fitted(curve.methods, (model, dropped), train, seed=seed, home=home)}
-    scores = _scores(recipe, posteriors, predicted, mixed=lambda some: torch.cat(list(some)), measured=measured)
+    fits = _fitted(curve.methods, (model, dropped), train, seed=seed, home=home)
+    predictions = _predictions(recipe, {"HMC": hmc} | fits, predicted)
+    scores = fidelity.scores(predictions, mixed=lambda some: torch.cat(list(some)), measured=measured)
     return {"methods": scores, "share": _share(tb.diagnose(hmc, test.inputs, log=home / "hmc"))}
 
 
@@ -235,22 +227,22 @@ def wasserstein(means_SB: Tensor, means_TB: Tensor, *, noise_scale: float) -> fl
     return float(difference_GB.abs().sum(0).mean()) * spacing
 
 
-def _with_dropout(of: image_hmc.Problem | Curve, methods: Methods, *sizes: Any) -> tb.Model:
-    return with_dropout(*sizes, hidden=of.hidden, rate=methods.rate, prior_scale=of.prior_scale)
+def _with_dropout(problem: image_hmc.Problem | Curve, methods: Methods, *sizes: Any) -> tb.Model:
+    return with_dropout(*sizes, hidden=problem.hidden, rate=methods.rate, prior_scale=problem.prior_scale)
 
 
 def _fitted(
     methods: Methods, models: tuple[tb.Model, tb.Model], train: tb.data.Pair, *, seed: int, home: Path
-) -> dict[str, Posterior]:
+) -> dict[str, tb.Posterior]:
     """Return the posteriors of all methods, of a model without and one with dropout; interrupted fits continue."""
-    settings: dict[str, Any] = {"seed": seed, "home": home, "callbacks": ()}
-    return image_hmc.fitted(methods.named(), lambda name: models[name == "MC dropout"], train, **settings)
+    of_methods = {name: models[name == "MC dropout"] for name in methods.named()}
+    return image_hmc.fitted(methods.named(), of_methods, train, home=home, seed=seed, callbacks=())
 
 
-def _scores(recipe: FidelityRecipe, posteriors: Mapping[str, Posterior], predicted: Any, **scored: Any) -> Scores:
-    """Return the scores of what so many draws of each member predict: of a network one, as there are no others."""
+def _predictions(recipe: FidelityRecipe, posteriors: Mapping[str, tb.Posterior], predicted: Any) -> dict[str, Any]:
+    """Return what so many draws of each member predict: of a network one, as there are no others."""
     draws = dict.fromkeys(posteriors, recipe.draws) | {"deep ensemble": 1}
-    return fidelity.scores({name: predicted(of, draws[name]) for name, of in posteriors.items()}, **scored)
+    return {name: predicted(posterior, draws[name]) for name, posterior in posteriors.items()}
 
 
 def summarise(results: Results) -> Findings:
@@ -259,10 +251,10 @@ def summarise(results: Results) -> Findings:
         {
             problem: {
                 label: scores
-                for method, of_method in of["methods"].items()
-                for label, scores in zip(LABELS[method], (of_method["one"], of_method["all"]), strict=True)
+                for method, scored in numbers["methods"].items()
+                for label, scores in zip(LABELS[method], (scored["one"], scored["all"]), strict=True)
             }
-            for problem, of in result.items()
+            for problem, numbers in result.items()
         }
         for result in results
     ]
@@ -272,38 +264,43 @@ def summarise(results: Results) -> Findings:
         problem: "wasserstein" if "wasserstein" in rows.where(problem=problem).names("metric") else "total_variation"
         for problem in rows.names("problem")
     }
-    parts, pictures = [], []
-    for problem, distance in distances.items():
-        some = rows.where(problem=problem, metric=distance)
-        parts += _parts(problem, some, np.array([1 - result[problem]["share"] for result in results]))
-        caption = (
-            f"{SHOWN[distance]} on the test rows: mean over seeds with two standard errors. Every second line is a "
-            "mixture of the members above it."
+    return Findings.of(_parts(rows, distances, results), _tables(rows), _pictures(rows, distances))
+
+
+def _parts(rows: Rows, distances: Mapping[str, str], results: Results) -> Iterator[Part]:
+    for problem, metric in distances.items():
+        unmixed = [1 - result[problem]["share"] for result in results]
+        share = f"{problem}: share of test predictions with R-hat of 1.1 or more"
+        yield below(share, unmixed, 0.05, precondition=True)
+        distance = rows.where(problem=problem, metric=metric)
+        for first, second in CLOSER:
+            statement = f"{problem}: {first} closer to HMC than {second}"
+            yield below(statement, distance.less("method", first, second), precondition=first == "HMC, one chain")
+
+
+def _pictures(rows: Rows, distances: Mapping[str, str]) -> Iterator[Picture]:
+    for problem, metric in distances.items():
+        yield dots(
+            rows.where(problem=problem, metric=metric),
+            SHOWN[metric],
+            title=f"Distance from HMC: {problem}",
+            panels="problem",
+            over="seed",
+            better="low",
+            caption=f"{SHOWN[metric]} on the test rows: mean over seeds with two standard errors. Every second line is "
+            "a mixture of the members above it.",
         )
-        settings: dict[str, Any] = {"panels": "problem", "over": "seed", "better": "low", "caption": caption}
-        pictures.append(dots(some, SHOWN[distance], title=f"Distance from HMC: {problem}", **settings))
-    return Findings.of(parts, _tables(rows), pictures)
-
-
-def _parts(problem: str, distances: Rows, unmixed: np.ndarray) -> Iterator[Part]:
-    share = f"{problem}: share of test predictions with R-hat of 1.1 or more"
-    yield below(share, unmixed, 0.05, precondition=True)
-    for first, second in CLOSER:
-        statement = f"{problem}: {first} closer to HMC than {second}"
-        yield below(statement, distances.less("method", first, second), precondition=first == "HMC, one chain")
 
 
 def _tables(rows: Rows) -> Iterator[Table]:
     for problem in rows.names("problem"):
         scores = rows.where(problem=problem)
-        metrics = scores.names("metric")
         yield pivot(
             scores,
             "method",
             "metric",
-            keep=[metric for metric in SHOWN if metric in metrics],
+            keep={metric: SHOWN[metric] for metric in SHOWN if metric in scores.names("metric")},
             heads=[problem],
-            labels=SHOWN,
             digits=".4f",
             caption=f"{problem}, test rows: mean over seeds ± standard error. One chain of HMC is compared with the "
             "others, the rest with all of HMC. Of a method with several members the first line is the mean over each "

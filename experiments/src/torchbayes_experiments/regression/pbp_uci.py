@@ -16,6 +16,7 @@ import torchbayes as tb
 from torchbayes.report import Picture, Table, looks, style
 from torchbayes_experiments import Experiment, Findings, Results, Rows, below, tidy
 from torchbayes_experiments.shared.uci_splits import load_split, over_splits, score_table
+from torchbayes_experiments.tables import banded_line
 from torchbayes_experiments.verdicts import two_standard_errors
 
 ONE, TWO, STREAM = "PBP", "two hidden layers", "stream"
@@ -121,7 +122,7 @@ def summarise(results: Results) -> Findings:
         for name in results[0]
         for metric, (mean, error) in PUBLISHED[name].items()
     ]
-    return Findings.of(parts, _tables(rows), [_curves(rows, metric) for metric in ("nll", "rmse")])
+    return Findings.of(parts, _tables(rows), (_curves(rows, metric) for metric in ("nll", "rmse")))
 
 
 def _tables(rows: Rows) -> Iterator[Table]:
@@ -161,16 +162,12 @@ def _tables(rows: Rows) -> Iterator[Table]:
 def _curves(scores: Rows, metric: str) -> Picture:
     """Draw a score against the passes, a panel for each set, with the published one."""
     values = scores.where(metric=metric).apart("set", "method", over="split")
-    rows, columns = style.grid_shape(len(values), widest=3)
-    figure = style.new_figure(2.5 * columns, 1.95 * rows + 0.9)
-    grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
+    figure, grid = style.panel_grid(len(values), 3, each=(2.5, 1.95), beside=(0, 0.9), sharex=True)
     handles: dict[str, Any] = {}
     for axes, (name, fits) in zip(grid.flat, values.items(), strict=False):
         handles |= _panel(axes, fits, PUBLISHED[name][metric])
         style.panel_title(axes, name)
-    style.remove_spare(grid, len(values))
-    for axes in list(grid.flat)[max(0, len(values) - columns) : len(values)]:
-        axes.tick_params(labelbottom=True)
+    style.label_ends(grid, len(values))
     style.note_below(figure, "passes over the training rows; right of the last, what else took as many")
     figure.supylabel(style.metric_label(METRICS[metric]))
     style.legend_above(figure, handles)
@@ -188,9 +185,7 @@ def _panel(axes: Any, scores: Mapping[str, np.ndarray], published: tuple[float, 
     look = looks([ONE, TWO, STREAM])
     passes = {int(fit.split()[0]): of_fit for fit, of_fit in scores.items() if fit.endswith(("pass", "passes"))}
     passes = dict(sorted((passes | {40: scores[ONE]}).items()))
-    means, half = (np.array([of(scores) for scores in passes.values()]) for of in (np.mean, two_standard_errors))
-    axes.fill_between(list(passes), means - half, means + half, color=look[ONE].colour, alpha=0.15, linewidth=0)
-    (line,) = axes.plot(list(passes), means, color=look[ONE].colour, marker=look[ONE].marker)
+    line = banded_line(axes, list(passes), np.column_stack(list(passes.values())), look[ONE])
     handles: dict[str, Any] = {"PBP, one hidden layer": line}
     aside = 1.32  # times the passes: where the next score of as many passes stands
     for fit, label, x in ((TWO, TWO, 40 * aside), (STREAM, f"{STREAM}, each row once", 1)):
@@ -199,8 +194,15 @@ def _panel(axes: Any, scores: Mapping[str, np.ndarray], published: tuple[float, 
             handles[label] = axes.errorbar(
                 x, scores[fit].mean(), bar, color=mark.colour, marker=mark.marker, linestyle=""
             )
-    hollow: dict[str, Any] = {"color": style.INK, "marker": "D", "markerfacecolor": "white", "linestyle": ""}
-    handles["published"] = axes.errorbar(40 * aside**2, published[0], 2 * published[1], **hollow)
+    handles["published"] = axes.errorbar(
+        40 * aside**2,
+        published[0],
+        2 * published[1],
+        color=style.INK,
+        marker="D",
+        markerfacecolor="white",
+        linestyle="",
+    )
     axes.axhline(published[0], color=style.INK, linewidth=0.8, linestyle=(0, (2, 2)), zorder=1)
     axes.set_xscale("log")
     axes.set_xticks(list(passes), [str(n) for n in passes])

@@ -63,9 +63,8 @@ class UCITableRecipe:
         return tb.MAP(self.members, self.epochs, self.batch_size, tb.Adam(self.lr), plan="vmap")
 
     def multiswag(self) -> tb.SWAG:
-        length = (self.members, self.epochs, self.batch_size)
-        averaging = {"averaging_lr": self.averaging_lr, "burn_in": self.burn_in, "per_epoch": 1, "rank": self.rank}
-        return tb.SWAG(*length, tb.Adam(self.lr), **averaging, plan="vmap")
+        training = (self.members, self.epochs, self.batch_size, tb.Adam(self.lr))
+        return tb.SWAG(*training, self.averaging_lr, self.burn_in, per_epoch=1, rank=self.rank, plan="vmap")
 
 
 class TwoHeads(nn.Module):
@@ -123,7 +122,7 @@ def summarise(results: Results) -> Findings:
         for metric, (mean, bar) in PUBLISHED[name].items()
         for method in METHODS[1:]
     ]
-    pictures = [
+    pictures = (
         dots(
             rows.where(metric=metric),
             METRICS[metric],
@@ -133,7 +132,7 @@ def summarise(results: Results) -> Findings:
             "published deep ensemble with the standard deviation over splits that it was published with.",
         )
         for metric in ("nll_gaussian", "rmse")
-    ]
+    )
     return Findings.of(parts, _tables(rows), pictures)
 
 

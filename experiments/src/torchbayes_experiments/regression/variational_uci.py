@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 import torchbayes as tb
-from torchbayes.posteriors import Posterior
 from torchbayes.report import Table
 from torchbayes_experiments import Experiment, Findings, Part, Results, Rows, below, differences, dots, pivot, tidy
 from torchbayes_experiments.shared.classifiers import with_dropout
@@ -93,12 +92,12 @@ class VariationalUCIRecipe:
         return replace(method, epochs=max(self.epochs, math.ceil(steps / math.ceil(rows / method.batch_size))))
 
 
-_trained: dict[str, Any] = {"batch_size": 32, "optimizer": tb.Adam(0.01)}
+_ADAM = tb.Adam(0.01)
 SMALL = VariationalUCIRecipe(
-    single=tb.MAP(**_trained),
-    mean_field=tb.VI(**_trained, estimator="weights", draws=8, kl_weight=1.0),
-    dropout=tb.MCDropout(**_trained),
-    last_layer=tb.VBLL(**_trained, initial_scale=0.01, kl_weight=1.0),
+    single=tb.MAP(batch_size=32, optimizer=_ADAM),
+    mean_field=tb.VI(batch_size=32, optimizer=_ADAM, estimator="weights", draws=8, kl_weight=1.0),
+    dropout=tb.MCDropout(batch_size=32, optimizer=_ADAM),
+    last_layer=tb.VBLL(batch_size=32, optimizer=_ADAM, initial_scale=0.01, kl_weight=1.0),
 )
 PAPER = replace(SMALL, sets=tuple(PUBLISHED), long_steps=20_000)  # as published, MC dropout took 12,000 and more
 
@@ -113,18 +112,19 @@ def split_scores(recipe: VariationalUCIRecipe, name: str, split: int, *, seed: i
     noise = noise_scale(recipe, data.train, width=width, seed=seed)
     rate, noise_of_draws = best_dropout(recipe, data.train, noise=noise, width=width, seed=seed)
 
-    def scores(method: Any, *, steps: int, draws: int | None = None, **dropout: float) -> dict[str, float]:
+    def scores(method: Any, *, noise: float = noise, rate: float = 0.0) -> dict[str, float]:
+        short = method in (recipe.single, recipe.last_layer)
+        steps, draws = (recipe.steps, None) if short else (recipe.long_steps, recipe.draws)
         lasting = recipe.lasting(method, len(data.train.inputs), steps=steps)
-        posterior = fitted(recipe, lasting, data.train, **{"noise": noise, **dropout}, width=width, seed=seed)
+        posterior = fitted(recipe, lasting, data.train, noise=noise, width=width, seed=seed, rate=rate)
         metrics = tb.evaluate(posterior, data.test, draws=draws, target_scale=scale).metrics
         return {metric: metrics[metric] for metric in METRICS}
 
-    many = {"steps": recipe.long_steps, "draws": recipe.draws}
     return {
-        "single": scores(recipe.single, steps=recipe.steps),
-        "mean field": scores(recipe.mean_field, **many),
-        "MC dropout": scores(recipe.dropout, **many, rate=rate, noise=noise_of_draws),
-        "VBLL": scores(recipe.last_layer, steps=recipe.steps),
+        "single": scores(recipe.single),
+        "mean field": scores(recipe.mean_field),
+        "MC dropout": scores(recipe.dropout, noise=noise_of_draws, rate=rate),
+        "VBLL": scores(recipe.last_layer),
         "chosen": {"noise": noise * scale, "rate": rate, "dropout_noise": noise_of_draws * scale},
     }
 
@@ -175,18 +175,11 @@ def parted(rows: tb.data.Pair, folds: int, fold: int) -> tuple[tb.data.Pair, tb.
 
 
 def fitted(
-    recipe: VariationalUCIRecipe,
-    method: Any,
-    rows: tb.data.Pair,
-    *,
-    noise: float | str,
-    width: int,
-    seed: int,
-    rate: float = 0.0,
-) -> Posterior:
-    """Fit one method, with dropout of the hidden units at a rate."""
-    settings: dict[str, Any] = {"hidden": (width,), "rate": rate, "prior_scale": recipe.prior_scale}
-    model = with_dropout(rows.inputs.shape[1:], 1, tb.likelihoods.Gaussian(noise), **settings)
+    recipe: VariationalUCIRecipe, method: Any, rows: tb.data.Pair, *, noise: Any, width: int, seed: int, rate: float = 0
+) -> tb.Posterior:
+    """Fit one method, with dropout of the hidden units at a rate; `noise` is a number or "learned"."""
+    likelihood, scale = tb.likelihoods.Gaussian(noise), recipe.prior_scale
+    model = with_dropout(rows.inputs.shape[1:], 1, likelihood, hidden=(width,), rate=rate, prior_scale=scale)
     return tb.fit(model, rows, method, seed=seed, callbacks=())
 
 
@@ -194,7 +187,7 @@ def summarise(results: Results) -> Findings:
     """The repeats of the verdict are the splits, of scores averaged over seeds."""
     rows = tidy(results, "set", "method", "metric").only(method=METHODS, set=list(results[0]))
     nll = _with_published(rows.where(metric="nll"))
-    pictures = [
+    pictures = (
         dots(
             rows.where(metric=metric),
             label,
@@ -206,7 +199,7 @@ def summarise(results: Results) -> Findings:
             caption=f"{label} in the target's units: mean over splits with two standard errors; hollow, as published.",
         )
         for metric, label in METRICS.items()
-    ]
+    )
     parts = [part for name in results[0] for part in _parts(nll.where(set=name), name)]
     return Findings.of(parts, _tables(rows, nll, results), pictures)
 

@@ -1,17 +1,18 @@
-"""Networks on the device that experiments use, and metrics of classifiers."""
+"""Networks on the device that experiments use, metrics of classifiers, and labels of which a share is shuffled."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import torchbayes as tb
+from torchbayes_experiments.streams import Purpose, generator
 
 METRICS = ("accuracy", "nll", "ece")
 
@@ -26,14 +27,16 @@ def classifier(
     shape: Sequence[int],
     classes: int,
     *,
-    prior: tb.priors.Normal,
+    prior: tb.priors.Prior,
     hidden: Sequence[int] | None = None,
     settings: Mapping[str, Any] | None = None,
+    temperature: float = 1.0,
+    tempering: Literal["joint", "likelihood"] = "joint",
 ) -> tb.Model:
     """Return a classifier on `best_device()`; `hidden` are the widths of `mlp`, which other networks ignore."""
     widths = {"hidden": tuple(hidden)} if network == "mlp" and hidden is not None else {}
-    module = tb.networks.build(network, tuple(shape), classes, **widths, **(settings or {}))
-    return tb.Model(module.to(best_device()), tb.likelihoods.Categorical(), prior)
+    module = tb.networks.build(network, tuple(shape), classes, **(widths | dict(settings or {}))).to(best_device())
+    return tb.Model(module, tb.likelihoods.Categorical(), prior, temperature=temperature, tempering=tempering)
 
 
 def decay_prior(decay: float, rows: int) -> tb.priors.Normal:
@@ -65,3 +68,21 @@ def with_dropout(
     whole, lower = tb.priors.Normal(prior_scale), tb.priors.Normal(prior_scale * math.sqrt(1 - rate))
     rules = {"1.*": whole, "*.bias": whole, "*": lower}  # layer 0 makes inputs flat
     return tb.Model(network.to(best_device()), likelihood, rules)
+
+
+def shuffled(targets: Tensor, share: float, *, seed: int) -> Tensor:
+    """Return targets with a share of the rows, chosen at random, shuffled among themselves.
+
+    Every step of the shuffle (Fisher and Yates, inside out) adds one row and changes at most one other, so with the
+    same seed the rows shuffled at a smaller share are among those shuffled at a larger one. Classes keep their sizes.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"`share` must be between 0 and 1; got {share}.")
+    random = generator(Purpose.SHUFFLE, seed)
+    order = torch.randperm(len(targets), generator=random).tolist()
+    places = torch.rand(len(targets), generator=random, dtype=torch.float64).tolist()
+    labels = targets.clone()
+    for step in range(round(share * len(targets))):
+        other = order[int(places[step] * (step + 1))]
+        labels[order[step]], labels[other] = labels[other].clone(), labels[order[step]].clone()
+    return labels

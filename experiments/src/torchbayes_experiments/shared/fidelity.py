@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import torchbayes as tb
-from torchbayes.posteriors import Posterior
 
 Scores = dict[str, dict[str, dict[str, float]]]
 
@@ -28,7 +27,7 @@ PUBLISHED: dict[str, tuple[Any, Any, Any, float | None, float | None]] = {
 }
 
 
-def members_of(posterior: Posterior, *, draws: int = 1) -> list[tb.Functions]:
+def members_of(posterior: tb.Posterior, *, draws: int = 1) -> list[tb.Functions]:
     """Return functions of each member or chain: all draws of a chain, so many of any other member."""
     if isinstance(posterior, tb.Draws):
         return [tb.Functions(posterior.model, weights_SD) for weights_SD in posterior.weights_MSD]
@@ -36,7 +35,7 @@ def members_of(posterior: Posterior, *, draws: int = 1) -> list[tb.Functions]:
     return [drawn.some(slice(m, None, members)) for m in range(members)]  # draw s is from member s mod M
 
 
-def log_probabilities(posterior: Posterior, inputs: Tensor, *, draws: int = 1) -> Tensor:
+def log_probabilities(posterior: tb.Posterior, inputs: Tensor, *, draws: int = 1) -> Tensor:
     """Return the log predictive probabilities of each member or chain, averaged over its draws.
 
     (M, B, K), float64, on the CPU.
@@ -45,14 +44,10 @@ def log_probabilities(posterior: Posterior, inputs: Tensor, *, draws: int = 1) -
     return torch.stack([mixture(outputs_SBK.double().log_softmax(-1)) for outputs_SBK in outputs]).cpu()
 
 
-def mixture(log_probs: Tensor) -> Tensor:
-    """Return the log of the average of probabilities over the first axis, (S, ...) -> (...)."""
-    return log_probs.logsumexp(0) - math.log(len(log_probs))
-
-
-def mixture_of(log_probs: Sequence[Tensor]) -> Tensor:
-    """Return `mixture` of tensors that are not stacked."""
-    return mixture(torch.stack(list(log_probs)))
+def mixture(log_probs: Tensor | Sequence[Tensor]) -> Tensor:
+    """Return the log of the average of probabilities over the first axis, (S, ...) -> (...), or of several tensors."""
+    stacked = log_probs if isinstance(log_probs, Tensor) else torch.stack(list(log_probs))
+    return stacked.logsumexp(0) - math.log(len(stacked))
 
 
 def quality(log_probs: Tensor, targets: Tensor) -> dict[str, float]:

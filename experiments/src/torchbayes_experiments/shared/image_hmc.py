@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from operator import getitem
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import torchbayes as tb
-from torchbayes.posteriors import Posterior
 from torchbayes.report import Table
 from torchbayes_experiments.files import load_or_compute
 from torchbayes_experiments.rows import Results
@@ -81,10 +80,9 @@ CIFAR10 = Problem(
 )
 CIFAR10_EPOCH = 512  # steps of 80 rows
 CIFAR10_ENSEMBLE = tb.MAP(members=50, epochs=500, batch_size=80, optimizer=tb.SGD(lr=3e-7 * 40_960, momentum=0.9))
-_LENGTH = {"steps": 10_000 * CIFAR10_EPOCH, "burn_in": 1000 * CIFAR10_EPOCH}
-CIFAR10_SAMPLED: dict[str, Any] = {"chains": 1, "batch_size": 80, **_LENGTH}
+CIFAR10_LENGTH = (1, 10_000 * CIFAR10_EPOCH, 1000 * CIFAR10_EPOCH, 10 * CIFAR10_EPOCH)  # chains, steps, burn_in, thin
 _CYCLES = tb.Cycles(50 * CIFAR10_EPOCH, exploration=0.0)
-CIFAR10_CYCLICAL = tb.SGHMC(**CIFAR10_SAMPLED, thin=1, step_size=3e-7, momentum=0.95, schedule=_CYCLES)
+CIFAR10_CYCLICAL = tb.SGHMC(*CIFAR10_LENGTH[:3], 1, 3e-7, 80, momentum=0.95, schedule=_CYCLES)
 
 
 @dataclass(frozen=True)
@@ -150,15 +148,18 @@ def run_hmc(problem: Problem, setup: Setup, *, seed: int, directory: Path) -> tu
 
 
 def fitted(
-    methods: Mapping[str, Any], model: Callable[[str], tb.Model], train: tb.data.Pair, *, home: Path, **settings: Any
-) -> dict[str, Posterior]:
+    methods: Mapping[str, Any],
+    models: Mapping[str, tb.Model],
+    train: tb.data.Pair,
+    *,
+    home: Path,
+    seed: int,
+    callbacks: tuple[()] | None = None,
+) -> dict[str, tb.Posterior]:
     """Return the posterior of each method, under the model of its name; interrupted fits continue."""
-    return {
-        name: tb.fit(
-            model(name), train, method, directory=home / name.replace(" ", "_").lower(), resume=True, **settings
-        )
-        for name, method in methods.items()
-    }
+    fit = partial(tb.fit, seed=seed, resume=True, callbacks=callbacks)
+    folders = {name: home / name.replace(" ", "_").lower() for name in methods}
+    return {name: fit(models[name], train, method, directory=folders[name]) for name, method in methods.items()}
 
 
 def mixing(diagnosis: tb.Diagnosis) -> dict[str, Any]:
@@ -168,11 +169,7 @@ def mixing(diagnosis: tb.Diagnosis) -> dict[str, Any]:
     means over the chains; `divergences`, their number; and for the spaces `weights` and `functions` what `convergence`
     returns. Quantities that never move are left out.
     """
-    record = diagnosis.record
-    assert record is not None
-    assert record.acceptance_M is not None
-    assert record.divergences_M is not None
-    assert record.step_size_M is not None
+    record: Any = diagnosis.record  # of HMC, which logs all of this
     iterations = len(record.step_R)  # full batch: one record each
     numbers: dict[str, Any] = {
         "chains": diagnosis.chains,

@@ -228,11 +228,16 @@ def summarise(results: Results) -> Findings:
     told = Rows(rows.frame.query("metric not in ('mean_error', 'pruned_average') or method in @BAYES"))
     spread = tidy([result["regression"]["methods"] for result in results], "curve", "metric", lists=("quartile", "x"))
     parts = [part for width in widths for part in _parts(rows.where(width=width), width, shares)]
-    said = ("among the training inputs over that beyond them", "beyond the training inputs over that among them")
-    parts.append(below(f"curve: spread {said[0]}, Bayes by backprop", 1 / _ratio(spread, MIXTURE), 1 / OPENED))
-    parts.append(below(f"curve: spread {said[1]}, single network", _ratio(spread, NETWORK), LEVEL))
-    pictures = [_pruning_picture(rows.where(width=width), width, shares) for width in widths]
-    return Findings.of(parts, _tables(told, spread, shares), (*pictures, _curve_picture(results[0]["regression"])))
+    among, beyond = "among the training inputs over that beyond them", "beyond the training inputs over that among them"
+    parts.append(below(f"curve: spread {among}, Bayes by backprop", 1 / _ratio(spread, MIXTURE), 1 / OPENED))
+    parts.append(below(f"curve: spread {beyond}, single network", _ratio(spread, NETWORK), LEVEL))
+    return Findings.of(parts, _tables(told, spread, shares), _pictures(rows, shares, results[0]["regression"]))
+
+
+def _pictures(rows: Rows, shares: Sequence[float], curves: dict[str, Any]) -> Iterator[Picture]:
+    for width in rows.names("width"):
+        yield _pruning_picture(rows.where(width=width), width, shares)
+    yield _curve_picture(curves)
 
 
 def _ratio(spread: Rows, name: str) -> np.ndarray:
@@ -256,38 +261,49 @@ def _parts(rows: Rows, width: str, shares: Sequence[float]) -> Iterator[Part]:
 def _tables(rows: Rows, spread: Rows, shares: Sequence[float]) -> Iterator[Table]:
     labels: dict[Any, str] = {"error": "error, %", "mean_error": "error of the means, %", "nll": "NLL"}
     published = {"published error, %": lambda width, method: PUBLISHED.get(width, {}).get(method)}
-    layout: dict[str, Any] = {"keep": labels, "labels": labels, "better": "low", "beside": published}
-    layout["digits"] = dict.fromkeys([*labels.values(), *published], ".2f") | {"NLL": ".4f"}
-    caption = (
-        "Test images: mean over seeds ± standard error. Bayes by backprop predicts with the average over draws; the "
-        "error of the means is that of the one network whose weights are the posterior means. Dropout predicts with "
-        "all units. Published: Blundell et al. (2015), 600 epochs."
+    yield pivot(
+        rows,
+        ("width", "method"),
+        "metric",
+        keep=labels,
+        heads=["units", "method"],
+        beside=published,
+        better="low",
+        digits=dict.fromkeys([*labels.values(), *published], ".2f") | {"NLL": ".4f"},
+        caption="Test images: mean over seeds ± standard error. Bayes by backprop predicts with the average over "
+        "draws; the error of the means is that of the one network whose weights are the posterior means. Dropout "
+        "predicts with all units. Published: Blundell et al. (2015), 600 epochs.",
     )
-    yield pivot(rows, ("width", "method"), "metric", caption=caption, heads=["units", "method"], **layout)
-    networks: dict[Any, str] = {"pruned": "one network", "pruned_average": "average of draws"}
-    labels = networks | {index: f"{100 * share:g} %" for index, share in enumerate(shares)}
-    layout = {"heads": ["removed", "predicts"], "labels": labels, "digits": ".2f"}
     for width in rows.names("width"):
-        caption = (
-            f"{width} units: test error in % when a share of the weights is set to zero, mean over seeds ± standard "
-            "error. With Bayes by backprop those of the lowest |μ|/σ go first, with SGD and dropout those of the "
-            "lowest |w|. One network: that of the posterior means."
-        )
-        some = rows.where(width=width, metric=list(networks))
-        table = pivot(some, ("method", "metric"), "share", caption=caption, **layout)
-        yield replace(table, rows=[*table.rows, ["published, 1200 units", "", *map(PUBLISHED_PRUNED.get, shares)]])
+        yield _pruned_table(rows.where(width=width), width, shares)
     keep = {"inside": "among the training inputs", "outside": "beyond them"}
     yield pivot(
         spread,
         "curve",
         "metric",
         keep=keep,
-        labels=keep | CURVES,
+        labels=CURVES,
         beside={"ratio": lambda name: mean_and_error(_ratio(spread, name))},
         digits=dict.fromkeys(keep.values(), ".4f") | {"ratio": ".2f"},
         caption="Distance of the quartiles of the predicted target, averaged over inputs among the training inputs and "
         "at least 0.1 beyond them: mean over seeds ± standard error.",
     )
+
+
+def _pruned_table(rows: Rows, width: str, shares: Sequence[float]) -> Table:
+    networks: dict[Any, str] = {"pruned": "one network", "pruned_average": "average of draws"}
+    table = pivot(
+        rows.where(metric=list(networks)),
+        ("method", "metric"),
+        "share",
+        heads=["removed", "predicts"],
+        labels=networks | {index: f"{100 * share:g} %" for index, share in enumerate(shares)},
+        digits=".2f",
+        caption=f"{width} units: test error in % when a share of the weights is set to zero, mean over seeds ± "
+        "standard error. With Bayes by backprop those of the lowest |μ|/σ go first, with SGD and dropout those of "
+        "the lowest |w|. One network: that of the posterior means.",
+    )
+    return replace(table, rows=[*table.rows, ["published, 1200 units", "", *map(PUBLISHED_PRUNED.get, shares)]])
 
 
 @house_style

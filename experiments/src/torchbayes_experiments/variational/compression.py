@@ -12,7 +12,7 @@ import statistics
 import time
 import warnings
 from collections import namedtuple
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,6 @@ import torchbayes as tb
 from torchbayes.compression import Compressed, compress, prune, unit_noise
 from torchbayes.compression.plain import plain_of
 from torchbayes.data import Data
-from torchbayes.posteriors import Posterior
 from torchbayes.report import Picture, Table, looks
 from torchbayes.report.style import INK, house_style, legend_above, new_figure, panel_title
 from torchbayes_experiments import Experiment, Findings, Part, Results, below, load_or_compute, pivot, tidy
@@ -88,8 +87,8 @@ class CompressionRecipe:
 
 QUICK = CompressionRecipe()
 SMALL = replace(QUICK, convolutional=NetworkRecipe("lenet", (), epochs=10, single=6, mode=6))
-_LONG: dict[str, Any] = {"epochs": 200, "single": 200, "mode": 50}
-PAPER = replace(QUICK, dense=NetworkRecipe(**_LONG), convolutional=NetworkRecipe("lenet", (), **_LONG), lr=1e-3)
+_LONG = NetworkRecipe(epochs=200, single=200, mode=50)
+PAPER = replace(QUICK, dense=_LONG, convolutional=replace(_LONG, network="lenet", hidden=()), lr=1e-3)
 
 
 def run(recipe: CompressionRecipe, seed: int, directory: Path) -> dict[str, Any]:
@@ -126,10 +125,10 @@ def scored(
     """
     model = model_of(recipe, settings, fitted, data=data)
 
-    def scores(posterior: Posterior, **how: Any) -> dict[str, Any]:
+    def scores(posterior: tb.Posterior, pruned: Callable[..., dict[str, Any]] = _single) -> dict[str, Any]:
         average = tb.evaluate(posterior, data.test, draws=recipe.draws * posterior.members).metrics["accuracy"]
         errors = {"error": 100 * (1 - average), "mean_error": error_of(plain_of(posterior).network, data)}
-        return errors | (_units if fitted in GROUPS else _single)(recipe, posterior, data, **how)
+        return errors | pruned(recipe, posterior, data)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", tb.ProblemWarning)
@@ -137,15 +136,19 @@ def scored(
             method = tb.MAP(epochs=settings.mode, optimizer=tb.Adam(1e-3))
             mode = tb.fit(model, data.train, method, seed=seed, callbacks=())
             laplace = tb.fit(model, data.train, tb.Laplace(structure="kronecker"), start=mode, seed=seed)
-            return {MODE: scores(mode), LAPLACE: scores(laplace), SURGEON: scores(laplace, surgeon=True)}
-        # the divergence is phased in over the first third
-        shared: dict[str, Any] = {"initial_scale": recipe.initial_scale, "kl_weight": tb.WarmUp()}
-        epochs = settings.epochs if fitted in GROUPS else settings.single
-        vi = tb.VI(epochs=epochs, optimizer=tb.Adam(recipe.lr), **shared)
-        return {fitted: scores(tb.fit(model, data.train, vi, seed=seed, callbacks=()))}
+            surgeon = partial(_single, surgeon=True)
+            return {MODE: scores(mode), LAPLACE: scores(laplace), SURGEON: scores(laplace, surgeon)}
+        epochs, pruned = (settings.epochs, _units) if fitted in GROUPS else (settings.single, _single)
+        vi = tb.VI(
+            epochs=epochs,
+            optimizer=tb.Adam(recipe.lr),
+            initial_scale=recipe.initial_scale,
+            kl_weight=tb.WarmUp(),  # the divergence is phased in over the first third
+        )
+        return {fitted: scores(tb.fit(model, data.train, vi, seed=seed, callbacks=()), pruned)}
 
 
-def _units(recipe: CompressionRecipe, posterior: Posterior, data: Data) -> dict[str, Any]:
+def _units(recipe: CompressionRecipe, posterior: tb.Posterior, data: Data) -> dict[str, Any]:
     """Return the scores of pruning units."""
     smaller = partial(compress, posterior, data.train)
     noise, small = unit_noise(posterior), smaller(rounded=False)
@@ -159,7 +162,7 @@ def _units(recipe: CompressionRecipe, posterior: Posterior, data: Data) -> dict[
     }
 
 
-def _single(recipe: CompressionRecipe, posterior: Posterior, data: Data, *, surgeon: bool = False) -> dict[str, Any]:
+def _single(recipe: CompressionRecipe, posterior: tb.Posterior, data: Data, *, surgeon: bool = False) -> dict[str, Any]:
     """Return the scores of pruning single weights, by the surgeon or not."""
     pruned = partial(prune, posterior, data.train)
     curve = [_point(pruned(keep=share, surgeon=surgeon, rounded=False), data) for share in recipe.shares]
@@ -182,12 +185,7 @@ def _point(small: Compressed, data: Data) -> list[float]:
 
 
 def described(
-    recipe: CompressionRecipe,
-    posterior: Posterior,
-    small: Compressed,
-    *,
-    rounded: Compressed,
-    data: Data,
+    recipe: CompressionRecipe, posterior: tb.Posterior, small: Compressed, *, rounded: Compressed, data: Data
 ) -> dict[str, Any]:
     """Return errors in percent, rates, bytes, layers and speed of a compressed network, before and after rounding."""
     rows = data.test.inputs[: recipe.rows].to(best_device())
@@ -226,14 +224,10 @@ COLUMNS |= {"bits": "bits", "bytes": "bytes on disk", "faster": "faster"}
 
 
 def summarise(results: Results) -> Findings:
-    tables = [table for name in results[0] for table in _tables(results, name)]
-    pictures = [draw for name in results[0] for draw in (_curves(results, name), _histograms(results[0][name], name))]
-    return Findings.of(parts(results), tables, pictures)
-
-
-def parts(results: Results) -> list[Part]:
-    """Return the parts of the claim."""
-    return [part for network in results[0] for method in GROUPS for part in _parts(results, network, method)]
+    parts = (part for network in results[0] for method in GROUPS for part in _parts(results, network, method))
+    tables = (table for network in results[0] for table in _tables(results, network))
+    pictures = (draw(results, network) for network in results[0] for draw in (_curves, _histograms))
+    return Findings.of(parts, tables, pictures)
 
 
 def _parts(results: Results, network: str, method: str) -> Iterator[Part]:
@@ -266,7 +260,6 @@ def _tables(results: Results, network: str) -> Iterator[Table]:
         "method",
         "measure",
         keep=COLUMNS,
-        labels=COLUMNS,
         beside={"layers": layers.get, "published": lambda method: marks.get(method, "–")},
         caption=f"{network}: test errors in percent of the model average, of the pruned network and of that with "
         "rounded weights; how many times fewer weights and bits; the file; how many times faster a forward pass is; "
@@ -296,16 +289,16 @@ def _curves(results: Results, network: str) -> Picture:
     axes, handles = figure.subplots(), dict[str, Any]()
     most = results[0][network][GROUPS[0]]["compressed"]["before"] // 4
     for method, look in looks((*GROUPS, *SINGLE)).items():
-        drawn: dict[str, Any] = {"color": look.colour, "marker": look.marker}
+        plot = partial(axes.plot, color=look.colour)
         points = [np.array(result[network][method]["curve"]) for result in results]
         chosen = "compressed" in results[0][network][method]
         lines = [curve[:-1] if chosen else curve for curve in points]
         for line in lines:
-            axes.plot(*line[line[:, 0].argsort()].T, color=look.colour, alpha=0.2, linewidth=0.7)
+            plot(*line[line[:, 0].argsort()].T, alpha=0.2, linewidth=0.7)
         mean = np.mean(lines, 0)
-        (handles[method],) = axes.plot(*mean[mean[:, 0].argsort()].T, markersize=3, **drawn)
+        (handles[method],) = plot(*mean[mean[:, 0].argsort()].T, markersize=3, marker=look.marker)
         if chosen:
-            axes.plot(*np.mean([curve[-1] for curve in points], 0), markersize=8, linestyle="", **drawn)
+            plot(*np.mean([curve[-1] for curve in points], 0), markersize=8, linestyle="", marker=look.marker)
     for mark in (mark for (name, _), mark in PUBLISHED.items() if name == network):
         (handles["published"],) = axes.plot(most / mark.rate, mark.error, "D", color=INK, markerfacecolor="white")
     axes.set(xscale="log", yscale="log", xlim=(most / 500, most), ylim=(0.5, 100))
@@ -323,8 +316,9 @@ def _curves(results: Results, network: str) -> Picture:
 
 
 @house_style
-def _histograms(fits: Mapping[str, Any], network: str) -> Picture:
-    layers, look = list(fits[GROUPS[0]]["noise"]), looks(GROUPS)
+def _histograms(results: Results, network: str) -> Picture:
+    fits, look = results[0][network], looks(GROUPS)
+    layers = list(fits[GROUPS[0]]["noise"])
     figure = new_figure(2.1 * len(layers), 3.6)
     for row, method in zip(figure.subplots(2, len(layers), squeeze=False, sharex="row"), GROUPS, strict=True):
         for axes, layer in zip(row, layers, strict=True):

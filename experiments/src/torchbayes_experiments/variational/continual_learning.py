@@ -12,7 +12,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,15 +72,15 @@ class ContinualRecipe:
 
     def sequence(self, kind: str, scenario: Scenario) -> tuple[Any, dict[str, Any]]:
         """Return the method of a kind, and what else `sequence` is given."""
-        rule: dict[str, Any] = {"batch_size": scenario.batch_size, "plan": scenario.plan}
-        seeker = tb.MAP(epochs=scenario.map_epochs, optimizer=tb.Adam(scenario.map_lr), **rule)
+        size, plan = scenario.batch_size, scenario.plan
+        seeker = tb.MAP(1, scenario.map_epochs, size, tb.Adam(scenario.map_lr), plan=plan)
         if kind == TUNED:
             return seeker, {}
         if kind in {DIAGONAL, KRONECKER}:
             structure = "diagonal" if kind == DIAGONAL else "kronecker"
             return tb.Laplace(structure, prior="model", check_mode=False), {"seeker": seeker}
-        rule |= {"initial_scale": self.initial_scale, "kl_weight": 1.0}
-        method = tb.VI(epochs=scenario.epochs, optimizer=tb.Adam(scenario.lr), **rule)
+        training = ("diagonal", 1, scenario.epochs, size, tb.Adam(scenario.lr))
+        method = tb.VI(*training, initial_scale=self.initial_scale, kl_weight=1.0, plan=plan)
         coresets = {RANDOM: tb.coresets.Random(scenario.coreset), CENTRES: tb.coresets.KCentre(scenario.coreset)}
         return method, {"seeker": seeker, "coreset": coresets.get(kind)}
 
@@ -163,19 +163,22 @@ def summarise(results: Results) -> Findings:
         *("scenario", "kind", "number", "task"),
     )
     each = {name: rows.where(scenario=name) for name in LABELS}
+    parts = [part for name, some in each.items() for part in _parts(some, name)]
+    return Findings.of(parts, (table for name in each for table in _tables(each[name], name)), _pictures(each))
+
+
+def _pictures(each: Mapping[str, Rows]) -> Iterator[Picture]:
     panels = {
-        f"{LABELS[name]}, accuracy on {said}": some.where(number=number).stacked("kind", "task")
-        for number, said in (("after", "all tasks so far"), ("first", "the first task"))
+        f"{LABELS[name]}, accuracy on {tasks}": some.where(number=number).stacked("kind", "task")
+        for number, tasks in (("after", "all tasks so far"), ("first", "the first task"))
         for name, some in each.items()
     }
     longest = max(len(values[VCL]) for values in panels.values())
-    picture = Picture(
+    yield Picture(
         "Accuracy as tasks are added",
         figures.measure_curves(panels, [str(t) for t in range(1, longest + 1)], label="tasks learned"),
         "Mean accuracy over the tasks so far, and accuracy on the first task, after each task.",
     )
-    parts = [part for name, some in each.items() for part in _parts(some, name)]
-    return Findings.of(parts, [table for name, some in each.items() for table in _tables(some, name)], (picture,))
 
 
 def _numbers(scores: Mapping[str, Any]) -> dict[str, dict[Any, float]]:
@@ -193,36 +196,45 @@ def _parts(rows: Rows, name: str) -> Iterator[Part]:
     label, after = LABELS[name], rows.where(number="after")
     tasks, error = after.names("task"), 1 - rows.values(kind=TUNED, task=JUST)
     yield below(f"{label}: error of fine-tuning on the task just learned", error, LEARNED, precondition=True)
-    said = f"{label}: by the end fine-tuning has lost {-100 * FORGOTTEN:g} points on earlier tasks"
-    yield below(said, rows.values(kind=TUNED, task=BACK), FORGOTTEN, precondition=True)
+    lost = f"{label}: by the end fine-tuning has lost {-100 * FORGOTTEN:g} points on earlier tasks"
+    yield below(lost, rows.values(kind=TUNED, task=BACK), FORGOTTEN, precondition=True)
     for better, worse in BETTER:
-        said = f"{label}: average accuracy after the last task of {better} above that of {worse}"
-        yield below(said, after.less("kind", worse, better, task=tasks[-1]))
+        above = f"{label}: average accuracy after the last task of {better} above that of {worse}"
+        yield below(above, after.less("kind", worse, better, task=tasks[-1]))
     for kind, level in PUBLISHED[name].items() if 5 in tasks else ():
-        said = f"{label}: after five tasks {kind} at most {100 * MARGIN:g} points below the published {level}"
-        yield below(said, level - after.values(kind=kind, task=5), MARGIN)
+        behind = f"{label}: after five tasks {kind} at most {100 * MARGIN:g} points below the published {level}"
+        yield below(behind, level - after.values(kind=kind, task=5), MARGIN)
 
 
 def _tables(rows: Rows, name: str) -> Iterator[Table]:
     label, after = f"{LABELS[name][0].upper()}{LABELS[name][1:]}", rows.where(number="after")
     columns = {t: f"after {t}" for t in after.names("task")}
-    published = {"published, after 5": PUBLISHED[name].get}
-    digits = dict.fromkeys(columns.values(), ".4f") | dict.fromkeys(published, ".3f")
-    caption = f"{label}: mean accuracy over the tasks so far, mean over seeds ± standard error."
-    layout = {"heads": ["method"], "labels": columns, "beside": published, "digits": digits}
-    yield pivot(after, "kind", "task", caption=caption, better="high", **layout)
-    headed = " Heads are untrained before their task, so nothing can go forward." if name == SPLIT else ""
-    caption = (
-        f"{label}: how well a task is known when it has just been learned, how that has changed by "
-        "the end, and how much better than the untrained network the next task is known beforehand."
+    yield pivot(
+        after,
+        "kind",
+        "task",
+        heads=["method"],
+        labels=columns,
+        beside={"published, after 5": PUBLISHED[name].get},
+        digits=dict.fromkeys(columns.values(), ".4f") | {"published, after 5": ".3f"},
+        better="high",
+        caption=f"{label}: mean accuracy over the tasks so far, mean over seeds ± standard error.",
     )
-    digits = dict.fromkeys([JUST, BACK, FORTH], ".4f") | {"seconds": ".0f"}
-    layout = {"heads": ["method"], "digits": digits, "better": dict.fromkeys([JUST, BACK], "high")}
-    yield pivot(rows.where(number="whole"), "kind", "task", caption=caption + headed, **layout)
+    headed = " Heads are untrained before their task, so nothing can go forward." if name == SPLIT else ""
+    yield pivot(
+        rows.where(number="whole"),
+        "kind",
+        "task",
+        heads=["method"],
+        digits=dict.fromkeys([JUST, BACK, FORTH], ".4f") | {"seconds": ".0f"},
+        better=dict.fromkeys([JUST, BACK], "high"),
+        caption=f"{label}: how well a task is known when it has just been learned, how that has changed by the end, "
+        f"and how much better than the untrained network the next task is known beforehand.{headed}",
+    )
 
 
-_WHOLE: dict[str, Any] = {"train_size": None, "test_size": None, "plan": "auto"}
-_SPLIT = Scenario(hidden=(256, 256), coreset=40, epochs=120, map_epochs=120, batch_size=20_000, **_WHOLE)
+_WHOLE = Scenario(tasks=10, epochs=100, map_epochs=100, train_size=None, test_size=None, plan="auto")
+_SPLIT = replace(_WHOLE, tasks=5, hidden=(256, 256), coreset=40, epochs=120, map_epochs=120, batch_size=20_000)
 EXPERIMENT = Experiment(
     name="continual_learning",
     claim="Carried from task to task as the prior, a posterior keeps what was learned: variational continual learning "
@@ -241,7 +253,7 @@ EXPERIMENT = Experiment(
     "rows and epochs, and minibatches for split MNIST too.",
     recipes={
         "small": ContinualRecipe(),
-        "paper": ContinualRecipe(Scenario(tasks=10, epochs=100, map_epochs=100, **_WHOLE), _SPLIT),
+        "paper": ContinualRecipe(_WHOLE, _SPLIT),
     },
     cost={
         "small": "seven minutes of one core",

@@ -13,8 +13,8 @@ from torchbayes.report import Picture, Table, figures, looks
 from torchbayes.report.style import INK, QUIET, house_style, legend_above, new_figure, note_below, percent_axis
 from torchbayes_experiments import Findings, Part, Results, Rows, below, pivot, tidy
 from torchbayes_experiments.basins.flat_regions.run import END, FILTERS, GRID, MATCHED, PLAIN, RAW
-from torchbayes_experiments.shared.ranks import ranks_agree
-from torchbayes_experiments.verdicts import mean_and_error, two_standard_errors
+from torchbayes_experiments.tables import banded_line
+from torchbayes_experiments.verdicts import mean_and_error, ranks_agree
 
 NONE = 1e-9  # share of mistakes that counts as none
 LEVELS = 1.05  # the largest loss on the clean rows may be so many times the smallest
@@ -39,7 +39,7 @@ GEOMETRY = {
 
 
 def summarise(results: Results) -> Findings:
-    pictures = (_volumes(results), _surfaces(results), _widths(results), _densities(results))
+    pictures = (draw(results) for draw in (_volumes, _surfaces, _widths, _densities))
     return Findings.of([*_solution_parts(results), *_width_parts(results)], _tables(results), pictures)
 
 
@@ -101,9 +101,8 @@ def _solution_parts(results: Results) -> Iterator[Part]:
     }
     for ranks, column in monotone.items():
         yield below(f"{ranks} above {RANK:g}", RANK - _accuracy_ranks(results, GEOMETRY[column]))
-    yield below(
-        "effective dimension of the good network below that of the most poisoned one", sizes[:, 0] - sizes[:, -1]
-    )
+    smaller = "effective dimension of the good network below that of the most poisoned one"
+    yield below(smaller, sizes[:, 0] - sizes[:, -1])
 
 
 def _width_parts(results: Results) -> Iterator[Part]:
@@ -170,7 +169,6 @@ def _width_table(results: Results) -> Table:
         ("units", "weights"),
         "column",
         keep=columns,
-        labels=columns,
         caption="One hidden layer of growing width, after the whole training: effective dimension, mean loss (nats) "
         "and share of mistakes on the training rows with their noisy labels, and scores on test rows. Mean over seeds "
         "± standard error.",
@@ -209,9 +207,8 @@ def _volumes(results: Results) -> Picture:
         for result in results:
             good = _at(_plain(result)[0], GEOMETRY[column])
             for (label, look), network in zip(styles.items(), result["solutions"], strict=True):
-                style: Any = {"color": look.colour, "marker": look.marker, "linestyle": "none", "alpha": 0.85}
-                height = _at(network, GEOMETRY[column]) - good
-                (handles[label],) = axes.plot(1 - network["test_error"], height, **style)
+                point = 1 - network["test_error"], _at(network, GEOMETRY[column]) - good
+                (handles[label],) = axes.plot(*point, look.marker, color=look.colour, linestyle="none", alpha=0.85)
         axes.set(title=title, ylabel="log₁₀ of the volume over the good one's")
         axes.yaxis.set_major_formatter(lambda value, _position: f"{value:,.0f}".replace("-", "−"))
         percent_axis(axes.xaxis)
@@ -254,11 +251,8 @@ def _widths(results: Results) -> Picture:
             reached = [place for place in range(len(units)) if all(w[place][when] for w in widths)]
             if reached:
                 values = np.array([[_at(w[place][when], keys) for place in reached] for w in widths])
-                error, mean, look = two_standard_errors(values), values.mean(0), styles[label]
-                style: Any = {"color": look.colour, "marker": look.marker, "linestyle": "-" if when == END else DASHED}
-                band: Any = {"color": look.colour, "alpha": 0.15, "linewidth": 0}
-                axes.fill_between(units[reached], mean - error, mean + error, **band)
-                (handles[label],) = axes.plot(units[reached], mean, **style)
+                line = "-" if when == END else DASHED
+                handles[label] = banded_line(axes, units[reached], values, styles[label], linestyle=line)
         place = float(units[first]) if first < len(units) else np.nan
         handles["no mistake on training rows"] = axes.axvline(place, color=QUIET, linestyle=":", linewidth=1.2)
         axes.set_title(title)
@@ -285,9 +279,10 @@ def _densities(results: Results) -> Picture:
     styles = looks(_name(network) for network in results[0]["solutions"])
     for place in sorted({0, len(names) // 2, len(names) - 1}):  # the good network, the most poisoned one, one between
         mean = np.mean([_plain(result)[place]["curvature"]["density"] for result in results], axis=0)
-        look = styles[names[place]]
-        style: Any = {"color": look.colour, "marker": look.marker, "markevery": 12, "markersize": 4}
-        (handles[names[place]],) = axes.plot(10.0 ** np.array(GRID), np.where(mean > 0.3, mean, np.nan), **style)
+        look, density = styles[names[place]], np.where(mean > 0.3, mean, np.nan)
+        (handles[names[place]],) = axes.plot(
+            10.0 ** np.array(GRID), density, color=look.colour, marker=look.marker, markevery=12, markersize=4
+        )
     axes.set(xscale="log", yscale="log", xlabel="eigenvalue λ (nats per squared unit of the weights)")
     axes.set_ylabel("eigenvalues per decade")
     handles["α"] = axes.axvline(results[0]["precision"], color=INK, linestyle=":", linewidth=1.0)

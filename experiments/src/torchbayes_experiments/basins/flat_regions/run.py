@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import torchbayes as tb
 from torchbayes.data import Pair
 from torchbayes.geometry import Plane, Spectrum, basin, learning_coefficient, spectrum, surface
 from torchbayes_experiments.files import load_or_compute, significant
-from torchbayes_experiments.shared.labels import shuffled
+from torchbayes_experiments.shared.classifiers import shuffled
 from torchbayes_experiments.streams import Purpose, generator
 
 PLAIN, FLATTER = "SGD", "SAM"
@@ -108,17 +109,15 @@ def run(recipe: FlatRecipe, seed: int, directory: Path) -> dict[str, Any]:
         data = tb.data.load(recipe.data, train_size=count, seed=seed)
         return data.train, Pair(*(tensor[: recipe.test_rows] for tensor in data.test))
 
-    def recorded(file: str, compute: Any, *args: Any, **settings: Any) -> dict[str, Any]:
-        return load_or_compute(directory / f"{file}.json", compute, *args, **settings, seed=seed)
-
     train, test = rows(round(poisoned.clean * (1 + max(poisoned.shares))))
+    fitted = partial(solution, poisoned, train, test, seed=seed)
     solutions = [
-        recorded(f"{name}_{share:g}", solution, poisoned, train, test, name=name, share=share)
+        load_or_compute(directory / f"{name}_{share:g}.json", fitted, name=name, share=share)
         for name, share in poisoned.trained()
     ]
-    planes = recorded("surfaces", surfaces, poisoned, train)
-    train, test = rows(by_width.rows)
-    widths = [recorded(f"width_{units}", width, by_width, train, test, units=units) for units in by_width.units]
+    planes = load_or_compute(directory / "surfaces.json", surfaces, poisoned, train, seed=seed)
+    fitted = partial(width, by_width, *rows(by_width.rows), seed=seed)
+    widths = [load_or_compute(directory / f"width_{n}.json", fitted, units=n) for n in by_width.units]
     precisions = {"precision": poisoned.precision, "precisions": list(by_width.precisions)}
     return {"solutions": solutions, "surfaces": planes, "widths": widths, **precisions}
 
@@ -132,11 +131,12 @@ def solution(recipe: Solutions, rows: Pair, test: Pair, *, name: str, share: flo
     model = _model(rows, int(rows.targets.max()) + 1, recipe.hidden)
     point, epochs = trained(recipe, model, clean, poison=poison, name=name, seed=seed)
     missed = 1 - tb.evaluate(point, poison).metrics["accuracy"] if len(poison.targets) else 0.0
-    sampled: dict[str, Any] = {"localisation": recipe.localisation, "method": recipe.chains, "seed": seed}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", tb.ProblemWarning)  # of volumes from few directions, which differences remove
         basins = {shape: volume(recipe, point, clean, shape=shape, seed=seed) for shape in (RAW, FILTERS)}
-        local = learning_coefficient(model, clean, point, **sampled)
+        local = learning_coefficient(
+            model, clean, point, localisation=recipe.localisation, method=recipe.chains, seed=seed
+        )
     trained_as = {"name": name, "share": share, "epochs": epochs}
     scores = {**_scores(point, clean, test), "poison_error": missed, "norm": float(point.weights_MD.norm())}
     shape = {"basins": basins, "curvature": curvature(recipe, point, clean, seed=seed)}
@@ -206,8 +206,8 @@ def volume(recipe: Solutions, point: tb.Point, clean: Pair, *, shape: Any, seed:
 
     `orders` is log₁₀ E[r^D], as the paper takes it, and `typical` D E[log₁₀ r], of the typical direction.
     """
-    settings: dict[str, Any] = {"threshold": recipe.threshold, "directions": recipe.directions, "shape": shape}
-    around = basin(point.model, clean, point, seed=seed, **settings)
+    among = partial(basin, threshold=recipe.threshold, directions=recipe.directions, shape=shape, seed=seed)
+    around = among(point.model, clean, point)
     size, log_K = around.size, around.radii_K.log10()
     orders = float((size * around.radii_K.log()).logsumexp(0) - math.log(len(log_K))) / math.log(10)
     error = size * float(log_K.std()) / math.sqrt(len(log_K))

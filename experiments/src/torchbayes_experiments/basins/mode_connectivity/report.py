@@ -9,20 +9,17 @@ import numpy as np
 
 from torchbayes.report import Picture, Table, figures, looks
 from torchbayes.report.style import QUIET, house_style, legend_above, new_figure, percent_axis
-from torchbayes_experiments import Findings, Part, Results, Verdict, below
+from torchbayes_experiments import Findings, Part, Results, below
 from torchbayes_experiments.basins.mode_connectivity import run
-from torchbayes_experiments.verdicts import mean_and_error, two_standard_errors
+from torchbayes_experiments.tables import banded_line
+from torchbayes_experiments.verdicts import mean_and_error
 
 LABELS = {
     run.IMAGES: "Fashion-MNIST, LeNet",
     run.RESIDUAL: "CIFAR-10, PreResNet-20",
     run.ALIGNMENT: "MNIST, perceptrons",
 }
-FAIR = {
-    run.IMAGES: 0.15,
-    run.RESIDUAL: 0.65,
-    run.ALIGNMENT: 0.04,
-}  # test errors of the ends from which a path says nothing
+FAIR = {run.IMAGES: 0.15, run.RESIDUAL: 0.65, run.ALIGNMENT: 0.04}  # test errors of ends: a path then says nothing
 HIGH_LOSS, HIGH_ERROR = 0.5, 0.1  # nats and share by which the straight line rises above the worse end, at least
 LOSS_FACTOR = 1.2  # loss on a curve over that of the worse end; published: 1 for Bezier curves, at most 1.18 for chains
 ERROR_MARGIN = 0.01  # of test error; published on CIFAR-10: 0.1 to 1.1 points
@@ -34,24 +31,33 @@ _BAND = "mean over seeds, band ± two standard errors"
 
 
 def summarise(results: Results) -> Findings:
-    tables, pictures = [], []
-    for task in (run.IMAGES, run.RESIDUAL):
-        if of_task := [result[task] for result in results if task in result]:
-            label = LABELS[task]
-            tables += [_paths_table(label, of_task), _averages_table(label, of_task)]
-            pictures += [_losses(label, of_task), *_planes(label, of_task), _diversity(label, of_task)]
-    if of_task := [result[run.ALIGNMENT] for result in results if run.ALIGNMENT in result]:
-        tables.append(_alignment_table(of_task))
-        pictures.append(_aligned(LABELS[run.ALIGNMENT], of_task))
-    return Findings(verdict(results), tuple(tables), tuple(pictures))
-
-
-def verdict(results: Results) -> Verdict:
     each = {task: [result[task] for result in results if task in result] for task in LABELS}
-    parts = [part for task in (run.IMAGES, run.RESIDUAL) if each[task] for part in _path_parts(task, each[task])]
-    if each[run.ALIGNMENT]:
-        parts += _alignment_parts(each[run.ALIGNMENT])
-    return Verdict.of(parts)
+    tasks = {task: some for task, some in each.items() if some}
+    return Findings.of(_parts(tasks), _tables(tasks), _pictures(tasks))
+
+
+def _parts(tasks: Mapping[str, Results]) -> Iterator[Part]:
+    for task, results in tasks.items():
+        yield from _alignment_parts(results) if task == run.ALIGNMENT else _path_parts(task, results)
+
+
+def _tables(tasks: Mapping[str, Results]) -> Iterator[Table]:
+    for task, results in tasks.items():
+        if task == run.ALIGNMENT:
+            yield _alignment_table(results)
+        else:
+            yield _paths_table(LABELS[task], results)
+            yield _averages_table(LABELS[task], results)
+
+
+def _pictures(tasks: Mapping[str, Results]) -> Iterator[Picture]:
+    for task, results in tasks.items():
+        if task == run.ALIGNMENT:
+            yield _aligned(LABELS[task], results)
+        else:
+            yield _losses(LABELS[task], results)
+            yield from _planes(LABELS[task], results)
+            yield _diversity(LABELS[task], results)
 
 
 def scores(results: Results, name: str, key: str, *, group: str = "paths") -> np.ndarray:
@@ -70,11 +76,8 @@ def _path_parts(task: str, results: Results) -> Iterator[Part]:
         values = scores(results, path, key)
         return values.max(1), values[:, ENDS].max(1)
 
-    label, (loss, worse_loss), (error, worse) = (
-        LABELS[task],
-        largest(run.SEGMENT, "loss"),
-        largest(run.SEGMENT, "error"),
-    )
+    (loss, worse_loss), (error, worse) = (largest(run.SEGMENT, key) for key in ("loss", "error"))
+    label = LABELS[task]
     rises = f"on the straight line the training loss rises by more than {HIGH_LOSS} nats above the worse end"
     yield below(f"{label}: test error of the worse end", worse, FAIR[task], precondition=True)
     yield below(f"{label}: {rises}", HIGH_LOSS - (loss - worse_loss))
@@ -187,20 +190,24 @@ def _aligned(label: str, results: Results) -> Picture:
     )
 
 
-def _planes(label: str, results: Results) -> list[Picture]:
-    """Return the loss over the plane of each curve, of the first seed that has surfaces."""
-
-    def drawn(name: str, over: Mapping[str, Any]) -> Any:
-        grid = {f"plane of the {name}": over["loss"]}
-        look: Any = {"marks": dict(zip(("w₁", "w₂", "bend θ"), over["marks"], strict=True)), "curve": over["curve"]}
-        return figures.loss_surfaces(grid, over["x"], over["y"], label="training loss (nats)", **look)
-
-    caption = (
-        "Loss of training rows with the weight decay over the plane through both ends and the bend, first seed. "
-        "Distances are those between weights; the straight line is the axis from w₁ to w₂."
-    )
+def _planes(label: str, results: Results) -> Iterator[Picture]:
+    """Yield the loss over the plane of each curve, of the first seed that has surfaces."""
     surfaces = next((result["surfaces"] for result in results if result["surfaces"]), {})
-    return [Picture(f"{label}: the plane of the {name}", drawn(name, over), caption) for name, over in surfaces.items()]
+    for name, over in surfaces.items():
+        drawn = figures.loss_surfaces(
+            {f"plane of the {name}": over["loss"]},
+            over["x"],
+            over["y"],
+            label="training loss (nats)",
+            marks=dict(zip(("w₁", "w₂", "bend θ"), over["marks"], strict=True)),
+            curve=over["curve"],
+        )
+        yield Picture(
+            f"{label}: the plane of the {name}",
+            drawn,
+            "Loss of training rows with the weight decay over the plane through both ends and the bend, first seed. "
+            "Distances are those between weights; the straight line is the axis from w₁ to w₂.",
+        )
 
 
 @house_style
@@ -252,11 +259,8 @@ def _on_log_axes(
 
 def _line(axes: Any, places: Sequence[float], values_RT: np.ndarray, look: Any, *, every: int = 3) -> Any:
     """Return the line of the mean over repeats, drawn with its band."""
-    mean, spread = values_RT.mean(0), two_standard_errors(values_RT)
-    low = np.maximum(mean - spread, 0.2 * mean)  # a logarithmic axis has no room below zero
-    axes.fill_between(places, low, mean + spread, color=look.colour, alpha=0.15, linewidth=0)
     marks = every if len(places) > 12 else 1
-    return axes.plot(places, mean, color=look.colour, marker=look.marker, markevery=marks, markersize=4)[0]
+    return banded_line(axes, places, values_RT, look, markersize=4, markevery=marks, least=0.2)
 
 
 def _log_axis(axes: Any, *, percent: bool) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,45 +83,44 @@ class ModeConnectivityRecipe:
     surface_seed: int = 0  # the seed of which loss surfaces are computed
 
 
-_FASHION: dict[str, Any] = {"data": "fashion_mnist", "network": "lenet", "test_rows": None, "decay": 5e-4}
-_RESNET: dict[str, Any] = {"data": "cifar10", "network": "preresnet20", "points": 7}
-_PERCEPTRON: dict[str, Any] = {"data": "mnist", "network": "mlp", "hidden": (512, 512, 512), "test_rows": None}
-_STEPS: dict[str, Any] = {"batch_size": 50, "optimizer": tb.SGD(0.1), "plan": "loop"}
-
 SMALL = ModeConnectivityRecipe(
     images=Connection(
+        data="fashion_mnist",
+        network="lenet",
         train_size=10_000,
+        test_rows=None,
+        decay=5e-4,
         ends=tb.MAP(members=2, epochs=12, optimizer=tb.SGD(0.05)),
         bends=tb.Curve(epochs=36, optimizer=tb.SGD(0.05)),
         points=13,
         surface_points=17,
-        **_FASHION,
     ),
     residual=Connection(
+        data="cifar10",
+        network="preresnet20",
         train_size=2000,
         test_rows=3000,
         decay=5e-4,
-        ends=tb.MAP(members=2, epochs=12, **_STEPS),
-        bends=tb.Curve(epochs=16, **_STEPS),
-        **_RESNET,
+        ends=tb.MAP(members=2, epochs=12, batch_size=50, optimizer=tb.SGD(0.1), plan="loop"),
+        bends=tb.Curve(epochs=16, batch_size=50, optimizer=tb.SGD(0.1), plan="loop"),
+        points=7,
     ),
     alignment=Alignment(
+        data="mnist",
+        network="mlp",
+        hidden=(512, 512, 512),
         train_size=20_000,
+        test_rows=None,
         decay=1e-4,
         ends=tb.MAP(members=2, epochs=10, optimizer=tb.Adam(1e-3)),
         points=13,
         barrier_rows=10_000,
         activation_rows=2000,
-        **_PERCEPTRON,
     ),
 )
 
 
-def _on_all_rows(task: Any, **changes: Any) -> Any:
-    return replace(task, train_size=None, test_rows=None, **changes)
-
-
-_LONG: dict[str, Any] = {"epochs": 200, "plan": "loop"}
+_on_all_rows: Any = partial(replace, train_size=None, test_rows=None)
 PAPER = ModeConnectivityRecipe(
     images=_on_all_rows(
         SMALL.images,
@@ -132,8 +132,8 @@ PAPER = ModeConnectivityRecipe(
     ),
     residual=_on_all_rows(
         SMALL.residual,
-        ends=tb.MAP(members=2, optimizer=tb.SGD(0.1), **_LONG),
-        bends=tb.Curve(optimizer=tb.SGD(0.03), **_LONG),
+        ends=tb.MAP(members=2, epochs=200, optimizer=tb.SGD(0.1), plan="loop"),
+        bends=tb.Curve(epochs=200, optimizer=tb.SGD(0.03), plan="loop"),
         decay=3e-4,
         points=61,
         surface_points=21,
@@ -179,11 +179,8 @@ def on_paths(task: Connection, seed: int, home: Path) -> dict[str, Any]:
     `positions` (T,); `paths`: name -> `along`; `surfaces`: name of a curve -> `in_its_plane`, empty without surfaces.
     """
     ends, train, test = _two_ends(task, seed, home)
-    fits: dict[str, Any] = {"start": ends, "seed": seed, "resume": True, "callbacks": ()}
-    curves = {
-        name: tb.fit(ends.model, train, method, directory=home / method.shape, **fits)
-        for name, method in task.curves().items()
-    }
+    fit = partial(tb.fit, ends.model, train, start=ends, seed=seed, resume=True, callbacks=())
+    curves = {name: fit(method, directory=home / method.shape) for name, method in task.curves().items()}
     bezier = curves[BEZIER]
     straight = replace(bezier, points_MPD=bezier.points_MPD[:, [0, -1]], shape="chain")
     positions = torch.linspace(0, 1, task.points, dtype=torch.float64).tolist()

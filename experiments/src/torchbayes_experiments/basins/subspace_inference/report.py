@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,8 @@ Numbers = dict[str, dict[str, tuple[float, float]]]
 
 
 def _published(**sets: tuple[tuple[float, float], ...]) -> Numbers:
-    return {
-        name: dict(zip((run.SGD_POINT, run.ESS, run.VARIATIONAL, run.SWAG_POSTERIOR), of, strict=True))
-        for name, of in sets.items()
-    }
+    methods = (run.SGD_POINT, run.ESS, run.VARIATIONAL, run.SWAG_POSTERIOR)
+    return {name: dict(zip(methods, numbers, strict=True)) for name, numbers in sets.items()}
 
 
 # Izmailov et al. (2019): mean and standard deviation over the 20 splits, tables 2 to 4 of the supplement, in the same
@@ -61,57 +60,52 @@ IMAGE_ACCURACY = {"SWA": 80.19, "random": 80.17, "PCA": 80.54, "curve": 81.55}
 
 def summarise(results: Results) -> Findings:
     """The repeats of UCI sets are the splits, of scores averaged over the seeds that have them; else the seeds."""
-    parts: list[Part] = []
-    tables: list[Table] = []
-    pictures: list[Picture] = []
-    for key, report in (("regressions", _regressions), ("toy", _bands), ("images", _images)):
-        some = [result[key] for result in results if key in result]
-        if some:
-            more_parts, more_tables, picture = report(some)
-            parts, tables, pictures = [*parts, *more_parts], [*tables, *more_tables], [*pictures, picture]
-    return Findings.of(parts, tables, pictures)
+    reports = {"regressions": _regressions, "toy": _bands, "images": _images}
+    each = {key: [result[key] for result in results if key in result] for key in reports}
+    findings = [reports[key](of_part) for key, of_part in each.items() if of_part]
+    return Findings.of(*(chain.from_iterable(kind) for kind in zip(*findings, strict=True)))
 
 
-Report = tuple[list[Part], list[Table], Picture]
+Report = tuple[Iterable[Part], Iterable[Table], Iterable[Picture]]
+LIKELIHOOD = "log likelihood"
 
 
 def _regressions(results: Results) -> Report:
     rows = tidy(results, "set", "method", "metric").only(method=run.METHODS)
     frame = rows.frame
     likely = Rows(frame.assign(value=-frame["value"])[frame["metric"] == "nll_gaussian"])
-    label = "log likelihood"
-    picture = dots(
+    return _regression_parts(likely), _regression_tables(rows, likely), _regression_pictures(likely)
+
+
+def _regression_pictures(likely: Rows) -> Iterator[Picture]:
+    yield dots(
         likely,
-        label,
+        LIKELIHOOD,
         title="Test log likelihood on UCI regression",
         published={
             name: {f"{method}, as published": number for method, number in LOG_LIKELIHOOD[name].items()}
-            for name in results[0]
+            for name in likely.names("set")
         },
         better="high",
         caption="Mean over splits with two standard errors, in the target's units; hollow, as published, with the "
         "standard deviation over splits. ESS and VI are in the subspace.",
     )
-    tables = [
-        _uci_table(likely if of == label else rows.where(metric=metric), of)
-        for metric, of in zip(run.METRICS, PUBLISHED, strict=True)
-    ]
-    compared = differences(
-        Rows(_with_mean(likely.frame)),
+
+
+def _regression_tables(rows: Rows, likely: Rows) -> Iterator[Table]:
+    import pandas as pd
+
+    for metric, label in zip(run.METRICS, PUBLISHED, strict=True):
+        yield _uci_table(likely if label == LIKELIHOOD else rows.where(metric=metric), label)
+    with_mean = pd.concat([likely.frame, likely.frame.assign(set="mean of the sets")])  # which `differences` takes
+    yield differences(
+        Rows(with_mean),
         [(method, run.SGD_POINT) for method in (run.SWA_POINT, run.ESS, run.VARIATIONAL, run.SWAG_POSTERIOR)],
         index=("set",),
-        labels={"mean": label},
+        labels={"mean": LIKELIHOOD},
         caption="Paired differences of the test log likelihood over splits with their 95 % t interval; above zero the "
         "first is better.",
     )
-    return list(_regression_parts(likely)), [*tables, compared], picture
-
-
-def _with_mean(frame: Any) -> Any:
-    """Return numbers by set, and after them those of all sets, whose mean is taken over them."""
-    import pandas as pd
-
-    return pd.concat([frame, frame.assign(set="mean of the sets")])
 
 
 def _uci_table(rows: Rows, label: str) -> Table:
@@ -131,15 +125,15 @@ def _regression_parts(likely: Rows) -> Iterator[Part]:
     """Yield parts of each set, of their mean, and of what is published."""
     pairs = [(name, method) for name in likely.names("set") for method in (run.ESS, run.VARIATIONAL)]
     for name, method in pairs:
-        said = f"{name}: log likelihood of {method} at most {MARGIN} below that of SGD"
-        yield below(said, likely.less("method", run.SGD_POINT, method, "split", set=name), MARGIN)
+        statement = f"{name}: log likelihood of {method} at most {MARGIN} below that of SGD"
+        yield below(statement, likely.less("method", run.SGD_POINT, method, "split", set=name), MARGIN)
     for method in (run.ESS, run.VARIATIONAL):
-        said = f"mean of the sets: log likelihood of {method} above that of SGD"
-        yield below(said, likely.less("method", run.SGD_POINT, method, "split"))
+        statement = f"mean of the sets: log likelihood of {method} above that of SGD"
+        yield below(statement, likely.less("method", run.SGD_POINT, method, "split"))
     for name, method in pairs:
         mean, spread = LOG_LIKELIHOOD[name][method]
-        said = f"{name}: NLL of {method} at most the published {-mean:g} + {spread:g}"
-        yield below(said, -likely.values("split", set=name, method=method), spread - mean)
+        statement = f"{name}: NLL of {method} at most the published {-mean:g} + {spread:g}"
+        yield below(statement, -likely.values("split", set=name, method=method), spread - mean)
 
 
 def _bands(results: Results) -> Report:
@@ -158,20 +152,17 @@ def _bands(results: Results) -> Report:
         "error.",
         digits=dict.fromkeys(("gaps/data", "outside/data"), ".2f"),
     )
-    spreads, regions = rows.apart("subspace", "number"), ("in the gaps", "outside")
-    at_data = [
-        below(
-            f"bands: spread at the data over that {region}, {space}",
-            spreads[space]["at the data"] / spreads[space][region],
-            1 / OPEN,
-        )
-        for space in (run.PCA, run.CURVE)
-        for region in regions
-    ]
-    gaps = {space: spreads[run.RANDOM]["gaps/data"] / spreads[space]["gaps/data"] for space in (run.PCA, run.CURVE)}
-    said = "bands: spread in the gaps over that at the data, random over"
-    parts = [*at_data, *(below(f"{said} {space}", ratio, 1.0) for space, ratio in gaps.items())]
-    return parts, [table], _band_picture(results[0])
+    spreads = rows.apart("subspace", "number")
+    parts = []
+    for space in (run.PCA, run.CURVE):
+        at_data = spreads[space]["at the data"]
+        for region in ("in the gaps", "outside"):
+            statement = f"bands: spread at the data over that {region}, {space}"
+            parts.append(below(statement, at_data / spreads[space][region], 1 / OPEN))
+    for space in (run.PCA, run.CURVE):
+        ratio = spreads[run.RANDOM]["gaps/data"] / spreads[space]["gaps/data"]
+        parts.append(below(f"bands: spread in the gaps over that at the data, random over {space}", ratio, 1.0))
+    return parts, [table], map(_band_picture, results[:1])
 
 
 def _images(results: Results) -> Report:
@@ -190,7 +181,7 @@ def _images(results: Results) -> Report:
         "images",
         "metric",
         keep=labels,
-        labels=labels | names,
+        labels=names,
         scale={"accuracy": 100},
         beside={"published NLL": IMAGE_NLL.get, "published accuracy, %": IMAGE_ACCURACY.get},
         caption="Test images: mean over seeds ± standard error. Published: PreResNet-164 on CIFAR-100.",
@@ -203,7 +194,7 @@ def _images(results: Results) -> Report:
         }
         for metric, scale in (("nll", 1), ("accuracy", 100))
     }
-    return parts, [table], _image_picture(panels)
+    return parts, [table], map(_image_picture, [panels])
 
 
 @house_style

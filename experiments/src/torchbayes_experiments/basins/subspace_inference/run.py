@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 import torchbayes as tb
 from torchbayes_experiments.files import load_or_compute, rounded
 from torchbayes_experiments.shared.classifiers import METRICS as IMAGE_METRICS
-from torchbayes_experiments.shared.classifiers import best_device, decay_prior
+from torchbayes_experiments.shared.classifiers import classifier, decay_prior
 from torchbayes_experiments.shared.uci_splits import load_split, over_splits
 
 METHODS = SGD_POINT, SWA_POINT, ESS, VARIATIONAL, SWAG_POSTERIOR = "SGD", "SWA", "ESS", "VI", "SWAG"
@@ -27,9 +27,9 @@ class Training:
     """How networks are trained on one of the regressions."""
 
     decay: float  # λ, weight decay on the scale of the mean loss, for the prior N(0, 1/(λN))
-    epochs: int
-    burn_in: float  # share of the epochs before the averages begin
-    batch_size: int
+    epochs: int = 1000
+    burn_in: float = 0.5  # share of the epochs before the averages begin
+    batch_size: int = 100
     temperature: float  # T of the likelihood in the subspace
     # least variance of the noise, in that of the targets. The authors learn one, under weight decay; this one is fixed.
     floor: float
@@ -69,7 +69,7 @@ class Regressions:
         return tuple(self.trainings)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Sampling:
     """Elliptical slice sampling in the three subspaces."""
 
@@ -128,62 +128,60 @@ class SubspaceRecipe:
     regression_seeds: int = 1
 
 
-_BOSTON: dict[str, Any] = {"decay": 0.1, "epochs": 300, "burn_in": 2 / 3, "batch_size": 30, "floor": 0.02}
-_LONG: dict[str, Any] = {"epochs": 1000, "burn_in": 0.5, "batch_size": 100}
-_CONCRETE: dict[str, Any] = _LONG | {"decay": 0.01, "floor": 0.05}
-_ENERGY: dict[str, Any] = _LONG | {"decay": 0.1, "floor": 0.002}
-_YACHT: dict[str, Any] = _LONG | {"decay": 1e-3, "batch_size": 30, "floor": 0.0005}
-_INSIDE: dict[str, Any] = {"batch_size": 100_000, "estimator": "weights", "draws": 4, "kl_weight": 1.0}
 _TOY_SGD, _IMAGE_SGD = tb.SGD(5e-4, momentum=0.95), tb.SGD(0.05, momentum=0.9)
-_TOY_SWAG = tb.SWAG(1, 3000, 50, _TOY_SGD, _TOY_SGD.lr, 2 / 3, per_epoch=1, rank=20)
-
-
-def _slices(chains: int, steps: int, burn_in: int, plan: str, **settings: Any) -> Sampling:
-    return Sampling(method=tb.EllipticalSlice(chains, steps, burn_in, plan=plan), **settings)
-
-
+_REGRESSIONS = Regressions(
+    boston=Training(decay=0.1, epochs=300, burn_in=2 / 3, batch_size=30, temperature=1.0, floor=0.02),
+    concrete=Training(decay=0.01, temperature=10.0, floor=0.05),
+    energy=Training(decay=0.1, temperature=1.0, floor=0.002),
+    yacht=Training(decay=1e-3, batch_size=30, temperature=1.0, floor=0.0005),
+    elliptical=tb.EllipticalSlice(4, 100, 50, plan="native"),
+    variational=tb.VI(
+        epochs=200,
+        batch_size=100_000,
+        optimizer=tb.Adam(0.1),
+        estimator="weights",
+        draws=4,
+        kl_weight=1.0,
+        plan="native",
+    ),
+)
+_TOY = Toy(
+    swag=tb.SWAG(1, 3000, 50, _TOY_SGD, _TOY_SGD.lr, 2 / 3, per_epoch=1, rank=20),
+    curve=tb.Curve(epochs=3000, batch_size=50, optimizer=_TOY_SGD),
+    sampling=Sampling(tb.EllipticalSlice(4, 400, 100, plan="native"), 1.5, 20.0, 0.75),
+)
 SMALL = SubspaceRecipe(
-    regressions=Regressions(
-        boston=Training(temperature=1.0, **_BOSTON),
-        concrete=Training(temperature=10.0, **_CONCRETE),
-        energy=Training(temperature=1.0, **_ENERGY),
-        yacht=Training(temperature=1.0, **_YACHT),
-        elliptical=tb.EllipticalSlice(4, 100, 50, plan="native"),
-        variational=tb.VI(epochs=200, optimizer=tb.Adam(0.1), plan="native", **_INSIDE),
-    ),
-    toy=Toy(
-        swag=_TOY_SWAG,
-        curve=tb.Curve(epochs=3000, batch_size=50, optimizer=_TOY_SGD),
-        sampling=_slices(4, 400, 100, "native", temperature=1.5, scale=20.0, curve_temperature=0.75),
-    ),
+    regressions=_REGRESSIONS,
+    toy=_TOY,
     images=Images(
         swag=tb.SWAG(1, 24, 100, _IMAGE_SGD, 0.02, 0.5, per_epoch=4, rank=20, plan="native"),
         curve=tb.Curve(epochs=12, batch_size=100, optimizer=_IMAGE_SGD, plan="native"),
-        sampling=_slices(2, 35, 5, "native", temperature=1000.0, scale=4.0, curve_temperature=1000.0),
+        sampling=Sampling(tb.EllipticalSlice(2, 35, 5, plan="native"), 1000.0, 4.0, 1000.0),
         prior_scale=0.4,
         test_rows=5000,
     ),
 )
 PAPER = SubspaceRecipe(
-    regressions=Regressions(
-        boston=Training(temperature=0.1, **_BOSTON),
-        concrete=Training(temperature=1e4, **_CONCRETE),
-        energy=Training(temperature=691 / 20, **_ENERGY),
-        naval=Training(temperature=10741 / 20, decay=1e-4, floor=1e-4, lr=5e-4, **_LONG),
-        yacht=Training(temperature=277 / 20, **_YACHT),
+    regressions=replace(
+        _REGRESSIONS,
+        boston=replace(_REGRESSIONS.boston, temperature=0.1),
+        concrete=replace(_REGRESSIONS.concrete, temperature=1e4),
+        energy=replace(_REGRESSIONS.energy, temperature=691 / 20),
+        naval=Training(decay=1e-4, temperature=10741 / 20, floor=1e-4, lr=5e-4),
+        yacht=replace(_REGRESSIONS.yacht, temperature=277 / 20),
         elliptical=tb.EllipticalSlice(4, 100, 50, plan="vmap"),
-        variational=tb.VI(epochs=1000, optimizer=tb.Adam(0.03), plan="vmap", **_INSIDE),
+        variational=replace(_REGRESSIONS.variational, epochs=1000, optimizer=tb.Adam(0.03), plan="vmap"),
         rank=20,
     ),
-    toy=Toy(
-        swag=_TOY_SWAG,
+    toy=replace(
+        _TOY,
         curve=tb.Curve(epochs=6000, batch_size=50, optimizer=_TOY_SGD),
-        sampling=_slices(4, 1000, 100, "vmap", temperature=1.5, scale=5.0, curve_temperature=0.75),
+        sampling=Sampling(tb.EllipticalSlice(4, 1000, 100, plan="vmap"), 1.5, 5.0, 0.75),
     ),
     images=Images(
         swag=tb.SWAG(1, 300, 128, tb.SGD(0.1, momentum=0.9), 0.05, 161 / 300, per_epoch=1, rank=20, plan="loop"),
         curve=tb.Curve(epochs=600, batch_size=128, optimizer=_IMAGE_SGD, plan="loop"),
-        sampling=_slices(1, 40, 10, "loop", temperature=5000.0, scale=2.0, curve_temperature=1e4),
+        sampling=Sampling(tb.EllipticalSlice(1, 40, 10, plan="loop"), 5000.0, 2.0, 1e4),
         prior_scale=(3e-4 * 50_000) ** -0.5,
         data="cifar10",
         network="resnet20_frn",
@@ -231,8 +229,8 @@ def split_scores(recipe: Regressions, name: str, split: int, *, seed: int) -> di
         VARIATIONAL: (within(recipe.variational), recipe.draws),
         SWAG_POSTERIOR: (swag, recipe.draws),
     }
-    settings = {"seed": seed, "target_scale": scale}
-    scores = {m: tb.evaluate(p, data.test, draws=draws, **settings).metrics for m, (p, draws) in posteriors.items()}
+    evaluate = partial(tb.evaluate, data=data.test, seed=seed, target_scale=scale)
+    scores = {method: evaluate(posterior, draws=draws).metrics for method, (posterior, draws) in posteriors.items()}
     return {method: {metric: metrics[metric] for metric in METRICS} for method, metrics in scores.items()}
 
 
@@ -246,8 +244,8 @@ class Trained:
     @classmethod
     def of(cls, recipe: Toy | Images, model: tb.Model, rows: Any, *, seed: int, home: Path | None = None) -> Trained:
         def fit(method: Any, name: str, *, shift: int = 0, start: tb.Point | None = None) -> Any:
-            files = {} if home is None else {"directory": home / name, "resume": True}
-            return tb.fit(model, rows, method, start=start, seed=seed + shift, callbacks=(), **files)
+            fit_from = partial(tb.fit, model, rows, method, start=start, seed=seed + shift, callbacks=())
+            return fit_from() if home is None else fit_from(directory=home / name, resume=True)
 
         first, second = fit(recipe.swag, "first"), fit(recipe.swag, "second", shift=SECOND)
         ends = tb.Point(model, torch.cat([first.mean_MD, second.mean_MD]))
@@ -325,11 +323,16 @@ def image_scores(recipe: Images, *, seed: int, home: Path) -> dict[str, dict[str
     test = tb.data.Pair(*(rows[: recipe.test_rows] for rows in data.test))
     settings = {"channels": recipe.channels, "hidden": recipe.hidden} if recipe.network == "lenet" else {}
 
-    def model(temperature: float = 1.0) -> tb.Model:
-        network = tb.networks.build(recipe.network, data.input_shape, data.num_classes, **settings).to(best_device())
-        likelihood, prior = tb.likelihoods.Categorical(), tb.priors.Normal(recipe.prior_scale)
-        return tb.Model(network, likelihood, prior, temperature=temperature, tempering="likelihood")
-
+    prior = tb.priors.Normal(recipe.prior_scale)
+    model = partial(
+        classifier,
+        recipe.network,
+        data.input_shape,
+        data.num_classes,
+        prior=prior,
+        settings=settings,
+        tempering="likelihood",
+    )
     trained = Trained.of(recipe, model(), data.train, seed=seed, home=home)
 
     def scored(posterior: tb.Posterior, draws: int | None = None) -> dict[str, float]:
@@ -337,9 +340,10 @@ def image_scores(recipe: Images, *, seed: int, home: Path) -> dict[str, dict[str
         return {metric: metrics[metric] for metric in IMAGE_METRICS}
 
     def sampled(name: str) -> dict[str, float]:
-        tempered, files = model(sampling.temperature_of(name)), {"directory": home / name, "resume": True}
+        tempered = model(temperature=sampling.temperature_of(name))
+        fit = partial(tb.fit, tempered, data.train, sampling.method, seed=seed, callbacks=())
         space = trained.space(name, tempered, sampling, seed=seed)
-        return scored(tb.fit(tempered, data.train, sampling.method, space=space, seed=seed, callbacks=(), **files))
+        return scored(fit(space=space, directory=home / name, resume=True))
 
     scores = {
         SWA_POINT: partial(scored, tb.Point(trained.swag.model, trained.swag.mean_MD)),

@@ -10,7 +10,7 @@ import torch
 
 from torchbayes.report import Picture, Table, figures, looks
 from torchbayes.report.style import FAINT, house_style, legend_above, new_figure, note_below, panel_title, percent_axis
-from torchbayes_experiments import Findings, Part, Results, Rows, Verdict, below, differences, pivot, tidy
+from torchbayes_experiments import Findings, Part, Results, Rows, below, differences, pivot, tidy
 from torchbayes_experiments.variational.multiplicative_flows.run import (
     DIGITS,
     ENSEMBLE,
@@ -37,17 +37,24 @@ _LINES = 4  # labels of the turned digit that are drawn with a line of their own
 
 
 def summarise(results: Results) -> Findings:
-    tables: list[Table] = []
-    pictures: list[Picture] = []
+    """Parts and margins were set before any whole run."""
     rows = _rows(results)
+    return Findings.of(_parts(rows, results[0]), _tables(rows, results[0]), _pictures(results))
+
+
+def _tables(rows: Rows, tasks: Mapping[str, Any]) -> Iterator[Table]:
+    if PHOTOGRAPHS in tasks:
+        yield from _photograph_tables(rows.where(task=PHOTOGRAPHS))
+    if DIGITS in tasks:
+        yield _digits_table(rows.where(task=DIGITS), tasks[DIGITS]["angles"])
+
+
+def _pictures(results: Results) -> Iterator[Picture]:
     if PHOTOGRAPHS in results[0]:
-        tables += _photograph_tables(rows.where(task=PHOTOGRAPHS))
-        pictures.append(entropies([result[PHOTOGRAPHS] for result in results]))
+        yield entropies([result[PHOTOGRAPHS] for result in results])
     if DIGITS in results[0]:
         digits = [result[DIGITS] for result in results]
-        tables.append(_digits_table(rows.where(task=DIGITS), digits[0]["angles"]))
-        pictures += [_one_digit(digits[0]), _many_digits(digits)]
-    return Findings(verdict(results), tuple(tables), tuple(pictures))
+        yield from (_one_digit(digits[0]), _many_digits(digits))
 
 
 def _rows(results: Results) -> Rows:
@@ -76,11 +83,6 @@ def _rows(results: Results) -> Rows:
     return Rows(frame[frame.groupby(["task", "method", "measure"])["value"].transform("size") == len(results)])
 
 
-def verdict(results: Results) -> Verdict:
-    """Return the verdict; parts and margins were set before any whole run."""
-    return Verdict.of(list(_parts(_rows(results), results[0])))
-
-
 def _parts(rows: Rows, tasks: Container[str]) -> Iterator[Part]:
     if PHOTOGRAPHS in tasks:
         photographs = rows.where(task=PHOTOGRAPHS)
@@ -103,9 +105,9 @@ def _parts(rows: Rows, tasks: Container[str]) -> Iterator[Part]:
                 yield Part(statement, "inconclusive", "no turned digit is taken for another in some seed")
 
 
-def _photograph_tables(rows: Rows) -> tuple[Table, Table]:
+def _photograph_tables(rows: Rows) -> Iterator[Table]:
     published = f"paper: {ERROR}"
-    scores = pivot(
+    yield pivot(
         rows,
         "method",
         "measure",
@@ -117,7 +119,7 @@ def _photograph_tables(rows: Rows) -> tuple[Table, Table]:
         caption="Test images of the five classes that were seen, and of the five that were not: mean over seeds ± "
         f"standard error. Entropies are those of the average prediction, in nats; at most log 5 = {np.log(5):.2f}.",
     )
-    return scores, differences(
+    yield differences(
         rows.where(measure=[ERROR, UNSEEN, AUROC]),
         [(FLOWS, name) for name in rows.names("method") if name != FLOWS],
         index=("measure",),
@@ -151,9 +153,8 @@ def entropies(photographs: Results) -> Picture:
         for style, (name, look) in zip(_STYLES, looks(list(photographs[0])).items(), strict=False):
             counts = np.sum([scores[name]["counts"][images] for scores in photographs], axis=0)
             shares = np.concatenate([[0.0], np.cumsum(counts) / counts.sum()])
-            drawn: dict[str, Any] = {"color": look.colour, "linestyle": style, "marker": look.marker, "markersize": 4}
             places, every = np.linspace(0, np.log(5), len(shares)), max(len(shares) // 8, 1)
-            (handles[name],) = axes.plot(places, shares, markevery=every, **drawn)
+            handles[name] = _line(axes, places, shares, look, style, markevery=every)
         panel_title(axes, f"{images} classes")
         axes.axvline(np.log(5), color=FAINT, linestyle=":")
     grid[0].set(xlim=(0, 1.02 * np.log(5)), ylim=(0, 1), ylabel="share of test images")
@@ -199,8 +200,7 @@ def _one_digit(digits: Mapping[str, Any]) -> Picture:
         for label, style, (text, look) in zip(shown, _STYLES, named.items(), strict=False):
             ends = (np.clip(mean[:, label] + sign * spread[:, label], 0, 1) for sign in (-1, 1))
             axes.fill_between(angles, *ends, color=look.colour, alpha=0.15, linewidth=0)
-            drawn: dict[str, Any] = {"color": look.colour, "linestyle": style, "marker": look.marker, "markersize": 4}
-            (handles[text],) = axes.plot(angles, mean[:, label], **drawn)
+            handles[text] = _line(axes, angles, mean[:, label], look, style)
         panel_title(axes, name)
         axes.set(xlim=(angles[0] - 4, angles[-1] + 4), ylim=(0, 1.02), ylabel="probability", xticks=angles[::3])
         percent_axis(axes.yaxis)
@@ -213,6 +213,12 @@ def _one_digit(digits: Mapping[str, Any]) -> Picture:
         "Probabilities of the labels of one test digit, turned counter-clockwise: mean over draws, band ± their "
         "standard deviation, first seed. L2 is one network and has no spread.",
     )
+
+
+def _line(axes: Any, x: np.ndarray, y: np.ndarray, look: Any, style: Any, *, markevery: int | None = None) -> Any:
+    """Draw and return a line in the look of a method, and a style that tells lines apart without colours."""
+    shape = {"linestyle": style, "marker": look.marker, "markersize": 4, "markevery": markevery}
+    return axes.plot(x, y, color=look.colour, **shape)[0]
 
 
 def _strip(axes: Any, digits: Mapping[str, Any], angles: np.ndarray) -> None:

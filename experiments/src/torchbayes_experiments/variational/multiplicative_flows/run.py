@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import torchbayes as tb
-from torchbayes.posteriors import Posterior
 from torchbayes_experiments.files import load_or_compute
-from torchbayes_experiments.shared.classifiers import METRICS, best_device
+from torchbayes_experiments.shared.classifiers import METRICS, classifier
 
 L2, DROPOUT, ENSEMBLE, FFG, FFLU, FLOWS = "L2", "MC dropout", "deep ensemble", "FFG", "FFLU", "MNF"
 METHODS = (L2, DROPOUT, ENSEMBLE, FFG, FFLU, FLOWS)
@@ -42,20 +41,20 @@ class Task:
     """A data set, a LeNet, and the methods that are fitted."""
 
     data: str
-    classes: tuple[str, ...] | None  # those of its classes that are seen; all if None
+    classes: tuple[str, ...] | None = None  # those of its classes that are seen; all if None
     train_size: int | None  # number of training rows, drawn by the seed; None for all
     test_rows: int | None  # how many test images of seen and of unseen classes are scored; None for all
-    channels: tuple[int, int]  # filters of the two convolutions
-    hidden: int
+    channels: tuple[int, int] = (20, 50)  # filters of the two convolutions
+    hidden: int = 500
     ensemble: tb.MAP  # the deep ensemble, whose first network is L2
     dropout: tb.MCDropout
-    rate: float  # of dropout, before each dense layer
+    rate: float = 0.5  # of dropout, before each dense layer
     gaussian: tb.VI  # FFG, under the normal prior
     log_uniform: tb.VI | None  # FFLU, under the log-uniform prior; None to leave it out
     flows: tb.MNF
-    decay_scale: float  # standard deviation of the normal prior of L2, the ensemble and dropout
-    prior_scale: float  # that of FFG and MNF
-    draws: int  # functions drawn of each posterior, with `draw_seed`
+    decay_scale: float = 0.45  # standard deviation of the normal prior of L2, the ensemble and dropout
+    prior_scale: float = 1.0  # that of FFG and MNF
+    draws: int = 50  # functions drawn of each posterior, with `draw_seed`
     draw_seed: int = 0
 
     def named(self) -> dict[str, tb.MAP | tb.MCDropout | tb.VI | tb.MNF]:
@@ -79,7 +78,7 @@ class Digits(Task):
 
     digit: str  # the class
     count: int  # how many of its test images are turned, the first ones
-    angles: tuple[int, ...]  # degrees, counter-clockwise
+    angles: tuple[int, ...] = tuple(range(0, 181, 10))  # degrees, counter-clockwise
 
 
 @dataclass(frozen=True)
@@ -90,41 +89,38 @@ class MultiplicativeFlowsRecipe:
     digits: Digits | None
 
 
-_STEPS: dict[str, Any] = {"batch_size": 100, "optimizer": tb.Adam(1e-3)}
-_TRAINED: dict[str, Any] = {"epochs": 30, **_STEPS}
-_FITTED: dict[str, Any] = {**_TRAINED, "estimator": "auto", "kl_weight": tb.WarmUp(0.5)}
-# as published: 100 epochs at one learning rate, narrow weights at first, the divergence let in over half of the run
-_PAPER_TRAINED: dict[str, Any] = {"epochs": 100, "schedule": tb.Constant(), **_STEPS}
-_PAPER_FITTED: dict[str, Any] = {**_FITTED, **_PAPER_TRAINED, "initial_scale": math.exp(-9)}
-_LENET: dict[str, Any] = {"channels": (20, 50), "hidden": 500}
-_SEEN = ("airplane", "automobile", "bird", "cat", "deer")
-_CIFAR: dict[str, Any] = {"data": "cifar10", "classes": _SEEN, "test_rows": None}
-_MNIST: dict[str, Any] = {"data": "mnist", "classes": None, "digit": "3", "angles": tuple(range(0, 181, 10)), **_LENET}
-
-
-def _methods(trained: dict[str, Any], fitted: dict[str, Any], *, draws: int) -> dict[str, Any]:
-    return {
-        "ensemble": tb.MAP(members=5, **trained),
-        "dropout": tb.MCDropout(**trained),
-        "rate": 0.5,
-        "gaussian": tb.VI(**fitted),
-        "flows": tb.MNF(**fitted),
-        "prior_scale": 1.0,
-        "draws": draws,
-    }
-
-
-_SMALL = {"decay_scale": 0.45, **_methods(_TRAINED, _FITTED, draws=50)}
-_PAPER = {"log_uniform": tb.VI(**_PAPER_FITTED), **_methods(_PAPER_TRAINED, _PAPER_FITTED, draws=100)}
+_TRAINED = {"epochs": 30, "batch_size": 100, "optimizer": tb.Adam(1e-3)}
+_VI = tb.VI(**_TRAINED, estimator="auto", kl_weight=tb.WarmUp(0.5))
+_METHODS: dict[str, Any] = {
+    "ensemble": tb.MAP(**_TRAINED, members=5),
+    "dropout": tb.MCDropout(**_TRAINED),
+    "gaussian": _VI,
+    "flows": tb.MNF(**_TRAINED, estimator="auto", kl_weight=tb.WarmUp(0.5)),
+}
 SMALL = MultiplicativeFlowsRecipe(
-    Photographs(train_size=10_000, log_uniform=tb.VI(initial_scale=0.005, **_FITTED), **_LENET, **_CIFAR, **_SMALL),
-    Digits(train_size=5000, test_rows=2000, log_uniform=None, count=200, **_MNIST, **_SMALL),
-)
-PAPER = MultiplicativeFlowsRecipe(
     Photographs(
-        train_size=None, channels=(192, 192), hidden=1000, decay_scale=(5e-4 * 25_000) ** -0.5, **_CIFAR, **_PAPER
+        data="cifar10",
+        classes=("airplane", "automobile", "bird", "cat", "deer"),
+        train_size=10_000,
+        test_rows=None,
+        log_uniform=replace(_VI, initial_scale=0.005),
+        **_METHODS,
     ),
-    Digits(train_size=50_000, test_rows=None, decay_scale=(5e-4 * 50_000) ** -0.5, count=1010, **_MNIST, **_PAPER),
+    Digits(data="mnist", train_size=5000, test_rows=2000, log_uniform=None, digit="3", count=200, **_METHODS),
+)
+
+
+def _as_published(task: Any, rows: int, **changes: Any) -> Any:
+    """Return a task of so many rows: 100 epochs at one learning rate, narrow weights at first, and more draws."""
+    long = {name: replace(method, epochs=100, schedule=tb.Constant()) for name, method in _METHODS.items()}
+    narrow = {name: replace(long[name], initial_scale=math.exp(-9)) for name in ("gaussian", "flows")}
+    methods = long | narrow | {"log_uniform": narrow["gaussian"]}
+    return replace(task, decay_scale=(5e-4 * rows) ** -0.5, draws=100, **methods, **changes)
+
+
+PAPER = MultiplicativeFlowsRecipe(
+    _as_published(SMALL.photographs, 25_000, train_size=None, channels=(192, 192), hidden=1000),
+    _as_published(SMALL.digits, 50_000, train_size=50_000, test_rows=None, count=1010),
 )
 
 
@@ -155,27 +151,29 @@ def _over_methods(task: Task, score: Callable[..., dict[str, Any]], *, seed: int
     return {name: load_or_compute(home / f"{name.replace(' ', '_')}.json", scored, name) for name in task.named()}
 
 
-def _fitted(task: Task, data: tb.data.Data, name: str, *, seed: int, home: Path) -> Posterior:
+def _fitted(task: Task, data: tb.data.Data, name: str, *, seed: int, home: Path) -> tb.Posterior:
     """Return what was fitted for a method; of L2 the first network of the ensemble."""
     folder = home / (ENSEMBLE if name == L2 else name).replace(" ", "_")
-    sizes: dict[str, Any] = {"channels": task.channels, "hidden": task.hidden}
-    rate = task.rate if name == DROPOUT else 0.0
-    network = tb.networks.build("lenet", data.input_shape, data.num_classes, dropout=rate, **sizes)
-    model = tb.Model(network.to(best_device()), tb.likelihoods.Categorical(), task.named_priors()[name])
+    settings: dict[str, Any] = {"channels": task.channels, "hidden": task.hidden}
+    settings["dropout"] = task.rate if name == DROPOUT else 0.0
+    prior = task.named_priors()[name]
+    model = classifier("lenet", data.input_shape, data.num_classes, prior=prior, settings=settings)
     posterior = tb.fit(model, data.train, task.named()[name], seed=seed, directory=folder, resume=True, callbacks=())
     return tb.Point(model, posterior.weights_MD[:1]) if name == L2 and isinstance(posterior, tb.Point) else posterior
 
 
-def on_photographs(task: Photographs, data: tb.data.Data, posterior: Posterior, *, draws: int | None) -> dict[str, Any]:
+def on_photographs(
+    task: Photographs, data: tb.data.Data, posterior: tb.Posterior, *, draws: int | None
+) -> dict[str, Any]:
     """Return how a method does on test images of the classes that it has seen, and of those that it has not.
 
     `seen` (metrics, with the mean entropy), `unseen` (mean entropy, and AUROC of the entropy against the seen), and
     `counts`: of images in each of `BINS` bins of entropy from 0 to log K, of `seen` and of `unseen`.
     """
-    drawn: dict[str, Any] = {"draws": draws, "seed": task.draw_seed}
     strange = tb.data.out_of_distribution(data, task.data)[task.data][: task.test_rows]
-    inside = tb.evaluate(posterior, tuple(part[: task.test_rows] for part in data.test), **drawn)
-    outside = tb.uncertainty(posterior, posterior.model.place(strange), **drawn)
+    test = tuple(tensor[: task.test_rows] for tensor in data.test)
+    inside = tb.evaluate(posterior, test, draws=draws, seed=task.draw_seed)
+    outside = tb.uncertainty(posterior, posterior.model.place(strange), draws=draws, seed=task.draw_seed)
     assert inside.scores is not None
 
     def counts(entropy: Tensor) -> list[int]:
@@ -190,17 +188,17 @@ def on_photographs(task: Photographs, data: tb.data.Data, posterior: Posterior, 
     }
 
 
-def on_digits(task: Digits, data: tb.data.Data, posterior: Posterior, *, draws: int | None) -> dict[str, Any]:
+def on_digits(task: Digits, data: tb.data.Data, posterior: tb.Posterior, *, draws: int | None) -> dict[str, Any]:
     """Return how a method does on test digits, and what it makes of digits of one class that are turned.
 
     `test`: metrics; `entropy` and `label`: of every turned digit, (A, N) each, with the most probable label; `mean` and
     `spread`: of the probabilities of the first digit over draws, (A, K); `pixels`: of that digit.
     """
-    drawn: dict[str, Any] = {"draws": draws, "seed": task.draw_seed}
-    test = tb.evaluate(posterior, tuple(part[: task.test_rows] for part in data.test), **drawn)
+    rows = tuple(tensor[: task.test_rows] for tensor in data.test)
+    test = tb.evaluate(posterior, rows, draws=draws, seed=task.draw_seed)
     upright = data.test.inputs[data.test.targets == data.classes.index(task.digit)][: task.count]
     raw = data.standardise.inverse(upright)
-    functions = posterior.functions(**drawn)
+    functions = posterior.functions(draws, seed=task.draw_seed)
     scores: dict[str, list[Any]] = {"entropy": [], "label": [], "mean": [], "spread": []}
     for angle in task.angles:
         average = tb.predict(functions, data.standardise(rotated(raw, angle)))
