@@ -116,9 +116,16 @@ def diagnose(
         ValueError: if there are too few draws, draws are not finite, or inputs, targets and log do not fit.
     """
     if isinstance(posterior, Chains):
-        options = {"inputs": inputs, "targets": targets, "log": log, "burn_in": burn_in, "chunk_size": chunk_size}
         check_unused(
-            TypeError, "the draws of a network", "chains of `sample`, which need no more", **options, draws=draws
+            TypeError,
+            "the draws of a network",
+            "chains of `sample`, which need no more",
+            inputs=inputs,
+            targets=targets,
+            log=log,
+            burn_in=burn_in,
+            chunk_size=chunk_size,
+            draws=draws,
         )
         return of_chains(posterior)
     optional(check_counts, chunk_size=chunk_size, draws=draws)

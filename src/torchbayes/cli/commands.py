@@ -127,7 +127,6 @@ def fit(argv: list[str]) -> None:
     chosen = parse(parser, by_class(seen, default))
     directory, problem = Path(chosen["directory"]), problem_of(chosen)
     method = of_length(chosen["method"], chosen["steps"])
-    options = {name: chosen[name] for name in ("seed", "resume")}
     start = None if chosen["start"] is None else Path(chosen["start"])
     trusted = ["--trust"] if foreign_code({**entries(problem), "method": describe(method)}) else []
     shares = 1 if method.needs.coupled else method.members  # most shares of members
@@ -138,7 +137,9 @@ def fit(argv: list[str]) -> None:
         setup = problem.setup()  # after each process has its device
         if ranks.first:
             say_notes(setup.data)
-        posterior = fit_run(setup, method, directory, start=start, **options, ranks=ranks)
+        posterior = fit_run(
+            setup, method, directory, start=start, seed=chosen["seed"], resume=chosen["resume"], ranks=ranks
+        )
         if ranks.first:
             print(f"Posterior: {directory / 'posterior.safetensors'}")
         if posterior.still:
@@ -228,16 +229,15 @@ def reproduce(argv: list[str]) -> None:
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--directory", default=None, help="where everything goes")
     chosen = parse(parser, argv)
-    if chosen.pop("list"):
+    if chosen["list"]:
         print_names(experiments.names())
         return
-    name = chosen.pop("name")
-    if name is None:
+    if (name := chosen["name"]) is None:
         raise ValueError(f"say which experiment: {', '.join(experiments.names())}.")
     if chosen["seeds"] == 1:
         say("One seed cannot decide: the page will have figure and numbers, and the verdict will be inconclusive.")
     with resumable(["torchbayes", "reproduce", *argv]):
-        page = experiments.reproduce(name, **chosen)
+        page = experiments.reproduce(name, scale=chosen["scale"], seeds=chosen["seeds"], directory=chosen["directory"])
     verdict = json.loads(page.with_name("results.json").read_text(encoding="utf-8"))["verdict"]
     print(f"{verdict['outcome'].capitalize()}. {verdict['reason']}\nPage: {page}")
 

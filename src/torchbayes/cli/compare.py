@@ -37,6 +37,7 @@ from torchbayes.cli.options import (
     add_directory,
     add_method,
     add_problem,
+    made_of,
     new_parser,
     parse,
     peek,
@@ -121,13 +122,13 @@ def settled(argv: list[str]) -> Asked:
             single = replace(chosen[many], members=1)
             parser.set_defaults({f"{key}.{f.name}": getattr(single, f.name) for f in fields(single)})
         chosen = parse(parser, arguments)
-    options = {f.name: chosen[f.name] for f in fields(Comparison) if f.name not in {"problem", "methods", "starts"}}
-    comparison = Comparison(
-        problem_of(chosen),
-        {row.name: chosen[row.key] for row in rows},
-        starts={row.name: chosen[row.key] for row in starts},
-        **{**options, "corruptions": tuple(chosen["corruptions"])},
-    )
+    settings = {
+        "problem": problem_of(chosen),
+        "methods": {row.name: chosen[row.key] for row in rows},
+        "starts": {row.name: chosen[row.key] for row in starts},
+        "corruptions": tuple(chosen["corruptions"]),
+    }
+    comparison = made_of(Comparison, chosen, settings)
     return Asked(comparison, *(chosen[name] for name in ("directory", "resume", "overwrite")))
 
 
@@ -265,9 +266,8 @@ def evidence(argv: list[str]) -> None:
     chosen = parse(parser, seen.argv)
     if chosen["prior"] in room.TUNED:  # the meaning of `prior` in configurations of earlier versions
         chosen |= {"prior": Problem.prior, "tune_prior": chosen["prior"]}
-    problem = Problem(**{name: chosen[name] for name in problem_fields})
-    options = {f.name: chosen[f.name] for f in fields(room.Settings) if f.name not in {"problem", "map", "networks"}}
-    settings = room.Settings(problem, chosen["map"], tuple(chosen["networks"]), **options)
+    networks = {"problem": problem_of(chosen), "networks": tuple(chosen["networks"])}
+    settings = made_of(room.Settings, chosen, networks)
     directory = None if chosen["directory"] is None else Path(chosen["directory"])
     with nullcontext() if directory is None else _reserved(directory, overwrite=chosen["overwrite"]):
         results = room.compare_networks(settings, callbacks=None, say=say)

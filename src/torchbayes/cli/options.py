@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import jsonargparse
 import yaml
@@ -261,9 +261,17 @@ def of_length(method: Any, steps: int | None) -> Any:
     return replace(method, steps=steps)
 
 
+_Settings = TypeVar("_Settings")
+
+
 def problem_of(chosen: Mapping[str, Any]) -> Problem:
     """Return the problem that the options describe."""
-    return Problem(**{f.name: chosen[f.name] for f in fields(Problem)})
+    return made_of(Problem, chosen, {})
+
+
+def made_of(kind: type[_Settings], chosen: Mapping[str, Any], others: Mapping[str, Any]) -> _Settings:
+    """Return settings with those fields that options have, and others in their place."""
+    return kind(**{**{f.name: chosen[f.name] for f in fields(kind) if f.name in chosen}, **others})
 
 
 def join(text: str | None, *, members: int, device: str) -> Ranks:

@@ -96,8 +96,7 @@ def compare(
             base = constant_outcome(setup)
         numbers = _numbers(setup, outcomes, diagnosis) | ({} if base is None else {"constant": base.clean.metrics})
         write_whole(home / "results.json", (json.dumps(numbers, indent=1) + "\n").encode())
-        results = {"outcomes": outcomes, "base": base, "diagnosis": diagnosis, "settings": text}
-        page = report(home, setup, comparison, **results)
+        page = report(home, setup, comparison, outcomes=outcomes, base=base, diagnosis=diagnosis, settings=text)
     return Compared(setup, outcomes, page, diagnosis, base)
 
 

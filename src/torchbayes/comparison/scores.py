@@ -143,8 +143,9 @@ def score(
         if entry and entry.by_member:
             alone = (member(posterior, m) for m in range(posterior.members))
             members = [evaluate(one, tuple(data.test), target_scale=scale).metrics for one in alone]
-        flags = {"is_reference": name == comparison.compared_with, "problems": posterior.problems}
-        outcomes[name] = Outcome(functions, clean, members, **flags)
+        outcomes[name] = Outcome(
+            functions, clean, members, is_reference=name == comparison.compared_with, problems=posterior.problems
+        )
     reference = comparison.compared_with
     chains = posteriors[reference].members if reference is not None else 0
     by_chain: dict[str, list[Tensor]] = {}

@@ -54,8 +54,8 @@ class Comparison:
     def __post_init__(self) -> None:
         """Check everything that can be checked before hours of fitting."""
         plain(self)
+        check_kind(Mapping, "a mapping from names to settings", methods=self.methods, starts=self.starts)
         for option, table in (("methods", self.methods), ("starts", self.starts)):
-            check_kind(Mapping, "a mapping from names to settings", **{option: table})
             for name, settings in table.items():
                 check_name_of(option, name)
                 _check_settings(option, name, settings)

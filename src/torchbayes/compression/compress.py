@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchbayes.checks import check_flags, check_numbers, check_positive, check_share, optional
+from torchbayes.checks import check_entries, check_flags, check_numbers, check_positive, check_share, optional
 from torchbayes.compression.compressed import Compressed, point_of
 from torchbayes.compression.follow import follow
 from torchbayes.compression.plain import Plain, filled, gap, plain_of
@@ -171,7 +171,7 @@ def _thresholds(plain: Plain, threshold: float | Mapping[str, float] | None) -> 
             raise ValueError(
                 f"`threshold` names `{unknown[0]}`, which is no layer with multipliers; they are {', '.join(gaps)}."
             )
-        check_numbers(**{f"threshold[{name!r}]": value for name, value in threshold.items()})
+        check_entries({f"threshold[{name!r}]": value for name, value in threshold.items()}, check_numbers)
         return {**gaps, **{name: float(value) for name, value in threshold.items()}}
     optional(check_numbers, threshold=threshold)
     return gaps if threshold is None else dict.fromkeys(gaps, float(threshold))

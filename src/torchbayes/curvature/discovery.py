@@ -64,9 +64,14 @@ class Whole:
 
         def plain(row: Any, cotangent: Tensor) -> Tensor:
             leaves = {name: view.requires_grad_() for name, view in weights.items()}
-            options = {"create_graph": keep, "materialize_grads": True}
             with differentiable():
-                gradients = torch.autograd.grad(run(leaves, row, cotangent), [*leaves.values()], cotangent, **options)
+                gradients = torch.autograd.grad(
+                    run(leaves, row, cotangent),
+                    [*leaves.values()],
+                    cotangent,
+                    create_graph=keep,
+                    materialize_grads=True,
+                )
             return self.layout.join(dict(zip(leaves, gradients, strict=True)))
 
         # derivatives of vectorised derivatives are wrong for some of torch's layers, such as layer norm

@@ -168,8 +168,10 @@ class HessianSums(OnePass):
         return {"dense": like.new_zeros(network.size, network.size)}
 
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
-        model, options = piece.network.model, {"parameters": piece.parameters, "buffers": piece.buffers}
-        total["dense"] += hessian_rows(model, piece.views, piece.rows, **options)
+        model = piece.network.model
+        total["dense"] += hessian_rows(
+            model, piece.views, piece.rows, parameters=piece.parameters, buffers=piece.buffers
+        )
 
     def curvature(self, network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> DenseCurvature:
         scaled = totals_M["dense"] * scale_MD.unsqueeze(-1) * scale_MD.unsqueeze(-2)

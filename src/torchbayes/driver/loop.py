@@ -55,8 +55,7 @@ class Begin:
 
     def state(self, method: Method, density: Any, steps_per_epoch: int) -> Any:
         """Return the state of a method before its first step."""
-        options = {"seeds": self.seeds, "steps_per_epoch": steps_per_epoch}
-        state = method.init(density, self.weights_MD, self.buffers, **options)
+        state = method.init(density, self.weights_MD, self.buffers, seeds=self.seeds, steps_per_epoch=steps_per_epoch)
         if self.scale_MD is None:
             return state
         return cast(Spreading, method).spread(density, state, self.scale_MD)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, distributions, nn
 
-from torchbayes.checks import check_counts, check_kind, seen
+from torchbayes.checks import check_counts, check_entries, check_kind, seen
 from torchbayes.metrics.scoring import hits
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import Batch, Model
@@ -146,7 +146,7 @@ def members_of(model: Model, networks: Networks, argument: str, *, seed: int = 0
             f"`{argument}` must be a posterior, a module, a list of modules or weights; got {seen(networks)}."
         )
     weights_MD = networks.detach().unsqueeze(0) if networks.ndim == 1 else networks.detach()
-    check_weights(model, "M", **{argument: weights_MD})
+    check_entries({argument: weights_MD}, check_weights, model, "M")
     return Point(model, weights_MD.to(model.network.device, model.network.dtype))
 
 

@@ -69,8 +69,13 @@ class Descended(Ending):
             return problems
         batches = source.some(_ROWS)
         posterior = posterior.calibrated(lambda: (batch.inputs for batch in batches))
-        options = {"calibration": posterior.calibration, "statistics_known": not self.averaged}
-        last = Point(posterior.model, self.weights_MD, buffers_M=self.buffers or None, **options)
+        last = Point(
+            posterior.model,
+            self.weights_MD,
+            buffers_M=self.buffers or None,
+            calibration=posterior.calibration,
+            statistics_known=not self.averaged,
+        )
         seen_MB = log_likelihoods(last, batches)[0]
         if not seen_MB.any() and not _counts(last, batches):
             return [

@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchbayes.checks import check_kind, check_object, check_text
+from torchbayes.checks import check_entries, check_kind, check_object, check_text
 from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import write_whole
 from torchbayes.report.style import DPI, png
@@ -146,7 +146,7 @@ def _parts(name: str, parts: Any, kind: type) -> list[Any]:
     """Return parts of a report as a list, checked to be of one kind."""
     checked = list(parts) if isinstance(parts, Iterable) and not isinstance(parts, str) else [parts]
     for part in checked:
-        check_kind(kind, f"objects of {kind.__name__}", **{name: part})
+        check_entries({name: part}, check_kind, kind, f"objects of {kind.__name__}")
     return checked
 
 

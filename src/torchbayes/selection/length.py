@@ -74,7 +74,7 @@ def _with_best(then: Sequence[Mapping[str, Any]], found: Chosen, search: Search)
     search = replace(search, begin=search.begin.some(slice(1)))
     nlls = []
     for settings in then:
-        nlls.append(nll_under(search, having(search.method, **settings), search.folds, score=nll_of_draws))
+        nlls.append(nll_under(search, having(search.method, settings), search.folds, score=nll_of_draws))
     best = then[nlls.index(min(nlls))]
     tried = [{**settings, "nll": nll} for settings, nll in zip(then, nlls, strict=True)]
     return found._replace(settings={**found.settings, **best}, record={**found.record, "tried": tried})

@@ -31,7 +31,7 @@ def choose_strength(choice: Strength, search: Search, mode: Mapping[str, Any]) -
     names = {name for settings in choice.beside for name in settings}
     chosen = {name: getattr(search.method, name) for name in names}
     candidates = [chosen, *choice.beside]
-    methods = [having(search.method, **choice.trial, **settings) for settings in candidates]
+    methods = [having(search.method, {**choice.trial, **settings}) for settings in candidates]
     report, best, tried = _report(methods, search), dict[str, Any](), list[dict[str, Any]]()
     for settings, method in zip(candidates, methods, strict=True):
         nlls = _by_factor([_around(method, fold, search, mode, report) for fold in search.folds], search.folds)
@@ -49,7 +49,7 @@ def _around(method: Any, fold: Fold, search: Search, mode: Mapping[str, Any], re
     """Return the posterior of a trial run, which begins at the mode of another run if the method needs one."""
     begin, seeker = search.begin, method.needs.start
     if seeker is not None:
-        seeker = having(seeker, members=1, **mode)
+        seeker = having(seeker, {"members": 1, **mode})
         point = trial(seeker, search.density(seeker), fold, begin=begin)
         begin = replace(begin, weights_MD=point.weights_MD, buffers=point.buffers_M or {})
     return trial(method, search.density(method), fold, begin=begin, after_epoch=report)

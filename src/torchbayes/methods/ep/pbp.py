@@ -184,8 +184,7 @@ class PBP(Kept, Defaults):
     def ending(self, posterior: Gaussian, state: State) -> Descended:
         why = "the weights are spread wider than the data bear (standardise inputs and targets, or take more epochs)"
         first = [_undone, finite, explained]
-        options = {"weights_MD": posterior.mean_MD, "buffers": {}}
-        return Descended(why=why, together=True, noise=False, first=first, **options)
+        return Descended(why=why, together=True, noise=False, first=first, weights_MD=posterior.mean_MD, buffers={})
 
 
 def _undone(case: Case) -> list[str]:
