@@ -175,23 +175,24 @@ def diagnose(argv: list[str]) -> None:
         return
     inputs, targets = spread(setup.data.test, chosen["inputs"])
     with setup.problem.threading():
-        found = tb.diagnose(posterior, inputs, targets, log=run)  # type: ignore[arg-type]
+        diagnosis = tb.diagnose(posterior, inputs, targets, log=run)  # type: ignore[arg-type]
     settings = read_config(run / CONFIG)
     kind, length = settings["method"]["class_path"].rpartition(".")[2], settings["method"]["init_args"].get("steps")
-    done = f" {int(found.record.step_R[-1]):,} of {length:,} iterations are done." if found.record and length else ""
+    taken = int(diagnosis.record.step_R[-1]) if diagnosis.record else None
+    done = f" {taken:,} of {length:,} iterations are done." if taken is not None and length else ""
     report = page.write_diagnosis(
         Path(chosen["directory"] or folder_in(run, "diagnosis")),
-        found,
+        diagnosis,
         title=f"{kind} on {setup.data.name}: have the chains converged?",
         lead=f"{setup.data.source}: {len(setup.data.train.inputs):,} training rows. Network: {setup.problem.network}, "
         f"{setup.model.layout.size:,} weights.{done} Functions are compared at {len(inputs):,} test rows.",
         settings=settings,
     )
     if chosen["json"]:
-        print(json.dumps(page.numbers(found), indent=1))
+        print(json.dumps(page.numbers(diagnosis), indent=1))
         return
-    print_table(page.space_table(found, caption=page.caption(found)), narrow=page.space_tables(found))
-    print("\n".join([*page.remarks(found), f"Report: {short_path(report)}"]))
+    print_table(page.space_table(diagnosis, caption=page.caption(diagnosis)), narrow=page.space_tables(diagnosis))
+    print("\n".join([*page.remarks(diagnosis), f"Report: {short_path(report)}"]))
 
 
 def _approximation(setup: Any, posterior: Any, *, run: Path, chosen: Mapping[str, Any]) -> None:

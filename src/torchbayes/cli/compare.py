@@ -93,12 +93,14 @@ def compare(argv: list[str]) -> None:
         return
     trusted = ["--trust"] if foreign_code(configuration(wanted.comparison)) else []
     with resumable(["torchbayes", "compare", "--directory", wanted.directory, "--resume", *trusted]):
-        found = run(
+        compared = run(
             wanted.comparison, wanted.directory, resume=wanted.resume, overwrite=wanted.overwrite, say=say, track=track
         )
-    about, base = (found.setup, found.outcomes, found.diagnosis), found.base
-    print_table(table(found.outcomes, caption=caption(*about, base=base), base=base), narrow=tables(*about, base=base))
-    print(f"Report: {short_path(found.report)}")
+    about, base = (compared.setup, compared.outcomes, compared.diagnosis), compared.base
+    print_table(
+        table(compared.outcomes, caption=caption(*about, base=base), base=base), narrow=tables(*about, base=base)
+    )
+    print(f"Report: {short_path(compared.report)}")
 
 
 def settled(argv: list[str]) -> Asked:

@@ -263,10 +263,10 @@ def _tell(setup: Setup, fitted: tb.LaplacePosterior, tuned: tb.LaplacePosterior,
     rows = tuple(setup.data.test)
     with setup.problem.threading():
         scores = {
-            name: _known(tb.evaluate(preferred(each), rows, target_scale=setup.target_scale).metrics)
-            for name, each in {"the networks alone": alone, "as fitted": fitted, "tuned": tuned}.items()
+            name: _known(tb.evaluate(preferred(judged), rows, target_scale=setup.target_scale).metrics)
+            for name, judged in {"the networks alone": alone, "as fitted": fitted, "tuned": tuned}.items()
         }
-        evidences = [float(each.log_evidence().mean()) for each in (fitted, tuned)] if evidence else []
+        evidences = [float(judged.log_evidence().mean()) for judged in (fitted, tuned)] if evidence else []
     form = _form([*evidences, *(value for metrics in scores.values() for value in metrics.values())])
     lines = [["log evidence (nats)", None, *evidences]] if evidences else []
     lines += [[f"test {name}", *(metrics.get(name) for metrics in scores.values())] for name in scores["tuned"]]

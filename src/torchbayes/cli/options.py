@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 import jsonargparse
 import yaml
@@ -25,6 +25,9 @@ from torchbayes.cli.terminal import one_line
 from torchbayes.density import Ranks
 from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.schedules import Schedule, StepSchedule
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Parser = jsonargparse.ArgumentParser
 _LOAD = jsonargparse.get_loader("yaml")
@@ -261,7 +264,7 @@ def of_length(method: Any, steps: int | None) -> Any:
     return replace(method, steps=steps)
 
 
-_Settings = TypeVar("_Settings")
+_Settings = TypeVar("_Settings", bound="DataclassInstance")
 
 
 def problem_of(chosen: Mapping[str, Any]) -> Problem:

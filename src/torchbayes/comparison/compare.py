@@ -153,8 +153,8 @@ def configuration(comparison: Comparison) -> dict[str, Any]:
 
 def _described(comparison: Comparison, name: str) -> Any:
     """Return the settings of a method as YAML holds them, or the name of the method whose fit it shares."""
-    other, _ = comparison.fit_of(name)
-    return describe(comparison.settings(name)) if other == name else {"first_of": other}
+    fit_name, _ = comparison.fit_of(name)
+    return describe(comparison.settings(name)) if fit_name == name else {"first_of": fit_name}
 
 
 def _fit(

@@ -141,12 +141,12 @@ def prune(
     if keep is not None:
         pruned[flat.argsort(stable=True)[: round((1 - keep) * len(flat))]] = True
     parts = pruned.split([of.numel() for of in noise.values()])
-    gone = {name: part.view(of.shape) for (name, of), part in zip(noise.items(), parts, strict=True)}
+    gone = {name: mask.view(of.shape) for (name, of), mask in zip(noise.items(), parts, strict=True)}
     if surgeon:
         follow(posterior, plain, gone)
     with torch.no_grad():
-        for name, part in gone.items():
-            plain.network.get_parameter(name).masked_fill_(part, 0.0)
+        for name, mask in gone.items():
+            plain.network.get_parameter(name).masked_fill_(mask, 0.0)
     return _made(posterior.model, plain, data, original=original, thresholds={}, rounded=rounded)
 
 

@@ -218,17 +218,17 @@ def check_continues(resume: Chains, method: Method, start_MD: Any, *, names: Par
     if start_MD is not None:
         raise ValueError("`start_MD` is for new chains; those of `resume` go on where they are. Leave it out.")
     pairs = (resume.method, resume.parameters), (method, names)
-    of_chains, requested = ({"method": describe(one), "parameters": own.described()} for one, own in pairs)
+    of_chains, requested = ({"method": describe(sampler), "parameters": named.described()} for sampler, named in pairs)
     if method.needs.chain:  # a longer run is the same run
         of_chains["method"].pop("steps", None)
         requested["method"].pop("steps", None)
-    said = differences(of_chains, requested)
-    if seed is not None and not said and list(resume.state.seeds) != member_seeds(seed, method.members):
-        said.append(f"its seed is {resume.state.seeds[0]}, now {seed}")
-    if said:
+    clauses = differences(of_chains, requested)
+    if seed is not None and not clauses and list(resume.state.seeds) != member_seeds(seed, method.members):
+        clauses.append(f"its seed is {resume.state.seeds[0]}, now {seed}")
+    if clauses:
         raise ValueError(
-            f"`resume` holds chains of another run: {'; '.join(said[:5])}. Resume with the same settings; there may be "
-            f"more `steps`."
+            f"`resume` holds chains of another run: {'; '.join(clauses[:5])}. Resume with the same settings; there may "
+            f"be more `steps`."
         )
     if method.length(1) < resume.state.step:
         raise ValueError(

@@ -139,7 +139,7 @@ def members_of(model: Model, networks: Networks, argument: str, *, seed: int = 0
     listed = isinstance(networks, list | tuple) and len(networks) > 0
     if isinstance(networks, Posterior):
         return _of_posterior(model, networks, argument, seed)
-    if isinstance(networks, nn.Module) or (listed and all(isinstance(each, nn.Module) for each in networks)):
+    if isinstance(networks, nn.Module) or (listed and all(isinstance(network, nn.Module) for network in networks)):
         return Point.of(model, networks)  # type: ignore[arg-type]
     if not isinstance(networks, Tensor):
         raise TypeError(
@@ -267,8 +267,10 @@ def _errors(predictive: Predictive, targets: Any, weights: Tensor | None) -> tup
         return nothing
     if weights is None:
         return kind, errors, torch.ones_like(errors)
-    each = weights.flatten() if weights.numel() == len(errors) else weights.repeat_interleave(len(errors) // rows)
-    return kind, errors, each.to(errors)
+    row_weights = (
+        weights.flatten() if weights.numel() == len(errors) else weights.repeat_interleave(len(errors) // rows)
+    )
+    return kind, errors, row_weights.to(errors)
 
 
 def as_plain(result: Any, *properties: str) -> dict[str, Any]:

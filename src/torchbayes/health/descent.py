@@ -120,8 +120,8 @@ def _log_likelihoods(drawn: Functions, m: int, batches: Sequence[Batch]) -> Tens
     learned = {n: p[0] for n, p in function.parameters.items()}
     # A batch is not split, because the network may couple its rows.
     outputs = (function(b.inputs, chunk_size=b.size)[0] for b in batches)
-    each = [likelihood.log_prob(f, b.targets, learned).double() for f, b in zip(outputs, batches, strict=True)]
-    return torch.cat(each).nan_to_num(nan=-math.inf, neginf=-math.inf, posinf=-math.inf)
+    by_batch = [likelihood.log_prob(f, b.targets, learned).double() for f, b in zip(outputs, batches, strict=True)]
+    return torch.cat(by_batch).nan_to_num(nan=-math.inf, neginf=-math.inf, posinf=-math.inf)
 
 
 def _counts(posterior: Posterior, batches: Sequence[Batch]) -> bool:

@@ -110,8 +110,8 @@ def _fill(
                 raise
             _fill(value, faults, target, weights, rows=half)
         else:
-            for whole, part in zip(value, value_there, strict=True):
-                whole[half] = part[half].to(whole.dtype)
+            for whole, filled in zip(value, value_there, strict=True):
+                whole[half] = filled[half].to(whole.dtype)
 
 
 def travelled(

@@ -90,10 +90,10 @@ def writable(state: _State, *, donate: bool) -> _State:
     return replace(state, **parts)  # type: ignore[type-var]
 
 
-def _copy(part: Field[Any], value: Any) -> Any:
+def _copy(field: Field[Any], value: Any) -> Any:
     """Return a copy of what a field of a state holds; a copy of scratch space has no content."""
     if isinstance(value, Tensor):
-        return torch.empty_like(value) if part.metadata.get("workspace") else value.clone()
+        return torch.empty_like(value) if field.metadata.get("workspace") else value.clone()
     return clone(value) if isinstance(value, Mapping) else value
 
 

@@ -241,7 +241,7 @@ def moved(state: Any, accepted_M: Tensor, weights_MD: Tensor, *, value: Value) -
     current = state.weights_MD, state.gradient_MD, state.log_density_M, state.log_likelihood_M
     accepted = int(accepted_M.sum())
     if 0 < accepted < len(accepted_M):
-        new = [choose(accepted_M, new_rows, other) for new_rows, other in zip(proposed, current, strict=True)]
+        new = [choose(accepted_M, new_rows, old_rows) for new_rows, old_rows in zip(proposed, current, strict=True)]
     else:  # nothing is copied: often all accept, and a single chain gives all or none
         new = proposed if accepted else current
     names = ("weights_MD", "gradient_MD", "log_density_M", "log_likelihood_M")

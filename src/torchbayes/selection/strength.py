@@ -64,10 +64,12 @@ def _report(methods: Sequence[Any], search: Search) -> Callable[[], object]:
 
 def _by_factor(posteriors: Sequence[LaplacePosterior], folds: Sequence[Fold]) -> dict[float, float]:
     """Return the negative log likelihood of held-out rows under each factor; none if a prior is flat."""
-    if any(bool((each.strength_D == 0).any()) for each in posteriors):  # a flat prior has no precision to multiply
+    if any(
+        bool((posterior.strength_D == 0).any()) for posterior in posteriors
+    ):  # a flat prior has no precision to multiply
         return {}
 
     def under(factor: float) -> list[Linearised]:
-        return [Linearised(each.with_strength(each.strength_D * factor)) for each in posteriors]
+        return [Linearised(posterior.with_strength(posterior.strength_D * factor)) for posterior in posteriors]
 
     return {factor: mean_nll(under(factor), folds) for factor in FACTORS}

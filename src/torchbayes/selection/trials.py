@@ -101,9 +101,9 @@ class Search:
     told: Callable[[int, int, float | None], object] = lambda *_: None
     _densities: dict[Any, LogDensity] = field(default_factory=dict, compare=False, repr=False)
 
-    def having(self, found: Chosen) -> Search:
+    def having(self, chosen: Chosen) -> Search:
         """Return the search with these choices made."""
-        return replace(self, method=having(self.method, found.settings), begin=self.begin.with_learned(found.learned))
+        return replace(self, method=having(self.method, chosen.settings), begin=self.begin.with_learned(chosen.learned))
 
     def density(self, method: Method, model: Model | None = None) -> LogDensity:
         """Return the target of rows that are not held out.

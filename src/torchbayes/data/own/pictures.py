@@ -67,8 +67,8 @@ def files_in(folder: Path) -> list[Path]:
 def folders_in(folder: Path) -> list[Path]:
     """Return the folders in a folder, sorted, without hidden ones and links to a place that the folder lies in."""
     resolved = folder.resolve()
-    inner = [each for each in sorted(folder.iterdir()) if not each.name.startswith(".") and each.is_dir()]
-    return [each for each in inner if not each.is_symlink() or not resolved.is_relative_to(each.resolve())]
+    inner = [child for child in sorted(folder.iterdir()) if not child.name.startswith(".") and child.is_dir()]
+    return [child for child in inner if not child.is_symlink() or not resolved.is_relative_to(child.resolve())]
 
 
 def shape_of(
@@ -102,7 +102,7 @@ def shape_of(
 def resized(looks: Counter[Look], shape: Sequence[int]) -> tuple[str, ...]:
     """Return a sentence on images that are scaled to `shape` (channels, height, width); empty if there are none."""
     height, width = shape[1:]
-    changed = sum(count for each, count in looks.items() if each[:2] != (height, width))
+    changed = sum(count for look, count in looks.items() if look[:2] != (height, width))
     if not changed:
         return ()
     return (

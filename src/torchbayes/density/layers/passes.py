@@ -206,8 +206,8 @@ def _log_prob(density: LogDensity, rows: Batch, member: _Run, *, kept: Buffers, 
 
 def _write(total: Tensor, leaves: Sequence[Mapping[str, Tensor]], into: Sequence[Mapping[str, Tensor]]) -> None:
     """Differentiate a total into named views of the gradients by means and scales."""
-    flat = [leaf for part in leaves for leaf in part.values()]
-    views = [part[name] for part, named in zip(into, leaves, strict=True) for name in named]
+    flat = [leaf for group in leaves for leaf in group.values()]
+    views = [group[name] for group, named in zip(into, leaves, strict=True) for name in named]
     for view, gradient in zip(views, torch.autograd.grad(total, flat, allow_unused=True), strict=True):
         if gradient is None:
             view.zero_()

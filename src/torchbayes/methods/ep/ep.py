@@ -235,7 +235,7 @@ class EP(Kept, Defaults):
 
     def ending(self, posterior: Gaussian, state: State) -> Ended:
         problems = []
-        if state.sites and not any(part.shape[1] for part in state.sites.values()):
+        if state.sites and not any(sites.shape[1] for sites in state.sites.values()):
             problems.append("no row counts, so that it is the prior (look at the targets and their weights)")
         if state.skipped:
             problems.append(

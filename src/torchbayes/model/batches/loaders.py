@@ -145,9 +145,9 @@ def evenly_spaced(count: int, total: int) -> list[int]:
     return [total * k // count for k in range(count)]
 
 
-def same_rows(one: Batch, other: Batch) -> bool:
+def same_rows(first: Batch, second: Batch) -> bool:
     """Return whether two batches have the same inputs."""
-    return all_equal(tensors_of(one.inputs), tensors_of(other.inputs))
+    return all_equal(tensors_of(first.inputs), tensors_of(second.inputs))
 
 
 _END = object()
@@ -181,8 +181,8 @@ def _has_workers(batches: Any) -> bool:
     return isinstance(batches, DataLoader) and isinstance(batches.dataset, IterableDataset) and batches.num_workers > 1
 
 
-def _equal(one: Any, other: Any) -> bool:
-    pair = [tensors_of(dict(each) if hasattr(each, "keys") else each) for each in (one, other)]
+def _equal(first: Any, second: Any) -> bool:
+    pair = [tensors_of(dict(tree) if hasattr(tree, "keys") else tree) for tree in (first, second)]
     return bool(pair[0]) and all_equal(*pair)
 
 
@@ -199,18 +199,18 @@ class ForMembers:
         `rows` are equally many of each member, member by member.
         """
         size = len(rows) // self.members
-        each = [self.collate(rows[start : start + size]) for start in range(0, len(rows), size)]
-        return each if len({_shapes_of(batch) for batch in each}) == 1 else [self.collate(rows)]
+        batches = [self.collate(rows[start : start + size]) for start in range(0, len(rows), size)]
+        return batches if len({_shapes_of(batch) for batch in batches}) == 1 else [self.collate(rows)]
 
 
-def for_members(found: Sequence[Batch], members: int, size: int) -> Batch:
+def for_members(batches: Sequence[Batch], members: int, size: int) -> Batch:
     """Return the batches of all members, (M, B, ...), from what `ForMembers` collated, unpacked; B is `size`.
 
     It raises ValueError if one batch of all members has another number of rows than M B.
     """
-    if len(found) == members:
-        return stack(found)
-    (whole,) = found
+    if len(batches) == members:
+        return stack(batches)
+    (whole,) = batches
     if whole.size != members * size:
         raise ValueError(
             f"the batches of the {members} members differ in shape, and collated together their {members * size} rows "
