@@ -203,10 +203,10 @@ def _at_rows(posterior: Draws, inputs: Any, targets: Any, rows: slice) -> tuple[
     for start in range(0, draws, block):
         # All draws of the block are predicted, from each chain in turn.
         predictive = predict(_some_draws(posterior, slice(start, start + block)), some)
-        kind = predictive.distribution
+        kind: Any = predictive.distribution
         classes = isinstance(kind, distributions.Categorical | distributions.Bernoulli)
         name = "probabilities" if classes else "means"
-        predicted: Any = kind.probs if classes else kind.mean  # type: ignore[attr-defined]
+        predicted = kind.probs if classes else kind.mean
         values.append(predicted.unflatten(0, (-1, chains)).transpose(0, 1))
         if targets is not None:
             likelihood = predictive.likelihood

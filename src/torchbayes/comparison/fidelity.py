@@ -78,8 +78,8 @@ def mean(distances: Sequence[Numbers]) -> Numbers:
 
 def chain_probs(predictive: Predictive, chains: int) -> Tensor:
     """Return class probabilities averaged over the draws of each chain, float64 (M, B, K); draw s is of chain s % M."""
-    probs: Any = predictive.distribution.probs  # type: ignore[attr-defined]
-    probs_SBK = probs.double()
+    distribution: Any = predictive.distribution
+    probs_SBK = distribution.probs.double()
     if isinstance(predictive.distribution, distributions.Bernoulli):
         probs_SBK = torch.cat([1 - probs_SBK, probs_SBK], dim=-1)
     return probs_SBK.unflatten(0, (-1, chains)).mean(0).cpu()

@@ -85,8 +85,10 @@ class Outcome:
 
     def detected(self) -> dict[str, dict[str, float]]:
         """Return how well uncertainty separates each foreign set from the test set."""
-        assert self.clean.scores is not None or not self.foreign
-        return {name: detection(self.clean.scores, scores) for name, scores in self.foreign.items()}  # type: ignore[arg-type]
+        if not self.foreign:
+            return {}
+        assert self.clean.scores is not None
+        return {name: detection(self.clean.scores, scores) for name, scores in self.foreign.items()}
 
     def auroc(self) -> float | None:
         """Return the mean AUROC of the predictive entropy over the foreign sets, None where there are none."""

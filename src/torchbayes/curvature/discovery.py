@@ -102,8 +102,7 @@ class NetworkLayers:
     def single(self) -> Affine | None:
         """The only layer, if it is affine and used at one place."""
         only = self.layers[0] if len(self.parts) == 1 and self.layers else None
-        is_single = isinstance(only, Affine) and len(only.index) == 1 and only.module not in self.shared
-        return only if is_single else None  # type: ignore[return-value]
+        return only if isinstance(only, Affine) and len(only.index) == 1 and only.module not in self.shared else None
 
     @property
     def parts(self) -> tuple[Any, ...]:

@@ -207,7 +207,7 @@ def parameter_information(
     """
     plain, values, weights = counted(likelihood, outputs, targets)
     if own(plain, "parameter_information") and (weights is None or weights.ndim == 1):
-        by_row: dict[str, Tensor] = plain.parameter_information(outputs, values, parameters)  # type: ignore[attr-defined]
+        by_row: dict[str, Tensor] = plain.parameter_information(outputs, values, parameters)
         weights_B = outputs.new_ones(len(outputs)) if weights is None else weights
         return {name: torch.tensordot(weights_B, per_row, 1) for name, per_row in by_row.items()}
     information = {}

@@ -29,9 +29,10 @@ class Native(Backend):
         return kernel_of(self.model)
 
     def kernel(self) -> DenseModel:
-        if isinstance(self._known, UnavailableError):
-            refuse(self.name, str(self._known))
-        return self._known  # type: ignore[return-value]
+        kernel = self._known
+        if isinstance(kernel, UnavailableError):
+            refuse(self.name, str(kernel))
+        return kernel
 
     def refuses(self, evaluation: Evaluation) -> str | None:
         kernel = self._known

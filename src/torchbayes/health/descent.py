@@ -237,5 +237,6 @@ def _size_at_first_layer(model: Model, batch: Batch, weights_D: Tensor) -> float
     tensor = seen[0] if seen else None
     while tensor is not None and is_functorch_wrapped_tensor(tensor):
         tensor = get_unwrapped(tensor)  # the network may call torch.func itself
-    real = tensor is not None and tensor.is_floating_point() and tensor.numel()
-    return float(tensor.double().square().mean()) ** 0.5 if real else 0.0  # type: ignore[union-attr]
+    if tensor is None or not tensor.is_floating_point() or not tensor.numel():
+        return 0.0
+    return float(tensor.double().square().mean()) ** 0.5

@@ -242,8 +242,8 @@ def _learn(model: Model, now: State, batch: Batch) -> Tensor:
         counts_MB = weights.double() if counts_MB is None else counts_MB * weights.double()
     inputs_MBI = flattened(network, batch.inputs, axis=1)
     targets_MBK = targets.double().reshape(*inputs_MBI.shape[:2], network.layers[-1].fan_out)
-    tensors = (None if t is None else t.cpu().contiguous() for t in (inputs_MBI, targets_MBK, counts_MB))
-    rows, noise = Rows(*tensors), now.noise_MG2  # type: ignore[arg-type]
+    counts_MB = None if counts_MB is None else counts_MB.cpu().contiguous()
+    rows, noise = Rows(inputs_MBI.cpu().contiguous(), targets_MBK.cpu().contiguous(), counts_MB), now.noise_MG2
     if not noise.shape[1]:
         noise = torch.tensor(normal_noise(model).scales, dtype=torch.float64).square()
     sums_M3 = propagate(network.layers, Beliefs(now.mean_MD, now.variance_MD), noise, rows=rows)
