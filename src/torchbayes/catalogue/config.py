@@ -226,7 +226,7 @@ def fit_run(
             seed=seed,
             callbacks=callbacks,
             ranks=ranks,
-        )  # type: ignore[arg-type]
+        )
 
 
 def _posterior_at(start: Path | Posterior | None, problem: Problem) -> Posterior | None:

@@ -200,7 +200,7 @@ def _content(path: Path, size: int = -1) -> bytes:
     from pandas.io.common import get_handle
 
     with get_handle(path, "rb", compression="infer", is_text=False) as opened:
-        return bytes(opened.handle.read(size))  # type: ignore[arg-type]
+        return bytes(opened.handle.read(size))
 
 
 def _marked_encoding(path: Path) -> str:

@@ -68,4 +68,4 @@ class MCDropout(Runs, Scheduled, Descent):
         """Return the members' networks under random masks."""
         return DropoutPosterior(
             density.model, state.weights_MD.clone(), buffers_M=state.buffers or None, statistics_known=True
-        )  # type: ignore[arg-type]
+        )
