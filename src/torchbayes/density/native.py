@@ -29,10 +29,9 @@ class Native(Backend):
         return kernel_of(self.model)
 
     def kernel(self) -> DenseModel:
-        kernel = self._known
-        if isinstance(kernel, UnavailableError):
-            refuse(self.name, str(kernel))
-        return kernel
+        if isinstance(self._known, UnavailableError):
+            refuse(self.name, str(self._known))
+        return self._known  # type: ignore[return-value]
 
     def refuses(self, evaluation: Evaluation) -> str | None:
         kernel = self._known
