@@ -84,7 +84,7 @@ def explain_constructors(*namespaces: Mapping[str, Any]) -> None:
     """
     for value in {id(v): v for namespace in namespaces for v in namespace.values()}.values():
         if isinstance(value, type) and value.__module__.startswith("torchbayes.") and "__init__" in vars(value):
-            value.__init__ = _explained_constructor(value)  # type: ignore[misc]
+            value.__init__ = _explained_constructor(value)
 
 
 def _explained_constructor(kind: type) -> Callable[..., None]:

@@ -69,6 +69,11 @@ def optional(check: Callable[..., None], *how: Any, **values: Any) -> None:
     check(*how, **given(**values))
 
 
+def check_entries(entries: Mapping[str, Any], check: Callable[..., None], *how: Any) -> None:
+    """Check values whose names are no arguments: `check_entries({"notes[0]": text}, check_text)`."""
+    check(*how, **entries)
+
+
 def whole(name: str, value: Any, *, least: int = 1) -> int:
     """Return a whole number as Python's. ValueError if it is not one of at least `least` that 64 bits hold."""
     if not is_whole(value) or not least <= operator.index(value) < 2**63:
@@ -192,7 +197,7 @@ def check_each(check: Callable[..., None], *, length: int | None = None, least: 
             many = f"{length} " if length else "one or more " if least == 1 else f"{least} or more " if least else ""
             raise ValueError(f"`{name}` must be a tuple of {many}numbers; got {seen(value)}.")
         for number in value:
-            check(**{name: number})
+            check_entries({name: number}, check)
 
 
 def check_object(attributes: Sequence[str], example: str, **values: Any) -> None:

@@ -33,8 +33,8 @@ Check = Callable[..., None]
 
 
 def _fraction(**values: Any) -> None:
-    check_share(**values)
-    check_positive(**values)
+    for check in (check_share, check_positive):
+        check(**values)
 
 
 _LEAST = {"burn_in": 0, "halvings": 0, "extra": 0, "first": 0, "prior_draws": 2, "bins": 2}
@@ -85,22 +85,22 @@ def kinds_of(settings: type) -> dict[str, tuple[Any, ...]]:
 def _check(field: dataclasses.Field[Any], kinds: tuple[Any, ...], value: Any) -> None:
     if value is None and NoneType in kinds:
         return
-    named: dict[str, Any] = {field.name: value}
     words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
     tuples = [get_args(kind) for kind in kinds if get_origin(kind) is tuple]
     simple = {kind for kind in kinds if get_origin(kind) not in {Literal, tuple}} - {NoneType}
     numbers = simple.union(*tuples) - {Ellipsis}
     if words and (isinstance(value, str) or not numbers):
-        if str not in kinds:
-            check_choice(words, **named)
+        if str in kinds:
+            return
+        check: Check = partial(check_choice, words)
     elif numbers == {bool}:
-        check_flags(**named)
+        check = check_flags
     elif numbers and numbers <= {int, float}:
         count: Check = partial(check_counts, least=field.metadata.get("least", _LEAST.get(field.name, 1)))
         number: Check = field.metadata.get("check", _NUMBERS.get(field.name, check_positive))
         check = count if numbers == {int} else number
         if tuples and (isinstance(value, tuple) or not simple):
-            length = None if Ellipsis in tuples[0] else len(tuples[0])
-            check_each(check, length=length, **named)
-        else:
-            check(**named)
+            check = partial(check_each, check, length=None if Ellipsis in tuples[0] else len(tuples[0]))
+    else:
+        return
+    check(**{field.name: value})

@@ -116,9 +116,16 @@ def diagnose(
         ValueError: if there are too few draws, draws are not finite, or inputs, targets and log do not fit.
     """
     if isinstance(posterior, Chains):
-        options = {"inputs": inputs, "targets": targets, "log": log, "burn_in": burn_in, "chunk_size": chunk_size}
         check_unused(
-            TypeError, "the draws of a network", "chains of `sample`, which need no more", **options, draws=draws
+            TypeError,
+            "the draws of a network",
+            "chains of `sample`, which need no more",
+            inputs=inputs,
+            targets=targets,
+            log=log,
+            burn_in=burn_in,
+            chunk_size=chunk_size,
+            draws=draws,
         )
         return of_chains(posterior)
     optional(check_counts, chunk_size=chunk_size, draws=draws)
@@ -198,10 +205,10 @@ def _at_rows(posterior: Draws, inputs: Any, targets: Any, rows: slice) -> tuple[
     for start in range(0, draws, block):
         # All draws of the block are predicted, from each chain in turn.
         predictive = predict(_some_draws(posterior, slice(start, start + block)), some)
-        kind = predictive.distribution
+        kind: Any = predictive.distribution
         classes = isinstance(kind, distributions.Categorical | distributions.Bernoulli)
         name = "probabilities" if classes else "means"
-        predicted: Any = kind.probs if classes else kind.mean  # type: ignore[attr-defined]
+        predicted = kind.probs if classes else kind.mean
         values.append(predicted.unflatten(0, (-1, chains)).transpose(0, 1))
         if targets is not None:
             likelihood = predictive.likelihood

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes.checks import given, seen
+from torchbayes.checks import seen
 from torchbayes.diagnostics import Summary
 from torchbayes.diagnostics.convergence import ENOUGH
 from torchbayes.display import Overview, shown
@@ -177,8 +177,9 @@ def of_chains(chains: Chains) -> Diagnosis:
 
 def check_unused(error: type[Exception], whose: str, got: str, **settings: Any) -> None:
     """Raise an error if an argument is given that is only for `whose` results."""
-    for name, value in given(**settings).items():
-        raise error(f"`{name}` is for {whose}; got {seen(value)} for {got}. Leave it out.")
+    for name, value in settings.items():
+        if value is not None:
+            raise error(f"`{name}` is for {whose}; got {seen(value)} for {got}. Leave it out.")
 
 
 def check_enough(draws: int) -> None:

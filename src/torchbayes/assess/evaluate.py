@@ -48,6 +48,8 @@ class _Columns:
 
     def add(self, kept: Tensor | None = None, **columns: Any) -> None:
         for name, column in columns.items():
+            if column is None:
+                continue
             values = pytree.tree_map(lambda t: (t if kept is None else t[kept]).cpu(), column)
             self.parts.setdefault(name, []).append(values)
             if name != "targets" or self.padding is None:
@@ -324,9 +326,7 @@ def _add_scores(
     if judged and row is not None:
         classes = _labels(judged.targets, probs, counting, binary=_is_binary(predictive))
         label_row = row.repeat_interleave(len(probs) // len(row))
-        columns.add(
-            counting, label_weights=weights, label_row=label_row, **({} if classes is None else {"labels": classes})
-        )
+        columns.add(counting, label_weights=weights, label_row=label_row, labels=classes)
     columns.add(
         counting,
         probs=probs,

@@ -215,9 +215,18 @@ def fit_run(
         with Locked(directory):
             _describe_run(directory, config, resume=resume, any_length=method.needs.chain)
             _describe_data(directory, setup)
-    options: dict[str, Any] = {"resume": resume, "seed": seed, "callbacks": callbacks, "ranks": ranks}
     with setup.problem.threading():
-        return fit(setup.model, tuple(setup.data.train), method, start=start_posterior, directory=directory, **options)  # type: ignore[arg-type]
+        return fit(
+            setup.model,
+            tuple(setup.data.train),
+            method,
+            start=start_posterior,
+            directory=directory,
+            resume=resume,
+            seed=seed,
+            callbacks=callbacks,
+            ranks=ranks,
+        )
 
 
 def _posterior_at(start: Path | Posterior | None, problem: Problem) -> Posterior | None:

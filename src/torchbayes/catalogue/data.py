@@ -59,8 +59,9 @@ def _as_long(
 ) -> Budget:
     """Return an untested budget in which chains take as many steps as the optimisers."""
     steps = max(epochs * num_data // batch_size // 100, 1) * 100
-    length = {"steps": steps, "burn_in": steps * 3 // 5, "thin": steps // 20}
-    return Budget(epochs, batch_size, optimizer, averaging_lr, per_epoch, **length)
+    return Budget(
+        epochs, batch_size, optimizer, averaging_lr, per_epoch, steps=steps, burn_in=steps * 3 // 5, thin=steps // 20
+    )
 
 
 def _two_moons(name: str) -> Usual:

@@ -13,7 +13,7 @@ from torch import nn
 
 from torchbayes.catalogue.imports import call, load_path, path_of, registered
 from torchbayes.catalogue.named import Entry, LikelihoodEntry, NetworkEntry, PriorEntry
-from torchbayes.checks import check_kind, check_name, nearest, seen
+from torchbayes.checks import check_entries, check_kind, check_name, nearest, seen
 from torchbayes.data.base import Data
 from torchbayes.model import likelihoods, priors
 from torchbayes.model.likelihoods import Custom, Likelihood
@@ -83,11 +83,8 @@ def _by_glob(rules: Any) -> dict[str, dict[str, Any]]:
     if isinstance(rules, str):
         return {"*": {"name": rules}}
     check_kind(Mapping, "a name, or a mapping from globs to names", prior=rules)
-    check_kind(
-        (str, Mapping),
-        "a name, or a mapping with `name` and settings",
-        **{f"prior of {glob}": rule for glob, rule in rules.items()},
-    )
+    entries = {f"prior of {glob}": rule for glob, rule in rules.items()}
+    check_entries(entries, check_kind, (str, Mapping), "a name, or a mapping with `name` and settings")
     return {str(glob): {"name": rule} if isinstance(rule, str) else dict(rule) for glob, rule in rules.items()}
 
 

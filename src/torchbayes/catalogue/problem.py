@@ -111,9 +111,14 @@ class Problem:
         check_text(data=self.data, network=self.network, likelihood=self.likelihood, device=self.device)
         optional(check_text, target=self.target)
         object.__setattr__(self, "data", settled(self.data))
-        settings = {"network_settings": self.network_settings, "data_settings": self.data_settings}
-        settings |= {"likelihood_settings": self.likelihood_settings, "prior_settings": self.prior_settings}
-        check_kind(Mapping, "a mapping of settings", **settings)
+        check_kind(
+            Mapping,
+            "a mapping of settings",
+            network_settings=self.network_settings,
+            data_settings=self.data_settings,
+            likelihood_settings=self.likelihood_settings,
+            prior_settings=self.prior_settings,
+        )
         models.check_known("likelihood", self.likelihood)
         models.check_rules(self.prior)
         optional(check_scale, prior_scale=self.prior_scale)

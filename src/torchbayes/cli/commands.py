@@ -127,7 +127,6 @@ def fit(argv: list[str]) -> None:
     chosen = parse(parser, by_class(seen, default))
     directory, problem = Path(chosen["directory"]), problem_of(chosen)
     method = of_length(chosen["method"], chosen["steps"])
-    options = {name: chosen[name] for name in ("seed", "resume")}
     start = None if chosen["start"] is None else Path(chosen["start"])
     trusted = ["--trust"] if foreign_code({**entries(problem), "method": describe(method)}) else []
     shares = 1 if method.needs.coupled else method.members  # most shares of members
@@ -138,7 +137,9 @@ def fit(argv: list[str]) -> None:
         setup = problem.setup()  # after each process has its device
         if ranks.first:
             say_notes(setup.data)
-        posterior = fit_run(setup, method, directory, start=start, **options, ranks=ranks)
+        posterior = fit_run(
+            setup, method, directory, start=start, seed=chosen["seed"], resume=chosen["resume"], ranks=ranks
+        )
         if ranks.first:
             print(f"Posterior: {directory / 'posterior.safetensors'}")
         if posterior.still:
@@ -174,23 +175,24 @@ def diagnose(argv: list[str]) -> None:
         return
     inputs, targets = spread(setup.data.test, chosen["inputs"])
     with setup.problem.threading():
-        found = tb.diagnose(posterior, inputs, targets, log=run)  # type: ignore[arg-type]
+        diagnosis = tb.diagnose(posterior, inputs, targets, log=run)  # type: ignore[arg-type]
     settings = read_config(run / CONFIG)
     kind, length = settings["method"]["class_path"].rpartition(".")[2], settings["method"]["init_args"].get("steps")
-    done = f" {int(found.record.step_R[-1]):,} of {length:,} iterations are done." if found.record and length else ""
+    taken = int(diagnosis.record.step_R[-1]) if diagnosis.record else None
+    done = f" {taken:,} of {length:,} iterations are done." if taken is not None and length else ""
     report = page.write_diagnosis(
         Path(chosen["directory"] or folder_in(run, "diagnosis")),
-        found,
+        diagnosis,
         title=f"{kind} on {setup.data.name}: have the chains converged?",
         lead=f"{setup.data.source}: {len(setup.data.train.inputs):,} training rows. Network: {setup.problem.network}, "
         f"{setup.model.layout.size:,} weights.{done} Functions are compared at {len(inputs):,} test rows.",
         settings=settings,
     )
     if chosen["json"]:
-        print(json.dumps(page.numbers(found), indent=1))
+        print(json.dumps(page.numbers(diagnosis), indent=1))
         return
-    print_table(page.space_table(found, caption=page.caption(found)), narrow=page.space_tables(found))
-    print("\n".join([*page.remarks(found), f"Report: {short_path(report)}"]))
+    print_table(page.space_table(diagnosis, caption=page.caption(diagnosis)), narrow=page.space_tables(diagnosis))
+    print("\n".join([*page.remarks(diagnosis), f"Report: {short_path(report)}"]))
 
 
 def _approximation(setup: Any, posterior: Any, *, run: Path, chosen: Mapping[str, Any]) -> None:
@@ -228,16 +230,15 @@ def reproduce(argv: list[str]) -> None:
     parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--directory", default=None, help="where everything goes")
     chosen = parse(parser, argv)
-    if chosen.pop("list"):
+    if chosen["list"]:
         print_names(experiments.names())
         return
-    name = chosen.pop("name")
-    if name is None:
+    if (name := chosen["name"]) is None:
         raise ValueError(f"say which experiment: {', '.join(experiments.names())}.")
     if chosen["seeds"] == 1:
         say("One seed cannot decide: the page will have figure and numbers, and the verdict will be inconclusive.")
     with resumable(["torchbayes", "reproduce", *argv]):
-        page = experiments.reproduce(name, **chosen)
+        page = experiments.reproduce(name, scale=chosen["scale"], seeds=chosen["seeds"], directory=chosen["directory"])
     verdict = json.loads(page.with_name("results.json").read_text(encoding="utf-8"))["verdict"]
     print(f"{verdict['outcome'].capitalize()}. {verdict['reason']}\nPage: {page}")
 

@@ -37,6 +37,7 @@ from torchbayes.cli.options import (
     add_directory,
     add_method,
     add_problem,
+    made_of,
     new_parser,
     parse,
     peek,
@@ -92,12 +93,14 @@ def compare(argv: list[str]) -> None:
         return
     trusted = ["--trust"] if foreign_code(configuration(wanted.comparison)) else []
     with resumable(["torchbayes", "compare", "--directory", wanted.directory, "--resume", *trusted]):
-        found = run(
+        compared = run(
             wanted.comparison, wanted.directory, resume=wanted.resume, overwrite=wanted.overwrite, say=say, track=track
         )
-    about, base = (found.setup, found.outcomes, found.diagnosis), found.base
-    print_table(table(found.outcomes, caption=caption(*about, base=base), base=base), narrow=tables(*about, base=base))
-    print(f"Report: {short_path(found.report)}")
+    about, base = (compared.setup, compared.outcomes, compared.diagnosis), compared.base
+    print_table(
+        table(compared.outcomes, caption=caption(*about, base=base), base=base), narrow=tables(*about, base=base)
+    )
+    print(f"Report: {short_path(compared.report)}")
 
 
 def settled(argv: list[str]) -> Asked:
@@ -121,13 +124,13 @@ def settled(argv: list[str]) -> Asked:
             single = replace(chosen[many], members=1)
             parser.set_defaults({f"{key}.{f.name}": getattr(single, f.name) for f in fields(single)})
         chosen = parse(parser, arguments)
-    options = {f.name: chosen[f.name] for f in fields(Comparison) if f.name not in {"problem", "methods", "starts"}}
-    comparison = Comparison(
-        problem_of(chosen),
-        {row.name: chosen[row.key] for row in rows},
-        starts={row.name: chosen[row.key] for row in starts},
-        **{**options, "corruptions": tuple(chosen["corruptions"])},
-    )
+    settings = {
+        "problem": problem_of(chosen),
+        "methods": {row.name: chosen[row.key] for row in rows},
+        "starts": {row.name: chosen[row.key] for row in starts},
+        "corruptions": tuple(chosen["corruptions"]),
+    }
+    comparison = made_of(Comparison, chosen, settings)
     return Asked(comparison, *(chosen[name] for name in ("directory", "resume", "overwrite")))
 
 
@@ -265,9 +268,8 @@ def evidence(argv: list[str]) -> None:
     chosen = parse(parser, seen.argv)
     if chosen["prior"] in room.TUNED:  # the meaning of `prior` in configurations of earlier versions
         chosen |= {"prior": Problem.prior, "tune_prior": chosen["prior"]}
-    problem = Problem(**{name: chosen[name] for name in problem_fields})
-    options = {f.name: chosen[f.name] for f in fields(room.Settings) if f.name not in {"problem", "map", "networks"}}
-    settings = room.Settings(problem, chosen["map"], tuple(chosen["networks"]), **options)
+    networks = {"problem": problem_of(chosen), "networks": tuple(chosen["networks"])}
+    settings = made_of(room.Settings, chosen, networks)
     directory = None if chosen["directory"] is None else Path(chosen["directory"])
     with nullcontext() if directory is None else _reserved(directory, overwrite=chosen["overwrite"]):
         results = room.compare_networks(settings, callbacks=None, say=say)

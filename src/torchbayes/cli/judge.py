@@ -156,6 +156,17 @@ def report(argv: list[str]) -> None:
     print(f"Report: {short_path(page)}")
 
 
+def _output_of(run: Path, named: str | None, *, overwrite: bool) -> Path:
+    """Return the CSV file of predictions: the one that is named, or that of the run."""
+    output = run / "predictions.csv" if named is None else Path(named)
+    if output.suffix.lower() != ".csv" or output.is_dir():
+        raise ValueError(f"`--output` must be the name of a CSV file, such as predictions.csv; got {str(output)!r}.")
+    existing = [file for file in (output, output.with_suffix(".png")) if file.exists()]
+    if named is not None and existing and not overwrite:
+        raise ValueError(f"{existing[0]} is there already. Add --overwrite, or choose another --output.")
+    return output
+
+
 def predict(argv: list[str]) -> None:
     """Predict new inputs with a saved posterior: a CSV file, and a picture."""
     from torchbayes.catalogue.config import load_run
@@ -176,12 +187,7 @@ def predict(argv: list[str]) -> None:
     if chosen["run"] is None or chosen["new"] is None:
         raise ValueError("say which run predicts what: torchbayes predict RUN INPUTS, such as new.csv.")
     run, path = Path(chosen["run"]), Path(chosen["new"])
-    output = run / "predictions.csv" if chosen["output"] is None else Path(chosen["output"])
-    if output.suffix.lower() != ".csv" or output.is_dir():
-        raise ValueError(f"`--output` must be the name of a CSV file, such as predictions.csv; got {str(output)!r}.")
-    existing = [file for file in (output, output.with_suffix(".png")) if file.exists()]
-    if chosen["output"] is not None and existing and not chosen["overwrite"]:
-        raise ValueError(f"{existing[0]} is there already. Add --overwrite, or choose another --output.")
+    output = _output_of(run, chosen["output"], overwrite=chosen["overwrite"])
     setup, posterior = load_run(run, trust=chosen["trust"])
     new = read_new(setup.data, path)
     units = Units(setup.data.classes, setup.data.target_standardise, chosen["level"])
@@ -190,8 +196,16 @@ def predict(argv: list[str]) -> None:
         columns = columns_of(functions, new.inputs, units)
         test_columns = columns_of(functions, setup.data.test.inputs[:_SHOWN], units)
     write_columns(output, columns, names=new.names)
-    target = {"target_name": setup.data.target_label, "units": setup.data.target_unit}
-    picture = savefig(new_rows(columns, test_columns, level=chosen["level"], **target), output.with_suffix(".png"))
+    picture = savefig(
+        new_rows(
+            columns,
+            test_columns,
+            level=chosen["level"],
+            target_name=setup.data.target_label,
+            units=setup.data.target_unit,
+        ),
+        output.with_suffix(".png"),
+    )
     for note in new.notes:
         say(note)
     print(f"Predictions: {output}\nPicture: {picture}")
@@ -249,10 +263,10 @@ def _tell(setup: Setup, fitted: tb.LaplacePosterior, tuned: tb.LaplacePosterior,
     rows = tuple(setup.data.test)
     with setup.problem.threading():
         scores = {
-            name: _known(tb.evaluate(preferred(each), rows, target_scale=setup.target_scale).metrics)
-            for name, each in {"the networks alone": alone, "as fitted": fitted, "tuned": tuned}.items()
+            name: _known(tb.evaluate(preferred(judged), rows, target_scale=setup.target_scale).metrics)
+            for name, judged in {"the networks alone": alone, "as fitted": fitted, "tuned": tuned}.items()
         }
-        evidences = [float(each.log_evidence().mean()) for each in (fitted, tuned)] if evidence else []
+        evidences = [float(judged.log_evidence().mean()) for judged in (fitted, tuned)] if evidence else []
     form = _form([*evidences, *(value for metrics in scores.values() for value in metrics.values())])
     lines = [["log evidence (nats)", None, *evidences]] if evidences else []
     lines += [[f"test {name}", *(metrics.get(name) for metrics in scores.values())] for name in scores["tuned"]]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 import jsonargparse
 import yaml
@@ -25,6 +25,9 @@ from torchbayes.cli.terminal import one_line
 from torchbayes.density import Ranks
 from torchbayes.methods.optimise.sam import AnyOptimizer
 from torchbayes.methods.schedules import Schedule, StepSchedule
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Parser = jsonargparse.ArgumentParser
 _LOAD = jsonargparse.get_loader("yaml")
@@ -261,9 +264,17 @@ def of_length(method: Any, steps: int | None) -> Any:
     return replace(method, steps=steps)
 
 
+_Settings = TypeVar("_Settings", bound="DataclassInstance")
+
+
 def problem_of(chosen: Mapping[str, Any]) -> Problem:
     """Return the problem that the options describe."""
-    return Problem(**{f.name: chosen[f.name] for f in fields(Problem)})
+    return made_of(Problem, chosen, {})
+
+
+def made_of(kind: type[_Settings], chosen: Mapping[str, Any], others: Mapping[str, Any]) -> _Settings:
+    """Return settings with those fields that options have, and others in their place."""
+    return kind(**{**{f.name: chosen[f.name] for f in fields(kind) if f.name in chosen}, **others})
 
 
 def join(text: str | None, *, members: int, device: str) -> Ranks:

@@ -81,28 +81,28 @@ def one_line(error: BaseException, options: Iterable[str] = ()) -> str:
     return line if len(line) <= LONGEST else f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"
 
 
-def _path(said: str) -> list[str]:
+def _path(text: str) -> list[str]:
     """Return the keys of the option that is wrong, from the outermost to the innermost."""
     keys, depth = [], -1
-    for match in _KEY.finditer(said):
+    for match in _KEY.finditer(text):
         if len(match[1]) <= depth:
             break
         keys, depth = [*keys, match[2]], len(match[1])
     return keys
 
 
-def _of_option(name: str, said: str) -> str:
+def _of_option(name: str, text: str) -> str:
     """Return what is wrong with an option, from jsonargparse's message after its innermost key."""
-    if option := re.search(r"'([\w.]+)':\s+Option '(\w+)' is not accepted", said):
+    if option := re.search(r"'([\w.]+)':\s+Option '(\w+)' is not accepted", text):
         return f"`--{name}` is {option[1].rpartition('.')[2]}, which has no setting {option[2]!r}."
-    if wrong := _EXPECTED.search(said):
+    if wrong := _EXPECTED.search(text):
         return f"`--{name}` must be {_meant([wrong[1]])}; got {_shown(wrong[2])}."
-    if wrong := _OTHER.search(said):
+    if wrong := _OTHER.search(text):
         return f"`--{name}` must be {wrong[1]}; got {_shown(wrong[2])}."
-    union = re.search(r"Subtypes: \[(.*)\]$", said, re.MULTILINE)
-    shown_value = _GIVEN.search(said)
+    union = re.search(r"Subtypes: \[(.*)\]$", text, re.MULTILINE)
+    shown_value = _GIVEN.search(text)
     if union is None or shown_value is None:
-        return f"`--{name}`: {said.partition(':')[2]}"
+        return f"`--{name}`: {text.partition(':')[2]}"
     value = shown_value[1]
     if nested := _NESTED.search(value):
         name, value = f"{name}.{nested[1]}", nested[2].strip("'")
@@ -243,15 +243,15 @@ def say_notes(data: Data) -> None:
         say(f"  {note}")
 
 
-def track(items: list[Any], what: str) -> Iterable[Any]:
+def track(items: list[Any], label: str) -> Iterable[Any]:
     """Pass items through under a progress bar, or after one plain line if there is no terminal."""
     from rich.console import Console
     from rich.progress import track as bar
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        say(f"evaluating: {what}")
-    return bar(items, f"evaluating: {what}", console=console, disable=not console.is_terminal, transient=True)
+        say(f"evaluating: {label}")
+    return bar(items, f"evaluating: {label}", console=console, disable=not console.is_terminal, transient=True)
 
 
 def print_table(table: Table, *, narrow: Sequence[Table] = ()) -> None:
@@ -267,8 +267,8 @@ def print_table(table: Table, *, narrow: Sequence[Table] = ()) -> None:
         console = Console(width=max(console.width, 160))
     elif narrow and Console(width=1000).measure(table.rich()).maximum > console.width:
         parts = narrow
-    for part in parts:
-        console.print(part.rich())
+    for shown_table in parts:
+        console.print(shown_table.rich())
 
 
 def print_names(lines: Mapping[str, str]) -> None:

@@ -32,12 +32,12 @@ def at_severity(metric: str, severity: int) -> str:
     return f"{metric}_severity_{severity}"
 
 
-def row_terms(found: Evaluation, rows: int) -> Terms:
+def row_terms(evaluation: Evaluation, rows: int) -> Terms:
     """Return nll, accuracy and overconfidence (confidence − accuracy) of the first rows of classes, float64 (N,)."""
-    assert found.probs is not None
-    probs_NK = found.probs[:rows].double()
-    right_N = hits(found.probs, found.targets)[:rows].double()
-    terms = {"nll": -found.log_prob[:rows], "accuracy": right_N, "overconfidence": probs_NK.amax(-1) - right_N}
+    assert evaluation.probs is not None
+    probs_NK = evaluation.probs[:rows].double()
+    right_N = hits(evaluation.probs, evaluation.targets)[:rows].double()
+    terms = {"nll": -evaluation.log_prob[:rows], "accuracy": right_N, "overconfidence": probs_NK.amax(-1) - right_N}
     return {name: values_N.double().cpu() for name, values_N in terms.items()}
 
 
@@ -53,9 +53,9 @@ def closeness_terms(probs_NK: Tensor, reference_NK: Tensor) -> Terms:
 def over_corruptions(by_corruption: Sequence[Sequence[Terms]]) -> Terms:
     """Return row-by-row means over corruptions, by metric at severity, from their terms at severities 1, 2, ..."""
     means = {}
-    for severity, each in enumerate(zip(*by_corruption, strict=True), 1):
-        for metric in each[0]:
-            means[at_severity(metric, severity)] = torch.stack([terms[metric] for terms in each]).mean(0)
+    for severity, same_severity in enumerate(zip(*by_corruption, strict=True), 1):
+        for metric in same_severity[0]:
+            means[at_severity(metric, severity)] = torch.stack([terms[metric] for terms in same_severity]).mean(0)
     return means
 
 
@@ -132,7 +132,7 @@ class Certainty:
         """Return every number, JSON-serialisable."""
         if not self.intervals:
             return {}
-        apart = {m: {k: v for k, v in asdict(found).items() if k != "metric"} for m, found in self.apart.items()}
+        apart = {m: {k: v for k, v in asdict(best).items() if k != "metric"} for m, best in self.apart.items()}
         return {"intervals": {m: list(ends) for m, ends in self.intervals.items()}, "from_best": apart}
 
 
@@ -143,24 +143,26 @@ def certainties(
 
     `further` holds scores on other data, of as many resamples. There are no numbers for a single row.
     """
-    if any(len(each.log_prob) < 2 for each in evaluations.values()):
+    if any(len(evaluation.log_prob) < 2 for evaluation in evaluations.values()):
         return {name: Certainty() for name in evaluations}
     drawn: dict[str, dict[str, Tensor]] = {n: resampled(e, RESAMPLES, seed) for n, e in evaluations.items()}
-    values: dict[str, dict[str, float]] = {name: dict(each.metrics) for name, each in evaluations.items()}
+    values: dict[str, dict[str, float]] = {name: dict(evaluation.metrics) for name, evaluation in evaluations.items()}
     for name, more in (further or {}).items():
         drawn[name] |= more.drawn
         values[name] |= more.values
     apart: dict[str, dict[str, Difference]] = {name: {} for name in evaluations}
     for metric, better in BETTER.items():
-        candidates = {name: own[metric] for name, own in values.items() if metric in own and metric in drawn[name]}
+        candidates = {
+            name: measured[metric] for name, measured in values.items() if metric in measured and metric in drawn[name]
+        }
         candidates = {name: value for name, value in candidates.items() if math.isfinite(value)}
         if not candidates:
             continue
         best = (min if better == "low" else max)(candidates, key=candidates.__getitem__)
         for name in candidates:
-            both, rows = [values[each] for each in (name, best)], len(evaluations[name].log_prob)
+            both, rows = [values[label] for label in (name, best)], len(evaluations[name].log_prob)
             apart[name][metric] = paired(metric, both, [drawn[name], drawn[best]], rows=rows, level=LEVEL)
     return {
-        name: Certainty({metric: interval_of(values_R, LEVEL) for metric, values_R in own.items()}, apart[name])
-        for name, own in drawn.items()
+        name: Certainty({metric: interval_of(values_R, LEVEL) for metric, values_R in measured.items()}, apart[name])
+        for name, measured in drawn.items()
     }

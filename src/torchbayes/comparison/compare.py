@@ -96,8 +96,7 @@ def compare(
             base = constant_outcome(setup)
         numbers = _numbers(setup, outcomes, diagnosis) | ({} if base is None else {"constant": base.clean.metrics})
         write_whole(home / "results.json", (json.dumps(numbers, indent=1) + "\n").encode())
-        results = {"outcomes": outcomes, "base": base, "diagnosis": diagnosis, "settings": text}
-        page = report(home, setup, comparison, **results)
+        page = report(home, setup, comparison, outcomes=outcomes, base=base, diagnosis=diagnosis, settings=text)
     return Compared(setup, outcomes, page, diagnosis, base)
 
 
@@ -154,8 +153,8 @@ def configuration(comparison: Comparison) -> dict[str, Any]:
 
 def _described(comparison: Comparison, name: str) -> Any:
     """Return the settings of a method as YAML holds them, or the name of the method whose fit it shares."""
-    other, _ = comparison.fit_of(name)
-    return describe(comparison.settings(name)) if other == name else {"first_of": other}
+    fit_name, _ = comparison.fit_of(name)
+    return describe(comparison.settings(name)) if fit_name == name else {"first_of": fit_name}
 
 
 def _fit(

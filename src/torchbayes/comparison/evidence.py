@@ -158,12 +158,12 @@ def _scales(posterior: LaplacePosterior) -> dict[str, float]:
     return scales
 
 
-def table(settings: Settings, found: Numbers) -> Table:
+def table(settings: Settings, numbers_by_name: Numbers) -> Table:
     """Return the comparison, as `compare_networks` returned it, as a table with one row per network."""
-    kind = "test_accuracy" if "test_accuracy" in next(iter(found.values())) else "test_rmse"
+    kind = "test_accuracy" if "test_accuracy" in next(iter(numbers_by_name.values())) else "test_rmse"
     label = {"test_accuracy": "accuracy", "test_rmse": "RMSE"}[kind]
     rows = []
-    for name, numbers_of in found.items():
+    for name, numbers_of in numbers_by_name.items():
         low, high = min(numbers_of["scales"].values()), max(numbers_of["scales"].values())
         scale = f"{low:.3g}" if math.isclose(low, high, rel_tol=1e-6) else f"{low:.3g} to {high:.3g}"
         numbers = ("log_evidence", "log_evidence_per_row", "log_likelihood", "occam", "weights", "effective")
@@ -180,12 +180,12 @@ def table(settings: Settings, found: Numbers) -> Table:
     )  # fmt: skip
 
 
-def tables(settings: Settings, found: Numbers) -> list[Table]:
+def tables(settings: Settings, numbers_by_name: Numbers) -> list[Table]:
     """Return the table in two parts, for narrow terminals: the evidence, and the other columns."""
-    whole, parts = table(settings, found), []
+    whole, parts = table(settings, numbers_by_name), []
     for columns in (range(5), (0, *range(5, len(whole.columns)))):
         names = [whole.columns[i] for i in columns]
-        options = [{n: v for n, v in each.items() if n in names} for each in (whole.better, whole.formats)]
+        options = [{n: v for n, v in by_column.items() if n in names} for by_column in (whole.better, whole.formats)]
         rows = [[row[i] for i in columns] for row in whole.rows]
         parts.append(Table(names, rows, whole.caption if parts else "", better=options[0], formats=options[1]))  # type: ignore[arg-type]
     return parts
@@ -205,14 +205,14 @@ def caption(settings: Settings) -> str:
     )
 
 
-def remarks(found: Numbers) -> list[str]:
+def remarks(numbers_by_name: Numbers) -> list[str]:
     """Return lines on which network the evidence favours, and which networks are not at a mode."""
-    ranked = sorted(found, key=lambda name: found[name]["log_evidence"], reverse=True)
+    ranked = sorted(numbers_by_name, key=lambda name: numbers_by_name[name]["log_evidence"], reverse=True)
     lines = []
     if len(ranked) > 1:
-        factor = found[ranked[0]]["log_evidence"] - found[ranked[1]]["log_evidence"]
+        factor = numbers_by_name[ranked[0]]["log_evidence"] - numbers_by_name[ranked[1]]["log_evidence"]
         lines.append(f"The evidence favours {ranked[0]}: log Bayes factor {factor:,.1f} over {ranked[1]}.")
-    away = [name for name in found if not found[name]["at_mode"]]
+    away = [name for name in numbers_by_name if not numbers_by_name[name]["at_mode"]]
     if away:
         lines.append(f"Not at a mode: {', '.join(away)}. Train longer (--map.epochs) before you trust the evidence.")
     return lines
@@ -224,13 +224,16 @@ def check_directory(directory: Path, *, overwrite: bool = False) -> None:
         raise ValueError(f"{directory} already holds results. Add --overwrite, or choose another --directory.")
 
 
-def write(directory: Path, settings: Settings, found: Numbers) -> Path:
+def write(directory: Path, settings: Settings, numbers_by_name: Numbers) -> Path:
     """Write `results.json`, `evidence.png` and `config.yaml`; return the path of the first."""
     write_config(directory, settings.config())
     measures = {"log evidence per row": "log_evidence_per_row", "test NLL": "test_nll"}
-    panels = {label: {name: float(numbers[key]) for name, numbers in found.items()} for label, key in measures.items()}
+    panels = {
+        label: {name: float(numbers[key]) for name, numbers in numbers_by_name.items()}
+        for label, key in measures.items()
+    }
     drawn = figures.fidelity_dots(panels, better={"log evidence per row": "high", "test NLL": "low"})
     write_whole(directory / FIGURE, png(drawn))
-    record = {"settings": json.loads(json.dumps(settings.config())), "networks": found}
+    record = {"settings": json.loads(json.dumps(settings.config())), "networks": numbers_by_name}
     write_whole(directory / RESULTS, (json.dumps(record, indent=1) + "\n").encode())
     return directory / RESULTS

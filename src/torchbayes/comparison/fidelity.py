@@ -68,15 +68,18 @@ class Fidelity:
         return numbers
 
 
-def mean(found: Sequence[Numbers]) -> Numbers:
+def mean(distances: Sequence[Numbers]) -> Numbers:
     """Return the mean of each number over mappings with the same names; empty if there are none."""
-    return {name: sum(numbers[name] for numbers in found) / len(found) for name in (found[0] if found else ())}
+    return {
+        name: sum(numbers[name] for numbers in distances) / len(distances)
+        for name in (distances[0] if distances else ())
+    }
 
 
 def chain_probs(predictive: Predictive, chains: int) -> Tensor:
     """Return class probabilities averaged over the draws of each chain, float64 (M, B, K); draw s is of chain s % M."""
-    probs: Any = predictive.distribution.probs  # type: ignore[attr-defined]
-    probs_SBK = probs.double()
+    distribution: Any = predictive.distribution
+    probs_SBK = distribution.probs.double()
     if isinstance(predictive.distribution, distributions.Bernoulli):
         probs_SBK = torch.cat([1 - probs_SBK, probs_SBK], dim=-1)
     return probs_SBK.unflatten(0, (-1, chains)).mean(0).cpu()
@@ -84,7 +87,7 @@ def chain_probs(predictive: Predictive, chains: int) -> Tensor:
 
 def chain_probs_of(functions: Functions, inputs: Tensor, chains: int) -> Tensor:
     """Return `chain_probs` at any number of inputs, with bounded memory."""
-    return torch.cat([chain_probs(predict(functions, part), chains) for part in inputs.split(_ROWS)], dim=1)
+    return torch.cat([chain_probs(predict(functions, piece), chains) for piece in inputs.split(_ROWS)], dim=1)
 
 
 def halved(chains: int) -> list[tuple[list[int], list[int]]]:
@@ -98,8 +101,8 @@ def halved(chains: int) -> list[tuple[list[int], list[int]]]:
 def floors(probs_MBK: Tensor) -> list[Numbers]:
     """Return how far another sample of M chains of equal length would be, one mapping for each of `halved`."""
     splits = halved(len(probs_MBK))
-    apart = [fidelity(probs_MBK[one].mean(0), probs_MBK[other].mean(0)) for one, other in splits]
-    return [floor(distance, (len(one), len(other))) for distance, (one, other) in zip(apart, splits, strict=True)]
+    apart = [fidelity(probs_MBK[half].mean(0), probs_MBK[rest].mean(0)) for half, rest in splits]
+    return [floor(distance, (len(half), len(rest))) for distance, (half, rest) in zip(apart, splits, strict=True)]
 
 
 def row_distances(
@@ -123,12 +126,12 @@ def row_distances(
     reference_functions = functions[reference]
     pairs[reference] = _splits(reference_functions, chains) if isinstance(reference_functions, Functions) else []
     distances: dict[str, list[list[Tensor]]] = {name: [[] for _ in of_method] for name, of_method in pairs.items()}
-    for part in inputs.split(_ROWS):
+    for piece in inputs.split(_ROWS):
         for name, of_method in pairs.items():
             for index, pair in enumerate(of_method):
-                first, second = (_samples(s, part, mix(Purpose.DISTANCE, seed, who)) for who, s in enumerate(pair))
+                first, second = (_samples(s, piece, mix(Purpose.DISTANCE, seed, who)) for who, s in enumerate(pair))
                 distances[name][index].append(wasserstein1_rows(first, second) * scale)
-    return {name: [{"wasserstein1": torch.cat(parts)} for parts in each] for name, each in distances.items()}
+    return {name: [{"wasserstein1": torch.cat(parts)} for parts in by_split] for name, by_split in distances.items()}
 
 
 def averaged(
@@ -136,13 +139,13 @@ def averaged(
 ) -> dict[str, list[Numbers]]:
     """Return means over rows of what `row_distances` gives, and for the reference its floors."""
     means = {
-        name: [{metric: float(v.mean()) for metric, v in each.items()} for each in parts]
+        name: [{metric: float(v.mean()) for metric, v in by_metric.items()} for by_metric in parts]
         for name, parts in rows.items()
     }
     if means[reference]:
         *apart, same = means[reference]
-        sizes = [(len(one), len(other)) for one, other in halved(chains)]
-        means[reference] = [floor(each, size, same=same) for each, size in zip(apart, sizes, strict=True)]
+        sizes = [(len(half), len(rest)) for half, rest in halved(chains)]
+        means[reference] = [floor(by_metric, size, same=same) for by_metric, size in zip(apart, sizes, strict=True)]
     return means
 
 

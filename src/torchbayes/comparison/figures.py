@@ -124,14 +124,14 @@ def _glance(data: Data, named: Mapping[str, Outcome], reference: str | None) -> 
         "W1": f"1-Wasserstein distance of predictive samples, in {data.target_unit}",
     }
     measures = " ".join(panel.measure for panel in panels)
-    said = "; ".join(f"{short}: {text}" for short, text in meanings.items() if short in measures)
+    legend = "; ".join(f"{short}: {text}" for short, text in meanings.items() if short in measures)
     floor = " Line and grey band: another sample of the reference, of as many draws, by its halves."
     first = next(iter(named.values()))
     also = f", {_corruptions(first)}" if first.corrupted else ""
     also += f", and on foreign images ({listed(list(first.foreign))})" if first.foreign else ""
     caption = (
-        f"{len(named)} methods on {_rows(data)}{also}. {said}. Dots: values; lines: {_INTERVAL} Full markers: the best "
-        f"of a panel and every method not significantly different from it, by paired differences; hollow: worse."
+        f"{len(named)} methods on {_rows(data)}{also}. {legend}. Dots: values; lines: {_INTERVAL} Full markers: the "
+        f"best of a panel and every method not significantly different from it, by paired differences; hollow: worse."
         f"{floor if any(len(panel.floors) for panel in panels) else ''}"
     )
     extremes = [
@@ -226,7 +226,7 @@ def _steps(metric: str, rows: list[list[float]], outcome: Outcome) -> Steps:
 
 
 def _fidelity(data: Data, named: Mapping[str, Outcome], reference: str) -> dict[str, Picture]:
-    own, others = named[reference].fidelity, {name: o for name, o in named.items() if name != reference}
+    of_reference, others = named[reference].fidelity, {name: o for name, o in named.items() if name != reference}
     to = _whose(reference)
     measures: dict[str, tuple[str, figures.Better]] = {
         "agreement": (f"agreement with {to}", "high"),
@@ -241,7 +241,9 @@ def _fidelity(data: Data, named: Mapping[str, Outcome], reference: str) -> dict[
         words: {n: o.certainty.intervals[metric] for n, o in others.items() if metric in o.certainty.intervals}
         for metric, (words, _) in known.items()
     }
-    floors = {words: [half[m] for half in own.halves] for m, (words, _) in known.items() if own.halves}
+    floors = {
+        words: [half[m] for half in of_reference.halves] for m, (words, _) in known.items() if of_reference.halves
+    }
     dots = figures.fidelity_dots(panels, floors=floors, better=dict(known.values()), intervals=intervals)
     caption = f"Closeness of the predictions of each method to those of {to}, on {_rows(data)}."
     if any(intervals.values()):
@@ -253,8 +255,10 @@ def _fidelity(data: Data, named: Mapping[str, Outcome], reference: str) -> dict[
             "nearer cannot be distinguished from another run of the reference."
         )
     ends = [f"{' '.join(words.split())}: {_extremes(panels[words], words, better)}" for words, better in known.values()]
-    found = {"fidelity": Picture(f"How close each method is to {to}", dots, caption, alt=f"Dots. {'; '.join(ends)}.")}
-    return found | (_fidelity_severities(data, named, reference, known=known) if own.corrupted else {})
+    pictures = {
+        "fidelity": Picture(f"How close each method is to {to}", dots, caption, alt=f"Dots. {'; '.join(ends)}.")
+    }
+    return pictures | (_fidelity_severities(data, named, reference, known=known) if of_reference.corrupted else {})
 
 
 def _fidelity_severities(
@@ -303,7 +307,7 @@ def _reliability_corrupted(data: Data, named: Mapping[str, Outcome]) -> Picture:
 
 
 def _calibrated(bins: Mapping[str, metrics.Reliability]) -> str:
-    errors = {label: float(each.ece) for label, each in bins.items()}
+    errors = {label: float(reliability.ece) for label, reliability in bins.items()}
     ranked = sorted(errors, key=errors.__getitem__)
     return (
         f"The calibration error is lowest for {ranked[0]} ({errors[ranked[0]]:.3f}) and highest for {ranked[-1]} "

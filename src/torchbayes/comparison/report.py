@@ -52,7 +52,7 @@ def findings(
         lines.append(f"{panel.title.capitalize()}: best {panel.measure} by {best}, {number}{near}.")
     if not lines and len(outcomes) > 1:
         lines.append("No method is the best here: each is worse than the constant predictor or should not be trusted.")
-    lines += [part for part in (resolved(outcomes), worth(diagnosis) if diagnosis is not None else "") if part]
+    lines += [line for line in (resolved(outcomes), worth(diagnosis) if diagnosis is not None else "") if line]
     if len(outcomes) > 1:
         lines.append("This is one seed; small differences may change their sign with another.")
     paragraphs = [" ".join(lines)]
@@ -79,7 +79,9 @@ def procedure(setup: Setup, comparison: Comparison, outcomes: Mapping[str, Outco
     )
     best = defaults(problem.data, problem.data_settings, problem.target)
     chosen = {**comparison.methods, **comparison.starts}
-    usual = best.problem == problem and all(name in METHODS and best[name] == own for name, own in chosen.items())
+    usual = best.problem == problem and all(
+        name in METHODS and best[name] == settings for name, settings in chosen.items()
+    )
     return f"{text}\n\n{best.note}" if usual and best.note else text
 
 
@@ -88,9 +90,9 @@ def _budget(comparison: Comparison, outcomes: Mapping[str, Outcome]) -> str:
     budgets: dict[str, list[str]] = {}
     served, drawn, chains = [], [], []
     for name, settings in comparison.methods.items():
-        label, entry, (other, _) = label_of(name), comparison.entry(name), comparison.fit_of(name)
-        if other != name:
-            served.append(f"{label} is the first member of {label_of(other)}")
+        label, entry, (fit_name, _) = label_of(name), comparison.entry(name), comparison.fit_of(name)
+        if fit_name != name:
+            served.append(f"{label} is the first member of {label_of(fit_name)}")
         elif settings.needs.chain:
             rows = f"batches of {settings.needs.batch_size}" if settings.needs.batch_size else "all the data"
             chains.append(
@@ -161,7 +163,7 @@ def report(
         f"{findings(comparison, outcomes, base, diagnosis=diagnosis, unit=data.target_unit)}",
         tables=[scores],
         figures=save_pictures(home, drawn),
-        folded=[*parts, *(part for part in extra if part)],
+        folded=[*parts, *(table for table in extra if table)],
         about=procedure(setup, comparison, outcomes) + _chosen(home, comparison),
         settings=settings,
     )

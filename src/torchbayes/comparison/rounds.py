@@ -76,25 +76,25 @@ def train_in_rounds(
     return rounds
 
 
-def _next(found: Sequence[Round]) -> Model:
+def _next(rounds: Sequence[Round]) -> Model:
     """Return the model to train under in the next round."""
-    last = found[-1].fitted
-    gap_D = found[-1].tuned.strength_D.log()
+    last = rounds[-1].fitted
+    gap_D = rounds[-1].tuned.strength_D.log()
     if (gap_D == 0).all():
         return last.model
     stride_D = torch.full_like(gap_D, _STRIDE)
-    if len(found) > 1:
+    if len(rounds) > 1:
         # y − x changes by (ρ − 1) times the change of x; without a change of x there is no slope
-        moved_D = (last.reference_MD[0] / found[-2].fitted.reference_MD[0]).log()
-        closed_D = found[-2].tuned.strength_D.log() - gap_D
+        moved_D = (last.reference_MD[0] / rounds[-2].fitted.reference_MD[0]).log()
+        closed_D = rounds[-2].tuned.strength_D.log() - gap_D
         stride_D = torch.where(moved_D.abs() > 1e-4, moved_D / closed_D, stride_D).nan_to_num(nan=_STRIDE)
         stride_D = torch.where(stride_D > 0, stride_D, _LONGEST).clamp(1.0, _LONGEST)
     return last.with_strength((gap_D * stride_D).exp().clamp(1 / _WIDEST, _WIDEST)).model
 
 
-def best_round(found: Sequence[Round]) -> Round:
+def best_round(rounds: Sequence[Round]) -> Round:
     """Return the round with the largest evidence, each under the prior that it was trained under."""
-    return max(found, key=lambda one: float(one.fitted.log_evidence()))
+    return max(rounds, key=lambda round_: float(round_.fitted.log_evidence()))
 
 
 def laplace_at(model: Model, data: Any, method: Laplace, *, start: Tensor | Point) -> tuple[LaplacePosterior, bool]:

@@ -85,8 +85,10 @@ class Outcome:
 
     def detected(self) -> dict[str, dict[str, float]]:
         """Return how well uncertainty separates each foreign set from the test set."""
-        assert self.clean.scores is not None or not self.foreign
-        return {name: detection(self.clean.scores, scores) for name, scores in self.foreign.items()}  # type: ignore[arg-type]
+        if not self.foreign:
+            return {}
+        assert self.clean.scores is not None
+        return {name: detection(self.clean.scores, scores) for name, scores in self.foreign.items()}
 
     def auroc(self) -> float | None:
         """Return the mean AUROC of the predictive entropy over the foreign sets, None where there are none."""
@@ -142,9 +144,10 @@ def score(
         members = []
         if entry and entry.by_member:
             alone = (member(posterior, m) for m in range(posterior.members))
-            members = [evaluate(one, tuple(data.test), target_scale=scale).metrics for one in alone]
-        flags = {"is_reference": name == comparison.compared_with, "problems": posterior.problems}
-        outcomes[name] = Outcome(functions, clean, members, **flags)
+            members = [evaluate(single, tuple(data.test), target_scale=scale).metrics for single in alone]
+        outcomes[name] = Outcome(
+            functions, clean, members, is_reference=name == comparison.compared_with, problems=posterior.problems
+        )
     reference = comparison.compared_with
     chains = posteriors[reference].members if reference is not None else 0
     by_chain: dict[str, list[Tensor]] = {}
@@ -179,7 +182,7 @@ def _further(outcome: Outcome, reference: Outcome | None, comparison: Comparison
         values |= outcome.fidelity.clean
         pairs = [zip(s, reference.corrupted[name], strict=True) for name, s in outcome.corrupted.items()]
         terms |= over_corruptions([
-            [closeness_terms(_needed(one.probs), _needed(two.probs)) for one, two in each] for each in pairs
+            [closeness_terms(_needed(first.probs), _needed(second.probs)) for first, second in each] for each in pairs
         ])
     drawn = resampled_means(terms, seed=seed) | resampled_means(close, seed=seed)
     area = outcome.auroc()
@@ -238,33 +241,33 @@ def _compare(
     """Fill in how close every method is to the reference, and how close another sample of the reference would be."""
     reference, inputs = comparison.compared_with, setup.data.test.inputs
     assert reference is not None
-    other = outcomes[reference]
+    reference_outcome = outcomes[reference]
     if setup.data.task == "regression":
         functions = {name: outcome.functions for name, outcome in outcomes.items()}
         scale, seed = setup.target_scale, comparison.seed
         rows = row_distances(functions, reference, inputs, chains=chains, scale=scale, seed=seed)
-        found = averaged(rows, reference, chains)
+        distances = averaged(rows, reference, chains)
         for name, outcome in outcomes.items():
             outcome.fidelity.terms.update(rows[name][0] if name != reference else {})
     else:
         probs = {name: _needed(outcome.clean.probs) for name, outcome in outcomes.items()}
-        found = {name: [fidelity(p, probs[reference])] for name, p in probs.items() if name != reference}
-        draws = other.functions
-        found[reference] = floors(chain_probs_of(draws, inputs, chains)) if isinstance(draws, Functions) else []
+        distances = {name: [fidelity(p, probs[reference])] for name, p in probs.items() if name != reference}
+        draws = reference_outcome.functions
+        distances[reference] = floors(chain_probs_of(draws, inputs, chains)) if isinstance(draws, Functions) else []
         for name, outcome in outcomes.items():
             if name != reference:
                 outcome.fidelity.terms.update(closeness_terms(probs[name], probs[reference]))
                 for corruption, steps in outcome.corrupted.items():
-                    pairs = zip(steps, other.corrupted[corruption], strict=True)
+                    pairs = zip(steps, reference_outcome.corrupted[corruption], strict=True)
                     outcome.fidelity.corrupted[corruption] = [
-                        fidelity(_needed(one.probs), _needed(two.probs)) for one, two in pairs
+                        fidelity(_needed(first.probs), _needed(second.probs)) for first, second in pairs
                     ]
         if chains > 1:
             for corruption, steps in by_chain.items():
-                other.fidelity.corrupted[corruption] = [mean(floors(probs_MBK)) for probs_MBK in steps]
+                reference_outcome.fidelity.corrupted[corruption] = [mean(floors(probs_MBK)) for probs_MBK in steps]
     for name, outcome in outcomes.items():
-        outcome.fidelity.clean.update(mean(found[name]))
-    other.fidelity.halves.extend(found[reference])
+        outcome.fidelity.clean.update(mean(distances[name]))
+    reference_outcome.fidelity.halves.extend(distances[reference])
 
 
 def _first(evaluation: Evaluation, rows: int) -> dict[str, float]:

@@ -54,8 +54,8 @@ class Comparison:
     def __post_init__(self) -> None:
         """Check everything that can be checked before hours of fitting."""
         plain(self)
+        check_kind(Mapping, "a mapping from names to settings", methods=self.methods, starts=self.starts)
         for option, table in (("methods", self.methods), ("starts", self.starts)):
-            check_kind(Mapping, "a mapping from names to settings", **{option: table})
             for name, settings in table.items():
                 check_name_of(option, name)
                 _check_settings(option, name, settings)
@@ -115,9 +115,9 @@ class Comparison:
         own; SWAG likewise.
         """
         first_of, settings = self.entry(name).first_of, self.settings(name)
-        for other, many in self.methods.items():
-            if first_of and self.entry(other).name == first_of and replace(many, members=1) == settings:
-                return other, many
+        for fit_name, many in self.methods.items():
+            if first_of and self.entry(fit_name).name == first_of and replace(many, members=1) == settings:
+                return fit_name, many
         return name, settings
 
 
@@ -130,10 +130,10 @@ def _usual(problem: Problem) -> Any:
     return defaults(problem.data, problem.data_settings, problem.target).of(problem)
 
 
-def check_name_of(what: str, name: Any) -> None:
+def check_name_of(option: str, name: Any) -> None:
     """Raise ValueError for a name in "methods" or "starts" that cannot be a folder, or is an option."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(f"a name in `{what}` must be letters, digits, spaces and . _ + -; got {seen(name)}.")
+        raise ValueError(f"a name in `{option}` must be letters, digits, spaces and . _ + -; got {seen(name)}.")
     taken = {f.name for kind in (Comparison, Problem) for f in fields(kind)}
     if key_of(name) in taken | {
         REFERENCE,
@@ -145,16 +145,16 @@ def check_name_of(what: str, name: Any) -> None:
         "resume",
         "trust",
     }:
-        raise ValueError(f"{name!r} is the name of an option and cannot be one in `{what}`. Choose another.")
+        raise ValueError(f"{name!r} is the name of an option and cannot be one in `{option}`. Choose another.")
 
 
-def _check_settings(what: str, name: str, settings: Any) -> None:
+def _check_settings(option: str, name: str, settings: Any) -> None:
     """Check that the settings of a method are of the class of the entry with its name."""
-    check_method(f"`{what}` of {name!r}", settings)
+    check_method(f"`{option}` of {name!r}", settings)
     kind = METHODS[name].kind if name in METHODS else type(settings)
     if type(settings) is not kind:
         raise TypeError(
-            f"{name!r} stands for {kind.__name__} in `{what}`; got settings of {type(settings).__name__}. Choose "
+            f"{name!r} stands for {kind.__name__} in `{option}`; got settings of {type(settings).__name__}. Choose "
             f"another name for these."
         )
 
@@ -168,9 +168,9 @@ def _check_apart(names: list[str]) -> None:
     """Check that names are different folders and options everywhere, so not by case or punctuation alone."""
     seen_: dict[str, str] = {}
     for name in names:
-        other = seen_.setdefault(key_of(name).casefold(), name)
-        if other != name:
-            raise ValueError(f"the names {other!r} and {name!r} differ by case or signs alone. Rename one.")
+        first_name = seen_.setdefault(key_of(name).casefold(), name)
+        if first_name != name:
+            raise ValueError(f"the names {first_name!r} and {name!r} differ by case or signs alone. Rename one.")
 
 
 def _check_draws(draws: int, name: str, members: int) -> None:

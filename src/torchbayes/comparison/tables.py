@@ -222,8 +222,8 @@ def foreign_table(outcomes: Mapping[str, Outcome]) -> Table | None:
         return None
     heads: dict[str, Literal["low", "high"]] = {"AUROC": "high", "AUPR": "high", "FPR95": "low"}
     rows = [
-        [label_of(name), other, *(detected[name][other].get(f"{head.lower()}_entropy") for head in heads)]
-        for other in sets
+        [label_of(name), foreign, *(detected[name][foreign].get(f"{head.lower()}_entropy") for head in heads)]
+        for foreign in sets
         for name in outcomes
     ]
     return Table(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchbayes.checks import check_flags, check_numbers, check_positive, check_share, optional
+from torchbayes.checks import check_entries, check_flags, check_numbers, check_positive, check_share, optional
 from torchbayes.compression.compressed import Compressed, point_of
 from torchbayes.compression.follow import follow
 from torchbayes.compression.plain import Plain, filled, gap, plain_of
@@ -141,12 +141,12 @@ def prune(
     if keep is not None:
         pruned[flat.argsort(stable=True)[: round((1 - keep) * len(flat))]] = True
     parts = pruned.split([of.numel() for of in noise.values()])
-    gone = {name: part.view(of.shape) for (name, of), part in zip(noise.items(), parts, strict=True)}
+    gone = {name: mask.view(of.shape) for (name, of), mask in zip(noise.items(), parts, strict=True)}
     if surgeon:
         follow(posterior, plain, gone)
     with torch.no_grad():
-        for name, part in gone.items():
-            plain.network.get_parameter(name).masked_fill_(part, 0.0)
+        for name, mask in gone.items():
+            plain.network.get_parameter(name).masked_fill_(mask, 0.0)
     return _made(posterior.model, plain, data, original=original, thresholds={}, rounded=rounded)
 
 
@@ -171,7 +171,7 @@ def _thresholds(plain: Plain, threshold: float | Mapping[str, float] | None) -> 
             raise ValueError(
                 f"`threshold` names `{unknown[0]}`, which is no layer with multipliers; they are {', '.join(gaps)}."
             )
-        check_numbers(**{f"threshold[{name!r}]": value for name, value in threshold.items()})
+        check_entries({f"threshold[{name!r}]": value for name, value in threshold.items()}, check_numbers)
         return {**gaps, **{name: float(value) for name, value in threshold.items()}}
     optional(check_numbers, threshold=threshold)
     return gaps if threshold is None else dict.fromkeys(gaps, float(threshold))

@@ -64,7 +64,7 @@ def plain_of(posterior: Posterior) -> Plain:
     groups: dict[str, Moments] = {}
     multipliers = set[str]()
     for name, layer in [(n, m) for n, m in made.named_modules() if isinstance(m, Multiplied)]:
-        multipliers |= {f"{name}.{part}" for part in layer.rule.laws()}
+        multipliers |= {f"{name}.{law}" for law in layer.rule.laws()}
         groups[name] = _multiplied_out(made, name, layer, variance)
     random = tuple(_plainly(name, groups) for name in views if name not in multipliers)
     return Plain(made, variance, random, {n: t.clone() for n, t in learned.items()}, groups)
@@ -137,8 +137,8 @@ def _moments(posterior: Posterior) -> tuple[Tensor, Tensor | None]:
 def _multiplied_out(made: nn.Module, name: str, layer: Multiplied, variance: dict[str, Tensor]) -> Moments:
     """Replace a layer by one without multipliers, and its variances by those of the products; return z's moments."""
     laws = layer.rule.laws()
-    mean = {part: getattr(layer, part).detach() for part in laws}
-    spread = {part: variance.pop(f"{name}.{part}", torch.zeros_like(mean[part])) for part in laws}
+    mean = {law: getattr(layer, law).detach() for law in laws}
+    spread = {law: variance.pop(f"{name}.{law}", torch.zeros_like(mean[law])) for law in laws}
     moments = layer.rule.moments(mean, spread)
     z, v = layer.along(moments.mean), layer.along(moments.variance)
     weight = layer.layer.weight.detach()

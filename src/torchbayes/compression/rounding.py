@@ -60,14 +60,14 @@ def packed(numbers: Tensor, bits: int) -> Tensor:
     Numbers are int64, of absolute value below 2^{bits − 1}.
     """
     shifted = (numbers.flatten().cpu() + (1 << (bits - 1)) - (1 if bits == 1 else 0)).numpy()
-    each = (shifted[:, None] >> np.arange(bits)) & 1
-    return torch.from_numpy(np.packbits(each.astype(np.uint8)))
+    bit_planes = (shifted[:, None] >> np.arange(bits)) & 1
+    return torch.from_numpy(np.packbits(bit_planes.astype(np.uint8)))
 
 
 def unpacked(content: Tensor, bits: int, count: int) -> Tensor:
     """Return the numbers that `packed` made into bytes, int64 (count,); a ValueError for another number of bytes."""
     if len(content) != -(-count * bits // 8):
         raise ValueError(f"{count} numbers of {bits} bits take {-(-count * bits // 8)} bytes; got {len(content)}")
-    each = np.unpackbits(content.numpy(), count=count * bits).reshape(count, bits).astype(np.int64)
-    whole = (each << np.arange(bits)).sum(1)
+    bit_planes = np.unpackbits(content.numpy(), count=count * bits).reshape(count, bits).astype(np.int64)
+    whole = (bit_planes << np.arange(bits)).sum(1)
     return torch.from_numpy(whole - (1 << (bits - 1)) + (1 if bits == 1 else 0))

@@ -48,11 +48,11 @@ class Captured:
         The graph is freed after the last column, unless more columns come (not `last`), or it is kept with the graph of
         the gradients themselves (`keep`).
         """
-        edges = [call.outputs for each in self.calls.values() for call in each]
+        edges = [call.outputs for calls in self.calls.values() for call in calls]
         for number, column in enumerate(root_RB):
             retain = keep or not last or number < len(root_RB) - 1
             gradients = iter(torch.autograd.grad(self.outputs, edges, column, retain_graph=retain, create_graph=keep))
-            yield {m: [c._replace(outputs=widened(next(gradients))) for c in each] for m, each in self.calls.items()}
+            yield {m: [c._replace(outputs=widened(next(gradients))) for c in calls] for m, calls in self.calls.items()}
 
 
 @contextmanager
@@ -61,15 +61,15 @@ def watched(network: Network, modules: Sequence[str], see: Callable[[str, Any, A
     handles = []
     try:
         for name in modules:
-            part = network.module.get_submodule(name)
+            module = network.module.get_submodule(name)
 
-            def hook(_: nn.Module, given: Any, named: Any, outputs: Any, name: str = name) -> Any:
+            def hook(_: nn.Module, args: Any, kwargs: Any, outputs: Any, name: str = name) -> Any:
                 if isinstance(outputs, Tensor) and outputs._is_view():
                     outputs = outputs.clone()  # writing into a view would detach it from the edge's graph
-                see(name, (*given, *named.values()), outputs)
+                see(name, (*args, *kwargs.values()), outputs)
                 return outputs
 
-            handles.append(part.register_forward_hook(hook, with_kwargs=True))
+            handles.append(module.register_forward_hook(hook, with_kwargs=True))
         yield
     finally:
         for handle in handles:
@@ -93,17 +93,17 @@ def watch(
     calls: Calls = {}
     rows = batch_size(inputs)
 
-    def see(name: str, given: Any, made: Any) -> None:
+    def see(name: str, args: Any, made: Any) -> None:
         # the edge is taken now, because later in-place operations on the tensor do not belong to the layer
-        tensor = widened(given[0] if keep_inputs else given[0].detach())
+        tensor = widened(args[0] if keep_inputs else args[0].detach())
         if len(tensor) != rows:
             raise ValueError(
                 f"`{name}` was given {len(tensor)} of a batch of {rows} rows, but all of the rows that the network was "
                 f"first looked at with. Shuffle the data, or give larger batches, so that the first one shows how the "
                 f"network takes rows apart."
             )
-        part = network.module.get_submodule(name)
-        tensors = {n: widened(t.detach()) for n, t in (*part.named_parameters(), *part.named_buffers())}
+        module = network.module.get_submodule(name)
+        tensors = {n: widened(t.detach()) for n, t in (*module.named_parameters(), *module.named_buffers())}
         calls.setdefault(name, []).append(Call(tensor, get_gradient_edge(made), tensors))
 
     network.ask(views, inputs, buffers)  # it may run the network, so it comes before calls are captured
@@ -124,8 +124,8 @@ def probe(network: Network, views: Mapping[str, Tensor], inputs: Any, *, modules
     reasons: dict[str, str] = {}
     calls: list[tuple[str, GradientEdge]] = []
 
-    def see(name: str, given: Any, made: Any) -> None:
-        if len(given) != 1 or not isinstance(given[0], Tensor) or not isinstance(made, Tensor):
+    def see(name: str, args: Any, made: Any) -> None:
+        if len(args) != 1 or not isinstance(args[0], Tensor) or not isinstance(made, Tensor):
             reasons[name] = "it does not turn one tensor into one tensor"
         elif is_functorch_wrapped_tensor(made):
             reasons[name] = "it is called inside a transform of torch.func"

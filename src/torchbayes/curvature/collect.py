@@ -103,12 +103,12 @@ class Collector:
     def empty(self, members: Members) -> Sum:
         """Return the sums over no data, each (M, ...)."""
         size = self.model.network.layout.size
-        each = [
+        by_member = [
             self.sums.empty(self.network, w[:size], seed)
             for w, seed in zip(members.weights_MD, members.seeds, strict=True)
         ]
-        total = {name: torch.stack([own[name] for own in each]) for name in each[0]}
-        total[ROWS] = torch.zeros(len(each), 1, dtype=torch.float64, device=members.weights_MD.device)
+        total = {name: torch.stack([sums[name] for sums in by_member]) for name in by_member[0]}
+        total[ROWS] = torch.zeros(len(by_member), 1, dtype=torch.float64, device=members.weights_MD.device)
         if size < members.weights_MD.shape[1]:
             total[NOISE] = torch.zeros_like(members.weights_MD[:, size:])
         return total
@@ -121,7 +121,7 @@ class Collector:
         *,
         gradient_MD: Tensor | None,
         ranks: Ranks,
-        place: tuple[int, int],
+        position: tuple[int, int],
     ) -> Tensor:
         """Add a batch to the sums of all members, in place.
 
@@ -131,7 +131,7 @@ class Collector:
             batch: one batch per member, (M, B, ...).
             gradient_MD: receives the gradient of Σ log p(y|f) in the weights, unless it is None.
             ranks: processes that split the rows.
-            place: number of the pass, and of the batch within it.
+            position: number of the pass, and of the batch within it.
 
         Returns:
             Σ log p(y|f) of the batch, float64 (M,).
@@ -146,7 +146,7 @@ class Collector:
                 share = {n: t.clone() for n, t in total.items()}
                 part_D = None if into_D is None else torch.zeros_like(into_D)
             log_likelihoods.append(
-                self._add(share, members, rows, member=m, scale_D=scale_MD[m], gradient_D=part_D, place=place)
+                self._add(share, members, rows, member=m, scale_D=scale_MD[m], gradient_D=part_D, position=position)
             )
             if ranks.data > 1:
                 change = [share[n] - total[n] for n in total]
@@ -166,34 +166,34 @@ class Collector:
         member: int,
         scale_D: Tensor,
         gradient_D: Tensor | None,
-        place: tuple[int, int],
+        position: tuple[int, int],
     ) -> Tensor:
         """Add rows of one member, and return their log likelihood."""
         weights_D = members.weights_MD[member]
         views, parameters = self.model.split(weights_D)
         log_likelihood = torch.zeros((), dtype=torch.float64, device=weights_D.device)
-        for number, part in enumerate(_pieces(rows, self.rows)):
+        for number, some_rows in enumerate(_pieces(rows, self.rows)):
             piece = Piece(
                 self.network,
                 views,
                 parameters,
-                part,
+                some_rows,
                 buffers={n: b[member] for n, b in members.buffers.items()} or None,
                 scale_D=scale_D[: self.model.network.layout.size],
                 kind=self.kind,
                 samples=self.samples,
-                seed=mix(Purpose.PIECE, members.seeds[member], place[1], number),
+                seed=mix(Purpose.PIECE, members.seeds[member], position[1], number),
             )
-            first = place[0] == 0
+            first = position[0] == 0
             log_likelihood += piece.log_likelihood(gradient_D if first else None)
             if first:
-                total[ROWS] += part.size if piece.row_weights is None else (piece.row_weights > 0).sum()
+                total[ROWS] += some_rows.size if piece.row_weights is None else (piece.row_weights > 0).sum()
             if first and parameters:
                 noise = parameter_information(
-                    self.model.likelihood, piece.seen.outputs.detach(), part.targets, parameters=parameters
+                    self.model.likelihood, piece.seen.outputs.detach(), some_rows.targets, parameters=parameters
                 )
                 total[NOISE] += torch.cat([information.flatten() for information in noise.values()])
-            self.sums.add_(total, piece, place[0])
+            self.sums.add_(total, piece, position[0])
         return log_likelihood
 
     def turn_(self, totals_M: Sum, members: Members, number: int) -> None:

@@ -64,9 +64,14 @@ class Whole:
 
         def plain(row: Any, cotangent: Tensor) -> Tensor:
             leaves = {name: view.requires_grad_() for name, view in weights.items()}
-            options = {"create_graph": keep, "materialize_grads": True}
             with differentiable():
-                gradients = torch.autograd.grad(run(leaves, row, cotangent), [*leaves.values()], cotangent, **options)
+                gradients = torch.autograd.grad(
+                    run(leaves, row, cotangent),
+                    [*leaves.values()],
+                    cotangent,
+                    create_graph=keep,
+                    materialize_grads=True,
+                )
             return self.layout.join(dict(zip(leaves, gradients, strict=True)))
 
         # derivatives of vectorised derivatives are wrong for some of torch's layers, such as layer norm
@@ -97,8 +102,7 @@ class NetworkLayers:
     def single(self) -> Affine | None:
         """The only layer, if it is affine and used at one place."""
         only = self.layers[0] if len(self.parts) == 1 and self.layers else None
-        is_single = isinstance(only, Affine) and len(only.index) == 1 and only.module not in self.shared
-        return only if is_single else None  # type: ignore[return-value]
+        return only if isinstance(only, Affine) and len(only.index) == 1 and only.module not in self.shared else None
 
     @property
     def parts(self) -> tuple[Any, ...]:
@@ -113,7 +117,7 @@ class NetworkLayers:
     @property
     def order(self) -> Tensor:
         """Positions of the weights in the flat vector, part by part, int64 (D,)."""
-        return torch.cat([part.index.flatten() for part in self.parts])
+        return torch.cat([layer.index.flatten() for layer in self.parts])
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -182,8 +186,8 @@ def network_layers(model: Model, support: LayerSupport, *, joint_bias: bool = Tr
     for module, parameters in _owners(network)[0].items():
         index_by_key = {key: places[name] for key, name in parameters.items() if name not in support.lost}
         if index_by_key:
-            part, linear = network.module.get_submodule(module), support.linear.get(module)
-            layers += layers_of(module, part, index_by_key, joint=joint_bias, linear=linear)
+            layer_module, linear = network.module.get_submodule(module), support.linear.get(module)
+            layers += layers_of(module, layer_module, index_by_key, joint=joint_bias, linear=linear)
     whole = None
     if support.lost:
         layout = Layout({n: s for n, s in network.layout.shapes.items() if n in support.lost})
@@ -227,10 +231,10 @@ def layer_support(model: Model, weights_D: Tensor, inputs: Any) -> LayerSupport:
         leaves = (t for t in pytree.tree_leaves(output) if isinstance(t, Tensor))
         sizes.extend(t.numel() // len(t) for t in leaves if t.ndim and t.numel())
 
-    innermost = [name for name, part in network.module.named_modules() if not [*part.children()]]
+    innermost = [name for name, child in network.module.named_modules() if not [*child.children()]]
     with watched(network, innermost, see):
         captured = layers.watch(views, rows, None)
-    shared = tuple(module for module, each in captured.calls.items() if _several(network, module, each))
+    shared = tuple(module for module, calls in captured.calls.items() if _several(network, module, calls))
     stacked = layers.whole is None or _can_stack(layers.whole, views, rows)
     numbers, outputs = _numbers(layers, captured, shared), captured.outputs[0].numel()
     return LayerSupport(lost, shared, stacked, numbers, _WIDTHS * max(sizes), linear, outputs)
@@ -255,15 +259,15 @@ def _spread(inputs: Any) -> list[Any]:
     """
     rows = batch_size(inputs)
     places = torch.arange(0, rows, -(-rows // SPREAD_ROWS)) if rows > 1 else torch.zeros(2, dtype=torch.int64)
-    return [rows_of(inputs, each) for each in (places, places.flip(0))]
+    return [rows_of(inputs, numbers) for numbers in (places, places.flip(0))]
 
 
 def _owners(network: Network) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
     """Return module -> its random parameters (name in it -> name in the layout), and lost parameters -> why."""
     held: dict[str, list[tuple[str, str]]] = {}
     names = {id(p): n for n, p in network.module.named_parameters()}
-    for module, part in network.module.named_modules():
-        for key, tensor in part._parameters.items():
+    for module, owner in network.module.named_modules():
+        for key, tensor in owner._parameters.items():
             name = names.get(id(tensor), "")
             if name in network.layout.shapes:
                 held.setdefault(name, []).append((module, key))
@@ -286,7 +290,7 @@ def _linear(network: NetworkLayers, views: Mapping[str, Tensor], inputs: Any) ->
     if not parts:
         return {}
     calls = watch(network.model.network, views, inputs, modules=[*parts]).calls
-    by = {module: linear_by(part, calls[module][0]) for module, part in parts.items()}
+    by = {module: linear_by(layer_module, calls[module][0]) for module, layer_module in parts.items()}
     return {module: axis for module, axis in by.items() if axis}
 
 

@@ -32,13 +32,13 @@ class Coverage(NamedTuple):
 
     def of(self, parts: Sequence[Part]) -> Part:
         """Return the part as the structure sees it."""
-        whole = parts[self.part]
+        positions = parts[self.part]
         if self.mask is None:
-            return replace(whole, where=self.where)
-        if (units := self.units(whole)) is not None:
+            return replace(positions, where=self.where)
+        if (units := self.units(positions)) is not None:
             where = self.where.view(1, len(units), -1)
-            return Part(whole.layer, where, whole.inputs, _of_units(whole, units))
-        return Part(None, self.where, [], [], whole.jacobian()[..., self.mask])
+            return Part(positions.layer, where, positions.inputs, _of_units(positions, units))
+        return Part(None, self.where, [], [], positions.jacobian()[..., self.mask])
 
     def units(self, whole: Part) -> Tensor | None:
         """Return the output units whose weights are covered, if a linear layer is covered in whole units, else None."""
@@ -53,7 +53,7 @@ class Coverage(NamedTuple):
 def _of_units(whole: Part, units: Tensor) -> list[list[Tensor]]:
     """Return gradients of a part at some of its output units alone, at every call for each of the K outputs."""
     if whole.columns is not None:
-        return [[each[..., units] for each in call] for call in whole.columns]
+        return [[gradient[..., units] for gradient in call] for call in whole.columns]
     return [whole.units(units)]
 
 
@@ -101,17 +101,17 @@ def leaves(covariance: Sequence[PlacedForm], places: Sequence[Tensor]) -> list[L
     Σ, in the shape of the layer's index. Groups without variance are left out, unless none has any.
     """
     groups, size = [], sum(len(where) for where, _ in covariance)
-    moving = [each for each in covariance if not _is_still(each.form)]
+    moving = [positions_of_part for positions_of_part in covariance if not _is_still(positions_of_part.form)]
     for where, form in moving or covariance:
         local = where.new_full((size,), -1)
         local[where] = torch.arange(len(where), device=where.device)
         coverage = []
-        for number, place in enumerate(local[each] for each in places):
-            mask = place >= 0
+        for number, position in enumerate(local[positions_of_part] for positions_of_part in places):
+            mask = position >= 0
             if mask.all():
-                coverage.append(Coverage(number, place, None))
+                coverage.append(Coverage(number, position, None))
             elif mask.any():
-                coverage.append(Coverage(number, place[mask], mask))
+                coverage.append(Coverage(number, position[mask], mask))
         if coverage:
             groups.append(Leaf(form, coverage))
     return groups
@@ -158,7 +158,7 @@ def _of_leaf(leaf: Leaf, parts: Sequence[Part], diagonal: bool) -> Tensor:
 
 
 def _of_parts(form: Form, parts: Sequence[Part], diagonal: bool) -> Tensor:
-    terms = [sign * _gram(each, diagonal) for sign, each in products(form, parts)]
+    terms = [sign * _gram(factors, diagonal) for sign, factors in products(form, parts)]
     if form.variance is not None:
         terms.append(sum_of([_of_part(form, part, diagonal) for part in parts]))
     return sum_of(terms)
@@ -175,7 +175,8 @@ def cross_covariance(over: Sequence[Leaf], both: tuple[Sequence[Part], Sequence[
         units = max(1, limit // max(part.unit_numbers for parts in covered for part in parts))
         pieces = (features(leaf.form, parts, units=units) for parts in covered)
         piece_products = (
-            sign * (one.flatten(0, 1) @ other.flatten(0, 1).T) for (sign, one), (_, other) in zip(*pieces, strict=True)
+            sign * (left.flatten(0, 1) @ right.flatten(0, 1).T)
+            for (sign, left), (_, right) in zip(*pieces, strict=True)
         )
         terms.append(sum_of(piece_products))
     return sum_of(terms)

@@ -41,13 +41,13 @@ class KroneckerSums(OnePass):
 
     def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:
         total: Sum = {}
-        for number, part in enumerate(network.parts):
-            size = part.index.numel()
-            if isinstance(part, Affine):
-                groups, outputs, inputs = part.index.shape
+        for number, layer in enumerate(network.parts):
+            size = layer.index.numel()
+            if isinstance(layer, Affine):
+                groups, outputs, inputs = layer.index.shape
                 shapes = {"inputs": (groups, inputs, inputs), "outputs": (groups, outputs, outputs)}
-            elif isinstance(part, Lookup):
-                _, entries, outputs = part.index.shape
+            elif isinstance(layer, Lookup):
+                _, entries, outputs = layer.index.shape
                 shapes = {"inputs": (entries,), "outputs": (1, outputs, outputs)}
             else:
                 shapes = {"dense": (size, size)} if size <= self.largest else {"diagonal": (size,)}
@@ -57,64 +57,66 @@ class KroneckerSums(OnePass):
         return total
 
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
-        affine = {part.module: part for part in piece.network.layers if isinstance(part, Affine)}
-        others = [(n, part) for n, part in enumerate(piece.network.parts) if not isinstance(part, Affine)]
+        affine = {layer.module: layer for layer in piece.network.layers if isinstance(layer, Affine)}
+        others = [(n, layer) for n, layer in enumerate(piece.network.parts) if not isinstance(layer, Affine)]
         moments = {module: Moment() for module in affine}  # weights and biases of a layer share them
         used = UsedPlaces.of(piece, affine)
         for column, calls in piece.columns():
-            for module, part in affine.items():
-                moments[module].add(self._gradients(part, calls[module]))
-            for place, part in others:
-                if isinstance(part, Lookup):
-                    for call in calls[part.module]:
-                        gradient = part.weighted(call.inputs, call.outputs)[1].flatten(0, -2)
-                        add_gram_(total[f"{place}.outputs"], gradient)
+            for module, layer in affine.items():
+                moments[module].add(self._gradients(layer, calls[module]))
+            for layer_number, layer in others:
+                if isinstance(layer, Lookup):
+                    for call in calls[layer.module]:
+                        gradient = layer.weighted(call.inputs, call.outputs)[1].flatten(0, -2)
+                        add_gram_(total[f"{layer_number}.outputs"], gradient)
                     continue
-                is_whole = part is piece.network.whole
-                jacobian = piece.rest(column) if is_whole else part.rows(calls[part.module]).flatten(1)
-                if f"{place}.dense" in total:
-                    add_gram_(total[f"{place}.dense"], jacobian)
+                is_whole = layer is piece.network.whole
+                jacobian = piece.rest(column) if is_whole else layer.rows(calls[layer.module]).flatten(1)
+                if f"{layer_number}.dense" in total:
+                    add_gram_(total[f"{layer_number}.dense"], jacobian)
                 else:
-                    total[f"{place}.diagonal"] += jacobian.square().sum(0)
-        for place, part in enumerate(piece.network.parts):
-            if isinstance(part, Affine):
-                total[f"{place}.outputs"] += moments[part.module].total()
+                    total[f"{layer_number}.diagonal"] += jacobian.square().sum(0)
+        for layer_number, layer in enumerate(piece.network.parts):
+            if isinstance(layer, Affine):
+                total[f"{layer_number}.outputs"] += moments[layer.module].total()
         self._add_inputs(total, piece, used)
 
     def _add_inputs(self, total: Sum, piece: Piece, used: UsedPlaces) -> None:
         """Add the inputs to A, each row weighted, and only at the places that are used."""
         weights_B, rows = piece.row_weights, len(piece.seen.outputs)
-        for place, part in enumerate(piece.network.parts):
-            if isinstance(part, Affine):
-                calls = piece.seen.calls[part.module]
-                call_inputs = [part.inputs(call.inputs, ones=weights_B is not None) for call in calls]
+        for layer_number, layer in enumerate(piece.network.parts):
+            if isinstance(layer, Affine):
+                calls = piece.seen.calls[layer.module]
+                call_inputs = [layer.inputs(call.inputs, ones=weights_B is not None) for call in calls]
                 inputs = _joined(call_inputs, dim=2)
                 if weights_B is None:
                     inputs = inputs if self.sharing == "expand" else inputs.mean(2, keepdim=True)
                     repeats = rows if inputs.shape[0] == 1 and rows > 1 else 1
-                    total[f"{place}.inputs"] += _second_moment(inputs, ones=part.joint) * repeats
-                    total[f"{place}.count"] += rows * inputs.shape[2]
+                    total[f"{layer_number}.inputs"] += _second_moment(inputs, ones=layer.joint) * repeats
+                    total[f"{layer_number}.count"] += rows * inputs.shape[2]
                     continue
-                each = [used.times(weights_B, part.module, n, places=a.shape[2]) for n, a in enumerate(call_inputs)]
-                weights_BT = _joined([w.expand(-1, a.shape[2]) for w, a in zip(each, call_inputs, strict=True)], dim=1)
+                counts = [used.times(weights_B, layer.module, n, places=a.shape[2]) for n, a in enumerate(call_inputs)]
+                weights_BT = _joined(
+                    [w.expand(-1, a.shape[2]) for w, a in zip(counts, call_inputs, strict=True)], dim=1
+                )
                 if self.sharing == "reduce":  # the mean over the places that are used
                     sums_B1 = weights_BT.sum(1, keepdim=True)
                     shares_BT = weights_BT / torch.where(sums_B1 == 0, 1.0, sums_B1)
                     inputs = (inputs * shares_BT[:, None, :, None]).sum(2, keepdim=True)
                     weights_BT = weights_B.unsqueeze(1) * (sums_B1 > 0)
-                total[f"{place}.inputs"] += _second_moment(inputs * weights_BT.sqrt()[:, None, :, None])
-                total[f"{place}.count"] += weights_BT.sum(dtype=torch.float64)
-            elif isinstance(part, Lookup):
-                for number, call in enumerate(piece.seen.calls[part.module]):
-                    used_entries = call.inputs != part.padding
-                    each = None
+                total[f"{layer_number}.inputs"] += _second_moment(inputs * weights_BT.sqrt()[:, None, :, None])
+                total[f"{layer_number}.count"] += weights_BT.sum(dtype=torch.float64)
+            elif isinstance(layer, Lookup):
+                for number, call in enumerate(piece.seen.calls[layer.module]):
+                    used_entries = call.inputs != layer.padding
+                    counts = None
                     if weights_B is not None:
                         places = call.inputs[0].numel()
-                        weights_BT = used.times(weights_B, part.module, number, places=places)
-                        each = weights_BT.expand(-1, places).reshape(call.inputs.shape)[used_entries]
-                    entries = call.inputs[used_entries].bincount(each, minlength=part.index.shape[1])
-                    total[f"{place}.inputs"] += entries
-                    total[f"{place}.count"] += entries.sum(dtype=torch.float64)
+                        weights_BT = used.times(weights_B, layer.module, number, places=places)
+                        counts = weights_BT.expand(-1, places).reshape(call.inputs.shape)[used_entries]
+                    entries = call.inputs[used_entries].bincount(counts, minlength=layer.index.shape[1])
+                    total[f"{layer_number}.inputs"] += entries
+                    total[f"{layer_number}.count"] += entries.sum(dtype=torch.float64)
 
     def _gradients(self, layer: Affine, calls: Sequence[Call]) -> Tensor:
         """Return the gradients that enter G, (B, G, T, O)."""
@@ -127,20 +129,20 @@ class KroneckerSums(OnePass):
 
     def block(self, network: NetworkLayers, number: int, totals_M: Sum, *, scale_MD: Tensor) -> Any:
         """Return the block of one part of the network."""
-        part = network.parts[number]
-        scale = scale_MD[:, part.index.flatten()]
+        layer = network.parts[number]
+        scale = scale_MD[:, layer.index.flatten()]
         if f"{number}.dense" in totals_M:
             return DenseCurvature(totals_M[f"{number}.dense"] * scale.unsqueeze(-1) * scale.unsqueeze(-2))
         if f"{number}.diagonal" in totals_M:
             return DiagonalCurvature(totals_M[f"{number}.diagonal"] * scale**2)
         inputs, outputs = totals_M[f"{number}.inputs"], totals_M[f"{number}.outputs"]
         count = totals_M[f"{number}.count"].to(inputs)  # exact until here, whatever the dtype
-        if isinstance(part, Lookup):
-            column = _along_columns(scale.unflatten(1, part.index.shape).mT, part)[:, 0]
+        if isinstance(layer, Lookup):
+            column = _along_columns(scale.unflatten(1, layer.index.shape).mT, layer)[:, 0]
             values, vectors = eigh(outputs)
             grid = (inputs * column**2 / count)[:, None, :, None] * values.clamp_min(0).unsqueeze(-2)
             return KroneckerCurvature(grid, None, vectors)
-        column = _along_columns(scale.unflatten(1, part.index.shape), part)
+        column = _along_columns(scale.unflatten(1, layer.index.shape), layer)
         factors = [inputs * column.unsqueeze(-1) * column.unsqueeze(-2) / count[..., None, None], outputs]
         (values_in, columns), (values_out, rows) = (eigh(factor) for factor in factors)
         return KroneckerCurvature(
@@ -176,10 +178,10 @@ class UsedPlaces:
         roots = [where.unsqueeze(-1) * mixed_K.expand_as(outputs) for where in (~ignored, ignored)]
         moved: dict[tuple[str, int], list[Tensor]] = {}
         for calls in piece.seen.columns(roots, last=False):
-            for module, each in calls.items():
-                for number, call in enumerate(each):
+            for module, calls_of_module in calls.items():
+                for number, call in enumerate(calls_of_module):
                     moved.setdefault((module, number), []).append(_moved(call.outputs, affine.get(module)))
-        return cls(ignored.flatten(1), {call: (counted, other) for call, (counted, other) in moved.items()})
+        return cls(ignored.flatten(1), {call: (counted, uncounted) for call, (counted, uncounted) in moved.items()})
 
     def times(self, weights_B: Tensor, module: str, number: int, *, places: int) -> Tensor:
         """Return how often each place of a call counts, (B, T), or (B, 1) if all places count as their row."""
@@ -214,7 +216,7 @@ class Moment:
     def add(self, tensor: Tensor) -> None:
         """Add a tensor."""
         self.waiting.append(tensor)
-        if sum(len(each) * each.shape[2] for each in self.waiting) > _WAITING:
+        if sum(len(block) * block.shape[2] for block in self.waiting) > _WAITING:
             self.total()
 
     def total(self) -> Tensor | float:
@@ -237,12 +239,12 @@ def _second_moment(tensor: Tensor, *, ones: bool = False) -> Tensor:
     return total
 
 
-def _along_columns(scale: Tensor, part: Any) -> Tensor:
+def _along_columns(scale: Tensor, layer: Any) -> Tensor:
     """Return the scale of each column, (M, G, I), of scales (M, G, O, I); ValueError if it varies down a column."""
     first = scale[:, :, :1]
     if not torch.allclose(scale, first.expand_as(scale), rtol=1e-6, atol=0):
         raise ValueError(
             f"a Kronecker-factored posterior needs the same prior precision for all weights of a layer, biases apart; "
-            f"those of `{part.module}` differ. Use a normal prior per layer, or structure='diagonal' or 'dense'."
+            f"those of `{layer.module}` differ. Use a normal prior per layer, or structure='diagonal' or 'dense'."
         )
     return first.squeeze(2)

@@ -100,12 +100,12 @@ class Lookup(Layer):
         return entries, gradient * (entries != self.padding).unsqueeze(-1)
 
     def rows(self, calls: Sequence[Call]) -> Tensor:
-        each = []  # (B, V, O), so for small embeddings
+        by_call = []  # (B, V, O), so for small embeddings
         for call in calls:
             entries, gradient = self.weighted(call.inputs, call.outputs)
             rows = gradient.new_zeros(len(entries), *self.index.shape[1:])
-            each.append(rows.scatter_add(1, entries.unsqueeze(-1).expand_as(gradient), gradient))
-        return sum_of(each).unsqueeze(1)
+            by_call.append(rows.scatter_add(1, entries.unsqueeze(-1).expand_as(gradient), gradient))
+        return sum_of(by_call).unsqueeze(1)
 
     def squares(self, entries: Tensor, gradient: Tensor) -> Tensor:
         """Return Σ_b (Σ_t g_bt)² of each entry, (1, V, O), without a tensor over all rows and entries."""
@@ -135,7 +135,7 @@ class Other(Layer):
     def _rows(self, call: Call) -> Tensor:
         weights = {name: call.held[name] for name in self.layout.names}
 
-        def one(row: Tensor, cotangent: Tensor) -> Tensor:
+        def gradient_of_row(row: Tensor, cotangent: Tensor) -> Tensor:
             def run(named: Any) -> Tensor:
                 return functional_call(self.part, {**call.held, **named}, (row.unsqueeze(0),))
 
@@ -144,9 +144,9 @@ class Other(Layer):
 
         if call.inputs.requires_grad or call.outputs.requires_grad:
             # derivatives of vectorised derivatives are wrong for some of torch's layers, such as layer norm
-            return torch.stack([one(row, g) for row, g in zip(call.inputs, call.outputs, strict=True)])
+            return torch.stack([gradient_of_row(row, g) for row, g in zip(call.inputs, call.outputs, strict=True)])
         with quiet_vmap():
-            return vmap(one)(call.inputs, call.outputs)
+            return vmap(gradient_of_row)(call.inputs, call.outputs)
 
 
 def _places(tensor: Tensor) -> Tensor:
@@ -166,23 +166,23 @@ def turn(tensor: Tensor, basis_GII: Tensor) -> Tensor:
     return torch.einsum("...gti,gij->...gtj", tensor, basis_GII)
 
 
-def _unfolded(part: nn.Conv1d | nn.Conv2d, inputs: Tensor) -> Tensor:
+def _unfolded(module: nn.Conv1d | nn.Conv2d, inputs: Tensor) -> Tensor:
     """Return the input patch of each output pixel of a convolution, (B, G, T, I).
 
     Windows are copied with pixels as the innermost axis, then rows, so that products over rows and pixels take the
     result without another copy; `F.unfold` is several times slower and needs that copy.
     """
-    flat = isinstance(part, nn.Conv1d)
-    sizes = [part.kernel_size, part.stride, part.dilation]
+    flat = isinstance(module, nn.Conv1d)
+    sizes = [module.kernel_size, module.stride, module.dilation]
     kernel, stride, dilation = [(1, *s) if flat else s for s in sizes]
-    pads = part._reversed_padding_repeated_twice  # the layer's own padding, in every mode
-    mode = "constant" if part.padding_mode == "zeros" else part.padding_mode
+    pads = module._reversed_padding_repeated_twice  # the layer's own padding, in every mode
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     inputs = F.pad(inputs, pads, mode=mode) if any(pads) else inputs
     inputs = inputs.unsqueeze(2) if flat else inputs
     for axis in (0, 1):
         inputs = inputs.unfold(axis + 2, (kernel[axis] - 1) * dilation[axis] + 1, stride[axis])
     windows = inputs[..., :: dilation[0], :: dilation[1]]  # (B, C, T_0, T_1, kernel_0, kernel_1)
-    patches = windows.permute(1, 4, 5, 0, 2, 3).reshape(part.groups, -1, len(windows), windows.shape[2:4].numel())
+    patches = windows.permute(1, 4, 5, 0, 2, 3).reshape(module.groups, -1, len(windows), windows.shape[2:4].numel())
     return patches.permute(2, 0, 3, 1)
 
 
@@ -191,18 +191,18 @@ def sum_of(tensors: Iterable[Tensor]) -> Tensor:
     return reduce(operator.add, tensors)
 
 
-def linear_by(part: nn.Module, call: Call) -> str | None:
+def linear_by(module: nn.Module, call: Call) -> str | None:
     """Return the axis of a module's weights that has the outputs, if the module computes x Wᵀ + b or x W + b.
 
     It is "rows" or "columns", and None for other modules. One call shows it, because there are many such classes: that
     of GPT-2 (`Conv1D`) keeps W with a column for each output.
     """
-    tensors = {t.ndim: call.held[n] for n, t in part._parameters.items() if t is not None}
-    if tensors.keys() not in ({2}, {1, 2}) or len(tensors) != len([*part.parameters(recurse=False)]):
+    tensors = {t.ndim: call.held[n] for n, t in module._parameters.items() if t is not None}
+    if tensors.keys() not in ({2}, {1, 2}) or len(tensors) != len([*module.parameters(recurse=False)]):
         return None
     try:
         with torch.no_grad():
-            outputs = functional_call(part, dict(call.held), (call.inputs,))
+            outputs = functional_call(module, dict(call.held), (call.inputs,))
     except Exception:  # its inputs may have another width, or go by keyword
         return None
     for axis, weight in (("rows", tensors[2]), ("columns", tensors[2].T)):
@@ -216,26 +216,26 @@ def linear_by(part: nn.Module, call: Call) -> str | None:
 
 
 def layers_of(
-    name: str, part: nn.Module, own: Mapping[str, Tensor], *, joint: bool, linear: str | None = None
+    name: str, module: nn.Module, index_by_key: Mapping[str, Tensor], *, joint: bool, linear: str | None = None
 ) -> list[Layer]:
     """Return the layers that the random parameters of one module make: one, or two if weights and biases are separate.
 
-    `own` maps the name of each parameter in the module to its positions in the flat vector, in its shape. `linear` is
-    the result of `linear_by` for modules of no class of torch.
+    `index_by_key` maps the name of each parameter in the module to its positions in the flat vector, in its shape.
+    `linear` is the result of `linear_by` for modules of no class of torch.
     """
-    forward = type(part).forward
-    is_standard = isinstance(part, nn.Linear | nn.Conv1d | nn.Conv2d) and own.keys() <= {"weight", "bias"}
+    forward = type(module).forward
+    is_standard = isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d) and index_by_key.keys() <= {"weight", "bias"}
     if linear or (is_standard and forward in {nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward}):
-        groups = getattr(part, "groups", 1) if is_standard else 1
+        groups = getattr(module, "groups", 1) if is_standard else 1
         columns: dict[bool, Tensor] = {}  # of the weights, and of the biases
-        for where in own.values():
+        for where in index_by_key.values():
             placed = where.T if linear == "columns" and where.ndim == 2 else where
             columns[where.ndim > 1] = placed.reshape(groups, placed.shape[0] // groups, -1)
         if joint and len(columns) == 2:
-            return [Affine(name, torch.cat([columns[True], columns[False]], -1), part, True, True)]
-        return [Affine(name, where, part, weight, not weight) for weight, where in columns.items()]
-    if isinstance(part, nn.Embedding) and forward is nn.Embedding.forward and part.max_norm is None:
-        padding = -1 if part.padding_idx is None else part.padding_idx
-        return [Lookup(name, own["weight"].unsqueeze(0), padding)]
-    layout = Layout({key: tuple(where.shape) for key, where in own.items()})
-    return [Other(name, torch.cat([where.flatten() for where in own.values()]), part, layout)]
+            return [Affine(name, torch.cat([columns[True], columns[False]], -1), module, True, True)]
+        return [Affine(name, where, module, weight, not weight) for weight, where in columns.items()]
+    if isinstance(module, nn.Embedding) and forward is nn.Embedding.forward and module.max_norm is None:
+        padding = -1 if module.padding_idx is None else module.padding_idx
+        return [Lookup(name, index_by_key["weight"].unsqueeze(0), padding)]
+    layout = Layout({key: tuple(where.shape) for key, where in index_by_key.items()})
+    return [Other(name, torch.cat([where.flatten() for where in index_by_key.values()]), module, layout)]

@@ -35,10 +35,10 @@ class Part:
 
     def double(self) -> Part:
         """Return the Jacobian in double precision."""
-        columns = None if self.columns is None else [[each.double() for each in column] for column in self.columns]
+        columns = None if self.columns is None else [[tensor.double() for tensor in column] for column in self.columns]
         rows = None if self.rows is None else self.rows.double()
         centre = None if self.centre_BK is None else self.centre_BK.double()
-        return Part(self.layer, self.where, [each.double() for each in self.inputs], columns, rows, centre)
+        return Part(self.layer, self.where, [tensor.double() for tensor in self.inputs], columns, rows, centre)
 
     @property
     def is_plain(self) -> bool:
@@ -61,20 +61,20 @@ class Part:
     @cached_property
     def given(self) -> list[Tensor]:
         """Inputs a of the units at every call, (B, G, T, I); T is 1 for a bias alone."""
-        return [self.layer.inputs(each).expand(len(each), -1, -1, -1) for each in self.inputs]
+        return [self.layer.inputs(inputs).expand(len(inputs), -1, -1, -1) for inputs in self.inputs]
 
     @cached_property
     def gradients(self) -> list[Tensor]:
         """Gradients of every call, g: (B, G, T, K, O)."""
-        return [self.layer.stacked(each) for each in self.columns or ()]
+        return [self.layer.stacked(gradients) for gradients in self.columns or ()]
 
     def units(self, which: Tensor) -> list[Tensor]:
         """Return gradients at some outputs of a last layer, (B, n) for each of the network's K outputs."""
         (inputs,) = self.inputs
         ones_K = torch.eye(self.where.shape[1], dtype=inputs.dtype, device=inputs.device)[:, which]
         if self.centre_BK is None:
-            return [one.expand(len(inputs), -1) for one in ones_K]
-        return [one - self.centre_BK[:, which] for one in ones_K]
+            return [unit.expand(len(inputs), -1) for unit in ones_K]
+        return [unit - self.centre_BK[:, which] for unit in ones_K]
 
     def plain_given(self, basis_GII: Tensor | None = None) -> Tensor:
         """Return the inputs of the units of a plain part, (B, G, I), in a basis."""
@@ -121,7 +121,7 @@ class Part:
         row = groups * max(outputs * units * num_inputs, places * num_inputs, outputs * units * places)
         for start in range(0, len(self.inputs[0]), size := max(1, _CACHED // row)):
             some = slice(start, start + size)
-            columns = [[g[some] for g in each] for each in self.columns]
+            columns = [[g[some] for g in column] for column in self.columns]
             yield replace(self, inputs=[a[some] for a in self.inputs], columns=columns)
 
 

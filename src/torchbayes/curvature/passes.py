@@ -35,12 +35,12 @@ class EigenvalueSums(Sums):
 
     def empty(self, network: NetworkLayers, like: Tensor, seed: int = 0) -> Sum:
         total = self.factors.empty(network, like)
-        for place, layer in enumerate(network.layers):
+        for layer_number, layer in enumerate(network.layers):
             if isinstance(layer, Affine):
                 groups, outputs, inputs = layer.index.shape
-                total[f"{place}.rows"] = like.new_zeros(groups, outputs, outputs)
-                total[f"{place}.columns"] = like.new_zeros(groups, inputs, inputs)
-                total[f"{place}.eigenvalues"] = like.new_zeros(groups, outputs, inputs)
+                total[f"{layer_number}.rows"] = like.new_zeros(groups, outputs, outputs)
+                total[f"{layer_number}.columns"] = like.new_zeros(groups, inputs, inputs)
+                total[f"{layer_number}.eigenvalues"] = like.new_zeros(groups, outputs, inputs)
         return total
 
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
@@ -48,33 +48,33 @@ class EigenvalueSums(Sums):
             self.factors.add_(total, piece)
             return
         squares: dict[int, Squares] = {}
-        for place, layer in enumerate(piece.network.layers):
+        for layer_number, layer in enumerate(piece.network.layers):
             if isinstance(layer, Affine):
-                columns = piece.scale_D[layer.index][:, 0].unsqueeze(-1) * total[f"{place}.columns"]
-                squares[place] = piece.squares(layer, total[f"{place}.rows"], columns)
+                columns = piece.scale_D[layer.index][:, 0].unsqueeze(-1) * total[f"{layer_number}.columns"]
+                squares[layer_number] = piece.squares(layer, total[f"{layer_number}.rows"], columns)
         for _, calls in piece.columns():
-            for each in squares.values():
-                each.add(calls[each.layer.module])
-        for place, each in squares.items():
-            total[f"{place}.eigenvalues"] += each.total()
+            for squares_of_layer in squares.values():
+                squares_of_layer.add(calls[squares_of_layer.layer.module])
+        for layer_number, squares_of_layer in squares.items():
+            total[f"{layer_number}.eigenvalues"] += squares_of_layer.total()
 
     def turn_(self, total: Sum, network: NetworkLayers, scale_D: Tensor, *, number: int) -> None:
         if number:  # the bases are known from the first pass
             return
         kfac = self.factors.curvature(network, {n: t.unsqueeze(0) for n, t in total.items()}, scale_D.unsqueeze(0))
-        for place, block in enumerate(kfac.blocks):
-            if f"{place}.eigenvalues" in total:
-                total[f"{place}.rows"].copy_(block.rows_MGOO[0])
-                total[f"{place}.columns"].copy_(block.columns_MGII[0])
+        for layer_number, block in enumerate(kfac.blocks):
+            if f"{layer_number}.eigenvalues" in total:
+                total[f"{layer_number}.rows"].copy_(block.rows_MGOO[0])
+                total[f"{layer_number}.columns"].copy_(block.columns_MGII[0])
 
     def curvature(self, network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> BlockCurvature:
         blocks = []
-        for place in range(len(network.parts)):
-            names = [f"{place}.{name}" for name in ("eigenvalues", "rows", "columns")]
+        for layer_number in range(len(network.parts)):
+            names = [f"{layer_number}.{name}" for name in ("eigenvalues", "rows", "columns")]
             if names[0] in totals_M:
                 blocks.append(KroneckerCurvature(*(totals_M[name] for name in names)))
             else:
-                blocks.append(self.factors.block(network, place, totals_M, scale_MD=scale_MD))
+                blocks.append(self.factors.block(network, layer_number, totals_M, scale_MD=scale_MD))
         return BlockCurvature(network.order, tuple(blocks))
 
 
@@ -126,8 +126,8 @@ class LowRankSums(Sums):
             vectors_RD=piece.scale_D * torch.cat([total[name] for name in pairs.values()]),
             buffers=piece.buffers,
         )
-        for name, part in zip(pairs, products.split([len(total[name]) for name in pairs]), strict=True):
-            total[name] += part
+        for name, product in zip(pairs, products.split([len(total[name]) for name in pairs]), strict=True):
+            total[name] += product
 
     def turn_(self, total: Sum, network: NetworkLayers, scale_D: Tensor, *, number: int) -> None:
         if number < self.passes - 1:
@@ -168,8 +168,10 @@ class HessianSums(OnePass):
         return {"dense": like.new_zeros(network.size, network.size)}
 
     def add_(self, total: Sum, piece: Piece, number: int = 0) -> None:
-        model, options = piece.network.model, {"parameters": piece.parameters, "buffers": piece.buffers}
-        total["dense"] += hessian_rows(model, piece.views, piece.rows, **options)
+        model = piece.network.model
+        total["dense"] += hessian_rows(
+            model, piece.views, piece.rows, parameters=piece.parameters, buffers=piece.buffers
+        )
 
     def curvature(self, network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> DenseCurvature:
         scaled = totals_M["dense"] * scale_MD.unsqueeze(-1) * scale_MD.unsqueeze(-2)

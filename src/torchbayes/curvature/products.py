@@ -66,15 +66,15 @@ def hessian_rows(
     with _graph(model, views, batch.inputs, buffers) as (leaves, outputs):
         loss = -model.likelihood.log_prob(outputs, batch.targets, parameters).sum()
         tensors, rows = list(leaves.values()), []
-        for part in torch.autograd.grad(loss, tensors, create_graph=True, materialize_grads=True):
-            if not part.requires_grad:
-                rows.append(part.new_zeros(part.numel(), layout.size))
+        for slopes in torch.autograd.grad(loss, tensors, create_graph=True, materialize_grads=True):
+            if not slopes.requires_grad:
+                rows.append(slopes.new_zeros(slopes.numel(), layout.size))
                 continue
-            for place in range(part.numel()):
-                unit = torch.zeros(part.numel(), dtype=part.dtype, device=part.device)
-                unit[place] = 1
+            for entry in range(slopes.numel()):
+                unit = torch.zeros(slopes.numel(), dtype=slopes.dtype, device=slopes.device)
+                unit[entry] = 1
                 row = torch.autograd.grad(
-                    part, tensors, unit.view(part.shape), retain_graph=True, materialize_grads=True
+                    slopes, tensors, unit.view(slopes.shape), retain_graph=True, materialize_grads=True
                 )
                 rows.append(layout.join(dict(zip(leaves, row, strict=True))).unsqueeze(0))
     return torch.cat(rows)

@@ -92,7 +92,7 @@ def _second(plain: Likelihood, outputs: Tensor, targets: Any, parameters: Parame
         if not loss.requires_grad:
             return outputs.new_zeros(len(outputs), *[outputs[0].numel()] * 2)
         (first,) = torch.autograd.grad(loss, leaf, create_graph=True)
-        rows = [_derivative(each, leaf) for each in first.flatten(1).unbind(1)]
+        rows = [_derivative(slope, leaf) for slope in first.flatten(1).unbind(1)]
     matrices = torch.stack(rows, dim=1)
     return (matrices + matrices.mT) / 2
 
@@ -207,9 +207,9 @@ def parameter_information(
     """
     plain, values, weights = counted(likelihood, outputs, targets)
     if own(plain, "parameter_information") and (weights is None or weights.ndim == 1):
-        each: dict[str, Tensor] = plain.parameter_information(outputs, values, parameters)  # type: ignore[attr-defined]
+        by_row: dict[str, Tensor] = plain.parameter_information(outputs, values, parameters)
         weights_B = outputs.new_ones(len(outputs)) if weights is None else weights
-        return {name: torch.tensordot(weights_B, per_row, 1) for name, per_row in each.items()}
+        return {name: torch.tensordot(weights_B, per_row, 1) for name, per_row in by_row.items()}
     information = {}
     for name, parameter in parameters.items():
 

@@ -187,21 +187,21 @@ class DiagonalSums(OnePass):
                     _add(into, layer, layer.rows(layer_calls).square().sum(0))
             if whole:
                 _add(into, whole, piece.rest(column).square().sum(0))
-        for layer, each in squares.items():
-            _add(into, layer, each.total())
+        for layer, squares_of_layer in squares.items():
+            _add(into, layer, squares_of_layer.total())
 
     def curvature(self, network: NetworkLayers, totals_M: Sum, scale_MD: Tensor) -> DiagonalCurvature:
         return DiagonalCurvature(totals_M["diagonal"] * scale_MD**2)
 
 
-def _add(total_D: Tensor, layer: Any, part: Tensor) -> None:
-    total_D.index_add_(0, layer.index.flatten(), part.flatten())
+def _add(total_D: Tensor, layer: Any, layer_sums: Tensor) -> None:
+    total_D.index_add_(0, layer.index.flatten(), layer_sums.flatten())
 
 
-def _jacobian(layer: Layer, calls: Sequence[Call], given: Sequence[Tensor] | None) -> Tensor:
+def _jacobian(layer: Layer, calls: Sequence[Call], unit_inputs: Sequence[Tensor] | None) -> Tensor:
     """Return the Jacobian of one column in a layer's weights, for each row, (B, *index.shape)."""
-    if isinstance(layer, Affine) and given is not None:
-        return sum_of(outer(layer.gradients(c.outputs), a) for c, a in zip(calls, given, strict=True))
+    if isinstance(layer, Affine) and unit_inputs is not None:
+        return sum_of(outer(layer.gradients(c.outputs), a) for c, a in zip(calls, unit_inputs, strict=True))
     return layer.rows(calls)
 
 
@@ -233,7 +233,7 @@ class DenseSums(OnePass):
         for column, calls in piece.columns():
             jacobians = [_jacobian(layer, calls[layer.module], inputs.get(layer)) for layer in piece.network.layers]
             jacobians += [piece.rest(column)] if piece.network.whole else []
-            jacobian = torch.cat([part.flatten(1) for part in jacobians], dim=1)
+            jacobian = torch.cat([jacobian_of_layer.flatten(1) for jacobian_of_layer in jacobians], dim=1)
             for rows in jacobian.split(max(1, self.chunk // len(order))):
                 placed = rows.new_zeros(len(rows), len(total["dense"]))
                 placed[:, order] = rows

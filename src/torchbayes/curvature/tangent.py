@@ -107,8 +107,8 @@ class Tangent:
             )
         with taking(inputs):
             captured = fitting[0].watch(model.split(weights_D)[0], rows_of(inputs, slice(0, 1)), buffers)
-        network = _moving(fitting[0], leaves(placed, [part.index for part in fitting[0].parts]))
-        over = leaves(placed, [part.index for part in network.parts])
+        network = _moving(fitting[0], leaves(placed, [layer.index for layer in fitting[0].parts]))
+        over = leaves(placed, [layer.index for layer in network.parts])
         once, each = _numbers(network, captured, over)
         shape = tuple(captured.outputs.shape[1:])
         last = network.single is not None and captured.is_last(network.single.module)
@@ -151,7 +151,7 @@ class Tangent:
 
     def leaves(self, structure: Structure) -> list[Leaf]:
         """Return a covariance, of one member, as `functions` and `joint` take it."""
-        return leaves(list(forms(structure)), [part.index for part in self.network.parts])
+        return leaves(list(forms(structure)), [layer.index for layer in self.network.parts])
 
     def functions(
         self,
@@ -202,9 +202,9 @@ def _unit(outputs: Tensor, number: int, centre: Tensor | None = None) -> Tensor:
     unit.view(-1)[number] = 1.0
     if centre is None:
         return unit.expand_as(outputs)
-    place = slice(number - number % outputs.shape[-1], number - number % outputs.shape[-1] + outputs.shape[-1])
+    last_axis = slice(number - number % outputs.shape[-1], number - number % outputs.shape[-1] + outputs.shape[-1])
     column = unit.repeat(len(outputs), *[1] * unit.ndim)
-    column.flatten(1)[:, place] -= centre.flatten(1)[:, place]
+    column.flatten(1)[:, last_axis] -= centre.flatten(1)[:, last_axis]
     return column
 
 
@@ -216,11 +216,13 @@ def _parts(
     parts: list[Part] = []
     for layer in network.layers:
         if not isinstance(layer, Affine):
-            rows = [layer.rows(each.pop(layer.module)) for each in calls]  # popped, to free their memory
+            rows = [layer.rows(by_module.pop(layer.module)) for by_module in calls]  # popped, to free their memory
             parts.append(Part(layer, layer.index, [], [], torch.stack(rows, dim=1)))
             continue
         inputs = [call.inputs for call in seen.calls[layer.module]]
-        gradients = [[call.outputs for call in each] for each in zip(*[c[layer.module] for c in calls], strict=True)]
+        gradients = [
+            [call.outputs for call in by_module] for by_module in zip(*[c[layer.module] for c in calls], strict=True)
+        ]
         parts.append(Part(layer, layer.index, inputs, gradients))
     return parts
 
@@ -235,19 +237,19 @@ def _numbers(network: NetworkLayers, seen: Captured, over: list[Leaf]) -> tuple[
     whole = network.whole.index.numel() if network.whole else 0
     spectral = [cover for leaf in over if leaf.form.is_spectral for cover in leaf.coverage]
     whole_layers = {cover.part for cover in spectral if cover.mask is None}
-    once, each = seen.outputs.numel(), 2 * whole
+    once, per_output = seen.outputs.numel(), 2 * whole
     calls = next(seen.columns([torch.ones_like(seen.outputs)])) if network.layers else {}
     for number, layer in enumerate(network.layers):
         factors = isinstance(layer, Affine)
         by_rows = factors and layer.module in network.shared and number in whole_layers
-        each += 0 if by_rows or (factors and layer.module not in network.shared) else 2 * layer.index.numel()
+        per_output += 0 if by_rows or (factors and layer.module not in network.shared) else 2 * layer.index.numel()
         for call in calls.pop(layer.module, ()):  # popped, because weights and biases of one module share the calls
-            each += call.outputs.numel() * (1 if by_rows else 4)  # computed, stacked, rotated and squared
+            per_output += call.outputs.numel() * (1 if by_rows else 4)  # computed, stacked, rotated and squared
             once += call.inputs.numel()
             once += layer.inputs(call.inputs).numel() if isinstance(layer, Affine) and not by_rows else 0
     dense = [sum(cover.where.numel() for cover in leaf.coverage) for leaf in over if leaf.is_root]
-    each += max(dense, default=0) * (1 if network.single else 2)
-    return once, each
+    per_output += max(dense, default=0) * (1 if network.single else 2)
+    return once, per_output
 
 
 def _fits(covariance: list[PlacedForm], network: NetworkLayers) -> bool:

@@ -46,9 +46,10 @@ def load_uci(name: str, split: int, root: Path | None) -> Raw:
     check_indices(path, table.shape[1], feature_columns=features, target_column=target)
     if target[0] in features:
         raise ValueError(f"`target_column` {target[0]} of {path} is among its `feature_columns`. Fetch it again.")
-    for part, index in zip(("train_index", "test_index"), parts, strict=True):
-        check_shape(path, (None, None), **{part: index})
-        check_indices(path, rows, **{part: index})
+    train_index, test_index = parts
+    check_shape(path, (None, None), train_index=train_index, test_index=test_index)
+    check_indices(path, rows, train_index=train_index, test_index=test_index)
+    for index in parts:
         if split >= len(index):
             raise ValueError(f"{path} has {len(index)} splits of {splits}; got `split` {split}. Use a smaller one.")
     used = np.concatenate([index[split] for index in parts])

@@ -72,21 +72,21 @@ def architecture(module: nn.Module, layout: Layout, *, device: torch.device) -> 
     stages: list[Stage] = []
     layers: list[Layer] = []
     flatten = False
-    for part in list(_parts(module)):
+    for child in list(_parts(module)):
         last = layers or stages
-        if type(part) in _NOTHING:
+        if type(child) in _NOTHING:
             continue
-        if type(part) is nn.Linear and (flatten or not stages):
-            weight_at, bias_at = (_offset(names, layout, p) for p in (part.weight, part.bias))
-            layers.append(Layer(weight_at, bias_at, part.in_features, part.out_features))
-        elif type(part) is nn.Flatten and not flatten and not layers and (part.start_dim, part.end_dim) == (1, -1):
+        if type(child) is nn.Linear and (flatten or not stages):
+            weight_at, bias_at = (_offset(names, layout, p) for p in (child.weight, child.bias))
+            layers.append(Layer(weight_at, bias_at, child.in_features, child.out_features))
+        elif type(child) is nn.Flatten and not flatten and not layers and (child.start_dim, child.end_dim) == (1, -1):
             flatten = True
-        elif type(part) in _ACTIVATIONS and last and last[-1].activation == Activation.IDENTITY:
-            last[-1] = replace(last[-1], activation=_ACTIVATIONS[type(part)])  # type: ignore[call-overload]
-        elif type(part) in _STAGES and not flatten and not layers:
-            stages += _stage(part, names, layout, stages)
+        elif type(child) in _ACTIVATIONS and last and last[-1].activation == Activation.IDENTITY:
+            last[-1] = replace(last[-1], activation=_ACTIVATIONS[type(child)])  # type: ignore[call-overload]
+        elif type(child) in _STAGES and not flatten and not layers:
+            stages += _stage(child, names, layout, stages)
         else:
-            raise UnavailableError(f"the network has a {type(part).__name__} where the kernel knows none")
+            raise UnavailableError(f"the network has a {type(child).__name__} where the kernel knows none")
     _check(stages, layers)
     if device.type != "cpu" or any(p.dtype not in {torch.float32, torch.float64} for p in module.parameters()):
         raise UnavailableError("the kernel runs float32 and float64 on a CPU")
@@ -97,45 +97,49 @@ def _check(stages: list[Stage], layers: list[Layer]) -> None:
     """Raise an UnavailableError if the kernel cannot run this combination of layers."""
     if stages and not layers:
         raise UnavailableError("the network has no linear layer behind its Conv2d layers")
-    places = [at for part in (*stages, *layers) for at in (part.weight_at, part.bias_at) if at >= 0]
+    places = [at for layer in (*stages, *layers) for at in (layer.weight_at, layer.bias_at) if at >= 0]
     if not layers or len(set(places)) < len(places):
         raise UnavailableError("the network is not a plain stack of layers with weights of their own")
     if layers[-1].activation != Activation.IDENTITY:
         raise UnavailableError("the network ends in an activation")
 
 
-def _stage(part: nn.Module, names: dict[int, str], layout: Layout, before: list[Stage]) -> list[Stage]:
+def _stage(module: nn.Module, names: dict[int, str], layout: Layout, before: list[Stage]) -> list[Stage]:
     """Return a convolution or a pool; an empty list where it is the identity."""
-    if isinstance(part, nn.Conv2d):
-        if part.groups != 1 or part.padding_mode != "zeros":
+    if isinstance(module, nn.Conv2d):
+        if module.groups != 1 or module.padding_mode != "zeros":
             raise UnavailableError("the kernel knows no convolution by groups of channels, and pads with zeros alone")
-        channels, stride, dilation = (part.in_channels, part.out_channels), _pair(part.stride), _pair(part.dilation)
-        window = (_pair(part.kernel_size), stride, _padding(part), dilation)
-        weight_at, bias_at = (_offset(names, layout, p) for p in (part.weight, part.bias))
+        channels, stride, dilation = (
+            (module.in_channels, module.out_channels),
+            _pair(module.stride),
+            _pair(module.dilation),
+        )
+        window = (_pair(module.kernel_size), stride, _padding(module), dilation)
+        weight_at, bias_at = (_offset(names, layout, p) for p in (module.weight, module.bias))
         return [Stage(Kind.CONVOLUTION, channels, *window, weight_at=weight_at, bias_at=bias_at)]
-    assert isinstance(part, nn.MaxPool2d | nn.AvgPool2d), "the caller knows"
-    kernel, stride = _pair(part.kernel_size), _pair(part.stride)
-    if isinstance(part, nn.MaxPool2d):
-        plain = not part.return_indices and _pair(part.dilation) == (1, 1)
+    assert isinstance(module, nn.MaxPool2d | nn.AvgPool2d), "the caller knows"
+    kernel, stride = _pair(module.kernel_size), _pair(module.stride)
+    if isinstance(module, nn.MaxPool2d):
+        plain = not module.return_indices and _pair(module.dilation) == (1, 1)
     else:
-        plain = part.divisor_override is None
-    if not plain or part.ceil_mode or _pair(part.padding) != (0, 0):
-        raise UnavailableError(f"the kernel knows {type(part).__name__} by kernel size and stride alone")
+        plain = module.divisor_override is None
+    if not plain or module.ceil_mode or _pair(module.padding) != (0, 0):
+        raise UnavailableError(f"the kernel knows {type(module).__name__} by kernel size and stride alone")
     if not before:
         raise UnavailableError("the network pools its inputs")
     if kernel == stride == (1, 1):
         return []
-    kind, channels = Kind.MAXIMUM if isinstance(part, nn.MaxPool2d) else Kind.AVERAGE, before[-1].channels[1]
+    kind, channels = Kind.MAXIMUM if isinstance(module, nn.MaxPool2d) else Kind.AVERAGE, before[-1].channels[1]
     return [Stage(kind, (channels, channels), kernel, stride)]
 
 
-def _padding(part: nn.Conv2d) -> tuple[int, int]:
+def _padding(module: nn.Conv2d) -> tuple[int, int]:
     """Return the zeros on each side, which must be the same on both."""
-    if not isinstance(part.padding, str):
-        return _pair(part.padding)
-    if part.padding == "valid":
+    if not isinstance(module.padding, str):
+        return _pair(module.padding)
+    if module.padding == "valid":
         return 0, 0
-    high, wide = (d * (k - 1) for d, k in zip(part.dilation, part.kernel_size, strict=True))
+    high, wide = (d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True))
     if high % 2 or wide % 2:
         raise UnavailableError("the kernel knows no padding that differs from one side to the other")
     return high // 2, wide // 2

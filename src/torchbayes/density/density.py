@@ -208,14 +208,16 @@ class LogDensity:
         inverse_mass_MD: Tensor | None = None,
     ) -> Phase:
         """Return the end of leapfrog steps on all the data: `dynamics.leapfrog`, in one call where the backend can."""
-        options = {"step_size_M": step_size_M, "steps_M": steps_M, "inverse_mass_MD": inverse_mass_MD}
-        phase, data = None, self.data
-        diagonal = inverse_mass_MD is None or inverse_mass_MD.ndim == 2  # backends have no dense mass
-        if diagonal and data is not None and (backend := _whole(self)) is not None:
-            scales = self.model.scales(self.num_data, self.num_data)
-            trajectory = Trajectory(weights_MD, momentum_MD, gradient_MD, **options, data=data, scales=scales)
-            phase = backend.leapfrog(trajectory)
-        return phase or leapfrog(self, weights_MD, momentum_MD, gradient_MD=gradient_MD, **options)
+        phase = _in_one_call(self, weights_MD, momentum_MD, gradient_MD, step_size_M, steps_M, inverse_mass_MD)
+        return phase or leapfrog(
+            self,
+            weights_MD,
+            momentum_MD,
+            gradient_MD=gradient_MD,
+            step_size_M=step_size_M,
+            steps_M=steps_M,
+            inverse_mass_MD=inverse_mass_MD,
+        )
 
     def kernel(self) -> OnData | None:
         """Return the library's own kernel if it runs this density and has all the data; else None."""
@@ -234,6 +236,26 @@ def _whole(density: LogDensity) -> Backend | None:
     if density.plan is None or density.data is None or density.ranks.data > 1:
         return None
     return density._backends[density.plan.backend]
+
+
+def _in_one_call(
+    density: LogDensity,
+    weights_MD: Tensor,
+    momentum_MD: Tensor,
+    gradient_MD: Tensor,
+    step_size_M: Tensor,
+    steps_M: Tensor,
+    inverse_mass_MD: Tensor | None,
+) -> Phase | None:
+    """Return the end of leapfrog steps by the backend; None where it cannot, as with a dense mass."""
+    diagonal = inverse_mass_MD is None or inverse_mass_MD.ndim == 2
+    if not diagonal or density.data is None or (backend := _whole(density)) is None:
+        return None
+    scales = density.model.scales(density.num_data, density.num_data)
+    trajectory = Trajectory(
+        weights_MD, momentum_MD, gradient_MD, step_size_M, steps_M, inverse_mass_MD, density.data, scales
+    )
+    return backend.leapfrog(trajectory)
 
 
 _ONES = Scales(1.0, 1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -149,7 +150,36 @@ def check_value(value: Any) -> None:
         raise TypeError(f"the log density must be of a floating dtype; got {value.dtype}. Convert it with .double().")
 
 
-class FunctionDensity:
+class Stepwise(ABC):
+    """A density whose trajectories are computed step by step."""
+
+    @abstractmethod
+    def __call__(self, weights_MD: Tensor, batch: Any = None) -> Value:
+        """Return value and gradient at each row."""
+
+    def leapfrog(
+        self,
+        weights_MD: Tensor,
+        momentum_MD: Tensor,
+        *,
+        gradient_MD: Tensor,
+        step_size_M: Tensor,
+        steps_M: Tensor,
+        inverse_mass_MD: Tensor | None = None,
+    ) -> Phase:
+        """Return the end of leapfrog steps, by the function `leapfrog`."""
+        return leapfrog(
+            self,
+            weights_MD,
+            momentum_MD,
+            gradient_MD=gradient_MD,
+            step_size_M=step_size_M,
+            steps_M=steps_M,
+            inverse_mass_MD=inverse_mass_MD,
+        )
+
+
+class FunctionDensity(Stepwise):
     """Any differentiable log density, weights (M, D) -> (M,), in the place of a `LogDensity`.
 
     The function should return float64 where its values are large, because samplers use differences and float32 has
@@ -194,7 +224,3 @@ class FunctionDensity:
         with differentiable():  # as in a call, because the function may use autograd itself
             value_M = self._function(weights_MD.detach().requires_grad_()).detach().double()
         return ValueOnly(value_M, value_M)
-
-    def leapfrog(self, weights_MD: Tensor, momentum_MD: Tensor, **options: Any) -> Phase:
-        """Return the end of leapfrog steps; options are those of the function `leapfrog`."""
-        return leapfrog(self, weights_MD, momentum_MD, **options)

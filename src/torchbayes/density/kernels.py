@@ -103,7 +103,7 @@ def dense_model(model: Model) -> DenseModel:
     dtype = next(module.parameters()).dtype
     network = architecture(module, layout, device=model.network.device)
     noise, targets = _noise(model.likelihood, layout, network.layers[-1].fan_out)
-    segments = [part for segment in model.prior.segments for part in _parts(segment)]
+    segments = [piece for segment in model.prior.segments for piece in _parts(segment)]
     kernel = DenseKernel(
         layout.size, network.layers, noise=noise, segments=segments, stages=network.stages, affine=affine
     )

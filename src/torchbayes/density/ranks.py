@@ -178,7 +178,7 @@ class Ranks:
         parts = [torch.empty_like(padded) for _ in bounds]
         with _answered():
             dist.all_gather(parts, padded, group=self.chain_group)
-        return torch.cat([part[: b.stop - b.start] for part, b in zip(parts, bounds, strict=True)])
+        return torch.cat([gathered[: b.stop - b.start] for gathered, b in zip(parts, bounds, strict=True)])
 
     def agree(self, choice: bool) -> bool:
         """Return the choice of the first process on all of them, after waiting for it."""

@@ -121,9 +121,9 @@ class Chains:
     def quantities(self) -> list[str]:
         """Return the names of all numbers of a draw, such as "tau" and "theta[3]", in the order of `draws()`."""
         return [
-            f"{name}[{', '.join(map(str, place))}]" if place else name
+            f"{name}[{', '.join(map(str, entry))}]" if entry else name
             for name, shape in self.parameters.shapes.items()
-            for place in itertools.product(*map(range, shape))
+            for entry in itertools.product(*map(range, shape))
         ]
 
     def _rows(self) -> Iterator[tuple[str, dict[str, float]]]:
@@ -156,7 +156,7 @@ class Interrupted(KeyboardInterrupt):
 
 def judged(values: Tensor) -> Summary:
     """Return the diagnostics of draws (M, S, ...) on the CPU; effective sizes are NaN if there are too few draws."""
-    diagnostics = Summary(*(part.cpu() for part in summary(values)))
+    diagnostics = Summary(*(statistic.cpu() for statistic in summary(values)))
     if values.shape[1] >= LEAST_ESS:
         return diagnostics
     unknown = torch.full_like(diagnostics.rhat, math.nan)

@@ -107,10 +107,10 @@ def all_finite(state: Any) -> bool:
     return all(is_finite(t) for t in flatten(state)[0].values() if t.is_floating_point())
 
 
-def save_checkpoint(path: Path, state: Any, about: Mapping[str, Any]) -> None:
+def save_checkpoint(path: Path, state: Any, description: Mapping[str, Any]) -> None:
     """Write a state and a description of the run to one file, atomically."""
     tensors, numbers = flatten(state)
-    write_tensors(path, tensors, {"kind": "checkpoint", "numbers": numbers, "about": dict(about)})
+    write_tensors(path, tensors, {"kind": "checkpoint", "numbers": numbers, "about": dict(description)})
 
 
 def about_of(path: Path) -> dict[str, Any]:
@@ -128,24 +128,24 @@ def _about(path: Path, header: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_checkpoint(
-    path: Path, like: Any, about: Mapping[str, Any], *, members: slice = slice(None)
+    path: Path, like: Any, requested: Mapping[str, Any], *, members: slice = slice(None)
 ) -> tuple[Any, dict[str, Any]]:
     """Read a state that `save_checkpoint` wrote, if it belongs to the same run, and the file's whole description.
 
-    `like` is a fresh state of the wanted members. Every entry of `about`, the description of the requested run, must
-    equal the file's. Raises a ValueError if the file is damaged, not a checkpoint, or of another run or version; the
+    `like` is a fresh state of the wanted members. Every entry of `requested`, the description of the run, must equal
+    the file's. Raises a ValueError if the file is damaged, not a checkpoint, or of another run or version; the
     message names the difference.
     """
     tensors, header = read_tensors(path)
     description = _about(path, header)
-    check_same_run(path, description, about)
+    check_same_run(path, description, requested)
     # All tensors go to the device of the weights, also those that a fresh state does not hold yet.
     device = max(flatten(like)[0].values(), key=Tensor.numel).device
-    own = {name: aligned(tensor[members] if tensor.ndim else tensor).to(device) for name, tensor in tensors.items()}
+    wanted = {name: aligned(tensor[members] if tensor.ndim else tensor).to(device) for name, tensor in tensors.items()}
     numbers = {name: entry[members] if isinstance(entry, list) else entry for name, entry in header["numbers"].items()}
     try:
-        state = restore(like, own, numbers)
-        if more := sorted((own.keys() | numbers) - {name for part in flatten(state) for name in part}):
+        state = restore(like, wanted, numbers)
+        if more := sorted((wanted.keys() | numbers) - {name for group in flatten(state) for name in group}):
             raise ValueError(f"`{more[0]}` has no place")
     except ValueError as error:
         raise ValueError(
@@ -155,14 +155,14 @@ def load_checkpoint(
     return state, description
 
 
-def check_same_run(path: Path, found: Mapping[str, Any], about: Mapping[str, Any]) -> None:
+def check_same_run(path: Path, recorded: Mapping[str, Any], requested: Mapping[str, Any]) -> None:
     """Raise a ValueError that names every entry in which a description found at `path` differs from the requested run.
 
-    Entries that only `found` has are ignored.
+    Entries that only `recorded` has are ignored.
     """
-    known = {key: entry for key, entry in about.items() if key != CONSTANTS}
-    clauses = differences({key: found.get(key) for key in known}, known)
-    clauses += fingerprint_differences(found.get(CONSTANTS) or {}, about.get(CONSTANTS) or {})
+    known = {key: entry for key, entry in requested.items() if key != CONSTANTS}
+    clauses = differences({key: recorded.get(key) for key in known}, known)
+    clauses += fingerprint_differences(recorded.get(CONSTANTS) or {}, requested.get(CONSTANTS) or {})
     if clauses:
         raise ValueError(
             f"{path} belongs to another run: {'; '.join(clauses[:5])}. "
@@ -170,9 +170,9 @@ def check_same_run(path: Path, found: Mapping[str, Any], about: Mapping[str, Any
         )
 
 
-def differences(found: Any, asked: Any, name: str = "") -> list[str]:
+def differences(recorded: Any, requested: Any, name: str = "") -> list[str]:
     """Return where nested descriptions differ, one clause each; `name` is the dotted name of the entry compared."""
-    if isinstance(found, Mapping) and isinstance(asked, Mapping):
-        keys = {**found, **asked}
-        return [d for k in keys for d in differences(found.get(k), asked.get(k), f"{name}.{k}" if name else k)]
-    return [] if found == asked else [f"its {name} is {found!r}, now {asked!r}"]
+    if isinstance(recorded, Mapping) and isinstance(requested, Mapping):
+        keys = {**recorded, **requested}
+        return [d for k in keys for d in differences(recorded.get(k), requested.get(k), f"{name}.{k}" if name else k)]
+    return [] if recorded == requested else [f"its {name} is {recorded!r}, now {requested!r}"]

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torchbayes.checks import (
     SettingError,
     check_counts,
+    check_entries,
     check_flags,
     check_function,
     check_kind,
     check_memory,
     check_object,
     check_positive,
-    given,
     optional,
     seen,
 )
@@ -51,25 +51,28 @@ def check_method(method: Any) -> None:
         )
 
 
-def check_fit(model: Any, method: Any, start: Any, **options: Any) -> None:
-    """Check the arguments of `fit` that are not data."""
+def check_fit(model: Any, method: Any, start: Any, *, space: Any) -> None:
+    """Check what `fit` infers, how, and where it begins."""
     check_kind(Model, "a Model", model=model)
     check_method(method)
-    space = options.get("space")
     optional(check_kind, Subspace, "a Subspace of the model", space=space)
     method.check(model if space is None else space.model)
     kinds = (nn.Module, Posterior, Tensor)
     optional(check_kind, kinds, "a trained module, a point posterior or flat weights", start=start)
-    optional(check_kind, (str, PathLike), "a path", directory=options["directory"])
-    check_flags(resume=options["resume"])
-    optional(check_counts, steps=options["steps"])
-    check_callbacks(options["callbacks"])
-    optional(check_kind, Ranks, "the processes, as `Ranks.grid` gives them", ranks=options["ranks"])
     if space is not None and space.whole is not model:
         raise ValueError(
             "`space` is a subspace of another model's weights. Make it of the model that is fitted, such as "
             "`Subspace.of(posterior, model=model)`."
         )
+
+
+def check_run(*, directory: Any, resume: Any, steps: Any, callbacks: Any, ranks: Any) -> None:
+    """Check how long a run of `fit` is, and where it writes, shows and shares it."""
+    optional(check_kind, (str, PathLike), "a path", directory=directory)
+    check_flags(resume=resume)
+    optional(check_counts, steps=steps)
+    check_callbacks(callbacks)
+    optional(check_kind, Ranks, "the processes, as `Ranks.grid` gives them", ranks=ranks)
 
 
 def check_validation(method: Method, validation: Any, start: Any) -> None:
@@ -95,7 +98,8 @@ def check_size(model: Model, method: Method, *, members: int, in_memory: bool) -
     like_D = torch.empty(model.layout.size, dtype=model.network.dtype, device="meta")
     device = model.network.device
     total = 2 * members * like_D.nbytes
-    check_memory(total, "weights and gradients of all members", device, **{name_of_members(method): members})
+    counted = {name_of_members(method): members}
+    check_entries(counted, check_memory, total, "weights and gradients of all members", device)
     if in_memory:
         check_draws(method, like_D, device)
 
@@ -199,7 +203,7 @@ def check_sample(density: Any, method: Any, *, parameters: Any, callbacks: Any, 
     check_method(method)
     if not method.needs.chain:
         raise TypeError(f"`method` must be a sampler, such as HMC(); got {seen(method)}.")
-    check_kind(Parameters, "Parameters, such as Parameters(mu=(), theta=(8,))", **given(parameters=parameters))
+    optional(check_kind, Parameters, "Parameters, such as Parameters(mu=(), theta=(8,))", parameters=parameters)
     if parameters is not None and hasattr(density, "leapfrog"):
         raise TypeError(f"`parameters` are the arguments of a function, given as `density`; got {seen(density)}.")
     check_callbacks(callbacks)
@@ -214,17 +218,17 @@ def check_continues(resume: Chains, method: Method, start_MD: Any, *, names: Par
     if start_MD is not None:
         raise ValueError("`start_MD` is for new chains; those of `resume` go on where they are. Leave it out.")
     pairs = (resume.method, resume.parameters), (method, names)
-    of_chains, requested = ({"method": describe(one), "parameters": own.described()} for one, own in pairs)
+    of_chains, requested = ({"method": describe(sampler), "parameters": named.described()} for sampler, named in pairs)
     if method.needs.chain:  # a longer run is the same run
         of_chains["method"].pop("steps", None)
         requested["method"].pop("steps", None)
-    said = differences(of_chains, requested)
-    if seed is not None and not said and list(resume.state.seeds) != member_seeds(seed, method.members):
-        said.append(f"its seed is {resume.state.seeds[0]}, now {seed}")
-    if said:
+    clauses = differences(of_chains, requested)
+    if seed is not None and not clauses and list(resume.state.seeds) != member_seeds(seed, method.members):
+        clauses.append(f"its seed is {resume.state.seeds[0]}, now {seed}")
+    if clauses:
         raise ValueError(
-            f"`resume` holds chains of another run: {'; '.join(said[:5])}. Resume with the same settings; there may be "
-            f"more `steps`."
+            f"`resume` holds chains of another run: {'; '.join(clauses[:5])}. Resume with the same settings; there may "
+            f"be more `steps`."
         )
     if method.length(1) < resume.state.step:
         raise ValueError(

@@ -174,4 +174,4 @@ def _ranges(numbers: list[int]) -> str:
             parts[-1][1:] = [number]
         else:
             parts.append([number])
-    return ", ".join("-".join(map(str, part)) for part in parts)
+    return ", ".join("-".join(map(str, bounds_of_range)) for bounds_of_range in parts)

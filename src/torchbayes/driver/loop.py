@@ -55,8 +55,7 @@ class Begin:
 
     def state(self, method: Method, density: Any, steps_per_epoch: int) -> Any:
         """Return the state of a method before its first step."""
-        options = {"seeds": self.seeds, "steps_per_epoch": steps_per_epoch}
-        state = method.init(density, self.weights_MD, self.buffers, **options)
+        state = method.init(density, self.weights_MD, self.buffers, seeds=self.seeds, steps_per_epoch=steps_per_epoch)
         if self.scale_MD is None:
             return state
         return cast(Spreading, method).spread(density, state, self.scale_MD)
@@ -84,17 +83,17 @@ class Reader:
             return None
         if visit.kind == "site":
             return self._source.site(visit.number, len(self._seeds))
-        epoch, place = divmod(visit.number, self._source.steps_per_epoch)
-        if visit.number != self._next or not place:
-            self._batches = self._source.epoch(self._seeds, epoch, place)
+        epoch, position = divmod(visit.number, self._source.steps_per_epoch)
+        if visit.number != self._next or not position:
+            self._batches = self._source.epoch(self._seeds, epoch, position)
         self._next = visit.number + 1
         batch = next(self._batches, None)
         if batch is None:
             raise ValueError(
-                f"the data gave fewer batches than the {self._source.steps_per_epoch} they gave at first: {place} in "
-                f"epoch {epoch + 1}. Give data that are the same at every pass."
+                f"the data gave fewer batches than the {self._source.steps_per_epoch} they gave at first: {position} "
+                f"in epoch {epoch + 1}. Give data that are the same at every pass."
             )
-        if place == self._source.steps_per_epoch - 1:
+        if position == self._source.steps_per_epoch - 1:
             next(self._batches, None)  # lets the source finish its epoch, such as the workers of a loader
         return batch
 
@@ -185,11 +184,11 @@ def _shelf(model: Model, method: Method, *, run: Run, count: int) -> Shelf:
 class Means:
     """Sums over the steps of an epoch of the numbers that a method's `Info` names; `count` is the number of steps."""
 
-    def __init__(self, shard: Shard, found: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, shard: Shard, restored: Mapping[str, Any] | None = None) -> None:
         """Start at zero, or from the sums in a checkpoint, as `sums` returned them."""
         self._shard = shard
-        totals = found["totals"] if found else {}
-        self.count: int = found["count"] if found else 0
+        totals = restored["totals"] if restored else {}
+        self.count: int = restored["count"] if restored else 0
         self._totals = {n: torch.tensor(t[shard.local], dtype=torch.float64) for n, t in totals.items()}
 
     def sums(self) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def describe(settings: Any) -> Any:
     if dataclasses.is_dataclass(settings) and not isinstance(settings, type):
         entries = {f.name: describe(getattr(settings, f.name)) for f in dataclasses.fields(settings)}
         return {"name": type(settings).__name__, **entries}
-    return [describe(one) for one in settings] if isinstance(settings, tuple) else settings
+    return [describe(setting) for setting in settings] if isinstance(settings, tuple) else settings
 
 
 def describe_run(model: Model, source: Source, method: Method, *, seed: int, space: Subspace | None) -> dict[str, Any]:
@@ -265,14 +265,14 @@ class Run:
     """
 
     def __init__(
-        self, directory: str | PathLike[str] | None, about: Mapping[str, Any], *, resume: bool, shard: Shard
+        self, directory: str | PathLike[str] | None, description: Mapping[str, Any], *, resume: bool, shard: Shard
     ) -> None:
         """Describe the run by JSON-serialisable entries; nothing is opened yet.
 
         If `resume`, a run found in the directory is continued. `shard` has the members of this process.
         """
         self.directory = None if directory is None else full_path(directory)
-        self.about, self.shard, self._resume = dict(about), shard, resume
+        self.about, self.shard, self._resume = dict(description), shard, resume
         self.name = ""  # set in the process that writes
         self.history = History()
         self.shelf: Shelf  # set once it is known where the run resumes

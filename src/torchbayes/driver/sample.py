@@ -94,8 +94,9 @@ def sample(
     density, parameters, start_MD = _target(density, method, start_MD, parameters=parameters, seed=seed)
     begun = resume.state.step if resume is not None else 0
     with listeners(callbacks, method, (begun, method.length(1)), unit="steps") as notified:
-        options = {"parameters": parameters, "callbacks": notified, "resume": resume}
-        chains = run_chains(density, method, start_MD, seed=seed, **options)
+        chains = run_chains(
+            density, method, start_MD, seed=seed, parameters=parameters, callbacks=notified, resume=resume
+        )
     exact = "acceptance" in chains.numbers
     columns = {name: seen[:, method.burn_in :] for name, seen in chains.numbers.items()} if exact else {}
     identified = not hasattr(density, "model")  # the hidden units of a network can be exchanged

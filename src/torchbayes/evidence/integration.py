@@ -171,7 +171,7 @@ def _monte_carlo_error(values_KCS: Tensor, beta_K: Tensor) -> float:
 
     To first order, a draw contributes a (x − m) + c ((x − m)² − v) to a m + c v.
     """
-    means_K11, slopes_K11 = (part[:, None, None] for part in _coefficients(beta_K))
+    means_K11, slopes_K11 = (coefficients[:, None, None] for coefficients in _coefficients(beta_K))
     centred_KCS = values_KCS - values_KCS.mean((1, 2), keepdim=True)
     influence_CSK = (means_K11 * centred_KCS + slopes_K11 * centred_KCS**2).permute(1, 2, 0)
     return float(mcse_mean(influence_CSK).nan_to_num(0.0).square().sum().sqrt())

@@ -61,8 +61,9 @@ def linear_gaussian_evidence(model: Model, data: Any) -> Evidence:
         module_at(original, loc_D).double(), original.random if original.mask.indices else original.layout.names
     )
     centre_NK, features_NKD = _linear(network, rows, loc_D, scale_D)
+    plain: Any
     plain, targets, weights_N = counted(model.likelihood, centre_NK, rows.targets)
-    noise_NK = plain.noise(centre_NK).expand_as(centre_NK)  # type: ignore[attr-defined]
+    noise_NK = plain.noise(centre_NK).expand_as(centre_NK)
     weights_N1 = centre_NK.new_ones(len(centre_NK), 1) if weights_N is None else weights_N.unsqueeze(1)
     residual_NK = weights_N1.sqrt() * (targets.reshape(centre_NK.shape) - centre_NK) / noise_NK
     scaled = (features_NKD * scale_D * (weights_N1.sqrt() / noise_NK).unsqueeze(-1)).flatten(0, 1)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchbayes.checks import check_function, check_object, check_tensor, seen
 from torchbayes.density.density import LogDensity
-from torchbayes.density.dynamics import FunctionDensity, Phase, Value, ValueOnly, leapfrog
+from torchbayes.density.dynamics import FunctionDensity, Stepwise, Value, ValueOnly
 from torchbayes.density.plans import BackendName
 from torchbayes.density.precision import refuse_rounding
 from torchbayes.methods.sampler import refuse_batch_norm
@@ -124,7 +124,7 @@ class FunctionTarget:
         return self._draw(count, seed)
 
 
-class AnnealedDensity:
+class AnnealedDensity(Stepwise):
     """log p_β(w) = β log p(D|w) + log p(w) as a `Density`, so that the samplers of the library work on it.
 
     Attributes:
@@ -158,10 +158,6 @@ class AnnealedDensity:
         """Return the value of each row; the gradients that targets compute are discarded."""
         value = self(weights_MD, batch)
         return ValueOnly(value.log_density, value.log_likelihood)
-
-    def leapfrog(self, weights_MD: Tensor, momentum_MD: Tensor, **options: Any) -> Phase:
-        """Return the end of leapfrog steps; options as of `dynamics.leapfrog`."""
-        return leapfrog(self, weights_MD, momentum_MD, **options)
 
 
 def check_model(model: Model) -> None:

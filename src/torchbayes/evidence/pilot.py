@@ -242,7 +242,7 @@ def _resampled(place: Place, share_P: Tensor, from_: torch.Generator) -> Place:
         torch.arange(count, dtype=torch.float64) + torch.rand((), generator=from_, dtype=torch.float64)
     ) / count
     index_P = torch.searchsorted(share_P.cumsum(0), quantile_P).clamp(max=count - 1).to(place.weights_MD.device)
-    return Place(place.weights_MD[index_P], Parts(*(part[index_P] for part in place.parts)))
+    return Place(place.weights_MD[index_P], Parts(*(tensor[index_P] for tensor in place.parts)))
 
 
 def as_temperatures(

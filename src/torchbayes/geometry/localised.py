@@ -19,7 +19,7 @@ from torch import Tensor
 
 from torchbayes.checks import check_memory
 from torchbayes.density.density import LogDensity
-from torchbayes.density.dynamics import FunctionDensity, Phase, Value, ValueOnly, leapfrog
+from torchbayes.density.dynamics import FunctionDensity, Stepwise, Value, ValueOnly
 from torchbayes.geometry.networks import Place
 from torchbayes.randomness.seeds import Purpose, mix
 
@@ -27,7 +27,7 @@ Rise = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Weights (M, D) -> n (L_n(w) − L_n(w*)), float64 (M,), and its gradient (M, D)."""
 
 
-class Localised:
+class Localised(Stepwise):
     """The density around w* (`weights_D`), with `localisation` γ and `inverse_temperature` β."""
 
     def __init__(self, rise: Rise, weights_D: Tensor, *, localisation: float, inverse_temperature: float) -> None:
@@ -52,10 +52,6 @@ class Localised:
         """Return the density with β times a factor."""
         beta = factor * self.inverse_temperature
         return Localised(self._rise, self.weights_D, localisation=self.localisation, inverse_temperature=beta)
-
-    def leapfrog(self, weights_MD: Tensor, momentum_MD: Tensor, **options: Any) -> Phase:
-        """Return the end of leapfrog steps; options are those of `dynamics.leapfrog`."""
-        return leapfrog(self, weights_MD, momentum_MD, **options)
 
 
 def rise_of_function(loss: Callable[[Tensor], Tensor], weights_D: Tensor, num_data: int) -> tuple[Rise, float]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, distributions, nn
 
-from torchbayes.checks import check_counts, check_kind, seen
+from torchbayes.checks import check_counts, check_entries, check_kind, seen
 from torchbayes.metrics.scoring import hits
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import Batch, Model
@@ -139,14 +139,14 @@ def members_of(model: Model, networks: Networks, argument: str, *, seed: int = 0
     listed = isinstance(networks, list | tuple) and len(networks) > 0
     if isinstance(networks, Posterior):
         return _of_posterior(model, networks, argument, seed)
-    if isinstance(networks, nn.Module) or (listed and all(isinstance(each, nn.Module) for each in networks)):
+    if isinstance(networks, nn.Module) or (listed and all(isinstance(network, nn.Module) for network in networks)):
         return Point.of(model, networks)  # type: ignore[arg-type]
     if not isinstance(networks, Tensor):
         raise TypeError(
             f"`{argument}` must be a posterior, a module, a list of modules or weights; got {seen(networks)}."
         )
     weights_MD = networks.detach().unsqueeze(0) if networks.ndim == 1 else networks.detach()
-    check_weights(model, "M", **{argument: weights_MD})
+    check_entries({argument: weights_MD}, check_weights, model, "M")
     return Point(model, weights_MD.to(model.network.device, model.network.dtype))
 
 
@@ -267,8 +267,10 @@ def _errors(predictive: Predictive, targets: Any, weights: Tensor | None) -> tup
         return nothing
     if weights is None:
         return kind, errors, torch.ones_like(errors)
-    each = weights.flatten() if weights.numel() == len(errors) else weights.repeat_interleave(len(errors) // rows)
-    return kind, errors, each.to(errors)
+    row_weights = (
+        weights.flatten() if weights.numel() == len(errors) else weights.repeat_interleave(len(errors) // rows)
+    )
+    return kind, errors, row_weights.to(errors)
 
 
 def as_plain(result: Any, *properties: str) -> dict[str, Any]:

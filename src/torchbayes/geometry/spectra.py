@@ -343,7 +343,7 @@ def curved_directions(
     pairs = leading(Products(place, matrix, chunk_size), start_D.to(place.weights_D), steps, count=rank)
     rounding = 100 * torch.finfo(place.weights_D.dtype).eps * float(pairs.values_R.abs().max())
     is_nonzero = pairs.values_R.abs() > rounding
-    pairs = Leading(*(part[is_nonzero.to(part.device)] for part in pairs))
+    pairs = Leading(*(tensor[is_nonzero.to(tensor.device)] for tensor in pairs))
     loose = pairs.residuals_R > _ENOUGH * pairs.values_R.abs()
     if loose.any():
         note(

@@ -326,7 +326,7 @@ def rays(
     radii_P = torch.linspace(0, float(radius), points, dtype=torch.float64)
     density = LogDensity(place.model, place.rows.size, place.rows)
     values_KP = [_along(density, place, radii_P.to(unit_D), unit_D) for unit_D in unit_KD]
-    return Rays(radii_P, *(torch.stack(each) for each in zip(*values_KP, strict=True)))
+    return Rays(radii_P, *(torch.stack(by_direction) for by_direction in zip(*values_KP, strict=True)))
 
 
 def _along(density: LogDensity, place: Place, radii_P: Tensor, unit_D: Tensor) -> tuple[Tensor, Tensor]:

@@ -144,8 +144,8 @@ class _Rise:
     def __call__(self, radii_K: Tensor, which: Tensor) -> Tensor:
         """Return the rise at radii along the directions with these numbers, float64."""
         rises = []
-        for part in which.split(max(_STACK // self._unit_KD[0].nbytes, 1)):
-            steps_KD = radii_K[part].to(self._unit_KD).unsqueeze(1) * self._unit_KD[part]
+        for some in which.split(max(_STACK // self._unit_KD[0].nbytes, 1)):
+            steps_KD = radii_K[some].to(self._unit_KD).unsqueeze(1) * self._unit_KD[some]
             rises.append(self._losses(self._place.weights_D + steps_KD) - self.loss)
         return torch.cat(rises)
 

@@ -69,8 +69,13 @@ class Descended(Ending):
             return problems
         batches = source.some(_ROWS)
         posterior = posterior.calibrated(lambda: (batch.inputs for batch in batches))
-        options = {"calibration": posterior.calibration, "statistics_known": not self.averaged}
-        last = Point(posterior.model, self.weights_MD, buffers_M=self.buffers or None, **options)
+        last = Point(
+            posterior.model,
+            self.weights_MD,
+            buffers_M=self.buffers or None,
+            calibration=posterior.calibration,
+            statistics_known=not self.averaged,
+        )
         seen_MB = log_likelihoods(last, batches)[0]
         if not seen_MB.any() and not _counts(last, batches):
             return [
@@ -115,8 +120,8 @@ def _log_likelihoods(drawn: Functions, m: int, batches: Sequence[Batch]) -> Tens
     learned = {n: p[0] for n, p in function.parameters.items()}
     # A batch is not split, because the network may couple its rows.
     outputs = (function(b.inputs, chunk_size=b.size)[0] for b in batches)
-    each = [likelihood.log_prob(f, b.targets, learned).double() for f, b in zip(outputs, batches, strict=True)]
-    return torch.cat(each).nan_to_num(nan=-math.inf, neginf=-math.inf, posinf=-math.inf)
+    by_batch = [likelihood.log_prob(f, b.targets, learned).double() for f, b in zip(outputs, batches, strict=True)]
+    return torch.cat(by_batch).nan_to_num(nan=-math.inf, neginf=-math.inf, posinf=-math.inf)
 
 
 def _counts(posterior: Posterior, batches: Sequence[Batch]) -> bool:
@@ -232,5 +237,6 @@ def _size_at_first_layer(model: Model, batch: Batch, weights_D: Tensor) -> float
     tensor = seen[0] if seen else None
     while tensor is not None and is_functorch_wrapped_tensor(tensor):
         tensor = get_unwrapped(tensor)  # the network may call torch.func itself
-    real = tensor is not None and tensor.is_floating_point() and tensor.numel()
-    return float(tensor.double().square().mean()) ** 0.5 if real else 0.0  # type: ignore[union-attr]
+    if tensor is None or not tensor.is_floating_point() or not tensor.numel():
+        return 0.0
+    return float(tensor.double().square().mean()) ** 0.5

@@ -98,4 +98,4 @@ def finite(case: Case) -> list[str]:
 
 def _first_of(checks: Sequence[Check], case: Case) -> Sequence[str]:
     """Return the problems of the first check that finds any."""
-    return next((found for check in checks if (found := check(case))), ())
+    return next((problems for check in checks if (problems := check(case))), ())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,8 +44,15 @@ def alike(case: Case) -> list[str]:
     posterior, source = case.posterior, case.source
     if posterior.weights_MSD.shape[1] < 2:
         return []
-    options: dict[str, Any] = {"buffers_M": posterior.buffers_M, "statistics_known": posterior.statistics_known}
-    begin, end = (Point(posterior.model, posterior.weights_MSD[:, at], **options) for at in (0, -1))
+    begin, end = (
+        Point(
+            posterior.model,
+            posterior.weights_MSD[:, at],
+            buffers_M=posterior.buffers_M,
+            statistics_known=posterior.statistics_known,
+        )
+        for at in (0, -1)
+    )
     share_M = changes(begin, end, source.some(_ROWS))
     if share_M is None:
         return []

@@ -151,8 +151,8 @@ def _apart(rows: Batch, outputs_NL: Tensor) -> Tensor:
 
 
 def _root_mean_square(values_NK: Tensor, scales: int) -> Tensor:
-    each = values_NK.square()
-    return (each.flatten(0, -2).mean(0) if scales > 1 else each.mean().unsqueeze(0)).sqrt()
+    squares = values_NK.square()
+    return (squares.flatten(0, -2).mean(0) if scales > 1 else squares.mean().unsqueeze(0)).sqrt()
 
 
 def _rows(source: Source, *, all_: bool) -> Batch | None:
@@ -198,7 +198,7 @@ def linearised(model: Model, weights_D: Tensor, rows: Batch, *, buffers: Buffers
         return None
     if outputs_NL.numel() > _LARGEST:
         return None
-    kernel = sum(_kernel(part, prior.variance_MD[0]) for part in parts)
+    kernel = sum(_kernel(layer_part, prior.variance_MD[0]) for layer_part in parts)
     assert isinstance(kernel, Tensor)
     centred_D = weights_D - model.prior.locs().to(weights_D)
     moved = _moved(model, weights_D, centred_D, rows.inputs, buffers)

@@ -40,9 +40,12 @@ def unexplained(posterior: Posterior, source: Source) -> list[str]:
     drawn, squares, targets, residuals, least = posterior.functions(posterior.members), [], [], [], math.inf
     for batch in source.some(_ROWS):
         outputs_SBK = drawn(batch.inputs, chunk_size=batch.size)
-        parameters = [{name: part[s] for name, part in drawn.parameters.items()} for s in range(len(outputs_SBK))]
-        noises = [likelihood.distribution(out, own) for out, own in zip(outputs_SBK, parameters, strict=True)]
-        mean_SB, sd_SB = (torch.stack([getattr(n, part) for n in noises]).double() for part in ("mean", "stddev"))
+        parameters = [{name: values[s] for name, values in drawn.parameters.items()} for s in range(len(outputs_SBK))]
+        noises = [
+            likelihood.distribution(out, scales_of_draw)
+            for out, scales_of_draw in zip(outputs_SBK, parameters, strict=True)
+        ]
+        mean_SB, sd_SB = (torch.stack([getattr(n, moment) for n in noises]).double() for moment in ("mean", "stddev"))
         target_B = batch.targets.double().view_as(mean_SB[0])
         squares.append(((target_B - mean_SB) / sd_SB).square().flatten())
         least = min(least, float(sd_SB.min()))

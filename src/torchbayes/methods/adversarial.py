@@ -50,10 +50,10 @@ def attacked(density: LogDensity, now: _State, batch: Batch, *, share: float) ->
 
 def _check_real(rows: list[Tensor]) -> None:
     """Raise TypeError unless inputs are real numbers."""
-    other = next((t.dtype for t in rows if not t.is_floating_point()), None)
-    if other is not None:
+    dtype = next((t.dtype for t in rows if not t.is_floating_point()), None)
+    if dtype is not None:
         raise TypeError(
-            f"`adversarial` moves inputs by small steps, so that they must be real numbers; got {other}, such as "
+            f"`adversarial` moves inputs by small steps, so that they must be real numbers; got {dtype}, such as "
             f"tokens or flags. Leave `adversarial` out, or give embeddings as inputs."
         )
 
@@ -104,4 +104,4 @@ def _slopes(density: LogDensity, now: Any, batch: Batch, *, places: list[int]) -
                 "Leave `adversarial` out."
             )
         by_member.append(slopes)
-    return [torch.stack(each) for each in zip(*by_member, strict=True)]
+    return [torch.stack(slopes_of_leaf) for slopes_of_leaf in zip(*by_member, strict=True)]

@@ -110,17 +110,34 @@ def _fill(
                 raise
             _fill(value, faults, target, weights, rows=half)
         else:
-            for whole, part in zip(value, value_there, strict=True):
-                whole[half] = part[half].to(whole.dtype)
+            for whole, filled in zip(value, value_there, strict=True):
+                whole[half] = filled[half].to(whole.dtype)
 
 
-def travelled(density: Density, weights_MD: Tensor, momentum_MD: Tensor, **options: Any) -> tuple[Phase, Faults]:
+def travelled(
+    density: Density,
+    weights_MD: Tensor,
+    momentum_MD: Tensor,
+    *,
+    gradient_MD: Tensor,
+    step_size_M: Tensor,
+    steps_M: Tensor,
+    inverse_mass_MD: Tensor | None,
+) -> tuple[Phase, Faults]:
     """Return where leapfrog steps lead, with density −∞ if a trajectory raised an exception, and the faults.
 
-    The density can be computed at the start, `weights_MD`. The options are those of `Density.leapfrog`.
+    The density can be computed at the start, `weights_MD`. Other arguments are as for `Density.leapfrog`.
     """
     try:
-        return density.leapfrog(weights_MD, momentum_MD, **options), Faults.none(weights_MD)
+        phase = density.leapfrog(
+            weights_MD,
+            momentum_MD,
+            gradient_MD=gradient_MD,
+            step_size_M=step_size_M,
+            steps_M=steps_M,
+            inverse_mass_MD=inverse_mass_MD,
+        )
+        return phase, Faults.none(weights_MD)
     except Exception as error:
         if not is_fault(error, density):
             raise
@@ -129,12 +146,20 @@ def travelled(density: Density, weights_MD: Tensor, momentum_MD: Tensor, **optio
     def careful(at_MD: Tensor) -> Value:
         nonlocal faults
         before_M = faults.raised_M
-        place_MD = torch.where(before_M.unsqueeze(-1), weights_MD, at_MD)  # failed chains wait at their start
-        value, new = evaluated(density, place_MD, known_MD=weights_MD)
+        sound_MD = torch.where(before_M.unsqueeze(-1), weights_MD, at_MD)  # failed chains wait at their start
+        value, new = evaluated(density, sound_MD, known_MD=weights_MD)
         faults = Faults(before_M | new.raised_M, faults.first or new.first)
         return value
 
-    phase = leapfrog(careful, weights_MD, momentum_MD, **options)
+    phase = leapfrog(
+        careful,
+        weights_MD,
+        momentum_MD,
+        gradient_MD=gradient_MD,
+        step_size_M=step_size_M,
+        steps_M=steps_M,
+        inverse_mass_MD=inverse_mass_MD,
+    )
     log_density_M = phase.value.log_density.masked_fill(faults.raised_M, -torch.inf)
     return phase._replace(value=phase.value._replace(log_density=log_density_M)), faults
 

@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, fields, replace
 from math import isfinite
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from torchbayes.methods.protocol import DivergedError
 from torchbayes.model.batches.batch import Batch, tensors_of
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 # marks a field of a state that steps need and the posterior does not: it is freed after the last step
 FOR_STEPS: dict[str, Any] = {"for_steps": True}
@@ -26,7 +29,7 @@ WORKSPACE: dict[str, Any] = {**FOR_STEPS, "workspace": True}
 LAG = {"cpu": 1}  # steps between checks, by device
 _LATE = 50
 
-_State = TypeVar("_State")
+_State = TypeVar("_State", bound="DataclassInstance")
 
 
 class Seen(NamedTuple):
@@ -85,15 +88,15 @@ def writable(state: _State, *, donate: bool) -> _State:
 
     Buffers are few and small. They are always copied, so that a diverging batch does not change batch-norm statistics.
     """
-    names = {"buffers"} if donate else {f.name for f in fields(state)}  # type: ignore[arg-type]
-    parts = {f.name: _copy(f, getattr(state, f.name)) for f in fields(state) if f.name in names}  # type: ignore[arg-type]
-    return replace(state, **parts)  # type: ignore[type-var]
+    names = {"buffers"} if donate else {f.name for f in fields(state)}
+    parts = {f.name: _copy(f, getattr(state, f.name)) for f in fields(state) if f.name in names}
+    return replace(state, **parts)
 
 
-def _copy(part: Field[Any], value: Any) -> Any:
+def _copy(field: Field[Any], value: Any) -> Any:
     """Return a copy of what a field of a state holds; a copy of scratch space has no content."""
     if isinstance(value, Tensor):
-        return torch.empty_like(value) if part.metadata.get("workspace") else value.clone()
+        return torch.empty_like(value) if field.metadata.get("workspace") else value.clone()
     return clone(value) if isinstance(value, Mapping) else value
 
 

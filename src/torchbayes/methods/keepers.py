@@ -212,8 +212,9 @@ class Kept(ABC):
         Raises:
             ValueError: if the method does not suit the density, or memory is too small.
         """
-        options = {"seeds": seeds, "steps_per_epoch": steps_per_epoch}
-        return self.keeper.begin(self.begin(density, weights_MD, buffers or {}, **options))
+        return self.keeper.begin(
+            self.begin(density, weights_MD, buffers or {}, seeds=seeds, steps_per_epoch=steps_per_epoch)
+        )
 
     def step(self, density: Any, state: Any, batch: Any = None, *, donate: bool = False) -> tuple[Any, Any]:
         """Return the state one step on, and what the step reports; the old state is intact unless donated.

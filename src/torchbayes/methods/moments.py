@@ -75,11 +75,11 @@ def joined(moments: Sequence[Moments], scale: float | None) -> Diagonal | LowRan
 
     Missing deviations are rows of zeros. Arguments and errors are those of `Moments.covariance`.
     """
-    parts = [each.covariance(scale) for each in moments]
+    parts = [collected.covariance(scale) for collected in moments]
     if len(parts) == 1:
         return parts[0]
-    variance_MD = torch.cat([part.variance_MD for part in parts])
-    factors = [part.factor_MRD for part in parts if isinstance(part, LowRankPlusDiagonal)]
+    variance_MD = torch.cat([covariance.variance_MD for covariance in parts])
+    factors = [covariance.factor_MRD for covariance in parts if isinstance(covariance, LowRankPlusDiagonal)]
     if not factors:
         return Diagonal(variance_MD)
     rank = max(factor.shape[1] for factor in factors)

@@ -232,20 +232,20 @@ def diverged(error_M: Tensor) -> tuple[Tensor, Tensor]:
     return (outside_M | (error_M > DIVERGENCE)).double(), outside_M.double()
 
 
-def moved(state: Any, accepted_M: Tensor, weights_MD: Tensor, *, value: Value, **more: Any) -> Any:
+def moved(state: Any, accepted_M: Tensor, weights_MD: Tensor, *, value: Value) -> Any:
     """Return the next state: at the new weights where a chain accepted, unchanged elsewhere.
 
-    `value` is the density at the new weights; `more` are other fields that change.
+    `value` is the density at the new weights.
     """
     proposed = weights_MD, value.gradient, value.log_density, value.log_likelihood
     current = state.weights_MD, state.gradient_MD, state.log_density_M, state.log_likelihood_M
     accepted = int(accepted_M.sum())
     if 0 < accepted < len(accepted_M):
-        new = [choose(accepted_M, new_rows, other) for new_rows, other in zip(proposed, current, strict=True)]
+        new = [choose(accepted_M, new_rows, old_rows) for new_rows, old_rows in zip(proposed, current, strict=True)]
     else:  # nothing is copied: often all accept, and a single chain gives all or none
         new = proposed if accepted else current
     names = ("weights_MD", "gradient_MD", "log_density_M", "log_likelihood_M")
-    return replace(state, **dict(zip(names, new, strict=True)), step=state.step + 1, **more)
+    return replace(state, **dict(zip(names, new, strict=True)), step=state.step + 1)
 
 
 def choose(accepted_M: Tensor, new: Tensor, old: Tensor) -> Tensor:

@@ -47,14 +47,16 @@ def describe_model(model: Model) -> dict[str, Any]:
     }
 
 
-def model_differences(found: Mapping[str, Any], model: Model) -> list[str]:
+def model_differences(recorded: Mapping[str, Any], model: Model) -> list[str]:
     """Return how a model differs from what `describe_model` gave before, one clause per difference.
 
     Numbers may differ by rounding, as sums over a joint prior do from device to device.
     """
-    was, now = _parts(found), _parts(describe_model(model))
+    was, now = _parts(recorded), _parts(describe_model(model))
     pairs = ((name, was.get(name, "nothing"), now.get(name, "nothing")) for name in {**was, **now})
-    return [f"its {name} is {one}, the model's {other}" for name, one, other in pairs if not _alike(one, other)]
+    return [
+        f"its {name} is {before}, the model's {after}" for name, before, after in pairs if not _alike(before, after)
+    ]
 
 
 def _said(part: Any) -> str:
@@ -62,11 +64,11 @@ def _said(part: Any) -> str:
     return _PLACE.sub("", repr(part) if has_repr else f"{type(part).__qualname__}()")
 
 
-def _parts(about: Mapping[str, Any]) -> dict[str, str]:
-    priors = (text.split(" ", 1) for text in about["prior"])
+def _parts(description: Mapping[str, Any]) -> dict[str, str]:
+    priors = (text.split(" ", 1) for text in description["prior"])
     names = ("likelihood", "temperature", "tempering", "precision")
-    facts = {name: str(about[name]) for name in names if name in about}
-    return {**facts, **{f"prior of weights {where}": said for where, said in priors}}
+    facts = {name: str(description[name]) for name in names if name in description}
+    return {**facts, **{f"prior of weights {where}": law for where, law in priors}}
 
 
 def _alike(one: str, other: str) -> bool:

@@ -38,9 +38,9 @@ class _Shell(threading.local):
     `places` says where its tensors are held; `live` are the parts that follow training mode.
     """
 
-    def __init__(self, template: nn.Module, own: Mapping[str, Tensor], live: Collection[str]) -> None:
-        self.module = module_copy(template, {id(tensor): tensor for tensor in own.values()})
-        self.places = _places(self.module, own)
+    def __init__(self, template: nn.Module, tensors: Mapping[str, Tensor], live: Collection[str]) -> None:
+        self.module = module_copy(template, {id(tensor): tensor for tensor in tensors.values()})
+        self.places = _places(self.module, tensors)
         self.live = tuple(m for n, m in self.module.named_modules() if n in live)
 
 
@@ -148,7 +148,7 @@ class Held:
                     f"instead."
                 )
             buffers = frozenset(written) & self._buffers().keys()
-            draws = drawn.used or any(drops(part) for part in module.modules() if part.training)
+            draws = drawn.used or any(drops(inner) for inner in module.modules() if inner.training)
             self._seen[training] = Seen(counts != _counts(tensors), buffers, draws)
         del copies
         trim()  # returns the memory of these copies, and of earlier copies of the network, to the system
@@ -160,11 +160,11 @@ class Held:
         return {n: t for n, t in named if t.layout == torch.strided and not t.is_meta}
 
 
-def drops(part: nn.Module) -> bool:
+def drops(inner: nn.Module) -> bool:
     """Return whether a part is a dropout layer that drops anything, or has such a setting, as attention has."""
-    if isinstance(part, _DropoutNd):
-        return part.p > 0
-    return any(isinstance(value, float) and value > 0 and "drop" in name for name, value in vars(part).items())
+    if isinstance(inner, _DropoutNd):
+        return inner.p > 0
+    return any(isinstance(value, float) and value > 0 and "drop" in name for name, value in vars(inner).items())
 
 
 def functional_copy(module: nn.Module, instead: Mapping[int, Tensor]) -> nn.Module:
@@ -184,17 +184,17 @@ def functional_copy(module: nn.Module, instead: Mapping[int, Tensor]) -> nn.Modu
             f"`forward`, or by torch.nn.utils.parametrizations in the place of the old weight_norm; give another kind "
             f"of object a `__deepcopy__`, or keep it outside of the module."
         ) from error
-    for part in clone.modules():
-        if isinstance(part, nn.Embedding | nn.EmbeddingBag):
-            part.sparse = False
+    for inner in clone.modules():
+        if isinstance(inner, nn.Embedding | nn.EmbeddingBag):
+            inner.sparse = False
     return clone
 
 
 def _culprit(module: nn.Module) -> str:
     """Return in words which attribute of a module cannot be copied; an empty string if there is none."""
-    parts = {id(each): each for each in (module, *module.modules(), *module.parameters(), *module.buffers())}
-    for name, part in module.named_modules():
-        for key, value in vars(part).items():
+    parts = {id(known): known for known in (module, *module.modules(), *module.parameters(), *module.buffers())}
+    for name, inner in module.named_modules():
+        for key, value in vars(inner).items():
             try:
                 copy.deepcopy(value, dict(parts))
             except Exception:  # it may raise anything
@@ -219,17 +219,17 @@ def _versions(named: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def _set_training(parts: Iterable[nn.Module], training: bool) -> None:
-    for part in parts:
+    for inner in parts:
         # Module.__setattr__ looks for parameters first, which adds up over a step
-        object.__setattr__(part, "training", training)
+        object.__setattr__(inner, "training", training)
 
 
-def _places(module: nn.Module, own: Mapping[str, Tensor]) -> Places:
+def _places(module: nn.Module, tensors: Mapping[str, Tensor]) -> Places:
     """Return where each parameter and buffer is held: name -> (table of a module, key); tied ones have several."""
-    names = {id(tensor): name for name, tensor in own.items()}
-    places: Places = {name: [] for name in own}
-    for part in module.modules():
-        for table in (part._parameters, part._buffers):
+    names = {id(tensor): name for name, tensor in tensors.items()}
+    places: Places = {name: [] for name in tensors}
+    for inner in module.modules():
+        for table in (inner._parameters, inner._buffers):
             for key, tensor in table.items():
                 if tensor is not None:
                     places[names[id(tensor)]].append((table, key))

@@ -185,62 +185,62 @@ def _still_marked(made: nn.Module, blank: Mapping[str, tuple[Tensor, int]]) -> l
     ]
 
 
-def _warn_of_sizes(found: Sequence[_Sizes]) -> None:
+def _warn_of_sizes(odd_sizes: Sequence[_Sizes]) -> None:
     """Warn where magnitudes in the module differ from those that its initialisers give."""
-    if found:
-        more = f" {len(found)} parameters are like that." if len(found) > 1 else ""
-        warnings.warn(f"members start at what initialisers give: {found[0]}.{more} {_ADVICE}", stacklevel=2)
+    if odd_sizes:
+        more = f" {len(odd_sizes)} parameters are like that." if len(odd_sizes) > 1 else ""
+        warnings.warn(f"members start at what initialisers give: {odd_sizes[0]}.{more} {_ADVICE}", stacklevel=2)
 
 
 def _initialise(made: nn.Module, random: frozenset[int], plain: frozenset[int]) -> None:
     """Call the initialisers of parts and wholes; `plain` are the random parameters that no adapter owns."""
-    for name, part in _bottom_up(made):
-        below = frozenset(id(p) for p in part.parameters())
-        reset, initialise = _method(part, _OF_PARTS, most=0), _method(part, _OF_WHOLES, most=1)
-        with _explained(name, part):
+    for name, module in _bottom_up(made):
+        below = frozenset(id(p) for p in module.parameters())
+        reset, initialise = _method(module, _OF_PARTS, most=0), _method(module, _OF_WHOLES, most=1)
+        with _explained(name, module):
             if reset is not None and below & random:
                 reset()
             if initialise is not None and below & plain:
-                part.apply(initialise) if _required(initialise) else initialise()
+                module.apply(initialise) if _required(initialise) else initialise()
 
 
 def _adapters(made: nn.Module) -> Iterator[_Adapter]:
     """Yield the layers of PEFT whose adapters have initialisers."""
-    configurations = (getattr(part, "peft_config", None) for part in made.modules())
-    settings: Mapping[str, Any] = next((each for each in configurations if isinstance(each, Mapping)), {})
-    for name, part in made.named_modules():
-        if hasattr(type(part), "adapter_layer_names"):
-            base = getattr(part, "base_layer", None)
+    configurations = (getattr(module, "peft_config", None) for module in made.modules())
+    settings: Mapping[str, Any] = next((config for config in configurations if isinstance(config, Mapping)), {})
+    for name, module in made.named_modules():
+        if hasattr(type(module), "adapter_layer_names"):
+            base = getattr(module, "base_layer", None)
             wrapped = {id(p) for p in base.parameters()} if isinstance(base, nn.Module) else set[int]()
-            own = frozenset(id(p) for p in part.parameters() if id(p) not in wrapped)
-            if resets := tuple(_resets(part, settings)):
-                yield _Adapter(name, part, own, resets)
+            of_adapters = frozenset(id(p) for p in module.parameters() if id(p) not in wrapped)
+            if resets := tuple(_resets(module, settings)):
+                yield _Adapter(name, module, of_adapters, resets)
 
 
-def _resets(part: Any, settings: Mapping[str, Any]) -> Iterator[Callable[[], Any]]:
+def _resets(layer: Any, settings: Mapping[str, Any]) -> Iterator[Callable[[], Any]]:
     """Yield a function for each adapter of a layer that initialises it as its configuration asks."""
-    holders = (getattr(part, name, None) for name in part.adapter_layer_names)
+    holders = (getattr(layer, name, None) for name in layer.adapter_layer_names)
     keys = {
         key: None for holder in holders if isinstance(holder, nn.ModuleDict | nn.ParameterDict) for key in [*holder]
     }
-    for name in filter(_OF_ADAPTERS.fullmatch, dir(type(part))):
-        method = getattr(part, name)
+    for name in filter(_OF_ADAPTERS.fullmatch, dir(type(layer))):
+        method = getattr(layer, name)
         first, *option_names = inspect.signature(method).parameters
         for key in keys:
             config = settings.get(key)
-            options = {other: getattr(config, other) for other in option_names if hasattr(config, other)}
+            options = {option: getattr(config, option) for option in option_names if hasattr(config, option)}
             if first == "adapter_name" and set(_required(method)) <= {first, *options}:
                 yield partial(method, key, **options)
 
 
-def _method(part: nn.Module, names: Sequence[str], *, most: int) -> Callable[..., Any] | None:
+def _method(module: nn.Module, names: Sequence[str], *, most: int) -> Callable[..., Any] | None:
     """Return the first method of these names that needs `most` arguments or fewer.
 
     It is looked up on the class, because wrappers such as PEFT's pass on what they lack to the module inside.
     """
     for name in names:
-        if callable(getattr(type(part), name, None)) and len(_required(getattr(part, name))) <= most:
-            return getattr(part, name)
+        if callable(getattr(type(module), name, None)) and len(_required(getattr(module, name))) <= most:
+            return getattr(module, name)
     return None
 
 
@@ -248,17 +248,21 @@ def _required(method: Callable[..., Any]) -> list[str]:
     """Return the names of a method's required arguments."""
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(method).parameters.items()
-    return [name for name, each in parameters if each.default is inspect.Parameter.empty and each.kind not in kinds]
+    return [
+        name
+        for name, parameter in parameters
+        if parameter.default is inspect.Parameter.empty and parameter.kind not in kinds
+    ]
 
 
 @contextmanager
-def _explained(name: str, part: nn.Module) -> Iterator[None]:
+def _explained(name: str, module: nn.Module) -> Iterator[None]:
     """Name the module whose initialiser fails inside the `with`."""
     try:
         yield
     except Exception as error:
         raise ValueError(
-            f"members cannot be initialised: the initialiser of `{name or 'the network'}` ({type(part).__name__}) "
+            f"members cannot be initialised: the initialiser of `{name or 'the network'}` ({type(module).__name__}) "
             f"failed: {error}. {_ADVICE}"
         ) from error
 
@@ -277,14 +281,14 @@ def _unwritten(made: nn.Module, name: str) -> str:
     )
 
 
-def _compared(name: str, given: Tensor, fresh: Tensor) -> _Sizes | None:
+def _compared(name: str, held_tensor: Tensor, fresh: Tensor) -> _Sizes | None:
     """Return the magnitudes of a parameter in the module and freshly drawn, if they differ by more than chance.
 
     It raises ValueError if the parameter in the module is much larger or much smaller.
     """
-    if given.ndim < 2 or given.numel() < _FEWEST:
+    if held_tensor.ndim < 2 or held_tensor.numel() < _FEWEST:
         return None
-    (held, held_error), (drawn, drawn_error) = _size(given), _size(fresh)
+    (held, held_error), (drawn, drawn_error) = _size(held_tensor), _size(fresh)
     if drawn == 0:
         return None
     sizes = _Sizes(name, held, drawn)
@@ -306,6 +310,6 @@ def _size(tensor: Tensor) -> tuple[float, float]:
 
 
 def _bottom_up(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    for child, part in module.named_children():
-        yield from _bottom_up(part, f"{name}.{child}".lstrip("."))
+    for child, inner in module.named_children():
+        yield from _bottom_up(inner, f"{name}.{child}".lstrip("."))
     yield name, module

@@ -86,8 +86,11 @@ class Parameters:
         """
         if not parameters:
             raise ValueError("`parameters` must name at least one; got none. Write Parameters(mu=(), theta=(8,)).")
-        self._parameters = {name: _parameter(name, said) for name, said in parameters.items()}
-        free = {name: tuple(own.transform.inverse_shape(own.shape)) for name, own in self._parameters.items()}
+        self._parameters = {name: _parameter(name, requested) for name, requested in parameters.items()}
+        free = {
+            name: tuple(parameter.transform.inverse_shape(parameter.shape))
+            for name, parameter in self._parameters.items()
+        }
         self.layout = Layout(free)
 
     @property
@@ -98,16 +101,18 @@ class Parameters:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Name -> shape on the parameter's own scale."""
-        return {name: own.shape for name, own in self._parameters.items()}
+        return {name: parameter.shape for name, parameter in self._parameters.items()}
 
     def described(self) -> dict[str, str]:
         """Return name -> shape and constraint, in words."""
-        return {name: f"{own.constraint} of shape {own.shape}" for name, own in self._parameters.items()}
+        return {
+            name: f"{parameter.constraint} of shape {parameter.shape}" for name, parameter in self._parameters.items()
+        }
 
     def constrained(self, weights: Tensor) -> dict[str, Tensor]:
         """Return the parameters (..., *shape) on their own scale, by name, from free vectors (..., D)."""
         free = self.layout.split(weights)
-        return {name: own.transform(free[name]) for name, own in self._parameters.items()}
+        return {name: parameter.transform(free[name]) for name, parameter in self._parameters.items()}
 
     def log_jacobian(self, weights: Tensor, named: Mapping[str, Tensor]) -> Tensor:
         """Return log |det d(parameters)/d(weights)|, (...), in nats.
@@ -116,8 +121,8 @@ class Parameters:
         """
         total, lead = weights.new_zeros(weights.shape[:-1]), weights.shape[:-1]
         for name, free in self.layout.split(weights).items():
-            each = self._parameters[name].transform.log_abs_det_jacobian(free, named[name])
-            total = total + each.reshape(*lead, -1).sum(-1)
+            log_jacobian = self._parameters[name].transform.log_abs_det_jacobian(free, named[name])
+            total = total + log_jacobian.reshape(*lead, -1).sum(-1)
         return total
 
     def unconstrained(self, values: Mapping[str, Any]) -> Tensor:
@@ -155,15 +160,15 @@ class Parameters:
         return self.layout.join({n: free[n].expand((*chains, *s)) for n, s in self.layout.shapes.items()})
 
 
-def _parameter(name: str, said: Any) -> _Parameter:
+def _parameter(name: str, requested: Any) -> _Parameter:
     """Return a parameter from its shape, its constraint, or both; errors as of `Parameters`."""
-    parts = tuple(said) if isinstance(said, tuple | list) else (said,)
+    parts = tuple(requested) if isinstance(requested, tuple | list) else (requested,)
     restricted = bool(parts) and isinstance(parts[-1], constraints.Constraint)
     constraint, shape = (parts[-1], parts[:-1]) if restricted else (constraints.real, parts)
     if not all(is_whole(length) for length in shape):
         raise TypeError(
             f"`{name}` must be a shape such as () or (8,), a constraint such as constraints.positive, or a shape that "
-            f"ends in one, (3, constraints.simplex); got {seen(said)}."
+            f"ends in one, (3, constraints.simplex); got {seen(requested)}."
         )
     shape = tuple(map(int, shape))
     if min(shape, default=1) < 1:

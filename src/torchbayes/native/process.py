@@ -90,7 +90,7 @@ encoders_by_parts = WhileAny(_without_fused_encoders)
 
 _CPU, _CUDA = torch.backends.mkldnn, torch.backends.cudnn
 full_float32 = {
-    "cpu": WhileAny(_in_full_float32(_CPU, _CPU.matmul)),  # type: ignore[attr-defined]
+    "cpu": WhileAny(_in_full_float32(_CPU, _CPU.matmul)),
     "cuda": WhileAny(_in_full_float32(_CUDA, torch.backends.cuda.matmul)),
 }
 """Compute products of float32 numbers in float32, by the kind of device."""

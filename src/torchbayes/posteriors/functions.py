@@ -71,8 +71,9 @@ class Functions:
         inputs = self.model.place(inputs)
         if batch_size(inputs) == 0:
             raise ValueError("`inputs` has no rows; there is nothing to predict.")
-        beside: dict[str, Any] = {"buffers_S": self.buffers_S, "masks_S": self.masks_S}
-        return outputs(self.model, self.weights_SD, inputs, chunk_size=chunk_size, **beside)
+        return outputs(
+            self.model, self.weights_SD, inputs, chunk_size=chunk_size, buffers_S=self.buffers_S, masks_S=self.masks_S
+        )
 
     def some(self, where: slice | Tensor) -> Functions:
         """Return some of the functions, chosen by a slice, a tensor of indices or a tensor of bool."""

@@ -59,13 +59,18 @@ def load(path: str | Path, model: Model, *, calibration: Calibration | None = No
         model = as_recorded(model, header.get("model") or {})
         posterior = KINDS[header["kind"]].restore(model, tensors, settings)
         check_model(path, header, posterior.model)  # a tuned posterior has replaced the given model
-        notes = {"statistics_known": header["statistics_known"], "problems": tuple(header.get("problems", ()))}
         saved = next(iter(posterior.tensors().values())).dtype
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged: its parts do not fit ({error}). Restore it or fit again.") from error
     if saved != model.network.dtype:
         raise ValueError(f"{path} holds {saved} weights; the model's are {model.network.dtype}. Convert the network.")
-    return dataclasses.replace(posterior, buffers_M=buffers or None, calibration=calibration, **notes)
+    return dataclasses.replace(
+        posterior,
+        buffers_M=buffers or None,
+        calibration=calibration,
+        statistics_known=header["statistics_known"],
+        problems=tuple(header.get("problems", ())),
+    )
 
 
 @explained()

@@ -45,51 +45,51 @@ class Weights(NamedTuple):
     learned: bool  # whether it holds the likelihood's learned parameters
 
 
-def named(what: str, trained: Trained | Sequence[Trained]) -> list[tuple[str, Trained]]:
+def named(argument: str, trained: Trained | Sequence[Trained]) -> list[tuple[str, Trained]]:
     """Return (name in messages, network) of one trained network or each of a list; a ValueError if it is empty."""
     if isinstance(trained, str) or not isinstance(trained, Sequence):
-        return [(what, trained)]
+        return [(argument, trained)]
     if not trained:
-        raise ValueError(f"`{what}` is an empty list: it holds no network. Check the pattern of the paths.")
-    return [(f"{what}[{number}]", each) for number, each in enumerate(trained)]
+        raise ValueError(f"`{argument}` is an empty list: it holds no network. Check the pattern of the paths.")
+    return [(f"{argument}[{number}]", network) for number, network in enumerate(trained)]
 
 
-def weights_of(model: Model, trained: Trained, what: str) -> Weights:
+def weights_of(model: Model, trained: Trained, source: str) -> Weights:
     """Return weights and buffers of a trained network: a module, a state dict, or the path of a checkpoint.
 
-    A checkpoint is in safetensors or what torch.save wrote. `what` names the argument in messages. A ValueError if
+    A checkpoint is in safetensors or what torch.save wrote. `source` names the argument in messages. A ValueError if
     parameters are missing, have other shapes or are not finite, one that is not random differs from the model's, or
     a file is damaged or holds no state dict.
     """
     if isinstance(trained, str | PathLike):
-        what, tensors = str(trained), _read(full_path(trained))
+        source, tensors = str(trained), _read(full_path(trained))
     elif isinstance(trained, nn.Module):
-        what, tensors = (
-            f"`{what}`",
+        source, tensors = (
+            f"`{source}`",
             {
                 **dict(trained.named_parameters(remove_duplicate=False)),
                 **dict(trained.named_buffers(remove_duplicate=False)),
             },
         )
     elif isinstance(trained, Mapping):
-        what, tensors = f"`{what}`", _state_of(trained)
+        source, tensors = f"`{source}`", _state_of(trained)
     else:
-        raise TypeError(f"`{what}` must be a module, a state dict or the path of a checkpoint; got {seen(trained)}.")
+        raise TypeError(f"`{source}` must be a module, a state dict or the path of a checkpoint; got {seen(trained)}.")
     if not tensors:
-        raise ValueError(f"{what} holds no tensors by name, as a state dict does. {_SAVE}")
-    network, tensors = model.network, _renamed(model, {n: t.detach() for n, t in tensors.items()}, what)
-    _check_shapes(network.shapes + Layout.of(network.buffers), tensors, what)
-    check_values(tensors, what)
-    _check_constants(model, tensors, what)
+        raise ValueError(f"{source} holds no tensors by name, as a state dict does. {_SAVE}")
+    network, tensors = model.network, _renamed(model, {n: t.detach() for n, t in tensors.items()}, source)
+    _check_shapes(network.shapes + Layout.of(network.buffers), tensors, source)
+    check_values(tensors, source)
+    _check_constants(model, tensors, source)
     random = {n: t.to(network.device, network.dtype) for n, t in only(network.layout.names, tensors).items()}
-    _check_finite(random, what)
+    _check_finite(random, source)
     weights_D = with_learned(model, network.layout.join(network.mask.select(random)).unsqueeze(0))[0]
     learned_names = model.layout.shapes.keys() - network.layout.shapes.keys()
     learned = bool(learned_names) and learned_names <= tensors.keys()
     if learned:
         views = only(learned_names, model.layout.split(weights_D))
-        _check_shapes(Layout.of(views), tensors, what)
-        _check_finite(only(learned_names, tensors), what)
+        _check_shapes(Layout.of(views), tensors, source)
+        _check_finite(only(learned_names, tensors), source)
         for name, view in views.items():
             view.copy_(tensors[name])
     buffers = {n: tensors.get(n, b).to(b.device, b.dtype, copy=True) for n, b in network.buffers.items()}
@@ -127,7 +127,7 @@ def _state_of(content: Any) -> dict[str, Tensor]:
     return {name: t for name, t in inner.items() if isinstance(name, str) and isinstance(t, Tensor)}
 
 
-def _renamed(model: Model, held: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
+def _renamed(model: Model, held: Mapping[str, Tensor], source: str) -> dict[str, Tensor]:
     """Return the tensors of a trained network, under the model's names where it has them, else under their own.
 
     A ValueError if a random parameter is missing, or all are found below several prefixes.
@@ -142,7 +142,7 @@ def _renamed(model: Model, held: Mapping[str, Tensor], what: str) -> dict[str, T
         prefixes = _prefixes([plain[n] for n in random], names)
         if len(prefixes) > 1:
             raise ValueError(
-                f"{what} holds the model's parameters more than once, below {', '.join(f'`{p}`' for p in prefixes)}. "
+                f"{source} holds the model's parameters more than once, below {', '.join(f'`{p}`' for p in prefixes)}. "
                 f"Pass the part that is meant."
             )
         if prefixes:
@@ -153,8 +153,8 @@ def _renamed(model: Model, held: Mapping[str, Tensor], what: str) -> dict[str, T
     prefix = likely.most_common(1)[0][0] if likely else ""
     missing = [n for n in random if prefix + n not in held]
     raise ValueError(
-        f"{what} does not fit the model's network: {len(missing)} of its {len(random)} random parameters are missing, "
-        f"{_listed(missing)}; it holds {_listed(list(held))}. Pass the network that the model was made of."
+        f"{source} does not fit the model's network: {len(missing)} of its {len(random)} random parameters are "
+        f"missing, {_listed(missing)}; it holds {_listed(list(held))}. Pass the network that the model was made of."
     )
 
 
@@ -168,32 +168,34 @@ def _prefixes(wanted: Sequence[str], names: Iterable[str]) -> list[str]:
 
 
 def _plain(name: str) -> str:
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+    return ".".join(piece for piece in name.split(".") if piece not in _WRAPPERS)
 
 
-def check_values(held: Mapping[str, Tensor], what: str) -> None:
-    """Raise a ValueError if a tensor is on the meta device and so has no values; `what` names what holds them."""
+def check_values(held: Mapping[str, Tensor], source: str) -> None:
+    """Raise a ValueError if a tensor is on the meta device and so has no values; `source` names what holds them."""
     absent = [name for name, tensor in held.items() if without_values(tensor)]
     if absent:
-        raise ValueError(f"{what} has no values for {_listed(absent)}, as on the meta device. Load its weights first.")
+        raise ValueError(
+            f"{source} has no values for {_listed(absent)}, as on the meta device. Load its weights first."
+        )
 
 
-def _check_shapes(wanted: Layout, held: Mapping[str, Tensor], what: str) -> None:
+def _check_shapes(wanted: Layout, held: Mapping[str, Tensor], source: str) -> None:
     """Raise a ValueError if the shape of a parameter or buffer differs."""
     shared = Layout({n: shape for n, shape in wanted.shapes.items() if n in held})
     faults = shared.differences(Layout.of(only(shared.names, held)))
     if faults:
         more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
         raise ValueError(
-            f"{what} does not fit the model's network: {'; '.join(faults[:5])}{more}. Pass the network that the model "
-            f"was made of."
+            f"{source} does not fit the model's network: {'; '.join(faults[:5])}{more}. Pass the network that the "
+            f"model was made of."
         )
 
 
-def _check_constants(model: Model, held: Mapping[str, Tensor], what: str) -> None:
+def _check_constants(model: Model, held: Mapping[str, Tensor], source: str) -> None:
     """Raise a ValueError if a parameter that is not random differs from the model's; warn of such buffers."""
     network = model.network
-    _check_shapes(Layout.of(network.constants), held, what)
+    _check_shapes(Layout.of(network.constants), held, source)
     changed = [n for n, t in network.constants.items() if n in held and not _same(t, held[n])]
     for name, whole in network.mask.tensors.items():
         mask = torch.ones(whole.shape, dtype=torch.bool, device=whole.device).flatten()
@@ -202,7 +204,7 @@ def _check_constants(model: Model, held: Mapping[str, Tensor], what: str) -> Non
             changed.append(name)
     if changed:
         raise ValueError(
-            f"{what} has other values than the model where it is not random: {_listed(changed)}. The posterior would "
+            f"{source} has other values than the model where it is not random: {_listed(changed)}. The posterior would "
             f"put the collected weights into another network. Make the Model from the network as it is trained, or "
             f"widen `random`."
         )
@@ -210,23 +212,23 @@ def _check_constants(model: Model, held: Mapping[str, Tensor], what: str) -> Non
     moved = [n for n, b in frozen.items() if n in held and not _same(b, held[n])]
     if moved:
         note(
-            f"{what} has other buffers than the model in its frozen part: {_listed(moved)}. The posterior uses the "
+            f"{source} has other buffers than the model in its frozen part: {_listed(moved)}. The posterior uses the "
             f"model's. Keep that part in evaluation mode, and make the Model from the network as it is trained."
         )
 
 
-def _same(own: Tensor, other: Tensor) -> bool:
-    """Return whether a tensor equals the model's, to the precision of `other`."""
-    return own.shape == other.shape and torch.equal(own.to(other.device, other.dtype), other)
+def _same(first: Tensor, second: Tensor) -> bool:
+    """Return whether a tensor equals the model's, to the precision of `second`."""
+    return first.shape == second.shape and torch.equal(first.to(second.device, second.dtype), second)
 
 
-def _check_finite(tensors: Mapping[str, Tensor], what: str) -> None:
+def _check_finite(tensors: Mapping[str, Tensor], source: str) -> None:
     """Raise a ValueError if a weight is NaN or infinite."""
     for name, tensor in tensors.items():
         bad = int((~torch.isfinite(tensor)).sum())
         if bad:
             raise ValueError(
-                f"{what} is not finite: {bad} of the {tensor.numel()} values of `{name}` are NaN or infinite, so its "
+                f"{source} is not finite: {bad} of the {tensor.numel()} values of `{name}` are NaN or infinite, so its "
                 f"training has diverged. Lower the learning rate, and go on from an earlier point."
             )
 

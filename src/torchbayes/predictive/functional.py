@@ -114,8 +114,16 @@ class FunctionalLaplace:
         functions = partial(self._functions, centre=centre_of(link))
         weights_MD, placed = self.tangent.weights_D.unsqueeze(0), checked(self.model, inputs)
         rows = min(chunk_size, 256)
-        drawn = {"samples": self.samples, "seed": self.seed}
-        return linked(link, self.model, weights_MD, functions=functions, inputs=placed, rows=rows, **drawn)
+        return linked(
+            link,
+            self.model,
+            weights_MD,
+            functions=functions,
+            inputs=placed,
+            rows=rows,
+            samples=self.samples,
+            seed=self.seed,
+        )
 
 
 def _doubled(linear: Linear) -> Linear:

@@ -117,8 +117,10 @@ class Linearised:
 
         If `centre` gives weights of the mean of the outputs, variances are those of the outputs less this mean.
         """
-        options: dict[str, Any] = {"diagonal": diagonal, "together": together, "centre": centre}
-        gaussians = [tangent.functions(placed, leaves, **options) for tangent, leaves in self._tangents(placed)]
+        gaussians = [
+            tangent.functions(placed, leaves, diagonal=diagonal, together=together, centre=centre)
+            for tangent, leaves in self._tangents(placed)
+        ]
         return Functions(*map(torch.stack, zip(*gaussians, strict=True)))
 
     def joint(self, inputs: Any) -> Functions:
@@ -148,12 +150,20 @@ class Linearised:
         Raises:
             ValueError: if the network cannot take the inputs, or there are no rows.
         """
-        options = {"samples": self.samples, "seed": self.seed, "rows": chunk_size}
         with outside_inference():
             means_MD, placed = self.posterior.gaussian.mean_MD, checked(self.model, inputs)
             link = link_of(self.link, self.model.likelihood, outputs=self._tangents(placed)[0][0].outputs)
             functions = partial(self._functions, together=link == "samples", centre=centre_of(link))
-            return linked(link, self.model, means_MD, functions=functions, inputs=placed, **options)
+            return linked(
+                link,
+                self.model,
+                means_MD,
+                functions=functions,
+                inputs=placed,
+                samples=self.samples,
+                seed=self.seed,
+                rows=chunk_size,
+            )
 
     def module(self, *, level: float | None = 0.95) -> LinearisedModule:
         """Return the closed form of a last layer as a plain `nn.Module` that can be exported: inputs -> name -> tensor.
@@ -181,9 +191,16 @@ class Linearised:
             gaussian, buffers_M = self.posterior.gaussian, self.posterior.buffers_M or {}
             buffers = [{n: b[m] for n, b in buffers_M.items()} or None for m in range(gaussian.members)]
             structures = [gaussian.covariance.member(m) for m in range(gaussian.members)]
-            options = {"buffers": buffers[0], "structure": structures[0], "chunk": self.chunk}
             support = LayerSupport.parse(text) if text else None
-            tangent = Tangent.at(self.model, gaussian.mean_MD[0], inputs, **options, support=support)
+            tangent = Tangent.at(
+                self.model,
+                gaussian.mean_MD[0],
+                inputs,
+                buffers=buffers[0],
+                structure=structures[0],
+                chunk=self.chunk,
+                support=support,
+            )
             cache[rows] = [
                 (
                     replace(tangent, weights_D=gaussian.mean_MD[m], buffers=buffers[m]),

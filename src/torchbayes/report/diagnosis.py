@@ -138,11 +138,11 @@ def remarks(diagnosis: Diagnosis) -> list[str]:
     """Return an interpretation of the numbers, in sentences."""
     functions, weights = (space_numbers(diagnosis, space) for space in (diagnosis.functions, "weights"))
     sentences = _log_remarks(diagnosis)
-    for space, found in (("weights", weights), (diagnosis.functions, functions)):
-        if found["unmoved"]:
-            sentences.append(f"{found['unmoved']:,} of {found['quantities']:,} {space} never move.")
+    for space, statistics in (("weights", weights), (diagnosis.functions, functions)):
+        if statistics["unmoved"]:
+            sentences.append(f"{statistics['unmoved']:,} of {statistics['quantities']:,} {space} never move.")
     for bound in BOUNDS[::-1]:
-        shares = [found[f"rhat_within_{bound}"] for found in (functions, weights)]
+        shares = [statistics[f"rhat_within_{bound}"] for statistics in (functions, weights)]
         if not math.isnan(sum(shares)):
             parts = (f"{_percent(s)} of {n}" for s, n in zip(shares, (diagnosis.functions, "weights"), strict=True))
             sentences.append(f"R-hat is at most {bound} for {' and '.join(parts)}.")
@@ -262,22 +262,34 @@ def write_diagnosis(
 
 
 def write_approximation(
-    directory: Path, found: Approximation, *, title: str, lead: str = "", settings: Mapping[str, Any] | None = None
+    directory: Path,
+    approximation: Approximation,
+    *,
+    title: str,
+    lead: str = "",
+    settings: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write the page of a posterior with a density (k-hat and what it means) to `report.html`; return its path."""
     heads = ["k-hat", "verdict", "draws", "effective draws", "rows", "weights"]
-    row = [found.k, found.verdict, found.draws, found.ess, found.rows, found.weights]
+    row = [
+        approximation.k,
+        approximation.verdict,
+        approximation.draws,
+        approximation.ess,
+        approximation.rows,
+        approximation.weights,
+    ]
     caption = "k-hat is the shape of the tail of the importance weights: below 0.5 good, up to 0.7 usable."
     formats = {"k-hat": ".2f", "draws": ",d", "effective draws": ",.1f", "rows": ",d", "weights": ",d"}
     table = Table(heads, [row], caption, formats=formats)
-    lead = "\n\n".join(filter(None, [lead, found.words]))
+    lead = "\n\n".join(filter(None, [lead, approximation.words]))
     return write_report(directory / "report.html", title=title, lead=lead, tables=[table], settings=settings)
 
 
-def approximation_numbers(found: Approximation) -> dict[str, Any]:
+def approximation_numbers(approximation: Approximation) -> dict[str, Any]:
     """Return an approximation in numbers that JSON holds; None for what is not finite."""
     names = ("k", "verdict", "draws", "ess", "rows", "weights")
-    return _plain({name: getattr(found, name) for name in names})
+    return _plain({name: getattr(approximation, name) for name in names})
 
 
 def _by_chain(diagnosis: Diagnosis) -> dict[str, Tensor]:
@@ -314,9 +326,9 @@ def _entry(number: float) -> float | None:
     return None if isinstance(number, float) and math.isnan(number) else number
 
 
-def _plain(found: Any) -> Any:
-    if isinstance(found, Mapping):
-        return {name: _plain(part) for name, part in found.items()}
-    if isinstance(found, list):
-        return [_plain(part) for part in found]
-    return None if isinstance(found, float) and not math.isfinite(found) else found
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_plain(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

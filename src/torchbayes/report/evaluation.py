@@ -32,16 +32,16 @@ class Section(NamedTuple):
     remarks: list[str]  # sentences, such as why a picture is missing
 
 
-def classification(label: str, data: Data, found: Evaluation) -> Section:
+def classification(label: str, data: Data, evaluation: Evaluation) -> Section:
     """Return the section on how good a classifier's probabilities are, and where it errs."""
-    probs, labels, scores = found.probs, _hard(found.labels), found.scores
+    probs, labels, scores = evaluation.probs, _hard(evaluation.labels), evaluation.scores
     if probs is None or labels is None or scores is None:
         return Section([], {}, ["The targets are no class labels, so there are no pictures of how often it is right."])
     correct = hits(probs, labels)
-    drawn = {"reliability": _reliability(label, found, probs, labels)}
+    drawn = {"reliability": _reliability(label, evaluation, probs, labels)}
     if not labels.is_floating_point():
         drawn["entropy"] = _entropy(label, scores.entropy, correct, probs.shape[-1])
-    kept = metrics.selective_accuracy(correct, scores.entropy.double(), weights_B=found.label_weights)
+    kept = metrics.selective_accuracy(correct, scores.entropy.double(), weights_B=evaluation.label_weights)
     drawn["referral"] = Picture(
         "Accuracy when the least certain are referred",
         figures.referral_curves({label: (kept.kept, kept.accuracy)}),
@@ -52,7 +52,7 @@ def classification(label: str, data: Data, found: Evaluation) -> Section:
     )
     if labels.is_floating_point():
         return Section([], drawn, ["The labels are soft, so there is no table of confusions."])
-    tables, more = _errors(label, data, found, probs=probs, labels=labels)
+    tables, more = _errors(label, data, evaluation, probs=probs, labels=labels)
     return Section(tables, drawn | more, [])
 
 
@@ -63,8 +63,8 @@ def _hard(labels: Tensor | None) -> Tensor | None:
     return labels.argmax(-1)
 
 
-def _reliability(label: str, found: Evaluation, probs: Tensor, labels: Tensor) -> Picture:
-    bins = metrics.reliability(probs, labels, weights_B=found.label_weights)
+def _reliability(label: str, evaluation: Evaluation, probs: Tensor, labels: Tensor) -> Picture:
+    bins = metrics.reliability(probs, labels, weights_B=evaluation.label_weights)
     return Picture(
         "Reliability on the test set",
         figures.reliability_diagram({label: bins}, counts=True),
@@ -91,13 +91,13 @@ def _entropy(label: str, entropy: Tensor, correct: Tensor, classes: int) -> Pict
 
 
 def _errors(
-    label: str, data: Data, found: Evaluation, *, probs: Tensor, labels: Tensor
+    label: str, data: Data, evaluation: Evaluation, *, probs: Tensor, labels: Tensor
 ) -> tuple[list[Table], dict[str, Picture]]:
     """Return which classes are confused, and which inputs are the least certain."""
     tables, drawn = [], {}
     classes = probs.shape[-1]
     names = list(data.classes) if len(data.classes) == classes else [str(k) for k in range(classes)]
-    counts = metrics.confusion(probs, labels, weights_B=found.label_weights)
+    counts = metrics.confusion(probs, labels, weights_B=evaluation.label_weights)
     if classes <= CLASSES:
         drawn["confusion"] = Picture(
             "Which classes are confused",
@@ -109,9 +109,9 @@ def _errors(
         )
     elif (confused := confusions_table(counts, names)) is not None:
         tables.append(confused)
-    if found.scores is None or len(probs) != len(data.test.inputs):
+    if evaluation.scores is None or len(probs) != len(data.test.inputs):
         return tables, drawn  # rows are not those of the test set: places of a sequence, or some are left out
-    doubtful = found.scores.entropy.argsort(descending=True, stable=True)
+    doubtful = evaluation.scores.entropy.argsort(descending=True, stable=True)
     if not data.is_image:
         return [*tables, doubtful_table(doubtful[:ROWS], probs, labels, names=names)], drawn
     shown = doubtful[:IMAGES]
@@ -163,13 +163,13 @@ def doubtful_table(rows: Tensor, probs: Tensor, labels: Tensor, *, names: list[s
     )
 
 
-def regression(label: str, data: Data, found: Numbers) -> Section:
+def regression(label: str, data: Data, numbers: Numbers) -> Section:
     """Return the section on how good predicted numbers and their intervals are, in raw units."""
     units = data.target_standardise or Standardise.identity()
     observed, mean, low, high = (
-        units.inverse(values).flatten() for values in (found.targets, found.mean, found.low, found.high)
+        units.inverse(values).flatten() for values in (numbers.targets, numbers.mean, numbers.low, numbers.high)
     )
-    scale = (found.scale * units.scale).flatten()
+    scale = (numbers.scale * units.scale).flatten()
     drawn, remarks = {}, []
     if mean.isfinite().all():
         drawn["predicted"] = Picture(
@@ -181,9 +181,9 @@ def regression(label: str, data: Data, found: Numbers) -> Section:
         )
     else:
         remarks.append("Under this likelihood targets have no mean, so predictions are not drawn against targets.")
-    drawn["coverage"] = _coverage(label, found)
+    drawn["coverage"] = _coverage(label, numbers)
     spread = scale.max() / scale.min()
-    if not found.is_finite or scale.min() <= 0:
+    if not numbers.is_finite or scale.min() <= 0:
         remarks.append("Some predictive variances are 0 or not finite, so errors are not drawn against them.")
     elif spread < _SAME:
         remarks.append(
@@ -201,37 +201,37 @@ def regression(label: str, data: Data, found: Numbers) -> Section:
     return Section([], drawn, remarks)
 
 
-def transforms(label: str, found: Evaluation) -> dict[str, Picture]:
+def transforms(label: str, evaluation: Evaluation) -> dict[str, Picture]:
     """Return a picture of the probability integral transforms, by file name; empty if there are none."""
-    if found.pit is None:
+    if evaluation.pit is None:
         return {}
-    weights = None if found.weights is None else found.weights.view(-1, *[1] * (found.pit.ndim - 1))
-    counted = None if weights is None else weights.expand_as(found.pit).flatten()
+    weights = None if evaluation.weights is None else evaluation.weights.view(-1, *[1] * (evaluation.pit.ndim - 1))
+    counted = None if weights is None else weights.expand_as(evaluation.pit).flatten()
     picture = Picture(
         "Where targets fall in their predicted distributions",
-        figures.pit_histogram(label, found.pit.flatten(), weights=counted),
-        f"{label} on {found.pit.numel():,} test targets: F(y), the probability that was predicted for values up to the "
-        "target. Uniform if predicted distributions are right as a whole, and not only in their means.",
+        figures.pit_histogram(label, evaluation.pit.flatten(), weights=counted),
+        f"{label} on {evaluation.pit.numel():,} test targets: F(y), the probability that was predicted for values up "
+        "to the target. Uniform if predicted distributions are right as a whole, and not only in their means.",
         alt=f"Histogram of probability integral transforms under {label}, with the level of a uniform one.",
     )
     return {"pit": picture}
 
 
-def coverage(found: Numbers) -> tuple[Tensor, Tensor]:
+def coverage(numbers: Numbers) -> tuple[Tensor, Tensor]:
     """Return levels 0, 0.01, ..., 1 and the share of targets in central intervals of each, float64 (101,) each."""
     levels = torch.linspace(0, 1, 101, dtype=torch.float64)
-    reached, weights = found.levels.double(), found.weights[:, None].expand_as(found.levels)
+    reached, weights = numbers.levels.double(), numbers.weights[:, None].expand_as(numbers.levels)
     shares = [metrics.weighted_mean(reached <= level, weights) for level in levels]
     return levels, torch.stack(shares)
 
 
-def _coverage(label: str, found: Numbers) -> Picture:
-    are_counts = bool((found.targets == found.targets.round()).all())
+def _coverage(label: str, numbers: Numbers) -> Picture:
+    are_counts = bool((numbers.targets == numbers.targets.round()).all())
     counts = " Targets are whole numbers, of which intervals hold more than their level says." if are_counts else ""
     return Picture(
         "Coverage of central intervals",
-        figures.coverage_curves({label: coverage(found)}, found.levels.numel()),
-        f"{label} on {found.levels.numel():,} test targets: how many lie in the central 50 % interval, in the 90 % "
+        figures.coverage_curves({label: coverage(numbers)}, numbers.levels.numel()),
+        f"{label} on {numbers.levels.numel():,} test targets: how many lie in the central 50 % interval, in the 90 % "
         f"interval? Calibrated ones follow the diagonal.{counts}",
         alt=f"Share of targets in central intervals of {label} against the level of the intervals.",
     )

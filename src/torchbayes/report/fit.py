@@ -93,12 +93,12 @@ _MEANINGS = {
 
 def metric_table(fitted: Fitted) -> Table:
     """Return the metrics on the test rows, each with its meaning and which way is better."""
-    found, data, rows = fitted.evaluation, fitted.setup.data, []
-    intervals = found.intervals() if len(found.log_prob) > 1 else {}
+    evaluation, data, rows = fitted.evaluation, fitted.setup.data, []
+    intervals = evaluation.intervals() if len(evaluation.log_prob) > 1 else {}
     scale = fitted.setup.target_scale
     baseline = constant(fitted.setup.model, data.train.targets, data.test.targets, target_scale=scale)
-    values, constants = _with_r_squared(found), {} if baseline is None else _with_r_squared(baseline)
-    largest_entropy = math.nan if found.probs is None else math.log(found.probs.shape[-1])
+    values, constants = _with_r_squared(evaluation), {} if baseline is None else _with_r_squared(baseline)
+    largest_entropy = math.nan if evaluation.probs is None else math.log(evaluation.probs.shape[-1])
     for name, value in values.items():
         better, meaning = _MEANINGS.get(name, (None, ""))
         if name == "mutual_information" and not (
@@ -112,12 +112,12 @@ def metric_table(fitted: Fitted) -> Table:
         ends = "{:.4g} to {:.4g}".format(*intervals[name]).replace("-", "−") if name in intervals else None
         meaning = meaning.format(most=largest_entropy, unit=data.target_unit)
         rows.append([name, value, ends, constants.get(name), better or "–", meaning])
-    what = "the share of each class" if found.probs is not None else "the mean and the standard deviation"
+    constant_of = "the share of each class" if evaluation.probs is not None else "the mean and the standard deviation"
     return Table(
         ["metric", "value", "95 % interval", "constant", "better", "meaning"],
         rows,
-        f"{len(found.log_prob):,} test rows; intervals by the Bayesian bootstrap over them. Constant: a prediction by "
-        f"{what} of the {len(data.train.inputs):,} training targets, the same for every row.",
+        f"{len(evaluation.log_prob):,} test rows; intervals by the Bayesian bootstrap over them. Constant: a "
+        f"prediction by {constant_of} of the {len(data.train.inputs):,} training targets, the same for every row.",
         formats={"value": ".4f", "constant": ".4f"},
     )
 
@@ -220,11 +220,11 @@ def _curves(fitted: Fitted, keys: list[str], *, over: str) -> Picture:
         if sampler
         else "The loss is the negative log density, with that of the prior, divided by the number of rows."
     )
-    each = " Thin: each of them; thick: their mean." if fitted.posterior.members > 1 else ""
+    meaning_of_lines = " Thin: each of them; thick: their mean." if fitted.posterior.members > 1 else ""
     return Picture(
         "Along the chains" if sampler else "Training",
         figures.training_curves({fitted.label: fitted.records}, keys, x=over),
-        f"{fitted.label} on the training rows. {meaning}{each}",
+        f"{fitted.label} on the training rows. {meaning}{meaning_of_lines}",
         alt=f"Curves of {' and '.join(keys)} against the {over}.",
     )
 

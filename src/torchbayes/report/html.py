@@ -11,7 +11,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchbayes.checks import check_kind, check_object, check_text
+from torchbayes.checks import check_entries, check_kind, check_object, check_text
 from torchbayes.native.process import full_path
 from torchbayes.posteriors.files import write_whole
 from torchbayes.report.style import DPI, png
@@ -139,14 +139,14 @@ def save_pictures(home: Path, drawn: Mapping[str, Picture]) -> list[Picture]:
 
 
 def _paragraphs(text: str) -> list[str]:
-    return [" ".join(part.split()) for part in text.split("\n\n") if part.strip()]
+    return [" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.strip()]
 
 
 def _parts(name: str, parts: Any, kind: type) -> list[Any]:
     """Return parts of a report as a list, checked to be of one kind."""
     checked = list(parts) if isinstance(parts, Iterable) and not isinstance(parts, str) else [parts]
-    for part in checked:
-        check_kind(kind, f"objects of {kind.__name__}", **{name: part})
+    for entry in checked:
+        check_entries({name: entry}, check_kind, kind, f"objects of {kind.__name__}")
     return checked
 
 

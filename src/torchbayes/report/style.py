@@ -19,7 +19,7 @@ import numpy as np
 
 from torchbayes.catalogue.entries import Look
 from torchbayes.catalogue.methods import METHODS
-from torchbayes.checks import check_choice, check_counts, check_kind, check_object, seen
+from torchbayes.checks import check_choice, check_counts, check_entries, check_kind, check_object, seen
 from torchbayes.posteriors.files import write_whole
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ def metric_label(metric: str, better: Better | None = None) -> str:
 def check_panels(**mappings: Any) -> None:
     """Check that arguments are non-empty mappings."""
     for name, value in mappings.items():
-        check_kind(Mapping, "a mapping from names", **{name: value})
+        check_entries({name: value}, check_kind, Mapping, "a mapping from names")
         if not value:
             raise ValueError(f"`{name}` must hold at least one entry; got none.")
 
@@ -307,8 +307,8 @@ def as_array(values: Any, ndim: int, name: str, *, finite: bool = False) -> np.n
     return array
 
 
-def as_columns(**columns: Any) -> list[np.ndarray]:
-    """Return columns as finite arrays of one length."""
+def as_columns(columns: Mapping[str, Any]) -> list[np.ndarray]:
+    """Return columns, by their names in messages, as finite arrays of one length."""
     arrays = [as_array(column, 1, name, finite=True) for name, column in columns.items()]
     if len({len(array) for array in arrays}) > 1:
         lengths = ", ".join(str(len(array)) for array in arrays)

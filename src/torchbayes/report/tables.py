@@ -180,13 +180,13 @@ def _formats(number: float, spec: Any) -> bool:
     return True
 
 
-def _are_rows(given: Any, count: int) -> bool:
-    return isinstance(given, list | tuple) and all(isinstance(row, int) and 0 <= row < count for row in given)
+def _are_rows(marked: Any, count: int) -> bool:
+    return isinstance(marked, list | tuple) and all(isinstance(row, int) and 0 <= row < count for row in marked)
 
 
 def _is_entry(entry: Any) -> bool:
     parts = entry if isinstance(entry, tuple) else (entry,)
-    numbers = all(isinstance(part, float | int | np.floating | np.integer) for part in parts)
+    numbers = all(isinstance(number, float | int | np.floating | np.integer) for number in parts)
     return entry is None or isinstance(entry, str) or (numbers and 1 <= len(parts) <= 2)
 
 
@@ -206,7 +206,7 @@ def _text(entry: Entry, spec: str | None) -> str:
     if isinstance(entry, str):
         return entry
     if isinstance(entry, tuple):
-        return " ± ".join(_text(part, spec) for part in entry)
+        return " ± ".join(_text(number, spec) for number in entry)
     if math.isnan(entry):
         return "NaN"
     text = format(entry, spec or ("d" if isinstance(entry, Integral) else ".3f"))

@@ -39,8 +39,12 @@ def prior_of(problem: Problem) -> str:
     if isinstance(problem.prior, str):
         return _named_prior(problem.prior, problem.prior_settings, scale)
     rules = {glob: {"name": rule} if isinstance(rule, str) else rule for glob, rule in problem.prior.items()}
-    each = {glob: {key: value for key, value in rule.items() if key != "name"} for glob, rule in rules.items()}
-    return listed([f"{_named_prior(rule['name'], each[glob], scale)} for {glob}" for glob, rule in rules.items()])
+    settings_by_glob = {
+        glob: {key: value for key, value in rule.items() if key != "name"} for glob, rule in rules.items()
+    }
+    return listed([
+        f"{_named_prior(rule['name'], settings_by_glob[glob], scale)} for {glob}" for glob, rule in rules.items()
+    ])
 
 
 def _named_prior(name: str, settings: Mapping[str, Any], scale: float) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from torchbayes.model.sources.sources import Source
 from torchbayes.selection.length import choose_epochs
 from torchbayes.selection.lowered import choose_scale, choose_setting
 from torchbayes.selection.strength import choose_strength
-from torchbayes.selection.trials import FEWEST, Chosen, Search, folds_of, given_rows
+from torchbayes.selection.trials import FEWEST, Chosen, Search, folds_of, given_rows, having
 
 
 def choose(
@@ -40,7 +39,7 @@ def choose(
     keeps its choice when it is resumed. The first seed of `begin` also draws the rows that are held out. A
     ValueError if rows are to choose a prior that is given, or the method does not take this model.
     """
-    entries = _asked(model, validation)
+    entries = _requested(model, validation)
     choices = _open(model, method, validation)
     if not choices or (validation is None and source.num_data < FEWEST):
         return model, method, entries
@@ -108,14 +107,14 @@ def _of(choice: Choice, search: Search, mode: Mapping[str, Any]) -> Chosen:
 
 
 def _as_recorded(
-    model: Model, method: Any, record: Mapping[str, Any], asked: Mapping[str, Any]
+    model: Model, method: Any, record: Mapping[str, Any], entries: Mapping[str, Any]
 ) -> tuple[Model, Method, dict[str, Any]]:
-    """Return model and method with the settings of a record, and the entries of the run's description."""
+    """Return model and method with the settings of a record, and entries of the run's description with it."""
     chosen = as_recorded(model, {"open_scale": record.get("prior_scale")})
-    return chosen, replace(method, **record["settings"]), {**asked, "chosen": dict(record)}
+    return chosen, having(method, record["settings"]), {**entries, "chosen": dict(record)}
 
 
-def _asked(model: Model, validation: float | Any) -> dict[str, Any]:
+def _requested(model: Model, validation: float | Any) -> dict[str, Any]:
     """Return what a resumed run must share: the same share of rows, or as many rows of their own."""
     if validation is None or isinstance(validation, float):
         return {"validation": validation}

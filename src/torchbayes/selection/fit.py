@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from os import PathLike
+from pathlib import Path
 from typing import Any, overload
 
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from torchbayes.calls import explained
 from torchbayes.checks import as_seed
 from torchbayes.density.ranks import Ranks
-from torchbayes.driver.checks import check_fit, check_shares, check_size, check_validation
+from torchbayes.driver.checks import check_fit, check_run, check_shares, check_size, check_validation
 from torchbayes.driver.loop import run_to_end
 from torchbayes.driver.progress import Callback
 from torchbayes.driver.reader import density_of, informed, rows_of
@@ -142,18 +144,16 @@ def fit(
         OSError: if another process writes to the directory (it says which), or it cannot be written to.
         TypeError: if an argument is of the wrong kind, such as a class in the place of an object.
     """
-    options: dict[str, Any] = {"directory": directory, "resume": resume, "callbacks": callbacks, "ranks": ranks}
-    check_fit(model, method, start, **options, steps=steps, space=space)
+    check_fit(model, method, start, space=space)
+    check_run(directory=directory, resume=resume, steps=steps, callbacks=callbacks, ranks=ranks)
     check_validation(method, validation, start)
     seed, directory = as_seed(seed), None if directory is None else full_path(directory)
-    options["directory"], shown_to = directory, callbacks if (ranks or Ranks()).first else ()
-    search: dict[str, Any] = {"validation": validation, "directory": directory, "callbacks": shown_to}
+    request = _Request(seed, space, validation, directory, resume, callbacks, ranks)
     method = of_length(method, steps)
     model, space = informed(model, data, space=space, directory=directory)
     first_start, entries = start, dict[str, Any]()
     if method.needs.start is not None:
-        base: dict[str, Any] = {"seed": seed, "space": space}
-        method, start, entries = _at_modes(model, data, method, start=start, place=base, asked=search, options=options)
+        method, start, entries = _at_modes(model, data, method, start=start, request=request)
     shard = Shard(method.members, ranks or Ranks())
     check_shares(model, method, shard.ranks)
     check_size(model, method, members=shard.count, in_memory=directory is None)
@@ -163,7 +163,9 @@ def fit(
     source, faults = rows_of(model, data, method)
     model, begin = begin_at(model, method, start, seed=seed, space=space, source=source)
     if method.needs.start is None and method.choices:
-        model, method, entries = choose(model, source, method, begin=begin, **search)
+        model, method, entries = choose(
+            model, source, method, begin=begin, validation=validation, directory=directory, callbacks=request.shown_to
+        )
         begin = begin.with_learned(entries.get("chosen", {}).get("learned"))
     constants = {} if directory is None else describe_constants(model if space is None else space.whole, method)
     description = {**describe_run(model, source, method, seed=seed, space=space), **constants, **entries}
@@ -184,15 +186,26 @@ def fit(
     return posterior
 
 
+@dataclass(frozen=True)
+class _Request:
+    """What a run of `fit` has in common with the training that finds the modes where it begins."""
+
+    seed: int
+    space: Subspace | None
+    validation: float | Any
+    directory: Path | None
+    resume: bool
+    callbacks: Sequence[Callback] | None
+    ranks: Ranks | None
+
+    @property
+    def shown_to(self) -> Sequence[Callback] | None:
+        """The callbacks that are shown trial runs: those of the first process."""
+        return self.callbacks if (self.ranks or Ranks()).first else ()
+
+
 def _at_modes(
-    model: Model,
-    data: Any,
-    method: Method,
-    *,
-    start: Any,
-    place: dict[str, Any],
-    asked: dict[str, Any],
-    options: dict[str, Any],
+    model: Model, data: Any, method: Method, *, start: Any, request: _Request
 ) -> tuple[Method, Any, dict[str, Any]]:
     """Return a method with one member per mode of a start, the modes, and an entry `chosen` of the run or none.
 
@@ -201,12 +214,32 @@ def _at_modes(
     """
     if start is not None:
         return with_members_of(method, start), start, {}
-    directory = options["directory"]
-    if directory is not None and not options["resume"]:
+    directory = request.directory
+    if directory is not None and not request.resume:
         check_free(directory)
-    method, seeker, begin, entries = modes_to_seek(model, data, method, **place, **asked)
-    start_folder = None if directory is None else folder_in(directory, START)
-    return method, fit(model, data, seeker, start=begin, **place, **{**options, "directory": start_folder}), entries
+    method, seeker, begin, entries = modes_to_seek(
+        model,
+        data,
+        method,
+        seed=request.seed,
+        space=request.space,
+        validation=request.validation,
+        directory=directory,
+        callbacks=request.shown_to,
+    )
+    modes = fit(
+        model,
+        data,
+        seeker,
+        start=begin,
+        seed=request.seed,
+        space=request.space,
+        directory=None if directory is None else folder_in(directory, START),
+        resume=request.resume,
+        callbacks=request.callbacks,
+        ranks=request.ranks,
+    )
+    return method, modes, entries
 
 
 def _judged(

@@ -66,7 +66,7 @@ def choose_epochs(choice: Epochs, search: Search) -> Chosen:
     return _with_best(choice.then, outcome, search.having(outcome)) if choice.then else outcome
 
 
-def _with_best(then: Sequence[Mapping[str, Any]], found: Chosen, search: Search) -> Chosen:
+def _with_best(then: Sequence[Mapping[str, Any]], chosen: Chosen, search: Search) -> Chosen:
     """Return what was found, with those settings under which held-out rows are most likely, the first of equals.
 
     A trial run of each trains one member on each fold.
@@ -74,10 +74,10 @@ def _with_best(then: Sequence[Mapping[str, Any]], found: Chosen, search: Search)
     search = replace(search, begin=search.begin.some(slice(1)))
     nlls = []
     for settings in then:
-        nlls.append(nll_under(search, having(search.method, **settings), search.folds, score=nll_of_draws))
+        nlls.append(nll_under(search, having(search.method, settings), search.folds, score=nll_of_draws))
     best = then[nlls.index(min(nlls))]
     tried = [{**settings, "nll": nll} for settings, nll in zip(then, nlls, strict=True)]
-    return found._replace(settings={**found.settings, **best}, record={**found.record, "tried": tried})
+    return chosen._replace(settings={**chosen.settings, **best}, record={**chosen.record, "tried": tried})
 
 
 def _of_first_runs(choice: Epochs, search: Search) -> tuple[int, dict[str, Any], list[float] | None] | None:

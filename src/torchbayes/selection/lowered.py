@@ -33,7 +33,7 @@ def choose_setting(choice: Lowered, search: Search) -> Chosen:
     settings = {name_of_members(search.method): 1, **choice.trial}
 
     def nll(value: float) -> float:
-        method = having(search.method, **{**settings, choice.setting: value})
+        method = having(search.method, {**settings, choice.setting: value})
         return nll_under(search, method, search.folds[: choice.folds], score=mean_nll)
 
     value, nlls = _lowest(choice.values, nll, search)
@@ -48,7 +48,7 @@ def choose_scale(choice: PriorScale, search: Search) -> Chosen:
     if choice.length is not None:
         per_epoch = search.folds[0].rows.steps_per_epoch
         settings["epochs"] = math.ceil(choice.length * search.method.length(per_epoch) / per_epoch)
-    method = having(search.method, **settings)
+    method = having(search.method, settings)
 
     def nll(scale: float) -> float:
         return nll_under(search, method, search.folds[:_FOLDS], score=mean_nll, model=having_scale(search.model, scale))

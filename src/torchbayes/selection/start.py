@@ -58,7 +58,7 @@ def of_length(method: Method, steps: int | None) -> Method:
             f"`steps` is for samplers, whose chains can go on; got {steps} for {type(method).__name__}, whose schedule "
             f"belongs to its epochs. Set those, or start a new run at its weights with `start=`."
         )
-    return having(method, steps=steps)
+    return having(method, {"steps": steps})
 
 
 def with_members_of(method: Method, start: nn.Module | Posterior | Tensor) -> Method:
@@ -72,7 +72,7 @@ def with_members_of(method: Method, start: nn.Module | Posterior | Tensor) -> Me
             f"{type(method).__name__} begins at {modes} networks for each member, so `start` must hold a multiple of "
             f"{modes}; got {count}. Pass a deep ensemble, or weights of one network per row."
         )
-    return having(method, **{name_of_members(method): count // modes})
+    return having(method, {name_of_members(method): count // modes})
 
 
 def modes_to_seek(
@@ -99,13 +99,14 @@ def modes_to_seek(
     seeds = member_seeds(seed, method.needs.modes * method.members)
     begin = Begin(*start_of(model, None, seeds, space=space), seeds)
     inner = model if space is None else space.model
-    choosing: dict[str, Any] = {"validation": validation, "directory": directory, "callbacks": callbacks}
-    _, method, entry = choose(inner, source, method, begin=begin, **choosing)
+    _, method, entry = choose(
+        inner, source, method, begin=begin, validation=validation, directory=directory, callbacks=callbacks
+    )
     chosen = entry.get("chosen", {})
     mode = chosen.get("mode", {})
     if folder is not None and (run := recorded(folder)) is not None:  # a repeated search may round differently
         mode = {name: run[1]["method"].get(name, value) for name, value in mode.items()}
-    seeker = having(seeker, **mode, members=len(seeds))
+    seeker = having(seeker, {**mode, "members": len(seeds)})
     if (learned := chosen.get("learned")) is None:
         return method, seeker, None, entry
     weights_MD = begin.with_learned(learned).weights_MD

@@ -31,7 +31,7 @@ def choose_strength(choice: Strength, search: Search, mode: Mapping[str, Any]) -
     names = {name for settings in choice.beside for name in settings}
     chosen = {name: getattr(search.method, name) for name in names}
     candidates = [chosen, *choice.beside]
-    methods = [having(search.method, **choice.trial, **settings) for settings in candidates]
+    methods = [having(search.method, {**choice.trial, **settings}) for settings in candidates]
     report, best, tried = _report(methods, search), dict[str, Any](), list[dict[str, Any]]()
     for settings, method in zip(candidates, methods, strict=True):
         nlls = _by_factor([_around(method, fold, search, mode, report) for fold in search.folds], search.folds)
@@ -49,7 +49,7 @@ def _around(method: Any, fold: Fold, search: Search, mode: Mapping[str, Any], re
     """Return the posterior of a trial run, which begins at the mode of another run if the method needs one."""
     begin, seeker = search.begin, method.needs.start
     if seeker is not None:
-        seeker = having(seeker, members=1, **mode)
+        seeker = having(seeker, {"members": 1, **mode})
         point = trial(seeker, search.density(seeker), fold, begin=begin)
         begin = replace(begin, weights_MD=point.weights_MD, buffers=point.buffers_M or {})
     return trial(method, search.density(method), fold, begin=begin, after_epoch=report)
@@ -64,10 +64,12 @@ def _report(methods: Sequence[Any], search: Search) -> Callable[[], object]:
 
 def _by_factor(posteriors: Sequence[LaplacePosterior], folds: Sequence[Fold]) -> dict[float, float]:
     """Return the negative log likelihood of held-out rows under each factor; none if a prior is flat."""
-    if any(bool((each.strength_D == 0).any()) for each in posteriors):  # a flat prior has no precision to multiply
+    if any(
+        bool((posterior.strength_D == 0).any()) for posterior in posteriors
+    ):  # a flat prior has no precision to multiply
         return {}
 
     def under(factor: float) -> list[Linearised]:
-        return [Linearised(each.with_strength(each.strength_D * factor)) for each in posteriors]
+        return [Linearised(posterior.with_strength(posterior.strength_D * factor)) for posterior in posteriors]
 
     return {factor: mean_nll(under(factor), folds) for factor in FACTORS}

@@ -101,9 +101,9 @@ class Search:
     told: Callable[[int, int, float | None], object] = lambda *_: None
     _densities: dict[Any, LogDensity] = field(default_factory=dict, compare=False, repr=False)
 
-    def having(self, found: Chosen) -> Search:
+    def having(self, chosen: Chosen) -> Search:
         """Return the search with these choices made."""
-        return replace(self, method=having(self.method, **found.settings), begin=self.begin.with_learned(found.learned))
+        return replace(self, method=having(self.method, chosen.settings), begin=self.begin.with_learned(chosen.learned))
 
     def density(self, method: Method, model: Model | None = None) -> LogDensity:
         """Return the target of rows that are not held out.
@@ -116,8 +116,8 @@ class Search:
         return self._densities[kind]
 
 
-def having(method: Any, **settings: Any) -> Any:
-    """Return a method with other settings."""
+def having(method: Any, settings: Mapping[str, Any]) -> Any:
+    """Return a method with other settings, by name."""
     return replace(method, **settings)
 
 
@@ -136,14 +136,14 @@ def trial(
 
 
 def nll_under(
-    search: Search, method: Method, folds: Sequence[Fold], *, score: Callable[..., float], **on: Any
+    search: Search, method: Method, folds: Sequence[Fold], *, score: Callable[..., float], model: Model | None = None
 ) -> float:
     """Return `score`, a negative log likelihood, of trial runs on all folds; infinite if one diverged.
 
-    `on` holds the model, if it is another than that of the search.
+    `model` is in the place of that of the search.
     """
     try:
-        density = search.density(method, **on)
+        density = search.density(method, model)
         return score([trial(method, density, fold, begin=search.begin) for fold in folds], folds)
     except DivergedError:
         return math.inf

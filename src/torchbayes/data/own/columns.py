@@ -255,8 +255,9 @@ def _column(name: str, values: np.ndarray, *, category: bool) -> Column | Dates 
         raise ValueError(
             f"the column {name!r} has numbers up to {abs(numbers).max():.3g}. Use another unit or its log."
         )
-    bounds = {"low": float(numbers.min()), "high": float(numbers.max())}
-    return Column(name, None, float(np.median(numbers)), bool(absent.any()), **bounds)
+    return Column(
+        name, None, float(np.median(numbers)), bool(absent.any()), low=float(numbers.min()), high=float(numbers.max())
+    )
 
 
 def _numbers(name: str, held: np.ndarray, absent: np.ndarray) -> np.ndarray:

@@ -39,13 +39,16 @@ def read_saved_images(
     """
     parts, of_parts = parts_of(path)
     target, column = _target(path, parts[0], target), columns_of(parts[0], {"Image"})[0]
-    known = [labels_of(path, part, target) for part in parts]
+    known = [labels_of(path, dataset, target) for dataset in parts]
     if not all(len(labels) for labels, _ in known):
         raise ValueError(f"no row of {path.name} has a value in the column {target!r}. Choose another --target.")
     shown = [
-        partial(of_images, path, part[column], rows=rows.tolist()) for part, (_, rows) in zip(parts, known, strict=True)
+        partial(of_images, path, dataset[column], rows=rows.tolist())
+        for dataset, (_, rows) in zip(parts, known, strict=True)
     ]
-    shape, notes = shape_of(Counter(each for images in shown for each in images(look)), size=size, grey=grey)
+    shape, notes = shape_of(
+        Counter(image_look for images in shown for image_look in images(look)), size=size, grey=grey
+    )
     arrays = []
     for images, (labels, rows) in zip(shown, known, strict=True):
         values = np.empty((len(rows), *shape), dtype=np.uint8)
@@ -91,7 +94,7 @@ def read_saved_table(
             f"function that gives arrays: --data my_module:load."
         )
     settings = Tabular(path.name, _source(path), target, leave_out, categorical, task, _read_rows)
-    tables = [from_frame(_frame(part), str(path)) for part in parts]
+    tables = [from_frame(_frame(dataset), str(path)) for dataset in parts]
     data = of_tables(settings, tables, split=split, train_size=train_size)
     return replace(data, notes=(*data.notes, *notes))
 
@@ -101,11 +104,11 @@ def _read_rows(path: Path) -> Table:
     return from_frame(_frame(new_rows_of(path)), str(path)) if is_saved(path) else read_table(path)
 
 
-def _frame(part: Any) -> Any:
+def _frame(dataset: Any) -> Any:
     """Return the columns of a data set that a table can have, as a pandas data frame."""
-    frame = part.select_columns(columns_of(part, _PLAIN)).to_pandas()
-    for name in columns_of(part, {"ClassLabel"}):  # class indices become names
-        frame[name] = [None if gone else part.features[name].names[int(k)] for k, gone in _numbered(frame[name])]
+    frame = dataset.select_columns(columns_of(dataset, _PLAIN)).to_pandas()
+    for name in columns_of(dataset, {"ClassLabel"}):  # class indices become names
+        frame[name] = [None if gone else dataset.features[name].names[int(k)] for k, gone in _numbered(frame[name])]
     return frame
 
 
@@ -114,9 +117,9 @@ def reader_of(path: Path) -> Callable[..., Data]:
     return read_saved_images if columns_of(parts_of(path)[0][0], {"Image"}) else read_saved_table
 
 
-def _target(path: Path, part: Any, target: str | None) -> str:
+def _target(path: Path, dataset: Any, target: str | None) -> str:
     """Return the name of the column to predict."""
-    names = list(part.column_names)
+    names = list(dataset.column_names)
     named = [name for name in TARGETS if name in names]
     if target is None and not named:
         raise ValueError(f"say which column of {path.name} is to be predicted: --target {' or '.join(names)}.")

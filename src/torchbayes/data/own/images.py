@@ -81,10 +81,13 @@ def parts_in(folder: Path) -> Parts | None:
     A folder that itself holds images is a class, whatever its name. Raises ValueError if names do not tell parts from
     classes, or there is no part for training.
     """
-    inner = [each for each in folders_in(folder) if images_in(each)]
-    named = [each for each in inner if kind_of(each.name)]
-    flat = [each.name for each in named if any(map(is_image, each.iterdir()))]
-    parts, others = ([each.name for each in named if each.name not in flat], [e.name for e in inner if e not in named])
+    inner = [child for child in folders_in(folder) if images_in(child)]
+    named = [child for child in inner if kind_of(child.name)]
+    flat = [child.name for child in named if any(map(is_image, child.iterdir()))]
+    parts, others = (
+        [child.name for child in named if child.name not in flat],
+        [e.name for e in inner if e not in named],
+    )
     trains = any(kind_of(name) == "train" for name in parts)
     if (trains and flat) or (len(flat) > 1 and not others):
         raise ValueError(
@@ -151,42 +154,42 @@ def _opens(path: Path) -> bool:
 
 def _check_one_part(path: Path, data: Data) -> None:
     """Raise ValueError if a folder of new images is a whole data set with parts."""
-    names = [each.name for each in folders_in(path) if kind_of(each.name) and images_in(each)]
-    if any(each not in data.classes and not any(map(is_image, (path / each).iterdir())) for each in names):
+    names = [child.name for child in folders_in(path) if kind_of(child.name) and images_in(child)]
+    if any(child not in data.classes and not any(map(is_image, (path / child).iterdir())) for child in names):
         example = next((name for name in names if kind_of(name) == "test"), names[0])
         raise ValueError(
             f"{path} has the parts {', '.join(names)}, and new images are one of them. Name it: {path / example}."
         )
 
 
-def _known(labels: np.ndarray | None, data: Data, what: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
+def _known(labels: np.ndarray | None, data: Data, source: str) -> tuple[np.ndarray | None, tuple[str, ...]]:
     """Return targets if all are classes of the data set, else None and a sentence on it."""
     if labels is None:
         return None, ()
     if data.task == "classification":
         wrong = next((label for label in map(str, labels.tolist()) if label not in data.classes), None)
         if wrong is not None:
-            return None, (f"No targets: {what} {wrong!r} is no class of {data.name} ({shortened(data.classes)}).",)
-    elif what == "the folder":
+            return None, (f"No targets: {source} {wrong!r} is no class of {data.name} ({shortened(data.classes)}).",)
+    elif source == "the folder":
         return None, ()
     return labels, ()
 
 
 def _saved_images(path: Path, shape: tuple[int, int, int], data: Data, target: str | None) -> Rows:
     """Return new images of a Hugging Face data set. Raises ValueError if no column holds images."""
-    part = new_rows_of(path)
-    columns = columns_of(part, {"Image"})
+    saved = new_rows_of(path)
+    columns = columns_of(saved, {"Image"})
     if not columns:
         raise ValueError(
             f"new rows of {data.name} are images, and no column of {path.name} holds any: it has "
-            f"{shortened(part.column_names)}. Give one with a column of the kind Image."
+            f"{shortened(saved.column_names)}. Give one with a column of the kind Image."
         )
-    looked_at = [*of_images(path, part[columns[0]], lambda image: (look(image), pixels(image, shape)))]
-    column = target or next((name for name in TARGETS if name in part.column_names), None)
+    looked_at = [*of_images(path, saved[columns[0]], lambda image: (look(image), pixels(image, shape)))]
+    column = target or next((name for name in TARGETS if name in saved.column_names), None)
     labels = None
-    if column is not None and column in part.column_names:
-        values_found, rows = labels_of(path, part, column)
-        labels = values_found if len(rows) == len(part) else None
+    if column is not None and column in saved.column_names:
+        values_found, rows = labels_of(path, saved, column)
+        labels = values_found if len(rows) == len(saved) else None
     targets, notes = _known(labels, data, "the label")
-    looks: Counter[Look] = Counter(each for each, _ in looked_at)
+    looks: Counter[Look] = Counter(image_look for image_look, _ in looked_at)
     return Rows(np.stack([values for _, values in looked_at]), targets, None, (*resized(looks, shape), *notes))

@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -67,8 +67,8 @@ def files_in(folder: Path) -> list[Path]:
 def folders_in(folder: Path) -> list[Path]:
     """Return the folders in a folder, sorted, without hidden ones and links to a place that the folder lies in."""
     resolved = folder.resolve()
-    inner = [each for each in sorted(folder.iterdir()) if not each.name.startswith(".") and each.is_dir()]
-    return [each for each in inner if not each.is_symlink() or not resolved.is_relative_to(each.resolve())]
+    inner = [child for child in sorted(folder.iterdir()) if not child.name.startswith(".") and child.is_dir()]
+    return [child for child in inner if not child.is_symlink() or not resolved.is_relative_to(child.resolve())]
 
 
 def shape_of(
@@ -80,14 +80,14 @@ def shape_of(
     images where they have one, else 32. If `grey` is None, images have one channel where none has colour. Raises
     ValueError for a wrong setting, or if the images do not fit in memory.
     """
-    sides = [size, size] if is_whole(size) else size
+    sides: Any = [size, size] if is_whole(size) else size
     if sides is not None and not (isinstance(sides, list | tuple) and len(sides) == 2 and all(map(_is_side, sides))):
         raise ValueError(f"`size` must be height and width in pixels, or one number for both; got {seen(size)}.")
     if grey not in {None, True, False}:
         raise ValueError(f"`grey` must be true or false; got {seen(grey)}.")
     sizes = {shape[:2] for shape in looks}
     if sides is not None:
-        height, width = (int(side) for side in sides)  # type: ignore[arg-type]
+        height, width = (int(side) for side in sides)
     else:
         height, width = next(iter(sizes)) if len(sizes) == 1 else (SIZE, SIZE)
     without_colour = all(colourless for *_, colourless in looks) if grey is None else grey
@@ -102,7 +102,7 @@ def shape_of(
 def resized(looks: Counter[Look], shape: Sequence[int]) -> tuple[str, ...]:
     """Return a sentence on images that are scaled to `shape` (channels, height, width); empty if there are none."""
     height, width = shape[1:]
-    changed = sum(count for each, count in looks.items() if each[:2] != (height, width))
+    changed = sum(count for look, count in looks.items() if look[:2] != (height, width))
     if not changed:
         return ()
     return (
@@ -111,8 +111,8 @@ def resized(looks: Counter[Look], shape: Sequence[int]) -> tuple[str, ...]:
     )
 
 
-def _is_side(value: object) -> bool:
-    return is_whole(value) and int(value) > 0  # type: ignore[call-overload]
+def _is_side(value: Any) -> bool:
+    return is_whole(value) and int(value) > 0
 
 
 def look(image: Image.Image) -> Look:

@@ -96,8 +96,8 @@ def assemble(form: Form, parts: Sequence[Rows], *, split: int, train_size: int |
     `train_size` keeps that many training rows, drawn at random.
     """
     split = whole("split", split, least=0)
-    classes, numbers = _classes(form, [np.asarray(part.targets) for part in parts])
-    parts = [part._replace(targets=own) for part, own in zip(parts, numbers, strict=True)]
+    classes, numbers = _classes(form, [np.asarray(subset.targets) for subset in parts])
+    parts = [subset._replace(targets=encoded_targets) for subset, encoded_targets in zip(parts, numbers, strict=True)]
     apart = len(parts) == 2
     train, test = parts if apart else _held_out(form.name, parts[0], split, stratify=bool(classes))
     if apart and split:
@@ -111,14 +111,17 @@ def assemble(form: Form, parts: Sequence[Rows], *, split: int, train_size: int |
     if train_size is not None:
         train = train.pick(subset_of(form.name, len(np.asarray(train.targets)), train_size))
     encode, notes = form.fit(train.inputs)
-    encoded = [encode(part.inputs) for part in (train, test)]
+    encoded = [encode(subset.inputs) for subset in (train, test)]
     (x, y), (x_test, y_test) = ((e.values, np.asarray(p.targets)) for e, p in zip(encoded, (train, test), strict=True))
     images = x.dtype == np.uint8
     data = finish(form.name, Raw((x, y), (x_test, y_test), form.source, classes, 255 if images else None))
     exact = data.standardise if images else Standardise.fit(torch.from_numpy(x))
     notes_of_data = (_of_rows(form, data, apart=apart), _of_targets(form, data, np.asarray(numbers[0])), *notes)
     checksum = 0
-    for content in ("\n".join(classes).encode(), *(np.ascontiguousarray(part).data for part in (x, y, x_test, y_test))):
+    for content in (
+        "\n".join(classes).encode(),
+        *(np.ascontiguousarray(subset).data for subset in (x, y, x_test, y_test)),
+    ):
         checksum = zlib.crc32(content, checksum)
     of_test = (*encoded[1].notes, *repeated(data, data.test.inputs))
     notes_of_data += tuple(f"Of the test rows: {note[0].lower()}{note[1:]}" for note in of_test)
@@ -168,7 +171,8 @@ def _classes(form: Form, targets: list[np.ndarray]) -> tuple[tuple[str, ...], li
     kind = np.concatenate(targets).dtype.kind
     texts = kind in "USO"
     values, labels = np.unique(
-        np.concatenate([part.astype(str) if texts else part for part in targets]), return_inverse=True
+        np.concatenate([part_targets.astype(str) if texts else part_targets for part_targets in targets]),
+        return_inverse=True,
     )
     by_rule = texts or kind == "b" or (kind in "iu" and (form.most is None or len(values) <= form.most))
     task: Task = form.task or ("classification" if by_rule else "regression")
@@ -178,7 +182,7 @@ def _classes(form: Form, targets: list[np.ndarray]) -> tuple[tuple[str, ...], li
                 f"targets of {form.name} are texts, which are classes and no regression, such as "
                 f"{seen(values[0].item())}. Write them as plain numbers, such as 1234.56."
             )
-        return (), [part.astype(np.float64) for part in targets]
+        return (), [part_targets.astype(np.float64) for part_targets in targets]
     if len(values) == 1:
         raise ValueError(
             f"all {len(labels):,} targets of {form.name} are {seen(values[0].item())}: there is nothing to learn. "
@@ -189,7 +193,7 @@ def _classes(form: Form, targets: list[np.ndarray]) -> tuple[tuple[str, ...], li
             f"a classification has at most {CLASSES:,} classes; the targets of {form.name} have {len(values):,} "
             f"different values. {'Join rare ones' if texts else 'Give numbers of a regression in floating point'}."
         )
-    ends = np.cumsum([len(part) for part in targets])[:-1]
+    ends = np.cumsum([len(part_targets) for part_targets in targets])[:-1]
     return tuple(map(str, values)), list(np.split(labels.astype(np.int64), ends))
 
 

@@ -76,8 +76,8 @@ def parts_of(path: Path) -> tuple[list[Any], tuple[str, ...]]:
     else:
         names, notes = chosen(str(path), list(saved))
         parts = {f"the part {name} of {path.name}": saved[name] for name in names}
-    for name, part in parts.items():
-        if not len(part):
+    for name, saved_part in parts.items():
+        if not len(saved_part):
             raise ValueError(_EMPTY.format(name))
     return list(parts.values()), notes
 
@@ -122,9 +122,9 @@ def _holds_nothing(state: Path) -> bool:
         return False
 
 
-def columns_of(part: Any, kinds: Iterable[str]) -> list[str]:
+def columns_of(dataset: Any, kinds: Iterable[str]) -> list[str]:
     """Return the names of the columns of some kinds, such as Image or ClassLabel."""
-    return [name for name, feature in part.features.items() if type(feature).__name__ in set(kinds)]
+    return [name for name, feature in dataset.features.items() if type(feature).__name__ in set(kinds)]
 
 
 def of_images(path: Path, column: Any, of: Callable[[Any], _T], *, rows: Iterable[int] | None = None) -> Iterator[_T]:
@@ -142,19 +142,19 @@ def of_images(path: Path, column: Any, of: Callable[[Any], _T], *, rows: Iterabl
             ) from error
 
 
-def labels_of(path: Path, part: Any, target: str) -> tuple[np.ndarray, np.ndarray]:
+def labels_of(path: Path, dataset: Any, target: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the targets of a column, class names as texts, and the rows (from 0) that have one.
 
     A target that is missing, empty or, for classes, below 0 counts as none. Raises ValueError if the column does not
     hold one value for each row.
     """
-    feature = part.features[target]
-    if not columns_of(part, {"Value", "ClassLabel"}).count(target):
+    feature = dataset.features[target]
+    if not columns_of(dataset, {"Value", "ClassLabel"}).count(target):
         raise ValueError(
             f"the column {target!r} of {path.name} holds lists or the like, and a target is one value for each row. "
             f"Choose another --target, or write a function that gives arrays: --data my_module:load."
         )
-    values = list(part[target])
+    values = list(dataset[target])
     named = type(feature).__name__ == "ClassLabel"
     rows = [i for i, value in enumerate(values) if not _is_missing(value) and not (named and value < 0)]
     labels = [feature.int2str(int(values[i])) if named else values[i] for i in rows]

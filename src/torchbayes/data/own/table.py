@@ -7,6 +7,7 @@ import csv
 import warnings
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,21 +157,23 @@ def _read_text(path: Path, encoding: str) -> tuple[pd.DataFrame, tuple[str, ...]
             f"an npz file with inputs and targets"
         )
     named = not all(_is_number(cell) for cell in first if cell.strip())
-    options: dict[str, Any] = {
-        "sep": r"\s+" if separator == " " else separator,
-        "header": 0 if named else None,
-        "encoding": encoding,
-        "na_values": list(_ABSENT),
-        "index_col": False,
-        "skipinitialspace": True,
-        "low_memory": False,
-    }
+    read = partial(
+        pd.read_csv,
+        path,
+        sep=r"\s+" if separator == " " else separator,
+        header=0 if named else None,
+        encoding=encoding,
+        na_values=list(_ABSENT),
+        index_col=False,
+        skipinitialspace=True,
+        low_memory=False,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)  # pandas only warns of a row of another length
-        frame = pd.read_csv(path, **options)
+        frame = read()
         commas = separator == ";" and any(_has_decimal_commas(frame[name]) for name in frame.columns)
         if commas:
-            frame = pd.read_csv(path, **options, decimal=",")
+            frame = read(decimal=",")
     for name in frame.columns[[kind.kind not in "biuf" for kind in frame.dtypes]]:
         frame[name] = _without_marks(frame[name], commas=commas)
     if not named:
@@ -197,7 +200,7 @@ def _content(path: Path, size: int = -1) -> bytes:
     from pandas.io.common import get_handle
 
     with get_handle(path, "rb", compression="infer", is_text=False) as opened:
-        return bytes(opened.handle.read(size))  # type: ignore[arg-type]
+        return bytes(opened.handle.read(size))
 
 
 def _marked_encoding(path: Path) -> str:

@@ -79,33 +79,33 @@ def read_tabular(
     return of_tables(settings, [read(file) for file in files], split=split, train_size=train_size)
 
 
-def of_tables(about: Tabular, tables: Sequence[Table], *, split: int, train_size: int | None) -> Data:
+def of_tables(description: Tabular, tables: Sequence[Table], *, split: int, train_size: int | None) -> Data:
     """Return tables (all rows; or training and test rows) as a data set; see `read_tabular` for the settings."""
-    target = about.check(tables[0].names)
+    target = description.check(tables[0].names)
     for table in tables:
-        check_name(f"column of {about.name}", target, table.names)
-    left = dict.fromkeys(about.leave_out, "as asked") | {target: ""}
+        check_name(f"column of {description.name}", target, table.names)
+    left = dict.fromkeys(description.leave_out, "as asked") | {target: ""}
     numbers = [name for name in tables[0].names if _counts_rows([t.columns.get(name) for t in tables])]
     if set(tables[0].names) - {*left, *numbers}:  # otherwise row numbers are the only input, such as a time
         left |= {name: "row numbers" for name in numbers if name not in left}
-    check_target(target, tables, about.task)
+    check_target(target, tables, description.task)
     for name in tables[0].names:
-        if name not in {*left, *about.categorical}:
+        if name not in {*left, *description.categorical}:
             check_input(name, tables)
 
     def read(path: Path) -> Rows:
-        table = about.read(path)
+        table = description.read(path)
         complete = target in table.columns and not missing(table.columns[target]).any()
         return Rows(table, targets_of(target, table.columns[target]) if complete else None)
 
     def fit(table: Table) -> tuple[Encoder, tuple[str, ...]]:
-        return fit_columns(table, about.name, left=left, categorical=about.categorical)
+        return fit_columns(table, description.name, left=left, categorical=description.categorical)
 
     complete_tables = [table[~missing(table.columns[target])] for table in tables]
     if not all(map(len, complete_tables)):
-        raise ValueError(f"no row of {about.name} has a value in the column {target!r}. Choose another --target.")
+        raise ValueError(f"no row of {description.name} has a value in the column {target!r}. Choose another --target.")
     parts = [Rows(table, targets_of(target, table.columns[target])) for table in complete_tables]
-    form = Form(about.name, about.source, read, fit, MANY, about.task)
+    form = Form(description.name, description.source, read, fit, MANY, description.task)
     data = assemble(form, parts, split=split, train_size=train_size)
     dropped = sum(map(len, tables)) - sum(map(len, complete_tables))
     more = (f"Rows left out because they have no value in {target!r}: {dropped:,}.",) if dropped else ()
@@ -120,7 +120,7 @@ def _odd_targets(name: str, data: Data, parts: Sequence[Rows]) -> list[str]:
         return []
     if (targets == targets[0]).all():
         return [f"The target {name!r} is the same in all training rows: there is nothing to learn from them."]
-    sentences = far(name, np.concatenate([np.asarray(part.targets, dtype=np.float64) for part in parts]))
+    sentences = far(name, np.concatenate([np.asarray(subset.targets, dtype=np.float64) for subset in parts]))
     encode = data.reader.encode if isinstance(data.reader, Reader) else None
     if not isinstance(encode, Columns) or len(targets) < 5:  # fewer can be collinear by chance
         return sentences
@@ -149,12 +149,12 @@ def tables_in(folder: Path) -> dict[str, Path]:
 
 def _counts_rows(parts: Sequence[np.ndarray | None]) -> bool:
     """Return whether a column counts the rows: from 0 or 1, or, if there are many rows, from any number but a year."""
-    counted = [part for part in parts if part is not None and part.dtype.kind == "i"]
-    if len(counted) < len(parts) or not all((np.diff(part) == 1).all() for part in counted):
+    counted = [values for values in parts if values is not None and values.dtype.kind == "i"]
+    if len(counted) < len(parts) or not all((np.diff(values) == 1).all() for values in counted):
         return False
-    if all(len(part) > 2 and part[0] in {0, 1} for part in counted):
+    if all(len(values) > 2 and values[0] in {0, 1} for values in counted):
         return True
-    years = all(part[0] >= _YEARS[0] and part[-1] <= _YEARS[1] for part in counted)
+    years = all(values[0] >= _YEARS[0] and values[-1] <= _YEARS[1] for values in counted)
     return max(map(len, counted)) >= _COUNTED and not years
 
 

@@ -108,13 +108,13 @@ def _layers(kernel: DenseModel, slices: Mapping[str, slice], hows: Mapping[str, 
     """Return the layers with weights, convolutions first."""
     by_start = {where.start: (name, where) for name, where in slices.items()}
 
-    def layer(part: Layer | Stage, channels: tuple[int, int]) -> _Linear:
-        name, weight = by_start[part.weight_at]
-        bias = None if part.bias_at < 0 else by_start[part.bias_at][1]
+    def layer(entry: Layer | Stage, channels: tuple[int, int]) -> _Linear:
+        name, weight = by_start[entry.weight_at]
+        bias = None if entry.bias_at < 0 else by_start[entry.bias_at][1]
         return _Linear(weight, bias, channels, hows[name])
 
     stages = [layer(stage, stage.channels) for stage in kernel.network.stages if stage.weight_at >= 0]
-    return [*stages, *(layer(part, (part.fan_in, part.fan_out)) for part in kernel.network.layers)]
+    return [*stages, *(layer(entry, (entry.fan_in, entry.fan_out)) for entry in kernel.network.layers)]
 
 
 def _drawn(density: LogDensity, name: str, like_MD: Tensor, random: Sequence[Randomness]) -> Tensor:
@@ -129,14 +129,14 @@ def _calls(layers: Sequence[_Linear], scale_MD: Tensor, pass_: Pass) -> tuple[Te
     factor_MD = scale_MD if local else torch.zeros_like(scale_MD)
     (rows, total), random, calls = pass_.place, pass_.random, []
     for number, layer in enumerate(layers, start=1):
-        parts = [part for part in (layer.weight, layer.bias) if part is not None]
+        parts = [columns for columns in (layer.weight, layer.bias) if columns is not None]
         if layer.how == "local":
             calls.append(Call(random[0].outputs(number)))
-            for part in () if local else parts:
-                factor_MD[:, part] = scale_MD[:, part]
+            for columns in () if local else parts:
+                factor_MD[:, columns] = scale_MD[:, columns]
             continue
-        for (m, of), part in product(enumerate(random), parts):
-            of.fill_change(number, factor_MD[m, part], bias=part is layer.bias)
+        for (m, of), columns in product(enumerate(random), parts):
+            of.fill_change(number, factor_MD[m, columns], bias=columns is layer.bias)
         signs = [
             torch.stack([of.signs(number, (total, width), scale_MD, outputs=bool(after))[rows] for of in random])
             for after, width in enumerate(layer.channels)

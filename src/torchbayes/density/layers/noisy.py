@@ -37,7 +37,7 @@ class Flips(NamedTuple):
 
 def spread(mean: Tensor, variance: Tensor, perturb: Perturb) -> Tensor:
     """Return m + √v ∘ ζ in the memory of the means; the memory of the variances is overwritten as well."""
-    return _Spread.apply(mean, variance, perturb)  # type: ignore[return-value]
+    return _Spread.apply(mean, variance, perturb)
 
 
 def linear(
@@ -54,7 +54,7 @@ def linear(
     `noise` is added to the outputs; as random numbers of flipout, it makes one draw of the weights, with signs for each
     example. `into` is memory for the gradients by mean and scale of the weight.
     """
-    return _Linear.apply(inputs, *mean, *scale, noise, into)  # type: ignore[return-value]
+    return _Linear.apply(inputs, *mean, *scale, noise, into)
 
 
 class _Linear(torch.autograd.Function):

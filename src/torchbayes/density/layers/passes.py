@@ -206,8 +206,8 @@ def _log_prob(density: LogDensity, rows: Batch, member: _Run, *, kept: Buffers, 
 
 def _write(total: Tensor, leaves: Sequence[Mapping[str, Tensor]], into: Sequence[Mapping[str, Tensor]]) -> None:
     """Differentiate a total into named views of the gradients by means and scales."""
-    flat = [leaf for part in leaves for leaf in part.values()]
-    views = [part[name] for part, named in zip(into, leaves, strict=True) for name in named]
+    flat = [leaf for group in leaves for leaf in group.values()]
+    views = [group[name] for group, named in zip(into, leaves, strict=True) for name in named]
     for view, gradient in zip(views, torch.autograd.grad(total, flat, allow_unused=True), strict=True):
         if gradient is None:
             view.zero_()
@@ -287,10 +287,10 @@ class _Layers(TorchFunctionMode):
         if call.linear and weight is not None and _plain(call):
             into = self._tensors[id(call.weight)].into
             return noisy.linear(call.inputs, (call.weight, call.bias), (weight, bias), noise=self._perturb, into=into)
-        mean = func(call.inputs, call.weight, call.bias, *call.rest, **call.named)
+        mean = call.of(func, call.inputs, call.weight, bias=call.bias)
         bias = None if bias is None else bias.square()
         weight = torch.zeros_like(call.weight) if weight is None else weight.square()
-        variance = func(call.inputs.square(), weight, bias, *call.rest, **call.named)
+        variance = call.of(func, call.inputs.square(), weight, bias=bias)
         return noisy.spread(mean, variance, self._perturb)
 
     def _perturb(self, mean: Tensor, variance: Tensor) -> None:
@@ -313,12 +313,12 @@ class _Layers(TorchFunctionMode):
             after = call.inputs.new_empty(()).expand(*call.inputs.shape[:-1], len(call.weight))
             flips = noisy.Flips(noise, bias_noise, self._signs(call.inputs, -1, 0), self._signs(after, -1, 1))
             return noisy.linear(call.inputs, (call.weight, call.bias), (weight, bias), noise=flips, into=into)
-        mean = func(call.inputs, call.weight, call.bias, *call.rest, **call.named)
+        mean = call.of(func, call.inputs, call.weight, bias=call.bias)
         change = torch.zeros_like(call.weight) if weight is None or noise is None else weight * noise
         bias_change = None if bias is None or bias_noise is None else bias * bias_noise
         axis = -1 if call.linear else 1
         before, after = (self._signs(tensor, axis, n) for n, tensor in enumerate((call.inputs, mean)))
-        return mean + after * func(call.inputs * before, change, bias_change, *call.rest, **call.named)
+        return mean + after * call.of(func, call.inputs * before, change, bias=bias_change)
 
     def _signs(self, like: Tensor, axis: int, number: int) -> Tensor:
         """Return ±1 for each example and channel, the same at all its positions."""

@@ -100,6 +100,10 @@ class Call(NamedTuple):
     rest: tuple[Any, ...]  # other arguments
     named: dict[str, Any]  # other arguments by name
 
+    def of(self, func: Callable[..., Tensor], inputs: Tensor, weight: Tensor, *, bias: Tensor | None) -> Tensor:
+        """Return the outputs of the function at other tensors."""
+        return func(inputs, weight, bias, *self.rest, **self.named)
+
 
 def describes(func: Callable[..., Any]) -> bool:
     """Return whether a function describes a tensor, such as its dtype, whatever its numbers are."""

@@ -19,6 +19,7 @@ from torchbayes.methods.optimise.descent import Scheduled
 from torchbayes.methods.optimise.seeker import seeker
 from torchbayes.methods.protocol import Needs
 from torchbayes.model.model import Batch, Model
+from torchbayes.model.network import Buffers
 from torchbayes.posteriors.point import Point
 
 
@@ -85,7 +86,7 @@ class Between:
         """N."""
         return self.density.num_data
 
-    def loss(self, vertices: Tensor, batch: Batch, *, out: Tensor, **options: Any) -> Value:
+    def loss(self, vertices: Tensor, batch: Batch, *, buffers: Buffers, seeds: Sequence[int], out: Tensor) -> Value:
         """Return the loss at the points, and write the gradient in the vertices that move to `out` (M, J D)."""
         shape, share_MJ1 = (-1, self.fixed[0].shape[1]), self.moving_MJ.to(vertices).unsqueeze(-1)
         point_MD = torch.zeros_like(self.fixed[0])
@@ -96,7 +97,7 @@ class Between:
             point_MD.addcmul_(vertex_MD, share_M1)
         into_MJD = out.unflatten(1, shape)
         slope_MD = into_MJD[:, -1]  # holds the gradient at the point until those of all other vertices are computed
-        value = self.density.loss(point_MD, batch, out=slope_MD, **options)
+        value = self.density.loss(point_MD, batch, buffers=buffers, seeds=seeds, out=slope_MD)
         torch.mul(share_MJ1[:, :-1], slope_MD.unsqueeze(1), out=into_MJD[:, :-1])
         slope_MD.mul_(share_MJ1[:, -1])
         return value._replace(gradient=out)

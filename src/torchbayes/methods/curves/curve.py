@@ -92,8 +92,14 @@ class Curve(Joining, Descent):
         first_MD, last_MD = (weights_MD[end::2].clone() for end in (0, 1))
         share_J1 = torch.arange(1, self.bends + 1, dtype=first_MD.dtype, device=first_MD.device).unsqueeze(1)
         bends_MJD = torch.lerp(first_MD.unsqueeze(1), last_MD.unsqueeze(1), share_J1 / (self.bends + 1))
-        of_curves, options = bends_MJD.flatten(1), {"seeds": seeds, "steps_per_epoch": steps_per_epoch}
-        descent = super().begin(density, of_curves, {name: b[::2] for name, b in buffers.items()}, **options)
+        of_curves = bends_MJD.flatten(1)
+        descent = super().begin(
+            density,
+            of_curves,
+            {name: b[::2] for name, b in buffers.items()},
+            seeds=seeds,
+            steps_per_epoch=steps_per_epoch,
+        )
         return State(descent, first_MD, last_MD)
 
     def target(self, density: LogDensity, state: State) -> Between:

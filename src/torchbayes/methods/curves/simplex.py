@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -116,8 +115,13 @@ class Simplex(Joining, Descent):
         vertices_MV = mean_MD.repeat(1, self.vertices)
         noise_MV = normals(seeds, Purpose.SIMPLEX_START, 0, like=vertices_MV)
         vertices_MV = vertices_MV.addcmul_(noise_MV, step_M1.to(noise_MV))
-        options = {"seeds": seeds, "steps_per_epoch": steps_per_epoch}
-        descent = super().begin(density, vertices_MV, {n: b[:: self.modes] for n, b in buffers.items()}, **options)
+        descent = super().begin(
+            density,
+            vertices_MV,
+            {n: b[:: self.modes] for n, b in buffers.items()},
+            seeds=seeds,
+            steps_per_epoch=steps_per_epoch,
+        )
         return State(descent, modes_MKD)
 
     def target(self, density: LogDensity, state: State) -> Between | _Spread:
@@ -158,12 +162,17 @@ class _Spread:
         """N."""
         return self.inside.num_data
 
-    def loss(self, vertices: Tensor, batch: Batch, *, out: Tensor, **options: Any) -> Value:
+    def loss(self, vertices: Tensor, batch: Batch, *, buffers: Buffers, seeds: Sequence[int], out: Tensor) -> Value:
         """Return the loss, and write its gradient in the vertices to `out` (M, R D); infinite where a volume is 0."""
-        value = self.inside.loss(vertices, batch, out=out, **options)
+        value = self.inside.loss(vertices, batch, buffers=buffers, seeds=seeds, out=out)
         shape, modes = (-1, self.modes_MKD.shape[-1]), self.modes_MKD.shape[1]
         others_MRD = vertices.unflatten(1, shape)
         gram_MKRR = grams(self.modes_MKD, others_MRD)
-        volumes: dict[str, Any] = {"inverse_MKRR": inverses(gram_MKRR), "scale": -self.weight / modes}
-        add_slopes(out.unflatten(1, shape), self.modes_MKD, others_MRD, **volumes)
+        add_slopes(
+            out.unflatten(1, shape),
+            self.modes_MKD,
+            others_MRD,
+            inverse_MKRR=inverses(gram_MKRR),
+            scale=-self.weight / modes,
+        )
         return value._replace(log_density=value.log_density - self.weight * log_volumes(gram_MKRR).mean(1))

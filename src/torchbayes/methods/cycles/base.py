@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torchbayes.density.density import LogDensity
 from torchbayes.health.descent import Descended
@@ -80,8 +80,12 @@ class Cyclic(ABC):
 
     def ending(self, posterior: Draws, state: Trajectory) -> Descended:
         """Return the last weights; the networks kept must be different functions."""
-        options: dict[str, Any] = {"buffers_M": posterior.buffers_M, "calibration": posterior.calibration}
-        last = Point(posterior.model, posterior.weights_MSD[:, -1], **options)
+        last = Point(
+            posterior.model,
+            posterior.weights_MSD[:, -1],
+            buffers_M=posterior.buffers_M,
+            calibration=posterior.calibration,
+        )
         caveats = self.optimizer.caveats(state.weights_MD)
         return Descended(
             weights_MD=state.weights_MD, buffers=state.buffers, result=last, said=caveats, first=[finite], then=[alike]

@@ -41,7 +41,7 @@ class Sites(NamedTuple):
 
     def at(self, where: slice) -> Sites:
         """Return the sites of a slice."""
-        return Sites(*(part[where] for part in self))
+        return Sites(*(tensor[where] for tensor in self))
 
     def towards(self, others: Sites, share: float, good_N: Tensor) -> Sites:
         """Return sites moved by a share of the way to others, where these are good."""

@@ -221,14 +221,21 @@ class EP(Kept, Defaults):
         """Return q, with log Z at temperature 1."""
         model, q = density.model, state.belief
         evidence_M = state.log_evidence() if model.temperature == 1 else None
-        options: dict[str, Any] = {"buffers_M": dict(state.buffers) or None, "statistics_known": True}
         root_MDD = q.root_DD.unsqueeze(0).to(model.network.dtype)
         mean_MD = q.mean_D.unsqueeze(0).to(model.network.dtype)
-        return Gaussian(model, mean_MD, Dense(root_MDD), linear=True, log_evidence_M=evidence_M, **options)
+        return Gaussian(
+            model,
+            mean_MD,
+            Dense(root_MDD),
+            linear=True,
+            log_evidence_M=evidence_M,
+            buffers_M=dict(state.buffers) or None,
+            statistics_known=True,
+        )
 
     def ending(self, posterior: Gaussian, state: State) -> Ended:
         problems = []
-        if state.sites and not any(part.shape[1] for part in state.sites.values()):
+        if state.sites and not any(sites.shape[1] for sites in state.sites.values()):
             problems.append("no row counts, so that it is the prior (look at the targets and their weights)")
         if state.skipped:
             problems.append(
@@ -284,5 +291,6 @@ def _swept(state: State, now: Belief, *, first: bool, adapt: bool) -> State:
     change, share = float(torch.maximum(moved_D, wider_D).max()) / state.share, state.share
     if adapt and not first:
         share = max(0.5 * share, _LEAST_SHARE) if change >= state.change else min(_LONGER * share, 1.0)
-    tensors = {"mean_MD": now.mean_D.unsqueeze(0), "variance_MD": variance_D.unsqueeze(0)}
-    return replace(state, **tensors, change=change, share=share)
+    return replace(
+        state, mean_MD=now.mean_D.unsqueeze(0), variance_MD=variance_D.unsqueeze(0), change=change, share=share
+    )

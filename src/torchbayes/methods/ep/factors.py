@@ -173,8 +173,15 @@ def _linear(
     """
     dtype, device, size = model.network.dtype, model.network.device, model.layout.size
     zero_D = torch.zeros(size, dtype=dtype, device=device)
-    options: dict[str, Any] = {"buffers": buffers or None, "chunk": _CHUNK, "support": support}
-    tangent = Tangent.at(model, zero_D, batch.inputs, structure=Diagonal(torch.ones_like(zero_D)[None]), **options)
+    tangent = Tangent.at(
+        model,
+        zero_D,
+        batch.inputs,
+        structure=Diagonal(torch.ones_like(zero_D)[None]),
+        buffers=buffers or None,
+        chunk=_CHUNK,
+        support=support,
+    )
     outputs, parts = tangent.linear(batch.inputs)
     slopes = torch.zeros(len(outputs), outputs[0].numel(), size, dtype=torch.float64, device=device)
     for part in parts:

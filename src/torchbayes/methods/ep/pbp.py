@@ -184,8 +184,7 @@ class PBP(Kept, Defaults):
     def ending(self, posterior: Gaussian, state: State) -> Descended:
         why = "the weights are spread wider than the data bear (standardise inputs and targets, or take more epochs)"
         first = [_undone, finite, explained]
-        options = {"weights_MD": posterior.mean_MD, "buffers": {}}
-        return Descended(why=why, together=True, noise=False, first=first, **options)
+        return Descended(why=why, together=True, noise=False, first=first, weights_MD=posterior.mean_MD, buffers={})
 
 
 def _undone(case: Case) -> list[str]:
@@ -243,8 +242,8 @@ def _learn(model: Model, now: State, batch: Batch) -> Tensor:
         counts_MB = weights.double() if counts_MB is None else counts_MB * weights.double()
     inputs_MBI = flattened(network, batch.inputs, axis=1)
     targets_MBK = targets.double().reshape(*inputs_MBI.shape[:2], network.layers[-1].fan_out)
-    tensors = (None if t is None else t.cpu().contiguous() for t in (inputs_MBI, targets_MBK, counts_MB))
-    rows, noise = Rows(*tensors), now.noise_MG2  # type: ignore[arg-type]
+    counts_MB = None if counts_MB is None else counts_MB.cpu().contiguous()
+    rows, noise = Rows(inputs_MBI.cpu().contiguous(), targets_MBK.cpu().contiguous(), counts_MB), now.noise_MG2
     if not noise.shape[1]:
         noise = torch.tensor(normal_noise(model).scales, dtype=torch.float64).square()
     sums_M3 = propagate(network.layers, Beliefs(now.mean_MD, now.variance_MD), noise, rows=rows)

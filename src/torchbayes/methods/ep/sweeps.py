@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,16 +29,25 @@ class Visited(NamedTuple):
 
 def at_once(before: Belief, factors: Factors, old: Sites, *, rule: Rule) -> Visited:
     """Return q and sites after all sites moved, each by what q was before."""
-    options: dict[str, Any] = {"counts_N": factors.counts_N, "share": rule.damping}
     exact = factors.exact(rule.temperature)
     if exact is not None:
         everywhere_N = torch.ones_like(factors.counts_N, dtype=torch.bool)
-        now, sites, moved = together(before, factors.slopes_NRD, old, to=exact, good_N=everywhere_N, **options)
+        now, sites, moved = together(
+            before,
+            factors.slopes_NRD,
+            old,
+            to=exact,
+            good_N=everywhere_N,
+            counts_N=factors.counts_N,
+            share=rule.damping,
+        )
         return Visited(now, sites, 0 if moved else len(everywhere_N))
     roots_NRE = factors.slopes_NRD @ before.root_DD
     marginals = factors.slopes_NRD @ before.mean_D, roots_NRE @ roots_NRE.mT
     to, good_N = _asked(*marginals, old, factors=factors, rule=rule)
-    now, sites, moved = together(before, factors.slopes_NRD, old, to=to, good_N=good_N, **options)
+    now, sites, moved = together(
+        before, factors.slopes_NRD, old, to=to, good_N=good_N, counts_N=factors.counts_N, share=rule.damping
+    )
     return Visited(now, sites, int((~good_N).sum()) if moved else len(good_N))
 
 
@@ -64,9 +73,9 @@ def in_turn(before: Belief, factors: Factors, old: Sites, *, rule: Rule) -> Visi
         mean_D += along_RD.T @ gain[:, -1]
         for into, part in zip(site, moved, strict=True):
             into.copy_(part)
-    everywhere_N, options = torch.ones_like(factors.counts_N, dtype=torch.bool), {"share": 1.0}
+    everywhere_N = torch.ones_like(factors.counts_N, dtype=torch.bool)
     q, sites, fits = together(
-        before, factors.slopes_NRD, old, to=now, good_N=everywhere_N, counts_N=factors.counts_N, **options
+        before, factors.slopes_NRD, old, to=now, good_N=everywhere_N, counts_N=factors.counts_N, share=1.0
     )
     return Visited(q, sites, skipped if fits else len(everywhere_N))
 
@@ -76,5 +85,8 @@ def _asked(
 ) -> tuple[Sites, Tensor]:
     """Return the sites that factors ask for, from number `first` on, and where these exist."""
     around = cavity(mean_NR, covariance_NRR, sites, power=rule.power)
-    options: dict[str, Any] = {"power": rule.power / rule.temperature, "first": first}
-    return asked(around, factors.tilted(around.mean_NR, around.root_NRR, **options), rule.power)
+    return asked(
+        around,
+        factors.tilted(around.mean_NR, around.root_NRR, power=rule.power / rule.temperature, first=first),
+        rule.power,
+    )

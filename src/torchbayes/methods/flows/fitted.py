@@ -15,7 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -192,10 +192,18 @@ def _by_layers(
     assert held.normal is not None
     slopes = tuple(torch.zeros_like(held.weights_MSD) for _ in range(3))
     nlls, draws = [], held.weights_MSD.shape[1]
-    options: dict[str, Any] = {"batch": batch, "estimator": estimator, "buffers": now.buffers, "seeds": now.seeds}
     for s in range(draws):
         mean_MD, scale_MD = held.normal[0][:, s].contiguous(), held.normal[1][:, s].sqrt()
-        gradients = by_layers(density, mean_MD, scale_MD, **options, step=now.step * draws + s)
+        gradients = by_layers(
+            density,
+            mean_MD,
+            scale_MD,
+            batch=batch,
+            estimator=estimator,
+            buffers=now.buffers,
+            seeds=now.seeds,
+            step=now.step * draws + s,
+        )
         slopes[1][:, s] = gradients.mean_MD / draws
         slopes[2][:, s] = gradients.scale_MD / (2 * draws * scale_MD)
         nlls.append(gradients.nll_M)

@@ -104,5 +104,10 @@ class MNF(Training, Fitted, Fitting):
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> MNFPosterior:
         """Return the mixture of the members' distributions."""
-        options = {"layers": self.layers, "hidden": self.hidden, "buffers_M": state.trajectory.buffers or None}
-        return MNFPosterior(density.model, *parts_of(state), **options)
+        return MNFPosterior(
+            density.model,
+            *parts_of(state),
+            layers=self.layers,
+            hidden=self.hidden,
+            buffers_M=state.trajectory.buffers or None,
+        )

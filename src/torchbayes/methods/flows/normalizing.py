@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,11 +104,18 @@ class NormalizingFlow(Fitted, Fitting):
         Raises:
             ValueError: if there are no such flows over so many weights.
         """
-        size, options = model.layout.size, {"layers": self.layers, "hidden": self.hidden, "bins": self.bins}
-        return FlowFamily(flow_of(self.transform, size, **options), size)
+        size = model.layout.size
+        return FlowFamily(flow_of(self.transform, size, layers=self.layers, hidden=self.hidden, bins=self.bins), size)
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> FlowPosterior:
         """Return the mixture of the members' flows."""
-        options: dict[str, Any] = {"layers": self.layers, "hidden": self.hidden, "bins": self.bins}
         buffers = state.trajectory.buffers or None
-        return FlowPosterior(density.model, *parts_of(state), transform=self.transform, **options, buffers_M=buffers)
+        return FlowPosterior(
+            density.model,
+            *parts_of(state),
+            transform=self.transform,
+            layers=self.layers,
+            hidden=self.hidden,
+            bins=self.bins,
+            buffers_M=buffers,
+        )

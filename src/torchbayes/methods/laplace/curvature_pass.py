@@ -173,7 +173,7 @@ def add(
     position = divmod(now.step, now.steps_per_epoch)
     gradient_MD = now.gradient_MD if settings.check_mode else None
     batch_log_likelihood_M = collector.add_(
-        dict(now.sums), members, batch, gradient_MD=gradient_MD, ranks=density.ranks, place=position
+        dict(now.sums), members, batch, gradient_MD=gradient_MD, ranks=density.ranks, position=position
     )
     if not torch.isfinite(batch_log_likelihood_M).all():
         raise DivergedError(

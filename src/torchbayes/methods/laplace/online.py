@@ -206,8 +206,14 @@ class OnlineLaplace(Kept, Defaults):
         size = model.network.layout.size  # learned parameters of the likelihood keep their prior
         if not all(isinstance(s.prior, Normal) for s in model.prior.segments if s.where.start < size):
             raise ValueError("the online evidence changes the precision of a normal prior. Use priors.Normal.")
-        settings = {"optimizer": self.optimizer, "epochs": self.epochs_of_descent, "steps_per_epoch": steps_per_epoch}
-        trajectory = descent.start(weights_MD, buffers, seeds, **settings)
+        trajectory = descent.start(
+            weights_MD,
+            buffers,
+            seeds,
+            optimizer=self.optimizer,
+            epochs=self.epochs_of_descent,
+            steps_per_epoch=steps_per_epoch,
+        )
         curvature_pass.check_held(self.curvature_settings, weights_MD)
         current_pass = curvature_pass.begin(weights_MD, buffers, seeds=seeds, steps_per_epoch=steps_per_epoch)
         noise_M = torch.ones(len(weights_MD), dtype=torch.float64, device=weights_MD.device)
@@ -262,8 +268,9 @@ def _descend(
 
 def _begun(state: State) -> CurvaturePass:
     trajectory = state.trajectory
-    options = {"seeds": trajectory.seeds, "steps_per_epoch": trajectory.steps_per_epoch}
-    fresh = curvature_pass.begin(trajectory.weights_MD, trajectory.buffers, **options)
+    fresh = curvature_pass.begin(
+        trajectory.weights_MD, trajectory.buffers, seeds=trajectory.seeds, steps_per_epoch=trajectory.steps_per_epoch
+    )
     return replace(fresh, found=state.last_pass.found)
 
 

@@ -96,8 +96,9 @@ def learned(method: Learning, density: Density, state: State, *, acceptance_M: T
 
     def searched(state: State) -> Tensor:
         value = Value(state.log_density_M, state.gradient_MD, state.log_likelihood_M)
-        options = {"inverse_mass_MD": state.inverse_mass_MD, "seeds": state.seeds, "step": state.step}
-        return first_step_size(density, state.weights_MD, value, **options).clamp(max=state.length or math.inf)
+        return first_step_size(
+            density, state.weights_MD, value, inverse_mass_MD=state.inverse_mass_MD, seeds=state.seeds, step=state.step
+        ).clamp(max=state.length or math.inf)
 
     longest = 2 * state.length or math.inf
     return mass.learned(method, density, state, acceptance_M=acceptance_M, first=searched, longest=longest)

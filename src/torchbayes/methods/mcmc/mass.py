@@ -131,8 +131,9 @@ def learned(
 
 def _renewed(method: Learning, density: Density, state: Any, least: int) -> Any:
     """Return the state with the mass of the window that ends here, and a new window."""
-    layers: Any = density.model.layout.slices.values() if method.mass == "layer" else ()  # type: ignore[attr-defined]
-    estimate_MD = state.spread.inverse_mass(tuple(layers), least=least)
+    model: Any = getattr(density, "model", None)  # a mass by layer is refused where there is none
+    layers = tuple(model.layout.slices.values()) if method.mass == "layer" else ()
+    estimate_MD = state.spread.inverse_mass(layers, least=least)
     scales_MD = estimate_MD if estimate_MD.ndim == 2 else estimate_MD.diagonal(dim1=-2, dim2=-1)
     # a chain that has not moved keeps its mass
     mass_MD = choose((scales_MD > 0).all(-1), estimate_MD, state.inverse_mass_MD)

@@ -124,8 +124,14 @@ class Metropolis(Learning, ABC):
             faults,
         )
         least = _OBSERVED * state.weights_MD.shape[1]
-        options: Any = {"first": lambda renewed: self._first(renewed.weights_MD), "least": least}
-        return learned(self, density, new, acceptance_M=probability_M, **options), info
+        return learned(
+            self,
+            density,
+            new,
+            acceptance_M=probability_M,
+            first=lambda renewed: self._first(renewed.weights_MD),
+            least=least,
+        ), info
 
     def _first(self, weights_MD: Tensor) -> Tensor:
         """Return the first step sizes (M,)."""

@@ -148,16 +148,19 @@ class Descent(OnMinibatches, Kept, Defaults, ABC):
         self, density: Any, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> Any:
         epochs = epochs_of(self.epochs, steps_per_epoch, steps=self.usual_steps)
-        options: dict[str, Any] = {"optimizer": self.optimizer, "epochs": epochs}
-        return start(weights_MD, buffers, seeds, **options, steps_per_epoch=steps_per_epoch)
+        return start(
+            weights_MD, buffers, seeds, optimizer=self.optimizer, epochs=epochs, steps_per_epoch=steps_per_epoch
+        )
 
     def move(self, density: Any, state: Any, batch: Batch, *, donate: bool = False) -> tuple[Any, Any]:
         target, now = self.target(density, state), state.trajectory
         lr = self.rate(now)
         if self.adversarial is not None:
             now, batch = attacked(density, now, batch, share=self.adversarial)
-        options: dict[str, Any] = {"optimizer": self.optimizer.rule, "lr": lr, "donate": donate}
-        return after(state, *descend(self.optimizer.objective(target), now, batch, **options))
+        return after(
+            state,
+            *descend(self.optimizer.objective(target), now, batch, optimizer=self.optimizer.rule, lr=lr, donate=donate),
+        )
 
     def ending(self, posterior: Any, state: Any) -> Descended:
         end, size = self.keeper.moving(state), posterior.model.layout.size

@@ -156,8 +156,9 @@ class Particles(Scheduled, ABC):
             size = torch.linalg.vector_norm(weights_MD[0]) / math.sqrt(weights_MD.shape[1])
             size = torch.where(size > 0, size, torch.ones_like(size))
             weights_MD = weights_MD + _APART * size * normals(seeds, Purpose.APART, 0, like=weights_MD)
-        options = {"optimizer": self.optimizer, "epochs": self.epochs, "steps_per_epoch": steps_per_epoch}
-        return descent.start(weights_MD, buffers, seeds, **options)
+        return descent.start(
+            weights_MD, buffers, seeds, optimizer=self.optimizer, epochs=self.epochs, steps_per_epoch=steps_per_epoch
+        )
 
     def move(self, density: Any, state: Any, batch: Any, *, donate: bool = False) -> tuple[Any, Info]:
         """Return all particles one optimiser step on, and the info of the step."""

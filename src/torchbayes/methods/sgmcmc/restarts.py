@@ -14,7 +14,7 @@ an epoch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -103,7 +103,7 @@ def _bound(value: Value, density: Density) -> Tensor:
     return (start_M - margin - 10 * start_M.abs()).nan_to_num(nan=lowest, neginf=lowest).double()
 
 
-def gone_back(state: Any, **fresh: Any) -> tuple[Any, Tensor]:
+def gone_back(state: Any, fresh: Mapping[str, Any]) -> tuple[Any, Tensor]:
     """Return the state one step on, and which chains have gone back to sound weights, (M,), float64 on the CPU.
 
     The state may be overwritten. Momentum and squares of chains that go back begin with 0; `fresh` gives the initial

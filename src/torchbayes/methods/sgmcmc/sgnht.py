@@ -83,4 +83,4 @@ class SGNHT(Stochastic, Sampler):
         if noisy and state.step >= self.burn_in // 2:
             energy_M = torch.linalg.vecdot(now.momentum_MD.double(), velocity_MD.double())
             friction_M1 = friction_M1 + h * (energy_M / now.momentum_MD.shape[-1] - heat).unsqueeze(-1)
-        return seen.done(replace(now, friction_M=friction_M1.squeeze(-1).contiguous()), friction_M=diffusion)
+        return seen.done(replace(now, friction_M=friction_M1.squeeze(-1).contiguous()), {"friction_M": diffusion})

@@ -12,8 +12,9 @@ however small gradients are, a weight is not moved as if it were known less than
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -242,12 +243,12 @@ class Seen(NamedTuple):
     value: Value  # the density
     sizes: list[float]  # ε of each chain
 
-    def done(self, now: Any, **fresh: Any) -> tuple[Any, Info]:
+    def done(self, now: Any, fresh: Mapping[str, Tensor | float] = MappingProxyType({})) -> tuple[Any, Info]:
         """Return the state after the step and its info, once chains that have diverged have gone back.
 
         `now` has the number of the step; `fresh` is that of `gone_back`.
         """
-        state, divergent_M = gone_back(now, **fresh)
+        state, divergent_M = gone_back(now, fresh)
         sizes_M = torch.tensor(self.sizes, dtype=torch.float64)  # not on the device, as only the log needs them
         return state, Info(self.value.log_density, self.value.log_likelihood, sizes_M, divergent_M)
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +38,7 @@ from torchbayes.methods.optimise.settings import Runs
 from torchbayes.methods.schedules import Cosine, Schedule
 from torchbayes.methods.variational.target import Moving, NaturalGradient, Target, narrowed, target_of
 from torchbayes.model.model import Batch
+from torchbayes.model.network import Buffers
 from torchbayes.posteriors.gaussian import Gaussian
 from torchbayes.randomness.seeds import Purpose, mix
 
@@ -125,8 +125,7 @@ class BSAM(Runs, NaturalGradient):
 def _scale(method: BSAM, density: LogDensity, now: State, batch: Batch) -> None:
     """Raise s to its limit under the gradients at the means, the largest over the weights."""
     target = target_of(density, now.mean_MD)
-    options: dict[str, Any] = {"buffers": clone(now.buffers), "seeds": now.seeds, "out": now.gradient_MD}
-    _slope(density, target, now.mean_MD, batch, **options)
+    _slope(density, target, now.mean_MD, batch, buffers=clone(now.buffers), seeds=now.seeds, out=now.gradient_MD)
     size_MD, floor = now.gradient_MD.abs(), target.penalty.precision + method.damping
     settled_MD = ((size_MD + (size_MD.square() + 4 * floor).sqrt()) / 2).square()
     now.precision_MD.copy_(settled_MD.amax(-1, keepdim=True).maximum(now.precision_MD))
@@ -152,10 +151,17 @@ def _piece(method: BSAM, density: LogDensity, now: State, *, piece: Piece, sums:
 
 
 def _slope(
-    density: LogDensity, target: Target, weights_MD: Tensor, rows: Batch, *, out: Tensor, **about: Any
+    density: LogDensity,
+    target: Target,
+    weights_MD: Tensor,
+    rows: Batch,
+    *,
+    buffers: Buffers,
+    seeds: Sequence[int],
+    out: Tensor,
 ) -> Tensor:
     """Return the mean loss of each member on some rows, and write its gradient, that of a non-normal prior included."""
-    nll_M = density.nll(weights_MD, rows, out=out, **about).log_density
+    nll_M = density.nll(weights_MD, rows, buffers=buffers, seeds=seeds, out=out).log_density
     for segment in target.others:
         segment.add_gradient_(out, weights_MD, -target.scale / target.ess)
     return nll_M

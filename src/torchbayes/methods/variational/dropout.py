@@ -66,5 +66,6 @@ class MCDropout(Runs, Scheduled, Descent):
 
     def posterior(self, density: LogDensity, state: Trajectory, shelf: Shelf | None = None) -> DropoutPosterior:
         """Return the members' networks under random masks."""
-        options: dict[str, object] = {"buffers_M": state.buffers or None, "statistics_known": True}
-        return DropoutPosterior(density.model, state.weights_MD.clone(), **options)  # type: ignore[arg-type]
+        return DropoutPosterior(
+            density.model, state.weights_MD.clone(), buffers_M=state.buffers or None, statistics_known=True
+        )

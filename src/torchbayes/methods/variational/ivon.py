@@ -159,8 +159,7 @@ class IVON(Runs, NaturalGradient):
             1 - self.decay(now.total_steps),
             math.inf if self.clip is None else self.clip,
         )
-        drawn = {"gradient_SMD": now.gradient_SMD, "weights_SMD": now.drawn_SMD}
-        passes.update(now.moments, target.penalty, rates, **drawn)
+        passes.update(now.moments, target.penalty, rates, gradient_SMD=now.gradient_SMD, weights_SMD=now.drawn_SMD)
         return replace(now, step=now.step + 1, unseen=unseen), Info(loss_M, nll_M, kl_M, elbo_M, lr)
 
     def ending(self, posterior: Gaussian, state: State) -> Descended:
@@ -186,8 +185,17 @@ def _draw(method: IVON, state: State, target: Target) -> Tensor:
     for s in range(method.draws):
         pair, sign = (s // 2, 1 - s % 2 * 2) if method.antithetic else (s, 1)
         stream = mix(Purpose.WEIGHT_NOISE, state.step, pair)
-        options = {"ess": target.ess, "seeds": state.seeds, "stream": stream, "sign": sign}
-        sums.append(passes.draw(state.moments, target.penalty, state.drawn_SMD[s], **options))
+        sums.append(
+            passes.draw(
+                state.moments,
+                target.penalty,
+                state.drawn_SMD[s],
+                ess=target.ess,
+                seeds=state.seeds,
+                stream=stream,
+                sign=sign,
+            )
+        )
     return sums[0]
 
 

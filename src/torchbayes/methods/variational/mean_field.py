@@ -92,8 +92,14 @@ def _by_weights(density: LogDensity, now: Trajectory, batch: Batch, drawing: Dra
     workspace = now.gradient_MD.view(shape) if draws == 1 else now.weights_MD.new_empty(shape)
     # both share memory, by which autograd counts changes: with `data`, writing the gradient does not change the weights
     weights_MSD, gradient_MSD = workspace[0].data, workspace[1].data
-    noise = {"seeds": now.seeds, "stream": noise_stream(now), "antithetic": drawing.antithetic}
-    sums_M2 = passes.scatter(now.weights_MD, target.penalty, weights_MSD, **noise)
+    sums_M2 = passes.scatter(
+        now.weights_MD,
+        target.penalty,
+        weights_MSD,
+        seeds=now.seeds,
+        stream=noise_stream(now),
+        antithetic=drawing.antithetic,
+    )
     nll_M = ask(density, now, batch, weights_MSD=weights_MSD, out=gradient_MSD, alpha=drawing.alpha)
     return nll_M, sums_M2, Descent(gradient_MSD, weights_MSD, None, 0.0, 0.0), gradient_MSD.flatten(1)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -148,9 +148,13 @@ class Fitting(Scheduled, OnMinibatches, Kept, Defaults, ABC):
         self, density: LogDensity, weights_MD: Tensor, buffers: Buffers, *, seeds: Sequence[int], steps_per_epoch: int
     ) -> State:
         epochs = epochs_of(self.epochs, steps_per_epoch, steps=USUAL_STEPS)
-        options = {"optimizer": self.optimizer, "epochs": epochs, "steps_per_epoch": steps_per_epoch}
         parameters_MP = self.parameters(density, weights_MD, seeds=seeds)
-        return State(start(parameters_MP, buffers, seeds, **options), weights_MD.shape[1])
+        return State(
+            start(
+                parameters_MP, buffers, seeds, optimizer=self.optimizer, epochs=epochs, steps_per_epoch=steps_per_epoch
+            ),
+            weights_MD.shape[1],
+        )
 
     def move(self, density: LogDensity, state: State, batch: Batch, *, donate: bool = False) -> tuple[State, Info]:
         now = writable(state.trajectory, donate=donate)
@@ -227,8 +231,7 @@ def ask(
         batch = batch.map(lambda t: t.repeat_interleave(draws, 0))
     stacked = weights_MSD.flatten(0, 1)
     mixing = Mixing(draws, alpha / density.model.temperature) if alpha else None
-    options: dict[str, Any] = {"buffers": buffers, "seeds": seeds, "out": out.view_as(stacked), "mixing": mixing}
-    nll = density.nll(stacked, batch, **options).log_density
+    nll = density.nll(stacked, batch, buffers=buffers, seeds=seeds, out=out.view_as(stacked), mixing=mixing).log_density
     for name, buffer in buffers.items() if draws > 1 else ():
         by_draw = buffer.unflatten(0, (-1, draws))
         now.buffers[name].copy_(by_draw.mean(1) if buffer.is_floating_point() else by_draw[:, 0])

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -111,16 +110,23 @@ class VBLL(Scheduled, Descent):
 
     def target(self, density: LogDensity, state: State) -> Bounded:
         """Return the bound; `nll` of a step is the mean of −E_q log p(y | f), or of its bound."""
-        options: Any = {"first": state.step == 0, "kl_weight": weight_at(self.kl_weight, state)}
-        return Bounded(density.model, density.num_data, _layer_of(self, density), self.bound, **options)
+        return Bounded(
+            density.model,
+            density.num_data,
+            _layer_of(self, density),
+            self.bound,
+            first=state.step == 0,
+            kl_weight=weight_at(self.kl_weight, state),
+        )
 
     def posterior(self, density: LogDensity, state: State, shelf: Shelf | None = None) -> Gaussian:
         """Return the mixture of the members' normal distributions; the variance is 0 outside the last layer."""
         model, layer = density.model, self.layer(density.model)
         mean_MD, parameters_MP = state.weights_MD.split([model.layout.size, sum(layer.sizes)], dim=1)
         covariance = layer.structure(parameters_MP, model.layout.size)
-        options: Any = {"buffers_M": state.buffers or None, "statistics_known": True, "linear": True}
-        return Gaussian(model, mean_MD.clone(), covariance, **options)
+        return Gaussian(
+            model, mean_MD.clone(), covariance, buffers_M=state.buffers or None, statistics_known=True, linear=True
+        )
 
 
 @dataclass(frozen=True)
@@ -142,8 +148,9 @@ class Bounded(ByMembers):
     def _expected(self, weights_D: Tensor, parts: Parts, batch: Batch, *, buffers: Buffers) -> Tensor:
         """Return E_q log p(y | f), or its bound, of each row, (B,)."""
         views, learned = self.model.split(weights_D)
-        options: Any = {"inputs": batch.inputs, "buffers": buffers, "check": self.first}
-        mean, features = outputs_of(self.model, self.layer, views, **options)
+        mean, features = outputs_of(
+            self.model, self.layer, views, inputs=batch.inputs, buffers=buffers, check=self.first
+        )
         spread = self.layer.spread(parts, features).reshape(mean.shape)
         return expected_log_prob(
             self.model.likelihood, mean, spread, targets=batch.targets, parameters=learned, bound=self.bound

@@ -117,10 +117,10 @@ def moved(tree: Any, device: torch.device, dtype: torch.dtype) -> Any:
     is a TypeError.
     """
 
-    def one(leaf: Any) -> Any:
+    def moved_leaf(leaf: Any) -> Any:
         if isinstance(leaf, Shared):
             array = (Tensor, np.ndarray)
-            return Shared(pytree.tree_map(lambda x: one(x) if isinstance(x, array) else x, leaf.value))
+            return Shared(pytree.tree_map(lambda x: moved_leaf(x) if isinstance(x, array) else x, leaf.value))
         if leaf is None:
             return None
         try:
@@ -131,7 +131,7 @@ def moved(tree: Any, device: torch.device, dtype: torch.dtype) -> Any:
             ) from error
         return usable(tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device))
 
-    return one(tree) if isinstance(tree, Tensor) else pytree.tree_map(one, tree, is_leaf=_is_packed)
+    return moved_leaf(tree) if isinstance(tree, Tensor) else pytree.tree_map(moved_leaf, tree, is_leaf=_is_packed)
 
 
 def _in_order(leaf: Any) -> Any:
@@ -185,7 +185,7 @@ def with_shared(inputs: Any, names: Sequence[str | int]) -> Any:
     return entries if isinstance(inputs, Mapping) else tuple(entries.values())
 
 
-def check_rows(tree: Any, what: str = "inputs") -> None:
+def check_rows(tree: Any, name: str = "inputs") -> None:
     """Raise ValueError if tensors differ in their number of rows, or have no axis of rows."""
     if isinstance(tree, Tensor) and tree.ndim:
         return
@@ -195,16 +195,16 @@ def check_rows(tree: Any, what: str = "inputs") -> None:
         return
     if any(isinstance(leaf, int | float) for _, leaf in leaves):
         raise ValueError(
-            f"the {what} must be tensors or arrays; got {len(leaves)} separate values, {_listed(sizes, what)}. "
+            f"the {name} must be tensors or arrays; got {len(leaves)} separate values, {_listed(sizes, name)}. "
             f"Make one tensor of a list of numbers: torch.as_tensor."
         )
-    shared = " What all rows share is named to the model: Model(..., shared=...)." if what == "inputs" else ""
-    raise ValueError(f"every tensor of the {what} must have the same number of rows; {_listed(sizes, what)}.{shared}")
+    shared = " What all rows share is named to the model: Model(..., shared=...)." if name == "inputs" else ""
+    raise ValueError(f"every tensor of the {name} must have the same number of rows; {_listed(sizes, name)}.{shared}")
 
 
 def _listed(sizes: Sequence[tuple[Any, tuple[int, ...]]], what: str) -> str:
     """Return the leaves and their numbers of rows: at most four, and first one leaf for each number."""
-    first = {size: place for place, (_, size) in reversed([*enumerate(sizes)])}
+    first = {size: index for index, (_, size) in reversed([*enumerate(sizes)])}
     chosen = sorted([*first.values(), *(set(range(len(sizes))) - {*first.values()})][:_NAMED])
     named = [(_named(sizes[n][0], what), sizes[n][1]) for n in chosen]
     text = ", ".join(f"{name} has {size[0] if size else 'no row axis'}" for name, size in named)
@@ -225,9 +225,9 @@ def check_outputs(run: Callable[[Any], Tensor], inputs: Any, outputs: Tensor) ->
     rows = batch_size(inputs)
     pairs = [(len(outputs), rows)]
     if rows in outputs.shape[1:]:
-        other = 2 if rows != 2 else 3
+        other_rows = 2 if rows != 2 else 3
         with suppress(Exception):
-            pairs.append((len(run(repeated(inputs, other))), other))
+            pairs.append((len(run(repeated(inputs, other_rows))), other_rows))
     for made, expected in pairs:
         if made != expected:
             raise ValueError(f"the network must give one output row per input row; got {made} for {expected}.")
@@ -243,15 +243,15 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     return _joined(batches, _concatenated) if len(batches) > 1 else batches[0]
 
 
-def check_alike(first: Any, tree: Any, what: str) -> None:
+def check_alike(first: Any, tree: Any, name: str) -> None:
     """Raise ValueError if rows differ in shape from those of the first batch, so that they cannot be joined."""
-    before, here = ([tuple(t.shape[1:]) for t in tensors_of(each)] for each in (first, tree))
-    for one, other in zip(before, here, strict=True):
-        if one != other:
+    before, here = ([tuple(t.shape[1:]) for t in tensors_of(rows)] for rows in (first, tree))
+    for old_shape, new_shape in zip(before, here, strict=True):
+        if old_shape != new_shape:
             raise ValueError(
-                f"the {what} of all batches must have one shape a row; got {other} after {one}. Pad all batches to one "
-                f"length, or take them one by one with `stream`. `evaluate` takes labels of any length where the "
-                f"likelihood leaves padding out: Categorical(ignore_index=-100)."
+                f"the {name} of all batches must have one shape a row; got {new_shape} after {old_shape}. Pad all "
+                f"batches to one length, or take them one by one with `stream`. `evaluate` takes labels of any length "
+                f"where the likelihood leaves padding out: Categorical(ignore_index=-100)."
             )
 
 
@@ -259,11 +259,11 @@ def padded(tensors: Sequence[Tensor], value: float) -> list[Tensor]:
     """Return tensors (B, ...) padded by a value to the longest length along each axis but the first."""
     longest = [max(sizes) for sizes in zip(*(t.shape[1:] for t in tensors), strict=True)]
 
-    def one(tensor: Tensor) -> Tensor:
+    def padded_tensor(tensor: Tensor) -> Tensor:
         ends = [want - have for want, have in zip(longest, tensor.shape[1:], strict=True)]
         return F.pad(tensor, [n for end in reversed(ends) for n in (0, end)], value=value)
 
-    return [one(tensor) for tensor in tensors]
+    return [padded_tensor(tensor) for tensor in tensors]
 
 
 def _concatenated(tensors: Sequence[Tensor]) -> Tensor:
@@ -273,7 +273,7 @@ def _concatenated(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _joined(batches: Sequence[Batch], join: Callable[..., Tensor]) -> Batch:
-    def one(*leaves: Any) -> Any:
+    def joined_leaves(*leaves: Any) -> Any:
         if isinstance(leaves[0], Tensor):
             return join(leaves)
         if isinstance(leaves[0], Shared) and not all(_equal(leaf, leaves[0]) for leaf in leaves[1:]):
@@ -283,18 +283,18 @@ def _joined(batches: Sequence[Batch], join: Callable[..., Tensor]) -> Batch:
             )
         return leaves[0]
 
-    return pytree.tree_map(one, *batches)
+    return pytree.tree_map(joined_leaves, *batches)
 
 
-def _equal(one: Shared, other: Shared) -> bool:
-    return one.value is other.value or all_equal(tensors_of(one), tensors_of(other))
+def _equal(first: Shared, second: Shared) -> bool:
+    return first.value is second.value or all_equal(tensors_of(first), tensors_of(second))
 
 
-def _named(path: Any, what: str) -> str:
+def _named(path: Any, name: str) -> str:
     """Return a name for a leaf, such as `context` or `inputs[1]`."""
     text = pytree.keystr(path)
     simple = text.startswith("['") and text.endswith("']") and text.count("[") == 1
-    return f"`{text[2:-2]}`" if simple else f"`{what}{text}`"
+    return f"`{text[2:-2]}`" if simple else f"`{name}{text}`"
 
 
 def _keys(batch: Any) -> set[Any]:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -39,20 +39,20 @@ from torchbayes.model.batches.batch import Batch, all_equal, stack, tensors_of
 from torchbayes.randomness.seeds import Purpose, generator, seeded
 
 
-def is_indexed(data: Any) -> bool:
+def is_indexed(data: Any) -> TypeGuard[DataLoader[Any]]:
     """Return whether data are a loader that makes its own batches, over a data set whose rows have numbers."""
     return (
         isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset) and data.batch_size is not None
     )
 
 
-def rows_of_loader(loader: DataLoader) -> tuple[Dataset[Any], bool]:
+def rows_of_loader(loader: DataLoader) -> tuple[Any, bool]:
     """Return the rows that a loader reads, as a data set, and whether their order is left open.
 
     It raises ValueError if there are none, TypeError if its sampler repeats rows, or picks others at every pass.
     """
-    dataset, sampler = loader.dataset, loader.sampler
-    size = len(dataset)  # type: ignore[arg-type]
+    dataset: Any = loader.dataset
+    sampler, size = loader.sampler, len(dataset)
     if not size:
         raise ValueError("the data are empty: the dataset has no rows. Check the filter before it.")
     if isinstance(sampler, SequentialSampler) and len(sampler) == size:
@@ -108,10 +108,10 @@ def in_order(data: Iterable[Any], *, seed: int = 0) -> Iterator[Any]:
     The seed is that of random numbers drawn while rows are read.
     """
     if is_indexed(data):
-        dataset, _ = rows_of_loader(data)  # type: ignore[arg-type]
-        size, total = data.batch_size, len(dataset)  # type: ignore[attr-defined,arg-type]
+        dataset, _ = rows_of_loader(data)
+        size, total = data.batch_size or 1, len(dataset)
         parts = [list(range(start, min(start + size, total))) for start in range(0, total, size)]
-        data = batches_of(data, dataset, parts, seed)  # type: ignore[arg-type]
+        data = batches_of(data, dataset, parts, seed)
     return read(data, seed)
 
 
@@ -131,7 +131,7 @@ def read(batches: Iterable[Any], *integers: int, first: int = 0) -> Iterator[Any
             return
         if number == 1 + first and _has_workers(batches) and _equal(before, batch):
             raise TypeError(
-                f"the {batches.num_workers} workers of the loader yield the same rows, "  # type: ignore[attr-defined]
+                f"the {batches.num_workers} workers of the loader yield the same rows, "
                 f"so that each would count so many times. Split them by torch.utils.data.get_worker_info() in the "
                 f"IterableDataset, or set num_workers=1."
             )
@@ -145,9 +145,9 @@ def evenly_spaced(count: int, total: int) -> list[int]:
     return [total * k // count for k in range(count)]
 
 
-def same_rows(one: Batch, other: Batch) -> bool:
+def same_rows(first: Batch, second: Batch) -> bool:
     """Return whether two batches have the same inputs."""
-    return all_equal(tensors_of(one.inputs), tensors_of(other.inputs))
+    return all_equal(tensors_of(first.inputs), tensors_of(second.inputs))
 
 
 _END = object()
@@ -177,12 +177,12 @@ def _spare() -> np.random.MT19937:
     return np.random.MT19937()
 
 
-def _has_workers(batches: Any) -> bool:
+def _has_workers(batches: Any) -> TypeGuard[DataLoader[Any]]:
     return isinstance(batches, DataLoader) and isinstance(batches.dataset, IterableDataset) and batches.num_workers > 1
 
 
-def _equal(one: Any, other: Any) -> bool:
-    pair = [tensors_of(dict(each) if hasattr(each, "keys") else each) for each in (one, other)]
+def _equal(first: Any, second: Any) -> bool:
+    pair = [tensors_of(dict(tree) if hasattr(tree, "keys") else tree) for tree in (first, second)]
     return bool(pair[0]) and all_equal(*pair)
 
 
@@ -199,18 +199,18 @@ class ForMembers:
         `rows` are equally many of each member, member by member.
         """
         size = len(rows) // self.members
-        each = [self.collate(rows[start : start + size]) for start in range(0, len(rows), size)]
-        return each if len({_shapes_of(batch) for batch in each}) == 1 else [self.collate(rows)]
+        batches = [self.collate(rows[start : start + size]) for start in range(0, len(rows), size)]
+        return batches if len({_shapes_of(batch) for batch in batches}) == 1 else [self.collate(rows)]
 
 
-def for_members(found: Sequence[Batch], members: int, size: int) -> Batch:
+def for_members(batches: Sequence[Batch], members: int, size: int) -> Batch:
     """Return the batches of all members, (M, B, ...), from what `ForMembers` collated, unpacked; B is `size`.
 
     It raises ValueError if one batch of all members has another number of rows than M B.
     """
-    if len(found) == members:
-        return stack(found)
-    (whole,) = found
+    if len(batches) == members:
+        return stack(batches)
+    (whole,) = batches
     if whole.size != members * size:
         raise ValueError(
             f"the batches of the {members} members differ in shape, and collated together their {members * size} rows "

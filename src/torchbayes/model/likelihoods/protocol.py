@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -128,7 +128,7 @@ class Counted(NamedTuple):
         return self.weights if self.weights is None or self.weights.ndim == 1 else self.weights.flatten(1).amax(1)
 
 
-def own(likelihood: Likelihood, name: str) -> bool:
+def own(likelihood: Likelihood, name: str) -> TypeGuard[Any]:
     """Return whether a likelihood has an optional method, and no subclass has changed what that method refers to."""
     classes = type(likelihood).__mro__
     owner = next((kind for kind in classes if name in vars(kind)), None)
@@ -143,7 +143,7 @@ def own(likelihood: Likelihood, name: str) -> bool:
 def counted(likelihood: Likelihood, outputs: Tensor, targets: Any) -> Counted:
     """Return targets as fits use them: `log_prob` is that of the plain likelihood, times the weights."""
     if own(likelihood, "counted"):
-        return likelihood.counted(outputs, targets)  # type: ignore[attr-defined]
+        return likelihood.counted(outputs, targets)
     return Counted(likelihood, targets)
 
 
@@ -155,7 +155,7 @@ def scored(likelihood: Likelihood, outputs: Tensor, targets: Any) -> Counted:
     likelihood.
     """
     if own(likelihood, "scored"):
-        return likelihood.scored(outputs, targets)  # type: ignore[attr-defined]
+        return likelihood.scored(outputs, targets)
     return Counted(likelihood, targets)
 
 
@@ -164,7 +164,7 @@ def average_log_prob(
 ) -> Tensor:
     """Return log (1/S) Σ_s p(y_b | f_s(x_b)), (B,), in nats, of the outputs of S functions."""
     if own(likelihood, "average_log_prob"):
-        return likelihood.average_log_prob(outputs_SBK, targets, parameters)  # type: ignore[attr-defined]
+        return likelihood.average_log_prob(outputs_SBK, targets, parameters)
     return log_mean_exp(likelihood.log_prob(outputs_SBK, targets, parameters))
 
 

@@ -126,15 +126,16 @@ def apart(likelihood: Likelihood, targets: Any) -> tuple[Likelihood, Any, Tensor
 def asks(likelihood: Likelihood) -> bool:
     """Return whether a likelihood, weighted or not, still needs something from targets."""
     plain = unweighted(likelihood)
-    return own(plain, "informed") and plain.asks()  # type: ignore[attr-defined]
+    return own(plain, "informed") and plain.asks()
 
 
 def informed(likelihood: Likelihood, targets: Any) -> Likelihood:
     """Return the likelihood, weighted or not, with what it needs from targets; itself if it needs nothing."""
     if not asks(likelihood):
         return likelihood
+    plain: Any
     plain, values, weights_N = apart(likelihood, targets)
-    return _around(likelihood, plain.informed(values, weights_N))  # type: ignore[attr-defined]
+    return _around(likelihood, plain.informed(values, weights_N))
 
 
 def spread_of(likelihood: Likelihood) -> tuple[float, ...]:
@@ -180,4 +181,5 @@ def having_scales(likelihood: Likelihood, scales: tuple[float, ...]) -> Likeliho
     """Return the likelihood with other fixed noise scales; itself if it has another number of them."""
     if len(fixed_noise(likelihood)) != len(scales):
         return likelihood
-    return _around(likelihood, unweighted(likelihood).having_scales(scales))  # type: ignore[attr-defined]
+    plain: Any = unweighted(likelihood)
+    return _around(likelihood, plain.having_scales(scales))

@@ -314,7 +314,7 @@ def _chosen(made: nn.Module, table: Mapping[str, object], *, whole: bool) -> dic
                 f"`{name}` {'is shared by several modules' if owner else 'belongs to the network itself'}, so that it "
                 f"gets no multipliers. {'Give it another prior.' if owner else 'Put the layer into an nn.Sequential.'}"
             )
-        rules[owner] = law  # type: ignore[assignment]
+        rules[owner] = law
     if not rules:
         raise ValueError(
             f"`rules` must give the weight of a linear or convolutional layer a group prior; got {seen(table)}. Write, "

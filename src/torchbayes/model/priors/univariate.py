@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, distributions
 from torch.distributions import Distribution
 
-from torchbayes.checks import check_kind, check_object, seen
+from torchbayes.checks import check_entries, check_kind, check_object, seen
 from torchbayes.model.priors.axes import Axes
 from torchbayes.randomness.seeds import Purpose, seeded
 from torchbayes.settings import Checked
@@ -79,7 +79,7 @@ PriorRules = PriorLike | Mapping[str, PriorLike]
 def check_prior(**values: Any) -> None:
     """Raise TypeError if an argument is no univariate prior, such as a class or a name."""
     for name, value in values.items():
-        check_object(("log_prob",), "Normal()", **{name: value})
+        check_entries({name: value}, check_object, ("log_prob",), "Normal()")
         if hasattr(value, "distribution") and hasattr(value, "check"):  # likelihoods have a `log_prob` too
             raise TypeError(f"`{name}` must be a prior such as Normal(); got {seen(value)}.")
 

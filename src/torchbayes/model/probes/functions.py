@@ -67,7 +67,7 @@ def watched(device: torch.device) -> Iterator[Drawn]:
     """
     drawn, before = Drawn(), _states(device)
     yield drawn
-    drawn.moved = any(not _equal(one, other) for one, other in zip(before, _states(device), strict=True))
+    drawn.moved = any(not _equal(first, second) for first, second in zip(before, _states(device), strict=True))
 
 
 def faults_of(model: Model, batch: Batch, outputs: Tensor, *, drew: bool) -> Faults:
@@ -161,7 +161,7 @@ def _outputs(network: Network, inputs: Any) -> Tensor:
 
 def _of_likelihood(model: Model, batch: Batch, outputs: Tensor, alone: slice) -> str:
     """Return a clause if the log probabilities of some rows change with the rows beside them."""
-    learned = {name: each.start().to(outputs) for name, each in model.likelihood.parameters().items()}
+    learned = {name: parameter.start().to(outputs) for name, parameter in model.likelihood.parameters().items()}
 
     def log_prob(where: slice) -> Tensor:
         return model.likelihood.log_prob(outputs[where], rows_of(batch.targets, where), learned)
@@ -184,12 +184,12 @@ def _noise(run: Callable[[Any], Tensor], inputs: Any, outputs: Tensor, *, tries:
     return 0.0
 
 
-def _distance(one: Tensor, other: Tensor) -> float:
+def _distance(first: Tensor, second: Tensor) -> float:
     """Return the largest difference of two tensors as a share of their largest element; infinite for other shapes."""
-    if one.shape != other.shape:
+    if first.shape != second.shape:
         return float("inf")
-    scale = torch.stack([one.abs().amax(), other.abs().amax()]).amax().double().clamp_min(1e-300)
-    return float(((one - other).abs().amax() / scale).nan_to_num(0.0)) if one.numel() else 0.0
+    scale = torch.stack([first.abs().amax(), second.abs().amax()]).amax().double().clamp_min(1e-300)
+    return float(((first - second).abs().amax() / scale).nan_to_num(0.0)) if first.numel() else 0.0
 
 
 def _tried(call: Callable[[], Any]) -> Any:
@@ -208,8 +208,8 @@ def _states(device: torch.device) -> list[Any]:
     return [*torch_states, random.getstate()]
 
 
-def _equal(one: Any, other: Any) -> bool:
-    return torch.equal(one, other) if isinstance(one, Tensor) else one == other
+def _equal(first: Any, second: Any) -> bool:
+    return torch.equal(first, second) if isinstance(first, Tensor) else first == second
 
 
 @dataclass
@@ -233,13 +233,13 @@ def _random_module(network: Network, inputs: Any) -> str:
     return "the network"
 
 
-def _innermost(one: _Call, other: _Call) -> _Call | None:
+def _innermost(first: _Call, second: _Call) -> _Call | None:
     """Return the innermost call that differs although its inputs were the same."""
-    if not all_equal(one.given, other.given) or all_equal(one.made, other.made):
+    if not all_equal(first.given, second.given) or all_equal(first.made, second.made):
         return None
-    pairs = zip(one.within, other.within, strict=False)
+    pairs = zip(first.within, second.within, strict=False)
     inner = (_innermost(a, b) for a, b in pairs if a.name == b.name)
-    return next((call for call in inner if call is not None), one)
+    return next((call for call in inner if call is not None), first)
 
 
 def _calls(module: nn.Module, inputs: Any) -> _Call:
@@ -248,18 +248,18 @@ def _calls(module: nn.Module, inputs: Any) -> _Call:
     stack, hooks = [root], []
 
     def begin(name: str) -> Callable[..., None]:
-        def hook(part: nn.Module, args: Any, kwargs: Any) -> None:
-            stack[-1].within.append(call := _Call(name, type(part).__name__, _copies((args, kwargs))))
+        def hook(inner: nn.Module, args: Any, kwargs: Any) -> None:
+            stack[-1].within.append(call := _Call(name, type(inner).__name__, _copies((args, kwargs))))
             stack.append(call)
 
         return hook
 
-    def end(part: nn.Module, args: Any, made: Any) -> None:
+    def end(inner: nn.Module, args: Any, made: Any) -> None:
         stack.pop().made = _copies(made)
 
-    for name, part in module.named_modules():
-        hooks.append(part.register_forward_pre_hook(begin(name), with_kwargs=True))
-        hooks.append(part.register_forward_hook(end))
+    for name, inner in module.named_modules():
+        hooks.append(inner.register_forward_pre_hook(begin(name), with_kwargs=True))
+        hooks.append(inner.register_forward_hook(end))
     try:
         args, kwargs = arguments(copied(inputs))
         with torch.no_grad():

@@ -116,7 +116,7 @@ class Loader(ReadSource):
         """
         self._model, self._loader = model, loader
         self._dataset, self._shuffled = rows_of_loader(loader)
-        self._bounds = even_bounds(len(self._dataset), loader.batch_size or 1)  # type: ignore[arg-type]
+        self._bounds = even_bounds(len(self._dataset), loader.batch_size or 1)
 
     def kept(self, rows: Tensor) -> Loader:
         """Return a loader of some rows of the data set, in batches of the same size."""

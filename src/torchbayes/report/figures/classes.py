@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from torchbayes.checks import check_counts, check_flags, check_kind, check_object, check_text
+from torchbayes.checks import check_counts, check_entries, check_flags, check_kind, check_object, check_text
 from torchbayes.report.style import (
     FAINT,
     INK,
@@ -81,7 +81,8 @@ def reliability_diagram(methods: Mapping[str, Bins], *, counts: bool = False) ->
     check_panels(methods=methods)
     check_flags(counts=counts)
     for name, bins in methods.items():
-        check_object(("confidence", "accuracy", "count"), "metrics.reliability(...)", **{f"methods[{name!r}]": bins})
+        entry = {f"methods[{name!r}]": bins}
+        check_entries(entry, check_object, ("confidence", "accuracy", "count"), "metrics.reliability(...)")
     rows, columns = grid_shape(len(methods), widest=5)
     figure = new_figure(max((4.4 if counts else 2.2) * columns, 3.4), (4.6 if counts else 3.4) * rows + 0.45)
     grid = figure.subplots(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchbayes.checks import check_choice, check_kind, check_numbers, check_text, seen
+from torchbayes.checks import check_choice, check_entries, check_kind, check_numbers, check_text, seen
 from torchbayes.report.figures.curves import spread_of
 from torchbayes.report.style import (
     FAINT,
@@ -199,7 +199,7 @@ def metric_dots(
         better: Direction of a metric that is not among the known ones.
     """
     check_panels(datasets=datasets)
-    check_panels(**{f"datasets[{name!r}]": values for name, values in datasets.items()})
+    check_entries({f"datasets[{name!r}]": values for name, values in datasets.items()}, check_panels)
     check_text(metric=metric, over=over)
     published = {} if published is None else published
     check_kind(Mapping, "a mapping", published=published)
@@ -268,8 +268,8 @@ def fidelity_dots(
     check_kind(Mapping, "a mapping", floors=floors, better=better, intervals=intervals)
     check_text(among=among)
     for measure, values in panels.items():
-        check_panels(**{f"panels[{measure!r}]": values})
-        check_numbers(**{f"panels[{measure!r}][{name!r}]": value for name, value in values.items()})
+        check_entries({f"panels[{measure!r}]": values}, check_panels)
+        check_entries({f"panels[{measure!r}][{name!r}]": value for name, value in values.items()}, check_numbers)
     for option, given in (("floors", floors), ("intervals", intervals)):
         if unknown := sorted(set(given) - set(panels)):
             raise ValueError(f"`panels` must hold the measures of `{option}`; got {option} of {', '.join(unknown)}.")

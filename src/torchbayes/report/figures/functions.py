@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchbayes.checks import check_counts, check_kind, check_text
+from torchbayes.checks import check_counts, check_entries, check_kind, check_text
 from torchbayes.report.style import (
     INK,
     QUIET,
@@ -121,7 +121,7 @@ def _by_class(labels: Any, class_names: Any, size: int) -> tuple[np.ndarray, lis
     names = [f"{number:g}" for number in classes]
     if class_names is not None:
         check_kind((list, tuple), "a list of names", class_names=class_names)
-        check_text(**{f"class_names[{place}]": name for place, name in enumerate(class_names)})
+        check_entries({f"class_names[{index}]": name for index, name in enumerate(class_names)}, check_text)
         if len(class_names) != len(classes):
             raise ValueError(f"`class_names` must name the {len(classes)} classes; got {list(class_names)}.")
         names = list(class_names)

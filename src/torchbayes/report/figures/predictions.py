@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from torchbayes.checks import check_kind, check_object, check_text, seen
+from torchbayes.checks import check_entries, check_kind, check_object, check_text, seen
 from torchbayes.report.style import (
     INK,
     QUIET,
@@ -56,7 +56,7 @@ class Band:
     draws: Any = None
 
     def __post_init__(self) -> None:
-        arrays = as_columns(x=self.x, mean=self.mean, epistemic_std=self.epistemic_std, total_std=self.total_std)
+        arrays = as_columns({name: getattr(self, name) for name in ("x", "mean", "epistemic_std", "total_std")})
         for name, array in zip(("epistemic_std", "total_std"), arrays[2:], strict=True):
             if (array < 0).any():
                 raise ValueError(f"`{name}` must not be negative; got {array.min():g}.")
@@ -101,11 +101,11 @@ def predictive_band(
     """
     bands = {"": methods} if isinstance(methods, Band) else methods
     check_panels(methods=bands)
-    check_kind(Band, "bands by name", **{f"methods[{name!r}]": band for name, band in bands.items()})
+    check_entries({f"methods[{name!r}]": band for name, band in bands.items()}, check_kind, Band, "bands by name")
     check_text(target_name=target_name)
     below = _notes(notes, bands)
     line = [] if truth is None else _points_of(truth)
-    points = as_columns(train_x=train_x, train_y=train_y)
+    points = as_columns({"train_x": train_x, "train_y": train_y})
     each = (2.4, 2.2) if len(bands) > 1 else (5.0, 3.0)
     figure, grid = panel_grid(len(bands), 4, each=each, beside=(0.4, 0.6), sharex=True, sharey=True)
     drawn = any(band.draws is not None for band in bands.values())
@@ -129,7 +129,7 @@ def _notes(notes: Mapping[str, str] | None, panels: Mapping[str, Any]) -> Mappin
     if notes is None:
         return {}
     check_kind(Mapping, "a mapping from names", notes=notes)
-    check_text(**{f"notes[{name!r}]": text for name, text in notes.items()})
+    check_entries({f"notes[{name!r}]": text for name, text in notes.items()}, check_text)
     if strangers := [name for name in notes if name not in panels]:
         raise ValueError(f"`notes` must be of {', '.join(map(repr, panels))}; got one of {strangers[0]!r}.")
     return notes
@@ -139,7 +139,7 @@ def _points_of(truth: Any) -> list[np.ndarray]:
     """Return x and y of the true function, finite and of one length."""
     if not isinstance(truth, tuple | list) or len(truth) != 2:
         raise TypeError(f"`truth` must be a pair (x, y); got {seen(truth)}.")
-    return as_columns(**{"truth[0]": truth[0], "truth[1]": truth[1]})
+    return as_columns({"truth[0]": truth[0], "truth[1]": truth[1]})
 
 
 def _band_panel(axes: Axes, band: Band, look: Look) -> None:

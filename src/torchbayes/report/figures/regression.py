@@ -53,7 +53,8 @@ def predicted_observed(
         what: The target, with its units.
     """
     check_text(name=name, what=what)
-    observed, predicted, low, high = as_columns(observed=observed, predicted=predicted, low=low, high=high)
+    columns = {"observed": observed, "predicted": predicted, "low": low, "high": high}
+    observed, predicted, low, high = as_columns(columns)
     if (low > high).any():
         raise ValueError(f"`low` is above `high` for {int((low > high).sum())} targets. Swap the two?")
     order = np.argsort(observed, kind="stable")
@@ -107,7 +108,7 @@ def coverage_curves(methods: Mapping[str, tuple[Any, Any]], count: int) -> Figur
     band = axes.fill_between(levels, levels - half, levels + half, color=FAINT, alpha=0.55, linewidth=0)
     axes.plot([0, 1], [0, 1], color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)))
     for name, look in looks(methods).items():
-        level, share = as_columns(**{f"level of {name}": methods[name][0], f"share of {name}": methods[name][1]})
+        level, share = as_columns({f"level of {name}": methods[name][0], f"share of {name}": methods[name][1]})
         handles[name] = axes.plot(level, share, color=look.colour, clip_on=False)[0]
     handles[f"calibrated, ± two standard errors of {count:,} targets"] = band
     ticks = np.linspace(0, 1, 6)
@@ -133,7 +134,8 @@ def pit_histogram(name: str, values: Any, *, bins: int | None = None, weights: A
     """
     check_text(name=name)
     optional(check_counts, bins=bins)
-    values, weights = as_columns(values=values, weights=np.ones(np.shape(values)) if weights is None else weights)
+    weights = np.ones(np.shape(values)) if weights is None else weights
+    values, weights = as_columns({"values": values, "weights": weights})
     if values.min() < 0 or values.max() > 1:
         raise ValueError(f"`values` must lie in [0, 1]; got {values.min():.4g} to {values.max():.4g}. Pass F(y).")
     if weights.min() < 0 or not weights.sum() > 0:
@@ -176,7 +178,7 @@ def errors_by_scale(name: str, errors: Any, scale: Any, *, units: str = "units o
         units: Units of both.
     """
     check_text(name=name, units=units)
-    errors, scale = as_columns(errors=errors, scale=scale)
+    errors, scale = as_columns({"errors": errors, "scale": scale})
     if (scale <= 0).any():
         raise ValueError(f"`scale` must be positive; got {scale.min():g}.")
     look: Look = looks([name])[name]
