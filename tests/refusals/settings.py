@@ -229,6 +229,9 @@ METHODS = {
     "NUTS": Case(tb.NUTS, wrong={**_METROPOLIS, "max_doublings": COUNT}),
     "RandomWalk": Case(tb.RandomWalk, wrong=_METROPOLIS),
     "MALA": Case(tb.MALA, wrong=_METROPOLIS),
+    "MCLMC": Case(tb.MCLMC, wrong=_WALKING),
+    "MAMS": Case(tb.MAMS, wrong={**_METROPOLIS, **_WALKING, "max_leapfrogs": COUNT}),
+    "UnderdampedLangevin": Case(tb.UnderdampedLangevin, wrong=_WALKING),
     "Curve": Case(tb.Curve, wrong={**_TRAINED, "schedule": _SCHEDULE, "bends": COUNT, "shape": WORD}),
     "Simplex": Case(
         tb.Simplex,

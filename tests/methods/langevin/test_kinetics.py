@@ -115,7 +115,7 @@ def test_refreshment_keeps_the_law_of_velocities(kinetics: Kinetics):
 
 def test_underdamped_refreshment_is_the_exact_process():
     time, length, count = 0.3, 0.7, 100_000
-    momentum = torch.full((count, 1), 2.0).double()
+    momentum = torch.full((count, 1), 2.0, dtype=torch.float64)
     full = double(time).expand(count)
     turned = Newtonian().refreshed(momentum, normal(count, 1, seed=4), full, double(length).expand(count))
     keep = math.exp(-time / length)
@@ -207,7 +207,7 @@ def test_errors_of_a_step_are_of_third_order(kinetics: Kinetics, integrator: str
 def test_a_mass_is_a_change_of_coordinates(kinetics: Kinetics):
     """Steps with M⁻¹ = R Rᵀ are those of y, w = R y, with unit mass."""
     factor = torch.linalg.cholesky(torch.eye(4).double() + 0.4)
-    start, step = moving(kinetics, rows=2), torch.full((3, 2), 0.2).double()
+    start, step = moving(kinetics, rows=2), torch.full((3, 2), 0.2, dtype=torch.float64)
     with_mass = steps_of(kinetics, start, "minimal_norm", 0.2, 3, factor.expand(2, 4, 4))
     other = tb.FunctionDensity(lambda y: skewed(y @ factor.T))
     at = torch.linalg.solve_triangular(factor, start.weights_MD.T, upper=False).T

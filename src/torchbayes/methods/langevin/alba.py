@@ -5,8 +5,8 @@ The step size ε is the one at which the variance of a step's energy error E is 
     Var[E]/D = v,     ξ_t = E_t²/(D v),     r_t = exp(−½ (log ξ_t/(6 · 1.5))²)
     X ← ρ X + r_t ξ_t/ε_t⁶,     T ← ρ T + r_t,     ρ = 149/151,     ε_{t+1} = (X/T)^(−1/6)
 
-because E² grows like ε⁶; the weights r keep a single error from deciding much. A normal E meets 0.97 v. In windows of
-doubling length the mass is learned, as that of HMC, and at the end of each the sums begin anew. In the last third of
+because E² grows like ε⁶; the weights r keep a single error from deciding much. A normal E meets 0.97 v. In three
+windows, each twice as long as the one before, the mass is learned, and at the end of each the sums begin anew. In the last third of
 burn-in ε and the mass stay, and give the length L on which velocities are forgotten:
 
     L = a ε mean_i τ_i,     τ_i = (steps)/(effective draws of weight i)
@@ -29,11 +29,15 @@ from torch import Tensor
 
 from torchbayes.density.dynamics import Density
 from torchbayes.diagnostics import ess
-from torchbayes.methods.mcmc.adaptation import LEARNED, StepSize, windows
+from torchbayes.methods.mcmc.adaptation import LEARNED, LEAST_BURN_IN, StepSize
 from torchbayes.methods.mcmc.mass import Mass, renewed
 
 _MEMORY, _TRUST = 150, 1.5  # steps that X and T remember, and factor of e⁶ in E² within which an error counts
 _REFUSED, _CAP = 1000.0, 1000.0  # E² over its target above which a step is refused, and bound on |E| beyond that
+# The beginning, and the ends of three windows, in shares of the steps in which ε and the mass are learned. A step moves
+# a chain much less than an iteration of HMC does: a window of few steps, or one on the way to the bulk, sees too little
+# of the wide directions, which are then thought narrow, and narrower again in the next.
+_SHARES = (0.15, 0.25, 0.45, 0.85)
 _FEW = 10.0  # effective draws of a weight below which its memory is not known
 # steps and weights whose memory is computed, and their product: the bound on what it needs
 _ROWS, _COLUMNS, _NUMBERS = 10_000, 256, 1 << 20
@@ -84,7 +88,10 @@ class Stages(NamedTuple):
 def stages(steps: int, *, measures: bool) -> Stages:
     """Return the stages of a tuning of some steps; without L to be measured all are for ε and the mass."""
     settled = steps - steps // 3 if measures else steps
-    return Stages(*windows(settled), settled, steps)
+    if settled < LEAST_BURN_IN:
+        return Stages(settled, (), settled, steps)
+    first, *ends = (round(share * settled) for share in _SHARES)
+    return Stages(first, tuple(ends), settled, steps)
 
 
 def refused(method: Settings, error_M: Tensor, size: int) -> Tensor:
