@@ -22,10 +22,10 @@ from torchbayes.methods.ep.ep import EP
 from torchbayes.methods.ep.pbp import PBP
 from torchbayes.methods.flows.mnf import MNF
 from torchbayes.methods.flows.normalizing import NormalizingFlow
-from torchbayes.methods.laplace.laplace import Laplace
-from torchbayes.methods.laplace.online import OnlineLaplace
 from torchbayes.methods.langevin.mams import MAMS
 from torchbayes.methods.langevin.unadjusted import MCLMC, UnderdampedLangevin
+from torchbayes.methods.laplace.laplace import Laplace
+from torchbayes.methods.laplace.online import OnlineLaplace
 from torchbayes.methods.mcmc.elliptical import EllipticalSlice
 from torchbayes.methods.mcmc.hmc import HMC
 from torchbayes.methods.mcmc.metropolis import MALA, RandomWalk

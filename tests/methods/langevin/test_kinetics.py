@@ -94,7 +94,7 @@ def test_refreshment_forgets_as_fast_as_it_says(size: int, expected: float):
     """The expected products were found by simulation; e^−0.05 = 0.9512 is the limit of many weights."""
     rows = 400_000 // size
     velocity, rate = unit(rows, size, seed=3), double(0.05).expand(rows)
-    turned = Isokinetic().refreshed(velocity, normal(rows, size, seed=4), rate, torch.ones_like(rate))
+    turned = Isokinetic().refreshed(velocity, normal(rows, size, seed=4), rate, length_M=torch.ones_like(rate))
     products = (velocity * turned).sum(-1)
     assert float(products.mean()) == pytest.approx(expected, abs=4 * float(products.std()) / rows**0.5 + 1e-4)
     assert_close(turned.norm(dim=-1), torch.ones(rows).double())
@@ -104,7 +104,7 @@ def test_refreshment_forgets_as_fast_as_it_says(size: int, expected: float):
 def test_refreshment_keeps_the_law_of_velocities(kinetics: Kinetics):
     velocity = kinetics.fresh(normal(200_000, 3, seed=3))
     time = torch.full((200_000,), 0.4, dtype=torch.float64)
-    turned = kinetics.refreshed(velocity, normal(200_000, 3, seed=4), time, torch.ones_like(time))
+    turned = kinetics.refreshed(velocity, normal(200_000, 3, seed=4), time, length_M=torch.ones_like(time))
     variance = 1 / 3 if isinstance(kinetics, Isokinetic) else 1.0
     assert_close(turned.T @ turned / len(turned), variance * torch.eye(3).double(), rtol=0, atol=0.012 * variance)
     assert_close(turned.mean(0), torch.zeros(3).double(), atol=0.01)
@@ -117,7 +117,7 @@ def test_underdamped_refreshment_is_the_exact_process():
     time, length, count = 0.3, 0.7, 100_000
     momentum = torch.full((count, 1), 2.0, dtype=torch.float64)
     full = double(time).expand(count)
-    turned = Newtonian().refreshed(momentum, normal(count, 1, seed=4), full, double(length).expand(count))
+    turned = Newtonian().refreshed(momentum, normal(count, 1, seed=4), full, length_M=double(length).expand(count))
     keep = math.exp(-time / length)
     assert float(turned.mean()) == pytest.approx(2 * keep, abs=0.015)
     assert float(turned.var()) == pytest.approx(1 - keep**2, rel=0.03)

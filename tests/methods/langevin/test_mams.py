@@ -1,4 +1,4 @@
-"""MAMS against exact answers: moments and quantiles, detailed balance by its ingredients, and lengths of trajectories."""
+"""MAMS against exact answers: moments and quantiles where steps are rejected, and lengths of trajectories."""
 
 from __future__ import annotations
 

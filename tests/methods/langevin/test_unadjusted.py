@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,8 @@ def oscillator(integrator: str, step_size: float) -> tuple[float, float]:
     """
     step = np.eye(2)
     for number, share in enumerate(SHARES[integrator]):
-        part = np.array([[1, 0], [-share * step_size, 1]]) if number % 2 == 0 else np.array([[1, share * step_size], [0, 1]])
+        kick, move = [[1, 0], [-share * step_size, 1]], [[1, share * step_size], [0, 1]]
+        part = np.array(move if number % 2 else kick)
         step = part @ step
     variance = -step[0, 1] / step[1, 0]
     return variance, step[0, 1] ** 2 * (variance - 1) ** 2 / variance
@@ -111,12 +111,11 @@ def test_the_rule_meets_its_target_where_errors_grow_with_the_third_power_of_the
 
 
 def test_a_step_that_fails_is_refused_and_tells_that_its_error_was_large():
-    method: Any = SimpleNamespace(energy_error=1e-3)
     error = torch.tensor([0.0, 3.0, -3.2, 1e9, torch.nan, torch.inf], dtype=torch.float64)
-    assert refused(method, error, 10).tolist() == [False, False, True, True, True, True]
-    assert_close(told(method, error, 10), torch.tensor([0, 900, 1024, 1e9, 1e9, 1e9], dtype=torch.float64))
+    assert refused(error, size=10, target=1e-3).tolist() == [False, False, True, True, True, True]
+    assert_close(told(error, size=10, target=1e-3), torch.tensor([0, 900, 1024, 1e9, 1e9, 1e9], dtype=torch.float64))
     rule = Rule.empty(torch.zeros(6).double())
-    _, step_size = rule.adapted(torch.ones(6).double(), told(method, error, 10))
+    _, step_size = rule.adapted(torch.ones(6).double(), told(error, size=10, target=1e-3))
     assert (step_size[1:] < 1).all()
     assert float(step_size[-1]) == pytest.approx(1e9 ** (-1 / 6), rel=1e-6)
 

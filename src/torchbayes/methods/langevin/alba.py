@@ -6,8 +6,8 @@ The step size ε is the one at which the variance of a step's energy error E is 
     X ← ρ X + r_t ξ_t/ε_t⁶,     T ← ρ T + r_t,     ρ = 149/151,     ε_{t+1} = (X/T)^(−1/6)
 
 because E² grows like ε⁶; the weights r keep a single error from deciding much. A normal E meets 0.97 v. In three
-windows, each twice as long as the one before, the mass is learned, and at the end of each the sums begin anew. In the last third of
-burn-in ε and the mass stay, and give the length L on which velocities are forgotten:
+windows, each twice as long as the one before, the mass is learned, and at the end of each the sums begin anew. In the
+last third of burn-in ε and the mass stay, and give the length L on which velocities are forgotten:
 
     L = a ε mean_i τ_i,     τ_i = (steps)/(effective draws of weight i)
 
@@ -22,7 +22,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from torch import Tensor
 from torchbayes.density.dynamics import Density
 from torchbayes.diagnostics import ess
 from torchbayes.methods.mcmc.adaptation import LEARNED, LEAST_BURN_IN, StepSize
-from torchbayes.methods.mcmc.mass import Mass, renewed
+from torchbayes.methods.mcmc.mass import renewed
 
 _MEMORY, _TRUST = 150, 1.5  # steps that X and T remember, and factor of e⁶ in E² within which an error counts
 _REFUSED, _CAP = 1000.0, 1000.0  # E² over its target above which a step is refused, and bound on |E| beyond that
@@ -42,15 +42,6 @@ _FEW = 10.0  # effective draws of a weight below which its memory is not known
 # steps and weights whose memory is computed, and their product: the bound on what it needs
 _ROWS, _COLUMNS, _NUMBERS = 10_000, 256, 1 << 20
 _BLOCK = 64  # steps that are stored together, so that a step copies no more than these
-
-
-class Settings(Protocol):
-    """What of a method the tuner reads."""
-
-    step_size: float | None
-    trajectory: float | None
-    mass: Mass
-    energy_error: float
 
 
 @dataclass(frozen=True)
@@ -94,15 +85,15 @@ def stages(steps: int, *, measures: bool) -> Stages:
     return Stages(first, tuple(ends), settled, steps)
 
 
-def refused(method: Settings, error_M: Tensor, size: int) -> Tensor:
-    """Return the steps whose energy error is not finite or far above its target, bool (M,)."""
-    return ~(error_M.square() <= _REFUSED * size * method.energy_error)
+def refused(error_M: Tensor, *, size: int, target: float) -> Tensor:
+    """Return the steps whose energy error is not finite or far above its target v, bool (M,)."""
+    return ~(error_M.square() <= _REFUSED * size * target)
 
 
-def told(method: Settings, error_M: Tensor, size: int) -> Tensor:
+def told(error_M: Tensor, *, size: int, target: float) -> Tensor:
     """Return ξ of steps, bounded where they were refused, float64 (M,)."""
     most = _REFUSED * _CAP**2
-    ratio_M = error_M.square() / (size * method.energy_error)
+    ratio_M = error_M.square() / (size * target)
     return ratio_M.nan_to_num(nan=most, posinf=most).clamp(max=most)
 
 
@@ -113,13 +104,14 @@ def tuned(method: Any, density: Density, state: Any, *, error_M: Tensor, steps: 
     """
     plan, size = stages(steps, measures=method.trajectory is None), state.weights_MD.shape[1]
     if state.step <= plan.settled:
-        return _stepped(method, density, state, plan, told(method, error_M, size))
+        ratio_M = told(error_M, size=size, target=method.energy_error)
+        return _stepped(method, density, state, plan=plan, ratio_M=ratio_M)
     stretch = plan.end - plan.settled
     stride = -(-stretch // _ROWS)
     row, rest = divmod(state.step - plan.settled, stride)
     if rest == 0:
         columns = max(1, min(size, _COLUMNS, _NUMBERS * stride // stretch))
-        state = replace(state, path=_longer(state.path, state.weights_MD, row - 1, columns))
+        state = replace(state, path=_longer(state.path, state.weights_MD, row=row - 1, columns=columns))
     if state.step < plan.end:
         return state
     length_M = state.trajectory_M
@@ -130,7 +122,7 @@ def tuned(method: Any, density: Density, state: Any, *, error_M: Tensor, steps: 
     return replace(state, trajectory_M=length_M, path={})
 
 
-def _stepped(method: Any, density: Density, state: Any, plan: Stages, ratio_M: Tensor) -> Any:
+def _stepped(method: Any, density: Density, state: Any, *, plan: Stages, ratio_M: Tensor) -> Any:
     """Return the state with the step size and the mass that follow from one more step."""
     if method.step_size is None:
         rule, step_size_M = state.rule.adapted(state.step_size.step_size_M, ratio_M)
@@ -138,12 +130,12 @@ def _stepped(method: Any, density: Density, state: Any, plan: Stages, ratio_M: T
     if method.mass in LEARNED and plan.ends and plan.first < state.step <= plan.ends[-1]:
         state = replace(state, spread=state.spread.collect(state.weights_MD))
         if state.step in plan.ends:
-            state = renewed(method, density, state, 0)
+            state = renewed(method, density, state, least=0)
             state = replace(state, rule=Rule.empty(state.rule.sum_M))
     return state
 
 
-def _longer(path: Mapping[str, Tensor], weights_MD: Tensor, row: int, columns: int) -> dict[str, Tensor]:
+def _longer(path: Mapping[str, Tensor], weights_MD: Tensor, *, row: int, columns: int) -> dict[str, Tensor]:
     """Return the path with some columns of the present weights, spread over all of them, as its row of a number."""
     size = weights_MD.shape[1]
     columns_P = torch.arange(columns, device=weights_MD.device) * size // columns

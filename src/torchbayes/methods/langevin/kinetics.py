@@ -12,7 +12,7 @@ leaves p(w) times the uniform law on the sphere as it is. Over a time τ at a fi
     u ← (n (1 − ζ)(1 + ζ + c (1 − ζ)) + 2 ζ u) / |·|,     ΔK = (D − 1) (δ + log((1 + c)/2 + ζ² (1 − c)/2))
 
 which is the solution, written without cosh and sinh, as these overflow. ΔK = −∫ g·u dt is the work that the force
-does, and e^−ΔK the factor by which the map contracts the area of the sphere. Refreshment over a time τ, with z ~ N(0, I):
+does, and e^−ΔK the factor by which the map changes the area of the sphere. Refreshment over a time τ, z ~ N(0, I):
 
     u ← (u + ν z)/|·|,     ν² = (e^(2τ/L) − 1)/D
 
@@ -49,7 +49,7 @@ class Kinetics(Protocol):
         """Return velocities after a time at a fixed force ∇log p, and ΔK, float64 (M,)."""
         ...
 
-    def refreshed(self, velocity_MD: Tensor, standard_MD: Tensor, time_M: Tensor, length_M: Tensor) -> Tensor:
+    def refreshed(self, velocity_MD: Tensor, standard_MD: Tensor, time_M: Tensor, *, length_M: Tensor) -> Tensor:
         """Return velocities after a time τ of refreshment of length L, by numbers that are N(0, I)."""
         ...
 
@@ -87,7 +87,7 @@ class Isokinetic:
         gain_M = others * (delta_M + torch.logaddexp(with_M.log(), against_M.log() - 2 * delta_M))
         return turned_MD, gain_M
 
-    def refreshed(self, velocity_MD: Tensor, standard_MD: Tensor, time_M: Tensor, length_M: Tensor) -> Tensor:
+    def refreshed(self, velocity_MD: Tensor, standard_MD: Tensor, time_M: Tensor, *, length_M: Tensor) -> Tensor:
         """Return directions that have turned at random."""
         scale_M = (torch.expm1(2 * time_M / length_M) / velocity_MD.shape[-1]).sqrt()
         # noise far longer than the velocity leaves nothing of it, and would overflow
@@ -114,7 +114,7 @@ class Newtonian:
         along_M = torch.linalg.vecdot((velocity_MD + kicked_MD).double(), force_MD.double())
         return kicked_MD, time_M / 2 * along_M
 
-    def refreshed(self, velocity_MD: Tensor, standard_MD: Tensor, time_M: Tensor, length_M: Tensor) -> Tensor:
+    def refreshed(self, velocity_MD: Tensor, standard_MD: Tensor, time_M: Tensor, *, length_M: Tensor) -> Tensor:
         """Return momenta of the exact Ornstein-Uhlenbeck process."""
         keep_M, noise_M = (-time_M / length_M).exp(), (-torch.expm1(-2 * time_M / length_M)).sqrt()
         keep_M1, noise_M1 = (part_M.to(velocity_MD).unsqueeze(-1) for part_M in (keep_M, noise_M))

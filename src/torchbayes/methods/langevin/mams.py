@@ -22,16 +22,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from torchbayes.density.dynamics import Density
+from torchbayes.density.dynamics import Density, step_sizes
 from torchbayes.methods.langevin.integrators import Moving, Watched, gradients_of, integrated
 from torchbayes.methods.langevin.kinetics import Isokinetic
 from torchbayes.methods.langevin.walk import State, Walk
 from torchbayes.methods.noise import uniforms
 from torchbayes.methods.sampler import Info, Sampler, diverged, metropolis, moved
-from torchbayes.density.dynamics import step_sizes
 from torchbayes.randomness.seeds import Purpose
 
 _FACTOR = 0.3  # a of the rule for L

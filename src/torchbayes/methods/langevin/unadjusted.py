@@ -38,42 +38,7 @@ _LOST = 0.2  # share of refused steps above which a chain does not follow its dy
 
 
 @dataclass(frozen=True)
-class Unadjusted(Walk):
-    """What both have: every step is taken unless it failed."""
-
-    def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
-        """Return every chain one step on, and the report of the step."""
-        new, info, error_M = self.walked(density, state)
-        if new.step <= self.burn_in:
-            return self.tuned(density, new, error_M, steps=self.burn_in, factor=_FACTOR), info
-        return counted(new, info), info
-
-    def ending(self, posterior: Any, state: State) -> Sampled:
-        """Return how chains are judged, with a problem if their steps were refused or too long for their bias."""
-        ending, taken = super().ending(posterior, state), state.step - self.burn_in
-        if taken < SOME:
-            return ending
-        lost_M = state.refused_M > _LOST * taken
-        error_M = state.error_M / (taken - state.refused_M).clamp_min(1)
-        biased_M = (error_M > _BIASED) & ~lost_M
-        said = list(ending.said)
-        if lost_M.any():
-            share = float(state.refused_M[lost_M].max()) / taken
-            said.append(
-                f"up to {share:.0%} of the steps of {named(lost_M.cpu())} were refused, as their energy errors were "
-                f"large or not finite (take smaller steps, or a longer burn-in)"
-            )
-        if biased_M.any():
-            said.append(
-                f"the energy error of {named(biased_M.cpu())} has a variance of {float(error_M[biased_M].max()):.2g} "
-                f"per weight, at which variances are biased by 15 % and more (take smaller steps, a longer burn-in, "
-                f"or MAMS)"
-            )
-        return replace(ending, said=tuple(said))
-
-
-@dataclass(frozen=True)
-class MCLMC(Unadjusted, Sampler):
+class MCLMC(Walk, Sampler):
     """Microcanonical Langevin Monte Carlo, unadjusted: dynamics of constant speed, without rejections."""
 
     steps: int = 6000
@@ -82,9 +47,16 @@ class MCLMC(Unadjusted, Sampler):
 
     kinetics = Isokinetic()
 
+    def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
+        return _moved(self, density, state)
+
+    def ending(self, posterior: Any, state: State) -> Sampled:
+        """Return how chains are judged, with a problem if steps were refused, or too long for their bias."""
+        return _judged(super().ending(posterior, state), state)
+
 
 @dataclass(frozen=True)
-class UnderdampedLangevin(Unadjusted, Sampler):
+class UnderdampedLangevin(Walk, Sampler):
     """Underdamped Langevin dynamics, unadjusted: momenta with friction and noise, without rejections."""
 
     steps: int = 6000
@@ -93,3 +65,40 @@ class UnderdampedLangevin(Unadjusted, Sampler):
     energy_error: float = 3e-4
 
     kinetics = Newtonian()
+
+    def move(self, density: Density, state: State, batch: Any, *, donate: bool = False) -> tuple[State, Info]:
+        return _moved(self, density, state)
+
+    def ending(self, posterior: Any, state: State) -> Sampled:
+        """Return how chains are judged, with a problem if steps were refused, or too long for their bias."""
+        return _judged(super().ending(posterior, state), state)
+
+
+def _moved(method: MCLMC | UnderdampedLangevin, density: Density, state: State) -> tuple[State, Info]:
+    """Return every chain one step on, and the report of the step."""
+    new, info, error_M = method.walked(density, state)
+    if new.step <= method.burn_in:
+        return method.tuned(density, new, error_M, steps=method.burn_in, factor=_FACTOR), info
+    return counted(new, info), info
+
+
+def _judged(ending: Sampled, state: State) -> Sampled:
+    """Return an ending with what energy errors after burn-in tell of the steps."""
+    taken = state.step - ending.burn_in
+    if taken < SOME:
+        return ending
+    said, lost_M = list(ending.said), state.refused_M > _LOST * taken
+    error_M = state.error_M / (taken - state.refused_M).clamp_min(1)
+    biased_M = (error_M > _BIASED) & ~lost_M
+    if lost_M.any():
+        share = float(state.refused_M[lost_M].max()) / taken
+        said.append(
+            f"up to {share:.0%} of the steps of {named(lost_M.cpu())} were refused, as their energy errors were "
+            f"large or not finite (take smaller steps, or a longer burn-in)"
+        )
+    if biased_M.any():
+        said.append(
+            f"the energy error of {named(biased_M.cpu())} has a variance of {float(error_M[biased_M].max()):.2g} per "
+            f"weight, at which variances are biased by 15 % and more (take smaller steps, a longer burn-in, or MAMS)"
+        )
+    return replace(ending, said=tuple(said))

@@ -124,7 +124,7 @@ class Walk(Learning, ABC):
         )
         error_M = end.gain_M + (state.log_density_M - end.value.log_density)
         size = state.weights_MD.shape[1]
-        lost_M = refused(self, error_M, size) | ~torch.isfinite(end.value.gradient.sum(-1))
+        lost_M = refused(error_M, size=size, target=self.energy_error) | ~torch.isfinite(end.value.gradient.sum(-1))
         velocity_MD = self._refreshed(state, end.velocity_MD, 1)
         if lost_M.any():
             fresh_MD = self.fresh(state.weights_MD, state.seeds, state.step + 1)
@@ -155,13 +155,12 @@ class Walk(Learning, ABC):
     def _refreshed(self, state: State, velocity_MD: Tensor, half: int) -> Tensor:
         """Return velocities after a refreshment for ε/2; `half` is 0 before and 1 after the integrator."""
         noise_MD = normals(state.seeds, Purpose.REFRESHMENT, 2 * state.step + half, like=velocity_MD)
-        time_M, length_M = (part_M.to(velocity_MD.device) for part_M in (state.step_size.step_size_M, state.trajectory_M))
-        return self.kinetics.refreshed(velocity_MD, noise_MD, time_M / 2, length_M)
+        time_M = state.step_size.step_size_M.to(velocity_MD.device) / 2
+        length_M = state.trajectory_M.to(velocity_MD.device)
+        return self.kinetics.refreshed(velocity_MD, noise_MD, time_M, length_M=length_M)
 
 
 def counted(state: State, info: Info) -> State:
     """Return the state with the sums over steps after burn-in."""
     assert info.energy_error_M is not None, "a step without rejections reports its energy error"
-    return replace(
-        state, refused_M=state.refused_M + info.divergent_M, error_M=state.error_M + info.energy_error_M
-    )
+    return replace(state, refused_M=state.refused_M + info.divergent_M, error_M=state.error_M + info.energy_error_M)
