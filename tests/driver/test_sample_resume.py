@@ -28,6 +28,8 @@ METHODS: dict[str, Any] = {
     "mala, given": tb.MALA(2, 60, 30, step_size=0.5),
     "random walk": tb.RandomWalk(2, 60, 30, thin=3),
     "random walk, dense": tb.RandomWalk(2, 60, 30, mass="dense"),
+    "mclmc": tb.MCLMC(2, 60, 36, thin=2),
+    "mams": tb.MAMS(2, 60, 45, thin=2, mass="dense", max_leapfrogs=4),
     "sghmc": tb.SGHMC(2, 60, 30, thin=2, batch_size=None),
     "sgld": tb.SGLD(2, 60, 30, thin=1, preconditioned=True, batch_size=None),
     "sgnht": tb.SGNHT(2, 60, 30, thin=2, batch_size=None),

@@ -51,6 +51,10 @@ SAMPLERS: dict[str, Make] = {
     "hmc_dense": _sampler(tb.HMC, mass="dense", trajectory=0.3, burn_in=20, steps=24),
     "nuts": _sampler(tb.NUTS, max_doublings=2),
     "nuts_dense": _sampler(tb.NUTS, mass="dense", max_doublings=2, burn_in=20, steps=24),
+    "mclmc": _sampler(tb.MCLMC, burn_in=36, steps=42),  # long enough for a mass, and for a path of which L is found
+    "mclmc_dense": _sampler(tb.MCLMC, mass="dense", integrator="leapfrog", burn_in=36, steps=42),
+    "mams": _sampler(tb.MAMS, burn_in=45, steps=49, max_leapfrogs=6),
+    "underdamped": _sampler(tb.UnderdampedLangevin, burn_in=36, steps=42),
     "sgld": _sampler(tb.SGLD, step_size=1e-3, batch_size=6, schedule=tb.Decay(10.0)),
     "sgld_preconditioned": _sampler(tb.SGLD, step_size=1e-3, batch_size=6, preconditioned=True),
     "sghmc": _sampler(tb.SGHMC, step_size=1e-3, batch_size=6),
@@ -68,7 +72,7 @@ SAMPLERS |= {
 # what these do in the laws of a whole chain another does by the same motion, mass or schedule
 VARIANTS = (
     *("random_walk", "elliptical_wide", "mala_prior", "mala_diagonal", "mala_dense", "hmc_fixed", "hmc_layer"),
-    *("mala", "hmc_dense", "nuts_dense", "sgld_preconditioned", "sghmc"),
+    *("mclmc_dense", "underdamped", "mala", "hmc_dense", "nuts_dense", "sgld_preconditioned", "sghmc"),
 )
 samplers = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS.keys())
 chief = pytest.mark.parametrize("make", with_variants_as_studies(SAMPLERS, VARIANTS))

@@ -62,6 +62,16 @@ _SAMPLED: dict[str, tuple[Any, ...]] = {
     "chunk_size": COUNT,
 }
 _METROPOLIS = {**_SAMPLED, "step_size": maybe(POSITIVE), "mass": WORD, "target_acceptance": OPEN_SHARE}
+_WALKING = {
+    **_SAMPLED,
+    "burn_in": (*WHOLE, 10_000),
+    "thin": (*COUNT, 4100),
+    "step_size": maybe(POSITIVE),
+    "trajectory": maybe(POSITIVE),
+    "mass": WORD,
+    "integrator": WORD,
+    "energy_error": POSITIVE,
+}
 _STOCHASTIC = {
     **_SAMPLED,
     "burn_in": (*WHOLE, 10_000),
@@ -229,6 +239,9 @@ METHODS = {
     "NUTS": Case(tb.NUTS, wrong={**_METROPOLIS, "max_doublings": COUNT}),
     "RandomWalk": Case(tb.RandomWalk, wrong=_METROPOLIS),
     "MALA": Case(tb.MALA, wrong=_METROPOLIS),
+    "MCLMC": Case(tb.MCLMC, wrong=_WALKING),
+    "MAMS": Case(tb.MAMS, wrong={**_WALKING, "target_acceptance": OPEN_SHARE, "max_leapfrogs": COUNT}),
+    "UnderdampedLangevin": Case(tb.UnderdampedLangevin, wrong=_WALKING),
     "Curve": Case(tb.Curve, wrong={**_TRAINED, "schedule": _SCHEDULE, "bends": COUNT, "shape": WORD}),
     "Simplex": Case(
         tb.Simplex,

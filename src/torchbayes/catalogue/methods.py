@@ -22,6 +22,8 @@ from torchbayes.methods.ep.ep import EP
 from torchbayes.methods.ep.pbp import PBP
 from torchbayes.methods.flows.mnf import MNF
 from torchbayes.methods.flows.normalizing import NormalizingFlow
+from torchbayes.methods.langevin.mams import MAMS
+from torchbayes.methods.langevin.unadjusted import MCLMC, UnderdampedLangevin
 from torchbayes.methods.laplace.laplace import Laplace
 from torchbayes.methods.laplace.online import OnlineLaplace
 from torchbayes.methods.mcmc.elliptical import EllipticalSlice
@@ -47,9 +49,10 @@ from torchbayes.methods.variational.vi import VI
 
 # fmt: off
 __all__ = [
-    "BSAM", "EP", "FGE", "HMC", "IVON", "MALA", "MAP", "MNF", "NUTS", "PBP", "SGHMC", "SGLD", "SGNHT", "SVGD",
-    "SWA", "SWAG", "VBLL", "VI", "ConcreteDropout", "Curve", "EllipticalSlice", "Laplace", "MCBatchNorm",
-    "MCDropout", "NormalizingFlow", "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble", "Simplex", "Snapshots",
+    "BSAM", "EP", "FGE", "HMC", "IVON", "MALA", "MAMS", "MAP", "MCLMC", "MNF", "NUTS", "PBP", "SGHMC", "SGLD",
+    "SGNHT", "SVGD", "SWA", "SWAG", "VBLL", "VI", "ConcreteDropout", "Curve", "EllipticalSlice", "Laplace",
+    "MCBatchNorm", "MCDropout", "NormalizingFlow", "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble", "Simplex",
+    "Snapshots", "UnderdampedLangevin",
 ]
 # fmt: on
 
@@ -224,6 +227,31 @@ METHODS: dict[str, MethodEntry] = {
             label="elliptical slice",
             look=Look("#b35806", "h"),
             cost="Two to five passes over all the data for each step; for few weights, as in a subspace.",
+        ),
+        MethodEntry(
+            "mclmc",
+            "microcanonical Langevin dynamics, without rejections",
+            MCLMC,
+            label="MCLMC",
+            look=Look("#00798c", "X"),
+            also=("microcanonical",),
+            cost="Two gradients on all the data for each step, however many weights there are.",
+        ),
+        MethodEntry(
+            "mams",
+            "microcanonical dynamics with a Metropolis test",
+            MAMS,
+            label="MAMS",
+            look=Look("#8f2d56", "X"),
+            cost="As HMC, with fewer gradients on all the data for a draw that is independent.",
+        ),
+        MethodEntry(
+            "underdamped_langevin",
+            "underdamped Langevin dynamics, without rejections",
+            UnderdampedLangevin,
+            label="underdamped Langevin",
+            look=Look("#6a994e", "P"),
+            cost="Two gradients on all the data for each step.",
         ),
         MethodEntry(
             "sgld",

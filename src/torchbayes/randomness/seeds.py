@@ -55,6 +55,9 @@ class Purpose(enum.IntEnum):
     THERMOSTAT = 19  # momentum that SGNHT starts with
     DISPERSED = 20  # starts of chains that are given none
     HALVINGS = 30  # of a step size
+    VELOCITY = 37  # drawn anew, of dynamics with noise in the velocity
+    REFRESHMENT = 38  # noise in that velocity
+    TRAJECTORY = 39  # number of its steps
     # variational methods
     VARIATIONAL = 110  # weights of a step
     FACTOR = 111  # of the covariance that a low-rank family starts with

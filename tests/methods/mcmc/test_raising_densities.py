@@ -28,6 +28,7 @@ SAMPLERS: dict[str, Callable[[int], Sampler]] = {
     "nuts": lambda chains: tb.NUTS(chains, 25, 20, step_size=0.4, mass="unit", max_doublings=4),
     "mala": lambda chains: tb.MALA(chains, 40, 20),
     "random walk": lambda chains: tb.RandomWalk(chains, 40, 20, step_size=1.5),
+    "mams": lambda chains: tb.MAMS(chains, 40, 20, step_size=1.0, trajectory=2.0, mass="unit", max_leapfrogs=4),
 }
 samplers = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS.keys())
 WALL = 0.3  # of the half space in which the target is

@@ -122,14 +122,14 @@ def learned(
     if method.mass in LEARNED and state.step > start:
         state = replace(state, spread=state.spread.collect(state.weights_MD))
         if state.step in ends:
-            state = _renewed(method, density, state, least)
+            state = renewed(method, density, state, least=least)
             step_size = StepSize.at(first(state)) if adapts else step_size
     if state.step == method.burn_in:
         step_size = step_size.settled()
     return replace(state, step_size=step_size)
 
 
-def _renewed(method: Learning, density: Density, state: Any, least: int) -> Any:
+def renewed(method: Learning, density: Density, state: Any, *, least: int) -> Any:
     """Return the state with the mass of the window that ends here, and a new window."""
     model: Any = getattr(density, "model", None)  # a mass by layer is refused where there is none
     layers = tuple(model.layout.slices.values()) if method.mass == "layer" else ()
