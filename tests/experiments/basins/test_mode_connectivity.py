@@ -313,7 +313,7 @@ def test_every_verdict_is_reached(changes, outcome, open_parts):
 
 def test_tables_and_figures():
     findings = report.summarise(jitter([made_up(), made_up()]))
-    tables: tuple[Any, ...] = findings.tables
+    tables: Any = findings.tables
     on_images, averages, on_residual, _, alignment = tables
     assert [row[0] for row in on_images.rows] == [row[0] for row in on_residual.rows] == ["ends", SEGMENT, *CURVES]
     ends, straight = on_images.rows[:2]

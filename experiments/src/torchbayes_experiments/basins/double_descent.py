@@ -192,7 +192,7 @@ def _parts(
 
 def _tables(results: Results, test: Rows, train: Rows) -> Iterator[Table]:
     names = {place: str(width) for place, width in enumerate(results[0]["widths"])}
-    digits = dict.fromkeys(METHODS, ".4f")
+    digits: dict[str, str] = dict.fromkeys(METHODS, ".4f")
     for measure, label in LABELS.items():
         yield pivot(
             test.where(measure=measure),

@@ -129,7 +129,7 @@ class Walk(Learning, ABC):
         if lost_M.any():
             fresh_MD = self.fresh(state.weights_MD, state.seeds, state.step + 1)
             velocity_MD = choose(lost_M, fresh_MD, velocity_MD)
-        new = moved(state, ~lost_M, end.weights_MD, value=end.value, velocity_MD=velocity_MD)
+        new = replace(moved(state, ~lost_M, end.weights_MD, value=end.value), velocity_MD=velocity_MD)
         info = Info(
             new.log_density_M,
             new.log_likelihood_M,

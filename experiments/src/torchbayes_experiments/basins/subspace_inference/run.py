@@ -129,11 +129,15 @@ class SubspaceRecipe:
 
 
 _TOY_SGD, _IMAGE_SGD = tb.SGD(5e-4, momentum=0.95), tb.SGD(0.05, momentum=0.9)
+_BOSTON = Training(decay=0.1, epochs=300, burn_in=2 / 3, batch_size=30, temperature=1.0, floor=0.02)
+_CONCRETE = Training(decay=0.01, temperature=10.0, floor=0.05)
+_ENERGY = Training(decay=0.1, temperature=1.0, floor=0.002)
+_YACHT = Training(decay=1e-3, batch_size=30, temperature=1.0, floor=0.0005)
 _REGRESSIONS = Regressions(
-    boston=Training(decay=0.1, epochs=300, burn_in=2 / 3, batch_size=30, temperature=1.0, floor=0.02),
-    concrete=Training(decay=0.01, temperature=10.0, floor=0.05),
-    energy=Training(decay=0.1, temperature=1.0, floor=0.002),
-    yacht=Training(decay=1e-3, batch_size=30, temperature=1.0, floor=0.0005),
+    boston=_BOSTON,
+    concrete=_CONCRETE,
+    energy=_ENERGY,
+    yacht=_YACHT,
     elliptical=tb.EllipticalSlice(4, 100, 50, plan="native"),
     variational=tb.VI(
         epochs=200,
@@ -164,11 +168,11 @@ SMALL = SubspaceRecipe(
 PAPER = SubspaceRecipe(
     regressions=replace(
         _REGRESSIONS,
-        boston=replace(_REGRESSIONS.boston, temperature=0.1),
-        concrete=replace(_REGRESSIONS.concrete, temperature=1e4),
-        energy=replace(_REGRESSIONS.energy, temperature=691 / 20),
+        boston=replace(_BOSTON, temperature=0.1),
+        concrete=replace(_CONCRETE, temperature=1e4),
+        energy=replace(_ENERGY, temperature=691 / 20),
         naval=Training(decay=1e-4, temperature=10741 / 20, floor=1e-4, lr=5e-4),
-        yacht=replace(_REGRESSIONS.yacht, temperature=277 / 20),
+        yacht=replace(_YACHT, temperature=277 / 20),
         elliptical=tb.EllipticalSlice(4, 100, 50, plan="vmap"),
         variational=replace(_REGRESSIONS.variational, epochs=1000, optimizer=tb.Adam(0.03), plan="vmap"),
         rank=20,
