@@ -148,9 +148,9 @@ def fit(
     check_run(directory=directory, resume=resume, steps=steps, callbacks=callbacks, ranks=ranks)
     check_validation(method, validation, start)
     seed, directory = as_seed(seed), None if directory is None else full_path(directory)
-    request = _Request(seed, space, validation, directory, resume, callbacks, ranks)
     method = of_length(method, steps)
     model, space = informed(model, data, space=space, directory=directory)
+    request = _Request(seed, space, validation, directory, resume, callbacks, ranks)
     first_start, entries = start, dict[str, Any]()
     if method.needs.start is not None:
         method, start, entries = _at_modes(model, data, method, start=start, request=request)
