@@ -114,6 +114,28 @@ def _fill(
                 whole[half] = filled[half].to(whole.dtype)
 
 
+class Watched:
+    """A density that remembers which chains' weights it could not be computed at.
+
+    These wait where it is known, with the density −∞, for the rest of their steps.
+    """
+
+    def __init__(self, density: Density, known_MD: Tensor) -> None:
+        self._density, self._known_MD = density, known_MD
+        self.faults = Faults.none(known_MD)
+
+    def __call__(self, weights_MD: Tensor) -> Value:
+        """Return the density at each row."""
+        before_M, first = self.faults
+        if first:
+            weights_MD = torch.where(before_M.unsqueeze(-1), self._known_MD, weights_MD)
+        value, new = evaluated(self._density, weights_MD, known_MD=self._known_MD)
+        self.faults = Faults(before_M | new.raised_M, first or new.first)
+        if not self.faults.first:
+            return value
+        return value._replace(log_density=value.log_density.masked_fill(self.faults.raised_M, -torch.inf))
+
+
 def travelled(
     density: Density,
     weights_MD: Tensor,
@@ -141,18 +163,9 @@ def travelled(
     except Exception as error:
         if not is_fault(error, density):
             raise
-    faults = Faults.none(weights_MD)
-
-    def careful(at_MD: Tensor) -> Value:
-        nonlocal faults
-        before_M = faults.raised_M
-        sound_MD = torch.where(before_M.unsqueeze(-1), weights_MD, at_MD)  # failed chains wait at their start
-        value, new = evaluated(density, sound_MD, known_MD=weights_MD)
-        faults = Faults(before_M | new.raised_M, faults.first or new.first)
-        return value
-
+    watched = Watched(density, weights_MD)
     phase = leapfrog(
-        careful,
+        watched,
         weights_MD,
         momentum_MD,
         gradient_MD=gradient_MD,
@@ -160,8 +173,7 @@ def travelled(
         steps_M=steps_M,
         inverse_mass_MD=inverse_mass_MD,
     )
-    log_density_M = phase.value.log_density.masked_fill(faults.raised_M, -torch.inf)
-    return phase._replace(value=phase.value._replace(log_density=log_density_M)), faults
+    return phase, watched.faults
 
 
 def begun(density: Density, weights_MD: Tensor) -> Value:

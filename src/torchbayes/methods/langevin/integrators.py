@@ -23,8 +23,7 @@ from typing import Final, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbayes.density.dynamics import Density, Value, displaced, whitened
-from torchbayes.methods.faults import Faults, evaluated
+from torchbayes.density.dynamics import Value, displaced, whitened
 from torchbayes.methods.langevin.kinetics import Kinetics
 
 Integrator = Literal["minimal_norm", "leapfrog"]
@@ -87,25 +86,3 @@ def integrated(
                 force_MD = whitened(value.gradient, inverse_mass_MD)
     assert value is not None, "at least one step is taken"
     return Moved(weights_MD, velocity_MD, value, gain_M)
-
-
-class Watched:
-    """A density that remembers which chains' weights it could not be computed at.
-
-    These wait where it is known, with the density −∞, for the rest of their steps.
-    """
-
-    def __init__(self, density: Density, known_MD: Tensor) -> None:
-        self._density, self._known_MD = density, known_MD
-        self.faults = Faults.none(known_MD)
-
-    def __call__(self, weights_MD: Tensor) -> Value:
-        """Return the density at each row."""
-        before_M, first = self.faults
-        if first:
-            weights_MD = torch.where(before_M.unsqueeze(-1), self._known_MD, weights_MD)
-        value, new = evaluated(self._density, weights_MD, known_MD=self._known_MD)
-        self.faults = Faults(before_M | new.raised_M, first or new.first)
-        if not self.faults.first:
-            return value
-        return value._replace(log_density=value.log_density.masked_fill(self.faults.raised_M, -torch.inf))

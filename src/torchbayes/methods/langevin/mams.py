@@ -25,7 +25,8 @@ from typing import Any
 from torch import Tensor
 
 from torchbayes.density.dynamics import Density, step_sizes
-from torchbayes.methods.langevin.integrators import Moving, Watched, gradients_of, integrated
+from torchbayes.methods.faults import Watched
+from torchbayes.methods.langevin.integrators import Moving, gradients_of, integrated
 from torchbayes.methods.langevin.kinetics import Isokinetic
 from torchbayes.methods.langevin.walk import State, Walk
 from torchbayes.methods.noise import uniforms

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from torchbayes.density.dynamics import Density
 from torchbayes.methods import sampler
+from torchbayes.methods.faults import Watched
 from torchbayes.methods.langevin.alba import Rule, refused, tuned
-from torchbayes.methods.langevin.integrators import Integrator, Moving, Watched, gradients_of, integrated
+from torchbayes.methods.langevin.integrators import Integrator, Moving, gradients_of, integrated
 from torchbayes.methods.langevin.kinetics import Kinetics
 from torchbayes.methods.mcmc.adaptation import RunningCovariance, RunningVariance, StepSize
 from torchbayes.methods.mcmc.mass import Learning, Mass, first_mass, first_spread
