@@ -6,6 +6,9 @@ import os
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
+# What takes every process seconds to import.
+LOADED = ["pytest", "torch.distributed", "torchbayes"]
+
 
 class _Process(ForkServerProcess):
     """Has the environment of now, not that of the time at which the server began."""
@@ -27,5 +30,5 @@ class _Context(ForkServerContext):
 def forked() -> ForkServerContext:
     """The context whose processes a server forks; they share no memory with this one, nor what is patched in it."""
     context = _Context()
-    context.set_forkserver_preload(["torch.distributed", "torchbayes"])
+    context.set_forkserver_preload(LOADED)
     return context

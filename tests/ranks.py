@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from tests.processes import LOADED
+
 PATIENCE = 240.0  # seconds; a group that hangs is a failure, not a slow machine
 
 
@@ -38,8 +40,8 @@ def launch(work: Callable[..., None], count: int, folder: Path, *arguments: Any)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    context = get_context("forkserver")  # whose server has imported torch, which takes seconds, once for all
-    context.set_forkserver_preload(["torch.distributed", "torchbayes"])
+    context = get_context("forkserver")  # whose server has imported what takes seconds, once for all
+    context.set_forkserver_preload(LOADED)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"error_{rank}.txt" for rank in range(count)]
     workers = [
