@@ -105,7 +105,7 @@ def test_an_interrupt_in_burn_in_loses_nothing(name: str, after: int):
     method, expected = METHODS[name], whole(name)
     after = min(after, method.burn_in - 1)
     with pytest.raises(
-        KeyboardInterrupt, match=f"after {after} of 60 steps, in burn-in; `resume` its `chains`"
+        KeyboardInterrupt, match=f"after {after} of 60 steps, before the first draw; `resume` its `chains`"
     ) as seen:
         sampled(method, callbacks=[pressed(after)])
     assert isinstance(seen.value, Interrupted)
@@ -130,14 +130,14 @@ def test_burn_in_may_be_interrupted_again(name: str):
 @methods
 def test_an_interrupt_after_burn_in_loses_nothing(name: str):
     method, expected = METHODS[name], whole(name)
-    with pytest.warns(tb.ProblemWarning, match="interrupted after 43 of 60 steps"):
-        chains = sampled(method, callbacks=[pressed(43)])
+    with pytest.warns(tb.ProblemWarning, match="interrupted after 47 of 60 steps"):
+        chains = sampled(method, callbacks=[pressed(47)])
     assert_same_chains(sampled(method, resume=chains), expected)
     with pytest.warns(tb.ProblemWarning, match="interrupted after 50 of 60 steps"):
         later = sampled(method, resume=chains, callbacks=[pressed(50)])
     assert later.problems == ("interrupted after 50 of 60 steps",)
     assert_same_chains(sampled(method, resume=later), expected)
-    stopped = sampled(method, callbacks=[lambda event: event.step == 43])
+    stopped = sampled(method, callbacks=[lambda event: event.step == 47])
     assert_same_chains(sampled(method, resume=stopped), expected)
 
 

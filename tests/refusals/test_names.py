@@ -38,6 +38,7 @@ RESULTS |= {
     "data.Pair",
     "evidence.Evidence",
     "diagnostics.Modes",
+    "diagnostics.Stacked",
     "diagnostics.Summary",
 }
 RESULTS |= {

@@ -16,7 +16,6 @@ import math
 from typing import NamedTuple
 
 import torch
-from scipy.optimize import nnls
 from torch import Tensor
 
 from torchbayes.checks import check_not_negative, seen
@@ -117,6 +116,8 @@ def _improved(densities_RK: Tensor, weights_R: Tensor, weights_K: Tensor, gradie
     goal_K = torch.linalg.solve_triangular(root_KK, slope_K.unsqueeze(1), upper=False)
     step_K = torch.linalg.solve_triangular(root_KK.mT, goal_K, upper=True).squeeze(1)
     if bool((step_K < 0).any()):
+        from scipy.optimize import nnls
+
         step_K = torch.as_tensor(nnls(root_KK.mT.numpy(), goal_K.squeeze(1).numpy())[0])
     now = weights_R @ (densities_RK @ weights_K).log()
     for share in _SHARES if float(step_K.sum()) > 0 else ():

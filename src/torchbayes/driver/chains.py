@@ -146,11 +146,13 @@ class Chains:
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C during burn-in; `chains` are the chains so far, without draws, which `sample` can resume."""
+    """Ctrl-C before the first draw; `chains` are the chains so far, which `sample` can resume."""
 
     def __init__(self, chains: Chains, total: int) -> None:
         """Keep the chains of an interrupted run of `total` steps."""
-        super().__init__(f"after {chains.state.step:,} of {total:,} steps, in burn-in; `resume` its `chains`")
+        super().__init__(
+            f"after {chains.state.step:,} of {total:,} steps, before the first draw; `resume` its `chains`"
+        )
         self.chains = chains
 
 

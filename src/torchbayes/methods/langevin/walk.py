@@ -113,24 +113,28 @@ class Walk(Learning, ABC):
         Refreshment for ε/2, a step of the integrator, refreshment for ε/2.
         """
         step_size_M, watched = state.step_size.step_size_M, Watched(density, state.weights_MD)
-        start = Moving(state.weights_MD, self._refreshed(state, state.velocity_MD, 0), state.gradient_MD)
+        # both go to the device at once
+        time_M, length_M = torch.stack([step_size_M, state.trajectory_M]).to(state.weights_MD.device)
+        velocity_MD = self._refreshed(state, state.velocity_MD, 0, time_M=time_M / 2, length_M=length_M)
+        start = Moving(state.weights_MD, velocity_MD, state.gradient_MD)
         mass_MD = None if self.mass == "unit" else state.inverse_mass_MD
         end = integrated(
             self.kinetics,
             watched,
             start,
-            step_size_LM=step_size_M.unsqueeze(0),
+            step_size_LM=time_M.unsqueeze(0),
             integrator=self.integrator,
             inverse_mass_MD=mass_MD,
         )
         error_M = end.gain_M + (state.log_density_M - end.value.log_density)
         size = state.weights_MD.shape[1]
         lost_M = refused(error_M, size=size, target=self.energy_error) | ~torch.isfinite(end.value.gradient.sum(-1))
-        velocity_MD = self._refreshed(state, end.velocity_MD, 1)
-        if lost_M.any():
+        new = moved(state, ~lost_M, end.weights_MD, value=end.value)
+        velocity_MD = self._refreshed(state, end.velocity_MD, 1, time_M=time_M / 2, length_M=length_M)
+        if new.weights_MD is not end.weights_MD:  # a chain stayed; asking the device again would be another wait
             fresh_MD = self.fresh(state.weights_MD, state.seeds, state.step + 1)
             velocity_MD = choose(lost_M, fresh_MD, velocity_MD)
-        new = replace(moved(state, ~lost_M, end.weights_MD, value=end.value), velocity_MD=velocity_MD)
+        new = replace(new, velocity_MD=velocity_MD)
         info = Info(
             new.log_density_M,
             new.log_likelihood_M,
@@ -153,11 +157,9 @@ class Walk(Learning, ABC):
         """Return velocities of the stationary law; the number is that of the step, from 1, or 0 for the start."""
         return self.kinetics.fresh(normals(seeds, Purpose.VELOCITY, number, like=like_MD))
 
-    def _refreshed(self, state: State, velocity_MD: Tensor, half: int) -> Tensor:
-        """Return velocities after a refreshment for ε/2; `half` is 0 before and 1 after the integrator."""
+    def _refreshed(self, state: State, velocity_MD: Tensor, half: int, *, time_M: Tensor, length_M: Tensor) -> Tensor:
+        """Return velocities after a refreshment; `half` is 0 before and 1 after the integrator."""
         noise_MD = normals(state.seeds, Purpose.REFRESHMENT, 2 * state.step + half, like=velocity_MD)
-        time_M = state.step_size.step_size_M.to(velocity_MD.device) / 2
-        length_M = state.trajectory_M.to(velocity_MD.device)
         return self.kinetics.refreshed(velocity_MD, noise_MD, time_M, length_M=length_M)
 
 
