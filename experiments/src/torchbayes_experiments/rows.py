@@ -34,6 +34,10 @@ class Rows:
             fits &= column.isin(value).to_numpy() if several else column.to_numpy() == value
         return Rows(self.frame[fits])
 
+    def at(self, levels: Sequence[str], values: Sequence[Any]) -> Rows:
+        """Return the rows with these values of levels, in this order, as `where` does."""
+        return self.where(**dict(zip(levels, values, strict=True)))
+
     def only(self, **levels: Sequence[Any]) -> Rows:
         """Return the rows with these names of levels, in the order of the names."""
         frame = self.frame
@@ -54,7 +58,8 @@ class Rows:
 
     def less(self, level: str, first: Any, second: Any, over: str = "seed", **levels: Any) -> np.ndarray:
         """Return `values` of one name of a level minus those of another."""
-        return self.values(over, **{level: first, **levels}) - self.values(over, **{level: second, **levels})
+        rows = self.where(**levels)
+        return rows.at([level], [first]).values(over) - rows.at([level], [second]).values(over)
 
     def minus(self, level: str, pairs: Iterable[tuple[Any, Any]]) -> Rows:
         """Return the differences of pairs of names of a level where both have a number, under the name "A − B"."""
@@ -63,7 +68,7 @@ class Rows:
         keys = [column for column in self.frame if column not in {level, "value"}]
         differences = []
         for first, second in pairs:
-            one, other = (self.where(**{level: name}).frame.drop(columns=level) for name in (first, second))
+            one, other = (self.at([level], [name]).frame.drop(columns=level) for name in (first, second))
             both = one.merge(other, on=keys, suffixes=("", "_other"))
             value = both["value"] - both.pop("value_other")
             differences.append(both.assign(**{level: f"{first} − {second}", "value": value}))
@@ -77,7 +82,7 @@ class Rows:
         """Return nested mappings by levels, first to last, with an array of one number for each value of `over`."""
         if not levels:
             return self.values(over)  # type: ignore[return-value]
-        return {name: self.where(**{levels[0]: name}).apart(*levels[1:], over=over) for name in self.names(levels[0])}
+        return {name: self.at(levels[:1], [name]).apart(*levels[1:], over=over) for name in self.names(levels[0])}
 
     def stacked(self, lines: str, places: str, over: str = "seed") -> dict[Any, np.ndarray]:
         """Return the numbers of each name of `lines` for a picture: (P, R), by `places` and the level `over`."""

@@ -58,8 +58,8 @@ def pivot(
     written = {name: str(labels.get(name, name)) for name in names if name not in beside}
     body = []
     for place in rows.combinations(*index):
-        at = rows.where(**dict(zip(index, place, strict=True)))
-        numbers = {name: factors.get(name, 1.0) * at.values(over, **{columns: name}) for name in written}
+        at = rows.at(index, place)
+        numbers = {name: factors.get(name, 1.0) * at.at([columns], [name]).values(over) for name in written}
         cells = {name: mean_and_error(array) if array.size else None for name, array in numbers.items()}
         cells |= {name: cell(*place) for name, cell in beside.items()}
         body.append([*(labels.get(name, name) for name in place), *(cells[name] for name in names)])
@@ -100,7 +100,7 @@ def differences(
     labels, pairs = LABELS | dict(labels or {}), list(pairs)
     body = []
     for place in rows.combinations(*index):
-        at = rows.where(**dict(zip(index, place, strict=True)))
+        at = rows.at(index, place)
         for first, second in pairs:
             ends = interval(at.less(of, first, second, over))
             name = f"{labels.get(first, first)} − {labels.get(second, second)}"

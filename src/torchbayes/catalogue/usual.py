@@ -136,15 +136,15 @@ def budgeted(kind: type, *, times: int = 1, **settings: Any) -> Callable[[Usual]
         b = _budget(usual)
         shared = {"epochs": times * b.epochs, "batch_size": b.batch_size, "optimizer": b.optimizer, "plan": usual.plan}
         shared |= {"averaging_lr": b.averaging_lr, "per_epoch": b.per_epoch}
-        return kind(**{**_known(kind, shared), **settings})
+        return _with_known(kind, shared, settings)
 
     return chosen
 
 
-def _known(kind: type, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of some settings that a method has."""
+def _with_known(kind: type, shared: Mapping[str, Any], settings: Mapping[str, Any]) -> Any:
+    """Return a method with those of the shared settings that it has, and with settings of its own."""
     names = {field.name for field in dataclasses.fields(kind)}
-    return {name: value for name, value in settings.items() if name in names}
+    return kind(**{**{name: value for name, value in shared.items() if name in names}, **settings})
 
 
 def sampler(kind: type, usual: Usual, name: str, **settings: Any) -> Any:
@@ -166,7 +166,7 @@ def in_cycles(usual: Usual) -> SGHMC:
 def plain_settings(kind: type, usual: Usual, settings: Mapping[str, Any] | None = None) -> Any:
     """Return a method's own defaults on usual rows, with `settings` instead of some, for data it was not tuned for."""
     shared = {"plan": usual.plan} | ({} if usual.budget is None else {"batch_size": usual.budget.batch_size})
-    return kind(**{**_known(kind, shared), **(settings or {})})
+    return _with_known(kind, shared, settings or {})
 
 
 def laplace(usual: Usual) -> Laplace:

@@ -255,12 +255,13 @@ def apart(covariance_BKK: Tensor, centre_BK: Tensor) -> Tensor:
 def _of_last(leaf: Leaf, part: Part, diagonal: bool) -> Tensor:
     """Return J Σ Jᵀ of a last layer, whose J of output k is a at its own weights: aᵀ Σ_kl a of every pair."""
     inputs, centre_BK = part.plain_given()[:, 0], part.centre_BK
-    if centre_BK is not None and not bool(centre_BK.all()):  # rows may leave different outputs out of the mean
-        return apart(of_strips(inputs, **leaf.strips)[0], centre_BK)
-    if diagonal:
+    # rows may leave different outputs out of the mean
+    outside_BK = None if centre_BK is None or bool(centre_BK.all()) else centre_BK
+    if diagonal and outside_BK is None:
         blocks_KII = leaf.own_KII if centre_BK is None else leaf.apart_KII
         return torch.stack([((inputs @ own_II) * inputs).sum(-1) for own_II in blocks_KII], dim=-1).clamp_min(0)
-    return of_strips(inputs, **leaf.strips)[0]
+    spread = of_strips(inputs, **leaf.strips)[0]
+    return spread if outside_BK is None else apart(spread, outside_BK)
 
 
 def features(form: Form, parts: Sequence[Part], *, units: int) -> Iterator[tuple[int, Tensor]]:

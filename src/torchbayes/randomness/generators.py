@@ -74,27 +74,30 @@ class Drawn(DispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs, way = kwargs or {}, _way(func)
-        if way is None:
+        if way is None or (way != _COMPOSITE and not draws(func, args, kwargs)):
             return func(*args, **kwargs)
         if way == _COMPOSITE:  # whole under inference_mode; not `decompose`, whose RNNs have no dropout
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
-        if not draws(func, args, kwargs):
-            return func(*args, **kwargs)
-        self.used = True
-        if (device := _device(args, kwargs)) not in {"cpu", "meta"}:
+        self.used, device = True, _device(args, kwargs)
+        if device not in {"cpu", "meta"} or _other_generator(way, args, kwargs):
             return func(*args, **kwargs)
         if way == _ALONE or device == "meta":  # meta has no generator of its own
             with _in_place_of_default(self.source):
                 return func(*args, **kwargs)
         if not isinstance(way, int):
             return way(*args, **{**kwargs, _TAKEN: self.source})
-        passed = args[way] if way < len(args) else kwargs.get(_TAKEN)
-        if passed is not None and passed is not torch.default_generator:
-            return func(*args, **kwargs)
         if way < len(args):
             return func(*args[:way], self.source, *args[way + 1 :], **kwargs)
         return func(*args, **{**kwargs, _TAKEN: self.source})
+
+
+def _other_generator(way: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a generator that is not the default one was passed, in the place `way` or by its name."""
+    if not isinstance(way, int):
+        return False
+    passed = args[way] if way < len(args) else kwargs.get(_TAKEN)
+    return passed is not None and passed is not torch.default_generator
 
 
 class _Filter(TorchFunctionMode):

@@ -63,8 +63,11 @@ class _Watch(TorchFunctionMode):
         if attention is not None:
             return attention
         self.differentiates |= func is torch.autograd.grad
-        if describes(func):
-            return func(*args, **kwargs)
+        if not describes(func):
+            self._count(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _count(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         layer = layer_call(func, args, kwargs)
         if layer is not None:
             self._number += 1
@@ -75,7 +78,6 @@ class _Watch(TorchFunctionMode):
             self.counts[name] += 1
             if layer is not None and (leaf is layer.weight or leaf is layer.bias):
                 self.calls[name] = self._number, layer
-        return func(*args, **kwargs)
 
 
 class _Sizes(DispatchMode):
