@@ -21,10 +21,11 @@ from torch import Tensor
 
 from torchbayes.calibration.rows import Rows
 
-TOLERANCE = 1e-10
+TOLERANCE = 1e-13
 """Distance from the optimum at which to stop, in nats per row."""
 _STEPS = 100
 _HALVINGS = 40
+_ROUNDING = 1e-16  # of the objective: twice what the next step would gain
 
 
 class Design(Protocol):
@@ -135,7 +136,7 @@ def minimised(design: Design, rows: Rows, *, start_P: Tensor, penalty_P: Tensor)
         decrement = -float(gradient_P @ step_P)
         bounded = bool((penalty_P > 0).all())
         gap = float((gradient_P.square() / (4 * penalty_P)).sum()) if bounded else max(decrement, 0.0) / 2
-        if gap <= TOLERANCE:
+        if gap <= TOLERANCE or decrement <= _ROUNDING * max(value, 1.0):
             break
         for halving in range(_HALVINGS):
             share = 0.5**halving

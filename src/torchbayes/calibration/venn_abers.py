@@ -21,6 +21,8 @@ from torchbayes.calibration.calibrator import ClassCalibrator
 from torchbayes.calibration.rows import LEAST, Rows
 from torchbayes.checks import check_choice, check_kind
 
+_DECIMALS = 10  # of log odds: equal probabilities may differ by rounding, and are ties
+
 
 @dataclass(frozen=True, eq=False)
 class VennAbers(ClassCalibrator):
@@ -104,7 +106,7 @@ def _against(logs_BK: Tensor) -> list[Tensor]:
 
 def _merged(table: Tensor, odds_B: Tensor) -> Tensor:
     """Return p₁ / (1 − p₀ + p₁) at log odds."""
-    table = table.to(odds_B.device)
+    table, odds_B = table.to(odds_B.device), odds_B.round(decimals=_DECIMALS)
     known_N = table[1::2, 0].contiguous()
     below_B, up_to_B = (torch.searchsorted(known_N, odds_B.contiguous(), right=right) for right in (False, True))
     _, zero_B, one_B = table[below_B + up_to_B].unbind(-1)
@@ -113,7 +115,7 @@ def _merged(table: Tensor, odds_B: Tensor) -> Tensor:
 
 def _table(odds_B: Tensor, labels_B: Tensor, weights_B: Tensor) -> Tensor:
     """Return the table of a binary problem: where there are no rows, p₀ = 0 and p₁ = 1."""
-    known_N, which_B = odds_B.unique(return_inverse=True)
+    known_N, which_B = odds_B.round(decimals=_DECIMALS).unique(return_inverse=True)
     zeros_N = torch.zeros(len(known_N) + 1, dtype=torch.float64)
     weight_N = zeros_N.index_add(0, which_B + 1, weights_B).cumsum(0)
     ones_N = zeros_N.index_add(0, which_B + 1, weights_B * labels_B).cumsum(0)
