@@ -42,6 +42,8 @@ METHODS: Mapping[str, Callable[[Rows], ClassCalibrator]] = {
 """Calibrators of classifications by name."""
 FEW = 50
 """Rows below which "auto" fits nothing but a temperature: in simulations all else was worse there."""
+ENOUGH = 500
+"""Rows of two classes from which on "auto" tries curves without a penalty: with fewer, a penalised one was better."""
 MANY_CLASSES = 100
 """Classes above which "auto" does not cross-validate, and fits no matrix of K² numbers."""
 _KINDS = (TemperatureScaling, LogLinear, LogOddsScaling, VennAbers, NoiseScaling)
@@ -131,9 +133,9 @@ def fit_calibrator(predictive: Predictive, targets: Any, *, method: str = "auto"
         method: "auto"; for classes "ts" (temperature), "ts-mix" (temperature, and a little of the uniform
             distribution), "svs" and "sms" (structured vector and matrix scaling), "dirichlet", "venn-abers" (each
             class against the others) or "venn-abers-pairs"; for two classes also "affine", "quadratic" or "beta";
-            for numbers "noise". "auto" is "ts-mix", "svs" or "sms" ("beta" for two classes), whichever has the least
-            log loss in five-fold cross-validation; "ts-mix" below 50 rows; "svs" above 100 classes; and "noise" for
-            numbers.
+            for numbers "noise". "auto" is "ts-mix", "svs" or "sms" ("beta" for two classes, from 500 rows on), whichever
+            has the least log loss in five-fold cross-validation; "ts-mix" below 50 rows; "svs" above 100 classes; and
+            "noise" for numbers.
 
     Returns:
         The calibrator.
@@ -208,7 +210,8 @@ def _automatic(rows: Rows) -> ClassCalibrator:
         return vector_of(rows)
     if min(rows.count, len(rows.weights_B)) < FEW:
         return mixed_temperature_of(rows)
-    candidates = ("ts-mix", "svs", "beta" if rows.classes == 2 else "sms")
+    third = ("sms",) if rows.classes > 2 else ("beta",) if rows.count >= ENOUGH else ()
+    candidates = ("ts-mix", "svs", *third)
     return METHODS[min(candidates, key=lambda name: _outside(rows, METHODS[name]))](rows)
 
 
