@@ -125,17 +125,17 @@ def fit(
 
 
 def fit_calibrator(predictive: Predictive, targets: Any, *, method: str = "auto") -> Calibrator:
-    """Fit a calibrator on a predictive of held-out rows; `calibrator(predictive)` then calibrates any other.
+    """Fit a calibrator on a predictive of held-out rows; called with any other predictive, it returns that calibrated.
 
     Args:
         predictive: predictive of rows that were not used for fitting.
         targets: (B, ...), as `evaluate` takes them.
-        method: "auto"; for classes "ts" (temperature), "ts-mix" (temperature, and a little of the uniform
-            distribution), "svs" and "sms" (structured vector and matrix scaling), "dirichlet", "venn-abers" (each
-            class against the others) or "venn-abers-pairs"; for two classes also "affine", "quadratic" or "beta";
-            for numbers "noise". "auto" is "ts-mix", "svs" or "sms" ("beta" for two classes, from 500 rows on), whichever
-            has the least log loss in five-fold cross-validation; "ts-mix" below 50 rows; "svs" above 100 classes; and
-            "noise" for numbers.
+        method: for classes "ts" (temperature), "ts-mix" (temperature, and a little of the uniform distribution),
+            "svs" and "sms" (structured vector and matrix scaling), "dirichlet", "venn-abers" (each class against the
+            others) or "venn-abers-pairs"; for two classes also "affine", "quadratic" or "beta"; for numbers "noise".
+            "auto" is "noise" for numbers. For classes it is whichever of no change, "ts-mix", "svs" and "sms" has the
+            least log loss in five-fold cross-validation; for two classes, "beta" in the place of "sms", from 500 rows
+            on. Below 50 rows it is a temperature or no change, above 100 classes "svs".
 
     Returns:
         The calibrator.
@@ -205,14 +205,21 @@ def _fitted_to_classes(rows: Rows, method: str) -> tuple[ClassCalibrator, dict[s
 
 
 def _automatic(rows: Rows) -> ClassCalibrator:
-    """Return the calibrator whose cross-validated loss is least, of those that won on published tables."""
+    """Return the calibrator whose cross-validated loss is least, of none and those that won on published tables."""
     if rows.classes > MANY_CLASSES:
         return vector_of(rows)
-    if min(rows.count, len(rows.weights_B)) < FEW:
-        return mixed_temperature_of(rows)
-    third = ("sms",) if rows.classes > 2 else ("beta",) if rows.count >= ENOUGH else ()
-    candidates = ("ts-mix", "svs", *third)
-    return METHODS[min(candidates, key=lambda name: _outside(rows, METHODS[name]))](rows)
+    candidates = [_unchanged, mixed_temperature_of]
+    if min(rows.count, len(rows.weights_B)) >= FEW:
+        candidates.append(vector_of)
+        if rows.classes > 2:
+            candidates.append(matrix_of)
+        elif rows.count >= ENOUGH:
+            candidates.append(beta_of)
+    return min(candidates, key=lambda method: _outside(rows, method))(rows)
+
+
+def _unchanged(rows: Rows) -> ClassCalibrator:
+    return TemperatureScaling(1.0)
 
 
 def _outside(rows: Rows, method: Callable[[Rows], ClassCalibrator]) -> float:

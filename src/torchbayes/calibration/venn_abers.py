@@ -32,7 +32,7 @@ class VennAbers(ClassCalibrator):
         tables: of each binary problem (2n + 1, 3), float64: log odds of held-out rows, increasing, in the odd rows; p₀
             and p₁ at these log odds, and in the even rows between them.
         kind: "binary", one table; "rest", a table of each class against the others; "pairs", one of each pair of
-            classes in the order of `itertools.combinations`.
+            classes, in the order (0, 1), (0, 2), …, (1, 2), …
         classes: K.
     """
 
