@@ -82,9 +82,9 @@ def scores(recipe: CalibrationRecipe, name: str, *, seed: int) -> dict[str, Any]
     classes = int(rows_of(name)[1].max()) + 1
     prior = tb.priors.Normal(recipe.prior_scale)
     model = classifier("mlp", fitted[0].shape[1:], classes, prior=prior, hidden=recipe.hidden)
-    of_runs = {"members": recipe.members, "epochs": recipe.epochs, "batch_size": recipe.batch_size}
-    ensemble = tb.fit(model, fitted, tb.MAP(**of_runs), seed=seed, callbacks=())
-    swag = tb.fit(model, fitted, tb.SWAG(**of_runs, rank=10), start=ensemble, seed=seed, callbacks=())
+    runs = (recipe.members, recipe.epochs, recipe.batch_size)
+    ensemble = tb.fit(model, fitted, tb.MAP(*runs), seed=seed, callbacks=())
+    swag = tb.fit(model, fitted, tb.SWAG(*runs, rank=10), start=ensemble, seed=seed, callbacks=())
     averages = {
         key: [tb.predict(p, part[0], draws=draws, seed=seed) for part in (held_out, tested)]
         for key, p, draws in ((ENSEMBLE, ensemble, recipe.members), (MULTISWAG, swag, recipe.draws))
