@@ -173,7 +173,7 @@ EXPERIMENT = Experiment(
     "and one SWAG when each is calibrated on the same held-out rows.",
     source="Ashukha, Lyzhov, Molchanov and Vetrov 2020, Pitfalls of in-domain uncertainty estimation and ensembling; "
     "Rahaman and Thiery 2021, Uncertainty quantification and deep ensembles",
-    expected="Ensembles keep a lower calibrated log likelihood than single networks on images (both papers); the "
+    expected="Ensembles keep a higher calibrated log likelihood than single networks on images (both papers); the "
     "distance is smaller than before.",
     differences="Small tables and digits in the place of images; calibrators beside the temperature: structured vector "
     "and matrix scaling, Venn-Abers.",
