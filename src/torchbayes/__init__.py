@@ -7,10 +7,12 @@ Three verbs, `fit`, `predict` and `evaluate`, on four nouns: `Model`, a method s
 from importlib import import_module
 from types import ModuleType
 
+from torchbayes import calibration
 from torchbayes.assess.approximation import Approximation
 from torchbayes.assess.diagnose import Diagnosis, diagnose
 from torchbayes.assess.difference import Difference, difference
-from torchbayes.assess.evaluate import Evaluation, TemperatureScaling, detection, evaluate, fidelity, uncertainty
+from torchbayes.assess.evaluate import Evaluation, detection, evaluate, fidelity, uncertainty
+from torchbayes.calibration import TemperatureScaling
 from torchbayes.calls import explain_constructors as _explain_constructors
 from torchbayes.catalogue import methods as _methods
 from torchbayes.catalogue.methods import *  # noqa: F403  (every method that the catalogue has)
@@ -131,6 +133,7 @@ __all__ = [
     "WarmUp",
     "__version__",
     "as_prior",
+    "calibration",
     "coresets",
     "detection",
     "diagnose",

@@ -436,36 +436,6 @@ def test_fidelity_by_hand() -> None:
     assert tb.fidelity(p, p) == pytest.approx({"agreement": 1.0, "total_variation": 0.0})
 
 
-# --- temperature scaling
-
-
-@pytest.mark.parametrize("temperature", [0.4, 1.0, 2.5])
-def test_temperature_scaling_recovers_a_known_temperature(temperature: float) -> None:
-    """Labels drawn from softmax(log p̄ / T): the fit finds T, and the scaled predictive is calibrated."""
-    predictive = tb.Predictive(2 * normal(4, 20_000, 5), tb.likelihoods.Categorical())
-    truth = (predictive.probs.log() / temperature).softmax(-1)
-    targets = labels_of(truth)
-    scaling = tb.TemperatureScaling.fit(predictive, targets)
-    assert scaling.temperature == pytest.approx(temperature, rel=0.05)
-    scaled = scaling(predictive)
-    assert scaled.draws == 1
-    expected = (predictive.probs.log() / scaling.temperature).softmax(-1)
-    torch.testing.assert_close(scaled.probs, expected)
-    before, after = (tb.evaluate(p, targets).metrics for p in (predictive, scaled))
-    assert after["nll"] <= before["nll"] + 1e-9
-    assert after["accuracy"] == pytest.approx(before["accuracy"])
-    assert after["ece"] < 0.015
-
-
-def test_temperature_scaling_survives_zeros() -> None:
-    probs = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]], dtype=torch.float64)
-    scaled = tb.TemperatureScaling(2.0)(tb.Predictive.from_probs(probs))
-    torch.testing.assert_close(scaled.probs[1], torch.tensor([0.75, 0.25], dtype=torch.float64))
-    torch.testing.assert_close(scaled.probs[::2], probs[::2])
-    fitted = tb.TemperatureScaling.fit(tb.Predictive.from_probs(probs), torch.tensor([0, 1, 1]))
-    assert math.isfinite(fitted.temperature)
-
-
 def test_memory_does_not_grow_with_the_rows() -> None:
     """A loader of many batches is never held at once: only per-row results stay."""
     model = tb.Model(nn.Linear(4, 2).double(), tb.likelihoods.Categorical())

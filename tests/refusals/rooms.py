@@ -9,6 +9,7 @@ import torch
 import torchbayes as tb
 from tests.refusals import things
 from tests.refusals.nonsense import (
+    CHOICE_OF_DRAWS,
     COUNT,
     FLAG,
     FUNCTION,
@@ -17,6 +18,7 @@ from tests.refusals.nonsense import (
     NOT_NEGATIVE,
     OBJECT,
     POSITIVE,
+    REAL,
     SEED,
     SHARE,
     WHOLE,
@@ -641,4 +643,60 @@ SURFACES = {
     ),
 }
 
-ROOMS = {**METRICS, **DIAGNOSTICS, **EVIDENCE, **GEOMETRY, **PERMUTATIONS, **SURFACES, **DATA, **NETWORKS}
+CALIBRATION = {
+    "calibration.fit": Case(
+        tb.calibration.fit,
+        lambda: {"posterior": things.point(), "data": things.DATA, "method": "ts"},
+        {
+            "posterior": (*OBJECT, tb.Point),
+            "data": (None, *_ROWS),
+            "method": WORD,
+            "draws": CHOICE_OF_DRAWS,
+            "seed": SEED,
+            "chunk_size": COUNT,
+        },
+    ),
+    "calibration.fit_calibrator": Case(
+        tb.calibration.fit_calibrator,
+        lambda: {"predictive": things.predictive(), "targets": things.LABELS, "method": "svs"},
+        {
+            "predictive": (*OBJECT, things.point()),
+            "targets": (None, "text", NAN, torch.zeros(12), torch.full((12,), 3), torch.full((12,), -1)),
+            "method": WORD,
+        },
+    ),
+    "calibration.TemperatureScaling": Case(
+        tb.calibration.TemperatureScaling,
+        lambda: {"temperature": 2.0},
+        {"temperature": POSITIVE, "uniform": SHARE},
+    ),
+    "calibration.LogLinear": Case(
+        tb.calibration.LogLinear,
+        lambda: {"weight": torch.ones(3), "bias": torch.zeros(3)},
+        {
+            "weight": (*tensors((2,), (2, 3)), torch.full((3,), NAN)),
+            "bias": (*tensors((2,), (3, 3)), torch.full((3,), NAN)),
+            "temperature": POSITIVE,
+            "uniform": SHARE,
+        },
+        named={"bias": ("`bias`", "`weight`")},
+    ),
+    "calibration.LogOddsScaling": Case(
+        tb.calibration.LogOddsScaling,
+        lambda: {"bias": 0.0, "slope": 1.0},
+        dict.fromkeys(("bias", "slope", "curvature"), REAL),
+    ),
+    "calibration.NoiseScaling": Case(tb.calibration.NoiseScaling, lambda: {"factor": 2.0}, {"factor": POSITIVE}),
+}
+
+ROOMS = {
+    **METRICS,
+    **DIAGNOSTICS,
+    **EVIDENCE,
+    **GEOMETRY,
+    **PERMUTATIONS,
+    **SURFACES,
+    **DATA,
+    **NETWORKS,
+    **CALIBRATION,
+}

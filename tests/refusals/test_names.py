@@ -22,6 +22,7 @@ ROOMS_OF = {
     "evidence.": evidence,
     "geometry.": geometry,
     "coresets.": tb.coresets,
+    "calibration.": tb.calibration,
     "compression.": tb.compression,
     "data.": data,
     "networks.": networks,
@@ -41,6 +42,7 @@ RESULTS |= {
     "diagnostics.Stacked",
     "diagnostics.Summary",
 }
+RESULTS |= {"calibration.Calibrated", "calibration.ClassCalibrator", "calibration.Calibrator", "calibration.VennAbers"}
 RESULTS |= {
     "Learned",
     "geometry.Barrier",
@@ -61,6 +63,7 @@ RESULTS |= {
 PROTOCOLS = {"coresets.Coreset", "likelihoods.Likelihood", "likelihoods.Parameters", "figures.Better"}
 PROTOCOLS |= {"priors.Prior", "priors.SampledPrior", "priors.ShapedPrior"}
 FILES = {"load", "load_module", "compression.load"}  # test_files.py, test_modules.py, test_compress.py damage files
+FILES |= {"calibration.load"}  # test_files.py of calibration damages them
 TAKE_NOTHING = {"data.names", "data.ood_names", "networks.names", "report.versions"}
 ELSEWHERE = RESULTS | PROTOCOLS | FILES | TAKE_NOTHING
 

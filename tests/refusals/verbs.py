@@ -325,7 +325,9 @@ VERBS = {
         lambda: {"probs_NK": torch.full((4, 2), 0.5), "reference_NK": torch.full((4, 2), 0.5)},
         dict.fromkeys(("probs_NK", "reference_NK"), (*tensors((4, 2), (4,), (3, 2)), torch.full((4, 2), NAN))),
     ),
-    "TemperatureScaling": Case(tb.TemperatureScaling, lambda: {"temperature": 2.0}, {"temperature": POSITIVE}),
+    "TemperatureScaling": Case(
+        tb.TemperatureScaling, lambda: {"temperature": 2.0}, {"temperature": POSITIVE, "uniform": SHARE}
+    ),
     "TemperatureScaling.fit": Case(
         tb.TemperatureScaling.fit,
         lambda: {"predictive": things.predictive(), "targets": things.LABELS},

@@ -27,5 +27,6 @@ class Purpose(enum.IntEnum):
     POISON = 87  # which rows have wrong labels, and which ones
     SHIFT = 88  # noise in test images
     LAW_ROWS = 89  # data of a law that is known
+    HELD_OUT = 90  # which rows are held out and which are for testing
     PIXELS = 202  # their order in a task
     TASK_ROWS = 203  # training rows of a task

@@ -2,13 +2,12 @@
 
 from torchbayes.assess.diagnose import Diagnosis, diagnose
 from torchbayes.assess.difference import Difference, difference
-from torchbayes.assess.evaluate import Evaluation, TemperatureScaling, detection, evaluate, fidelity, uncertainty
+from torchbayes.assess.evaluate import Evaluation, detection, evaluate, fidelity, uncertainty
 
 __all__ = [
     "Diagnosis",
     "Difference",
     "Evaluation",
-    "TemperatureScaling",
     "detection",
     "diagnose",
     "difference",

@@ -10,31 +10,27 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributions
-from torch.nn import functional
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from torchbayes import metrics
 from torchbayes.assess.evaluation import Evaluation, Scores
 from torchbayes.assess.numbers import number_metrics, number_terms, scored_columns
+from torchbayes.assess.places import NO_ROW, class_labels, class_places, is_binary
 from torchbayes.calls import explained
-from torchbayes.checks import check_counts, check_kind, check_positive, plain, seen
+from torchbayes.checks import check_counts, check_kind, check_positive, seen
 from torchbayes.metrics._checks import check_probs, check_same_shape
 from torchbayes.metrics.scoring import hits
-from torchbayes.metrics.temperature import fit_temperature
-from torchbayes.model.batches.batch import check_alike, padded, tensors_of
-from torchbayes.model.likelihoods import Bernoulli, Categorical, Likelihood, Weighted
+from torchbayes.model.batches.batch import check_alike, padded
 from torchbayes.model.likelihoods.protocol import Counted, scored
 from torchbayes.model.likelihoods.quantiles import is_discrete
 from torchbayes.model.model import Model
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.predictive.average import Predictive
-from torchbayes.predictive.classes import class_probs
 from torchbayes.predictive.predict import Source, as_source, predict, stream
 
 _ROWS = 1024
-_NONE = "no row counts: all are ignored, or have weight 0."
 
 
 @dataclass
@@ -97,13 +93,13 @@ def evaluate(
     """
     check_positive(target_scale=target_scale)
     columns = _Columns()
-    for predictive, targets in _predictives(posterior, data, draws, seed, chunk_size):
+    for predictive, targets in predictives(posterior, data, draws=draws, seed=seed, chunk_size=chunk_size):
         _add_rows(columns, predictive, targets)
     if not columns.parts:
         raise ValueError("the data are empty: there are no rows to evaluate.")
     rows = columns.joined()
     if not len(rows["log_prob"]):
-        raise ValueError(_NONE)
+        raise ValueError(NO_ROW)
     weights = _unequal(rows["weights"])
     scores_by_name = {"nll": float(metrics.nll(rows["log_prob"], weights_B=weights))}
     terms = {"nll": -rows["log_prob"].double()}
@@ -216,78 +212,15 @@ def fidelity(probs_NK: Tensor, reference_NK: Tensor) -> dict[str, float]:
     }
 
 
-@dataclass(frozen=True)
-class TemperatureScaling:
-    """Post-hoc calibration of a model average: p ∝ p̄^{1/T} (Guo et al. 2017), averaged first, then scaled.
-
-    This order keeps an ensemble calibrated (Rahaman and Thiery 2021).
-
-    Attributes:
-        temperature: T; above 1 makes predictions less confident.
-    """
-
-    temperature: float
-
-    def __post_init__(self) -> None:
-        plain(self)
-        check_positive(temperature=self.temperature)
-
-    @classmethod
-    def fit(cls, predictive: Predictive, targets: Any) -> TemperatureScaling:
-        """Choose T by the likelihood of held-out targets.
-
-        Args:
-            predictive: predictive of a classification, on rows that were not used for fitting.
-            targets: (B, ...), as `evaluate` takes them: classes, possibly ignored or weighted, soft or binary.
-
-        Returns:
-            The calibrator.
-
-        Raises:
-            TypeError: if the predictive or the targets are not over classes.
-            ValueError: if targets do not fit the likelihood, or none counts.
-        """
-        check_kind(Predictive, "a Predictive", predictive=predictive)
-        if not tensors_of(targets):
-            raise TypeError(f"`targets` must be a tensor, as the likelihood takes it; got {seen(targets)}.")
-        judged = scored(predictive.likelihood, predictive.outputs_SBK[0], targets)
-        judged.likelihood.check(predictive.outputs_SBK[0], judged.targets)
-        probs, weights = _places(predictive, judged)
-        counting = weights > 0
-        classes = _labels(judged.targets, probs, counting, binary=_is_binary(predictive))
-        if classes is None:
-            raise TypeError(f"`targets` must be class labels, or soft ones; got {seen(targets)}. Use a Categorical.")
-        if not counting.any():
-            raise ValueError(_NONE)
-        probs, classes = probs[counting], classes[counting]
-        of_target = classes > 0 if classes.is_floating_point() else functional.one_hot(classes, probs.shape[-1]).bool()
-        # A target of probability 0 may be an underflow. Any other class of probability 0 keeps it.
-        logits = torch.where(of_target, probs.clamp_min(torch.finfo(probs.dtype).tiny), probs).log()
-        return cls(fit_temperature(logits, classes, weights_B=weights[counting]))
-
-    def __call__(self, predictive: Predictive) -> Predictive:
-        """Return the calibrated predictive: one averaged distribution per input, S = 1, for the same targets."""
-        logits = class_probs(predictive.distribution).log()
-        if _is_binary(predictive):
-            least = torch.finfo(logits.dtype).tiny
-            negative, positive = logits.clamp_min(math.log(least)).unbind(-1)
-            logits = positive - negative
-            logits = logits.unsqueeze(-1) if logits.ndim == 1 else logits
-        return Predictive((logits / self.temperature).unsqueeze(0), _averaged(predictive.likelihood, predictive))
-
-
-def _averaged(likelihood: Likelihood, predictive: Predictive) -> Likelihood:
-    """Return a likelihood of logits that takes the same targets as the classification's."""
-    if isinstance(likelihood, Weighted):
-        return Weighted(_averaged(likelihood.base, predictive))
-    if _is_binary(predictive):
-        return Bernoulli(soft=isinstance(likelihood, Bernoulli) and likelihood.soft)
-    return Categorical(ignore_index=likelihood.ignore_index if isinstance(likelihood, Categorical) else None)
-
-
-def _predictives(
-    posterior: Posterior | Functions | Source | Predictive, data: Any, draws: int | None, seed: int, chunk_size: int
+def predictives(
+    posterior: Posterior | Functions | Source | Predictive,
+    data: Any,
+    *,
+    draws: int | None = None,
+    seed: int = 0,
+    chunk_size: int = _ROWS,
 ) -> Iterator[tuple[Predictive, Any]]:
+    """Yield the predictive and the targets of each batch of data, or a Predictive that is given with its targets."""
     check_counts(chunk_size=chunk_size)
     if isinstance(posterior, Predictive):
         yield posterior, data
@@ -321,10 +254,10 @@ def _add_scores(
     columns: _Columns, predictive: Predictive, judged: Counted | None = None, row: Tensor | None = None
 ) -> None:
     """Add class probabilities and uncertainties of every place; with targets, only of places that count."""
-    probs, weights = _places(predictive, judged)
+    probs, weights = class_places(predictive, judged)
     counting = weights > 0
     if judged and row is not None:
-        classes = _labels(judged.targets, probs, counting, binary=_is_binary(predictive))
+        classes = class_labels(judged.targets, probs, counting, binary=is_binary(predictive))
         label_row = row.repeat_interleave(len(probs) // len(row))
         columns.add(counting, label_weights=weights, label_row=label_row, labels=classes)
     columns.add(
@@ -334,37 +267,6 @@ def _add_scores(
         entropy=predictive.entropy.flatten(),
         mutual_information=predictive.mutual_information.flatten(),
     )
-
-
-def _is_binary(predictive: Predictive) -> bool:
-    """Return whether there is one probability per place: that of a 1."""
-    return isinstance(predictive.distribution, distributions.Bernoulli)
-
-
-def _places(predictive: Predictive, judged: Counted | None) -> tuple[Tensor, Tensor]:
-    """Return averaged probabilities (P, K) of all places of all rows, and how often each counts (P,).
-
-    A row has one place, or several: tokens of a sequence, pixels of an image, or several binary labels.
-    """
-    probs = class_probs(predictive.distribution)
-    rows, probs = len(probs), probs.flatten(0, -2)
-    weights = judged.weights if judged else None
-    if weights is None:
-        weights = probs.new_ones(rows)
-    return probs, weights.flatten() if weights.ndim > 1 else weights.repeat_interleave(len(probs) // rows)
-
-
-def _labels(targets: Any, probs: Tensor, kept: Tensor, *, binary: bool) -> Tensor | None:
-    """Return labels (P,) of P places with probabilities (P, K), or soft ones (P, K); None if targets are neither."""
-    if not isinstance(targets, Tensor):
-        return None
-    if binary and targets.is_floating_point() and targets.numel() == len(probs):
-        targets = torch.stack([1 - targets.flatten(), targets.flatten()], dim=-1)
-    if targets.is_floating_point():
-        return targets.reshape(probs.shape).to(probs) if targets.numel() == probs.numel() else None
-    flat = targets.flatten()
-    inside = len(flat) == len(probs) and ((flat >= 0) & (flat < probs.shape[-1]) | ~kept).all()
-    return flat.long() if inside else None
 
 
 def _unequal(weights: Tensor) -> Tensor | None:
