@@ -1,0 +1,115 @@
+"""Regions of highest density of a model average of numbers: {y: log p(y) ≥ −q}, one or several intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbayes.model.likelihoods.protocol import log_mean_exp
+from torchbayes.model.likelihoods.quantiles import is_discrete
+from torchbayes.predictive.classes import check_ordered
+from torchbayes.predictive.intervals import pieces_of
+from torchbayes.predictive.mixture import Mixture, some_rows
+
+_AT_ONCE = 2**22  # numbers held at once
+_EVEN = 256  # points spread evenly between the outermost components
+_STEPS, _REACH = 33, 4.0  # points around each component, a quarter of its standard deviation apart
+_HALVES = 60  # more than the binary digits of a float64
+_Height = Callable[[Tensor], Tensor]
+
+
+def density_intervals(mixture: Mixture, thresholds_B: Tensor) -> list[Tensor]:
+    """Return the intervals of each row, (R, 2), float64, from left to right.
+
+    Ends are exact to rounding; an interval narrower than a quarter of every component's standard deviation may be
+    missed. Where the set is empty, it is the point of highest density.
+
+    Args:
+        mixture: the model average, in float64.
+        thresholds_B: q; infinite for all numbers.
+
+    Raises:
+        TypeError: if targets are not single real numbers with a density, or their deviation is not finite.
+    """
+    check_ordered(mixture.distribution)
+    if is_discrete(mixture.distribution) or mixture.mean.numel() != len(thresholds_B):
+        raise TypeError(
+            "regions of highest density are of one real number in each row. Use 'pit' for counts, and 'normalised' for "
+            "several numbers."
+        )
+    found, start = [], 0
+    points = mixture.draws * _STEPS + _EVEN
+    for piece in pieces_of(mixture, points * mixture.draws, _AT_ONCE):
+        found += _of_piece(piece, thresholds_B[start : start + piece.outputs_SBK.shape[1]])
+        start += piece.outputs_SBK.shape[1]
+    return found
+
+
+def _of_piece(mixture: Mixture, thresholds_B: Tensor) -> list[Tensor]:
+    """Return the intervals of a few rows: sign changes between points, then bisection of each."""
+    height, level_B1 = height_of(mixture), -thresholds_B.unsqueeze(1)
+    points_BG = _outwards(height, _points(mixture), level_B1)
+    reached_BG = height(points_BG)
+    inside_BG = reached_BG >= level_B1
+    rows_E, left_E = (inside_BG[:, 1:] != inside_BG[:, :-1]).nonzero(as_tuple=True)
+    opens_E = inside_BG[rows_E, left_E + 1]
+    low_E, high_E = points_BG[rows_E, left_E], points_BG[rows_E, left_E + 1]
+    edge_height, edge_level = height_of(some_rows(mixture, rows_E)) if len(rows_E) else None, level_B1[rows_E, 0]
+    for _ in range(_HALVES if edge_height else 0):
+        middle_E = (low_E + high_E) / 2
+        beyond_E = (edge_height(middle_E.unsqueeze(1))[:, 0] >= edge_level) == opens_E
+        low_E, high_E = torch.where(beyond_E, low_E, middle_E), torch.where(beyond_E, middle_E, high_E)
+    edges_E = torch.where(opens_E, high_E, low_E)  # the end that is inside
+    modes_B = points_BG.gather(1, reached_BG.argmax(1, keepdim=True))
+    intervals = []
+    for row, threshold in enumerate(thresholds_B.tolist()):
+        pairs = edges_E[rows_E == row].view(-1, 2)
+        if math.isinf(threshold) and threshold > 0:
+            pairs = pairs.new_tensor([[-math.inf, math.inf]])
+        intervals.append(pairs if len(pairs) else modes_B[row].expand(1, 2))
+    return intervals
+
+
+def height_of(mixture: Mixture) -> _Height:
+    """Return log p(y) of the average as a function of points (B, G); −∞ outside the support."""
+    kind: Any = mixture.distribution
+    shape = kind.batch_shape[1:]
+
+    def height(points_BG: Tensor) -> Tensor:
+        points = points_BG.T.reshape(-1, *shape)  # (G, B, ...)
+        supported = kind.support.check(points)
+        safe = torch.where(supported, points, kind.mean[0])
+        values = log_mean_exp(kind.log_prob(safe.unsqueeze(1)).transpose(0, 1))
+        return torch.where(supported, values, -math.inf).reshape(points_BG.T.shape).T
+
+    return height
+
+
+def _points(mixture: Mixture) -> Tensor:
+    """Return sorted points (B, G) that are close together wherever a component is narrow."""
+    kind = mixture.distribution
+    mean_SB, scale_SB = (part.flatten(1) for part in (kind.mean, kind.stddev))
+    if not (mean_SB.isfinite() & scale_SB.isfinite()).all():
+        raise TypeError("regions of highest density need finite standard deviations. Use 'pit'.")
+    steps = torch.linspace(-_REACH, _REACH, _STEPS, dtype=mean_SB.dtype, device=mean_SB.device)
+    around_BG = (mean_SB.unsqueeze(-1) + scale_SB.unsqueeze(-1) * steps).transpose(0, 1).flatten(1)
+    share_G = torch.linspace(0, 1, _EVEN, dtype=mean_SB.dtype, device=mean_SB.device)
+    low, high = around_BG.amin(1, keepdim=True), around_BG.amax(1, keepdim=True)
+    return torch.cat([around_BG, low + (high - low) * share_G], dim=1).sort(1).values
+
+
+def _outwards(height: _Height, points_BG: Tensor, level_B1: Tensor) -> Tensor:
+    """Return points with one more at either end, where the density is below the level."""
+    middle = (points_BG[:, :1] + points_BG[:, -1:]) / 2
+    half = (points_BG[:, -1:] - points_BG[:, :1]).clamp_min(torch.finfo(points_BG.dtype).tiny)
+    for _ in range(_HALVES):
+        ends = torch.cat([middle - half, middle + half], dim=1)
+        wide = (height(ends) >= level_B1).any(1, keepdim=True) & level_B1.isfinite()
+        if not wide.any():
+            break
+        half = torch.where(wide, 2 * half, half)
+    return torch.cat([middle - half, points_BG, middle + half], dim=1)
