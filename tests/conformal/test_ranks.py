@@ -98,9 +98,9 @@ def test_coverage_under_a_shift_of_the_inputs():
     new = torch.rand(sets, generator=SOURCE, dtype=torch.float64).sqrt()
     scores = (x * torch.randn(sets, rows, generator=SOURCE, dtype=torch.float64)).abs()
     score = (new * torch.randn(sets, generator=SOURCE, dtype=torch.float64)).abs()
-    values = torch.cat(
-        [weighted_thresholds(*each, coverage=coverage) for each in zip(scores, x, new.unsqueeze(1), strict=True)]
-    )
+    values = torch.cat([
+        weighted_thresholds(*each, coverage=coverage) for each in zip(scores, x, new.unsqueeze(1), strict=True)
+    ])
     error = math.sqrt(coverage * (1 - coverage) / sets)
     weighted = float((score <= values).double().mean())
     assert coverage - 3 * error <= weighted <= coverage + 0.015 + 3 * error

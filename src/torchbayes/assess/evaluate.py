@@ -97,7 +97,7 @@ def evaluate(
     """
     check_positive(target_scale=target_scale)
     columns = _Columns()
-    for predictive, targets in predictives(posterior, data, draws, seed, chunk_size):
+    for predictive, targets in predictives(posterior, data, draws=draws, seed=seed, chunk_size=chunk_size):
         _add_rows(columns, predictive, targets)
     if not columns.parts:
         raise ValueError("the data are empty: there are no rows to evaluate.")
@@ -286,7 +286,12 @@ def _averaged(likelihood: Likelihood, predictive: Predictive) -> Likelihood:
 
 
 def predictives(
-    posterior: Posterior | Functions | Source | Predictive, data: Any, draws: int | None, seed: int, chunk_size: int
+    posterior: Posterior | Functions | Source | Predictive,
+    data: Any,
+    *,
+    draws: int | None = None,
+    seed: int,
+    chunk_size: int,
 ) -> Iterator[tuple[Predictive, Any]]:
     """Yield the predictive and the targets of each batch; arguments and errors are those of `evaluate`."""
     check_counts(chunk_size=chunk_size)

@@ -2,7 +2,7 @@ r"""Scores of classes: of each class of a row, how untypical it would be; the la
 
     lac      1 − p_k                                         {k: p_k ≥ 1 − q}: smallest sets; may be empty
     aps      Σ_{j: p_j > p_k} p_j + U p_k                    classes from the most probable on (Romano et al. 2020)
-    raps     the same + λ (rank of k − free)₊                fewer classes of small probability (Angelopoulos et al. 2021)
+    raps     the same + λ (rank of k − free)₊                fewer improbable classes (Angelopoulos et al. 2021)
 
 U is uniform on (0, 1), one for each row; coverage is then that of the rank, and sets may be empty. With U = 0, the
 default, nothing is random, and a set is never empty: it holds the most probable class, and every other as long as the

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbayes import metrics
 from torchbayes.checks import optional
 from torchbayes.conformal.classes import CLASS_SCORES, ClassScore
 from torchbayes.conformal.limits import ALL, Calibrated
 from torchbayes.conformal.numbers import NUMBER_SCORES, Density, Forecast, NumberScore, Prediction
 from torchbayes.conformal.ranks import Threshold, check_coverage, fewest_rows
-from torchbayes.conformal.rows import group_names, is_over_classes, judged, predicted_rows, probs_of
+from torchbayes.conformal.rows import is_over_classes, judged
+from torchbayes.conformal.scoring import class_scores, evaluated, number_scores
 from torchbayes.display import Overview, shown
 from torchbayes.posteriors.files import read_tensors, write_tensors
 from torchbayes.randomness.seeds import Purpose, generator
@@ -89,8 +89,8 @@ class Conformal:
             if each.value == math.inf:
                 which = "" if self.rows.names == (ALL,) else f" of group {name}"
                 need = "by their weights" if each.weighted else f"at least {needed} are needed"
-                found.append(f"{each.rows} calibration rows{which} are too few for coverage {self.coverage:g} ({need}), "
-                             f"so that sets hold every target")  # fmt: skip
+                few = f"{each.rows} calibration rows{which} are too few for coverage {self.coverage:g} ({need})"
+                found.append(f"{few}, so that sets hold every target")
         return tuple(found)
 
     def at(self, coverage: float, *, confidence: float | None = None) -> Conformal:
@@ -126,7 +126,7 @@ class Conformal:
         """
         self._check(prediction, NumberScore, "classes have no intervals. Use `sets`.")
         low, high = self.score.intervals(prediction, self._limits(prediction, groups, weights))
-        dtype = torch.promote_types(_first(prediction).dtype, torch.float32)
+        dtype = torch.promote_types(_dtype_of(prediction), torch.float32)
         return low.to(dtype), high.to(dtype)
 
     def regions(self, prediction: Prediction, *, groups: Any = None, weights: Any = None) -> list[Tensor]:
@@ -225,7 +225,7 @@ class Conformal:
         Raises:
             ValueError: if the score is not one of this library.
         """
-        name = getattr(self.score, "name", None)
+        name = getattr(self.score, "name", "")
         if type(self.score) is not SCORES.get(name):
             raise ValueError(f"a file names a score of {', '.join(SCORES)}; this one is {self.score!r}.")
         header = {"kind": _KIND, "score": name, "settings": asdict(self.score), "seed": self.seed}
@@ -234,3 +234,48 @@ class Conformal:
         tensors = {"scores": self.rows.scores_N, "codes": self.rows.codes_N}
         tensors |= {} if self.rows.weights_N is None else {"weights": self.rows.weights_N}
         return write_tensors(path, tensors, header)
+
+    def _check(self, prediction: Any, kind: type, otherwise: str) -> None:
+        """Raise a TypeError unless the prediction is of the kind of targets that the calibration is of."""
+        if is_over_classes(prediction) != isinstance(self.score, ClassScore) or not isinstance(self.score, kind):
+            raise TypeError(f"{otherwise} The calibration has the score {self.score!r}.")
+
+    def _limits(self, prediction: Any, groups: Any, weights: Any) -> Tensor:
+        """Return the threshold of each row, (B,), or of each class, (B, K)."""
+        values_G = torch.tensor([each.value for each in self.thresholds.values()], dtype=torch.float64)
+        rows = _rows_of(prediction)
+        return self.rows.limits(values_G, groups, weights, coverage=self.coverage, rows=rows)
+
+
+def load(path: str | Path) -> Conformal:
+    """Read a calibration that `Conformal.save` wrote.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The calibration.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: if the file is damaged, or holds no calibration.
+    """
+    tensors, header = read_tensors(path)
+    if header.get("kind") != _KIND:
+        raise ValueError(f"{path} holds a {header.get('kind')!r}, not a calibration. Read it by `tb.load`.")
+    if header["score"] not in SCORES:
+        raise ValueError(f"{path} names the score {header['score']!r}, which this version does not have. Upgrade it.")
+    score = SCORES[header["score"]](**header["settings"])
+    rows = Calibrated(
+        tensors["scores"], tensors["codes"], tuple(header["names"]), tensors.get("weights"), header["by_class"]
+    )
+    return Conformal(score, header["coverage"], rows, header["confidence"], header["seed"])
+
+
+def _rows_of(prediction: Any) -> int:
+    """Return B."""
+    return prediction.shape[0] if isinstance(prediction, Forecast) else prediction.outputs_SBK.shape[1]
+
+
+def _dtype_of(prediction: Any) -> torch.dtype:
+    return torch.float64 if isinstance(prediction, Forecast) else prediction.outputs_SBK.dtype

@@ -24,9 +24,9 @@ from torchbayes.checks import as_numbers, check_kind, seen
 from torchbayes.conformal.ranks import check_coverage
 from torchbayes.conformal.regions import density_intervals
 from torchbayes.model.likelihoods.protocol import log_mean_exp
-from torchbayes.predictive.intervals import levels_reached
+from torchbayes.predictive.classes import check_ordered
+from torchbayes.predictive.intervals import central_interval, levels_reached
 from torchbayes.predictive.mixture import Mixture, some_rows
-
 
 _LEVELS = 1e-9, 1 - 1e-12  # of central intervals that can be inverted; wider ones hold all numbers
 
@@ -56,8 +56,8 @@ class Forecast:
         for name, tensor in given.items():
             if tensor.ndim not in {1, 2} or not tensor.numel() or tensor.shape != shape:
                 raise ValueError(
-                    f"`{name}` must have shape (B,) or (B, K'), the same as the others; got {tuple(tensor.shape)} where "
-                    f"the first is {tuple(shape)}."
+                    f"`{name}` must have shape (B,) or (B, K'), that of the others, {tuple(shape)}; got "
+                    f"{tuple(tensor.shape)}."
                 )
             if not tensor.isfinite().all():
                 raise ValueError(f"`{name}` holds NaN or infinite values: {int((~tensor.isfinite()).sum())}.")
@@ -136,13 +136,13 @@ class PIT:
 
     def intervals(self, prediction: Mixture, thresholds_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return the central intervals of the level q; all numbers where it is 1 or more."""
-        predictive: Any = distribution_of(prediction, "pit")
+        predictive = distribution_of(prediction, "pit")
+        check_ordered(predictive.distribution)
         low = torch.full(predictive.distribution.batch_shape[1:], -torch.inf, dtype=torch.float64)
         high = -low
         for level in thresholds_B[thresholds_B < _LEVELS[1]].unique().tolist():
             rows = (thresholds_B == level).nonzero()[:, 0]
-            chosen: Any = some_rows(predictive, rows)
-            low[rows], high[rows] = chosen.interval(max(level, _LEVELS[0]))
+            low[rows], high[rows] = central_interval(some_rows(predictive, rows), 1 - max(level, _LEVELS[0]))
         return low, high
 
 

@@ -58,10 +58,10 @@ def _of_piece(mixture: Mixture, thresholds_B: Tensor) -> list[Tensor]:
     rows_E, left_E = (inside_BG[:, 1:] != inside_BG[:, :-1]).nonzero(as_tuple=True)
     opens_E = inside_BG[rows_E, left_E + 1]
     low_E, high_E = points_BG[rows_E, left_E], points_BG[rows_E, left_E + 1]
-    edge_height, edge_level = height_of(some_rows(mixture, rows_E)) if len(rows_E) else None, level_B1[rows_E, 0]
-    for _ in range(_HALVES if edge_height else 0):
+    for _ in range(_HALVES if len(rows_E) else 0):
         middle_E = (low_E + high_E) / 2
-        beyond_E = (edge_height(middle_E.unsqueeze(1))[:, 0] >= edge_level) == opens_E
+        reached_E = height_of(some_rows(mixture, rows_E))(middle_E.unsqueeze(1))[:, 0]
+        beyond_E = (reached_E >= level_B1[rows_E, 0]) == opens_E
         low_E, high_E = torch.where(beyond_E, low_E, middle_E), torch.where(beyond_E, middle_E, high_E)
     edges_E = torch.where(opens_E, high_E, low_E)  # the end that is inside
     modes_B = points_BG.gather(1, reached_BG.argmax(1, keepdim=True))

@@ -31,7 +31,7 @@ def predicted_rows(posterior: Any, data: Any, *, seed: int) -> Iterator[tuple[Pr
     if isinstance(posterior, Forecast):
         yield posterior, data
         return
-    yield from predictives(posterior, data, None, seed, _ROWS)
+    yield from predictives(posterior, data, seed=seed, chunk_size=_ROWS)
 
 
 def is_over_classes(prediction: Any) -> bool:
@@ -51,8 +51,8 @@ def probs_of(predictive: Predictive) -> Tensor:
         probs_BK = probs_BK.squeeze(1)
     if probs_BK.ndim != 2:
         raise TypeError(
-            f"sets of classes are of one class for each row; these predictions have shape {tuple(probs_BK.shape)}. Give "
-            f"each place, such as a token or a label, as a row: Predictive.from_probs(probs.flatten(0, -2))."
+            f"sets of classes are of one class for each row; these predictions have shape {tuple(probs_BK.shape)}. "
+            f"Give each place, such as a token or a label, as a row: Predictive.from_probs(probs.flatten(0, -2))."
         )
     return probs_BK
 
