@@ -24,7 +24,7 @@ from torchbayes.conformal.rows import group_names, is_over_classes, judged, pred
 from torchbayes.conformal.scoring import class_scores, number_scores
 from torchbayes.model.likelihoods.quantiles import is_discrete
 from torchbayes.posteriors.problems import warn_of
-from torchbayes.randomness.seeds import Purpose, generator
+from torchbayes.randomness.seeds import Purpose
 
 CLASS = "class"
 """Groups by the class that is tried."""
@@ -71,12 +71,12 @@ def calibrate(
     """
     check_coverage(coverage=coverage)
     optional(check_coverage, confidence=confidence)
-    source, chosen, columns = generator(Purpose.SETS_CALIBRATION, as_seed(seed)), score, _Columns()
+    seed, chosen, columns = as_seed(seed), score, _Columns()
     for prediction, targets in predicted_rows(posterior, data, seed=seed):
         rows, over_classes = judged(prediction, targets), is_over_classes(prediction)
         chosen = score_of(chosen, prediction, coverage)
         if over_classes:
-            each_BK = class_scores(chosen, prediction, source)
+            each_BK = class_scores(chosen, prediction, purpose=Purpose.SETS_CALIBRATION, seed=seed, start=columns.rows)
             scores_B = each_BK.gather(1, rows.targets.unsqueeze(1))[:, 0]
             columns.add(scores_B, rows.weights_B, rows.targets, classes=each_BK.shape[1])
         else:
@@ -126,10 +126,11 @@ class _Columns:
         self.scores: list[Tensor] = []
         self.weights: list[Tensor] = []
         self.labels: list[Tensor] = []
-        self.classes = 0
+        self.rows = self.classes = 0
 
     def add(self, scores_B: Tensor, weights_B: Tensor, labels_B: Tensor | None = None, *, classes: int = 0) -> None:
         """Add the rows of a batch."""
+        self.rows += len(scores_B)
         self.scores.append(scores_B.detach().double().cpu())
         self.weights.append(weights_B.cpu())
         self.labels += [] if labels_B is None else [labels_B.cpu()]

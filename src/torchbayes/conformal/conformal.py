@@ -14,13 +14,19 @@ from torch import Tensor
 from torchbayes.checks import optional
 from torchbayes.conformal.classes import CLASS_SCORES, ClassScore
 from torchbayes.conformal.limits import ALL, Calibrated
-from torchbayes.conformal.numbers import NUMBER_SCORES, Density, Forecast, NumberScore, Prediction
+from torchbayes.conformal.numbers import NUMBER_SCORES, Density, NumberScore, Prediction
 from torchbayes.conformal.ranks import Threshold, check_coverage, fewest_rows
 from torchbayes.conformal.rows import is_over_classes, judged
-from torchbayes.conformal.scoring import class_scores, evaluated, number_scores
+from torchbayes.conformal.scoring import (
+    check_kind_of,
+    class_sets,
+    dtype_of,
+    evaluated,
+    limits_of,
+    number_scores,
+)
 from torchbayes.display import Overview, shown
 from torchbayes.posteriors.files import read_tensors, write_tensors
-from torchbayes.randomness.seeds import Purpose, generator
 
 SCORES: dict[str, Any] = {**NUMBER_SCORES, **CLASS_SCORES}
 _KIND = "conformal"
@@ -124,9 +130,9 @@ class Conformal:
             TypeError: if targets are classes, or `prediction` is none.
             ValueError: if groups or weights are missing or do not fit.
         """
-        self._check(prediction, NumberScore, "classes have no intervals. Use `sets`.")
-        low, high = self.score.intervals(prediction, self._limits(prediction, groups, weights))
-        dtype = torch.promote_types(_dtype_of(prediction), torch.float32)
+        check_kind_of(self, prediction, NumberScore, "classes have no intervals. Use `sets`.")
+        low, high = self.score.intervals(prediction, limits_of(self, prediction, groups, weights))
+        dtype = torch.promote_types(dtype_of(prediction), torch.float32)
         return low.to(dtype), high.to(dtype)
 
     def regions(self, prediction: Prediction, *, groups: Any = None, weights: Any = None) -> list[Tensor]:
@@ -144,8 +150,8 @@ class Conformal:
             TypeError: if the score is another, or targets are not one real number in each row.
             ValueError: if groups or weights are missing or do not fit.
         """
-        self._check(prediction, Density, "regions are those of the score 'density'. Use `intervals` or `sets`.")
-        return self.score.regions(prediction, self._limits(prediction, groups, weights))
+        check_kind_of(self, prediction, Density, "regions are those of the score 'density'. Use `intervals` or `sets`.")
+        return self.score.regions(prediction, limits_of(self, prediction, groups, weights))
 
     def sets(self, prediction: Prediction, *, groups: Any = None, weights: Any = None) -> Tensor:
         """Return which classes are in the set of each new row.
@@ -162,10 +168,8 @@ class Conformal:
             TypeError: if targets are numbers, or `prediction` is none.
             ValueError: if groups or weights are missing or do not fit.
         """
-        self._check(prediction, ClassScore, "numbers have no sets of classes. Use `intervals`.")
-        scores_BK = class_scores(self.score, prediction, generator(Purpose.SETS, self.seed))
-        limits = self._limits(prediction, groups, weights).to(scores_BK)
-        return scores_BK <= (limits if limits.ndim == 2 else limits.unsqueeze(1))
+        check_kind_of(self, prediction, ClassScore, "numbers have no sets of classes. Use `intervals`.")
+        return class_sets(self, prediction, groups=groups, weights=weights)
 
     def covers(self, prediction: Prediction, targets: Any, *, groups: Any = None, weights: Any = None) -> Tensor:
         """Return whether each target is in its set: whether its score is at most the threshold.
@@ -186,9 +190,9 @@ class Conformal:
         if is_over_classes(prediction):
             sets_BK = self.sets(prediction, groups=groups, weights=weights)
             return sets_BK.gather(1, judged(prediction, targets).targets.unsqueeze(1))[:, 0]
-        self._check(prediction, NumberScore, "the calibration is of classes.")
+        check_kind_of(self, prediction, NumberScore, "the calibration is of classes.")
         scores_B = number_scores(self.score, prediction, judged(prediction, targets).targets)
-        return scores_B <= self._limits(prediction, groups, weights).to(scores_B)
+        return scores_B <= limits_of(self, prediction, groups, weights).to(scores_B)
 
     def evaluate(
         self, posterior: Any, data: Any, *, groups: Any = None, weights: Any = None, seed: int = 0
@@ -235,17 +239,6 @@ class Conformal:
         tensors |= {} if self.rows.weights_N is None else {"weights": self.rows.weights_N}
         return write_tensors(path, tensors, header)
 
-    def _check(self, prediction: Any, kind: type, otherwise: str) -> None:
-        """Raise a TypeError unless the prediction is of the kind of targets that the calibration is of."""
-        if is_over_classes(prediction) != isinstance(self.score, ClassScore) or not isinstance(self.score, kind):
-            raise TypeError(f"{otherwise} The calibration has the score {self.score!r}.")
-
-    def _limits(self, prediction: Any, groups: Any, weights: Any) -> Tensor:
-        """Return the threshold of each row, (B,), or of each class, (B, K)."""
-        values_G = torch.tensor([each.value for each in self.thresholds.values()], dtype=torch.float64)
-        rows = _rows_of(prediction)
-        return self.rows.limits(values_G, groups, weights, coverage=self.coverage, rows=rows)
-
 
 def load(path: str | Path) -> Conformal:
     """Read a calibration that `Conformal.save` wrote.
@@ -270,12 +263,3 @@ def load(path: str | Path) -> Conformal:
         tensors["scores"], tensors["codes"], tuple(header["names"]), tensors.get("weights"), header["by_class"]
     )
     return Conformal(score, header["coverage"], rows, header["confidence"], header["seed"])
-
-
-def _rows_of(prediction: Any) -> int:
-    """Return B."""
-    return prediction.shape[0] if isinstance(prediction, Forecast) else prediction.outputs_SBK.shape[1]
-
-
-def _dtype_of(prediction: Any) -> torch.dtype:
-    return torch.float64 if isinstance(prediction, Forecast) else prediction.outputs_SBK.dtype

@@ -9,15 +9,45 @@ from torch import Tensor
 
 from torchbayes import metrics
 from torchbayes.conformal.classes import ClassScore
-from torchbayes.conformal.numbers import NumberScore
+from torchbayes.conformal.numbers import Forecast, NumberScore
 from torchbayes.conformal.rows import group_names, is_over_classes, judged, predicted_rows, probs_of
+from torchbayes.randomness.seeds import Purpose, fractions, mix
 
 
-def class_scores(score: ClassScore, prediction: Any, source: torch.Generator) -> Tensor:
-    """Return the score of each class of each row, (B, K), float64; `source` gives uniform numbers, one for each row."""
+def class_scores(score: ClassScore, prediction: Any, *, purpose: Purpose, seed: int, start: int = 0) -> Tensor:
+    """Return the score of each class of each row, (B, K), float64.
+
+    The uniform number of a row is a function of the purpose, the seed, and the row's number from `start` on.
+    """
     probs_BK = probs_of(prediction)
-    uniform_B = torch.rand(len(probs_BK), generator=source, dtype=torch.float64).to(probs_BK)
-    return _checked(score.class_scores(probs_BK, uniform_B), score)
+    uniform_N = torch.from_numpy(fractions(mix(purpose, seed), (start + len(probs_BK),)))
+    return _checked(score.class_scores(probs_BK, uniform_N[start:].to(probs_BK)), score)
+
+
+def class_sets(conformal: Any, prediction: Any, *, groups: Any, weights: Any, start: int = 0) -> Tensor:
+    """Return which classes are in the set of each new row, (B, K), bool; `start` is the number of the first row."""
+    scores_BK = class_scores(conformal.score, prediction, purpose=Purpose.SETS, seed=conformal.seed, start=start)
+    limits = limits_of(conformal, prediction, groups, weights).to(scores_BK)
+    return scores_BK <= (limits if limits.ndim == 2 else limits.unsqueeze(1))
+
+
+def limits_of(conformal: Any, prediction: Any, groups: Any, weights: Any) -> Tensor:
+    """Return the threshold of each row, (B,), or of each class, (B, K)."""
+    values_G = torch.tensor([each.value for each in conformal.thresholds.values()], dtype=torch.float64)
+    rows = prediction.shape[0] if isinstance(prediction, Forecast) else prediction.outputs_SBK.shape[1]
+    return conformal.rows.limits(values_G, groups, weights, coverage=conformal.coverage, rows=rows)
+
+
+def check_kind_of(conformal: Any, prediction: Any, kind: type, otherwise: str) -> None:
+    """Raise a TypeError unless a prediction and the score are both of classes, or both of numbers, and of this kind."""
+    over_classes = is_over_classes(prediction)
+    if over_classes != isinstance(conformal.score, ClassScore) or not isinstance(conformal.score, kind):
+        raise TypeError(f"{otherwise} The calibration has the score {conformal.score!r}.")
+
+
+def dtype_of(prediction: Any) -> torch.dtype:
+    """Return the dtype of predictions."""
+    return torch.float64 if isinstance(prediction, Forecast) else prediction.outputs_SBK.dtype
 
 
 def number_scores(score: NumberScore, prediction: Any, targets: Tensor) -> Tensor:
@@ -45,7 +75,7 @@ def evaluated(conformal: Any, posterior: Any, data: Any, *, groups: Any, weights
             "groups": groups[piece] if conformal.rows.in_groups and groups is not None else None,
             "weights": None if weights is None else weights[piece],
         }
-        columns = _columns(conformal, prediction, rows.targets, chosen)
+        columns = _columns(conformal, prediction, rows.targets, chosen, start=piece.start)
         for name, values in {**columns, "counts": rows.weights_B}.items():
             parts.setdefault(name, []).append(values.double().cpu())
     if not start:
@@ -66,10 +96,13 @@ def evaluated(conformal: Any, posterior: Any, data: Any, *, groups: Any, weights
     return found | _by_group(columns["coverage"], counts_N, groups)
 
 
-def _columns(conformal: Any, prediction: Any, targets: Tensor, chosen: dict[str, Any]) -> dict[str, Tensor]:
+def _columns(
+    conformal: Any, prediction: Any, targets: Tensor, chosen: dict[str, Any], *, start: int
+) -> dict[str, Tensor]:
     """Return whether each row's set holds its target, (B,), and its size, or its ends (B, K')."""
     if is_over_classes(prediction):
-        sets_BK = conformal.sets(prediction, **chosen)
+        check_kind_of(conformal, prediction, ClassScore, "the data are of classes.")
+        sets_BK = class_sets(conformal, prediction, **chosen, start=start)
         size_B = sets_BK.sum(1)
         return {"coverage": sets_BK.gather(1, targets.unsqueeze(1))[:, 0], "size": size_B, "empty": size_B == 0}
     low, high = conformal.intervals(prediction, **chosen)
