@@ -1,6 +1,7 @@
 """Calibration of posteriors, groups, weights, files, and what is refused or said."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -272,5 +273,6 @@ def test_a_display():
     found = calibrate(*forecast(99))
     assert repr(found).startswith("Conformal(score=Normalised(), coverage=0.9, rows=99, threshold=")
     assert "expected=0.9 ± 0.03" in repr(found)
-    assert "all rows" in found._repr_html_()
+    page: Any = found
+    assert "all rows" in page._repr_html_()
     assert isinstance(found, Conformal)

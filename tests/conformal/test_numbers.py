@@ -7,9 +7,9 @@ import torch
 
 import torchbayes as tb
 from tests.conformal.cases import average, forecast
-from torchbayes import conformal
 from torchbayes.conformal import CQR, PIT, Absolute, Density, Forecast, Normalised, calibrate
 from torchbayes.conformal.numbers import NUMBER_SCORES
+from torchbayes.conformal.scoring import number_scores
 
 FIT, NEW = forecast(57), forecast(5, 57)[0]
 
@@ -159,7 +159,7 @@ def test_coverage_is_the_rank_over_one_more_over_a_thousand_data_sets(score):
     sets, rows, coverage = 1000, 20, 0.9
     predictive, targets = average(sets * (rows + 1), draws=3)  # wrong: too narrow
     order = torch.randperm(sets * (rows + 1), generator=torch.Generator().manual_seed(5))
-    scores = conformal.scoring.number_scores(score, predictive, targets)[order].view(sets, rows + 1)
+    scores = number_scores(score, predictive, targets)[order].view(sets, rows + 1)
     covered = scores[:, -1] <= scores[:, :-1].kthvalue(19, dim=1).values
     assert float(covered.double().mean()) == pytest.approx(19 / 21, abs=4 * math.sqrt(0.09 / sets))
     chosen = calibrate(_rows(predictive, order[:rows]), targets[order[:rows]], score=score, coverage=coverage)

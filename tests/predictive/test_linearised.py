@@ -223,6 +223,7 @@ def test_joint_covariance_over_inputs(name: str, kind: str, chunk: int):
     assert_close(found.covariance_MBKK, spread, **scale)
     each = linearised.functions(inputs).covariance_MBKK
     assert_close(each, spread.diagonal(dim1=1, dim2=3).movedim(-1, 1), **scale)
+    assert_close(linearised.cross(inputs, inputs[1:3]), spread[:, :, :, 1:3], **scale)
 
 
 DIFFERENTIATED = ("laplace diagonal", "laplace kronecker", "low rank plus diagonal")

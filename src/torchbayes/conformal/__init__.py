@@ -3,6 +3,8 @@
 from torchbayes.conformal.calibrate import calibrate
 from torchbayes.conformal.classes import APS, LAC, RAPS, ClassScore
 from torchbayes.conformal.conformal import Conformal, load
+from torchbayes.conformal.jackknife import jackknife_intervals
+from torchbayes.conformal.laplace import Jackknife, jackknife
 from torchbayes.conformal.numbers import CQR, PIT, Absolute, Density, Forecast, Normalised, NumberScore
 from torchbayes.conformal.ranks import Threshold
 
@@ -17,9 +19,12 @@ __all__ = [
     "Conformal",
     "Density",
     "Forecast",
+    "Jackknife",
     "Normalised",
     "NumberScore",
     "Threshold",
     "calibrate",
+    "jackknife",
+    "jackknife_intervals",
     "load",
 ]

@@ -130,8 +130,8 @@ class Conformal:
             TypeError: if targets are classes, or `prediction` is none.
             ValueError: if groups or weights are missing or do not fit.
         """
-        check_kind_of(self, prediction, NumberScore, "classes have no intervals. Use `sets`.")
-        low, high = self.score.intervals(prediction, limits_of(self, prediction, groups, weights))
+        check_kind_of(self, prediction, NumberScore, otherwise="classes have no intervals. Use `sets`.")
+        low, high = self.score.intervals(prediction, limits_of(self, prediction, groups=groups, weights=weights))
         dtype = torch.promote_types(dtype_of(prediction), torch.float32)
         return low.to(dtype), high.to(dtype)
 
@@ -150,8 +150,10 @@ class Conformal:
             TypeError: if the score is another, or targets are not one real number in each row.
             ValueError: if groups or weights are missing or do not fit.
         """
-        check_kind_of(self, prediction, Density, "regions are those of the score 'density'. Use `intervals` or `sets`.")
-        return self.score.regions(prediction, limits_of(self, prediction, groups, weights))
+        check_kind_of(
+            self, prediction, Density, otherwise="regions are those of the score 'density'. Use `intervals` or `sets`."
+        )
+        return self.score.regions(prediction, limits_of(self, prediction, groups=groups, weights=weights))
 
     def sets(self, prediction: Prediction, *, groups: Any = None, weights: Any = None) -> Tensor:
         """Return which classes are in the set of each new row.
@@ -168,7 +170,7 @@ class Conformal:
             TypeError: if targets are numbers, or `prediction` is none.
             ValueError: if groups or weights are missing or do not fit.
         """
-        check_kind_of(self, prediction, ClassScore, "numbers have no sets of classes. Use `intervals`.")
+        check_kind_of(self, prediction, ClassScore, otherwise="numbers have no sets of classes. Use `intervals`.")
         return class_sets(self, prediction, groups=groups, weights=weights)
 
     def covers(self, prediction: Prediction, targets: Any, *, groups: Any = None, weights: Any = None) -> Tensor:
@@ -190,9 +192,9 @@ class Conformal:
         if is_over_classes(prediction):
             sets_BK = self.sets(prediction, groups=groups, weights=weights)
             return sets_BK.gather(1, judged(prediction, targets).targets.unsqueeze(1))[:, 0]
-        check_kind_of(self, prediction, NumberScore, "the calibration is of classes.")
+        check_kind_of(self, prediction, NumberScore, otherwise="the calibration is of classes.")
         scores_B = number_scores(self.score, prediction, judged(prediction, targets).targets)
-        return scores_B <= limits_of(self, prediction, groups, weights).to(scores_B)
+        return scores_B <= limits_of(self, prediction, groups=groups, weights=weights).to(scores_B)
 
     def evaluate(
         self, posterior: Any, data: Any, *, groups: Any = None, weights: Any = None, seed: int = 0

@@ -27,18 +27,18 @@ def class_scores(score: ClassScore, prediction: Any, *, purpose: Purpose, seed: 
 def class_sets(conformal: Any, prediction: Any, *, groups: Any, weights: Any, start: int = 0) -> Tensor:
     """Return which classes are in the set of each new row, (B, K), bool; `start` is the number of the first row."""
     scores_BK = class_scores(conformal.score, prediction, purpose=Purpose.SETS, seed=conformal.seed, start=start)
-    limits = limits_of(conformal, prediction, groups, weights).to(scores_BK)
+    limits = limits_of(conformal, prediction, groups=groups, weights=weights).to(scores_BK)
     return scores_BK <= (limits if limits.ndim == 2 else limits.unsqueeze(1))
 
 
-def limits_of(conformal: Any, prediction: Any, groups: Any, weights: Any) -> Tensor:
+def limits_of(conformal: Any, prediction: Any, *, groups: Any, weights: Any) -> Tensor:
     """Return the threshold of each row, (B,), or of each class, (B, K)."""
     values_G = torch.tensor([each.value for each in conformal.thresholds.values()], dtype=torch.float64)
     rows = prediction.shape[0] if isinstance(prediction, Forecast) else prediction.outputs_SBK.shape[1]
     return conformal.rows.limits(values_G, groups, weights, coverage=conformal.coverage, rows=rows)
 
 
-def check_kind_of(conformal: Any, prediction: Any, kind: type, otherwise: str) -> None:
+def check_kind_of(conformal: Any, prediction: Any, kind: type, *, otherwise: str) -> None:
     """Raise a TypeError unless a prediction and the score are both of classes, or both of numbers, and of this kind."""
     over_classes = is_over_classes(prediction)
     if over_classes != isinstance(conformal.score, ClassScore) or not isinstance(conformal.score, kind):
@@ -101,7 +101,7 @@ def _columns(
 ) -> dict[str, Tensor]:
     """Return whether each row's set holds its target, (B,), and its size, or its ends (B, K')."""
     if is_over_classes(prediction):
-        check_kind_of(conformal, prediction, ClassScore, "the data are of classes.")
+        check_kind_of(conformal, prediction, ClassScore, otherwise="the data are of classes.")
         sets_BK = class_sets(conformal, prediction, **chosen, start=start)
         size_B = sets_BK.sum(1)
         return {"coverage": sets_BK.gather(1, targets.unsqueeze(1))[:, 0], "size": size_B, "empty": size_B == 0}
