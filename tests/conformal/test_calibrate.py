@@ -1,6 +1,7 @@
 """Calibration of posteriors, groups, weights, files, and what is refused or said."""
 
 import math
+import random
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import torchbayes as tb
 from tests.conformal.cases import average, classes, forecast
+from tests.damage import DAMAGES
 from tests.refusals import things
 from torchbayes import conformal
 from torchbayes.conformal import APS, CQR, PIT, Absolute, Conformal, Forecast, Normalised, calibrate, load
@@ -196,6 +198,15 @@ def test_files_of_others_and_scores_of_users(tmp_path):
     posterior, inputs, targets = _regression()
     with pytest.raises(ValueError, match="not a calibration"):
         load(posterior.save(tmp_path / "posterior.safetensors"))
+    path = calibrate(posterior, (inputs, targets)).save(tmp_path / "conformal.safetensors")
+    whole, damaged = path.read_bytes(), tmp_path / "damaged.safetensors"
+    for seed, damage in enumerate(DAMAGES.values()):
+        damaged.write_bytes(damage(whole, random.Random(seed), whole[::-1]))
+        if damaged.read_bytes() != whole:
+            with pytest.raises(ValueError, match=r"damaged|without a torchbayes header|format"):
+                load(damaged)
+    with pytest.raises(FileNotFoundError, match="there is no file"):
+        load(tmp_path / "nothing.safetensors")
 
     class Squared:
         def scores(self, prediction, targets):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 import torchbayes as tb
+from tests.conformal.refusals import CONFORMAL
 from tests.refusals import things
 from tests.refusals.nonsense import (
     COUNT,
@@ -16,6 +17,7 @@ from tests.refusals.nonsense import (
     NAN,
     NOT_NEGATIVE,
     OBJECT,
+    OPEN_SHARE,
     POSITIVE,
     SEED,
     SHARE,
@@ -122,6 +124,17 @@ METRICS = {
         metrics.interval_coverage,
         lambda: {"lower_B": 0 * _ONES, "upper_B": _ONES, "targets_B": _ONES},
         {"lower_B": (*_REAL, 2 * _ONES), "upper_B": (*_REAL, -_ONES), "targets_B": _REAL, **_WEIGHTS},
+    ),
+    "metrics.interval_score": Case(
+        metrics.interval_score,
+        lambda: {"lower_B": 0 * _ONES, "upper_B": _ONES, "targets_B": _ONES, "coverage": 0.9},
+        {
+            "lower_B": (*_REAL, 2 * _ONES),
+            "upper_B": (*_REAL, -_ONES),
+            "targets_B": _REAL,
+            "coverage": OPEN_SHARE,
+            **_WEIGHTS,
+        },
     ),
     "metrics.central_level": Case(
         metrics.central_level,
@@ -641,4 +654,4 @@ SURFACES = {
     ),
 }
 
-ROOMS = {**METRICS, **DIAGNOSTICS, **EVIDENCE, **GEOMETRY, **PERMUTATIONS, **SURFACES, **DATA, **NETWORKS}
+ROOMS = {**METRICS, **DIAGNOSTICS, **EVIDENCE, **GEOMETRY, **PERMUTATIONS, **SURFACES, **DATA, **NETWORKS, **CONFORMAL}

@@ -23,6 +23,7 @@ ROOMS_OF = {
     "geometry.": geometry,
     "coresets.": tb.coresets,
     "compression.": tb.compression,
+    "conformal.": tb.conformal,
     "data.": data,
     "networks.": networks,
     "report.": report,
@@ -33,6 +34,9 @@ RESULTS |= {"Approximation", "LaplacePosterior", "MatchedPrior", "ModelAverage",
 RESULTS |= {"PredictiveModule", "PriorPredictive"}
 RESULTS |= {
     "compression.Compressed",
+    "conformal.Conformal",
+    "conformal.Jackknife",
+    "conformal.Threshold",
     "priors.Scaled",
     "data.Data",
     "data.Pair",
@@ -58,8 +62,9 @@ RESULTS |= {
     "geometry.Spectrum",
 }
 PROTOCOLS = {"coresets.Coreset", "likelihoods.Likelihood", "likelihoods.Parameters", "figures.Better"}
+PROTOCOLS |= {"conformal.ClassScore", "conformal.NumberScore"}
 PROTOCOLS |= {"priors.Prior", "priors.SampledPrior", "priors.ShapedPrior"}
-FILES = {"load", "load_module", "compression.load"}  # test_files.py, test_modules.py, test_compress.py damage files
+FILES = {"load", "load_module", "compression.load", "conformal.load"}  # their own tests damage files
 TAKE_NOTHING = {"data.names", "data.ood_names", "networks.names", "report.versions"}
 ELSEWHERE = RESULTS | PROTOCOLS | FILES | TAKE_NOTHING
 

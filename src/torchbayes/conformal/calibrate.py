@@ -88,7 +88,7 @@ def calibrate(
 
 def score_of(score: Any, prediction: Any, coverage: float) -> Any:
     """Return a score by its name, or chosen by the predictions; an error if it is not for such predictions."""
-    over_classes = is_over_classes(prediction)
+    over_classes, given = is_over_classes(prediction), score
     if isinstance(score, str):
         if score != "auto":
             check_name("score", score, SCORES)
@@ -97,7 +97,7 @@ def score_of(score: Any, prediction: Any, coverage: float) -> Any:
             score = APS() if over_classes else _for_numbers(prediction, coverage)
     wanted, other = (ClassScore, "classes") if over_classes else (NumberScore, "numbers")
     if not isinstance(score, wanted) or isinstance(score, type):
-        raise TypeError(f"`score` must be one of {other}, such as {_EXAMPLES[over_classes]}; got {seen(score)}.")
+        raise TypeError(f"`score` must be one of {other}, such as {_EXAMPLES[over_classes]}; got {seen(given)}.")
     return score
 
 

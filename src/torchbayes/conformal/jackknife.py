@@ -63,12 +63,12 @@ def jackknife_intervals(
     check_choice(KINDS, kind=kind)
     if (scales_N is None) != (scales_NB is None):
         raise ValueError("`scales_N` and `scales_NB` go together; got one of them.")
-    means_N = _numbers("means_N", means_N)
+    given, means_N = means_N, _numbers("means_N", means_N)
     if means_N.ndim not in {1, 2} or not len(means_N):
-        raise ValueError(f"`means_N` must have shape (N,) or (N, K'); got {tuple(means_N.shape)}.")
+        raise ValueError(f"`means_N` must have shape (N,) or (N, K'); got {seen(given)}.")
     targets_N = _numbers("targets_N", targets_N, means_N.shape)
-    means_NB = _numbers("means_NB", means_NB)
-    wanted = (len(means_N), *means_NB.shape[1:2], *means_N.shape[1:])
+    new_rows = as_numbers("means_NB", means_NB).shape[1:2] or (1,)
+    wanted = (len(means_N), *new_rows, *means_N.shape[1:])
     means_NB = _numbers("means_NB", means_NB, wanted)
     ones = means_N.new_ones(())
     scale_N = ones if scales_N is None else _numbers("scales_N", scales_N, means_N.shape, least=0.0)

@@ -56,8 +56,8 @@ class Forecast:
         for name, tensor in given.items():
             if tensor.ndim not in {1, 2} or not tensor.numel() or tensor.shape != shape:
                 raise ValueError(
-                    f"`{name}` must have shape (B,) or (B, K'), that of the others, {tuple(shape)}; got "
-                    f"{tuple(tensor.shape)}."
+                    f"`{name}` must have shape (B,) or (B, K'), the same as all; got {seen(values[name])} beside "
+                    f"{tuple(shape)}."
                 )
             if not tensor.isfinite().all():
                 raise ValueError(f"`{name}` holds NaN or infinite values: {int((~tensor.isfinite()).sum())}.")
