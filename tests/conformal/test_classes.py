@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ import torchbayes as tb
 from tests.conformal.cases import classes, forecast
 from torchbayes.conformal import APS, LAC, RAPS, calibrate
 from torchbayes.conformal.classes import CLASS_SCORES
+from torchbayes.conformal.ranks import threshold
 
 FIT, NEW = classes(60), classes(6, 60)[0]
 # crepes and MAPIE agree on these
@@ -51,6 +53,15 @@ def test_scores_against_loops_over_classes():
         assert torch.allclose(score.class_scores(probs, uniform), exact)
     assert torch.equal(RAPS(penalty=0.0).class_scores(probs, uniform), APS().class_scores(probs, uniform))
     assert torch.allclose(LAC().class_scores(probs, uniform), 1 - probs)
+
+
+def test_randomised_scores_are_those_of_mapie():
+    # MAPIE subtracts the share U of the class's own probability from the sum that includes it: 1 − U is our U.
+    predictive, labels = FIT
+    uniform = 1 - torch.from_numpy(np.random.RandomState(0).uniform(size=60))
+    scores = APS(randomised=True).class_scores(predictive.probs, uniform).gather(1, labels.unsqueeze(1))[:, 0]
+    found = [threshold(scores, coverage).value for coverage in (0.7, 0.8, 0.9)]
+    assert found == pytest.approx([0.93409492, 0.97410843, 0.99222327], abs=1e-6)
 
 
 def _simulated(sets, rows, seed=0):
@@ -119,6 +130,14 @@ def test_two_classes_by_one_output(shape, dtype):
     same = calibrate(pair, labels.long(), score="lac")
     assert found.thresholds["all rows"].value == pytest.approx(same.thresholds["all rows"].value)
     assert torch.equal(found.sets(tb.Predictive(logits, tb.likelihoods.Bernoulli())), same.sets(pair))
+
+
+def test_a_class_without_rows_is_in_every_set():
+    predictive, labels = classes(80)
+    with pytest.warns(tb.ProblemWarning, match="0 calibration rows of group 3 are too few for coverage 0.6"):
+        found = calibrate(predictive, labels.clamp_max(2), score="lac", coverage=0.6, groups="class")
+    assert found.sets(NEW)[:, 3].all()
+    assert not found.sets(NEW).all()
 
 
 def test_one_class_and_equal_scores():

@@ -11,6 +11,7 @@ from torchbayes.conformal import CQR, PIT, Absolute, Density, Forecast, Normalis
 from torchbayes.conformal.numbers import NUMBER_SCORES
 from torchbayes.conformal.scoring import number_scores
 
+_HETEROSCEDASTIC = tb.likelihoods.HeteroscedasticGaussian()
 FIT, NEW = forecast(57), forecast(5, 57)[0]
 
 
@@ -102,6 +103,16 @@ def test_two_separate_intervals_of_highest_density():
     assert (low.item(), high.item()) == pytest.approx((float(-5 - z), float(5 + z)))
     (point,) = Density().regions(predictive, torch.tensor([0.5], dtype=torch.float64))  # nowhere so dense
     assert point.abs().tolist() == [[5.0, 5.0]]
+
+
+def test_a_narrow_component_far_away_is_not_missed():
+    predictive = tb.Predictive(torch.tensor([[[0.0, 3.0]], [[50.0, -9.0]]]).double(), _HETEROSCEDASTIC)
+    kind = predictive.distribution
+    (pairs,) = Density().regions(predictive, torch.tensor([4.0], dtype=torch.float64))
+    assert len(pairs) == 2
+    height = kind.log_prob(pairs.view(1, 4, 1).expand(2, 4, 1)[:, :, :]).logsumexp(0) - math.log(2)
+    assert torch.allclose(height, torch.full_like(height, -4.0), atol=1e-6)
+    assert float(pairs[1, 1] - pairs[1, 0]) < 0.1
 
 
 def test_a_density_with_an_edge():

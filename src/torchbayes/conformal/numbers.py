@@ -68,9 +68,9 @@ class Forecast:
             raise ValueError(f"`low` is above `high` in {int((self.low > self.high).sum())} places. Swap them?")
 
     @property
-    def shape(self) -> torch.Size:
-        """(B,) or (B, K')."""
-        return (self.low if self.mean is None else self.mean).shape
+    def values(self) -> Tensor:
+        """The means, or the lower ends where there are none."""
+        return self.low if self.mean is None else self.mean
 
 
 Prediction = Mixture | Forecast
@@ -138,8 +138,8 @@ class PIT:
         """Return the central intervals of the level q; all numbers where it is 1 or more."""
         predictive = distribution_of(prediction, "pit")
         check_ordered(predictive.distribution)
-        low = torch.full(predictive.distribution.batch_shape[1:], -torch.inf, dtype=torch.float64)
-        high = -low
+        shape, like = predictive.distribution.batch_shape[1:], predictive.outputs_SBK
+        low, high = like.new_full(shape, -torch.inf), like.new_full(shape, torch.inf)
         for level in thresholds_B[thresholds_B < _LEVELS[1]].unique().tolist():
             rows = (thresholds_B == level).nonzero()[:, 0]
             low[rows], high[rows] = central_interval(some_rows(predictive, rows), 1 - max(level, _LEVELS[0]))

@@ -16,8 +16,9 @@ from torchbayes.predictive.intervals import pieces_of
 from torchbayes.predictive.mixture import Mixture, some_rows
 
 _AT_ONCE = 2**22  # numbers held at once
-_EVEN = 256  # points spread evenly between the outermost components
-_STEPS, _REACH = 33, 4.0  # points around each component, a quarter of its standard deviation apart
+_FEWEST, _MOST = 64, 1024  # points at equal distances
+_SHARE = 0.25  # of the smallest standard deviation between them
+_REACH = 4.0  # standard deviations beyond the outermost means
 _HALVES = 60  # more than the binary digits of a float64
 _Height = Callable[[Tensor], Tensor]
 
@@ -25,8 +26,9 @@ _Height = Callable[[Tensor], Tensor]
 def density_intervals(mixture: Mixture, thresholds_B: Tensor) -> list[Tensor]:
     """Return the intervals of each row, (R, 2), float64, from left to right.
 
-    Ends are exact to rounding; an interval narrower than a quarter of every component's standard deviation may be
-    missed. Where the set is empty, it is the point of highest density.
+    Ends are exact to rounding. An interval, or a gap, that holds no component's mean and is narrower than a quarter of
+    the smallest standard deviation, or than a thousandth of the whole, may be missed. Where the set is empty, it is the
+    point of highest density.
 
     Args:
         mixture: the model average, in float64.
@@ -42,7 +44,7 @@ def density_intervals(mixture: Mixture, thresholds_B: Tensor) -> list[Tensor]:
             "several numbers."
         )
     found, start = [], 0
-    points = mixture.draws * _STEPS + _EVEN
+    points = mixture.draws + _MOST
     for piece in pieces_of(mixture, points * mixture.draws, _AT_ONCE):
         found += _of_piece(piece, thresholds_B[start : start + piece.outputs_SBK.shape[1]])
         start += piece.outputs_SBK.shape[1]
@@ -90,16 +92,18 @@ def height_of(mixture: Mixture) -> _Height:
 
 
 def _points(mixture: Mixture) -> Tensor:
-    """Return sorted points (B, G) that are close together wherever a component is narrow."""
+    """Return sorted points (B, G): the components' means, and others at equal distances."""
     kind = mixture.distribution
     mean_SB, scale_SB = (part.flatten(1) for part in (kind.mean, kind.stddev))
     if not (mean_SB.isfinite() & scale_SB.isfinite()).all():
         raise TypeError("regions of highest density need finite standard deviations. Use 'pit'.")
-    steps = torch.linspace(-_REACH, _REACH, _STEPS, dtype=mean_SB.dtype, device=mean_SB.device)
-    around_BG = (mean_SB.unsqueeze(-1) + scale_SB.unsqueeze(-1) * steps).transpose(0, 1).flatten(1)
-    share_G = torch.linspace(0, 1, _EVEN, dtype=mean_SB.dtype, device=mean_SB.device)
-    low, high = around_BG.amin(1, keepdim=True), around_BG.amax(1, keepdim=True)
-    return torch.cat([around_BG, low + (high - low) * share_G], dim=1).sort(1).values
+    low_B1, high_B1 = (
+        ends.unsqueeze(1) for ends in ((mean_SB - _REACH * scale_SB).amin(0), (mean_SB + _REACH * scale_SB).amax(0))
+    )
+    wanted = float(((high_B1 - low_B1)[:, 0] / (_SHARE * scale_SB.amin(0))).max())
+    count = _MOST if not wanted < _MOST else max(_FEWEST, math.ceil(wanted))
+    share_G = torch.linspace(0, 1, count, dtype=mean_SB.dtype, device=mean_SB.device)
+    return torch.cat([mean_SB.T, low_B1 + (high_B1 - low_B1) * share_G], dim=1).sort(1).values
 
 
 def _outwards(height: _Height, points_BG: Tensor, level_B1: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ def judged(prediction: Prediction, targets: Any) -> Judged:
     A TypeError or a ValueError if they do not fit.
     """
     if isinstance(prediction, Forecast):
-        numbers = numbers_like(targets, prediction.shape)
+        numbers = numbers_like(targets, prediction.values.shape)
         return Judged(numbers, torch.ones(len(numbers), dtype=torch.float64, device=numbers.device))
     predictive: Any = prediction
     plain = scored(predictive.likelihood, predictive.outputs_SBK[0], targets)

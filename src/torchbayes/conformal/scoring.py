@@ -34,8 +34,9 @@ def class_sets(conformal: Any, prediction: Any, *, groups: Any, weights: Any, st
 def limits_of(conformal: Any, prediction: Any, *, groups: Any, weights: Any) -> Tensor:
     """Return the threshold of each row, (B,), or of each class, (B, K)."""
     values_G = torch.tensor([each.value for each in conformal.thresholds.values()], dtype=torch.float64)
-    rows = prediction.shape[0] if isinstance(prediction, Forecast) else prediction.outputs_SBK.shape[1]
-    return conformal.rows.limits(values_G, groups, weights, coverage=conformal.coverage, rows=rows)
+    values_B = prediction.values if isinstance(prediction, Forecast) else prediction.outputs_SBK[0]
+    limits = conformal.rows.limits(values_G, groups, weights, coverage=conformal.coverage, rows=len(values_B))
+    return limits.to(values_B.device)
 
 
 def check_kind_of(conformal: Any, prediction: Any, kind: type, *, otherwise: str) -> None:
