@@ -58,6 +58,7 @@ def test_the_score_suits_the_targets():
     assert calibrate(given, targets).score == Normalised()
     assert calibrate(Forecast(given.mean), targets).score == Absolute()
     assert calibrate(Forecast(low=given.low, high=given.high), targets, coverage=0.8).score == CQR(0.8)
+    assert calibrate(Forecast(given.mean, low=given.low, high=given.high), targets).score == CQR()
 
 
 def test_a_small_calibration_is_said():
@@ -262,6 +263,32 @@ def test_wild_targets_leave_intervals_of_levels_infinite_and_others_finite():
     for score, finite in (("pit", False), ("normalised", True), ("cqr", True), ("density", True)):
         low, high = calibrate(predictive, 1e6 * targets, score=score).intervals(predictive)
         assert bool((high - low).isfinite().all()) is finite
+
+
+def test_numbers_that_are_predicted_together():
+    source = torch.Generator().manual_seed(0)
+    joint = tb.likelihoods.Custom(lambda f: torch.distributions.MultivariateNormal(f, torch.eye(2).to(f)))
+    predictive, targets = tb.Predictive(torch.zeros(1, 30, 2), joint), torch.randn(30, 2, generator=source)
+    found = calibrate(predictive, targets, score="density")
+    exact = targets.double().square().sum(1) / 2 + math.log(2 * math.pi)
+    assert torch.allclose(found.rows.scores_N, exact)
+    assert int(found.covers(predictive, targets).sum()) == 28
+    with pytest.raises(TypeError, match="of one real number"):
+        found.intervals(predictive)
+    with pytest.raises(TypeError, match="numbers together"):
+        calibrate(predictive, targets, score="pit")
+    low, high = calibrate(predictive, targets).intervals(predictive)
+    assert low.shape == high.shape == (30, 2)
+
+
+def test_targets_outside_of_the_support():
+    positive = tb.likelihoods.Custom(lambda f: torch.distributions.Exponential(f.exp()))
+    predictive, targets = tb.Predictive(torch.zeros(2, 30, 1), positive), torch.linspace(-0.1, 2, 30).unsqueeze(1)
+    found = calibrate(predictive, targets, score="density", coverage=0.8)
+    low, high = found.intervals(predictive)
+    assert torch.allclose(low, torch.zeros_like(low), atol=1e-12)
+    assert torch.allclose(high, torch.full_like(high, found.thresholds[ALL].value), atol=1e-5)
+    assert found.at(0.95).intervals(predictive)[1].isinf().all()
 
 
 def test_broadcasting_is_refused():

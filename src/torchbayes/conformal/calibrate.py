@@ -53,7 +53,7 @@ def calibrate(
         score: "absolute", "normalised", "pit", "cqr" or "density" for numbers, "lac", "aps" or "raps" for classes, an
             object of `torchbayes.conformal` with other settings, or one of your own. "auto" is "aps" for classes, "pit"
             for counts and where there is no standard deviation, "normalised" for other numbers; for a `Forecast`
-            "normalised" with `scale`, "cqr" with `low` and `high` alone, else "absolute".
+            "normalised" with `mean` and `scale`, else "cqr" with `low` and `high`, else "absolute".
         groups: group of each row, (N,), whole numbers or texts, so that each has its coverage and its threshold
             (Mondrian); or "class", so that each class has. They must not depend on targets otherwise.
         weights: weight of each row, (N,), proportional to the density of new rows over that of these; rows that count
@@ -107,9 +107,9 @@ _EXAMPLES = {True: "'aps'", False: "'normalised'"}
 def _for_numbers(prediction: Any, coverage: float) -> Any:
     """Return the score that suits numbers."""
     if isinstance(prediction, Forecast):
-        if prediction.mean is None:
-            return CQR(coverage)
-        return Absolute() if prediction.scale is None else Normalised()
+        if prediction.scale is not None and prediction.mean is not None:
+            return Normalised()
+        return Absolute() if prediction.low is None else CQR(coverage)
     if is_discrete(prediction.distribution):
         return PIT()
     try:

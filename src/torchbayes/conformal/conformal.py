@@ -92,7 +92,7 @@ class Conformal:
         """Groups whose rows are too few for a finite threshold, one clause each."""
         found, needed = [], fewest_rows(self.coverage, self.confidence)
         for name, each in self.thresholds.items():
-            if each.value == math.inf:
+            if each.value == math.inf and (each.weighted or each.rank > each.rows):
                 which = "" if self.rows.names == (ALL,) else f" of group {name}"
                 need = "by their weights" if each.weighted else f"at least {needed} are needed"
                 few = f"{each.rows} calibration rows{which} are too few for coverage {self.coverage:g} ({need})"

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from torchbayes.checks import as_numbers, check_kind, seen
 from torchbayes.conformal.ranks import check_coverage
-from torchbayes.conformal.regions import density_intervals
+from torchbayes.conformal.regions import density_intervals, log_densities
 from torchbayes.model.likelihoods.protocol import log_mean_exp
 from torchbayes.predictive.classes import check_ordered
 from torchbayes.predictive.intervals import central_interval, levels_reached
@@ -132,12 +132,13 @@ class PIT:
 
     def scores(self, prediction: Mixture, targets: Tensor) -> Tensor:
         """Return the level, in [0, 1]; 1 for targets where F is 0 or 1 to rounding."""
-        return levels_reached(distribution_of(prediction, "pit"), targets)
+        predictive = distribution_of(prediction, "pit")
+        check_ordered(predictive.distribution)
+        return levels_reached(predictive, targets)
 
     def intervals(self, prediction: Mixture, thresholds_B: Tensor) -> tuple[Tensor, Tensor]:
         """Return the central intervals of the level q; all numbers where it is 1 or more."""
         predictive = distribution_of(prediction, "pit")
-        check_ordered(predictive.distribution)
         shape, like = predictive.distribution.batch_shape[1:], predictive.outputs_SBK
         low, high = like.new_full(shape, -torch.inf), like.new_full(shape, torch.inf)
         for level in thresholds_B[thresholds_B < _LEVELS[1]].unique().tolist():
@@ -190,7 +191,7 @@ class Density:
 
     def scores(self, prediction: Mixture, targets: Tensor) -> Tensor:
         """Return −log p(y) of each row, (B,), in nats."""
-        each = distribution_of(prediction, "density").distribution.log_prob(targets)
+        each = log_densities(distribution_of(prediction, "density").distribution, targets)
         return -log_mean_exp(each.flatten(2).sum(-1) if each.ndim > 2 else each)
 
     def intervals(self, prediction: Mixture, thresholds_B: Tensor) -> tuple[Tensor, Tensor]:

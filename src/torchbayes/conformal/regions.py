@@ -11,7 +11,6 @@ from torch import Tensor
 
 from torchbayes.model.likelihoods.protocol import log_mean_exp
 from torchbayes.model.likelihoods.quantiles import is_discrete
-from torchbayes.predictive.classes import check_ordered
 from torchbayes.predictive.intervals import pieces_of
 from torchbayes.predictive.mixture import Mixture, some_rows
 
@@ -37,7 +36,6 @@ def density_intervals(mixture: Mixture, thresholds_B: Tensor) -> list[Tensor]:
     Raises:
         TypeError: if targets are not single real numbers with a density, or their deviation is not finite.
     """
-    check_ordered(mixture.distribution)
     if is_discrete(mixture.distribution) or mixture.mean.numel() != len(thresholds_B):
         raise TypeError(
             "regions of highest density are of one real number in each row. Use 'pit' for counts, and 'normalised' for "
@@ -82,13 +80,22 @@ def height_of(mixture: Mixture) -> _Height:
     shape = kind.batch_shape[1:]
 
     def height(points_BG: Tensor) -> Tensor:
-        points = points_BG.T.reshape(-1, *shape)  # (G, B, ...)
-        supported = kind.support.check(points)
-        safe = torch.where(supported, points, kind.mean[0])
-        values = log_mean_exp(kind.log_prob(safe.unsqueeze(1)).transpose(0, 1))
-        return torch.where(supported, values, -math.inf).reshape(points_BG.T.shape).T
+        points = points_BG.T.reshape(-1, 1, *shape)  # (G, 1, B, ...)
+        values = log_mean_exp(log_densities(kind, points).transpose(0, 1))
+        return values.reshape(points_BG.T.shape).T
 
     return height
+
+
+def log_densities(kind: Any, values: Tensor) -> Tensor:
+    """Return log p of values that broadcast against distributions (S, B, ...); −∞ outside the support."""
+    if kind.event_shape:
+        return kind.log_prob(values)
+    try:
+        supported = kind.support.check(values)
+    except (AttributeError, NotImplementedError):  # a distribution that does not say
+        return kind.log_prob(values)
+    return torch.where(supported, kind.log_prob(torch.where(supported, values, kind.mean)), -math.inf)
 
 
 def _points(mixture: Mixture) -> Tensor:
