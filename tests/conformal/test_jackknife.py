@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import torchbayes as tb
-from torchbayes.conformal import jackknife, jackknife_intervals
+from torchbayes.conformal import jackknife, jackknife_intervals, outputs
 
 
 def _linear(rows, columns, *, prior=10.0, noise=1.0, seed=0):
@@ -72,7 +72,8 @@ def test_a_linear_model_is_that_of_refits(score, kind, columns):
     rows, coverage = 30, 0.85
     model, inputs, targets = _linear(rows, columns)
     (train, y), new = (inputs[:rows], targets[:rows]), inputs[rows:]
-    found = jackknife(_fitted(model, train, y), (train, y), coverage=coverage, score=score, kind=kind)
+    posterior = _fitted(model, train, y, structure="dense" if columns < 60 else "diagonal")  # any gives the same
+    found = jackknife(posterior, (train, y), coverage=coverage, score=score, kind=kind)
     assert found.problems == ()
     own, at = [], []
     for i in range(rows):
@@ -192,7 +193,38 @@ def test_a_tempered_likelihood_counts_less():
     assert torch.allclose(torch.stack(first), torch.stack(second))
 
 
-def test_leverages_above_one_and_few_rows_are_said():
+@pytest.mark.parametrize("case", ["learned", "heteroscedastic", "student_t", "tempered", "tuned", "members"])
+def test_covariances_by_rows_are_those_of_the_dense_structure(case, monkeypatch):
+    likelihood = {
+        "learned": tb.likelihoods.Gaussian("learned"),
+        "heteroscedastic": tb.likelihoods.HeteroscedasticGaussian(),
+        "student_t": tb.likelihoods.StudentT(scale=0.3),
+    }.get(case, tb.likelihoods.Gaussian(0.3))
+    width, members = 2 if case == "heteroscedastic" else 1, 2 if case == "members" else 1
+    source = torch.Generator().manual_seed(0)
+    inputs = torch.randn(40, 3, generator=source, dtype=torch.float64)
+    data = inputs[:30], inputs[:30, :1].sin() + 0.3 * torch.randn(30, 1, generator=source, dtype=torch.float64)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, width)).double()
+    model = tb.Model(net, likelihood, tb.priors.Normal(1.0), temperature=0.5 if case == "tempered" else 1.0)
+    mode = tb.fit(model, data, tb.MAP(members=members, epochs=100, optimizer=tb.Adam(0.02)), callbacks=())
+    ends = {}
+    for structure in ("dense", "kronecker"):
+        method = tb.Laplace(structure=structure, prior="layer" if case == "tuned" else "model", check_mode=False)
+        posterior = tb.fit(mode.model, data, method, start=mode, callbacks=())
+        ends[structure] = torch.stack(jackknife(posterior, data).intervals(inputs[30:]))
+        if structure == "dense":
+            monkeypatch.setattr(outputs, "LARGEST", 0)
+            by_structure = jackknife(posterior, data)
+            assert isinstance(by_structure.outputs, outputs.OfStructure)
+            assert torch.allclose(torch.stack(by_structure.intervals(inputs[30:])), ends[structure], rtol=1e-5)
+            monkeypatch.undo()
+    if case != "tuned":  # each structure is tuned to a prior of its own
+        assert torch.allclose(ends["dense"], ends["kronecker"])
+
+
+def test_leverages_above_one_and_few_rows_are_said(monkeypatch):
+    monkeypatch.setattr(outputs, "LARGEST", 0)
     model, inputs, targets = _linear(30, 25)
     data = inputs[:30], targets[:30]
     with pytest.warns(tb.ProblemWarning, match=r"leverage of .* of 30 rows is 1 or more"):

@@ -8,14 +8,15 @@ curvature Λ = r rᵀ of log p(y_i | f) there, leaving the row out divides its G
 
 At the row itself, with one output, it is the residual over 1 − V_i Λ. This is exact for models that are linear in their
 weights with normal noise of fixed scale; for others it is an approximation, and so is the bound of the theorem. The
-eigenvalues of rᵀ V_i r, the leverages of the row, are below 1 in the exact covariance. Simplified structures can exceed
-it, and are then set just below 1, which makes the score of the row large.
+eigenvalues of rᵀ V_i r, the leverages of the row, are below 1 in the exact covariance, which is used where rows are few
+(`torchbayes.conformal.outputs`). Simplified structures can exceed it, and are then set just below 1, which makes the
+score of the row large.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -24,6 +25,7 @@ from torch import Tensor
 from torchbayes.calls import explained
 from torchbayes.checks import check_choice, check_kind
 from torchbayes.conformal.jackknife import KINDS, Kind, LeftOut, ends_of
+from torchbayes.conformal.outputs import Outputs, outputs_of
 from torchbayes.conformal.ranks import check_coverage, fewest_rows
 from torchbayes.display import Overview, shown
 from torchbayes.linalg.matrices import eigh
@@ -31,15 +33,21 @@ from torchbayes.model.batches.batch import batch_size, rows_of
 from torchbayes.model.layout import broadcasting
 from torchbayes.model.likelihoods.protocol import own
 from torchbayes.model.likelihoods.shapes import Regression, like
-from torchbayes.model.model import Model
 from torchbayes.model.sources.sources import as_source
 from torchbayes.posteriors.laplace import LaplacePosterior
 from torchbayes.posteriors.problems import warn_of
-from torchbayes.predictive.linearised import Linearised
+from torchbayes.predictive.linearised import Linearised, checked
 
 _SCORES = ("normalised", "absolute")
 _NUMBERS = 2**22  # predictions held at once
 _ROWS = 1024  # of a pass
+
+
+class Sites(NamedTuple):
+    """What the likelihood says of the outputs of each row of a fit, at each member."""
+
+    gradient_MNK: Tensor  # γ
+    root_MNKR: Tensor  # r
 
 
 class Factors(NamedTuple):
@@ -60,8 +68,8 @@ class Jackknife:
     """Intervals of a Laplace posterior from its training rows, without another fit.
 
     Attributes:
-        linearised: the posterior.
-        inputs: inputs of the N training rows.
+        posterior: the posterior.
+        outputs: covariances of the outputs between new rows and the N training rows.
         factors: of the training rows.
         means_N: μ₋ᵢ(x_i), (N, K'), float64.
         scales_N: σ₋ᵢ(x_i), predictive standard deviations without the row, (N, K'); 1 for the score "absolute".
@@ -72,8 +80,8 @@ class Jackknife:
         problems: what is known to be wrong, one clause each.
     """
 
-    linearised: Linearised
-    inputs: Any = field(repr=False)
+    posterior: LaplacePosterior
+    outputs: Outputs
     factors: Factors
     means_N: Tensor
     scales_N: Tensor
@@ -100,26 +108,25 @@ class Jackknife:
         Raises:
             ValueError: if the network cannot take the inputs, or there are no rows.
         """
-        model = self.linearised.model
-        placed = model.place(inputs)
+        placed = checked(self.posterior.model, inputs)
         members, rows, outputs = self.factors.change_MNK.shape
         step = max(1, _NUMBERS // (members * rows * outputs**2))
         pieces = []
-        for start in range(0, max(batch_size(placed), 1), step):
+        for start in range(0, batch_size(placed), step):
             means_NB, scales_NB = self._left_out(rows_of(placed, slice(start, start + step)))
             pieces.append(ends_of(LeftOut(self.scores_N, means_NB, scales_NB), self.coverage, self.kind))
-        dtype = self.linearised.posterior.mean_MD.dtype
+        dtype = self.posterior.mean_MD.dtype
         low, high = (torch.cat(ends).to(dtype) for ends in zip(*pieces, strict=True))
         return low, high
 
     def _left_out(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """Return μ₋ᵢ(x) and σ₋ᵢ(x), (N, B, K')."""
-        gaussian = self.linearised.functions(inputs, diagonal=True)
-        cross = self.linearised.cross(inputs, self.inputs).double()  # (M, B, K, N, K)
-        mean_MBK, variance_MBK = (each.double().unsqueeze(1) for each in gaussian)
-        outputs = mean_MBK - torch.einsum("mbknl,mnl->mnbk", cross, self.factors.change_MNK)
+        mean_MBK, variance_MBK, cross = self.outputs.at(inputs)
+        outputs = mean_MBK.unsqueeze(1) - torch.einsum("mbknl,mnl->mnbk", cross, self.factors.change_MNK)
+        if self.score == "absolute":
+            return _moments(self.posterior, outputs, None)
         grown = torch.einsum("mbknl,mnlj,mbknj->mnbk", cross, self.factors.block_MNKK, cross)
-        return _moments(self.linearised, outputs, variance_MBK + grown, score=self.score)
+        return _moments(self.posterior, outputs, variance_MBK.unsqueeze(1) + grown)
 
 
 @explained()
@@ -136,8 +143,9 @@ def jackknife(
     All rows serve the fit and the intervals. With M members it is the average of theirs.
 
     Args:
-        posterior: a Laplace posterior, such as one of structure "dense"; simplified structures, a network that is far
-            from linear, and settings that were tuned to the rows make it an approximation.
+        posterior: a Laplace posterior. With up to 4,096 targets and a prior precision for each weight, the covariance
+            is that of structure "dense" whatever its structure. A network that is far from linear, and settings that
+            were tuned to the rows, make it an approximation.
         data: the training rows, as for `fit`.
         coverage: c, in (0, 1). The bound of "plus" is 1 − 2 (1 − c); usually it covers about c.
         score: "normalised", |y − μ₋ᵢ| / σ₋ᵢ with the predictive standard deviation, or "absolute", |y − μ₋ᵢ|.
@@ -167,21 +175,22 @@ def jackknife(
         raise ValueError(
             f"`data` must be the {posterior.num_data} rows that the posterior was fitted to; got {rows.size}."
         )
-    linearised = Linearised(posterior)
-    gaussian = linearised.functions(rows.inputs)
-    mean_MNK, covariance_MNKK = (each.double() for each in gaussian)
+    mean_MNK = Linearised(posterior).functions(rows.inputs, diagonal=True).mean_MBK.double()
     if mean_MNK.ndim != 3:
         raise TypeError(f"the jackknife takes outputs (N, K); the network gives {tuple(mean_MNK.shape[1:])}.")
-    factors, excessive = _factors(linearised, rows.targets, mean_MNK, covariance_MNKK)
+    sites = _sites(posterior, rows.targets, mean_MNK)
+    outputs = outputs_of(posterior, rows.inputs, sites.root_MNKR)
+    covariance_MNKK = outputs.rows()
+    factors, excessive = _factors(sites, covariance_MNKK, eps=torch.finfo(posterior.mean_MD.dtype).eps)
     blocks = covariance_MNKK @ factors.block_MNKK @ covariance_MNKK
-    outputs = mean_MNK - (covariance_MNKK @ factors.change_MNK.unsqueeze(-1)).squeeze(-1)
+    without = mean_MNK - (covariance_MNKK @ factors.change_MNK.unsqueeze(-1)).squeeze(-1)
     variance = (covariance_MNKK + blocks).diagonal(dim1=-2, dim2=-1)
-    means_N, scales_N = _moments(linearised, outputs, variance, score=score)
+    means_N, scales_N = _moments(posterior, without, None if score == "absolute" else variance)
     targets_N = like(rows.targets, means_N.shape[-1]).to(means_N)
     problems = _problems(rows.size, excessive, coverage)
     warn_of(problems, "this jackknife")
     scores_N = (targets_N - means_N).abs() / scales_N
-    return Jackknife(linearised, rows.inputs, factors, means_N, scales_N, scores_N, coverage, score, kind, problems)
+    return Jackknife(posterior, outputs, factors, means_N, scales_N, scores_N, coverage, score, kind, problems)
 
 
 def _problems(rows: int, excessive: int, coverage: float) -> tuple[str, ...]:
@@ -194,47 +203,49 @@ def _problems(rows: int, excessive: int, coverage: float) -> tuple[str, ...]:
     if excessive:
         found.append(
             f"the leverage of {excessive} of {rows} rows is 1 or more, which the exact posterior does not have "
-            f"(fit with structure='dense', or 'low_rank' of a higher rank)"
+            f"(fit with structure='dense', or hold rows out and use `calibrate`)"
         )
     return tuple(found)
 
 
-def _factors(linearised: Linearised, targets: Tensor, mean_MNK: Tensor, covariance_MNKK: Tensor) -> tuple[Factors, int]:
-    """Return the factors of the rows, and how many rows have a leverage of 1 or more at some member."""
-    model, parts = linearised.model, []
-    likelihood: Any = model.likelihood
-    share = model.scales(1, 1).likelihood
-    cap = 1 - math.sqrt(torch.finfo(linearised.posterior.mean_MD.dtype).eps)
-    excess = torch.zeros(len(targets), dtype=torch.bool, device=targets.device)
-    for member, weights_D in enumerate(linearised.posterior.mean_MD):
-        parameters = {name: value.double() for name, value in model.split(weights_D)[1].items()}
+def _sites(posterior: LaplacePosterior, targets: Tensor, mean_MNK: Tensor) -> Sites:
+    """Return gradients and roots of the curvature of the log probability at the outputs of the rows."""
+    likelihood: Any = posterior.model.likelihood
+    share, targets = posterior.model.scales(1, 1).likelihood, targets.double()
+    gradients, roots = [], []
+    for member, weights_D in enumerate(posterior.mean_MD):
+        parameters = {name: value.double() for name, value in posterior.model.split(weights_D)[1].items()}
         outputs_NK = mean_MNK[member].detach().clone().requires_grad_(True)
         with torch.enable_grad():
-            total = likelihood.log_prob(outputs_NK, targets.double(), parameters).sum()
-            gradient_NK = share * torch.autograd.grad(total, outputs_NK)[0]
+            total = likelihood.log_prob(outputs_NK, targets, parameters).sum()
+            gradients.append(share * torch.autograd.grad(total, outputs_NK)[0])
         with torch.no_grad():
-            root_RNK = math.sqrt(share) * likelihood.curvature_root(mean_MNK[member], targets.double(), parameters)
-        root_NKR, covariance_NKK = root_RNK.movedim(0, -1), covariance_MNKK[member]
-        leverage_NR, vectors_NRR = eigh(root_NKR.mT @ covariance_NKK @ root_NKR)
-        excess |= (leverage_NR >= 1).any(-1)
-        turned_NKR = root_NKR @ vectors_NRR
-        block_NKK = (turned_NKR / (1 - leverage_NR.clamp_max(cap)).unsqueeze(-2)) @ turned_NKR.mT
-        change_NK = gradient_NK + (block_NKK @ covariance_NKK @ gradient_NK.unsqueeze(-1)).squeeze(-1)
-        parts.append((change_NK, block_NKK))
-    change, block = zip(*parts, strict=True)
-    return Factors(torch.stack(change), torch.stack(block)), int(excess.sum())
+            root_RNK = likelihood.curvature_root(mean_MNK[member], targets, parameters)
+            roots.append(math.sqrt(share) * root_RNK.movedim(0, -1))
+    return Sites(torch.stack(gradients), torch.stack(roots))
 
 
-def _moments(linearised: Linearised, outputs: Tensor, variance: Tensor, *, score: str) -> tuple[Tensor, Tensor]:
+def _factors(sites: Sites, covariance_MNKK: Tensor, *, eps: float) -> tuple[Factors, int]:
+    """Return the factors of the rows, and how many rows have a leverage of 1 or more at some member."""
+    root = sites.root_MNKR
+    leverage_MNR, vectors = eigh(root.mT @ covariance_MNKK @ root)
+    turned = root @ vectors
+    least = 1 - leverage_MNR.clamp_max(1 - math.sqrt(eps))
+    block_MNKK = (turned / least.unsqueeze(-2)) @ turned.mT
+    through = (covariance_MNKK @ sites.gradient_MNK.unsqueeze(-1)).squeeze(-1)
+    change_MNK = sites.gradient_MNK + (block_MNKK @ through.unsqueeze(-1)).squeeze(-1)
+    return Factors(change_MNK, block_MNKK), int((leverage_MNR >= 1).any(-1).any(0).sum())
+
+
+def _moments(posterior: LaplacePosterior, outputs: Tensor, variance: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of targets over the members, from outputs (M, ..., K) and their variance.
 
-    The deviation is 1 for the score "absolute".
+    The deviation is 1 without a variance.
     """
-    model: Model = linearised.model
-    parameters = broadcasting(model.split(linearised.posterior.mean_MD)[1], outputs)
-    kind = model.likelihood.distribution(outputs, {name: value.double() for name, value in parameters.items()})
+    parameters = broadcasting(posterior.model.split(posterior.mean_MD)[1], outputs)
+    kind = posterior.model.likelihood.distribution(outputs, {name: p.double() for name, p in parameters.items()})
     mean = kind.mean.mean(0)
-    if score == "absolute":
+    if variance is None:
         return mean, torch.ones_like(mean)
     width = kind.mean.shape[-1]  # the first outputs are the means
     spread = kind.mean.var(0, correction=0) + (kind.variance + variance[..., :width]).mean(0)
