@@ -64,7 +64,7 @@ from torchbayes.selection import fit
 
 __version__ = "0.1.0"
 
-_ROOMS = ("compression", "data", "experiments", "geometry", "metrics", "networks", "report")
+_ROOMS = ("compression", "conformal", "data", "experiments", "geometry", "metrics", "networks", "report")
 
 
 def __getattr__(name: str) -> ModuleType:

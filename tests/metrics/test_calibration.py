@@ -11,6 +11,7 @@ from torchbayes.metrics import (
     ece,
     ece_mass,
     interval_coverage,
+    interval_score,
     quantile_calibration,
     reliability,
 )
@@ -104,6 +105,19 @@ def test_calibration_errors_return_the_error_of_their_own_bins():
 def test_interval_coverage_counts_ends_and_open_intervals():
     lower_B, upper_B = torch.tensor([0.0, 0.0, -math.inf, 2.0]), torch.tensor([1.0, 1.0, 5.0, math.inf])
     assert interval_coverage(lower_B, upper_B, torch.tensor([1.0, 1.1, -9.0, 1.9])).item() == 0.5
+
+
+def test_interval_score_is_best_at_the_quantiles():
+    # Of a standard normal at a = 0.1 the best intervals score (4/a) φ(1.645) = 4.1254; ±1.5 and ±1.8 score more.
+    levels = (torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000
+    values = math.sqrt(2) * torch.erfinv(2 * levels - 1)
+    z = NormalDist().inv_cdf(0.95)
+    for half, exact in ((z, 40 * NormalDist().pdf(z)), (1.5, 4.174), (1.8, 4.172)):
+        ends = torch.full_like(values, half)
+        assert interval_score(-ends, ends, values, coverage=0.9).item() == pytest.approx(exact, abs=2e-3)
+    one = torch.ones(1, dtype=torch.float64)
+    assert interval_score(0 * one, one, 3 * one, coverage=0.5).item() == 1 + 4 * 2
+    assert interval_score(0 * one, math.inf * one, 3 * one, coverage=0.5).item() == math.inf
 
 
 def test_central_level_is_that_of_the_smallest_interval_around_the_target():

@@ -95,6 +95,11 @@ ROWS: dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...], int]] = {  # sc
     "crps of normals": (metrics.crps_normals, (MEAN[None], SCALE[None], REAL), -1),
     "crps of draws": (metrics.crps_draws, (DRAWS, REAL), -1),
     "coverage": (metrics.interval_coverage, (MEAN - 1, MEAN + SCALE, REAL), -1),
+    "interval score": (
+        lambda *given, **own: metrics.interval_score(*given, coverage=0.9, **own),
+        (MEAN - 1, MEAN + SCALE, REAL),
+        -1,
+    ),
     "quantiles": (
         lambda *given, **own: metrics.quantile_calibration(LEVELS, *given, **own),
         (torch.stack([MEAN - SCALE, MEAN + SCALE]), REAL),

@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import torchbayes as tb
 from torchbayes.curvature import layer_support, network_layers
 from torchbayes.linalg import Blocks, Dense, Diagonal, Kronecker, LowRankPlusDiagonal, LowRankPrecision, Scaled
+from torchbayes.model.batches.batch import rows_of
 
 M, ROWS, TEST = 2, 5, 4
 SINGLE = [name for name in NETS if name != "outputs at places"]
@@ -223,6 +224,7 @@ def test_joint_covariance_over_inputs(name: str, kind: str, chunk: int):
     assert_close(found.covariance_MBKK, spread, **scale)
     each = linearised.functions(inputs).covariance_MBKK
     assert_close(each, spread.diagonal(dim1=1, dim2=3).movedim(-1, 1), **scale)
+    assert_close(linearised.cross(inputs, rows_of(inputs, slice(1, 3))), spread[:, :, :, 1:3], **scale)
 
 
 DIFFERENTIATED = ("laplace diagonal", "laplace kronecker", "low rank plus diagonal")

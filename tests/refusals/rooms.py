@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 import torchbayes as tb
+from tests.conformal.refusals import CONFORMAL
 from tests.refusals import things
 from tests.refusals.nonsense import (
     CHOICE_OF_DRAWS,
@@ -17,6 +18,7 @@ from tests.refusals.nonsense import (
     NAN,
     NOT_NEGATIVE,
     OBJECT,
+    OPEN_SHARE,
     POSITIVE,
     REAL,
     SEED,
@@ -124,6 +126,17 @@ METRICS = {
         metrics.interval_coverage,
         lambda: {"lower_B": 0 * _ONES, "upper_B": _ONES, "targets_B": _ONES},
         {"lower_B": (*_REAL, 2 * _ONES), "upper_B": (*_REAL, -_ONES), "targets_B": _REAL, **_WEIGHTS},
+    ),
+    "metrics.interval_score": Case(
+        metrics.interval_score,
+        lambda: {"lower_B": 0 * _ONES, "upper_B": _ONES, "targets_B": _ONES, "coverage": 0.9},
+        {
+            "lower_B": (*_REAL, 2 * _ONES),
+            "upper_B": (*_REAL, -_ONES),
+            "targets_B": _REAL,
+            "coverage": OPEN_SHARE,
+            **_WEIGHTS,
+        },
     ),
     "metrics.central_level": Case(
         metrics.central_level,
@@ -699,4 +712,5 @@ ROOMS = {
     **DATA,
     **NETWORKS,
     **CALIBRATION,
+    **CONFORMAL,
 }

@@ -24,6 +24,7 @@ ROOMS_OF = {
     "coresets.": tb.coresets,
     "calibration.": tb.calibration,
     "compression.": tb.compression,
+    "conformal.": tb.conformal,
     "data.": data,
     "networks.": networks,
     "report.": report,
@@ -34,6 +35,9 @@ RESULTS |= {"Approximation", "LaplacePosterior", "MatchedPrior", "ModelAverage",
 RESULTS |= {"PredictiveModule", "PriorPredictive"}
 RESULTS |= {
     "compression.Compressed",
+    "conformal.Conformal",
+    "conformal.Jackknife",
+    "conformal.Threshold",
     "priors.Scaled",
     "data.Data",
     "data.Pair",
@@ -61,9 +65,10 @@ RESULTS |= {
     "geometry.Spectrum",
 }
 PROTOCOLS = {"coresets.Coreset", "likelihoods.Likelihood", "likelihoods.Parameters", "figures.Better"}
+PROTOCOLS |= {"conformal.ClassScore", "conformal.NumberScore"}
 PROTOCOLS |= {"priors.Prior", "priors.SampledPrior", "priors.ShapedPrior"}
-FILES = {"load", "load_module", "compression.load"}  # test_files.py, test_modules.py, test_compress.py damage files
-FILES |= {"calibration.load"}  # test_files.py of calibration damages them
+# their own tests damage files
+FILES = {"load", "load_module", "calibration.load", "compression.load", "conformal.load"}
 TAKE_NOTHING = {"data.names", "data.ood_names", "networks.names", "report.versions"}
 ELSEWHERE = RESULTS | PROTOCOLS | FILES | TAKE_NOTHING
 

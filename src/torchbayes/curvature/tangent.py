@@ -187,6 +187,12 @@ class Tangent:
         matrix = cross_covariance(over, (parts, parts), limit=self.chunk)
         return outputs, matrix.view(*outputs.shape, *outputs.shape)
 
+    def cross(self, inputs: Any, others: Any, over: list[Leaf]) -> Tensor:
+        """Return J Σ J'ᵀ between two sets of rows, (B, ..., K, B', ..., K)."""
+        (outputs, parts), (other_outputs, other_parts) = self.linear(inputs), self.linear(others)
+        matrix = cross_covariance(over, (parts, other_parts), limit=self.chunk)
+        return matrix.view(*outputs.shape, *other_outputs.shape)
+
 
 def _moving(network: NetworkLayers, over: Sequence[Leaf]) -> NetworkLayers:
     """Return a network with only those of its layers whose weights have a variance: J of the others is not needed."""

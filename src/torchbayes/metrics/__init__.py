@@ -16,6 +16,7 @@ from torchbayes.metrics.calibration import (
     ece,
     ece_mass,
     interval_coverage,
+    interval_score,
     quantile_calibration,
     reliability,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "fit_temperature",
     "fpr95",
     "interval_coverage",
+    "interval_score",
     "mutual_information",
     "nll",
     "quantile_calibration",

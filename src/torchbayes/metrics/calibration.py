@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from torchbayes.checks import check_choice
+from torchbayes.checks import check_choice, check_share
 from torchbayes.metrics._checks import (
     check_bins,
     check_float,
@@ -195,13 +195,44 @@ def interval_coverage(
         TypeError: If a dtype is not float32 or float64.
         ValueError: If shapes differ, values are missing or NaN, or an interval is reversed.
     """
+    _check_intervals(lower_B, upper_B, targets_B)
+    return weighted_mean((lower_B <= targets_B) & (targets_B <= upper_B), weights_B)
+
+
+def _check_intervals(lower_B: Tensor, upper_B: Tensor, targets_B: Tensor) -> None:
     for name, values in (("lower_B", lower_B), ("upper_B", upper_B), ("targets_B", targets_B)):
         check_float(name, values, finite=name == "targets_B")
         check_same_shape(name, values, "targets_B", targets_B)
     reversed_count = int((lower_B > upper_B).sum())
     if reversed_count:
         raise ValueError(f"`lower_B` is above `upper_B` in {reversed_count} intervals. Swap the two arguments?")
-    return weighted_mean((lower_B <= targets_B) & (targets_B <= upper_B), weights_B)
+
+
+def interval_score(
+    lower_B: Tensor, upper_B: Tensor, targets_B: Tensor, *, coverage: float, weights_B: Tensor | None = None
+) -> Tensor:
+    r"""Return the mean interval score, a 0-d float64 tensor in the units of the targets; lower is better.
+
+    It is $(u - l) + \frac2a (l - y)_+ + \frac2a (y - u)_+$ with $a = 1 -$ coverage: the width, and a penalty for
+    targets outside (Gneiting & Raftery, 2007). In expectation the quantiles at a/2 and 1 - a/2 are best.
+
+    Args:
+        lower_B: Lower ends, any shape; minus infinity is allowed.
+        upper_B: Upper ends, the same shape, nowhere below ``lower_B``; infinity is allowed.
+        targets_B: Observed values, the same shape.
+        coverage: Probability that the intervals are meant to hold, in (0, 1).
+        weights_B: How often each counts, the same shape, at least 0; once if None.
+
+    Raises:
+        TypeError: If a dtype is not float32 or float64.
+        ValueError: If shapes differ, values are missing or NaN, an interval is reversed, or ``coverage`` is wrong.
+    """
+    _check_intervals(lower_B, upper_B, targets_B)
+    check_share(coverage=coverage)
+    if not coverage:
+        raise ValueError("`coverage` must be above 0; got 0.0. 0.9 is usual.")
+    outside_B = (lower_B - targets_B).clamp_min(0) + (targets_B - upper_B).clamp_min(0)
+    return weighted_mean((upper_B - lower_B) + 2 / (1 - coverage) * outside_B, weights_B)
 
 
 def quantile_calibration(

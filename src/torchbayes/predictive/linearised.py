@@ -137,6 +137,20 @@ class Linearised:
             gaussians = [tangent.joint(placed, leaves) for tangent, leaves in self._tangents(placed)]
         return Functions(*map(torch.stack, zip(*gaussians, strict=True)))
 
+    def cross(self, inputs: Any, others: Any) -> Tensor:
+        """Return the covariance of the outputs at two sets of inputs, (M, B, ..., K, B', ..., K).
+
+        Args:
+            inputs: tensor (B, ...), or a tuple or mapping of such.
+            others: likewise, B' rows; memory grows with B B' K².
+
+        Raises:
+            ValueError: if the network cannot take the inputs, or there are no rows.
+        """
+        with outside_inference():
+            placed, other = (checked(self.model, each) for each in (inputs, others))
+            return torch.stack([tangent.cross(placed, other, leaves) for tangent, leaves in self._tangents(placed)])
+
     def predictive(self, inputs: Any, *, chunk_size: int = 1024) -> Predictive:
         """Return the predictive at inputs, a mixture over the members.
 

@@ -149,8 +149,8 @@ class Mixture:
         return samples.flatten(0, 1)[:count]
 
 
-def some_rows(mixture: Mixture, rows: slice) -> Mixture:
-    """Return the mixture at some of its inputs."""
+def some_rows(mixture: Mixture, rows: slice | Tensor) -> Mixture:
+    """Return the mixture at some of its inputs, a range of them or those of these numbers."""
     spread = mixture.function_variance
     spread = None if spread is None else spread[:, rows]
     return replace(mixture, outputs_SBK=mixture.outputs_SBK[:, rows], function_variance=spread)

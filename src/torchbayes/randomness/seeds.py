@@ -160,6 +160,9 @@ class Purpose(enum.IntEnum):
     INTERIOR = 193  # points in a simplex
     # compression
     UNIT_NOISE = 194  # replaces units in a test of which are constants
+    # conformal sets
+    SETS_CALIBRATION = 210  # uniform numbers of the rows that calibrate
+    SETS = 211  # those of new rows
     # sites
     SITE_LINEARITY = 180  # weights at which a network must be linear in them
     # flat regions
