@@ -1,0 +1,12 @@
+"""Estimators of scikit-learn: Bayesian networks for tables.
+
+from torchbayes.sklearn import BayesianRegressor
+
+regressor = BayesianRegressor().fit(X, y)
+mean, std = regressor.predict(X_new, return_std=True)
+"""
+
+from torchbayes.sklearn.classification import BayesianClassifier
+from torchbayes.sklearn.regression import BayesianRegressor
+
+__all__ = ["BayesianClassifier", "BayesianRegressor"]

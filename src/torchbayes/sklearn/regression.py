@@ -1,0 +1,135 @@
+"""Regression on tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.base import RegressorMixin
+from sklearn.utils import check_random_state, column_or_1d
+from sklearn.utils.validation import assert_all_finite
+from torch import Tensor, distributions
+
+from torchbayes.data.base import Standardise
+from torchbayes.model import likelihoods
+from torchbayes.predictive.average import Predictive
+from torchbayes.sklearn.estimator import BayesianEstimator, Given, likelihood_of
+
+_LIKELIHOODS = {
+    "auto": likelihoods.HeteroscedasticGaussian,
+    "gaussian": likelihoods.Gaussian,
+    "heteroscedastic": likelihoods.HeteroscedasticGaussian,
+    "student_t": likelihoods.StudentT,
+}
+
+
+class BayesianRegressor(RegressorMixin, BayesianEstimator):
+    """Regression by the average of networks drawn from a posterior, for tables and any module.
+
+        p(y | x, D) ≈ (1/S) Σ_s p(y | f_s(x))
+
+    Args:
+        network: "mlp" or another network of the library by its name, an `nn.Module` from (B, D) to (B, K), or a
+            function (D, K) -> module. D counts the columns after preparation; K is 2 for the mean and the noise of
+            normal targets, and 1 where the noise is the same everywhere.
+        method: "auto"; a method such as `torchbayes.SWAG(members=5)`; or the name of one, with its defaults.
+        likelihood: "auto" or "heteroscedastic", normal with a noise that depends on the inputs; "gaussian";
+            "student_t"; or a likelihood.
+        prior: of the weights; that of `Model` if None.
+        draws: S; the posterior's default if None.
+        random_state: seed, or generator of seeds.
+        n_jobs: threads; −1 for all cores, None for PyTorch's choice.
+        verbose: whether progress is shown.
+
+    Attributes:
+        posterior_: the posterior, whose `problems` say why it may not be trusted.
+        method_: the method, with its settings.
+        preparation_: how columns become numbers.
+        notes_: what became of each column, in sentences.
+        fit_seconds_: how long the fit took.
+        n_features_in_: number of columns.
+        feature_names_in_: their names, if X was a data frame.
+    """
+
+    def predict(self, X: Any, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+        """Return the mean of the targets (B,), and their standard deviation (B,) if asked for.
+
+        Raises:
+            ValueError: if the columns are not those of the training rows.
+        """
+        both = self._average(X, lambda average: torch.cat([average.mean, average.variance.sqrt()], dim=1).double())
+        mean, std = (self._raw(both[:, 0]), both[:, 1] * self.target_scale_)
+        return (mean, std) if return_std else mean
+
+    def predict_quantile(self, X: Any, levels: Any) -> np.ndarray:
+        """Return quantiles of the targets: (B,) for one level in (0, 1), (B, Q) for a list of them.
+
+        Raises:
+            ValueError: if a level is not in (0, 1).
+        """
+        levels_Q = torch.as_tensor(levels, dtype=torch.float64)
+        quantiles = self._average(X, lambda average: _quantiles(average, levels_Q.reshape(-1)))
+        return self._raw(quantiles[:, 0] if levels_Q.ndim == 0 else quantiles)
+
+    def predict_interval(self, X: Any, coverage: float = 0.9) -> np.ndarray:
+        """Return the central interval that should hold a share `coverage` of the targets: low and high ends (B, 2).
+
+        Raises:
+            ValueError: if `coverage` is not in (0, 1).
+        """
+        return self._raw(self._average(X, lambda average: torch.cat(average.interval(coverage), dim=1).double()))
+
+    def predict_dist(self, X: Any) -> distributions.Distribution:
+        """Return the distribution of the targets, batch shape (B,): a mixture of S parts of equal weight.
+
+        Raises:
+            TypeError: if the likelihood's distribution has no location and scale.
+        """
+        parts = [_components(average) for average in self._blocks(X)]
+        kind, places = parts[0][0], [names for _, names in parts]
+        numbers = {name: torch.cat([names[name] for names in places]) for name in places[0]}
+        if not {"loc", "scale"} <= numbers.keys():
+            raise TypeError(f"`predict_dist` needs a likelihood with a location and a scale; got {kind.__name__}.")
+        numbers["loc"] = numbers["loc"] * self.target_scale_ + self.target_mean_
+        numbers["scale"] = numbers["scale"] * self.target_scale_
+        weights = distributions.Categorical(logits=torch.zeros_like(numbers["loc"]))
+        return distributions.MixtureSameFamily(weights, kind(**numbers))
+
+    def sample(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
+        """Return targets drawn at each row, (B, n_samples)."""
+        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        blocks = enumerate(self._blocks(X))
+        drawn = [average.sample(n_samples, seed=seed + number).squeeze(-1).mT.double() for number, average in blocks]
+        return self._raw(torch.cat(drawn).numpy())
+
+    def _raw(self, values: np.ndarray) -> np.ndarray:
+        return values * self.target_scale_ + self.target_mean_
+
+    def _checked(self, y: Any) -> np.ndarray:
+        targets = column_or_1d(y, dtype=np.float64, warn=True, input_name="y")
+        assert_all_finite(targets, input_name="y")
+        return targets
+
+    def _encoded(self, given: Given) -> np.ndarray:
+        return given.targets
+
+    def _problem(self, targets: np.ndarray) -> tuple[Any, int, Tensor]:
+        column = torch.from_numpy(targets).unsqueeze(1)
+        scale = Standardise.fit(column)
+        self.target_mean_, self.target_scale_ = float(scale.mean), float(scale.scale)
+        likelihood = likelihood_of(self.likelihood, _LIKELIHOODS)
+        outputs = 2 if isinstance(likelihood, likelihoods.HeteroscedasticGaussian) else 1
+        return likelihood, outputs, scale(column).float()
+
+
+def _quantiles(average: Predictive, levels_Q: Tensor) -> Tensor:
+    return average.quantile(levels_Q).squeeze(-1).mT.double()
+
+
+def _components(average: Predictive) -> tuple[type[distributions.Distribution], dict[str, Tensor]]:
+    """Return the class of the distribution at each row and draw, and its parameters (B, S), float64."""
+    parts = average.distribution
+    shape = parts.batch_shape
+    names = [name for name in parts.arg_constraints if name in vars(parts)]
+    return type(parts), {name: getattr(parts, name).expand(shape).squeeze(-1).mT.double() for name in names}
