@@ -8,5 +8,6 @@ mean, std = regressor.predict(X_new, return_std=True)
 
 from torchbayes.sklearn.classification import BayesianClassifier
 from torchbayes.sklearn.regression import BayesianRegressor
+from torchbayes.sklearn.saving import load, save
 
-__all__ = ["BayesianClassifier", "BayesianRegressor"]
+__all__ = ["BayesianClassifier", "BayesianRegressor", "load", "save"]

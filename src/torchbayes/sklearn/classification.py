@@ -44,6 +44,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         feature_names_in_: their names, if X was a data frame.
     """
 
+    fitted = ("classes_",)
+
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Infer the posterior given all rows so far, those of the calls before and these.
 
@@ -112,6 +114,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             raise ValueError(f"y must have at least two classes; it has one class, {seen(self.classes_.tolist()[0])}.")
         return np.searchsorted(self.classes_, given.targets).clip(max=len(self.classes_) - 1)
 
-    def _problem(self, targets: np.ndarray) -> tuple[Any, int, Tensor]:
-        likelihood = likelihood_of(self.likelihood, {"auto": likelihoods.Categorical})
-        return likelihood, len(self.classes_), torch.from_numpy(targets.astype(np.int64))
+    def _targets(self, numbers: np.ndarray) -> Tensor:
+        return torch.from_numpy(numbers.astype(np.int64))
+
+    def _likelihood(self) -> tuple[Any, int]:
+        return likelihood_of(self.likelihood, {"auto": likelihoods.Categorical}), len(self.classes_)

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -43,6 +43,8 @@ class Given(NamedTuple):
 
 class BayesianEstimator(BaseEstimator):
     """A network on a table, and the posterior over its weights; the base of regressors and classifiers."""
+
+    fitted: ClassVar[tuple[str, ...]]  # what a fit of this kind learns beside the posterior
 
     def __init__(
         self,
@@ -134,19 +136,28 @@ class BayesianEstimator(BaseEstimator):
         began = time.perf_counter()
         check_flags(verbose=self.verbose)
         training = prepared(given.table, self._encoded(given), given.weights)
-        likelihood, outputs, targets = self._problem(training.targets)
+        self.weighted_, targets = training.weights is not None, self._targets(training.targets)
         if training.weights is not None:
-            likelihood = likelihoods.Weighted(likelihood)
             targets = (targets, torch.from_numpy(training.weights).float())
         self.method_ = method_of(self.method, rows=len(training.inputs))
         self.preparation_, self.notes_ = training.preparation, training.preparation.notes
         self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
-        model = Model(network_of(self.network, training.inputs.shape[1], outputs), likelihood, self.prior)
         with threads(self.n_jobs):
-            callbacks = None if self.verbose else ()
-            self.posterior_ = fit(model, (training.inputs, targets), self.method_, seed=self.seed_, callbacks=callbacks)
+            self.posterior_ = fit(
+                self._model(),
+                (training.inputs, targets),
+                self.method_,
+                seed=self.seed_,
+                callbacks=None if self.verbose else (),
+            )
         self._rows, self.fit_seconds_ = given, time.perf_counter() - began
         return self
+
+    def _model(self) -> Model:
+        """Return the model of the columns and targets that were prepared."""
+        likelihood, outputs = self._likelihood()
+        network = network_of(self.network, self.preparation_.columns.width, outputs)
+        return Model(network, likelihoods.Weighted(likelihood) if self.weighted_ else likelihood, self.prior)
 
     def _average(self, X: Any, values: Callable[[Predictive], Any]) -> np.ndarray:
         """Return what `values` gives of the model average at all rows, joined along the rows."""
@@ -179,8 +190,12 @@ class BayesianEstimator(BaseEstimator):
         """Return targets as numbers (N,), and remember how they became so."""
 
     @abstractmethod
-    def _problem(self, targets: np.ndarray) -> tuple[Any, int, Tensor]:
-        """Return the likelihood, the number of outputs of the network, and targets of the model."""
+    def _targets(self, numbers: np.ndarray) -> Tensor:
+        """Return targets of the model, and remember their units."""
+
+    @abstractmethod
+    def _likelihood(self) -> tuple[Any, int]:
+        """Return the likelihood, and the number of outputs of the network that it needs."""
 
 
 def network_of(network: Network, inputs: int, outputs: int) -> Any:

@@ -52,6 +52,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         feature_names_in_: their names, if X was a data frame.
     """
 
+    fitted = ("target_mean_", "target_scale_")
+
     def predict(self, X: Any, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """Return the mean of the targets (B,), and their standard deviation (B,) if asked for.
 
@@ -114,13 +116,15 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     def _encoded(self, given: Given) -> np.ndarray:
         return given.targets
 
-    def _problem(self, targets: np.ndarray) -> tuple[Any, int, Tensor]:
-        column = torch.from_numpy(targets).unsqueeze(1)
-        scale = Standardise.fit(column)
-        self.target_mean_, self.target_scale_ = float(scale.mean), float(scale.scale)
+    def _targets(self, numbers: np.ndarray) -> Tensor:
+        column = torch.from_numpy(numbers).unsqueeze(1)
+        units = Standardise.fit(column)
+        self.target_mean_, self.target_scale_ = float(units.mean), float(units.scale)
+        return units(column).float()
+
+    def _likelihood(self) -> tuple[Any, int]:
         likelihood = likelihood_of(self.likelihood, _LIKELIHOODS)
-        outputs = 2 if isinstance(likelihood, likelihoods.HeteroscedasticGaussian) else 1
-        return likelihood, outputs, scale(column).float()
+        return likelihood, 2 if isinstance(likelihood, likelihoods.HeteroscedasticGaussian) else 1
 
 
 def _quantiles(average: Predictive, levels_Q: Tensor) -> Tensor:
