@@ -7,7 +7,15 @@ mean, std = regressor.predict(X_new, return_std=True)
 """
 
 from torchbayes.sklearn.classification import BayesianClassifier
+from torchbayes.sklearn.perceptrons import BayesianMLPClassifier, BayesianMLPRegressor
 from torchbayes.sklearn.regression import BayesianRegressor
 from torchbayes.sklearn.saving import load, save
 
-__all__ = ["BayesianClassifier", "BayesianRegressor", "load", "save"]
+__all__ = [
+    "BayesianClassifier",
+    "BayesianMLPClassifier",
+    "BayesianMLPRegressor",
+    "BayesianRegressor",
+    "load",
+    "save",
+]

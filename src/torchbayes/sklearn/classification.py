@@ -13,8 +13,11 @@ from sklearn.utils.validation import assert_all_finite
 from torch import Tensor, distributions
 
 from torchbayes.checks import seen
-from torchbayes.model import likelihoods
-from torchbayes.sklearn.estimator import BayesianEstimator, Given, likelihood_of
+from torchbayes.data.base import Data, Pair
+from torchbayes.predictive.average import Predictive
+from torchbayes.predictive.classes import class_probs
+from torchbayes.sklearn.estimator import BayesianEstimator, Given, joined_blocks
+from torchbayes.sklearn.tables import Training
 
 
 class BayesianClassifier(ClassifierMixin, BayesianEstimator):
@@ -26,9 +29,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         network: "mlp" or another network of the library by its name, an `nn.Module` from (B, D) to (B, K) for K
             classes, or a function (D, K) -> module. D counts the columns after preparation.
         method: "auto"; a method such as `torchbayes.SWAG(members=5)`; or the name of one, with its defaults.
-        likelihood: "auto", which is categorical; or a likelihood over K classes.
+        likelihood: "auto", "categorical"; "bernoulli" for two classes and a single output; or a likelihood.
         prior: of the weights; that of `Model` if None.
-        draws: S; the posterior's default if None.
         random_state: seed, or generator of seeds.
         n_jobs: threads; −1 for all cores, None for PyTorch's choice.
         verbose: whether progress is shown.
@@ -44,9 +46,9 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         feature_names_in_: their names, if X was a data frame.
     """
 
-    fitted = ("classes_",)
+    usual_likelihood = "categorical"
 
-    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+    def partial_fit(self, X: Any, y: Any, *, classes: Any = None, sample_weight: Any = None) -> Self:
         """Infer the posterior given all rows so far, those of the calls before and these.
 
         Args:
@@ -63,7 +65,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         """
         if classes is not None:
             self.expected_classes_ = np.unique(classes)
-        return super().partial_fit(X, y, sample_weight)
+        return super().partial_fit(X, y, sample_weight=sample_weight)
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         vars(self).pop("expected_classes_", None)
@@ -77,7 +79,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         Raises:
             ValueError: if the columns are not those of the training rows.
         """
-        probs = self._average(X, lambda average: average.probs.double())
+        probs = joined_blocks(self._blocks(X), _probs)
         return probs / probs.sum(1, keepdims=True)
 
     def predict(self, X: Any) -> np.ndarray:
@@ -100,7 +102,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         below = self.predict_proba(X).cumsum(1)[:, None, :-1]
         return self.classes_[(uniforms[:, :, None] >= below).sum(-1)]
 
-    def _checked(self, y: Any) -> np.ndarray:
+    def _checked_targets(self, y: Any) -> np.ndarray:
         targets = column_or_1d(y, warn=True)
         assert_all_finite(targets, input_name="y")
         check_classification_targets(targets)
@@ -114,8 +116,12 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             raise ValueError(f"y must have at least two classes; it has one class, {seen(self.classes_.tolist()[0])}.")
         return np.searchsorted(self.classes_, given.targets).clip(max=len(self.classes_) - 1)
 
-    def _targets(self, numbers: np.ndarray) -> Tensor:
-        return torch.from_numpy(numbers.astype(np.int64))
+    def _data(self, training: Training) -> Data:
+        pair = Pair(training.inputs, torch.from_numpy(training.targets.astype(np.int64)))
+        names = tuple(map(str, self.classes_.tolist()))
+        return Data("X", "classification", pair, pair, names, training.preparation.standardise, None, "")
 
-    def _likelihood(self) -> tuple[Any, int]:
-        return likelihood_of(self.likelihood, {"auto": likelihoods.Categorical}), len(self.classes_)
+
+def _probs(average: Predictive) -> Tensor:
+    """Return the probabilities of the classes at each row, (B, K); a Bernoulli distribution has one more axis."""
+    return class_probs(average.distribution).flatten(1).double()

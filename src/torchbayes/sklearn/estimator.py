@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self
@@ -12,11 +12,13 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
-from torch import Tensor, nn
+from sklearn.utils import check_array, check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
+from torch import nn
 
-from torchbayes.checks import check_flags, check_function, seen
+from torchbayes.catalogue.models import build_likelihood, data_for, likelihood_outputs
+from torchbayes.checks import check_flags, check_function
+from torchbayes.data.base import Data
 from torchbayes.data.own.table import Table
 from torchbayes.model import Model, likelihoods
 from torchbayes.networks import build
@@ -25,10 +27,9 @@ from torchbayes.predictive.mixture import some_rows
 from torchbayes.predictive.predict import as_source, predict
 from torchbayes.selection.fit import fit
 from torchbayes.sklearn.automatic import method_of
-from torchbayes.sklearn.tables import as_table, joined, prepared
+from torchbayes.sklearn.tables import Training, as_table, is_frame, joined, prepared
 
 _BLOCK = 256  # rows that go through the networks together
-_NUMBERS: dict[str, Any] = {"dtype": np.float64, "ensure_all_finite": "allow-nan"}
 
 Network = str | nn.Module | Callable[[int, int], nn.Module]
 
@@ -40,11 +41,19 @@ class Given(NamedTuple):
     targets: np.ndarray  # (N,)
     weights: np.ndarray | None  # (N,)
 
+    def with_more(self, rows: Given) -> Given:
+        """Return these rows and others."""
+        weights = None
+        if self.weights is not None or rows.weights is not None:
+            counts = [np.ones(len(r.targets)) if r.weights is None else r.weights for r in (self, rows)]
+            weights = np.concatenate(counts)
+        return Given(joined(self.table, rows.table), np.concatenate([self.targets, rows.targets]), weights)
+
 
 class BayesianEstimator(BaseEstimator):
     """A network on a table, and the posterior over its weights; the base of regressors and classifiers."""
 
-    fitted: ClassVar[tuple[str, ...]]  # what a fit of this kind learns beside the posterior
+    usual_likelihood: ClassVar[str]  # its name
 
     def __init__(
         self,
@@ -53,7 +62,6 @@ class BayesianEstimator(BaseEstimator):
         method: Any = "auto",
         likelihood: Any = "auto",
         prior: Any = None,
-        draws: int | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
         verbose: bool = False,
@@ -62,7 +70,6 @@ class BayesianEstimator(BaseEstimator):
         self.method = method
         self.likelihood = likelihood
         self.prior = prior
-        self.draws = draws
         self.random_state = random_state
         self.n_jobs = n_jobs
         self.verbose = verbose
@@ -90,7 +97,7 @@ class BayesianEstimator(BaseEstimator):
         """
         return self._fit(self._given(X, y, sample_weight, reset=True))
 
-    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+    def partial_fit(self, X: Any, y: Any, *, sample_weight: Any = None) -> Self:
         """Infer the posterior given all rows so far, those of the calls before and these.
 
         Args:
@@ -108,35 +115,34 @@ class BayesianEstimator(BaseEstimator):
         if not first and not hasattr(self, "_rows"):
             raise ValueError("The rows of the fit were not saved with it. Fit all rows anew.")
         given = self._given(X, y, sample_weight, reset=first)
-        return self._fit(given if first else Given(*map(joined, self._rows, given)))
+        return self._fit(given if first else self._rows.with_more(given))
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: all but the training rows, which may be many, and nobody else's business."""
-        return {name: value for name, value in super().__getstate__().items() if name != "_rows"}
+        state: Any = super().__getstate__()
+        return {name: value for name, value in state.items() if name != "_rows"}
 
     def _given(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Given:
         """Return checked training rows."""
-        if isinstance(X, np.ndarray) or not hasattr(X, "columns"):
-            X, y = validate_data(
-                self, X, y, reset=reset, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2
-            )
-        else:
-            validate_data(self, X, y, reset=reset, skip_check_array=True)
-        targets = self._checked(y)
-        if len(targets) != len(X):
-            raise ValueError(f"X and y must have the same number of rows; got {len(X):,} and {len(targets):,}.")
+        table, y = checked_rows(self, X, y, reset=reset, least=2)
+        targets = self._checked_targets(y)
+        check_consistent_length(X, targets)
         weights = None
         if sample_weight is not None:
             weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-            if not (weights > 0).any():
-                raise ValueError("`sample_weight` is 0 for all rows, so that none is left to learn from.")
-        return Given(as_table(X), targets, weights)
+        return Given(table, targets, weights)
 
     def _fit(self, given: Given) -> Self:
         began = time.perf_counter()
         check_flags(verbose=self.verbose)
         training = prepared(given.table, self._encoded(given), given.weights)
-        self.weighted_, targets = training.weights is not None, self._targets(training.targets)
+        likelihood, data = likelihood_of(self.likelihood, self.usual_likelihood), self._data(training)
+        listed = getattr(likelihood, "listed", None)  # a likelihood of the user's need not be
+        if listed is not None:
+            data = data_for(listed.name, data)
+        self.outputs_ = likelihood_outputs("" if listed is None else listed.name, data)
+        self.weighted_, self.target_units_ = training.weights is not None, data.target_standardise
+        targets = data.train.targets
         if training.weights is not None:
             targets = (targets, torch.from_numpy(training.weights).float())
         self.method_ = method_of(self.method, rows=len(training.inputs))
@@ -155,13 +161,9 @@ class BayesianEstimator(BaseEstimator):
 
     def _model(self) -> Model:
         """Return the model of the columns and targets that were prepared."""
-        likelihood, outputs = self._likelihood()
-        network = network_of(self.network, self.preparation_.columns.width, outputs)
+        likelihood = likelihood_of(self.likelihood, self.usual_likelihood)
+        network = network_of(self.network, self.preparation_.columns.width, self.outputs_)
         return Model(network, likelihoods.Weighted(likelihood) if self.weighted_ else likelihood, self.prior)
-
-    def _average(self, X: Any, values: Callable[[Predictive], Any]) -> np.ndarray:
-        """Return what `values` gives of the model average at all rows, joined along the rows."""
-        return np.concatenate([np.asarray(values(block)) for block in self._blocks(X)])
 
     def _blocks(self, X: Any) -> Iterator[Predictive]:
         """Yield the model average at successive blocks of rows.
@@ -170,19 +172,15 @@ class BayesianEstimator(BaseEstimator):
         bit for bit, whatever other rows there are.
         """
         check_is_fitted(self)
-        if isinstance(X, np.ndarray) or not hasattr(X, "columns"):
-            X = validate_data(self, X, reset=False, **_NUMBERS)
-        else:
-            validate_data(self, X, reset=False, skip_check_array=True)
-        inputs = self.preparation_(as_table(X))
-        source = as_source(self.posterior_, self.draws, self.seed_)
+        inputs = self.preparation_(checked_rows(self, X, reset=False)[0])
+        source = as_source(self.posterior_, None, self.seed_)
         with threads(self.n_jobs):
             for block in inputs.split(_BLOCK):
                 filled = torch.cat([block, block[-1:].expand(_BLOCK - len(block), -1)])
                 yield some_rows(predict(source, filled, chunk_size=_BLOCK), slice(len(block)))
 
     @abstractmethod
-    def _checked(self, y: Any) -> np.ndarray:
+    def _checked_targets(self, y: Any) -> np.ndarray:
         """Return targets (N,)."""
 
     @abstractmethod
@@ -190,12 +188,28 @@ class BayesianEstimator(BaseEstimator):
         """Return targets as numbers (N,), and remember how they became so."""
 
     @abstractmethod
-    def _targets(self, numbers: np.ndarray) -> Tensor:
-        """Return targets of the model, and remember their units."""
+    def _data(self, training: Training) -> Data:
+        """Return training rows as a data set."""
 
-    @abstractmethod
-    def _likelihood(self) -> tuple[Any, int]:
-        """Return the likelihood, and the number of outputs of the network that it needs."""
+
+def checked_rows(
+    estimator: BayesianEstimator, X: Any, y: Any = "no_validation", *, reset: bool, least: int = 1
+) -> tuple[Table, Any]:
+    """Return rows as a table, with their columns compared with those before unless `reset`; and their targets."""
+    if is_frame(X):
+        table = as_table(X)
+        validate_data(estimator, X, y, reset=reset, skip_check_array=True)
+        check_array(np.zeros((len(table), 1)), ensure_min_samples=least, estimator=estimator)
+        return table, y
+    numbers: dict[str, Any] = {"dtype": np.float64, "ensure_all_finite": "allow-nan", "ensure_min_samples": least}
+    validated = validate_data(estimator, X, y, reset=reset, **numbers)
+    X, y = (validated, y) if isinstance(y, str) else validated
+    return as_table(X), y
+
+
+def joined_blocks(blocks: Iterable[Predictive], values: Callable[[Predictive], Any]) -> np.ndarray:
+    """Return what `values` gives of the model average at successive blocks of rows, for all rows."""
+    return np.concatenate([np.asarray(values(block)) for block in blocks])
 
 
 def network_of(network: Network, inputs: int, outputs: int) -> Any:
@@ -204,17 +218,15 @@ def network_of(network: Network, inputs: int, outputs: int) -> Any:
         return network
     if isinstance(network, str):
         return partial(build, network, (inputs,), outputs)
-    check_function(network=network)
+    check_function("a name, a module, or a function of the numbers of inputs and outputs", network=network)
     return partial(network, inputs, outputs)
 
 
-def likelihood_of(likelihood: Any, kinds: dict[str, Callable[[], Any]]) -> Any:
-    """Return a likelihood given as one, or by its name among those of a task."""
+def likelihood_of(likelihood: Any, usual: str) -> Any:
+    """Return a likelihood: the usual one of a task for "auto", another by its name, or itself."""
     if not isinstance(likelihood, str):
         return likelihood
-    if likelihood not in kinds:
-        raise ValueError(f"`likelihood` must be one of {', '.join(kinds)}, or a likelihood; got {seen(likelihood)}.")
-    return kinds[likelihood]()
+    return build_likelihood(usual if likelihood == "auto" else likelihood, {})
 
 
 @contextmanager

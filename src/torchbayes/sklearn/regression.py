@@ -11,17 +11,11 @@ from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.validation import assert_all_finite
 from torch import Tensor, distributions
 
-from torchbayes.data.base import Standardise
-from torchbayes.model import likelihoods
+from torchbayes.data.base import Data, Pair, Standardise
+from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive.average import Predictive
-from torchbayes.sklearn.estimator import BayesianEstimator, Given, likelihood_of
-
-_LIKELIHOODS = {
-    "auto": likelihoods.HeteroscedasticGaussian,
-    "gaussian": likelihoods.Gaussian,
-    "heteroscedastic": likelihoods.HeteroscedasticGaussian,
-    "student_t": likelihoods.StudentT,
-}
+from torchbayes.sklearn.estimator import BayesianEstimator, Given, joined_blocks
+from torchbayes.sklearn.tables import Training
 
 
 class BayesianRegressor(RegressorMixin, BayesianEstimator):
@@ -34,10 +28,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             function (D, K) -> module. D counts the columns after preparation; K is 2 for the mean and the noise of
             normal targets, and 1 where the noise is the same everywhere.
         method: "auto"; a method such as `torchbayes.SWAG(members=5)`; or the name of one, with its defaults.
-        likelihood: "auto" or "heteroscedastic", normal with a noise that depends on the inputs; "gaussian";
-            "student_t"; or a likelihood.
+        likelihood: "auto", which is "heteroscedastic": normal noise that depends on the inputs; another name, such as
+            "gaussian", "student_t" or "poisson"; or a likelihood.
         prior: of the weights; that of `Model` if None.
-        draws: S; the posterior's default if None.
         random_state: seed, or generator of seeds.
         n_jobs: threads; −1 for all cores, None for PyTorch's choice.
         verbose: whether progress is shown.
@@ -52,7 +45,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         feature_names_in_: their names, if X was a data frame.
     """
 
-    fitted = ("target_mean_", "target_scale_")
+    usual_likelihood = "heteroscedastic"
 
     def predict(self, X: Any, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """Return the mean of the targets (B,), and their standard deviation (B,) if asked for.
@@ -60,8 +53,10 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         Raises:
             ValueError: if the columns are not those of the training rows.
         """
-        both = self._average(X, lambda average: torch.cat([average.mean, average.variance.sqrt()], dim=1).double())
-        mean, std = (self._raw(both[:, 0]), both[:, 1] * self.target_scale_)
+        both = joined_blocks(
+            self._blocks(X), lambda average: torch.cat([average.mean, average.variance.sqrt()], dim=1).double()
+        )
+        mean, std = self._raw(both[:, 0]), self._raw(both[:, 1]) - self._raw(np.zeros(1))
         return (mean, std) if return_std else mean
 
     def predict_quantile(self, X: Any, levels: Any) -> np.ndarray:
@@ -71,7 +66,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             ValueError: if a level is not in (0, 1).
         """
         levels_Q = torch.as_tensor(levels, dtype=torch.float64)
-        quantiles = self._average(X, lambda average: _quantiles(average, levels_Q.reshape(-1)))
+        quantiles = joined_blocks(self._blocks(X), lambda average: _quantiles(average, levels_Q.reshape(-1)))
         return self._raw(quantiles[:, 0] if levels_Q.ndim == 0 else quantiles)
 
     def predict_interval(self, X: Any, coverage: float = 0.9) -> np.ndarray:
@@ -80,23 +75,24 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         Raises:
             ValueError: if `coverage` is not in (0, 1).
         """
-        return self._raw(self._average(X, lambda average: torch.cat(average.interval(coverage), dim=1).double()))
+        return self._raw(
+            joined_blocks(self._blocks(X), lambda average: torch.cat(average.interval(coverage), dim=1).double())
+        )
 
     def predict_dist(self, X: Any) -> distributions.Distribution:
         """Return the distribution of the targets, batch shape (B,): a mixture of S parts of equal weight.
 
         Raises:
-            TypeError: if the likelihood's distribution has no location and scale.
+            KeyError: if the distribution of a likelihood of your own has no parameters `loc` and `scale`.
         """
         parts = [_components(average) for average in self._blocks(X)]
         kind, places = parts[0][0], [names for _, names in parts]
         numbers = {name: torch.cat([names[name] for names in places]) for name in places[0]}
-        if not {"loc", "scale"} <= numbers.keys():
-            raise TypeError(f"`predict_dist` needs a likelihood with a location and a scale; got {kind.__name__}.")
-        numbers["loc"] = numbers["loc"] * self.target_scale_ + self.target_mean_
-        numbers["scale"] = numbers["scale"] * self.target_scale_
-        weights = distributions.Categorical(logits=torch.zeros_like(numbers["loc"]))
-        return distributions.MixtureSameFamily(weights, kind(**numbers))
+        if (units := self.target_units_) is not None:
+            numbers |= {"loc": units.inverse(numbers["loc"]), "scale": numbers["scale"] * units.scale}
+        components: Any = kind(**numbers)
+        weights = distributions.Categorical(logits=torch.zeros(components.batch_shape, dtype=torch.float64))
+        return distributions.MixtureSameFamily(weights, components)
 
     def sample(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Return targets drawn at each row, (B, n_samples)."""
@@ -106,9 +102,10 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         return self._raw(torch.cat(drawn).numpy())
 
     def _raw(self, values: np.ndarray) -> np.ndarray:
-        return values * self.target_scale_ + self.target_mean_
+        units = self.target_units_
+        return values if units is None else values * float(units.scale) + float(units.mean)
 
-    def _checked(self, y: Any) -> np.ndarray:
+    def _checked_targets(self, y: Any) -> np.ndarray:
         targets = column_or_1d(y, dtype=np.float64, warn=True, input_name="y")
         assert_all_finite(targets, input_name="y")
         return targets
@@ -116,22 +113,24 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     def _encoded(self, given: Given) -> np.ndarray:
         return given.targets
 
-    def _targets(self, numbers: np.ndarray) -> Tensor:
-        column = torch.from_numpy(numbers).unsqueeze(1)
+    def _data(self, training: Training) -> Data:
+        column = torch.from_numpy(training.targets).unsqueeze(1)
+        if (column == column[0]).all():
+            warn_of(["all targets are the same, and nothing can be learned from them"], "this fit")
         units = Standardise.fit(column)
-        self.target_mean_, self.target_scale_ = float(units.mean), float(units.scale)
-        return units(column).float()
+        pair = Pair(training.inputs, units(column).float())
+        return Data("X", "regression", pair, pair, (), training.preparation.standardise, units, "")
 
-    def _likelihood(self) -> tuple[Any, int]:
-        likelihood = likelihood_of(self.likelihood, _LIKELIHOODS)
-        return likelihood, 2 if isinstance(likelihood, likelihoods.HeteroscedasticGaussian) else 1
+
+def _mean_and_std(average: Predictive) -> Tensor:
+    return torch.cat([average.mean, average.variance.sqrt()], dim=1).double()
 
 
 def _quantiles(average: Predictive, levels_Q: Tensor) -> Tensor:
     return average.quantile(levels_Q).squeeze(-1).mT.double()
 
 
-def _components(average: Predictive) -> tuple[type[distributions.Distribution], dict[str, Tensor]]:
+def _components(average: Predictive) -> tuple[Any, dict[str, Tensor]]:
     """Return the class of the distribution at each row and draw, and its parameters (B, S), float64."""
     parts = average.distribution
     shape = parts.batch_shape

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
 
-from torchbayes.checks import check_kind, given, plain_value
+from torchbayes.checks import check_kind, given
 from torchbayes.data.base import Standardise
 from torchbayes.data.own.columns import Column, Columns
 from torchbayes.data.own.dates import Dates
@@ -23,12 +23,15 @@ from torchbayes.posteriors.load import load as load_posterior
 from torchbayes.posteriors.posterior import packed
 from torchbayes.sklearn.classification import BayesianClassifier
 from torchbayes.sklearn.estimator import BayesianEstimator, Network
+from torchbayes.sklearn.perceptrons import BayesianMLPClassifier, BayesianMLPRegressor
 from torchbayes.sklearn.regression import BayesianRegressor
 from torchbayes.sklearn.tables import Preparation
 
 _KEY = "estimator"
-_KINDS: dict[str, type[BayesianEstimator]] = {kind.__name__: kind for kind in (BayesianClassifier, BayesianRegressor)}
-_SHARED = ("seed_", "weighted_", "fit_seconds_", "n_features_in_")
+_CLASSES = (BayesianClassifier, BayesianRegressor, BayesianMLPClassifier, BayesianMLPRegressor)
+_KINDS: dict[str, type[BayesianEstimator]] = {kind.__name__: kind for kind in _CLASSES}
+_PLAIN = ("seed_", "weighted_", "outputs_", "fit_seconds_", "n_features_in_")
+_SETTINGS = str | int | float | tuple | list | None
 _GIVEN = ("network", "likelihood", "prior")  # names, or objects that are no part of a file
 
 
@@ -48,16 +51,19 @@ def save(estimator: BayesianEstimator, path: str | Path) -> Path:
     """
     check_kind(tuple(_KINDS.values()), "a fitted BayesianRegressor or BayesianClassifier", estimator=estimator)
     check_is_fitted(estimator)
-    preparation, names = estimator.preparation_, getattr(estimator, "feature_names_in_", None)
+    preparation, units = estimator.preparation_, estimator.target_units_
+    names, classes = (getattr(estimator, name, None) for name in ("feature_names_in_", "classes_"))
     entries = {
         "kind": type(estimator).__name__,
-        "settings": {n: s for n, s in estimator.get_params(deep=False).items() if isinstance(s, str | int | None)},
+        "settings": {n: s for n, s in estimator.get_params(deep=False).items() if isinstance(s, _SETTINGS)},
         "columns": [_entries_of(column) for column in preparation.columns.columns],
         "mean": preparation.standardise.mean.tolist(),
         "scale": preparation.standardise.scale.tolist(),
         "notes": preparation.notes,
         "names": None if names is None else names.tolist(),
-        **{name: plain_value(vars(estimator)[name]) for name in (*_SHARED, *estimator.fitted)},
+        **{name: vars(estimator)[name] for name in _PLAIN},
+        "units": None if units is None else [float(units.mean), float(units.scale)],
+        "classes": None if classes is None else classes.tolist(),
     }
     tensors, header = packed(estimator.posterior_)
     return write_tensors(path, tensors, {**header, _KEY: entries})
@@ -95,19 +101,23 @@ def _restored(entries: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
     """Return an estimator as it was, but for its posterior."""
     kind = _KINDS[entries["kind"]]
     known = inspect.signature(kind.__init__).parameters
-    estimator = kind(**{name: value for name, value in entries["settings"].items() if name in known} | objects)
-    lacking = [name for name in _GIVEN if name not in {**entries["settings"], **objects}]
+    settings = {**entries["settings"], **objects}
+    estimator: Any = kind(**{name: value for name, value in settings.items() if name in known})
+    lacking = [name for name in _GIVEN if name in known and name not in settings]
     if lacking:
         raise ValueError(f"the estimator was fitted with a {lacking[0]} that is not in its file. Give `{lacking[0]}`.")
     columns = tuple(_column_of(column) for column in entries["columns"])
     mean, scale = (torch.tensor(entries[name], dtype=torch.float64) for name in ("mean", "scale"))
     estimator.preparation_ = Preparation(Columns(columns, "X"), Standardise(mean, scale), tuple(entries["notes"]))
     estimator.notes_ = estimator.preparation_.notes
-    for name in (*_SHARED, *kind.fitted):
-        value = entries[name]
-        setattr(estimator, name, np.array(value) if isinstance(value, list) else value)
-    if entries["names"] is not None:
-        estimator.feature_names_in_ = np.array(entries["names"], dtype=object)
+    for name in _PLAIN:
+        setattr(estimator, name, entries[name])
+    units, classes, names = (entries[name] for name in ("units", "classes", "names"))
+    estimator.target_units_ = None if units is None else Standardise(*torch.tensor(units, dtype=torch.float64))
+    if classes is not None:
+        estimator.classes_ = np.array(classes)
+    if names is not None:
+        estimator.feature_names_in_ = np.array(names, dtype=object)
     return estimator
 
 

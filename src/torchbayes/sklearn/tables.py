@@ -40,6 +40,11 @@ class Training:
     weights: np.ndarray | None  # (N,); None where each row counts once
 
 
+def is_frame(rows: Any) -> bool:
+    """Return whether rows have named columns, as a data frame of pandas or polars has."""
+    return not isinstance(rows, np.ndarray) and hasattr(rows, "columns")
+
+
 def as_table(rows: Any) -> Table:
     """Return an array (B, D) or a data frame of pandas or polars as a table.
 
@@ -97,11 +102,6 @@ def _keys(*parts: np.ndarray | None) -> np.ndarray:
         return keys * odd[0]
 
 
-def joined(first: Any, second: Any) -> Any:
-    """Return tables, arrays or absent weights of some rows and of others as those of all rows."""
-    if first is None and second is None:
-        return None
-    if isinstance(first, Table):
-        columns = {name: np.concatenate([first.columns[name], second.columns[name]]) for name in first.names}
-        return Table(columns, first.name)
-    return np.concatenate([first, second])
+def joined(first: Table, second: Table) -> Table:
+    """Return the rows of one table and of another with the same columns."""
+    return Table({name: np.concatenate([first.columns[name], second.columns[name]]) for name in first.names}, "X")
