@@ -25,7 +25,6 @@ from torchbayes.model.likelihoods.weighted import unweighted
 from torchbayes.predictive.classes import average_entropies, check_ordered, moment, over_classes
 from torchbayes.randomness.seeds import Purpose, seeded
 
-
 _Mixture = TypeVar("_Mixture", bound="Mixture")
 
 

@@ -95,7 +95,8 @@ class BayesianEstimator(BaseEstimator):
             TypeError: if the method or the network is none.
             ValueError: if there are too few rows, a number is infinite, or no column can be an input.
         """
-        return self._fit(self._given(X, y, sample_weight, reset=True))
+        with unchanged_where_it_fails(self):
+            return self._fit(self._given(X, y, sample_weight, reset=True))
 
     def partial_fit(self, X: Any, y: Any, *, sample_weight: Any = None) -> Self:
         """Infer the posterior given all rows so far, those of the calls before and these.
@@ -114,8 +115,9 @@ class BayesianEstimator(BaseEstimator):
         first = not hasattr(self, "posterior_")
         if not first and not hasattr(self, "_rows"):
             raise ValueError("The rows of the fit were not saved with it. Fit all rows anew.")
-        given = self._given(X, y, sample_weight, reset=first)
-        return self._fit(given if first else self._rows.with_more(given))
+        with unchanged_where_it_fails(self):
+            given = self._given(X, y, sample_weight, reset=first)
+            return self._fit(given if first else self._rows.with_more(given))
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: all but the training rows, which may be many, and nobody else's business."""
@@ -227,6 +229,18 @@ def likelihood_of(likelihood: Any, usual: str) -> Any:
     if not isinstance(likelihood, str):
         return likelihood
     return build_likelihood(usual if likelihood == "auto" else likelihood, {})
+
+
+@contextmanager
+def unchanged_where_it_fails(estimator: BayesianEstimator) -> Iterator[None]:
+    """Restore an estimator where the block raises, by Ctrl-C too: what was fitted before still predicts."""
+    before = dict(vars(estimator))
+    try:
+        yield
+    except BaseException:
+        vars(estimator).clear()
+        vars(estimator).update(before)
+        raise
 
 
 @contextmanager

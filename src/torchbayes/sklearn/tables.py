@@ -75,12 +75,11 @@ def prepared(rows: Table, targets: np.ndarray, weights: np.ndarray | None) -> Tr
         ValueError: if no column can be an input.
     """
     if weights is not None:
-        rows, targets, weights = rows[weights > 0], targets[weights > 0], weights[weights > 0]
+        counts = (weights == weights.round()).all() and weights.sum() <= _REPEATED * len(weights)
+        kept = np.repeat(np.arange(len(weights)), weights.astype(np.int64) if counts else weights > 0)
+        rows, targets, weights = rows[kept], targets[kept], None if counts else weights[kept]
     columns, notes = fit_columns(rows, "X", left={}, categorical=())
     values = columns(rows).values
-    if weights is not None and (weights == weights.round()).all() and weights.sum() <= _REPEATED * len(weights):
-        values, targets = (np.repeat(each, weights.astype(np.int64), axis=0) for each in (values, targets))
-        weights = None
     order = np.argsort(_keys(values, targets, weights), kind="stable")
     inputs = torch.from_numpy(values[order])
     preparation = Preparation(columns, Standardise.fit(inputs), notes)
