@@ -231,7 +231,8 @@ def test_new_values_are_taken_as_none_and_polars_as_pandas():
     new = FRAME[:1].assign(town="Trier", a=np.nan)
     assert np.isfinite(of.predict(new)).all()
     polars = pytest.importorskip("polars")
-    frame = polars.DataFrame(FRAME.astype({"size": str}).to_dict("list"))
+    lists = FRAME.astype({"size": str}).to_dict("list")
+    frame = polars.DataFrame({name: [None if pd.isna(v) else v for v in values] for name, values in lists.items()})
     assert np.array_equal(of.predict(frame), of.predict(FRAME))
 
 
