@@ -10,6 +10,7 @@ from tests.refusals.rooms import ROOMS
 from tests.refusals.settings import SETTINGS
 from tests.refusals.verbs import VERBS
 from torchbayes import data, diagnostics, evidence, geometry, metrics, networks, report
+from torchbayes import sklearn as estimators
 from torchbayes.report import figures
 
 TABLES = {**SETTINGS, **VERBS, **ROOMS, **PICTURES}
@@ -27,6 +28,7 @@ ROOMS_OF = {
     "networks.": networks,
     "report.": report,
     "figures.": figures,
+    "sklearn.": estimators,
 }
 RESULTS = {"Batch", "Chains", "Collector", "Diagnosis", "Difference", "Evaluation", "Event", "FunctionalLaplace"}
 RESULTS |= {"Approximation", "LaplacePosterior", "MatchedPrior", "ModelAverage", "Posterior"}
@@ -61,8 +63,9 @@ RESULTS |= {
 PROTOCOLS = {"coresets.Coreset", "likelihoods.Likelihood", "likelihoods.Parameters", "figures.Better"}
 PROTOCOLS |= {"priors.Prior", "priors.SampledPrior", "priors.ShapedPrior"}
 FILES = {"load", "load_module", "compression.load"}  # test_files.py, test_modules.py, test_compress.py damage files
+ESTIMATORS = {"sklearn." + name for name in estimators.__all__}  # tests/sklearn: they check what they get in `fit`
 TAKE_NOTHING = {"data.names", "data.ood_names", "networks.names", "report.versions"}
-ELSEWHERE = RESULTS | PROTOCOLS | FILES | TAKE_NOTHING
+ELSEWHERE = RESULTS | PROTOCOLS | FILES | TAKE_NOTHING | ESTIMATORS
 
 
 def names():
