@@ -11,6 +11,7 @@ from torchbayes.assess.approximation import Approximation
 from torchbayes.assess.diagnose import Diagnosis, diagnose
 from torchbayes.assess.difference import Difference, difference
 from torchbayes.assess.evaluate import Evaluation, TemperatureScaling, detection, evaluate, fidelity, uncertainty
+from torchbayes.assess.leave_one_out import LeaveOneOut, loo
 from torchbayes.calls import explain_constructors as _explain_constructors
 from torchbayes.catalogue import methods as _methods
 from torchbayes.catalogue.methods import *  # noqa: F403  (every method that the catalogue has)
@@ -103,6 +104,7 @@ __all__ = [
     "InSubspace",
     "LaplacePosterior",
     "Learned",
+    "LeaveOneOut",
     "LinearKernel",
     "Linearised",
     "LogDensity",
@@ -142,6 +144,7 @@ __all__ = [
     "likelihoods",
     "load",
     "load_module",
+    "loo",
     "match_prior",
     "member_seeds",
     "ordered",
