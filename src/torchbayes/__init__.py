@@ -12,6 +12,7 @@ from torchbayes.assess.diagnose import Diagnosis, diagnose
 from torchbayes.assess.difference import Difference, difference
 from torchbayes.assess.evaluate import Evaluation, TemperatureScaling, detection, evaluate, fidelity, uncertainty
 from torchbayes.assess.leave_one_out import LeaveOneOut, loo
+from torchbayes.assess.stacking import stack
 from torchbayes.calls import explain_constructors as _explain_constructors
 from torchbayes.catalogue import methods as _methods
 from torchbayes.catalogue.methods import *  # noqa: F403  (every method that the catalogue has)
@@ -47,6 +48,7 @@ from torchbayes.posteriors import (
     ProblemWarning,
     RadialPosterior,
     SimplexPosterior,
+    WeightedMixture,
     as_prior,
     load,
     load_module,
@@ -131,6 +133,7 @@ __all__ = [
     "Task",
     "TemperatureScaling",
     "WarmUp",
+    "WeightedMixture",
     "__version__",
     "as_prior",
     "coresets",
@@ -153,6 +156,7 @@ __all__ = [
     "priors",
     "sample",
     "sequence",
+    "stack",
     "stream",
     "subnetwork",
     "tune",

@@ -8,10 +8,10 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
+from tests.oracles import LinearGaussian, assert_close, classes, normal
 from torch import Tensor, nn
 
 import torchbayes as tb
-from tests.oracles import LinearGaussian, assert_close, classes, normal
 from torchbayes.linalg import Dense
 
 NOISE = 0.5
@@ -144,7 +144,7 @@ def _source() -> torch.Generator:
 @cache
 def laplace_by_refits() -> Tensor:
     """log ∫ p(y_n | f) N(f; f₋, v₋) df at the mode of the others, by Newton's method and quadrature."""
-    model, (inputs, targets) = logistic()
+    _, (inputs, targets) = logistic()
     features, found = LinearGaussian.features(inputs), []
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
     for n in range(len(inputs)):

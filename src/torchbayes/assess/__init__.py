@@ -4,6 +4,7 @@ from torchbayes.assess.diagnose import Diagnosis, diagnose
 from torchbayes.assess.difference import Difference, difference
 from torchbayes.assess.evaluate import Evaluation, TemperatureScaling, detection, evaluate, fidelity, uncertainty
 from torchbayes.assess.leave_one_out import LeaveOneOut, loo
+from torchbayes.assess.stacking import stack
 
 __all__ = [
     "Diagnosis",
@@ -17,5 +18,6 @@ __all__ = [
     "evaluate",
     "fidelity",
     "loo",
+    "stack",
     "uncertainty",
 ]

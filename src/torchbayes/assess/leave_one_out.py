@@ -12,8 +12,8 @@ leverage of the row, whatever its residual, so that networks, many of whose rows
 above it. Draws of another distribution q, such as SWAG's, are weighed by p(w | D)/q(w) as well.
 
 Chains and members are weighed each by itself, because weights across modes say nothing: the density is that of their
-equal mixture. The Gaussians of Laplace posteriors have closed forms (`torchbayes.assess.sites`), exact for linear models
-with normal noise; k is there the leverage, which must be below 1.
+equal mixture. The Gaussians of Laplace posteriors have closed forms (`torchbayes.assess.sites`), exact for linear
+models with normal noise; k is there the leverage, which must be below 1.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ from torchbayes.model.layout import broadcasting
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import Model, check_finite
 from torchbayes.model.sources.sources import as_source
-from torchbayes.posteriors.draws import Draws
 from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import warn_of
@@ -110,7 +109,13 @@ class LeaveOneOut:
     def facts(self) -> dict[str, Any]:
         """The numbers that are displayed."""
         count = len(self.untrusted)
-        return {"elpd": self.elpd, "error": self.error, "p_loo": self.p_loo, "rows": len(self.lpd_N), "untrusted": count}
+        return {
+            "elpd": self.elpd,
+            "error": self.error,
+            "p_loo": self.p_loo,
+            "rows": len(self.lpd_N),
+            "untrusted": count,
+        }
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -120,13 +125,13 @@ class LeaveOneOut:
             return ()
         if self.closed:
             return (
-                f"{count} of {rows} rows have leverages of 1 and more, which an exact posterior has not: the covariance "
-                f"is too wide (take structure='dense' or 'kronecker', or refit those rows with `refit=`)",
+                f"{count} of {rows} rows have leverages of 1 and more, which an exact posterior has not: the "
+                f"covariance is too wide (take structure='dense' or 'kronecker', or refit those rows with `refit=`)",
             )
         return (
-            f"k-hat is above {self.threshold:.2f} at {count} of {rows} rows, so their leave-one-out densities are not to "
-            f"be trusted, and elpd is likely too large (refit without each of these rows with `refit=`, score rows that "
-            f"were held out, or take a Laplace posterior, which has a closed form)",
+            f"k-hat is above {self.threshold:.2f} at {count} of {rows} rows, so their leave-one-out densities are not "
+            f"to be trusted, and elpd is likely too large (refit without each of these rows with `refit=`, score rows "
+            f"that were held out, or take a Laplace posterior, which has a closed form)",
         )
 
 
@@ -197,12 +202,13 @@ def _weights(model: Model, like_BK: Tensor, batch: Batch) -> Tensor:
 
 def _by_draws(posterior: Posterior | Linearised, rows: Sequence[Batch], chunk_size: int) -> LeaveOneOut:
     model, members = posterior.model, posterior.members
-    if not isinstance(posterior, Draws | Approximating):
+    chains = posterior.chain_length is not None if isinstance(posterior, Posterior) else False
+    if not chains and not isinstance(posterior, Approximating):
         raise TypeError(
             f"`posterior` must have draws or a density; a {type(posterior).__name__} has neither, and is not spread by "
             f"what its rows leave open. Score rows that were held out, with `evaluate`; got {seen(posterior)}."
         )
-    draws = posterior.default_draws if isinstance(posterior, Draws) else -(-_DRAWS // members) * members
+    draws = posterior.default_draws if chains else -(-_DRAWS // members) * members
     if draws // members < _FEWEST:
         raise ValueError(
             f"`posterior` must have at least {_FEWEST} draws of each member, by which tails are judged; got "
@@ -210,7 +216,7 @@ def _by_draws(posterior: Posterior | Linearised, rows: Sequence[Batch], chunk_si
         )
     functions = posterior.functions(draws, seed=0)
     shift_SM = torch.zeros(draws // members, members, dtype=torch.float64)
-    if not isinstance(posterior, Draws):
+    if not chains:
         whole = [torch.cat(parts) for parts in zip(*rows, strict=True)]
         shift_SM = of_density(posterior, *whole, draws=draws).log_ratios_S.view(-1, members)
     factor = model.scales(1, 1).likelihood
@@ -253,7 +259,8 @@ def _check_densities(*densities: Tensor) -> None:
         if bad_B.any():
             raise ValueError(
                 f"log p(y|f) of {int(bad_B.sum())} rows of `data`, the first of them {int(bad_B.nonzero()[0])}, is not "
-                f"finite under some draws: a posterior of these rows cannot be so. Give the rows to which it was fitted."
+                f"finite under some draws, as it cannot be in a posterior of these rows. Give the rows that it was "
+                f"fitted to."
             )
 
 
