@@ -59,7 +59,14 @@ class Strength:
     open: bool = True  # whether it is chosen without being asked for
 
 
-Choice = Epochs | Lowered | PriorScale | Strength
+@dataclass(frozen=True)
+class Comparison:
+    """Each member against the network where it began, by rows that are held out of start and run."""
+
+    open = True
+
+
+Choice = Epochs | Lowered | PriorScale | Strength | Comparison
 
 
 def is_open(method: Any) -> bool:

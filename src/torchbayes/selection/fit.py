@@ -30,6 +30,7 @@ from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
 from torchbayes.posteriors.subspace import InSubspace
 from torchbayes.selection.choose import choose
+from torchbayes.selection.compared import divided, worth_keeping
 from torchbayes.selection.start import begin_at, modes_to_seek, of_length, with_members_of
 
 
@@ -149,6 +150,7 @@ def fit(
     check_validation(method, validation, start)
     seed, directory = as_seed(seed), None if directory is None else full_path(directory)
     method = of_length(method, steps)
+    data, validation, held_out = divided(model, data, method, validation=validation, start=start, seed=seed)
     model, space = informed(model, data, space=space, directory=directory)
     request = _Request(seed, space, validation, directory, resume, callbacks, ranks)
     first_start, entries = start, dict[str, Any]()
@@ -172,6 +174,7 @@ def fit(
     density = density_of(model, source, method, ranks=shard.ranks)
     trim()  # frees copies that initialisers and a first run made
     fresh = [begin.some(shard.local, method.needs.modes).state(method, density, description["steps_per_epoch"])]
+    began = begin if method.needs.start is not None else None  # where members that are compared began
     del begin
     with Run(directory, description, resume=resume, shard=shard) as run:
         state = run_to_end(density, source, method, run=run, fresh=fresh, callbacks=callbacks)
@@ -179,6 +182,8 @@ def fit(
         # Problems of modes are problems of what is built on them. Other methods move away from their start.
         inherited = problems if method.needs.start is not None else ()
         posterior, raised = _judged(density, source, method, state=state, run=run, known=(*inherited, *faults))
+        if began is not None:
+            posterior = worth_keeping(method, posterior, began, source, held_out=held_out, history=run.history)
         posterior = posterior if space is None else InSubspace.of(posterior, space)
         run.save(posterior)
     warn_of([problem for problem in posterior.problems if problem not in problems])
