@@ -245,6 +245,8 @@ METHODS: dict[str, MethodEntry] = {
             label="MILE",
             look=Look("#b5179e", "D"),
             also=("ensemble_then_sample",),
+            plain={"members": 5},
+            start="ensemble",
             cost="The deep ensemble, and two gradients on all the data for each step of each chain.",
             length=lambda settings: f"the ensemble and {settings.sampler.steps:,} steps",
         ),

@@ -58,8 +58,8 @@ def judged(
     posterior: Any,
     start: Any,
     source: Source,
-    held_out: Sequence[Batch] | None,
     *,
+    held_out: Sequence[Batch] | None,
     log_density_M: Tensor | None = None,
 ) -> Verdict:
     """Return what becomes of the members of draws, `weights_MSD`, that began at the members of a point posterior.

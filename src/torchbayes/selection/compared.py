@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from torchbayes.driver.checks import check_validation
 from torchbayes.driver.loop import Begin
 from torchbayes.driver.reader import ROWS
 from torchbayes.health.ending import History
@@ -30,13 +31,26 @@ class Divided(NamedTuple):
     held_out: Sequence[Batch] | None  # None where there are none
 
 
+class Standard(NamedTuple):
+    """What the members of a run are compared with."""
+
+    begin: Begin  # where they began
+    held_out: Sequence[Batch] | None
+
+
+def compares(method: Method) -> bool:
+    """Return whether a method compares its members with the networks where they began."""
+    return any(isinstance(choice, Comparison) for choice in method.choices)
+
+
 def divided(model: Model, data: Any, method: Method, *, validation: Any, start: Any, seed: int) -> Divided:
     """Return the rows of a run and those that are held out of it, if a method compares its members by such.
 
     Without rows of their own, a share of the data is held out; none if there are few, if rows cannot be told apart,
-    or if a start is given, which may have seen them.
+    or if a start is given, which may have seen them. A ValueError or TypeError if `validation` is not what `fit` takes.
     """
-    if not any(isinstance(choice, Comparison) for choice in method.choices):
+    check_validation(method, validation, start)
+    if not compares(method):
         return Divided(data, validation, None)
     source = as_source(model, data, method.needs.batch_size or ROWS)
     if validation is None and (start is not None or source.num_data < FEWEST):
@@ -50,20 +64,14 @@ def divided(model: Model, data: Any, method: Method, *, validation: Any, start: 
     return Divided(folds[0].rows, left[0] if len(left) == 1 else left, folds[0].held_out)
 
 
-def worth_keeping(
-    method: Method, posterior: Any, begin: Begin, source: Source, *, held_out: Sequence[Batch] | None, history: History
-) -> Any:
-    """Return the posterior without members that are worth less than where they began, if a method asks for that.
-
-    There is a warning that says which.
-    """
-    if not any(isinstance(choice, Comparison) for choice in method.choices):
-        return posterior
+def worth_keeping(posterior: Any, standard: Standard, source: Source, *, history: History) -> Any:
+    """Return the posterior without members that are worth less than where they began; a warning says which."""
+    begin, held_out = standard
     start = Point(posterior.model, begin.weights_MD, buffers_M=begin.buffers or None, statistics_known=True)
     columns = history.columns()
     density_MR = columns.get("log_density")
     last = None if density_MR is None else density_MR[:, -(density_MR.shape[1] // 4 or 1) :].mean(1)
-    verdict = judged(posterior, start, source, held_out, log_density_M=last)
+    verdict = judged(posterior, start, source, held_out=held_out, log_density_M=last)
     if not verdict.said:
         return posterior
     warnings.warn("; ".join(verdict.said) + ".", ProblemWarning, stacklevel=4)

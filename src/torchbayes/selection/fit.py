@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torchbayes.calls import explained
 from torchbayes.checks import as_seed
 from torchbayes.density.ranks import Ranks
-from torchbayes.driver.checks import check_fit, check_run, check_shares, check_size, check_validation
+from torchbayes.driver.checks import check_fit, check_run, check_shares, check_size
 from torchbayes.driver.loop import run_to_end
 from torchbayes.driver.progress import Callback
 from torchbayes.driver.reader import density_of, informed, rows_of
@@ -30,7 +30,7 @@ from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
 from torchbayes.posteriors.subspace import InSubspace
 from torchbayes.selection.choose import choose
-from torchbayes.selection.compared import divided, worth_keeping
+from torchbayes.selection.compared import Standard, compares, divided, worth_keeping
 from torchbayes.selection.start import begin_at, modes_to_seek, of_length, with_members_of
 
 
@@ -147,26 +147,31 @@ def fit(
     """
     check_fit(model, method, start, space=space)
     check_run(directory=directory, resume=resume, steps=steps, callbacks=callbacks, ranks=ranks)
-    check_validation(method, validation, start)
     seed, directory = as_seed(seed), None if directory is None else full_path(directory)
     method = of_length(method, steps)
-    data, validation, held_out = divided(model, data, method, validation=validation, start=start, seed=seed)
-    model, space = informed(model, data, space=space, directory=directory)
-    request = _Request(seed, space, validation, directory, resume, callbacks, ranks)
+    rows = divided(model, data, method, validation=validation, start=start, seed=seed)
+    model, space = informed(model, rows.data, space=space, directory=directory)
+    request = _Request(seed, space, rows.validation, directory, resume, callbacks, ranks)
     first_start, entries = start, dict[str, Any]()
     if method.needs.start is not None:
-        method, start, entries = _at_modes(model, data, method, start=start, request=request)
+        method, start, entries = _at_modes(model, rows.data, method, start=start, request=request)
     shard = Shard(method.members, ranks or Ranks())
     check_shares(model, method, shard.ranks)
     check_size(model, method, members=shard.count, in_memory=directory is None)
     problems = start.problems if isinstance(start, Posterior) else ()
     # A start that was sought has been warned of by its own fit.
     warn_of(problems if first_start is not None else (), "`start`")
-    source, faults = rows_of(model, data, method)
+    source, faults = rows_of(model, rows.data, method)
     model, begin = begin_at(model, method, start, seed=seed, space=space, source=source)
     if method.needs.start is None and method.choices:
         model, method, entries = choose(
-            model, source, method, begin=begin, validation=validation, directory=directory, callbacks=request.shown_to
+            model,
+            source,
+            method,
+            begin=begin,
+            validation=rows.validation,
+            directory=directory,
+            callbacks=request.shown_to,
         )
         begin = begin.with_learned(entries.get("chosen", {}).get("learned"))
     constants = {} if directory is None else describe_constants(model if space is None else space.whole, method)
@@ -174,16 +179,14 @@ def fit(
     density = density_of(model, source, method, ranks=shard.ranks)
     trim()  # frees copies that initialisers and a first run made
     fresh = [begin.some(shard.local, method.needs.modes).state(method, density, description["steps_per_epoch"])]
-    began = begin if method.needs.start is not None else None  # where members that are compared began
+    standard = Standard(begin, rows.held_out) if compares(method) else None
     del begin
     with Run(directory, description, resume=resume, shard=shard) as run:
         state = run_to_end(density, source, method, run=run, fresh=fresh, callbacks=callbacks)
         trim()  # frees memory that only steps need
         # Problems of modes are problems of what is built on them. Other methods move away from their start.
-        inherited = problems if method.needs.start is not None else ()
-        posterior, raised = _judged(density, source, method, state=state, run=run, known=(*inherited, *faults))
-        if began is not None:
-            posterior = worth_keeping(method, posterior, began, source, held_out=held_out, history=run.history)
+        known = (*(problems if method.needs.start is not None and standard is None else ()), *faults)
+        posterior, raised = _judged(density, source, method, state=state, run=run, known=known, standard=standard)
         posterior = posterior if space is None else InSubspace.of(posterior, space)
         run.save(posterior)
     warn_of([problem for problem in posterior.problems if problem not in problems])
@@ -248,11 +251,22 @@ def _at_modes(
 
 
 def _judged(
-    density: Any, source: Source, method: Method, *, state: Any, run: Run, known: Sequence[str]
+    density: Any,
+    source: Source,
+    method: Method,
+    *,
+    state: Any,
+    run: Run,
+    known: Sequence[str],
+    standard: Standard | None,
 ) -> tuple[Posterior, str]:
-    """Return the posterior of a final state, with its problems, and the error that ended its check, if any."""
+    """Return the posterior of a final state, with its problems, and the error that ended its check, if any.
+
+    Members that do not meet the standard are left out, or replaced.
+    """
     state = run.shard.whole(state)
     posterior = method.posterior(density, state, run.shelf).calibrated(source.inputs)
     case = Case(posterior, source, run.history)
     problems, raised = checked(lambda: method.ending(posterior, state).problems(case))
-    return posterior.with_problems((*known, *problems)), raised
+    posterior = posterior.with_problems((*known, *problems))
+    return posterior if standard is None else worth_keeping(posterior, standard, source, history=run.history), raised

@@ -77,9 +77,6 @@ class MILE(Defaults):
         """The epochs of the ensemble, and whether chains are better than the networks where they began."""
         return (Epochs(self.ensemble, settings=(), mode=True), Comparison())
 
-    def check(self, model: Any) -> None:
-        self.chains.check(model)
-
     def length(self, steps_per_epoch: int) -> int:
         """Return the number of steps of a chain."""
         return self.sampler.length(steps_per_epoch)

@@ -96,7 +96,11 @@ class WeightedMixture(Posterior):
         return weights_SD
 
     def beside(self, draws: int, *, seed: int) -> Beside | None:
-        """Return the buffers and masks of the draws of each part, as it gives them itself."""
+        """Return the buffers and masks of the draws of each part, as it gives them itself.
+
+        Raises:
+            ValueError: if some parts have masks of dropout and others have none.
+        """
         if not self.model.network.buffers and all(part.beside(part.members, seed=seed) is None for part in self.parts):
             return None
         order, found = torch.empty(draws, dtype=torch.int64), list[Functions]()
