@@ -29,7 +29,7 @@ ROOMS_OF = {
     "figures.": figures,
 }
 RESULTS = {"Batch", "Chains", "Collector", "Diagnosis", "Difference", "Evaluation", "Event", "FunctionalLaplace"}
-RESULTS |= {"Approximation", "LaplacePosterior", "MatchedPrior", "ModelAverage", "Posterior"}
+RESULTS |= {"Approximation", "LaplacePosterior", "LeaveOneOut", "MatchedPrior", "ModelAverage", "Posterior"}
 RESULTS |= {"PredictiveModule", "PriorPredictive"}
 RESULTS |= {
     "compression.Compressed",
@@ -38,6 +38,7 @@ RESULTS |= {
     "data.Pair",
     "evidence.Evidence",
     "diagnostics.Modes",
+    "diagnostics.Stacked",
     "diagnostics.Summary",
 }
 RESULTS |= {

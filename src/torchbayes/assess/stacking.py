@@ -17,6 +17,7 @@ from torchbayes.diagnostics.stacking import stacking_weights
 from torchbayes.model.batches.batch import Batch
 from torchbayes.model.layout import broadcasting
 from torchbayes.model.likelihoods.protocol import scored
+from torchbayes.model.model import check_finite
 from torchbayes.posteriors.mixtures.weighted import WeightedMixture
 from torchbayes.posteriors.posterior import Posterior
 
@@ -117,6 +118,7 @@ def _held_out(parts: Sequence[Posterior], data: Any, *, alone: bool, chunk_size:
     model, found, counts = parts[0].model, [], []
     for item in batches(model, data):
         batch = item if isinstance(item, Batch) else model.unpack(item)
+        check_finite(batch.inputs)
         columns = []
         for part, functions in zip(parts, drawn, strict=True):
             outputs_SBK = functions(batch.inputs, chunk_size=chunk_size)

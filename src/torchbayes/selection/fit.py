@@ -151,27 +151,19 @@ def fit(
     method = of_length(method, steps)
     rows = divided(model, data, method, validation=validation, start=start, seed=seed)
     model, space = informed(model, rows.data, space=space, directory=directory)
-    request = _Request(seed, space, rows.validation, directory, resume, callbacks, ranks)
+    request = _Request(seed, space, validation := rows.validation, directory, resume, callbacks, ranks)
     first_start, entries = start, dict[str, Any]()
     if method.needs.start is not None:
         method, start, entries = _at_modes(model, rows.data, method, start=start, request=request)
     shard = Shard(method.members, ranks or Ranks())
     check_shares(model, method, shard.ranks)
     check_size(model, method, members=shard.count, in_memory=directory is None)
-    problems = start.problems if isinstance(start, Posterior) else ()
-    # A start that was sought has been warned of by its own fit.
-    warn_of(problems if first_start is not None else (), "`start`")
+    problems = _problems_of(start, given=first_start is not None)
     source, faults = rows_of(model, rows.data, method)
     model, begin = begin_at(model, method, start, seed=seed, space=space, source=source)
     if method.needs.start is None and method.choices:
         model, method, entries = choose(
-            model,
-            source,
-            method,
-            begin=begin,
-            validation=rows.validation,
-            directory=directory,
-            callbacks=request.shown_to,
+            model, source, method, begin=begin, validation=validation, directory=directory, callbacks=request.shown_to
         )
         begin = begin.with_learned(entries.get("chosen", {}).get("learned"))
     constants = {} if directory is None else describe_constants(model if space is None else space.whole, method)
@@ -210,6 +202,13 @@ class _Request:
     def shown_to(self) -> Sequence[Callback] | None:
         """The callbacks that are shown trial runs: those of the first process."""
         return self.callbacks if (self.ranks or Ranks()).first else ()
+
+
+def _problems_of(start: Any, *, given: bool) -> tuple[str, ...]:
+    """Return the problems of a start; one that was sought has been warned of by its own fit."""
+    problems = start.problems if isinstance(start, Posterior) else ()
+    warn_of(problems if given else (), "`start`")
+    return problems
 
 
 def _at_modes(
