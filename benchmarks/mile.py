@@ -16,6 +16,7 @@ import math
 import os
 import time
 import warnings
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +54,14 @@ def protocol(name: str, bins: int) -> tuple[Rows, Rows]:
         scale[scale == 0] = 1
         parts.append([(each - mean) / scale for each in (one, other)])
     (train, test), (train_targets, test_targets) = parts
-    ends = (
-        [torch.quantile(column, torch.linspace(0, 1, bins + 1).double()).unique() for column in train.T] if bins else []
-    )
+    levels = torch.linspace(0, 1, bins + 1).double()
+    ends = [torch.quantile(column, levels).unique() for column in train.T] if bins else []
     wide = [torch.cat([each, *map(pieces, each.T, ends)], 1) if bins else each for each in (train, test)]
     return (wide[0].float(), train_targets.float()), (wide[1].float(), test_targets.float())
 
 
 def pieces(column: Tensor, ends: Tensor) -> Tensor:
-    """Return a column in the pieces between quantiles: where a value lies in each, from 0 to 1 (Gorishniy et al. 2022)."""
+    """Return where values lie in each of the pieces between ends, from 0 to 1 (Gorishniy et al. 2022)."""
     if len(ends) < 3:
         return column[:, None][:, :0]
     return ((column[:, None] - ends[:-1]) / ends.diff()).clamp(0, 1)
@@ -70,7 +70,7 @@ def pieces(column: Tensor, ends: Tensor) -> Tensor:
 def network(columns: int, width: int, depth: int) -> nn.Sequential:
     """Return a network of ReLUs with two outputs."""
     sizes = [columns, *[width] * depth]
-    layers = [part for a, b in zip(sizes, sizes[1:], strict=False) for part in (nn.Linear(a, b), nn.ReLU())]
+    layers = [part for a, b in pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(*layers, nn.Linear(width, 2))
 
 
