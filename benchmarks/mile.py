@@ -16,6 +16,7 @@ import math
 import os
 import time
 import warnings
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -101,14 +102,8 @@ def run(name: str, seed: int, asked: argparse.Namespace) -> dict[str, dict[str, 
     )
     method = tb.MILE(members=asked.members)
     if asked.steps:
-        sampler = tb.MCLMC(
-            steps=asked.steps,
-            burn_in=int(0.6 * asked.steps),
-            thin=max(1, asked.steps // 250),
-            mass=method.sampler.mass,
-            energy_error=method.sampler.energy_error,
-        )
-        method = tb.MILE(members=asked.members, sampler=sampler)
+        length = {"steps": asked.steps, "burn_in": int(0.6 * asked.steps), "thin": max(1, asked.steps // 250)}
+        method = replace(method, sampler=replace(method.sampler, **length))
     found = {}
     for label, way in (("ensemble", tb.MAP(members=asked.members)), ("MILE", method)):
         began = time.perf_counter()

@@ -149,7 +149,7 @@ def laplace_by_refits() -> Tensor:
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
     for n in range(len(inputs)):
         rest = torch.arange(len(inputs)) != n
-        w = torch.zeros(4, dtype=torch.float64)
+        w, precision = torch.zeros(4, dtype=torch.float64), torch.eye(4, dtype=torch.float64)
         for _ in range(30):
             p = torch.sigmoid(features[rest] @ w)
             precision = features[rest].T @ ((p * (1 - p)).unsqueeze(1) * features[rest]) + torch.eye(4).double()

@@ -159,13 +159,16 @@ def loo(
     """
     check_counts(chunk_size=chunk_size)
     optional(check_object, ("init", "step", "visit"), "NUTS()", refit=refit)
-    check_kind(Posterior | Linearised, "what `fit` returns", posterior=posterior)
+    check_kind((Posterior, Linearised), "what `fit` returns", posterior=posterior)
     model = posterior.model
     if model.coupled:
         raise ValueError("the rows of this model are coupled (`Model(coupled=True)`), so that none can be left out.")
     rows = _rows(model, data)
-    linearised = posterior if isinstance(posterior, Linearised) else by_outputs(posterior)
-    found = _by_draws(posterior, rows, chunk_size) if linearised is None else _closed(linearised, rows)
+    if isinstance(posterior, Linearised):
+        found = _closed(posterior, rows)
+    else:
+        linearised = by_outputs(posterior)
+        found = _by_draws(posterior, rows, chunk_size) if linearised is None else _closed(linearised, rows)
     if refit is not None and len(found.untrusted):
         found = _refitted(found, model, data, refit)
     warn_of(found.problems, "this leave-one-out estimate")
@@ -200,9 +203,9 @@ def _weights(model: Model, like_BK: Tensor, batch: Batch) -> Tensor:
     return torch.ones(batch.size).double() if judged.row_weights is None else judged.row_weights.double().cpu()
 
 
-def _by_draws(posterior: Posterior | Linearised, rows: Sequence[Batch], chunk_size: int) -> LeaveOneOut:
+def _by_draws(posterior: Any, rows: Sequence[Batch], chunk_size: int) -> LeaveOneOut:
     model, members = posterior.model, posterior.members
-    chains = posterior.chain_length is not None if isinstance(posterior, Posterior) else False
+    chains = posterior.chain_length is not None
     if not chains and not isinstance(posterior, Approximating):
         raise TypeError(
             f"`posterior` must have draws or a density; a {type(posterior).__name__} has neither, and is not spread by "

@@ -18,6 +18,7 @@ from torchbayes.model.batches.batch import Batch
 from torchbayes.model.layout import broadcasting
 from torchbayes.model.likelihoods.protocol import scored
 from torchbayes.model.model import check_finite
+from torchbayes.posteriors.functions import Functions
 from torchbayes.posteriors.mixtures.weighted import WeightedMixture
 from torchbayes.posteriors.posterior import Posterior
 
@@ -104,37 +105,41 @@ def _left_out(data: Any, alone: bool) -> tuple[Tensor, Tensor] | None:
     results = [data] if isinstance(data, LeaveOneOut) else data
     if not isinstance(results, list | tuple) or not any(isinstance(each, LeaveOneOut) for each in results):
         return None
-    if not all(isinstance(each, LeaveOneOut) for each in results) or (alone and len(results) > 1):
+    left: list[LeaveOneOut] = [each for each in results if isinstance(each, LeaveOneOut)]
+    if len(left) < len(results) or (alone and len(left) > 1):
         raise ValueError("`data` must be one leave-one-out result for one posterior, or one for each of several.")
-    if len({len(each.elpd_N) for each in results}) > 1:
+    if len({len(each.elpd_N) for each in left}) > 1:
         raise ValueError("`data` must be leave-one-out results of the same rows; their numbers of rows differ.")
-    densities_NK = results[0].elpd_NM if alone else torch.stack([each.elpd_N for each in results], 1)
-    return densities_NK, results[0].weights_N
+    densities_NK = left[0].elpd_NM if alone else torch.stack([each.elpd_N for each in left], 1)
+    return densities_NK, left[0].weights_N
 
 
 def _held_out(parts: Sequence[Posterior], data: Any, *, alone: bool, chunk_size: int) -> tuple[Tensor, Tensor]:
     """Return log densities of rows, of the members of one part or of each part, (N, K), and weights of rows."""
-    drawn = [part.functions() for part in parts]
-    model, found, counts = parts[0].model, [], []
+    drawn = [(part.functions(), part.members) for part in parts]
+    model, found = parts[0].model, list[tuple[Tensor, Tensor]]()
     for item in batches(model, data):
         batch = item if isinstance(item, Batch) else model.unpack(item)
         check_finite(batch.inputs)
-        columns = []
-        for part, functions in zip(parts, drawn, strict=True):
-            outputs_SBK = functions(batch.inputs, chunk_size=chunk_size)
-            judged = scored(model.likelihood, outputs_SBK[0], batch.targets)
-            judged.likelihood.check(outputs_SBK[0], judged.targets)
-            parameters = broadcasting(functions.parameters, outputs_SBK)
-            log_prob_SB = judged.likelihood.log_prob(outputs_SBK, judged.targets, parameters).double()
-            log_prob_SMB = log_prob_SB.unflatten(0, (-1, part.members))
-            by_member_MB = torch.logsumexp(log_prob_SMB, 0) - math.log(len(log_prob_SMB))
-            columns.append(by_member_MB if alone else _averaged(by_member_MB))
-        weights_B = judged.row_weights
-        found.append(torch.cat(columns).T.cpu())
-        counts.append(torch.ones(len(found[-1])).double() if weights_B is None else weights_B.double().cpu())
+        each = [_by_member(functions, members, batch, chunk_size) for functions, members in drawn]
+        columns = [by_member_MB if alone else _averaged(by_member_MB) for by_member_MB, _ in each]
+        found.append((torch.cat(columns).T, each[0][1]))
     if not found:
         raise ValueError("`data` is empty: there are no rows to choose weights by.")
-    return torch.cat(found), torch.cat(counts)
+    densities, counts = zip(*found, strict=True)
+    return torch.cat(densities), torch.cat(counts)
+
+
+def _by_member(functions: Functions, members: int, batch: Batch, chunk_size: int) -> tuple[Tensor, Tensor]:
+    """Return log densities of the rows of a batch under each member, float64 (M, B), and how often they count, (B,)."""
+    outputs_SBK = functions(batch.inputs, chunk_size=chunk_size)
+    judged = scored(functions.model.likelihood, outputs_SBK[0], batch.targets)
+    judged.likelihood.check(outputs_SBK[0], judged.targets)
+    parameters = broadcasting(functions.parameters, outputs_SBK)
+    log_prob_SB = judged.likelihood.log_prob(outputs_SBK, judged.targets, parameters).double().cpu()
+    log_prob_SMB = log_prob_SB.unflatten(0, (-1, members))
+    weights_B = torch.ones(batch.size) if judged.row_weights is None else judged.row_weights.cpu()
+    return torch.logsumexp(log_prob_SMB, 0) - math.log(len(log_prob_SMB)), weights_B.double()
 
 
 def _averaged(by_member_MB: Tensor) -> Tensor:

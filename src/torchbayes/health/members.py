@@ -76,23 +76,19 @@ def judged(
     stuck_M = torch.zeros_like(dead_M)
     if log_density_M is not None and bool(log_density_M.isfinite().all()):
         stuck_M = log_density_M < log_density_M.median() - _STUCK * math.sqrt(size / 2)
-    lost_M = torch.zeros_like(dead_M)
-    if held_out is not None:
-        ours_MN, first_MN, weights_N = _densities(posterior, start, held_out)
-        lost_M = torch.stack([_worse(*pair, weights_N) for pair in zip(ours_MN, first_MN, strict=True)])
     dropped_M = dead_M | stuck_M
     if dropped_M.all():
         dropped_M = torch.zeros_like(dropped_M)
-    replaced_M, whole = (frozen_M | lost_M) & ~dropped_M, False
+    lost_M, whole = torch.zeros_like(dead_M), False
     if held_out is not None:
-        kept_MN = torch.where(replaced_M.unsqueeze(1), first_MN, ours_MN)[~dropped_M]
+        ours_MN, first_MN, weights_N = _densities(posterior, start, held_out)
+        lost_M = torch.stack([_worse(*pair, weights_N) for pair in zip(ours_MN, first_MN, strict=True)])
+        kept_MN = torch.where((frozen_M | lost_M).unsqueeze(1), first_MN, ours_MN)[~dropped_M]
         whole = bool(_worse(_averaged(kept_MN), _averaged(first_MN), weights_N))
+    replaced_M = (frozen_M | lost_M) & ~dropped_M
     if whole:
-        dropped_M, replaced_M = torch.zeros_like(dropped_M), torch.ones_like(replaced_M)
-        said = [
-            f"all {members} chains were replaced by the networks where they began, which predict held-out rows better"
-        ]
-        return Verdict(dropped_M, replaced_M, tuple(said))
+        said = f"all {members} chains became the networks where they began, which predict held-out rows better"
+        return Verdict(torch.zeros_like(dropped_M), torch.ones_like(replaced_M), (said,))
     reasons = [
         (dead_M & dropped_M, "dropped: predictions do not depend on inputs"),
         (stuck_M & ~dead_M & dropped_M, "dropped: the log density is far below that of the others"),
