@@ -85,7 +85,7 @@ class Leaving(tb.MCLMC):
 
     def posterior(self, density: Any, state: Any, shelf: Any = None) -> tb.Draws:
         found = super().posterior(density, state, shelf)
-        return replace(found, weights_MSD=found.weights_MSD + 1.0)
+        return tb.Draws(found.model, found.weights_MSD + 1.0, statistics_known=True)
 
 
 def test_chains_that_leave_for_a_worse_place_become_their_networks() -> None:
