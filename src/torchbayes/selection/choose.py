@@ -68,9 +68,8 @@ def _open(model: Model, method: Method, validation: float | Any) -> list[Choice]
 
     A ValueError if the rows could choose only the scale of the prior, and that is given.
     """
-    choices: list[Choice] = [
-        c for c in method.choices if not isinstance(c, Comparison)
-    ]  # it is made when the run is over
+    # a comparison is made when the run is over
+    choices: list[Choice] = [c for c in method.choices if not isinstance(c, Comparison)]
     choices = [c for c in choices if model.open_scale is not None or not isinstance(c, PriorScale)]
     if validation is None:
         return [choice for choice in choices if choice.open]

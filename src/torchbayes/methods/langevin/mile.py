@@ -22,8 +22,8 @@ from torchbayes.methods.choices import Choice, Comparison, Epochs
 from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.keepers import check_method
 from torchbayes.methods.langevin.unadjusted import MCLMC
+from torchbayes.methods.optimise.map import MAP
 from torchbayes.methods.optimise.optimizers import Adam
-from torchbayes.methods.optimise.seeker import seeker
 from torchbayes.methods.protocol import Needs, Shelf, Visit
 from torchbayes.methods.sampler import Sampler
 from torchbayes.posteriors.draws import Draws
@@ -34,8 +34,8 @@ def _sampler() -> MCLMC:
     return MCLMC(steps=10000, burn_in=6000, thin=40, mass="unit", energy_error=0.1)
 
 
-def _ensemble() -> Any:
-    return seeker(optimizer=Adam(1e-2))
+def _ensemble() -> MAP:
+    return MAP(optimizer=Adam(1e-2))
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class MILE(Defaults):
 
     members: int = 10
     sampler: Sampler = field(default_factory=_sampler)
-    ensemble: Any = field(default_factory=_ensemble)
+    ensemble: MAP = field(default_factory=_ensemble)
 
     def __post_init__(self) -> None:
         check_method(self)
