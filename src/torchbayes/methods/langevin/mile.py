@@ -21,21 +21,12 @@ from torchbayes.health.members import Began
 from torchbayes.methods.choices import Choice, Comparison, Epochs
 from torchbayes.methods.defaults import Defaults
 from torchbayes.methods.keepers import check_method
-from torchbayes.methods.langevin.unadjusted import MCLMC
-from torchbayes.methods.optimise.map import MAP
+from torchbayes.methods.langevin.explorer import explorer
 from torchbayes.methods.optimise.optimizers import Adam
+from torchbayes.methods.optimise.seeker import Seeker, seeker
 from torchbayes.methods.protocol import Needs, Shelf, Visit
 from torchbayes.methods.sampler import Sampler
 from torchbayes.posteriors.draws import Draws
-
-
-def _sampler() -> MCLMC:
-    """Return MCLMC with steps as long as networks bear: their energy errors are far above those of exact moments."""
-    return MCLMC(steps=10000, burn_in=6000, thin=40, mass="unit", energy_error=0.1)
-
-
-def _ensemble() -> MAP:
-    return MAP(optimizer=Adam(1e-2))
 
 
 @dataclass(frozen=True)
@@ -49,8 +40,8 @@ class MILE(Defaults):
     """
 
     members: int = 10
-    sampler: Sampler = field(default_factory=_sampler)
-    ensemble: MAP = field(default_factory=_ensemble)
+    sampler: Sampler = field(default_factory=explorer)
+    ensemble: Seeker = field(default_factory=lambda: seeker(optimizer=Adam(1e-2)))
 
     def __post_init__(self) -> None:
         check_method(self)
