@@ -63,6 +63,8 @@ class Strength:
 class Comparison:
     """Each member against the network where it began, by rows that are held out of start and run."""
 
+    first: Mapping[str, Any] = field(default_factory=dict)  # other settings of a run that does not see all rows
+    then: Mapping[str, Any] = field(default_factory=dict)  # settings of the run that goes on from it, on all rows
     open = True
 
 

@@ -20,7 +20,7 @@ from torchbayes.model.sources.sources import Source, as_source
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.problems import ProblemWarning
 from torchbayes.randomness.seeds import member_seeds
-from torchbayes.selection.trials import FEWEST, folds_of
+from torchbayes.selection.trials import FEWEST, folds_of, having
 
 
 class Divided(NamedTuple):
@@ -28,7 +28,8 @@ class Divided(NamedTuple):
 
     data: Any  # as `fit` takes them
     validation: Any  # for the start
-    held_out: Sequence[Batch] | None  # None where there are none
+    held_out: Sequence[Batch] | None = None  # None where there are none
+    then: Method | None = None  # what goes on with all rows, if some of the data were held out
 
 
 class Standard(NamedTuple):
@@ -43,25 +44,29 @@ def compares(method: Method) -> bool:
     return any(isinstance(choice, Comparison) for choice in method.choices)
 
 
-def divided(model: Model, data: Any, method: Method, *, validation: Any, start: Any, seed: int) -> Divided:
-    """Return the rows of a run and those that are held out of it, if a method compares its members by such.
+def divided(
+    model: Model, data: Any, method: Method, *, validation: Any, start: Any, seed: int
+) -> tuple[Divided, Method]:
+    """Return the rows of a run and those held out of it, if a method compares its members by such, and the method.
 
     Without rows of their own, a share of the data is held out; none if there are few, if rows cannot be told apart,
     or if a start is given, which may have seen them. A ValueError or TypeError if `validation` is not what `fit` takes.
     """
     check_validation(method, validation, start)
-    if not compares(method):
-        return Divided(data, validation, None)
+    comparison = next((choice for choice in method.choices if isinstance(choice, Comparison)), None)
+    if comparison is None:
+        return Divided(data, validation), method
     source = as_source(model, data, method.needs.batch_size or ROWS)
     if validation is None and (start is not None or source.num_data < FEWEST):
-        return Divided(data, validation, None)
+        return Divided(data, validation), method
     folds = folds_of(model, source, validation, seed=member_seeds(seed, 1)[0])
     if not folds:
-        return Divided(data, validation, None)
+        return Divided(data, validation), method
     if validation is not None and not isinstance(validation, float):
-        return Divided(data, validation, folds[0].held_out)
+        return Divided(data, validation, folds[0].held_out), method
     left = [(batch.inputs, batch.targets) for batch in folds[0].held_out]
-    return Divided(folds[0].rows, left[0] if len(left) == 1 else left, folds[0].held_out)
+    then, own = having(method, comparison.then), left[0] if len(left) == 1 else left
+    return Divided(folds[0].rows, own, folds[0].held_out, then), having(method, comparison.first)
 
 
 def worth_keeping(posterior: Any, standard: Standard, source: Source, *, history: History) -> Any:

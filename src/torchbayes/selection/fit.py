@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, overload
@@ -18,7 +18,7 @@ from torchbayes.driver.checks import check_fit, check_run, check_shares, check_s
 from torchbayes.driver.loop import run_to_end
 from torchbayes.driver.progress import Callback
 from torchbayes.driver.reader import density_of, informed, rows_of
-from torchbayes.driver.run import START, Run, Shard, check_free, describe_constants, describe_run
+from torchbayes.driver.run import ALL_ROWS, START, Run, Shard, check_free, describe_constants, describe_run
 from torchbayes.health.ending import Case
 from torchbayes.methods.protocol import Method, Result_co
 from torchbayes.model.model import Model
@@ -149,7 +149,7 @@ def fit(
     check_run(directory=directory, resume=resume, steps=steps, callbacks=callbacks, ranks=ranks)
     seed, directory = as_seed(seed), None if directory is None else full_path(directory)
     method = of_length(method, steps)
-    rows = divided(model, data, method, validation=validation, start=start, seed=seed)
+    rows, method = divided(model, data, method, validation=validation, start=start, seed=seed)
     model, space = informed(model, rows.data, space=space, directory=directory)
     request = _Request(seed, space, validation := rows.validation, directory, resume, callbacks, ranks)
     first_start, entries = start, dict[str, Any]()
@@ -179,7 +179,7 @@ def fit(
         # Problems of modes are problems of what is built on them. Other methods move away from their start.
         known = (*(problems if method.needs.start is not None and standard is None else ()), *faults)
         posterior, raised = _judged(density, source, method, state=state, run=run, known=known, standard=standard)
-        posterior = posterior if space is None else InSubspace.of(posterior, space)
+        posterior = _finished(posterior, model, data, then=rows.then, request=request)
         run.save(posterior)
     warn_of([problem for problem in posterior.problems if problem not in problems])
     warn_unchecked(raised)
@@ -247,6 +247,35 @@ def _at_modes(
         ranks=request.ranks,
     )
     return method, modes, entries
+
+
+def _finished(posterior: Any, model: Model, data: Any, *, then: Method | None, request: _Request) -> Posterior:
+    """Return a posterior over all weights; its chains go on with all rows by the method `then`, if there is one.
+
+    Members that were replaced by a network do not move, and stay.
+    """
+    if request.space is not None:
+        return InSubspace.of(posterior, request.space)
+    if then is None:
+        return posterior
+    still_M = (posterior.weights_MSD == posterior.weights_MSD[:, :1]).flatten(1).all(1)
+    if still_M.all():
+        return posterior
+    further: Any = fit(
+        model,
+        data,
+        then,
+        start=posterior.weights_MSD[~still_M, -1],
+        seed=request.seed,
+        directory=None if request.directory is None else folder_in(request.directory, ALL_ROWS),
+        resume=request.resume,
+        callbacks=request.callbacks,
+        ranks=request.ranks,
+    )
+    still_MSD = posterior.weights_MSD[still_M, :1].expand(-1, further.weights_MSD.shape[1], -1)
+    in_order_SMD = torch.cat([further.weights_MSD, still_MSD]).transpose(0, 1).contiguous()
+    problems = (*posterior.problems, *further.problems)
+    return replace(further, weights_MSD=in_order_SMD.transpose(0, 1)).with_problems(problems)
 
 
 def _judged(

@@ -1,9 +1,9 @@
 """MILE: an ensemble is trained, and then sampled from: microcanonical Langevin ensembles (Sommer et al. 2025).
 
-Each of M networks is trained until held-out rows say that it is enough. From each a chain of a sampler begins, on all
-rows that are not held out, and the draws of all chains are averaged. Training finds the modes quickly, which a chain
-takes long for; the chain gives the spread around its mode, which an ensemble has not. Chains that are worth less than
-the network where they began are dropped, or replaced by it (`torchbayes.health.members`).
+Each of M networks is trained until held-out rows say that it is enough. From each a chain of a sampler begins, on the
+rows that are not held out. Chains that are worth less than the network where they began are dropped, or replaced by it
+(`torchbayes.health.members`). The others go on with all rows, and their draws are averaged. Training finds the modes
+quickly, which a chain takes long for; the chain gives the spread around its mode, which an ensemble has not.
 """
 
 from __future__ import annotations
@@ -28,6 +28,14 @@ from torchbayes.methods.protocol import Needs, Shelf, Visit
 from torchbayes.methods.sampler import Sampler
 from torchbayes.posteriors.draws import Draws
 
+_AGAIN = 6  # a sixth of burn-in, where chains go on with more rows
+
+
+def _part(sampler: Sampler, share: int, burn_in: int = 1) -> Sampler:
+    """Return a sampler with a share of its steps after burn-in, and one of its burn-in."""
+    before, kept = sampler.burn_in // burn_in, (sampler.steps - sampler.burn_in) // share
+    return replace(sampler, burn_in=before, steps=before + max(kept, sampler.thin))
+
 
 @dataclass(frozen=True)
 class MILE(Defaults):
@@ -35,7 +43,9 @@ class MILE(Defaults):
 
     Attributes:
         members: M, networks and chains.
-        sampler: what goes on from the networks: any sampler; its `chains` become the members.
+        sampler: what goes on from the networks: any sampler; its `chains` become the members. Where rows are held out
+            of it, the chains that see all rows go on for a sixth of its burn-in and as many steps after that as it has,
+            and those before them for a quarter of these.
         ensemble: training of the networks; without `epochs` held-out rows choose them.
     """
 
@@ -66,7 +76,10 @@ class MILE(Defaults):
     @property
     def choices(self) -> tuple[Choice, ...]:
         """The epochs of the ensemble, and whether chains are better than the networks where they began."""
-        return (Epochs(self.ensemble, settings=(), mode=True), Comparison())
+        comparison = Comparison(
+            first={"sampler": _part(self.sampler, 4)}, then={"sampler": _part(self.sampler, 1, _AGAIN)}
+        )
+        return (Epochs(self.ensemble, settings=(), mode=True), comparison)
 
     def length(self, steps_per_epoch: int) -> int:
         """Return the number of steps of a chain."""
