@@ -76,9 +76,8 @@ class MILE(Defaults):
     @property
     def choices(self) -> tuple[Choice, ...]:
         """The epochs of the ensemble, and whether chains are better than the networks where they began."""
-        comparison = Comparison(
-            first={"sampler": _part(self.sampler, 4)}, then={"sampler": _part(self.sampler, 1, _AGAIN)}
-        )
+        first, then = _part(self.sampler, 4), _part(self.sampler, 1, _AGAIN)
+        comparison = Comparison(first={"sampler": first}, then={"sampler": then})
         return (Epochs(self.ensemble, settings=(), mode=True), comparison)
 
     def length(self, steps_per_epoch: int) -> int:
