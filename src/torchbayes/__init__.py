@@ -11,6 +11,8 @@ from torchbayes.assess.approximation import Approximation
 from torchbayes.assess.diagnose import Diagnosis, diagnose
 from torchbayes.assess.difference import Difference, difference
 from torchbayes.assess.evaluate import Evaluation, TemperatureScaling, detection, evaluate, fidelity, uncertainty
+from torchbayes.assess.leave_one_out import LeaveOneOut, loo
+from torchbayes.assess.stacking import stack
 from torchbayes.calls import explain_constructors as _explain_constructors
 from torchbayes.catalogue import methods as _methods
 from torchbayes.catalogue.methods import *  # noqa: F403  (every method that the catalogue has)
@@ -46,6 +48,7 @@ from torchbayes.posteriors import (
     ProblemWarning,
     RadialPosterior,
     SimplexPosterior,
+    WeightedMixture,
     as_prior,
     load,
     load_module,
@@ -103,6 +106,7 @@ __all__ = [
     "InSubspace",
     "LaplacePosterior",
     "Learned",
+    "LeaveOneOut",
     "LinearKernel",
     "Linearised",
     "LogDensity",
@@ -129,6 +133,7 @@ __all__ = [
     "Task",
     "TemperatureScaling",
     "WarmUp",
+    "WeightedMixture",
     "__version__",
     "as_prior",
     "coresets",
@@ -142,6 +147,7 @@ __all__ = [
     "likelihoods",
     "load",
     "load_module",
+    "loo",
     "match_prior",
     "member_seeds",
     "ordered",
@@ -150,6 +156,7 @@ __all__ = [
     "priors",
     "sample",
     "sequence",
+    "stack",
     "stream",
     "subnetwork",
     "tune",

@@ -31,7 +31,7 @@ ROOMS_OF = {
     "sklearn.": estimators,
 }
 RESULTS = {"Batch", "Chains", "Collector", "Diagnosis", "Difference", "Evaluation", "Event", "FunctionalLaplace"}
-RESULTS |= {"Approximation", "LaplacePosterior", "MatchedPrior", "ModelAverage", "Posterior"}
+RESULTS |= {"Approximation", "LaplacePosterior", "LeaveOneOut", "MatchedPrior", "ModelAverage", "Posterior"}
 RESULTS |= {"PredictiveModule", "PriorPredictive"}
 RESULTS |= {
     "compression.Compressed",
