@@ -13,7 +13,7 @@ from sklearn.utils.validation import assert_all_finite
 from torch import Tensor, distributions
 
 from torchbayes.checks import seen
-from torchbayes.data.base import Data, Pair
+from torchbayes.data.base import Data, Pair, Standardise
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.classes import class_probs
 from torchbayes.sklearn.estimator import BayesianEstimator, Given, joined_blocks
@@ -26,8 +26,9 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         p(y = k | x, D) ≈ (1/S) Σ_s softmax(f_s(x))_k
 
     Args:
-        network: "mlp" or another network of the library by its name, an `nn.Module` from (B, D) to (B, K) for K
-            classes, or a function (D, K) -> module. D counts the columns after preparation.
+        network: "auto", a multilayer perceptron on columns in pieces, see `torchbayes.sklearn.pieces`; on standardised
+            columns "mlp" or another network of the library, an `nn.Module` from (B, D) to (B, K) for K classes, or a
+            function (D, K) -> module. D counts the columns after preparation.
         method: "auto"; a method such as `torchbayes.SWAG(members=5)`; or the name of one, with its defaults.
         likelihood: "auto", "categorical"; "bernoulli" for two classes and a single output; or a likelihood.
         prior: of the weights; that of `Model` if None.
@@ -119,7 +120,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     def _data(self, training: Training) -> Data:
         pair = Pair(training.inputs, torch.from_numpy(training.targets.astype(np.int64)))
         names = tuple(map(str, self.classes_.tolist()))
-        return Data("X", "classification", pair, pair, names, training.preparation.standardise, None, "")
+        return Data("X", "classification", pair, pair, names, Standardise.identity(), None, "")
 
 
 def _probs(average: Predictive) -> Tensor:

@@ -55,9 +55,14 @@ class BayesianEstimator(BaseEstimator):
 
     usual_likelihood: ClassVar[str]  # its name
 
+    @property
+    def in_pieces(self) -> bool:
+        """Whether columns of numbers are given to the network in pieces."""
+        return isinstance(self.network, str) and self.network == "auto"
+
     def __init__(
         self,
-        network: Network = "mlp",
+        network: Network = "auto",
         *,
         method: Any = "auto",
         likelihood: Any = "auto",
@@ -137,7 +142,7 @@ class BayesianEstimator(BaseEstimator):
     def _fit(self, given: Given) -> Self:
         began = time.perf_counter()
         check_flags(verbose=self.verbose)
-        training = prepared(given.table, self._encoded(given), given.weights)
+        training = prepared(given.table, self._encoded(given), given.weights, in_pieces=self.in_pieces)
         likelihood, data = likelihood_of(self.likelihood, self.usual_likelihood), self._data(training)
         listed = getattr(likelihood, "listed", None)  # a likelihood of the user's need not be
         if listed is not None:
@@ -164,7 +169,7 @@ class BayesianEstimator(BaseEstimator):
     def _model(self) -> Model:
         """Return the model of the columns and targets that were prepared."""
         likelihood = likelihood_of(self.likelihood, self.usual_likelihood)
-        network = network_of(self.network, self.preparation_.columns.width, self.outputs_)
+        network = network_of(self.network, self.preparation_.width, self.outputs_)
         return Model(network, likelihoods.Weighted(likelihood) if self.weighted_ else likelihood, self.prior)
 
     def _blocks(self, X: Any) -> Iterator[Predictive]:
@@ -219,7 +224,7 @@ def network_of(network: Network, inputs: int, outputs: int) -> Any:
     if isinstance(network, nn.Module):
         return network
     if isinstance(network, str):
-        return partial(build, network, (inputs,), outputs)
+        return partial(build, "mlp" if network == "auto" else network, (inputs,), outputs)
     check_function("a name, a module, or a function of the numbers of inputs and outputs", network=network)
     return partial(network, inputs, outputs)
 

@@ -15,6 +15,11 @@ from torchbayes.sklearn.regression import BayesianRegressor
 class _Perceptron(BayesianEstimator):
     """Settings of the network in the place of a network."""
 
+    @property
+    def in_pieces(self) -> bool:
+        """Whether columns of numbers are given to the network in pieces."""
+        return True
+
     def __init__(
         self,
         hidden: Sequence[int] = (50, 50),

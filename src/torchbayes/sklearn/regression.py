@@ -24,9 +24,10 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         p(y | x, D) ≈ (1/S) Σ_s p(y | f_s(x))
 
     Args:
-        network: "mlp" or another network of the library by its name, an `nn.Module` from (B, D) to (B, K), or a
-            function (D, K) -> module. D counts the columns after preparation; K is 2 for the mean and the noise of
-            normal targets, and 1 where the noise is the same everywhere.
+        network: "auto", a multilayer perceptron on columns in pieces, see `torchbayes.sklearn.pieces`; on standardised
+            columns "mlp" or another network of the library, an `nn.Module` from (B, D) to (B, K), or a function
+            (D, K) -> module. D counts the columns after preparation; K is 2 for the mean and the noise of normal
+            targets, and 1 where the noise is the same everywhere.
         method: "auto"; a method such as `torchbayes.SWAG(members=5)`; or the name of one, with its defaults.
         likelihood: "auto", which is "heteroscedastic": normal noise that depends on the inputs; another name, such as
             "gaussian", "student_t" or "poisson"; or a likelihood.
@@ -119,7 +120,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             warn_of(["all targets are the same, and nothing can be learned from them"], "this fit")
         units = Standardise.fit(column)
         pair = Pair(training.inputs, units(column).float())
-        return Data("X", "regression", pair, pair, (), training.preparation.standardise, units, "")
+        return Data("X", "regression", pair, pair, (), Standardise.identity(), units, "")
 
 
 def _mean_and_std(average: Predictive) -> Tensor:

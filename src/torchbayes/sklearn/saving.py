@@ -24,6 +24,7 @@ from torchbayes.posteriors.posterior import packed
 from torchbayes.sklearn.classification import BayesianClassifier
 from torchbayes.sklearn.estimator import BayesianEstimator, Network
 from torchbayes.sklearn.perceptrons import BayesianMLPClassifier, BayesianMLPRegressor
+from torchbayes.sklearn.pieces import Pieces
 from torchbayes.sklearn.regression import BayesianRegressor
 from torchbayes.sklearn.tables import Preparation
 
@@ -57,8 +58,7 @@ def save(estimator: BayesianEstimator, path: str | Path) -> Path:
         "kind": type(estimator).__name__,
         "settings": {n: s for n, s in estimator.get_params(deep=False).items() if isinstance(s, _SETTINGS)},
         "columns": [_entries_of(column) for column in preparation.columns.columns],
-        "mean": preparation.standardise.mean.tolist(),
-        "scale": preparation.standardise.scale.tolist(),
+        "scale": {name: tensor.tolist() for name, tensor in vars(preparation.scale).items()},
         "notes": preparation.notes,
         "names": None if names is None else names.tolist(),
         **{name: vars(estimator)[name] for name in _PLAIN},
@@ -107,8 +107,9 @@ def _restored(entries: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
     if lacking:
         raise ValueError(f"the estimator was fitted with a {lacking[0]} that is not in its file. Give `{lacking[0]}`.")
     columns = tuple(_column_of(column) for column in entries["columns"])
-    mean, scale = (torch.tensor(entries[name], dtype=torch.float64) for name in ("mean", "scale"))
-    estimator.preparation_ = Preparation(Columns(columns, "X"), Standardise(mean, scale), tuple(entries["notes"]))
+    numbers = {name: torch.tensor(values, dtype=torch.float64) for name, values in entries["scale"].items()}
+    scale = (Pieces if "edges_DE" in numbers else Standardise)(**numbers)
+    estimator.preparation_ = Preparation(Columns(columns, "X"), scale, tuple(entries["notes"]))
     estimator.notes_ = estimator.preparation_.notes
     for name in _PLAIN:
         setattr(estimator, name, entries[name])
