@@ -12,6 +12,8 @@ from torchbayes.assess.approximation import Approximation
 from torchbayes.assess.diagnose import Diagnosis, diagnose
 from torchbayes.assess.difference import Difference, difference
 from torchbayes.assess.evaluate import Evaluation, detection, evaluate, fidelity, uncertainty
+from torchbayes.assess.leave_one_out import LeaveOneOut, loo
+from torchbayes.assess.stacking import stack
 from torchbayes.calibration import TemperatureScaling
 from torchbayes.calls import explain_constructors as _explain_constructors
 from torchbayes.catalogue import methods as _methods
@@ -48,6 +50,7 @@ from torchbayes.posteriors import (
     ProblemWarning,
     RadialPosterior,
     SimplexPosterior,
+    WeightedMixture,
     as_prior,
     load,
     load_module,
@@ -105,6 +108,7 @@ __all__ = [
     "InSubspace",
     "LaplacePosterior",
     "Learned",
+    "LeaveOneOut",
     "LinearKernel",
     "Linearised",
     "LogDensity",
@@ -131,6 +135,7 @@ __all__ = [
     "Task",
     "TemperatureScaling",
     "WarmUp",
+    "WeightedMixture",
     "__version__",
     "as_prior",
     "calibration",
@@ -145,6 +150,7 @@ __all__ = [
     "likelihoods",
     "load",
     "load_module",
+    "loo",
     "match_prior",
     "member_seeds",
     "ordered",
@@ -153,6 +159,7 @@ __all__ = [
     "priors",
     "sample",
     "sequence",
+    "stack",
     "stream",
     "subnetwork",
     "tune",

@@ -240,6 +240,7 @@ METHODS = {
     "RandomWalk": Case(tb.RandomWalk, wrong=_METROPOLIS),
     "MALA": Case(tb.MALA, wrong=_METROPOLIS),
     "MCLMC": Case(tb.MCLMC, wrong=_WALKING),
+    "MILE": Case(tb.MILE, wrong={"members": COUNT, "sampler": (*OBJECT, tb.MAP()), "ensemble": OBJECT}),
     "MAMS": Case(tb.MAMS, wrong={**_WALKING, "target_acceptance": OPEN_SHARE, "max_leapfrogs": COUNT}),
     "UnderdampedLangevin": Case(tb.UnderdampedLangevin, wrong=_WALKING),
     "Curve": Case(tb.Curve, wrong={**_TRAINED, "schedule": _SCHEDULE, "bends": COUNT, "shape": WORD}),

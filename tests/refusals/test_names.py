@@ -10,6 +10,7 @@ from tests.refusals.rooms import ROOMS
 from tests.refusals.settings import SETTINGS
 from tests.refusals.verbs import VERBS
 from torchbayes import data, diagnostics, evidence, geometry, metrics, networks, report
+from torchbayes import sklearn as estimators
 from torchbayes.report import figures
 
 TABLES = {**SETTINGS, **VERBS, **ROOMS, **PICTURES}
@@ -29,9 +30,10 @@ ROOMS_OF = {
     "networks.": networks,
     "report.": report,
     "figures.": figures,
+    "sklearn.": estimators,
 }
 RESULTS = {"Batch", "Chains", "Collector", "Diagnosis", "Difference", "Evaluation", "Event", "FunctionalLaplace"}
-RESULTS |= {"Approximation", "LaplacePosterior", "MatchedPrior", "ModelAverage", "Posterior"}
+RESULTS |= {"Approximation", "LaplacePosterior", "LeaveOneOut", "MatchedPrior", "ModelAverage", "Posterior"}
 RESULTS |= {"PredictiveModule", "PriorPredictive"}
 RESULTS |= {
     "compression.Compressed",
@@ -69,8 +71,9 @@ PROTOCOLS |= {"conformal.ClassScore", "conformal.NumberScore"}
 PROTOCOLS |= {"priors.Prior", "priors.SampledPrior", "priors.ShapedPrior"}
 # their own tests damage files
 FILES = {"load", "load_module", "calibration.load", "compression.load", "conformal.load"}
+ESTIMATORS = {"sklearn." + name for name in estimators.__all__}  # tests/sklearn: they check what they get in `fit`
 TAKE_NOTHING = {"data.names", "data.ood_names", "networks.names", "report.versions"}
-ELSEWHERE = RESULTS | PROTOCOLS | FILES | TAKE_NOTHING
+ELSEWHERE = RESULTS | PROTOCOLS | FILES | TAKE_NOTHING | ESTIMATORS
 
 
 def names():

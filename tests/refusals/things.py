@@ -80,6 +80,11 @@ def chains() -> tb.Draws:
 
 
 @cache
+def long_chains() -> tb.Draws:
+    return tb.Draws(model(), 0.1 * weights(2, 30))
+
+
+@cache
 def laplace() -> tb.LaplacePosterior:
     found = tb.fit(
         model(), DATA, tb.Laplace(structure="diagonal", check_mode=False, prior="model"), start=net(), callbacks=()

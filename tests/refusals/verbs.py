@@ -314,6 +314,40 @@ VERBS = {
             "seed": SEED,
         },
     ),
+    "loo": Case(
+        tb.loo,
+        lambda: {"posterior": things.long_chains(), "data": things.DATA},
+        {
+            "posterior": (*OBJECT, things.point(), things.chains()),
+            "data": _DATA,
+            "refit": but(OBJECT, None),
+            "chunk_size": COUNT,
+        },
+        named={"data": ("`data`", "data", "batch", "inputs", "targets")},
+    ),
+    "stack": Case(
+        tb.stack,
+        lambda: {"posteriors": things.chains(), "data": things.DATA},
+        {
+            "posteriors": (*OBJECT, [], [things.chains()], [things.chains(), 3], things.gaussian()),
+            "data": _DATA,
+            "names": ("text", 3, NAN, [], ["a", "a"], ["a", 3], ["a", "b", "c"]),
+            "chunk_size": COUNT,
+        },
+        named={"data": ("`data`", "data", "batch", "inputs", "targets")},
+    ),
+    "WeightedMixture": Case(
+        tb.WeightedMixture,
+        lambda: {"model": things.model(), "parts": (things.chains(),), "shares": ((0.5, 0.5),)},
+        {
+            "model": OBJECT,
+            "parts": (*OBJECT, (), [things.chains()], (3,)),
+            "shares": (*OBJECT, (), ((1.0,),), ((0.5, NAN),), ((0.6, 0.6),), ((1.5, -0.5),)),
+            "names": (None, "text", 3, NAN, ["a"]),
+        },
+        dict.fromkeys(("buffers_M", "statistics_known", "calibration", "problems"), "as of every posterior"),
+        named={"parts": ("`parts`", "`parts[", "`shares`")},
+    ),
     "uncertainty": Case(tb.uncertainty, _predict, _prediction(inputs=_INPUTS)),
     "detection": Case(
         tb.detection,

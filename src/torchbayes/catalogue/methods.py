@@ -23,6 +23,7 @@ from torchbayes.methods.ep.pbp import PBP
 from torchbayes.methods.flows.mnf import MNF
 from torchbayes.methods.flows.normalizing import NormalizingFlow
 from torchbayes.methods.langevin.mams import MAMS
+from torchbayes.methods.langevin.mile import MILE
 from torchbayes.methods.langevin.unadjusted import MCLMC, UnderdampedLangevin
 from torchbayes.methods.laplace.laplace import Laplace
 from torchbayes.methods.laplace.online import OnlineLaplace
@@ -49,8 +50,8 @@ from torchbayes.methods.variational.vi import VI
 
 # fmt: off
 __all__ = [
-    "BSAM", "EP", "FGE", "HMC", "IVON", "MALA", "MAMS", "MAP", "MCLMC", "MNF", "NUTS", "PBP", "SGHMC", "SGLD",
-    "SGNHT", "SVGD", "SWA", "SWAG", "VBLL", "VI", "ConcreteDropout", "Curve", "EllipticalSlice", "Laplace",
+    "BSAM", "EP", "FGE", "HMC", "IVON", "MALA", "MAMS", "MAP", "MCLMC", "MILE", "MNF", "NUTS", "PBP", "SGHMC",
+    "SGLD", "SGNHT", "SVGD", "SWA", "SWAG", "VBLL", "VI", "ConcreteDropout", "Curve", "EllipticalSlice", "Laplace",
     "MCBatchNorm", "MCDropout", "NormalizingFlow", "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble", "Simplex",
     "Snapshots", "UnderdampedLangevin",
 ]
@@ -236,6 +237,18 @@ METHODS: dict[str, MethodEntry] = {
             look=Look("#00798c", "X"),
             also=("microcanonical",),
             cost="Two gradients on all the data for each step, however many weights there are.",
+        ),
+        MethodEntry(
+            "mile",
+            "a deep ensemble, and from each network a chain of microcanonical Langevin dynamics",
+            MILE,
+            label="MILE",
+            look=Look("#b5179e", "D"),
+            also=("ensemble_then_sample",),
+            plain={"members": 5},
+            start="ensemble",
+            cost="The deep ensemble, and two gradients on all the data for each step of each chain.",
+            length=lambda settings: f"the ensemble and {settings.sampler.steps:,} steps",
         ),
         MethodEntry(
             "mams",

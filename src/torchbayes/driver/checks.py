@@ -28,6 +28,7 @@ from torchbayes.density.ranks import Ranks
 from torchbayes.driver.chains import Chains
 from torchbayes.driver.checkpoint import differences
 from torchbayes.driver.run import describe
+from torchbayes.methods.choices import Comparison
 from torchbayes.methods.protocol import Method, name_of_members
 from torchbayes.model.model import Model
 from torchbayes.model.parameters import Parameters
@@ -79,7 +80,8 @@ def check_validation(method: Method, validation: Any, start: Any) -> None:
     """Check the data or the share of rows by which settings are chosen, and that the method has something to choose."""
     if validation is None:
         return
-    if not method.choices or (method.needs.start is not None and start is not None):
+    chosen = [choice for choice in method.choices if start is None or method.needs.start is None]
+    if not chosen and not any(isinstance(choice, Comparison) for choice in method.choices):
         raise ValueError(
             f"{type(method).__name__} with these settings has nothing for held-out rows to choose. Leave out "
             f"`validation`, or the `step_size` of a sampler on minibatches. `tune(posterior, on=data)` chooses the "

@@ -60,6 +60,7 @@ from torchbayes.posteriors.posterior import Posterior, packed
 from torchbayes.posteriors.store import DrawFile
 
 START = "start"
+ALL_ROWS = "all_rows"  # folder of the run that goes on with rows that were held out
 # Seconds between checkpoints, and their least multiple of the last write's duration, so writing costs at most 2 %.
 _EVERY = 5.0
 _SPARE = 50.0

@@ -59,7 +59,16 @@ class Strength:
     open: bool = True  # whether it is chosen without being asked for
 
 
-Choice = Epochs | Lowered | PriorScale | Strength
+@dataclass(frozen=True)
+class Comparison:
+    """Each member against the network where it began, by rows that are held out of start and run."""
+
+    first: Mapping[str, Any] = field(default_factory=dict)  # other settings of a run that does not see all rows
+    then: Mapping[str, Any] = field(default_factory=dict)  # settings of the run that goes on from it, on all rows
+    open = True
+
+
+Choice = Epochs | Lowered | PriorScale | Strength | Comparison
 
 
 def is_open(method: Any) -> bool:

@@ -11,6 +11,7 @@ from torchbayes.posteriors.layers.batch_norm import BatchNormPosterior
 from torchbayes.posteriors.layers.dropout import DropoutPosterior
 from torchbayes.posteriors.layers.radial import RadialPosterior
 from torchbayes.posteriors.load import load, load_module
+from torchbayes.posteriors.mixtures.weighted import WeightedMixture
 from torchbayes.posteriors.modules.module import ModelAverage, PredictiveModule
 from torchbayes.posteriors.point import Point
 from torchbayes.posteriors.posterior import Posterior
@@ -35,6 +36,7 @@ __all__ = [
     "ProblemWarning",
     "RadialPosterior",
     "SimplexPosterior",
+    "WeightedMixture",
     "as_prior",
     "load",
     "load_module",

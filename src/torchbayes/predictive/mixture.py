@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor, distributions
@@ -23,6 +24,8 @@ from torchbayes.model.likelihoods.quantiles import average_quantile
 from torchbayes.model.likelihoods.weighted import unweighted
 from torchbayes.predictive.classes import average_entropies, check_ordered, moment, over_classes
 from torchbayes.randomness.seeds import Purpose, seeded
+
+_Mixture = TypeVar("_Mixture", bound="Mixture")
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,7 @@ class Mixture:
         return samples.flatten(0, 1)[:count]
 
 
-def some_rows(mixture: Mixture, rows: slice | Tensor) -> Mixture:
+def some_rows(mixture: _Mixture, rows: slice | Tensor) -> _Mixture:
     """Return the mixture at some of its inputs, a range of them or those of these numbers."""
     spread = mixture.function_variance
     spread = None if spread is None else spread[:, rows]

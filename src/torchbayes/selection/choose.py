@@ -12,7 +12,7 @@ from torchbayes.driver.loop import Begin
 from torchbayes.driver.progress import Callback, search_bar
 from torchbayes.driver.reader import density_of
 from torchbayes.driver.run import recorded
-from torchbayes.methods.choices import Choice, Epochs, Lowered, PriorScale
+from torchbayes.methods.choices import Choice, Comparison, Epochs, Lowered, PriorScale, Strength
 from torchbayes.methods.protocol import Method
 from torchbayes.model.model import Model
 from torchbayes.model.sources.informed import as_recorded
@@ -68,7 +68,9 @@ def _open(model: Model, method: Method, validation: float | Any) -> list[Choice]
 
     A ValueError if the rows could choose only the scale of the prior, and that is given.
     """
-    choices = [c for c in method.choices if model.open_scale is not None or not isinstance(c, PriorScale)]
+    # a comparison is made when the run is over
+    choices: list[Choice] = [c for c in method.choices if not isinstance(c, Comparison)]
+    choices = [c for c in choices if model.open_scale is not None or not isinstance(c, PriorScale)]
     if validation is None:
         return [choice for choice in choices if choice.open]
     if method.choices and not choices:
@@ -103,7 +105,10 @@ def _of(choice: Choice, search: Search, mode: Mapping[str, Any]) -> Chosen:
         return choose_epochs(choice, search)
     if isinstance(choice, Lowered):
         return choose_setting(choice, search)
-    return choose_scale(choice, search) if isinstance(choice, PriorScale) else choose_strength(choice, search, mode)
+    if isinstance(choice, PriorScale):
+        return choose_scale(choice, search)
+    assert isinstance(choice, Strength), "a comparison is made when the run is over"
+    return choose_strength(choice, search, mode)
 
 
 def _as_recorded(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, overload
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torchbayes.calls import explained
 from torchbayes.checks import as_seed
 from torchbayes.density.ranks import Ranks
-from torchbayes.driver.checks import check_fit, check_run, check_shares, check_size, check_validation
+from torchbayes.driver.checks import check_fit, check_run, check_shares, check_size
 from torchbayes.driver.loop import run_to_end
 from torchbayes.driver.progress import Callback
 from torchbayes.driver.reader import density_of, informed, rows_of
-from torchbayes.driver.run import START, Run, Shard, check_free, describe_constants, describe_run
+from torchbayes.driver.run import ALL_ROWS, START, Run, Shard, check_free, describe_constants, describe_run
 from torchbayes.health.ending import Case
 from torchbayes.methods.protocol import Method, Result_co
 from torchbayes.model.model import Model
@@ -30,6 +30,7 @@ from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
 from torchbayes.posteriors.subspace import InSubspace
 from torchbayes.selection.choose import choose
+from torchbayes.selection.compared import Standard, compares, divided, worth_keeping
 from torchbayes.selection.start import begin_at, modes_to_seek, of_length, with_members_of
 
 
@@ -146,21 +147,19 @@ def fit(
     """
     check_fit(model, method, start, space=space)
     check_run(directory=directory, resume=resume, steps=steps, callbacks=callbacks, ranks=ranks)
-    check_validation(method, validation, start)
     seed, directory = as_seed(seed), None if directory is None else full_path(directory)
     method = of_length(method, steps)
-    model, space = informed(model, data, space=space, directory=directory)
-    request = _Request(seed, space, validation, directory, resume, callbacks, ranks)
+    rows, method = divided(model, data, method, validation=validation, start=start, seed=seed)
+    model, space = informed(model, rows.data, space=space, directory=directory)
+    request = _Request(seed, space, validation := rows.validation, directory, resume, callbacks, ranks)
     first_start, entries = start, dict[str, Any]()
     if method.needs.start is not None:
-        method, start, entries = _at_modes(model, data, method, start=start, request=request)
+        method, start, entries = _at_modes(model, rows.data, method, start=start, request=request)
     shard = Shard(method.members, ranks or Ranks())
     check_shares(model, method, shard.ranks)
     check_size(model, method, members=shard.count, in_memory=directory is None)
-    problems = start.problems if isinstance(start, Posterior) else ()
-    # A start that was sought has been warned of by its own fit.
-    warn_of(problems if first_start is not None else (), "`start`")
-    source, faults = rows_of(model, data, method)
+    problems = _problems_of(start, given=first_start is not None)
+    source, faults = rows_of(model, rows.data, method)
     model, begin = begin_at(model, method, start, seed=seed, space=space, source=source)
     if method.needs.start is None and method.choices:
         model, method, entries = choose(
@@ -172,14 +171,15 @@ def fit(
     density = density_of(model, source, method, ranks=shard.ranks)
     trim()  # frees copies that initialisers and a first run made
     fresh = [begin.some(shard.local, method.needs.modes).state(method, density, description["steps_per_epoch"])]
+    standard = Standard(begin, rows.held_out) if compares(method) else None
     del begin
     with Run(directory, description, resume=resume, shard=shard) as run:
         state = run_to_end(density, source, method, run=run, fresh=fresh, callbacks=callbacks)
         trim()  # frees memory that only steps need
         # Problems of modes are problems of what is built on them. Other methods move away from their start.
-        inherited = problems if method.needs.start is not None else ()
-        posterior, raised = _judged(density, source, method, state=state, run=run, known=(*inherited, *faults))
-        posterior = posterior if space is None else InSubspace.of(posterior, space)
+        known = (*(problems if method.needs.start is not None and standard is None else ()), *faults)
+        posterior, raised = _judged(density, source, method, state=state, run=run, known=known, standard=standard)
+        posterior = _finished(posterior, model, data, then=rows.then, request=request)
         run.save(posterior)
     warn_of([problem for problem in posterior.problems if problem not in problems])
     warn_unchecked(raised)
@@ -202,6 +202,13 @@ class _Request:
     def shown_to(self) -> Sequence[Callback] | None:
         """The callbacks that are shown trial runs: those of the first process."""
         return self.callbacks if (self.ranks or Ranks()).first else ()
+
+
+def _problems_of(start: Any, *, given: bool) -> tuple[str, ...]:
+    """Return the problems of a start; one that was sought has been warned of by its own fit."""
+    problems = start.problems if isinstance(start, Posterior) else ()
+    warn_of(problems if given else (), "`start`")
+    return problems
 
 
 def _at_modes(
@@ -242,12 +249,52 @@ def _at_modes(
     return method, modes, entries
 
 
+def _finished(posterior: Any, model: Model, data: Any, *, then: Method | None, request: _Request) -> Posterior:
+    """Return a posterior over all weights; its chains go on with all rows by the method `then`, if there is one.
+
+    Members that were replaced by a network do not move, and stay.
+    """
+    if request.space is not None:
+        return InSubspace.of(posterior, request.space)
+    if then is None:
+        return posterior
+    still_M = (posterior.weights_MSD == posterior.weights_MSD[:, :1]).flatten(1).all(1)
+    if still_M.all():
+        return posterior
+    further: Any = fit(
+        model,
+        data,
+        then,
+        start=posterior.weights_MSD[~still_M, -1],
+        seed=request.seed,
+        directory=None if request.directory is None else folder_in(request.directory, ALL_ROWS),
+        resume=request.resume,
+        callbacks=request.callbacks,
+        ranks=request.ranks,
+    )
+    still_MSD = posterior.weights_MSD[still_M, :1].expand(-1, further.weights_MSD.shape[1], -1)
+    in_order_SMD = torch.cat([further.weights_MSD, still_MSD]).transpose(0, 1).contiguous()
+    problems = (*posterior.problems, *further.problems)
+    return replace(further, weights_MSD=in_order_SMD.transpose(0, 1)).with_problems(problems)
+
+
 def _judged(
-    density: Any, source: Source, method: Method, *, state: Any, run: Run, known: Sequence[str]
+    density: Any,
+    source: Source,
+    method: Method,
+    *,
+    state: Any,
+    run: Run,
+    known: Sequence[str],
+    standard: Standard | None,
 ) -> tuple[Posterior, str]:
-    """Return the posterior of a final state, with its problems, and the error that ended its check, if any."""
+    """Return the posterior of a final state, with its problems, and the error that ended its check, if any.
+
+    Members that do not meet the standard are left out, or replaced.
+    """
     state = run.shard.whole(state)
     posterior = method.posterior(density, state, run.shelf).calibrated(source.inputs)
     case = Case(posterior, source, run.history)
     problems, raised = checked(lambda: method.ending(posterior, state).problems(case))
-    return posterior.with_problems((*known, *problems)), raised
+    posterior = posterior.with_problems((*known, *problems))
+    return posterior if standard is None else worth_keeping(posterior, standard, source, history=run.history), raised

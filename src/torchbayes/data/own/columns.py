@@ -180,6 +180,11 @@ class Columns:
     columns: tuple[Column | Dates, ...]
     where: str  # the table they were fitted to, for messages
 
+    @property
+    def width(self) -> int:
+        """How many columns of numbers they become."""
+        return sum(column.width for column in self.columns)
+
     def __call__(self, table: Table) -> Encoded:
         """Return a table, which may have more columns, as numbers (rows, features), with sentences on unseen values.
 
@@ -191,9 +196,8 @@ class Columns:
                 f"the table has no column {shortened(absent)}, which {self.where} has. Its columns are "
                 f"{shortened(table.names)}."
             )
-        width = sum(column.width for column in self.columns)
-        check_memory(8 * len(table) * width, "the numbers of the table", rows=len(table))
-        values = np.zeros((len(table), width))
+        check_memory(8 * len(table) * self.width, "the numbers of the table", rows=len(table))
+        values = np.zeros((len(table), self.width))
         notes, start, outside = [], 0, np.zeros(len(table), dtype=bool)
         for column in self.columns:
             block = values[:, start : start + column.width]

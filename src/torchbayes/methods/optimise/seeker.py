@@ -6,6 +6,9 @@ from typing import Any
 
 from torchbayes.methods.optimise.map import MAP
 
+Seeker = MAP
+"""Settings of the training."""
+
 
 def seeker(**settings: Any) -> MAP:
     """Return the training, with these settings instead of its defaults."""

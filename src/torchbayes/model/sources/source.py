@@ -65,6 +65,10 @@ class Source(ABC):
         """Return whether rows differ from pass to pass, as under augmentation."""
 
     @abstractmethod
+    def again(self, model: Model, batch_size: int) -> Source:
+        """Return a source of the same rows for a model, in batches of that size where they are not batched already."""
+
+    @abstractmethod
     def kept(self, rows: Tensor) -> Source | None:
         """Return a source of the rows with these numbers (n,); None if rows cannot be told apart."""
 

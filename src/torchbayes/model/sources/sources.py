@@ -61,6 +61,9 @@ class Table(Source):
         self._model, self._rows, self._batch_size = model, rows, batch_size
         self._bounds = even_bounds(rows.size, batch_size) if rows.size else [0]
 
+    def again(self, model: Model, batch_size: int) -> Table:
+        return Table(model, self._rows, batch_size)
+
     def kept(self, rows: Tensor) -> Table:
         """Return a table of some rows."""
         where = rows.to(self._model.network.device)
@@ -117,6 +120,9 @@ class Loader(ReadSource):
         self._model, self._loader = model, loader
         self._dataset, self._shuffled = rows_of_loader(loader)
         self._bounds = even_bounds(len(self._dataset), loader.batch_size or 1)
+
+    def again(self, model: Model, batch_size: int) -> Loader:
+        return Loader(model, self._loader)
 
     def kept(self, rows: Tensor) -> Loader:
         """Return a loader of some rows of the data set, in batches of the same size."""
@@ -189,6 +195,9 @@ class Stream(ReadSource):
         if not self.num_data:
             raise ValueError("the data are empty: the loader yields no rows. Check the filter before it.")
 
+    def again(self, model: Model, batch_size: int) -> Stream:
+        return Stream(model, self._batches)
+
     def kept(self, rows: Tensor) -> None:
         """Return None, because a stream may give its rows in another order at every pass."""
 
@@ -257,6 +266,8 @@ def as_source(model: Model, data: Any, batch_size: int) -> Source:
     """
     if batch_size < 1:
         raise ValueError(f"`batch_size` must be at least 1; got {batch_size}.")
+    if isinstance(data, Source):
+        return data.again(model, batch_size)
     if is_indexed(data):
         return Loader(model, data)
     if isinstance(data, TensorDataset):

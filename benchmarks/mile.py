@@ -1,0 +1,146 @@
+"""MILE by the protocol under which its tables were published, beside the ensemble where it begins.
+
+    TORCHBAYES_DATA=... python -m benchmarks.mile --data airfoil energy --seeds 5
+
+A fifth of the rows is left out by `train_test_split(test_size=0.2, random_state=0)`; inputs and targets are
+standardised by the others. Networks have two outputs, mean and noise. `nll` is that of a Gaussian with mean and
+variance of the predictive distribution, `mixture` that of this distribution itself, in units of the standardised
+targets; then the share of targets in central intervals of 50, 80 and 95 %. Seconds are those of the wall, with the
+threads that torch has, and those of all its processors (`cpu`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import time
+import warnings
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.model_selection import train_test_split
+from torch import Tensor, nn
+
+import torchbayes as tb
+
+_TABLES = {"airfoil": "tabular/airfoil.csv", "bikesharing": "tabular/bikesharing.csv"}
+_LEVELS = (0.5, 0.8, 0.95)
+Rows = tuple[Tensor, Tensor]
+
+
+def rows_of(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return inputs and targets of a table, the target last."""
+    folder = Path(os.environ["TORCHBAYES_DATA"])
+    if name in _TABLES:
+        table = np.genfromtxt(folder / _TABLES[name], delimiter=",", skip_header=1)
+        return table[:, :-1], table[:, -1:]
+    held = np.load(folder / "uci_regression" / f"{name}.npz")
+    inputs, targets = (held[key] for key in held.files[:2])
+    return inputs, targets.reshape(len(targets), -1)[:, :1]
+
+
+def protocol(name: str, bins: int) -> tuple[Rows, Rows]:
+    """Return training and test rows, standardised; with `bins`, columns in pieces beside them."""
+    inputs, targets = rows_of(name)
+    given = train_test_split(inputs, targets, test_size=0.2, random_state=0)
+    train, test, train_targets, test_targets = (torch.as_tensor(part, dtype=torch.float64) for part in given)
+    parts = []
+    for one, other in ((train, test), (train_targets, test_targets)):
+        mean, scale = one.mean(0), one.std(0, correction=0)
+        scale[scale == 0] = 1
+        parts.append([(each - mean) / scale for each in (one, other)])
+    (train, test), (train_targets, test_targets) = parts
+    levels = torch.linspace(0, 1, bins + 1).double()
+    ends = [torch.quantile(column, levels).unique() for column in train.T] if bins else []
+    wide = [torch.cat([each, *map(pieces, each.T, ends)], 1) if bins else each for each in (train, test)]
+    return (wide[0].float(), train_targets.float()), (wide[1].float(), test_targets.float())
+
+
+def pieces(column: Tensor, ends: Tensor) -> Tensor:
+    """Return where values lie in each of the pieces between ends, from 0 to 1 (Gorishniy et al. 2022)."""
+    if len(ends) < 3:
+        return column[:, None][:, :0]
+    return ((column[:, None] - ends[:-1]) / ends.diff()).clamp(0, 1)
+
+
+def network(columns: int, width: int, depth: int) -> nn.Sequential:
+    """Return a network of ReLUs with two outputs."""
+    sizes = [columns, *[width] * depth]
+    layers = [part for a, b in pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(width, 2))
+
+
+def scores(posterior: Any, test: Rows) -> dict[str, float]:
+    """Return the scores of a posterior on test rows."""
+    predictive, targets = tb.predict(posterior, test[0]), test[1]
+    mean, variance = predictive.mean, predictive.variance
+    squares = (targets - mean).square()
+    found = {
+        "rmse": math.sqrt(float(squares.mean())),
+        "nll": float((0.5 * (2 * math.pi * variance).log() + squares / (2 * variance)).mean()),
+        "mixture": -float(predictive.log_prob(targets).mean()),
+    }
+    for level in _LEVELS:
+        low, high = predictive.interval(level)
+        found[f"{level:.0%}"] = float(((low <= targets) & (targets <= high)).float().mean())
+    return found
+
+
+def run(name: str, seed: int, asked: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Return the scores of ensemble and MILE on one table, with seconds."""
+    train, test = protocol(name, asked.bins)
+    torch.manual_seed(seed)
+    model = tb.Model(
+        network(train[0].shape[1], asked.width, asked.depth),
+        tb.likelihoods.HeteroscedasticGaussian(),
+        tb.priors.Normal(asked.prior),
+    )
+    method = tb.MILE(members=asked.members)
+    if asked.epochs:
+        method = replace(method, ensemble=replace(method.ensemble, epochs=asked.epochs))
+    if asked.steps:
+        length = {"steps": asked.steps, "burn_in": int(0.6 * asked.steps), "thin": max(1, asked.steps // 250)}
+        method = replace(method, sampler=replace(method.sampler, **length))
+    found = {}
+    for label, way in (("ensemble", replace(method.ensemble, members=asked.members)), ("MILE", method)):
+        began, worked = time.perf_counter(), time.process_time()
+        posterior = tb.fit(model, train, way, seed=seed, callbacks=())
+        spent = {"seconds": time.perf_counter() - began, "cpu": time.process_time() - worked}
+        found[label] = {**scores(posterior, test), **spent, "members": posterior.members}
+    return found
+
+
+def main() -> None:
+    """Print a table for each data set: mean and standard deviation over seeds."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", nargs="+", default=["airfoil"])
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--members", type=int, default=10)
+    parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--depth", type=int, default=4)
+    parser.add_argument("--prior", type=float, default=1.0, help="standard deviation of every weight")
+    parser.add_argument("--epochs", type=int, default=0, help="of the ensemble; 0 for as many as held-out rows choose")
+    parser.add_argument("--bins", type=int, default=0, help="pieces of each column beside it; 0 for none")
+    parser.add_argument(
+        "--steps", type=int, default=0, help="of a chain, six tenths of them burn-in; 0 for the default"
+    )
+    asked = parser.parse_args()
+    warnings.simplefilter("ignore", tb.ProblemWarning)
+    for name in asked.data:
+        by_seed = [run(name, seed, asked) for seed in range(asked.seeds)]
+        print(f"\n{name}, {asked.width}x{asked.depth}, {asked.bins} bins, {asked.seeds} seeds")
+        names = [*by_seed[0]["MILE"]]
+        print("".join([f"{'':10}", *(f"{each:>16}" for each in names)]))
+        for label in by_seed[0]:
+            numbers = np.array([[found[label][each] for each in names] for found in by_seed])
+            cells = (f"{m:9.3f} ± {s:4.3f}" for m, s in zip(numbers.mean(0), numbers.std(0), strict=True))
+            print("".join([f"{label:10}", *(f"{cell:>16}" for cell in cells)]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

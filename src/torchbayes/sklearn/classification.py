@@ -1,0 +1,128 @@
+"""Classification on tables."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+import torch
+from sklearn.base import ClassifierMixin
+from sklearn.utils import check_random_state, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import assert_all_finite
+from torch import Tensor, distributions
+
+from torchbayes.checks import seen
+from torchbayes.data.base import Data, Pair, Standardise
+from torchbayes.predictive.average import Predictive
+from torchbayes.predictive.classes import class_probs
+from torchbayes.sklearn.estimator import BayesianEstimator, Given, joined_blocks
+from torchbayes.sklearn.tables import Training
+
+
+class BayesianClassifier(ClassifierMixin, BayesianEstimator):
+    """Classification by the average of networks drawn from a posterior, for tables and any module.
+
+        p(y = k | x, D) ≈ (1/S) Σ_s softmax(f_s(x))_k
+
+    Args:
+        network: "auto", a multilayer perceptron on columns in pieces, see `torchbayes.sklearn.pieces`; on standardised
+            columns "mlp" or another network of the library, an `nn.Module` from (B, D) to (B, K) for K classes, or a
+            function (D, K) -> module. D counts the columns after preparation.
+        method: "auto"; a method such as `torchbayes.SWAG(members=5)`; or the name of one, with its defaults.
+        likelihood: "auto", "categorical"; "bernoulli" for two classes and a single output; or a likelihood.
+        prior: of the weights; that of `Model` if None.
+        random_state: seed, or generator of seeds.
+        n_jobs: threads; −1 for all cores, None for PyTorch's choice.
+        verbose: whether progress is shown.
+
+    Attributes:
+        classes_: the classes, sorted.
+        posterior_: the posterior, whose `problems` say why it may not be trusted.
+        method_: the method, with its settings.
+        preparation_: how columns become numbers.
+        notes_: what became of each column, in sentences.
+        fit_seconds_: how long the fit took.
+        n_features_in_: number of columns.
+        feature_names_in_: their names, if X was a data frame.
+    """
+
+    usual_likelihood = "categorical"
+
+    def partial_fit(self, X: Any, y: Any, *, classes: Any = None, sample_weight: Any = None) -> Self:
+        """Infer the posterior given all rows so far, those of the calls before and these.
+
+        Args:
+            X: further rows, with the same columns.
+            y: their classes.
+            classes: in the first call, all classes there are, if its rows are not of every class.
+            sample_weight: how often each row counts; once if None.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: as `fit` does; also if the estimator was read from a file, which holds no rows.
+        """
+        if classes is not None:
+            self.expected_classes_ = np.unique(classes)
+        return super().partial_fit(X, y, sample_weight=sample_weight)
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        vars(self).pop("expected_classes_", None)
+        return super().fit(X, y, sample_weight)
+
+    fit.__doc__ = BayesianEstimator.fit.__doc__
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Return the probabilities of the classes, (B, K), in the order of `classes_`.
+
+        Raises:
+            ValueError: if the columns are not those of the training rows.
+        """
+        probs = joined_blocks(self._blocks(X), _probs)
+        return probs / probs.sum(1, keepdims=True)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the most probable class of each row, (B,)."""
+        numbers = self.predict_proba(X).argmax(1)
+        return self.classes_[numbers]
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Return the logarithms of the probabilities of the classes, (B, K), in nats."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.predict_proba(X))
+
+    def predict_dist(self, X: Any) -> distributions.Categorical:
+        """Return the distribution of the numbers of the classes, batch shape (B,)."""
+        return distributions.Categorical(probs=torch.from_numpy(self.predict_proba(X)))
+
+    def sample(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
+        """Return classes drawn at each row, (B, n_samples)."""
+        uniforms = check_random_state(random_state).random_sample((len(X), n_samples))
+        below = self.predict_proba(X).cumsum(1)[:, None, :-1]
+        return self.classes_[(uniforms[:, :, None] >= below).sum(-1)]
+
+    def _checked_targets(self, y: Any) -> np.ndarray:
+        targets = column_or_1d(y, warn=True)
+        assert_all_finite(targets, input_name="y")
+        check_classification_targets(targets)
+        return targets
+
+    def _encoded(self, given: Given) -> np.ndarray:
+        counted = given.targets if given.weights is None else given.targets[given.weights > 0]
+        present = np.unique(counted)
+        self.classes_ = np.union1d(present, getattr(self, "expected_classes_", present))
+        if len(self.classes_) == 1:
+            raise ValueError(f"y must have at least two classes; it has one class, {seen(self.classes_.tolist()[0])}.")
+        return np.searchsorted(self.classes_, given.targets).clip(max=len(self.classes_) - 1)
+
+    def _data(self, training: Training) -> Data:
+        pair = Pair(training.inputs, torch.from_numpy(training.targets.astype(np.int64)))
+        names = tuple(map(str, self.classes_.tolist()))
+        return Data("X", "classification", pair, pair, names, Standardise.identity(), None, "")
+
+
+def _probs(average: Predictive) -> Tensor:
+    """Return the probabilities of the classes at each row, (B, K); a Bernoulli distribution has one more axis."""
+    return class_probs(average.distribution).flatten(1).double()

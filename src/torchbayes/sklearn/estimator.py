@@ -1,0 +1,262 @@
+"""What regressors and classifiers share: rows in, a posterior over the weights of a network, and its average."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, Self
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_array, check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
+from torch import nn
+
+from torchbayes.catalogue.models import build_likelihood, data_for, likelihood_outputs
+from torchbayes.checks import check_flags, check_function
+from torchbayes.data.base import Data
+from torchbayes.data.own.table import Table
+from torchbayes.model import Model, likelihoods
+from torchbayes.networks import build
+from torchbayes.predictive.average import Predictive
+from torchbayes.predictive.mixture import some_rows
+from torchbayes.predictive.predict import as_source, predict
+from torchbayes.selection.fit import fit
+from torchbayes.sklearn.automatic import method_of
+from torchbayes.sklearn.tables import Training, as_table, is_frame, joined, prepared
+
+_BLOCK = 256  # rows that go through the networks together
+
+Network = str | nn.Module | Callable[[int, int], nn.Module]
+
+
+class Given(NamedTuple):
+    """Rows as they were given."""
+
+    table: Table
+    targets: np.ndarray  # (N,)
+    weights: np.ndarray | None  # (N,)
+
+    def with_more(self, rows: Given) -> Given:
+        """Return these rows and others."""
+        weights = None
+        if self.weights is not None or rows.weights is not None:
+            counts = [np.ones(len(r.targets)) if r.weights is None else r.weights for r in (self, rows)]
+            weights = np.concatenate(counts)
+        return Given(joined(self.table, rows.table), np.concatenate([self.targets, rows.targets]), weights)
+
+
+class BayesianEstimator(BaseEstimator):
+    """A network on a table, and the posterior over its weights; the base of regressors and classifiers."""
+
+    usual_likelihood: ClassVar[str]  # its name
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether columns of numbers are given to the network in pieces."""
+        return isinstance(self.network, str) and self.network == "auto"
+
+    def __init__(
+        self,
+        network: Network = "auto",
+        *,
+        method: Any = "auto",
+        likelihood: Any = "auto",
+        prior: Any = None,
+        random_state: Any = None,
+        n_jobs: int | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self.network = network
+        self.method = method
+        self.likelihood = likelihood
+        self.prior = prior
+        self.random_state = random_state
+        self.n_jobs = n_jobs
+        self.verbose = verbose
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Infer the posterior over the weights of the network, which depends on the rows but not on their order.
+
+        Args:
+            X: an array (N, D) of numbers, or a data frame of pandas or polars whose columns may also hold texts,
+                categories, flags and dates. Missing values are values of their own.
+            y: targets (N,).
+            sample_weight: how often each row counts (N,), at least 0; once if None.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            TypeError: if the method or the network is none.
+            ValueError: if there are too few rows, a number is infinite, or no column can be an input.
+        """
+        with unchanged_where_it_fails(self):
+            return self._fit(self._given(X, y, sample_weight, reset=True))
+
+    def partial_fit(self, X: Any, y: Any, *, sample_weight: Any = None) -> Self:
+        """Infer the posterior given all rows so far, those of the calls before and these.
+
+        Args:
+            X: further rows, with the same columns.
+            y: their targets.
+            sample_weight: how often each row counts; once if None.
+
+        Returns:
+            The estimator.
+
+        Raises:
+            ValueError: as `fit` does; also if the estimator was read from a file, which holds no rows.
+        """
+        first = not hasattr(self, "posterior_")
+        if not first and not hasattr(self, "_rows"):
+            raise ValueError("The rows of the fit were not saved with it. Fit all rows anew.")
+        with unchanged_where_it_fails(self):
+            given = self._given(X, y, sample_weight, reset=first)
+            return self._fit(given if first else self._rows.with_more(given))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: all but the training rows, which may be many, and nobody else's business."""
+        state: Any = super().__getstate__()
+        return {name: value for name, value in state.items() if name != "_rows"}
+
+    def _given(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> Given:
+        """Return checked training rows."""
+        table, y = checked_rows(self, X, y, reset=reset, least=2)
+        targets = self._checked_targets(y)
+        check_consistent_length(X, targets)
+        weights = None
+        if sample_weight is not None:
+            weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        return Given(table, targets, weights)
+
+    def _fit(self, given: Given) -> Self:
+        began = time.perf_counter()
+        check_flags(verbose=self.verbose)
+        training = prepared(given.table, self._encoded(given), given.weights, in_pieces=self.in_pieces)
+        likelihood, data = likelihood_of(self.likelihood, self.usual_likelihood), self._data(training)
+        listed = getattr(likelihood, "listed", None)  # a likelihood of the user's need not be
+        if listed is not None:
+            data = data_for(listed.name, data)
+        self.outputs_ = likelihood_outputs("" if listed is None else listed.name, data)
+        self.weighted_, self.target_units_ = training.weights is not None, data.target_standardise
+        targets = data.train.targets
+        if training.weights is not None:
+            targets = (targets, torch.from_numpy(training.weights).float())
+        self.method_ = method_of(self.method, rows=len(training.inputs))
+        self.preparation_, self.notes_ = training.preparation, training.preparation.notes
+        self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
+        with threads(self.n_jobs):
+            self.posterior_ = fit(
+                self._model(),
+                (training.inputs, targets),
+                self.method_,
+                seed=self.seed_,
+                callbacks=None if self.verbose else (),
+            )
+        self._rows, self.fit_seconds_ = given, time.perf_counter() - began
+        return self
+
+    def _model(self) -> Model:
+        """Return the model of the columns and targets that were prepared."""
+        likelihood = likelihood_of(self.likelihood, self.usual_likelihood)
+        network = network_of(self.network, self.preparation_.width, self.outputs_)
+        return Model(network, likelihoods.Weighted(likelihood) if self.weighted_ else likelihood, self.prior)
+
+    def _blocks(self, X: Any) -> Iterator[Predictive]:
+        """Yield the model average at successive blocks of rows.
+
+        Each block has the same number of rows while it goes through the networks, so that a row gives the same numbers,
+        bit for bit, whatever other rows there are.
+        """
+        check_is_fitted(self)
+        inputs = self.preparation_(checked_rows(self, X, reset=False)[0])
+        source = as_source(self.posterior_, None, self.seed_)
+        with threads(self.n_jobs):
+            for block in inputs.split(_BLOCK):
+                filled = torch.cat([block, block[-1:].expand(_BLOCK - len(block), -1)])
+                yield some_rows(predict(source, filled, chunk_size=_BLOCK), slice(len(block)))
+
+    @abstractmethod
+    def _checked_targets(self, y: Any) -> np.ndarray:
+        """Return targets (N,)."""
+
+    @abstractmethod
+    def _encoded(self, given: Given) -> np.ndarray:
+        """Return targets as numbers (N,), and remember how they became so."""
+
+    @abstractmethod
+    def _data(self, training: Training) -> Data:
+        """Return training rows as a data set."""
+
+
+def checked_rows(
+    estimator: BayesianEstimator, X: Any, y: Any = "no_validation", *, reset: bool, least: int = 1
+) -> tuple[Table, Any]:
+    """Return rows as a table, with their columns compared with those before unless `reset`; and their targets."""
+    if is_frame(X):
+        table = as_table(X)
+        validate_data(estimator, X, y, reset=reset, skip_check_array=True)
+        check_array(np.zeros((len(table), 1)), ensure_min_samples=least, estimator=estimator)
+        return table, y
+    numbers: dict[str, Any] = {"dtype": np.float64, "ensure_all_finite": "allow-nan", "ensure_min_samples": least}
+    validated = validate_data(estimator, X, y, reset=reset, **numbers)
+    X, y = (validated, y) if isinstance(y, str) else validated
+    return as_table(X), y
+
+
+def joined_blocks(blocks: Iterable[Predictive], values: Callable[[Predictive], Any]) -> np.ndarray:
+    """Return what `values` gives of the model average at successive blocks of rows, for all rows."""
+    return np.concatenate([np.asarray(values(block)) for block in blocks])
+
+
+def network_of(network: Network, inputs: int, outputs: int) -> Any:
+    """Return a module, or what makes one: of the library by its name, or of a function of (inputs, outputs)."""
+    if isinstance(network, nn.Module):
+        return network
+    if isinstance(network, str):
+        return partial(build, "mlp" if network == "auto" else network, (inputs,), outputs)
+    check_function("a name, a module, or a function of the numbers of inputs and outputs", network=network)
+    return partial(network, inputs, outputs)
+
+
+def likelihood_of(likelihood: Any, usual: str) -> Any:
+    """Return a likelihood: the usual one of a task for "auto", another by its name, or itself."""
+    if not isinstance(likelihood, str):
+        return likelihood
+    return build_likelihood(usual if likelihood == "auto" else likelihood, {})
+
+
+@contextmanager
+def unchanged_where_it_fails(estimator: BayesianEstimator) -> Iterator[None]:
+    """Restore an estimator where the block raises, by Ctrl-C too: what was fitted before still predicts."""
+    before = dict(vars(estimator))
+    try:
+        yield
+    except BaseException:
+        vars(estimator).clear()
+        vars(estimator).update(before)
+        raise
+
+
+@contextmanager
+def threads(n_jobs: int | None) -> Iterator[None]:
+    """Run with a number of threads of PyTorch, as scikit-learn counts jobs: −1 for all cores, None for no change."""
+    import joblib
+
+    before = torch.get_num_threads()
+    if n_jobs is not None:
+        torch.set_num_threads(joblib.effective_n_jobs(n_jobs))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,77 @@
+"""Estimators whose network is a multilayer perceptron."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from torchbayes.networks import mlp
+from torchbayes.sklearn.classification import BayesianClassifier
+from torchbayes.sklearn.estimator import BayesianEstimator
+from torchbayes.sklearn.regression import BayesianRegressor
+
+
+class _Perceptron(BayesianEstimator):
+    """Settings of the network in the place of a network."""
+
+    @property
+    def in_pieces(self) -> bool:
+        """Whether columns of numbers are given to the network in pieces."""
+        return True
+
+    def __init__(
+        self,
+        hidden: Sequence[int] = (50, 50),
+        activation: str = "relu",
+        *,
+        method: Any = "auto",
+        likelihood: Any = "auto",
+        prior: Any = None,
+        random_state: Any = None,
+        n_jobs: int | None = None,
+        verbose: bool = False,
+    ) -> None:
+        self.hidden = hidden
+        self.activation = activation
+        self.method = method
+        self.likelihood = likelihood
+        self.prior = prior
+        self.random_state = random_state
+        self.n_jobs = n_jobs
+        self.verbose = verbose
+
+    @property
+    def network(self) -> Any:  # type: ignore[override]
+        """The function of (inputs, outputs) that builds the network."""
+        return partial(mlp, hidden=self.hidden, activation=self.activation)
+
+
+class BayesianMLPRegressor(_Perceptron, BayesianRegressor):
+    """Regression by the average of multilayer perceptrons drawn from a posterior.
+
+    Args:
+        hidden: widths of the hidden layers.
+        activation: "relu", "tanh" or "swish".
+        method: as of `BayesianRegressor`, and so are the others, methods and attributes too.
+        likelihood: likewise.
+        prior: likewise.
+        random_state: likewise.
+        n_jobs: likewise.
+        verbose: likewise.
+    """
+
+
+class BayesianMLPClassifier(_Perceptron, BayesianClassifier):
+    """Classification by the average of multilayer perceptrons drawn from a posterior.
+
+    Args:
+        hidden: widths of the hidden layers.
+        activation: "relu", "tanh" or "swish".
+        method: as of `BayesianClassifier`, and so are the others, methods and attributes too.
+        likelihood: likewise.
+        prior: likewise.
+        random_state: likewise.
+        n_jobs: likewise.
+        verbose: likewise.
+    """

@@ -1,0 +1,112 @@
+"""Rows of a user, as scikit-learn takes them, made into numbers, in an order of their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchbayes.data.base import Standardise
+from torchbayes.data.own.columns import Columns, fit_columns
+from torchbayes.data.own.table import Table, from_frame
+from torchbayes.sklearn.pieces import Pieces, pieces_of
+
+_COLUMNS = 20_000  # each takes a millisecond
+_REPEATED = 10  # rows on average for each given row; beyond, weights become weights of the likelihood
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """How columns become inputs of a network, as the training rows said."""
+
+    columns: Columns
+    scale: Standardise | Pieces
+    notes: tuple[str, ...]  # what became of each column, in sentences
+
+    @property
+    def width(self) -> int:
+        """D, the number of inputs of the network."""
+        return self.columns.width if isinstance(self.scale, Standardise) else self.scale.width
+
+    def __call__(self, rows: Table) -> Tensor:
+        """Return inputs of the network, float32 (B, D)."""
+        return self.scale(torch.from_numpy(self.columns(rows).values)).float()
+
+
+@dataclass(frozen=True)
+class Training:
+    """Training rows in their own order."""
+
+    preparation: Preparation
+    inputs: Tensor  # (N, D)
+    targets: np.ndarray  # (N,)
+    weights: np.ndarray | None  # (N,); None where each row counts once
+
+
+def is_frame(rows: Any) -> bool:
+    """Return whether rows have named columns, as a data frame of pandas or polars has."""
+    return not isinstance(rows, np.ndarray) and hasattr(rows, "columns")
+
+
+def as_table(rows: Any) -> Table:
+    """Return an array (B, D) or a data frame of pandas or polars as a table.
+
+    Raises:
+        ValueError: if there are no rows, more than 20,000 columns, or two of the same name.
+    """
+    if (width := rows.shape[1]) > _COLUMNS:
+        raise ValueError(
+            f"X must have at most {_COLUMNS:,} columns; it has {width:,}. Choose columns first, or reduce them, "
+            f"such as by sklearn.decomposition.PCA."
+        )
+    if isinstance(rows, np.ndarray):
+        return Table({f"x{number}": column for number, column in enumerate(rows.T.copy())}, "X")
+    if not hasattr(rows, "iloc"):  # a frame of polars, whose own conversion needs a further package
+        import pandas as pd
+
+        rows = pd.DataFrame(rows.to_dict(as_series=False))
+    return from_frame(rows, "X")
+
+
+def prepared(rows: Table, targets: np.ndarray, weights: np.ndarray | None, *, in_pieces: bool) -> Training:
+    """Return training rows, whatever their order was.
+
+    A fit then depends on which rows there are, and not on their order. Rows of weight 0 are dropped, and a row whose
+    weight is a whole number is repeated so often, unless this makes too many. Columns are standardised, or `in_pieces`.
+
+    Raises:
+        ValueError: if no column can be an input.
+    """
+    if weights is not None:
+        counts = (weights == weights.round()).all() and weights.sum() <= _REPEATED * len(weights)
+        kept = np.repeat(np.arange(len(weights)), weights.astype(np.int64) if counts else weights > 0)
+        rows, targets, weights = rows[kept], targets[kept], None if counts else weights[kept]
+    columns, notes = fit_columns(rows, "X", left={}, categorical=())
+    values = columns(rows).values
+    order = np.argsort(_keys(values, targets, weights), kind="stable")
+    inputs = torch.from_numpy(values[order])
+    preparation = Preparation(columns, pieces_of(inputs) if in_pieces else Standardise.fit(inputs), notes)
+    in_order = None if weights is None else weights[order]
+    return Training(preparation, preparation.scale(inputs).float(), targets[order], in_order)
+
+
+def _keys(*parts: np.ndarray | None) -> np.ndarray:
+    """Return a number for each row that depends on its values alone, uint64 (N,).
+
+    Only rows that are equal have equal keys, up to a chance of 2⁻⁶⁴ a pair.
+    """
+    columns = [part.reshape(len(part), -1).astype(np.float64) for part in parts if part is not None]
+    bits = (np.concatenate(columns, axis=1) + 0.0).view(np.uint64)  # −0 becomes 0
+    odd = np.random.default_rng(0).integers(2**63, size=bits.shape[1], dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    with np.errstate(over="ignore"):
+        keys = (bits ^ (bits >> np.uint64(32))) * odd
+        keys = (keys ^ (keys >> np.uint64(29))).sum(axis=1, dtype=np.uint64)
+        return keys * odd[0]
+
+
+def joined(first: Table, second: Table) -> Table:
+    """Return the rows of one table and of another with the same columns."""
+    return Table({name: np.concatenate([first.columns[name], second.columns[name]]) for name in first.names}, "X")

@@ -1,0 +1,309 @@
+"""Estimators on tables: what they learn, in which units, from which rows, and how they are used by scikit-learn."""
+
+import pickle
+from functools import cache
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.calibration import calibration_curve
+from sklearn.inspection import permutation_importance
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import nn
+
+import torchbayes as tb
+from torchbayes import sklearn as estimators
+from torchbayes.sklearn import BayesianClassifier, BayesianMLPRegressor, BayesianRegressor
+
+QUICK = tb.MAP(members=2, epochs=15, batch_size=16)
+RNG = np.random.default_rng(0)
+N = 120
+NUMBERS = RNG.normal(size=(N, 3))
+TARGETS = 3 * NUMBERS[:, 0] + NUMBERS[:, 1] * NUMBERS[:, 2] + 0.3 * RNG.normal(size=N)
+CLASSES = np.where(TARGETS > 1, "high", np.where(TARGETS < -1, "low", "middle"))
+pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
+
+
+def mixed() -> pd.DataFrame:
+    """A data frame with numbers, texts, categories, flags, dates, and missing values."""
+    frame = pd.DataFrame(NUMBERS, columns=["a", "b", "c"])
+    frame["town"] = RNG.choice(["Ulm", "Bonn", "Köln"], N)
+    frame["size"] = pd.Categorical(RNG.choice(["s", "m"], N))
+    frame["sold"] = RNG.random(N) < 0.5
+    frame["day"] = pd.date_range("2024-01-01", periods=N)
+    frame.loc[[2, 5], "a"] = np.nan
+    frame.loc[7, "town"] = None
+    return frame
+
+
+def regressor(**settings) -> BayesianRegressor:
+    return BayesianRegressor(**{"method": QUICK, "random_state": 0, **settings})
+
+
+def classifier(**settings) -> BayesianClassifier:
+    return BayesianClassifier(**{"method": QUICK, "random_state": 0, **settings})
+
+
+@cache
+def fitted(kind):
+    """An estimator fitted to the mixed frame."""
+    return kind().fit(FRAME, TARGETS if kind is regressor else CLASSES)
+
+
+FRAME = mixed()
+KINDS = [regressor, classifier]
+TARGETS_OF = {regressor: TARGETS, classifier: CLASSES}
+each = pytest.mark.parametrize("kind", KINDS)
+
+
+@each
+def test_the_order_of_rows_changes_nothing(kind):
+    order = np.random.default_rng(1).permutation(N)
+    shuffled = kind().fit(FRAME.iloc[order], TARGETS_OF[kind][order])
+    assert np.array_equal(shuffled.predict(FRAME), fitted(kind).predict(FRAME))
+
+
+@each
+def test_a_row_gives_the_same_numbers_whatever_other_rows_there_are(kind):
+    whole = fitted(kind)
+    name = "predict" if kind is regressor else "predict_proba"
+    expected = getattr(whole, name)(FRAME)
+    for rows in (slice(0, 1), slice(3, 50), [5, 5, 80]):
+        assert np.array_equal(getattr(whole, name)(FRAME.iloc[rows]), expected[rows])
+
+
+@each
+def test_weights_are_counts(kind):
+    counts = np.random.default_rng(2).integers(0, 4, N)
+    weighted = kind().fit(FRAME, TARGETS_OF[kind], sample_weight=counts)
+    repeated = kind().fit(FRAME.loc[np.repeat(np.arange(N), counts)], np.repeat(TARGETS_OF[kind], counts))
+    assert np.array_equal(weighted.predict(FRAME), repeated.predict(FRAME))
+
+
+def test_other_weights_weigh_the_likelihood():
+    weights = np.random.default_rng(3).random(N)
+    of = regressor(
+        network="linear",
+        likelihood=tb.likelihoods.Gaussian(scale=1.0),
+        prior=tb.priors.Normal(1.0),
+        method=tb.MAP(epochs=400, batch_size=N, optimizer=tb.Adam(0.05)),
+    ).fit(NUMBERS, TARGETS, sample_weight=weights)
+    inputs = np.c_[(NUMBERS - NUMBERS.mean(0)) / NUMBERS.std(0), np.ones(N)]
+    precision = inputs.T @ (weights[:, None] * inputs) + np.eye(4)
+    standardised = (TARGETS - TARGETS.mean()) / TARGETS.std()
+    mode = np.linalg.solve(precision, inputs.T @ (weights * standardised))
+    np.testing.assert_allclose(of.predict(NUMBERS), inputs @ mode * TARGETS.std() + TARGETS.mean(), atol=1e-3)
+
+
+@each
+def test_rows_in_parts_give_the_fit_of_all(kind):
+    targets, first, rest = TARGETS_OF[kind], slice(0, 50), slice(50, N)
+    parts = kind().partial_fit(FRAME[first], targets[first])
+    parts.partial_fit(FRAME[rest], targets[rest], sample_weight=np.ones(70))
+    assert np.array_equal(parts.predict(FRAME), fitted(kind).predict(FRAME))
+    after = kind().fit(FRAME[first], targets[first]).partial_fit(FRAME[rest], targets[rest])
+    assert np.array_equal(after.predict(FRAME), fitted(kind).predict(FRAME))
+
+
+def test_classes_of_later_parts_are_named_in_the_first():
+    first = classifier().partial_fit(NUMBERS[:40], np.zeros(40), classes=[0, 1, 2])
+    assert first.predict_proba(NUMBERS[:2]).shape == (2, 3)
+    assert list(first.classes_) == [0, 1, 2]
+
+
+def test_quantiles_intervals_samples_and_distribution_are_of_one_average():
+    of = fitted(regressor)
+    rows, levels = FRAME[:20], [0.05, 0.5, 0.95]
+    distribution, quantiles = of.predict_dist(rows), of.predict_quantile(rows, levels)
+    below = distribution.cdf(torch.from_numpy(quantiles.T)).T
+    np.testing.assert_allclose(below.numpy(), np.tile(levels, (20, 1)), atol=1e-5)
+    np.testing.assert_allclose(of.predict_interval(rows, 0.9), quantiles[:, [0, 2]], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(of.predict_quantile(rows, 0.5), quantiles[:, 1])
+    mean, std = of.predict(rows, return_std=True)
+    np.testing.assert_allclose(mean, distribution.mean.numpy(), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(std, distribution.stddev.numpy(), rtol=1e-4)
+    drawn = of.sample(rows, 4000)
+    assert drawn.shape == (20, 4000)
+    np.testing.assert_allclose(drawn.mean(1), mean, atol=5 * std.max() / 4000**0.5)
+
+
+def test_targets_have_units():
+    whole = tb.MAP(epochs=15, batch_size=N)  # the order of rows depends on their numbers
+    usual, scaled = (regressor(method=whole).fit(NUMBERS, y) for y in (TARGETS, 1e9 + 1e6 * TARGETS))
+    mean, std = usual.predict(NUMBERS, return_std=True)
+    mean_scaled, std_scaled = scaled.predict(NUMBERS, return_std=True)
+    np.testing.assert_allclose((mean_scaled - 1e9) / 1e6, mean, atol=1e-3)
+    np.testing.assert_allclose(std_scaled / 1e6, std, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "targets"),
+    [
+        ({"likelihood": "gaussian"}, TARGETS),
+        ({"likelihood": "student_t"}, TARGETS),
+        ({"likelihood": "poisson"}, np.round(np.exp(0.3 * TARGETS))),
+        ({"likelihood": tb.likelihoods.Gaussian(scale=0.5), "prior": tb.priors.Laplace(1.0)}, TARGETS),
+        ({"network": nn.Linear(3, 2)}, TARGETS),
+        ({"network": nn.Linear, "method": tb.VI(epochs=15, batch_size=16)}, TARGETS),
+    ],
+    ids=["gaussian", "student_t", "poisson", "objects", "module", "function"],
+)
+def test_every_likelihood_and_network_goes_through_every_verb(settings, targets):
+    of = regressor(**settings).fit(NUMBERS, targets)
+    low, high = of.predict_interval(NUMBERS, 0.8).T
+    assert 0.5 < np.mean((low <= targets) & (targets <= high)) <= 1
+    np.testing.assert_allclose(of.predict_dist(NUMBERS).mean.numpy(), of.predict(NUMBERS), rtol=1e-4, atol=1e-4)
+
+
+def test_two_classes_take_a_single_output():
+    of = classifier(likelihood="bernoulli").fit(NUMBERS, TARGETS > 0)
+    probs = of.predict_proba(NUMBERS)
+    np.testing.assert_allclose(probs.sum(1), 1)
+    assert of.posterior_.model.network.module[-1].out_features == 1
+    assert of.score(NUMBERS, TARGETS > 0) > 0.8
+    drawn = of.sample(NUMBERS, 500)
+    np.testing.assert_allclose((drawn == of.classes_[1]).mean(1), probs[:, 1], atol=0.12)
+    assert torch.equal(of.predict_dist(NUMBERS).probs, torch.from_numpy(probs))
+
+
+@each
+def test_scikit_learn_composes_them(kind):
+    frame, targets = NUMBERS, TARGETS_OF[kind]
+    pipeline = make_pipeline(StandardScaler(), kind())
+    assert cross_val_score(pipeline, frame, targets, cv=2).shape == (2,)
+    short = tb.MAP(epochs=1)
+    search = GridSearchCV(kind(), {"method": [short, QUICK]}, cv=2).fit(frame, targets)
+    assert search.best_params_["method"] == QUICK
+    importance = permutation_importance(search.best_estimator_, frame, targets, n_repeats=2, random_state=0)
+    assert importance.importances_mean.argmax() == 0
+    assert clone(kind()).get_params() == kind().get_params()
+
+
+def test_probabilities_give_a_calibration_curve():
+    of = classifier().fit(NUMBERS, TARGETS > 0)
+    observed, predicted = calibration_curve(TARGETS > 0, of.predict_proba(NUMBERS)[:, 1], n_bins=3)
+    assert len(observed) == len(predicted) > 1
+
+
+@each
+def test_files_give_the_estimator_back(kind, tmp_path):
+    of = fitted(kind)
+    path = estimators.save(of, tmp_path / "estimator.safetensors")
+    loaded = estimators.load(path)
+    assert type(loaded) is type(of)
+    assert np.array_equal(loaded.predict(FRAME), of.predict(FRAME))
+    assert loaded.notes_ == of.notes_
+    with pytest.raises(ValueError, match="not saved with it"):
+        loaded.partial_fit(FRAME, TARGETS_OF[kind])
+    again = pickle.loads(pickle.dumps(of))
+    assert np.array_equal(again.predict(FRAME), of.predict(FRAME))
+    assert not hasattr(again, "_rows")
+
+
+def test_what_is_no_name_is_given_again(tmp_path):
+    of = BayesianRegressor(nn.Linear(3, 2), method=QUICK).fit(NUMBERS, TARGETS)
+    path = estimators.save(of, tmp_path / "estimator.safetensors")
+    with pytest.raises(ValueError, match="network that is not in its file"):
+        estimators.load(path)
+    with pytest.raises(ValueError, match="missing"):
+        estimators.load(path, network="mlp")
+    loaded = estimators.load(path, network=nn.Linear(3, 2))
+    assert np.array_equal(loaded.predict(NUMBERS), of.predict(NUMBERS))
+    model = tb.Model(nn.Linear(3, 1), tb.likelihoods.Gaussian(scale=1.0))
+    tb.fit(model, (torch.ones(4, 3), torch.ones(4, 1)), QUICK).save(tmp_path / "plain.safetensors")
+    with pytest.raises(ValueError, match="without a table"):
+        estimators.load(tmp_path / "plain.safetensors")
+
+
+def test_perceptrons_keep_their_settings_in_files(tmp_path):
+    of = BayesianMLPRegressor((7,), "tanh", method=QUICK).fit(NUMBERS, TARGETS)
+    loaded = estimators.load(estimators.save(of, tmp_path / "estimator.safetensors"))
+    assert (list(loaded.hidden), loaded.activation) == ([7], "tanh")
+    assert np.array_equal(loaded.predict(NUMBERS), of.predict(NUMBERS))
+
+
+def test_new_values_are_taken_as_none_and_polars_as_pandas():
+    of = fitted(regressor)
+    new = FRAME[:1].assign(town="Trier", a=np.nan)
+    assert np.isfinite(of.predict(new)).all()
+    polars = pytest.importorskip("polars")
+    lists = FRAME.astype({"size": str}).to_dict("list")
+    frame = polars.DataFrame({name: [None if pd.isna(v) else v for v in values] for name, values in lists.items()})
+    assert np.array_equal(of.predict(frame), of.predict(FRAME))
+
+
+HOSTILE = {
+    "infinite": (lambda: regressor().fit(np.where(NUMBERS > 2, np.inf, NUMBERS), TARGETS), "infinity"),
+    "missing target": (lambda: regressor().fit(NUMBERS, np.where(TARGETS > 2, np.nan, TARGETS)), "y contains NaN"),
+    "one row": (lambda: regressor().fit(FRAME[:1], TARGETS[:1]), "1 sample"),
+    "one class": (lambda: classifier().fit(NUMBERS, np.ones(N)), "one class"),
+    "constant": (lambda: regressor().fit(np.ones((N, 2)), TARGETS), "no column of X can be an input"),
+    "continuous classes": (lambda: classifier().fit(NUMBERS, TARGETS), "continuous"),
+    "two of a name": (lambda: regressor().fit(FRAME[["a", "a"]], TARGETS), "more than one column 'a'"),
+    "other columns": (lambda: fitted(regressor).predict(FRAME[["a", "b"]]), "feature names"),
+    "wide": (lambda: regressor().fit(np.zeros((2, 20_001)), [0, 1]), "at most 20,000 columns"),
+    "method": (lambda: regressor(method="SWAGG").fit(NUMBERS, TARGETS), "Did you mean SWAG"),
+    "network": (lambda: regressor(network="mpl").fit(NUMBERS, TARGETS), "Did you mean mlp"),
+    "likelihood": (lambda: regressor(likelihood="normal").fit(NUMBERS, TARGETS), "gaussian, heteroscedastic"),
+    "counts": (lambda: regressor(likelihood="poisson").fit(NUMBERS, TARGETS), "must be counts"),
+    "three classes": (lambda: classifier(likelihood="bernoulli").fit(NUMBERS, CLASSES), "for two classes"),
+    "negative weight": (lambda: regressor().fit(NUMBERS, TARGETS, sample_weight=-np.ones(N)), "Negative values"),
+    "no weight": (lambda: regressor().fit(NUMBERS, TARGETS, sample_weight=np.zeros(N)), "non-zero"),
+    "lengths": (lambda: regressor().fit(FRAME, TARGETS[:-1]), "inconsistent numbers of samples"),
+    "level": (lambda: fitted(regressor).predict_quantile(FRAME, [0.5, 2.0]), "must lie in"),
+    "coverage": (lambda: fitted(regressor).predict_interval(FRAME, 90), "between 0 and 1"),
+    "jobs": (lambda: regressor(n_jobs=0).fit(NUMBERS, TARGETS), "n_jobs"),
+    "verbose": (lambda: regressor(verbose="yes").fit(NUMBERS, TARGETS), "verbose"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_bad_input_is_refused_in_words(name):
+    call, words = HOSTILE[name]
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_other_things_than_methods_and_networks_are_refused():
+    with pytest.raises(TypeError, match="Write SWAG"):
+        regressor(method=tb.SWAG).fit(NUMBERS, TARGETS)
+    with pytest.raises(TypeError, match="`network` must be"):
+        regressor(network=5).fit(NUMBERS, TARGETS)
+    with pytest.raises(TypeError, match="a fitted"):
+        estimators.save("regressor", "x.safetensors")
+
+
+@pytest.mark.filterwarnings("error")
+def test_targets_that_are_all_the_same_are_said():
+    with pytest.warns(tb.ProblemWarning, match="all targets are the same"):
+        regressor().fit(NUMBERS, np.ones(N))
+
+
+def test_an_interrupted_fit_leaves_the_one_before(monkeypatch):
+    of = regressor().fit(NUMBERS, TARGETS)
+    expected = of.predict(NUMBERS)
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torchbayes.sklearn.estimator.fit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        of.fit(NUMBERS[:, :2], TARGETS)
+    assert np.array_equal(of.predict(NUMBERS), expected)
+
+
+def test_nothing_is_shown_unless_asked(capfd, monkeypatch):
+    regressor().fit(NUMBERS, TARGETS)
+    assert capfd.readouterr() == ("", "")
+    monkeypatch.setattr("torchbayes.sklearn.estimator.fit", lambda *args, callbacks, **kwargs: callbacks)
+    assert regressor(verbose=True).fit(NUMBERS, TARGETS).posterior_ is None  # the progress bar
+
+
+def test_threads_are_those_of_before():
+    before = torch.get_num_threads()
+    regressor(n_jobs=2).fit(NUMBERS, TARGETS).predict(NUMBERS)
+    assert torch.get_num_threads() == before
