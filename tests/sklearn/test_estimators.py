@@ -2,6 +2,7 @@
 
 import pickle
 from functools import cache
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -178,9 +179,10 @@ def test_scikit_learn_composes_them(kind):
     short = tb.MAP(epochs=1)
     search = GridSearchCV(kind(), {"method": [short, QUICK]}, cv=2).fit(frame, targets)
     assert search.best_params_["method"] == QUICK
-    importance = permutation_importance(search.best_estimator_, frame, targets, n_repeats=2, random_state=0)
+    importance: Any = permutation_importance(search.best_estimator_, frame, targets, n_repeats=2, random_state=0)
     assert importance.importances_mean.argmax() == 0
-    assert clone(kind()).get_params() == kind().get_params()
+    copy: Any = clone(kind())
+    assert copy.get_params() == kind().get_params()
 
 
 def test_probabilities_give_a_calibration_curve():
@@ -274,7 +276,7 @@ def test_other_things_than_methods_and_networks_are_refused():
     with pytest.raises(TypeError, match="`network` must be"):
         regressor(network=5).fit(NUMBERS, TARGETS)
     with pytest.raises(TypeError, match="a fitted"):
-        estimators.save("regressor", "x.safetensors")
+        estimators.save(cast("Any", "regressor"), "x.safetensors")
 
 
 @pytest.mark.filterwarnings("error")

@@ -54,11 +54,7 @@ class BayesianEstimator(BaseEstimator):
     """A network on a table, and the posterior over its weights; the base of regressors and classifiers."""
 
     usual_likelihood: ClassVar[str]  # its name
-
-    @property
-    def in_pieces(self) -> bool:
-        """Whether columns of numbers are given to the network in pieces."""
-        return isinstance(self.network, str) and self.network == "auto"
+    perceptron: ClassVar[bool] = False  # whether it is that of "auto", with settings
 
     def __init__(
         self,
@@ -142,7 +138,9 @@ class BayesianEstimator(BaseEstimator):
     def _fit(self, given: Given) -> Self:
         began = time.perf_counter()
         check_flags(verbose=self.verbose)
-        training = prepared(given.table, self._encoded(given), given.weights, in_pieces=self.in_pieces)
+        training = prepared(
+            given.table, self._encoded(given), given.weights, in_pieces=self.perceptron or self.network == "auto"
+        )
         likelihood, data = likelihood_of(self.likelihood, self.usual_likelihood), self._data(training)
         listed = getattr(likelihood, "listed", None)  # a likelihood of the user's need not be
         if listed is not None:

@@ -15,10 +15,7 @@ from torchbayes.sklearn.regression import BayesianRegressor
 class _Perceptron(BayesianEstimator):
     """Settings of the network in the place of a network."""
 
-    @property
-    def in_pieces(self) -> bool:
-        """Whether columns of numbers are given to the network in pieces."""
-        return True
+    perceptron = True
 
     def __init__(
         self,
