@@ -40,8 +40,7 @@ def rows_of(name: str) -> tuple[np.ndarray, np.ndarray]:
         table = np.genfromtxt(folder / _TABLES[name], delimiter=",", skip_header=1)
         return table[:, :-1], table[:, -1:]
     held = np.load(folder / "uci_regression" / f"{name}.npz")
-    inputs, targets = (held[key] for key in held.files[:2])
-    return inputs, targets.reshape(len(targets), -1)[:, :1]
+    return held["data"][:, held["feature_columns"].astype(int)], held["data"][:, held["target_column"].astype(int)]
 
 
 def protocol(name: str, bins: int) -> tuple[Rows, Rows]:

@@ -105,8 +105,8 @@ def fit(
             these are narrower than their own, and not 0. A noise scale that a module does not hold begins at its
             most probable value given the residuals. None initialises members afresh, by the network's own
             initialisers or factory; of a trained or loaded module only the frozen weights are then used. Laplace
-            has as many members as the start has modes; without a start, `MAP()` of its members finds them, in the
-            folder `start` of the directory.
+            and MILE have as many members as the start has modes; without a start, `MAP()` of their members finds
+            them, in the folder `start` of the directory. A sampler begins one chain at each.
         seed: seed of initialisation, data order and noise.
         directory: run directory for configuration, log, checkpoint and posterior; nothing is written if None.
         resume: continue the run in `directory` from its last checkpoint; starts afresh if it has none yet.
@@ -128,7 +128,8 @@ def fit(
             at most those that the method sets and, with ten rows or more for each weight, at least the usual
             number; a learned noise begins no lower than held-out rows ask for. They also choose how SWA and SWAG
             average, the prior of Laplace, length and factor of OnlineLaplace, and for IVON and samplers on
-            minibatches without a step size the scale of a prior that the model leaves open. None does this only if
+            minibatches without a step size the scale of a prior that the model leaves open. MILE compares its
+            chains with the networks where they began by rows that neither has seen. None does this only if
             such a setting is left open, such as the epochs of a method: with a tenth of the rows, but at least 50
             of them or a fifth. The choice is in the `config.json` of the directory.
 
