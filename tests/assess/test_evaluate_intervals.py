@@ -48,7 +48,7 @@ CASES = pytest.mark.parametrize("case", [classifier, regression, tokens, binary]
 def test_a_resample_is_an_evaluation_with_its_weights(case: Any) -> None:
     predictive, targets = case()
     found = tb.evaluate(predictive, targets)
-    values = resampled(found, 3, seed=7)
+    (values,) = resampled([found], 3, seed=7)
     assert values.keys() == found.metrics.keys()
     with seeded(Purpose.RESAMPLES, 7):
         drawn = distributions.Gamma(torch.ones(len(found.log_prob), dtype=torch.float64), 1.0).sample((3,))

@@ -283,6 +283,6 @@ def test_other_wrong_calls():
 
 
 @pytest.fixture(autouse=True)
-def _quiet_oracle(caplog):
+def _quiet_oracle(monkeypatch):
     """Keep arviz's log of what it cannot compute out of the output."""
-    caplog.set_level(logging.ERROR, logger="arviz")
+    monkeypatch.setattr(logging.getLogger("arviz"), "disabled", True)

@@ -35,7 +35,7 @@ SOME = ("hmc", "sghmc", "swag", "ivon_pairs")
 VARIANTS = (
     *("random_walk_dense", "elliptical_wide", "mala_prior", "mala_diagonal", "mala_layer", "mala_dense", "hmc_fixed"),
     *("hmc_diagonal", "hmc_layer", "nuts_dense", "sgld_preconditioned", "sghmc_friction", "sghmc_preconditioned"),
-    *("random_walk", "sghmc_cyclical", "map_adam", "vi"),
+    *("random_walk", "sghmc_cyclical", "map_adam", "vi", "mclmc_dense", "underdamped"),
     *(name for name in cases.VARIANTS if name in METHODS and name not in COUPLED),
 )
 # float64 to rounding: an all-reduce adds in another order, and a chain of some dozen steps amplifies that a little

@@ -77,7 +77,7 @@ def difference(
         raise ValueError(f"`metric` must be one that both have, {', '.join(shared)}; got {metric!r}.")
     _check_rows(first, second)
     check_counts(least=2, resamples=resamples)
-    drawn = [resampled(each, resamples, seed) for each in (first, second)]
+    drawn = resampled((first, second), resamples, seed)
     if any(metric not in each for each in drawn):
         raise ValueError(
             f"{metric} needs the `terms` of every row, which an evaluation made by hand lacks. Use `evaluate`."

@@ -98,27 +98,29 @@ class Evaluation:
         Raises:
             ValueError: if an argument is out of range, or there is one row, which says nothing of others.
         """
-        values = resampled(self, resamples, seed)
+        (values,) = resampled([self], resamples, seed)
         return {name: interval_of(values_R, level) for name, values_R in values.items()}
 
 
-def resampled(evaluation: Evaluation, resamples: int, seed: int) -> dict[str, Tensor]:
+def resampled(evaluations: Sequence[Evaluation], resamples: int, seed: int) -> list[dict[str, Tensor]]:
     """Return every metric on R resamples of the rows, name -> (R,), float64, as `Evaluation.intervals` makes them.
 
-    With as many rows of the same weights, equal seeds draw the same rows. A ValueError if an argument is out of
+    For each of several evaluations of the same rows, which are drawn once. A ValueError if an argument is out of
     range, or there is one row.
     """
     check_counts(resamples=resamples)
-    if len(evaluation.log_prob) < 2:
+    first, rows = evaluations[0], len(evaluations[0].log_prob)
+    if rows < 2:
         raise ValueError("an interval needs at least 2 rows, as one says nothing of others. Evaluate more of them.")
-    places = None if evaluation.labels is None else _Places.of(evaluation)
-    parts = []
-    for drawn_RN in drawn_rows(_counts(evaluation.weights, len(evaluation.log_prob)), resamples, seed):
-        metrics = {name: resampled_mean(terms_N, drawn_RN) for name, terms_N in evaluation.terms.items()}
-        metrics |= {name: metrics[name].sqrt() for name in metrics.keys() & {"rmse"}}
-        parts.append(metrics | ({} if places is None else places.resampled(drawn_RN)))
-    metrics = _joined(parts)
-    return {name: metrics[name] for name in evaluation.metrics if name in metrics}
+    places = [None if evaluation.labels is None else _Places.of(evaluation) for evaluation in evaluations]
+    parts: list[list[dict[str, Tensor]]] = [[] for _ in evaluations]
+    for drawn_RN in drawn_rows(_counts(first.weights, rows), resamples, seed):
+        for evaluation, classified, blocks in zip(evaluations, places, parts, strict=True):
+            metrics = {name: resampled_mean(terms_N, drawn_RN) for name, terms_N in evaluation.terms.items()}
+            metrics |= {name: metrics[name].sqrt() for name in metrics.keys() & {"rmse"}}
+            blocks.append(metrics | ({} if classified is None else classified.resampled(drawn_RN)))
+    joined = [_joined(blocks) for blocks in parts]
+    return [{name: m[name] for name in e.metrics if name in m} for e, m in zip(evaluations, joined, strict=True)]
 
 
 def drawn_rows(counts_N: Tensor, resamples: int, seed: int) -> Iterator[Tensor]:

@@ -143,9 +143,9 @@ def certainties(
 
     `further` holds scores on other data, of as many resamples. There are no numbers for a single row.
     """
-    if any(len(evaluation.log_prob) < 2 for evaluation in evaluations.values()):
+    if not evaluations or any(len(evaluation.log_prob) < 2 for evaluation in evaluations.values()):
         return {name: Certainty() for name in evaluations}
-    drawn: dict[str, dict[str, Tensor]] = {n: resampled(e, RESAMPLES, seed) for n, e in evaluations.items()}
+    drawn = dict(zip(evaluations, resampled([*evaluations.values()], RESAMPLES, seed), strict=True))
     values: dict[str, dict[str, float]] = {name: dict(evaluation.metrics) for name, evaluation in evaluations.items()}
     for name, more in (further or {}).items():
         drawn[name] |= more.drawn

@@ -56,8 +56,8 @@ def best_constant(model: Model, batches: Sequence[Batch], weights_D: Tensor) -> 
         return None
     constant = torch.zeros(shape, dtype=torch.float64, device=model.network.device).requires_grad_()
     learned = {n: p.start().to(constant).requires_grad_() for n, p in parameters.items()}
-    rows = partial(_rows, model, batches, constant, learned)
-    value = highest(lambda: rows().sum() / num_targets(model, batches), [constant, *learned.values()])
+    rows, count = partial(_rows, model, batches, constant, learned), num_targets(model, batches)
+    value = highest(lambda: rows().sum() / count, [constant, *learned.values()])
     return Constant(value, rows().detach()) if math.isfinite(value) else None
 
 
