@@ -87,7 +87,8 @@ def test_soft_labels_are_rows_of_both_classes():
     twice, labels = np.tile(ODDS.numpy(), 2)[:, None], np.repeat([0, 1], 200)
     model.fit(twice, labels, torch.cat([1 - soft, soft]).numpy())
     assert isinstance(found, tb.calibration.LogOddsScaling)
-    assert (found.bias, found.slope) == pytest.approx((model.intercept_[0], model.coef_[0, 0]), abs=1e-6)
+    expected = [*np.ravel(model.intercept_), *np.ravel(model.coef_)]
+    assert [found.bias, found.slope] == pytest.approx(expected, abs=1e-6)
 
 
 def _isotonic(odds: Tensor, labels: Tensor) -> tuple[np.ndarray, np.ndarray]:

@@ -40,6 +40,9 @@ VARIANTS = (
 )
 # float64 to rounding: an all-reduce adds in another order, and a chain of some dozen steps amplifies that a little
 TIGHT: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-9}
+# steps without rejections take their size from the energy error, whose leading digits cancel: 1e-14 more of it in each
+# step of burn-in moves the draws by 5e-9, and 1e-13 by 7e-7; with a given step size they do not move
+BY_ENERGY_ERROR = dict.fromkeys(("mclmc", "mclmc_dense", "mams", "underdamped"), {"rtol": 1e-5, "atol": 1e-6})
 
 
 def method_of(name: str, **settings: Any) -> Any:
@@ -164,7 +167,7 @@ def assert_ranks_found_the_same(grid: tuple[int, int], folder: Path, names: tupl
             found = load_file(folder / f"{name}_{rank}.safetensors")
             assert found.keys() == alone.keys()
             for key, tensor in alone.items():
-                assert_close(found[key], tensor, **TIGHT)
+                assert_close(found[key], tensor, **BY_ENERGY_ERROR.get(name, TIGHT))
 
 
 @pytest.mark.parametrize("name", COUPLED)
