@@ -42,7 +42,7 @@ VARIANTS = (
 TIGHT: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-9}
 # steps without rejections take their size from the energy error, whose leading digits cancel: 1e-14 more of it in each
 # step of burn-in moves the draws by 5e-9, and 1e-13 by 7e-7; with a given step size they do not move
-BY_ENERGY_ERROR = dict.fromkeys(("mclmc", "mclmc_dense", "mams", "underdamped"), {"rtol": 1e-5, "atol": 1e-6})
+BY_ENERGY_ERROR = {name: {"rtol": 1e-5, "atol": 1e-6} for name in ("mclmc", "mclmc_dense", "mams", "underdamped")}
 
 
 def method_of(name: str, **settings: Any) -> Any:
