@@ -510,6 +510,27 @@ NETWORKS = {
         activation=WORD,
         dropout=SHARE,
     ),
+    "networks.tabular": _network(
+        networks.tabular,
+        images=False,
+        encoding=("text", 3, NAN, torch.zeros(2), networks.ColumnEncoding.fit(torch.eye(3))),
+        hidden=(None, 3, "text", (0,), (-1,), (1.5,), ("a",), (True,), (NAN,)),
+        activation=WORD,
+        dropout=SHARE,
+    ),
+    "networks.ColumnEncoding": Case(
+        networks.ColumnEncoding,
+        lambda: dict(networks.ColumnEncoding.fit(torch.eye(3)[:, :2] + torch.arange(3.0)[:, None]).state_dict()),
+        {
+            "centre": (None, "text", 3, torch.zeros(0), torch.zeros(3)),
+            "factor": (None, "text", 3, torch.zeros(3)),
+            "column": (None, "text", 3, torch.zeros(1), torch.full((1,), 2)),
+            "lower": (None, "text", 3, torch.zeros(1)),
+            "width": (None, "text", 3, torch.zeros(1)),
+            "marked": (None, "text", 3, torch.zeros(1), torch.full((1,), 2)),
+        },
+        named={"centre": ("`centre`", "`column`")},
+    ),
     "networks.lenet": _network(
         networks.lenet,
         channels=(None, 3, "text", (), (20,), (20, 50, 50), (0, 50), (1.5, 50), ("a", "b"), (True, 50), (NAN, 50)),

@@ -18,11 +18,12 @@ from torchbayes.data.base import Data
 from torchbayes.model import likelihoods, priors
 from torchbayes.model.likelihoods import Custom, Likelihood
 from torchbayes.model.likelihoods.protocol import target_columns
-from torchbayes.networks import build, names
+from torchbayes.networks import ColumnEncoding, build, names
 from torchbayes.networks.registry import factories
 
 _OWN_PLANS: dict[str, Any] = {
     "mlp": {"kernel": True, "plan": "vmap"},
+    "tabular": {"plan": "vmap"},
     "small_cnn": {"kernel": True},
     "lenet": {"kernel": True},
 }
@@ -107,6 +108,13 @@ def build_network(
 def takes(name: str, setting: str) -> bool:
     """Return whether a network of the catalogue has a setting; false for one of the user."""
     return name in NETWORKS and setting in inspect.signature(NETWORKS[name].kind).parameters
+
+
+def measured(name: str, data: Data) -> dict[str, Any]:
+    """Return the settings of a network that are measured on the training rows: the encoding of their columns."""
+    if not takes(name, "encoding") or not data.train.inputs.is_floating_point():
+        return {}
+    return {"encoding": ColumnEncoding.fit(data.train.inputs.flatten(1))}
 
 
 def build_likelihood(name: str, settings: Mapping[str, Any]) -> Likelihood:

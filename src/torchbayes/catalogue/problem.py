@@ -173,10 +173,9 @@ class Problem:
     def model(self, data: Data) -> Model:
         """Return the model for loaded data."""
         outputs = self.outputs or models.likelihood_outputs(self.likelihood, data)
+        settings = {**models.measured(self.network, data), **self.network_settings}
         return Model(
-            lambda: models.build_network(self.network, data.input_shape, outputs, settings=self.network_settings).to(
-                self.place
-            ),
+            lambda: models.build_network(self.network, data.input_shape, outputs, settings=settings).to(self.place),
             models.build_likelihood(self.likelihood, self.likelihood_settings),
             models.build_prior(self.prior, self.prior_settings, self.prior_scale),
             temperature=self.temperature,

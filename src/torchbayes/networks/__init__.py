@@ -9,8 +9,10 @@ from torchbayes.networks.modules import DropConnect, MultiHead, for_head
 from torchbayes.networks.registry import build, names
 from torchbayes.networks.resnet import FilterResponseNorm2d, preresnet20, resnet20_frn
 from torchbayes.networks.small import lenet, linear, mlp, small_cnn
+from torchbayes.networks.tabular import ColumnEncoding, tabular
 
 __all__ = [
+    "ColumnEncoding",
     "DropConnect",
     "FilterResponseNorm2d",
     "MultiHead",
@@ -23,4 +25,5 @@ __all__ = [
     "preresnet20",
     "resnet20_frn",
     "small_cnn",
+    "tabular",
 ]

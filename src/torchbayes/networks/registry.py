@@ -11,10 +11,15 @@ from torch import nn
 from torchbayes.checks import nearest, seen
 from torchbayes.networks.resnet import preresnet20, resnet20_frn
 from torchbayes.networks.small import InputShape, lenet, linear, mlp, small_cnn
+from torchbayes.networks.tabular import tabular
 
 _FACTORIES: dict[str, tuple[Callable[..., nn.Module], str]] = {
     "linear": (linear, "linear model: no hidden layer; inputs of any shape are flattened"),
     "mlp": (mlp, "multilayer perceptron; inputs of any shape are flattened (hidden, activation, dropout)"),
+    "tabular": (
+        tabular,
+        "tables: each column clipped and cut at quantiles, then a multilayer perceptron (hidden, activation, dropout)",
+    ),
     "lenet": (
         lenet,
         "LeNet 20-50-500: two 5x5 convolutions and a hidden layer; images from 16x16 (channels, hidden, dropout)",

@@ -163,3 +163,11 @@ def test_other_encodings_are_named_or_said(tmp_path):
 def test_a_target_of_one_value_has_no_deviation(tmp_path):
     notes = read_data(written(tmp_path, same=["5.0"] * ROWS), {"target": "same", "task": "regression"}).notes
     assert any("Targets: numbers (mean 5, standard deviation 0)" in note for note in notes)
+
+
+@pytest.mark.parametrize(("same", "told"), [(29, None), (30, "50%"), (45, "75%")])
+def test_targets_that_are_mostly_one_value_are_told(tmp_path, same, told):
+    price = [0.5] * same + [i + 0.25 for i in range(ROWS - same)]
+    notes = [note for note in read(written(tmp_path, price=price)).notes if "of the targets" in note]
+    assert [note.split(" of the targets ")[0] for note in notes] == ([told] if told else [])
+    assert all("'price' are 0.5." in note for note in notes)

@@ -25,6 +25,7 @@ from torchbayes.data.own.table import Table, is_table, missing, read_table, text
 _COUNTED = 20  # least rows of a column that counts from any number: with fewer it may be chance
 _YEARS = (1700, 2100)  # consecutive whole numbers in this range are times
 _DETERMINED = 0.9999  # correlation
+_MOST_OF = 0.5  # share of the targets that are one value, from which this is told
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,8 @@ def _odd_targets(name: str, data: Data, parts: Sequence[Rows]) -> list[str]:
         return []
     if (targets == targets[0]).all():
         return [f"The target {name!r} is the same in all training rows: there is nothing to learn from them."]
-    sentences = far(name, np.concatenate([np.asarray(subset.targets, dtype=np.float64) for subset in parts]))
+    numbers = np.concatenate([np.asarray(subset.targets, dtype=np.float64) for subset in parts])
+    sentences = [*_repeated(name, numbers), *far(name, numbers)]
     encode = data.reader.encode if isinstance(data.reader, Reader) else None
     if not isinstance(encode, Columns) or len(targets) < 5:  # fewer can be collinear by chance
         return sentences
@@ -135,6 +137,19 @@ def _odd_targets(name: str, data: Data, parts: Sequence[Rows]) -> list[str]:
                     f"it is not known in advance."
                 )
     return sentences
+
+
+def _repeated(name: str, numbers: np.ndarray) -> list[str]:
+    """Return a sentence on targets (N,) most of which are one value, which normal noise cannot describe."""
+    values, counts = np.unique(numbers, return_counts=True)
+    share = counts.max() / len(numbers)
+    if share < _MOST_OF or len(numbers) < _COUNTED:
+        return []
+    return [
+        f"{share:.0%} of the targets {name!r} are {values[counts.argmax()]:.6g}. Noise around a mean does not describe "
+        f"that: intervals will be too wide there or too narrow elsewhere. Predict first whether a row has this value, "
+        f"then the others."
+    ]
 
 
 def tables_in(folder: Path) -> dict[str, Path]:
