@@ -26,8 +26,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         p(y = k | x, D) ≈ (1/S) Σ_s softmax(f_s(x))_k
 
     Args:
-        network: "auto", a multilayer perceptron on columns in pieces, see `torchbayes.sklearn.pieces`; on standardised
-            columns "mlp" or another network of the library, an `nn.Module` from (B, D) to (B, K) for K classes, or a
+        network: "auto", a multilayer perceptron on `torchbayes.networks.ColumnEncoding`; on standardised columns
+            "mlp" or another network of the library, an `nn.Module` from (B, D) to (B, K) for K classes, or a
             function (D, K) -> module. D counts the columns after preparation.
         method: "auto"; a method such as `torchbayes.SWAG(members=5)`; or the name of one, with its defaults.
         likelihood: "auto", "categorical"; "bernoulli" for two classes and a single output; or a likelihood.

@@ -139,7 +139,7 @@ class BayesianEstimator(BaseEstimator):
         began = time.perf_counter()
         check_flags(verbose=self.verbose)
         training = prepared(
-            given.table, self._encoded(given), given.weights, in_pieces=self.perceptron or self.network == "auto"
+            given.table, self._encoded(given), given.weights, encoded=self.perceptron or self.network == "auto"
         )
         likelihood, data = likelihood_of(self.likelihood, self.usual_likelihood), self._data(training)
         listed = getattr(likelihood, "listed", None)  # a likelihood of the user's need not be

@@ -24,8 +24,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         p(y | x, D) ≈ (1/S) Σ_s p(y | f_s(x))
 
     Args:
-        network: "auto", a multilayer perceptron on columns in pieces, see `torchbayes.sklearn.pieces`; on standardised
-            columns "mlp" or another network of the library, an `nn.Module` from (B, D) to (B, K), or a function
+        network: "auto", a multilayer perceptron on `torchbayes.networks.ColumnEncoding`; on standardised columns
+            "mlp" or another network of the library, an `nn.Module` from (B, D) to (B, K), or a function
             (D, K) -> module. D counts the columns after preparation; K is 2 for the mean and the noise of normal
             targets, and 1 where the noise is the same everywhere.
         method: "auto"; a method such as `torchbayes.SWAG(members=5)`; or the name of one, with its defaults.

@@ -12,19 +12,20 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
 
 from torchbayes.checks import check_kind, given
 from torchbayes.data.base import Standardise
 from torchbayes.data.own.columns import Column, Columns
 from torchbayes.data.own.dates import Dates
 from torchbayes.native.process import full_path
+from torchbayes.networks import ColumnEncoding
 from torchbayes.posteriors.files import RESTORE, read_header, write_tensors
 from torchbayes.posteriors.load import load as load_posterior
 from torchbayes.posteriors.posterior import packed
 from torchbayes.sklearn.classification import BayesianClassifier
 from torchbayes.sklearn.estimator import BayesianEstimator, Network
 from torchbayes.sklearn.perceptrons import BayesianMLPClassifier, BayesianMLPRegressor
-from torchbayes.sklearn.pieces import Pieces
 from torchbayes.sklearn.regression import BayesianRegressor
 from torchbayes.sklearn.tables import Preparation
 
@@ -58,7 +59,7 @@ def save(estimator: BayesianEstimator, path: str | Path) -> Path:
         "kind": type(estimator).__name__,
         "settings": {n: s for n, s in estimator.get_params(deep=False).items() if isinstance(s, _SETTINGS)},
         "columns": [_entries_of(column) for column in preparation.columns.columns],
-        "scale": {name: tensor.tolist() for name, tensor in vars(preparation.scale).items()},
+        "scale": {name: tensor.tolist() for name, tensor in _numbers_of(preparation.scale).items()},
         "notes": preparation.notes,
         "names": None if names is None else names.tolist(),
         **{name: vars(estimator)[name] for name in _PLAIN},
@@ -107,8 +108,9 @@ def _restored(entries: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
     if lacking:
         raise ValueError(f"the estimator was fitted with a {lacking[0]} that is not in its file. Give `{lacking[0]}`.")
     columns = tuple(_column_of(column) for column in entries["columns"])
-    numbers = {name: torch.tensor(values, dtype=torch.float64) for name, values in entries["scale"].items()}
-    scale = (Pieces if "edges_DE" in numbers else Standardise)(**numbers)
+    dtypes = dict.fromkeys(("column", "marked"), torch.int64)
+    numbers = {n: torch.tensor(v, dtype=dtypes.get(n, torch.float64)) for n, v in entries["scale"].items()}
+    scale = (ColumnEncoding if "centre" in numbers else Standardise)(**numbers)
     estimator.preparation_ = Preparation(Columns(columns, "X"), scale, tuple(entries["notes"]))
     estimator.notes_ = estimator.preparation_.notes
     for name in _PLAIN:
@@ -120,6 +122,10 @@ def _restored(entries: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
     if names is not None:
         estimator.feature_names_in_ = np.array(names, dtype=object)
     return estimator
+
+
+def _numbers_of(scale: Standardise | ColumnEncoding) -> dict[str, Tensor]:
+    return scale.state_dict() if isinstance(scale, ColumnEncoding) else vars(scale)
 
 
 def _entries_of(column: Column | Dates) -> dict[str, Any]:

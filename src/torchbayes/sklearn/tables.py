@@ -12,7 +12,7 @@ from torch import Tensor
 from torchbayes.data.base import Standardise
 from torchbayes.data.own.columns import Columns, fit_columns
 from torchbayes.data.own.table import Table, from_frame
-from torchbayes.sklearn.pieces import Pieces, pieces_of
+from torchbayes.networks import ColumnEncoding
 
 _COLUMNS = 20_000  # each takes a millisecond
 _REPEATED = 10  # rows on average for each given row; beyond, weights become weights of the likelihood
@@ -23,13 +23,13 @@ class Preparation:
     """How columns become inputs of a network, as the training rows said."""
 
     columns: Columns
-    scale: Standardise | Pieces
+    scale: Standardise | ColumnEncoding
     notes: tuple[str, ...]  # what became of each column, in sentences
 
     @property
     def width(self) -> int:
         """D, the number of inputs of the network."""
-        return self.columns.width if isinstance(self.scale, Standardise) else self.scale.width
+        return self.scale.features if isinstance(self.scale, ColumnEncoding) else self.columns.width
 
     def __call__(self, rows: Table) -> Tensor:
         """Return inputs of the network, float32 (B, D)."""
@@ -71,11 +71,11 @@ def as_table(rows: Any) -> Table:
     return from_frame(rows, "X")
 
 
-def prepared(rows: Table, targets: np.ndarray, weights: np.ndarray | None, *, in_pieces: bool) -> Training:
+def prepared(rows: Table, targets: np.ndarray, weights: np.ndarray | None, *, encoded: bool) -> Training:
     """Return training rows, whatever their order was.
 
     A fit then depends on which rows there are, and not on their order. Rows of weight 0 are dropped, and a row whose
-    weight is a whole number is repeated so often, unless this makes too many. Columns are standardised, or `in_pieces`.
+    weight is a whole number is repeated so often, unless this makes too many. Columns are standardised, or `encoded`.
 
     Raises:
         ValueError: if no column can be an input.
@@ -88,7 +88,7 @@ def prepared(rows: Table, targets: np.ndarray, weights: np.ndarray | None, *, in
     values = columns(rows).values
     order = np.argsort(_keys(values, targets, weights), kind="stable")
     inputs = torch.from_numpy(values[order])
-    preparation = Preparation(columns, pieces_of(inputs) if in_pieces else Standardise.fit(inputs), notes)
+    preparation = Preparation(columns, ColumnEncoding.fit(inputs) if encoded else Standardise.fit(inputs), notes)
     in_order = None if weights is None else weights[order]
     return Training(preparation, preparation.scale(inputs).float(), targets[order], in_order)
 
