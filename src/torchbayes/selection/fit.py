@@ -32,6 +32,7 @@ from torchbayes.posteriors.subspace import InSubspace
 from torchbayes.selection.choose import choose
 from torchbayes.selection.compared import Standard, compares, divided, worth_keeping
 from torchbayes.selection.start import begin_at, modes_to_seek, of_length, with_members_of
+from torchbayes.selection.trials import having
 
 
 @overload
@@ -253,29 +254,31 @@ def _at_modes(
 def _finished(posterior: Any, model: Model, data: Any, *, then: Method | None, request: _Request) -> Posterior:
     """Return a posterior over all weights; its chains go on with all rows by the method `then`, if there is one.
 
-    Members that were replaced by a network do not move, and stay.
+    Members that were replaced by a network do not move, and stay; if all were, networks are trained with all rows.
     """
     if request.space is not None:
         return InSubspace.of(posterior, request.space)
     if then is None:
         return posterior
     still_M = (posterior.weights_MSD == posterior.weights_MSD[:, :1]).flatten(1).all(1)
-    if still_M.all():
-        return posterior
+    networks = bool(still_M.all())
     further: Any = fit(
         model,
         data,
-        then,
-        start=posterior.weights_MSD[~still_M, -1],
+        having(then.needs.start, {"members": len(still_M)}) if networks else then,
+        start=None if networks else posterior.weights_MSD[~still_M, -1],
         seed=request.seed,
         directory=None if request.directory is None else folder_in(request.directory, ALL_ROWS),
         resume=request.resume,
         callbacks=request.callbacks,
         ranks=request.ranks,
     )
+    problems = (*posterior.problems, *further.problems)
+    if networks:
+        found = replace(posterior, weights_MSD=further.weights_MD.unsqueeze(1), buffers_M=further.buffers_M)
+        return found.with_problems(problems)
     still_MSD = posterior.weights_MSD[still_M, :1].expand(-1, further.weights_MSD.shape[1], -1)
     in_order_SMD = torch.cat([further.weights_MSD, still_MSD]).transpose(0, 1).contiguous()
-    problems = (*posterior.problems, *further.problems)
     return replace(further, weights_MSD=in_order_SMD.transpose(0, 1)).with_problems(problems)
 
 
