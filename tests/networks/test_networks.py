@@ -267,7 +267,8 @@ def test_shapes_that_do_not_fit_are_named(name: str, shape: tuple[int, ...], mes
 def test_unknown_names_and_settings_suggest_the_close_ones():
     with pytest.raises(ValueError, match=r"no network 'lenett'\. Did you mean lenet or linear\?"):
         networks.build("lenett", (1, 28, 28), 10)
-    with pytest.raises(ValueError, match="Choose from: linear, mlp, lenet, small_cnn, resnet20_frn, preresnet20"):
+    known = "linear, mlp, tabular, lenet, small_cnn, resnet20_frn, preresnet20"
+    with pytest.raises(ValueError, match=f"Choose from: {known}"):
         networks.build("xyz", (1, 28, 28), 10)
     with pytest.raises(ValueError, match=r"has no setting 'hiden'\. Did you mean hidden\?"):
         networks.build("mlp", (4,), 1, hiden=(3,))

@@ -31,7 +31,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             function (D, K) -> module. D counts the columns after preparation.
         method: "auto"; a method such as `torchbayes.SWAG(members=5)`; or the name of one, with its defaults.
         likelihood: "auto", "categorical"; "bernoulli" for two classes and a single output; or a likelihood.
-        prior: of the weights; that of `Model` if None.
+        prior: of the weights; if None `FanInNormal(4.0)` for the network of "auto", for others that of `Model`.
         random_state: seed, or generator of seeds.
         n_jobs: threads; −1 for all cores, None for PyTorch's choice.
         verbose: whether progress is shown.
@@ -48,6 +48,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     """
 
     usual_likelihood = "categorical"
+    usual_gain = 4.0
 
     def partial_fit(self, X: Any, y: Any, *, classes: Any = None, sample_weight: Any = None) -> Self:
         """Infer the posterior given all rows so far, those of the calls before and these.

@@ -21,7 +21,8 @@ from torchbayes.checks import check_flags, check_function
 from torchbayes.data.base import Data
 from torchbayes.data.own.table import Table
 from torchbayes.model import Model, likelihoods
-from torchbayes.networks import build
+from torchbayes.model.priors import FanInNormal
+from torchbayes.networks import build, mlp
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.mixture import some_rows
 from torchbayes.predictive.predict import as_source, predict
@@ -29,6 +30,7 @@ from torchbayes.selection.fit import fit
 from torchbayes.sklearn.automatic import method_of
 from torchbayes.sklearn.tables import Training, as_table, is_frame, joined, prepared
 
+HIDDEN = (64, 64)  # widths of the hidden layers of the network of "auto"
 _BLOCK = 256  # rows that go through the networks together
 
 Network = str | nn.Module | Callable[[int, int], nn.Module]
@@ -54,7 +56,8 @@ class BayesianEstimator(BaseEstimator):
     """A network on a table, and the posterior over its weights; the base of regressors and classifiers."""
 
     usual_likelihood: ClassVar[str]  # its name
-    perceptron: ClassVar[bool] = False  # whether it is that of "auto", with settings
+    usual_gain: ClassVar[float]  # of the prior of the network of "auto"; see `FanInNormal`
+    perceptron: ClassVar[bool] = False  # whether the network is that of "auto", with settings
 
     def __init__(
         self,
@@ -168,7 +171,8 @@ class BayesianEstimator(BaseEstimator):
         """Return the model of the columns and targets that were prepared."""
         likelihood = likelihood_of(self.likelihood, self.usual_likelihood)
         network = network_of(self.network, self.preparation_.width, self.outputs_)
-        return Model(network, likelihoods.Weighted(likelihood) if self.weighted_ else likelihood, self.prior)
+        prior = FanInNormal(self.usual_gain) if self.prior is None and is_encoded(self) else self.prior
+        return Model(network, likelihoods.Weighted(likelihood) if self.weighted_ else likelihood, prior)
 
     def _blocks(self, X: Any) -> Iterator[Predictive]:
         """Yield the model average at successive blocks of rows.
@@ -217,12 +221,21 @@ def joined_blocks(blocks: Iterable[Predictive], values: Callable[[Predictive], A
     return np.concatenate([np.asarray(values(block)) for block in blocks])
 
 
+def is_encoded(estimator: BayesianEstimator) -> bool:
+    """Return whether columns of numbers are encoded for the network, instead of standardised."""
+    return estimator.perceptron or (isinstance(estimator.network, str) and estimator.network == "auto")
+
+
 def network_of(network: Network, inputs: int, outputs: int) -> Any:
     """Return a module, or what makes one: of the library by its name, or of a function of (inputs, outputs)."""
     if isinstance(network, nn.Module):
         return network
     if isinstance(network, str):
-        return partial(build, "mlp" if network == "auto" else network, (inputs,), outputs)
+        return (
+            partial(mlp, inputs, outputs, hidden=HIDDEN)
+            if network == "auto"
+            else partial(build, network, (inputs,), outputs)
+        )
     check_function("a name, a module, or a function of the numbers of inputs and outputs", network=network)
     return partial(network, inputs, outputs)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torchbayes.networks import mlp
 from torchbayes.sklearn.classification import BayesianClassifier
-from torchbayes.sklearn.estimator import BayesianEstimator
+from torchbayes.sklearn.estimator import HIDDEN, BayesianEstimator
 from torchbayes.sklearn.regression import BayesianRegressor
 
 
@@ -19,7 +19,7 @@ class _Perceptron(BayesianEstimator):
 
     def __init__(
         self,
-        hidden: Sequence[int] = (50, 50),
+        hidden: Sequence[int] = HIDDEN,
         activation: str = "relu",
         *,
         method: Any = "auto",

@@ -31,7 +31,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         method: "auto"; a method such as `torchbayes.SWAG(members=5)`; or the name of one, with its defaults.
         likelihood: "auto", which is "heteroscedastic": normal noise that depends on the inputs; another name, such as
             "gaussian", "student_t" or "poisson"; or a likelihood.
-        prior: of the weights; that of `Model` if None.
+        prior: of the weights; if None `FanInNormal(2.0)` for the network of "auto", for others that of `Model`.
         random_state: seed, or generator of seeds.
         n_jobs: threads; −1 for all cores, None for PyTorch's choice.
         verbose: whether progress is shown.
@@ -47,6 +47,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     """
 
     usual_likelihood = "heteroscedastic"
+    usual_gain = 2.0
 
     def predict(self, X: Any, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """Return the mean of the targets (B,), and their standard deviation (B,) if asked for.
