@@ -1,6 +1,7 @@
 """Settings of a network that are measured on the training rows."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,8 @@ def table(tmp_path: Path) -> Path:
 def test_the_network_for_tables_has_the_encoding_of_the_training_rows(table: Path):
     setup = Problem(str(table), "tabular", {"hidden": [8]}, "gaussian", target="y").setup()
     inputs = setup.data.train.inputs
-    encoding = setup.model.network.module[1]
+    network: Any = setup.model.network.module
+    encoding = network[1]
     expected = ColumnEncoding.fit(inputs)
     assert len(encoding.column) == len(expected.column) > 0
     assert encoding(inputs).equal(expected(inputs))

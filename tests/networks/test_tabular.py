@@ -1,6 +1,7 @@
 import copy
 import math
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,7 +141,8 @@ def test_members_in_a_stack_are_the_members_one_by_one(dtype: torch.dtype):
     assert {p.dtype for p in net.parameters()} == {dtype}
     members = [copy.deepcopy(net) for _ in range(3)]
     for member in members:
-        member[2].reset_parameters()
+        first: Any = member[2]
+        first.reset_parameters()
     stacked = {
         name: torch.stack([dict(m.named_parameters())[name] for m in members]) for name, _ in net.named_parameters()
     }
@@ -168,7 +170,7 @@ def test_the_kernel_runs_what_follows_the_encoding():
     ids=lambda method: type(method).__name__,
 )
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
-def test_methods_take_it(method: object):
+def test_methods_take_it(method: Any):
     inputs = rows(40, 3, dtype=torch.float32)
     net = tabular(3, 1, encoding=ColumnEncoding.fit(inputs), hidden=(8,))
     model = tb.Model(net, tb.likelihoods.Gaussian(0.3), tb.priors.FanInNormal())
