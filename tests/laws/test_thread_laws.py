@@ -98,6 +98,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 # of their base another is fitted in threads: one descent, one Metropolis test, one kind of noise, one of particles
 STUDIES = {"SWA", "FGE", "Snapshots", "Simplex", "HMC", "MALA", "SGLD", "RepulsiveEnsemble"}
+STUDIES |= {"MAMS", "UnderdampedLangevin"}
 FITS: list[tuple[str, str]] = [
     ("MAP", "recurrent"),
     ("SWA", "noise"),
@@ -111,6 +112,10 @@ FITS: list[tuple[str, str]] = [
     ("MALA", "convolution"),
     ("RandomWalk", "attention"),
     ("EllipticalSlice", "recurrent"),
+    ("MCLMC", "layer norm"),
+    ("MAMS", "attention"),
+    ("UnderdampedLangevin", "convolution"),
+    ("MILE", "perceptron"),
     ("SGLD", "noise"),
     ("SGHMC", "dropout"),
     ("SGNHT", "drop connect"),
@@ -140,6 +145,9 @@ def method_of(name: str) -> Any:
     settings |= {"transform": "spline", "layers": 1, "hidden": 4, "bins": 4} if name == "NormalizingFlow" else {}
     settings |= {"members": 2} if name in {"SVGD", "RepulsiveEnsemble"} else {}
     settings |= {"epochs_of_descent": 1, "every": 4} if name == "OnlineLaplace" else {}
+    if name == "MILE":
+        sampler = tb.MCLMC(steps=16, burn_in=12, thin=1, plan="loop")  # a sixth of it is a step
+        settings |= {"members": 2, "sampler": sampler, "ensemble": method_of("MAP")}
     return kind(**settings, **small(kind))
 
 
