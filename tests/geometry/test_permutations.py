@@ -55,7 +55,7 @@ def test_the_librarys_own_networks(name: str):
     """Inputs are made up: all of these begin with a linear layer or a convolution."""
     shape = (1, 28, 28) if name == "lenet" else (3, 16, 16)
     count, gap, _ = change(tb.Model(filled(tb.networks.build(name, shape, 10)), tb.likelihoods.Categorical()))
-    expected = {"linear": 0, "mlp": 2, "lenet": 3, "small_cnn": 2, "resnet20_frn": 12, "preresnet20": 12}
+    expected = {"linear": 0, "mlp": 2, "tabular": 2, "lenet": 3, "small_cnn": 2, "resnet20_frn": 12, "preresnet20": 12}
     assert count == expected[name]
     assert gap < 1e-12
 

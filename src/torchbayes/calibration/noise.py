@@ -120,8 +120,11 @@ def _of(likelihood: Likelihood, factor: float) -> Likelihood:
     return Widened(likelihood, factor)
 
 
+_LOCATED = (distributions.Normal, distributions.Laplace)  # given by a location and a scale
+
+
 def _widened(distribution: Distribution, factor: float) -> Distribution:
-    if isinstance(distribution, distributions.Normal | distributions.Laplace):
+    if isinstance(distribution, _LOCATED):
         kind = type(distribution)
         return kind(distribution.loc, factor * distribution.scale, validate_args=False)
     if isinstance(distribution, distributions.StudentT):

@@ -11,7 +11,7 @@ from typing import Any
 
 from torchbayes.catalogue.entries import Look, MethodEntry, Settings
 from torchbayes.catalogue.imports import load_path, path_of, registered
-from torchbayes.catalogue.usual import budgeted, hmc, in_cycles, laplace, online_laplace, sampler
+from torchbayes.catalogue.usual import budgeted, hmc, in_cycles, laplace, mile, online_laplace, sampler
 from torchbayes.catalogue.variational import FLAT, VARIATIONAL
 from torchbayes.checks import seen
 from torchbayes.methods.curves.curve import Curve
@@ -245,6 +245,7 @@ METHODS: dict[str, MethodEntry] = {
             label="MILE",
             look=Look("#b5179e", "D"),
             also=("ensemble_then_sample",),
+            usual=mile,
             plain={"members": 5},
             start="ensemble",
             cost="The deep ensemble, and two gradients on all the data for each step of each chain.",

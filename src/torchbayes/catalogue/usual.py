@@ -12,6 +12,7 @@ from torchbayes.catalogue.problem import Problem
 from torchbayes.checks import check_name
 from torchbayes.density.kernels import knows
 from torchbayes.density.plans import BackendName
+from torchbayes.methods.langevin.mile import MILE
 from torchbayes.methods.laplace.laplace import Laplace
 from torchbayes.methods.laplace.online import OnlineLaplace
 from torchbayes.methods.mcmc.hmc import HMC
@@ -172,6 +173,13 @@ def plain_settings(kind: type, usual: Usual, settings: Mapping[str, Any] | None 
 def laplace(usual: Usual) -> Laplace:
     """Return Laplace around trained networks, with the prior precision that held-out rows chose, if any."""
     return Laplace(prior=_PRECISIONS.get(usual.family, "scalar"))
+
+
+def mile(usual: Usual) -> MILE:
+    """Return five networks and chains, run as others are on the data set."""
+    default = MILE(members=5)
+    sampler, ensemble = (dataclasses.replace(part, plan=usual.plan) for part in (default.sampler, default.ensemble))
+    return dataclasses.replace(default, sampler=sampler, ensemble=ensemble)
 
 
 def online_laplace(usual: Usual) -> OnlineLaplace:

@@ -57,7 +57,7 @@ class ColumnEncoding(nn.Module):
     def __init__(
         self, centre: Tensor, factor: Tensor, *, column: Tensor, lower: Tensor, width: Tensor, marked: Tensor
     ) -> None:
-        """Keep the numbers as buffers; `ColumnEncoding(**encoding.state_dict())` is a copy.
+        """Keep the numbers as buffers; they are the arguments too, so that the `state_dict` makes a copy.
 
         Raises:
             TypeError: if one is not a tensor.

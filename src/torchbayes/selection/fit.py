@@ -30,8 +30,16 @@ from torchbayes.posteriors.posterior import Posterior
 from torchbayes.posteriors.problems import checked, warn_of, warn_unchecked
 from torchbayes.posteriors.subspace import InSubspace
 from torchbayes.selection.choose import choose
-from torchbayes.selection.compared import Standard, compares, divided, worth_keeping
-from torchbayes.selection.start import begin_at, modes_to_seek, of_length, with_members_of
+from torchbayes.selection.start import (
+    Standard,
+    begin_at,
+    compares,
+    divided,
+    modes_to_seek,
+    of_length,
+    with_members_of,
+    worth_keeping,
+)
 from torchbayes.selection.trials import having
 
 

@@ -15,6 +15,7 @@ from torchbayes.data.own.table import Table, from_frame
 from torchbayes.networks import ColumnEncoding
 
 _COLUMNS = 20_000  # each takes a millisecond
+_GOLDEN = 0x9E3779B97F4A7C15  # 2⁶⁴ over the golden ratio, whose multiples are spread evenly
 _REPEATED = 10  # rows on average for each given row; beyond, weights become weights of the likelihood
 
 
@@ -100,8 +101,8 @@ def _keys(*parts: np.ndarray | None) -> np.ndarray:
     """
     columns = [part.reshape(len(part), -1).astype(np.float64) for part in parts if part is not None]
     bits = (np.concatenate(columns, axis=1) + 0.0).view(np.uint64)  # −0 becomes 0
-    odd = np.random.default_rng(0).integers(2**63, size=bits.shape[1], dtype=np.uint64) * np.uint64(2) + np.uint64(1)
     with np.errstate(over="ignore"):
+        odd = np.arange(1, bits.shape[1] + 1, dtype=np.uint64) * np.uint64(_GOLDEN) | np.uint64(1)
         keys = (bits ^ (bits >> np.uint64(32))) * odd
         keys = (keys ^ (keys >> np.uint64(29))).sum(axis=1, dtype=np.uint64)
         return keys * odd[0]
