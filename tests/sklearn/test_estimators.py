@@ -18,6 +18,7 @@ from torch import nn
 
 import torchbayes as tb
 from torchbayes import sklearn as estimators
+from torchbayes.posteriors.files import read_tensors, write_tensors
 from torchbayes.sklearn import BayesianClassifier, BayesianMLPRegressor, BayesianRegressor
 
 QUICK = tb.MAP(members=2, epochs=15, batch_size=16)
@@ -219,6 +220,25 @@ def test_what_is_no_name_is_given_again(tmp_path):
     tb.fit(model, (torch.ones(4, 3), torch.ones(4, 1)), QUICK).save(tmp_path / "plain.safetensors")
     with pytest.raises(ValueError, match="without a table"):
         estimators.load(tmp_path / "plain.safetensors")
+
+
+def test_a_file_chooses_no_code(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    trap = (
+        "from pathlib import Path\nPath(__file__).with_suffix('.ran').touch()\nfrom torchbayes.likelihoods import *\n"
+    )
+    (tmp_path / "trap.py").write_text(trap.replace("torchbayes.likelihoods", "torchbayes.model.likelihoods"))
+    path = estimators.save(fitted(regressor), tmp_path / "estimator.safetensors")
+    tensors, header = read_tensors(path)
+    for setting in ("likelihood", "method"):
+        header["estimator"]["settings"][setting] = "trap:HeteroscedasticGaussian"
+        write_tensors(path, tensors, header)
+        with pytest.raises(ValueError, match="likelihood that is not in its file"):
+            estimators.load(path)
+        loaded = estimators.load(path, likelihood=tb.likelihoods.HeteroscedasticGaussian())
+        assert np.array_equal(loaded.predict(FRAME), fitted(regressor).predict(FRAME))
+        assert loaded.get_params()["method"] == "auto"
+    assert not (tmp_path / "trap.ran").exists()
 
 
 def test_perceptrons_keep_their_settings_in_files(tmp_path):

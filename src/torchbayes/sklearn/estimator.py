@@ -141,9 +141,7 @@ class BayesianEstimator(BaseEstimator):
     def _fit(self, given: Given) -> Self:
         began = time.perf_counter()
         check_flags(verbose=self.verbose)
-        training = prepared(
-            given.table, self._encoded(given), given.weights, encoded=self.perceptron or self.network == "auto"
-        )
+        training = prepared(given.table, self._encoded(given), given.weights, encoded=is_encoded(self))
         likelihood, data = likelihood_of(self.likelihood, self.usual_likelihood), self._data(training)
         listed = getattr(likelihood, "listed", None)  # a likelihood of the user's need not be
         if listed is not None:

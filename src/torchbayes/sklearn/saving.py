@@ -14,6 +14,7 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from torchbayes.catalogue.imports import is_path
 from torchbayes.checks import check_kind, given
 from torchbayes.data.base import Standardise
 from torchbayes.data.own.columns import Column, Columns
@@ -92,9 +93,10 @@ def load(path: str | Path, *, network: Network | None = None, likelihood: Any = 
         raise ValueError(f"{path} holds a posterior without a table. Read it by torchbayes.load.")
     try:
         estimator = _restored(entries, given(network=network, likelihood=likelihood, prior=prior))
+        model = estimator._model()
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged: its parts do not fit ({error}). {RESTORE}") from error
-    estimator.posterior_ = load_posterior(path, estimator._model())
+    estimator.posterior_ = load_posterior(path, model)
     return estimator
 
 
@@ -102,7 +104,11 @@ def _restored(entries: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
     """Return an estimator as it was, but for its posterior."""
     kind = _KINDS[entries["kind"]]
     known = inspect.signature(kind.__init__).parameters
-    settings = {**entries["settings"], **objects}
+    # a file chooses no code (docs/decisions/0032-files-do-not-choose-code.md): import paths are given again
+    named = {
+        name: value for name, value in entries["settings"].items() if not (isinstance(value, str) and is_path(value))
+    }
+    settings = {**named, **objects}
     estimator: Any = kind(**{name: value for name, value in settings.items() if name in known})
     lacking = [name for name in _GIVEN if name in known and name not in settings]
     if lacking:
