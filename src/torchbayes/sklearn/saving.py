@@ -105,9 +105,7 @@ def _restored(entries: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
     kind = _KINDS[entries["kind"]]
     known = inspect.signature(kind.__init__).parameters
     # a file chooses no code (docs/decisions/0032-files-do-not-choose-code.md): import paths are given again
-    named = {
-        name: value for name, value in entries["settings"].items() if not (isinstance(value, str) and is_path(value))
-    }
+    named = {name: value for name, value in entries["settings"].items() if not is_path(value)}
     settings = {**named, **objects}
     estimator: Any = kind(**{name: value for name, value in settings.items() if name in known})
     lacking = [name for name in _GIVEN if name in known and name not in settings]
