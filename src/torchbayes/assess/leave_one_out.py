@@ -165,24 +165,24 @@ def loo(
         raise ValueError("the rows of this model are coupled (`Model(coupled=True)`), so that none can be left out.")
     rows = _rows(model, data)
     if isinstance(posterior, Linearised):
-        found = _closed(posterior, rows)
+        estimate = _closed(posterior, rows)
     else:
         linearised = by_outputs(posterior)
-        found = _by_draws(posterior, rows, chunk_size) if linearised is None else _closed(linearised, rows)
-    if refit is not None and len(found.untrusted):
-        found = _refitted(found, model, data, refit)
-    warn_of(found.problems, "this leave-one-out estimate")
-    return found
+        estimate = _by_draws(posterior, rows, chunk_size) if linearised is None else _closed(linearised, rows)
+    if refit is not None and len(estimate.untrusted):
+        estimate = _refitted(estimate, model, data, refit)
+    warn_of(estimate.problems, "this leave-one-out estimate")
+    return estimate
 
 
 def _rows(model: Model, data: Any) -> list[Batch]:
     """Return the rows in batches."""
-    found = [model.unpack(item) if not isinstance(item, Batch) else item for item in batches(model, data)]
-    for batch in found:
+    rows = [model.unpack(item) if not isinstance(item, Batch) else item for item in batches(model, data)]
+    for batch in rows:
         check_finite(batch.inputs)
-    if not sum(batch.size for batch in found):
+    if not sum(batch.size for batch in rows):
         raise ValueError("`data` is empty: there are no rows to leave out.")
-    return found
+    return rows
 
 
 def _closed(linearised: Linearised, rows: Sequence[Batch]) -> LeaveOneOut:
@@ -267,12 +267,12 @@ def _check_densities(*densities: Tensor) -> None:
             )
 
 
-def _refitted(found: LeaveOneOut, model: Model, data: Any, method: Method[Any]) -> LeaveOneOut:
+def _refitted(estimate: LeaveOneOut, model: Model, data: Any, method: Method[Any]) -> LeaveOneOut:
     """Return the densities with those of untrusted rows from fits without them."""
     source = as_source(model, data, 1024)
-    elpd_NM, k_NM = found.elpd_NM.clone(), found.k_NM.clone()
+    elpd_NM, k_NM = estimate.elpd_NM.clone(), estimate.k_NM.clone()
     everything = torch.arange(source.num_data)
-    for row in found.untrusted.tolist():
+    for row in estimate.untrusted.tolist():
         others, alone = (source.kept(everything[where]) for where in (everything != row, everything == row))
         if others is None or alone is None:
             raise ValueError("`refit` needs rows that can be told apart: give tensors or a Dataset, not batches.")
@@ -281,4 +281,4 @@ def _refitted(found: LeaveOneOut, model: Model, data: Any, method: Method[Any]) 
         predictive = predict(again, left.inputs)
         elpd_NM[row] = float(predictive.log_prob(left.targets)[0])
         k_NM[row] = -math.inf
-    return replace(found, elpd_NM=elpd_NM, k_NM=k_NM)
+    return replace(estimate, elpd_NM=elpd_NM, k_NM=k_NM)

@@ -76,16 +76,16 @@ def beta_of(rows: Rows) -> LogLinear:
     features_BP = torch.cat([torch.ones(len(rows.weights_B), 1).double(), _beta_features(rows)], 1)
     check_two(rows, "beta")
     check_separable(rows, features_BP, "beta")
-    found: list[tuple[float, list[float]]] = []
+    optima: list[tuple[float, list[float]]] = []
     for free in ([0, 1, 2], [0, 1], [0, 2], [0]):
         optimum = _logistic(rows, features_BP[:, free])
         coefficients = torch.zeros(3, dtype=torch.float64)
         coefficients[free] = optimum.coefficients_P
         if (coefficients[1:] >= 0).all():
-            found.append((optimum.loss, coefficients.tolist()))
-        if len(free) == len(features_BP.T) and found:
+            optima.append((optimum.loss, coefficients.tolist()))
+        if len(free) == len(features_BP.T) and optima:
             break  # no bound holds, so this is the optimum
-    bias, alpha, beta = min(found)[1]
+    bias, alpha, beta = min(optima)[1]
     return LogLinear(torch.tensor([beta, alpha]), torch.tensor([0.0, bias]))
 
 
@@ -104,8 +104,8 @@ def check_separable(rows: Rows, features_BP: Tensor, name: str) -> None:
 
     scaled_BP = features_BP / features_BP.abs().amax(0).clamp_min(torch.finfo(torch.float64).tiny)
     signed_BP = torch.cat([scaled_BP[rows.shares_BK[:, 1] > 0], -scaled_BP[rows.shares_BK[:, 0] > 0]]).numpy()
-    found = linprog(-signed_BP.mean(0), A_ub=-signed_BP, b_ub=torch.zeros(len(signed_BP)).numpy(), bounds=(-1, 1))
-    if -found.fun > 1e-9:
+    optimum = linprog(-signed_BP.mean(0), A_ub=-signed_BP, b_ub=torch.zeros(len(signed_BP)).numpy(), bounds=(-1, 1))
+    if -optimum.fun > 1e-9:
         raise SeparableError(
             f"{name!r} separates the {len(rows.weights_B)} held-out rows without error, so that no finite coefficients "
             f"are best. Hold out more rows, or use 'ts-mix'."

@@ -94,8 +94,8 @@ def noise_of(pairs: Sequence[tuple[Predictive, Any]]) -> NoiseScaling:
     grid = torch.linspace(*_BOUNDS, _GRID).tolist()
     best = min(range(_GRID), key=lambda place: loss(grid[place]))
     low, high = grid[max(best - 1, 0)], grid[min(best + 1, _GRID - 1)]
-    found = minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 1e-8})
-    return NoiseScaling(math.exp(found.x))
+    optimum = minimize_scalar(loss, bounds=(low, high), method="bounded", options={"xatol": 1e-8})
+    return NoiseScaling(math.exp(optimum.x))
 
 
 def mean_loss(pairs: Sequence[tuple[Predictive, Any]], calibrator: Calibrator | None = None) -> float:

@@ -99,7 +99,7 @@ def joined(parts: Sequence[Rows]) -> Rows:
     if not parts:
         raise ValueError("the data are empty: there are no rows to calibrate on.")
     names = ("log_probs_BK", "shares_BK", "weights_B")
-    rows = Rows(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
+    rows = Rows(*(torch.cat([getattr(each, name) for each in parts]) for name in names))
     if not len(rows.weights_B):
         raise ValueError(NO_ROW)
     return rows

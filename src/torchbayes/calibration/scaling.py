@@ -84,8 +84,8 @@ def vector_of(rows: Rows) -> LogLinear:
     classes = rows.classes
     start_P = torch.cat([torch.ones(classes), torch.zeros(classes)]).double()
     penalty_P = torch.full_like(start_P, classes / rows.count)
-    found = minimised(ByClass(values_BK), rows, start_P=start_P, penalty_P=penalty_P)
-    weight_K, bias_K = found.coefficients_P.chunk(2)
+    optimum = minimised(ByClass(values_BK), rows, start_P=start_P, penalty_P=penalty_P)
+    weight_K, bias_K = optimum.coefficients_P.chunk(2)
     return LogLinear(weight_K, bias_K, first.temperature, first.uniform)
 
 
@@ -136,6 +136,6 @@ def _matrix(values_BK: Tensor, rows: Rows, strength_KK: Tensor, of_bias: float) 
     classes = rows.classes
     start_P = torch.cat([torch.eye(classes).flatten(), torch.zeros(classes)]).double()
     penalty_P = torch.cat([strength_KK.flatten(), torch.full((classes,), of_bias, dtype=torch.float64)])
-    found = minimised(ByMatrix(values_BK), rows, start_P=start_P, penalty_P=penalty_P)
-    weight_KK = found.coefficients_P[:-classes].view(classes, classes)
-    return weight_KK, found.coefficients_P[-classes:], found
+    optimum = minimised(ByMatrix(values_BK), rows, start_P=start_P, penalty_P=penalty_P)
+    weight_KK = optimum.coefficients_P[:-classes].view(classes, classes)
+    return weight_KK, optimum.coefficients_P[-classes:], optimum

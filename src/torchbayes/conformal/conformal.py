@@ -90,14 +90,14 @@ class Conformal:
     @property
     def problems(self) -> tuple[str, ...]:
         """Groups whose rows are too few for a finite threshold, one clause each."""
-        found, needed = [], fewest_rows(self.coverage, self.confidence)
+        problems, needed = [], fewest_rows(self.coverage, self.confidence)
         for name, each in self.thresholds.items():
             if each.value == math.inf and (each.weighted or each.rank > each.rows):
                 which = "" if self.rows.names == (ALL,) else f" of group {name}"
                 need = "by their weights" if each.weighted else f"at least {needed} are needed"
                 few = f"{each.rows} calibration rows{which} are too few for coverage {self.coverage:g} ({need})"
-                found.append(f"{few}, so that sets hold every target")
-        return tuple(found)
+                problems.append(f"{few}, so that sets hold every target")
+        return tuple(problems)
 
     def at(self, coverage: float, *, confidence: float | None = None) -> Conformal:
         """Return the same calibration at another coverage.

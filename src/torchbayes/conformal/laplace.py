@@ -57,9 +57,14 @@ class Factors(NamedTuple):
     block_MNKK: Tensor  # B
 
 
-def _overview(found: Jackknife) -> Overview:
-    facts = {"rows": len(found.scores_N), "score": found.score, "kind": found.kind, "coverage": found.coverage}
-    return Overview("Jackknife", facts | {"bound": found.bound}, problems=found.problems)
+def _overview(jackknife: Jackknife) -> Overview:
+    facts = {
+        "rows": len(jackknife.scores_N),
+        "score": jackknife.score,
+        "kind": jackknife.kind,
+        "coverage": jackknife.coverage,
+    }
+    return Overview("Jackknife", facts | {"bound": jackknife.bound}, problems=jackknife.problems)
 
 
 @shown(_overview)
@@ -194,18 +199,18 @@ def jackknife(
 
 
 def _problems(rows: int, excessive: int, coverage: float) -> tuple[str, ...]:
-    found = []
+    problems = []
     if rows < (needed := fewest_rows(coverage)):
-        found.append(
+        problems.append(
             f"{rows} rows are too few for coverage {coverage:g} (at least {needed} are needed), so that "
             f"intervals hold every target"
         )
     if excessive:
-        found.append(
+        problems.append(
             f"the leverage of {excessive} of {rows} rows is 1 or more, which the exact posterior does not have "
             f"(fit with structure='dense', or hold rows out and use `calibrate`)"
         )
-    return tuple(found)
+    return tuple(problems)
 
 
 def _sites(posterior: LaplacePosterior, targets: Tensor, mean_MNK: Tensor) -> Sites:

@@ -98,12 +98,12 @@ class OfKernel:
 
     def rows(self) -> Tensor:
         """Return the covariance of each row."""
-        found = []
+        diagonals = []
         for member in self.members:
             rows, outputs = member.root_NKR.shape[:2]
             left = (member.kernel - member.whitened.T @ member.whitened).view(rows, outputs, rows, outputs)
-            found.append(left.diagonal(dim1=0, dim2=2).movedim(-1, 0))
-        return torch.stack(found)
+            diagonals.append(left.diagonal(dim1=0, dim2=2).movedim(-1, 0))
+        return torch.stack(diagonals)
 
     def at(self, inputs: Any) -> AtInputs:
         """Return outputs of each member."""

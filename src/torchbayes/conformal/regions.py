@@ -41,12 +41,12 @@ def density_intervals(mixture: Mixture, thresholds_B: Tensor) -> list[Tensor]:
             "regions of highest density are of one real number in each row. Use 'pit' for counts, and 'normalised' for "
             "several numbers."
         )
-    found, start = [], 0
+    regions, start = [], 0
     points = mixture.draws + _MOST
     for piece in pieces_of(mixture, points * mixture.draws, _AT_ONCE):
-        found += _of_piece(piece, thresholds_B[start : start + piece.outputs_SBK.shape[1]])
+        regions += _of_piece(piece, thresholds_B[start : start + piece.outputs_SBK.shape[1]])
         start += piece.outputs_SBK.shape[1]
-    return found
+    return regions
 
 
 def _of_piece(mixture: Mixture, thresholds_B: Tensor) -> list[Tensor]:

@@ -83,7 +83,7 @@ def evaluated(conformal: Any, posterior: Any, data: Any, *, groups: Any, weights
         raise ValueError("the data are empty: there are no rows to evaluate.")
     columns = {name: torch.cat(values) for name, values in parts.items()}
     counts_N = columns.pop("counts")
-    found = {
+    scores = {
         name: float(metrics.weighted_mean(columns[name], counts_N))
         for name in ("coverage", "size", "empty")
         if name in columns
@@ -91,10 +91,10 @@ def evaluated(conformal: Any, posterior: Any, data: Any, *, groups: Any, weights
     if "low" in columns:
         ends = [columns[name] for name in ("low", "high", "numbers")]
         each = counts_N.unsqueeze(1).expand_as(ends[0])
-        found["width"] = float(metrics.weighted_mean(ends[1] - ends[0], each))
+        scores["width"] = float(metrics.weighted_mean(ends[1] - ends[0], each))
         score = metrics.interval_score(*ends, coverage=conformal.coverage, weights_B=each)
-        found["interval_score"] = float(score)
-    return found | _by_group(columns["coverage"], counts_N, groups)
+        scores["interval_score"] = float(score)
+    return scores | _by_group(columns["coverage"], counts_N, groups)
 
 
 def _columns(
@@ -115,9 +115,9 @@ def _columns(
 def _by_group(inside_N: Tensor, counts_N: Tensor, groups: Any) -> dict[str, float]:
     """Return the coverage of each group that has a row that counts."""
     names = [] if groups is None else group_names(groups, len(inside_N))
-    found = {}
+    coverages = {}
     for group in sorted(set(names)):
         mine_N = torch.tensor([name == group for name in names]) & (counts_N > 0)
         if mine_N.any():
-            found[f"coverage[{group}]"] = float(metrics.weighted_mean(inside_N[mine_N], counts_N[mine_N]))
-    return found
+            coverages[f"coverage[{group}]"] = float(metrics.weighted_mean(inside_N[mine_N], counts_N[mine_N]))
+    return coverages

@@ -129,9 +129,9 @@ def _repeated(posterior: Any, draws: int) -> Any:
 def _densities(posterior: Any, start: Any, held_out: Sequence[Batch]) -> tuple[Tensor, Tensor, Tensor]:
     """Return log densities of held-out rows under each member and under where it began, (M, N), and rows' weights."""
     drawn, first = posterior.functions(), start.functions()
-    found = [(*(_by_member(each, batch, posterior.members) for each in (drawn, first)),) for batch in held_out]
-    ours, theirs = (torch.cat([each[k][0] for each in found], 1) for k in range(2))
-    return ours, theirs, torch.cat([each[0][1] for each in found])
+    densities = [(*(_by_member(each, batch, posterior.members) for each in (drawn, first)),) for batch in held_out]
+    ours, theirs = (torch.cat([each[k][0] for each in densities], 1) for k in range(2))
+    return ours, theirs, torch.cat([each[0][1] for each in densities])
 
 
 def _by_member(functions: Functions, batch: Batch, members: int) -> tuple[Tensor, Tensor]:

@@ -283,8 +283,8 @@ def _finished(posterior: Any, model: Model, data: Any, *, then: Method | None, r
     )
     problems = (*posterior.problems, *further.problems)
     if networks:
-        found = replace(posterior, weights_MSD=further.weights_MD.unsqueeze(1), buffers_M=further.buffers_M)
-        return found.with_problems(problems)
+        joined = replace(posterior, weights_MSD=further.weights_MD.unsqueeze(1), buffers_M=further.buffers_M)
+        return joined.with_problems(problems)
     still_MSD = posterior.weights_MSD[still_M, :1].expand(-1, further.weights_MSD.shape[1], -1)
     in_order_SMD = torch.cat([further.weights_MSD, still_MSD]).transpose(0, 1).contiguous()
     return replace(further, weights_MSD=in_order_SMD.transpose(0, 1)).with_problems(problems)
