@@ -31,7 +31,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         method: "auto"; a method such as `torchbayes.SWAG(members=5)`; or the name of one, with its defaults.
         likelihood: "auto", which is "heteroscedastic": normal noise that depends on the inputs; another name, such as
             "gaussian", "student_t" or "poisson"; or a likelihood.
-        prior: of the weights; if None `FanInNormal(2.0)` for the network of "auto", for others that of `Model`.
+        prior: of the weights. If None: for the network of "auto" a variance of the weights of each input that is
+            inferred, or `FanInNormal(2.0)` where a method is given or rows are many; for others that of `Model`.
         random_state: seed, or generator of seeds.
         n_jobs: threads; −1 for all cores, None for PyTorch's choice.
         verbose: whether progress is shown.
@@ -41,13 +42,14 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         method_: the method, with its settings.
         preparation_: how columns become numbers.
         notes_: what became of each column, in sentences.
+        num_data_: number of training rows.
         fit_seconds_: how long the fit took.
         n_features_in_: number of columns.
         feature_names_in_: their names, if X was a data frame.
     """
 
     usual_likelihood = "heteroscedastic"
-    usual_gain = 2.0
+    task = "regression"
 
     def predict(self, X: Any, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """Return the mean of the targets (B,), and their standard deviation (B,) if asked for.
