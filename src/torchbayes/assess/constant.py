@@ -25,11 +25,10 @@ def constant(model: Any, train: Any, test: Any, *, target_scale: float = 1.0) ->
     if not isinstance(train, Tensor) or not isinstance(test, Tensor) or train.ndim > 2 or not len(test):
         return None
     likelihood = unweighted(model.likelihood)
-    if isinstance(likelihood, Bernoulli | Probit) and train[0].numel() == 1:
-        train, test = (t.reshape(-1).long() for t in (train, test))
-    if not train.is_floating_point() and train.ndim == 1 and not isinstance(likelihood, Poisson):
-        counts = torch.bincount(train, minlength=int(test.max()) + 1).double().clamp_min(1)
-        return evaluate(Predictive.from_probs((counts / counts.sum()).expand(len(test), -1)), test)
+    labels, new = labels_of(model, train), labels_of(model, test)
+    if labels is not None and new is not None:
+        counts = torch.bincount(labels, minlength=max(int(new.max()) + 1, 2)).double().clamp_min(1)
+        return evaluate(Predictive.from_probs((counts / counts.sum()).expand(len(new), -1)), new)
     values, targets = (t.double().reshape(len(t), -1) for t in (train, test))
     mean, sd = values.mean(0), values.std(0, correction=0)
     if isinstance(likelihood, Poisson):
@@ -39,6 +38,15 @@ def constant(model: Any, train: Any, test: Any, *, target_scale: float = 1.0) ->
         return None
     noise = Gaussian(float(sd)) if len(sd) == 1 else Gaussian(tuple(sd.tolist()))
     return evaluate(Predictive(mean.expand(1, *targets.shape), noise), targets, target_scale=target_scale)
+
+
+def labels_of(model: Any, targets: Tensor) -> Tensor | None:
+    """Return targets as labels of classes (N,); None for others."""
+    likelihood = unweighted(model.likelihood)
+    if isinstance(likelihood, Bernoulli | Probit) and targets[0].numel() == 1:
+        return targets.reshape(-1).long()
+    classes = not targets.is_floating_point() and targets.ndim == 1 and not isinstance(likelihood, Poisson)
+    return targets if classes else None
 
 
 def worse(metrics: Mapping[str, float], same: Mapping[str, float] | None) -> str:

@@ -38,19 +38,17 @@ def evaluate(argv: list[str]) -> None:
     chosen = parse(parser, argv)
     if (chosen["run"] is None) == (chosen["predictions"] is None):
         raise ValueError("say what to evaluate: the directory of a fit, or --predictions FILE.npz (one of them).")
-    metrics, baseline = (_published(Path(chosen["predictions"])), {}) if chosen["run"] is None else _saved(chosen)
+    published = chosen["run"] is None
+    metrics, others, said = (_published(Path(chosen["predictions"])), {}, "") if published else _saved(chosen)
     if chosen["json"]:
         print(json.dumps(metrics, indent=1))
         return
-    from torchbayes.assess.constant import worse
     from torchbayes.report import Table
 
-    form = _form([*metrics.values(), *baseline.values()])
-    rows = [[name, value, *([baseline.get(name)] if baseline else [])] for name, value in metrics.items()]
-    same = "Constant: a prediction that is the same for every row, from the training targets alone." if baseline else ""
-    heads = ["metric", "value", *(["constant"] if baseline else [])]
-    caption = " ".join(filter(None, [same, worse(metrics, baseline)]))
-    print_table(Table(heads, rows, caption, formats=dict.fromkeys(heads[1:], form)))
+    form = _form(value for each in (metrics, *others.values()) for value in each.values())
+    rows = [[name, value, *(other.get(name) for other in others.values())] for name, value in metrics.items()]
+    heads = ["metric", "value", *others]
+    print_table(Table(heads, rows, said, formats=dict.fromkeys(heads[1:], form)))
 
 
 def _form(values: Iterable[float]) -> str:
@@ -87,9 +85,12 @@ def _published(path: Path) -> dict[str, float]:
     return tb.evaluate(predictive, torch.from_numpy(labels)).metrics
 
 
-def _saved(chosen: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return metrics on the test set or on rows of the user, with those of the constant predictor; or of detection."""
-    from torchbayes.assess.constant import constant
+def _saved(chosen: dict[str, Any]) -> tuple[dict[str, float], dict[str, Mapping[str, float]], str]:
+    """Return metrics on the test set or on rows of the user, or of detection.
+
+    Those of predictors that need no network follow, by name, and what to say of them.
+    """
+    from torchbayes.assess.baselines import baselines, described, warnings_of
     from torchbayes.catalogue.config import load_run
     from torchbayes.catalogue.loading import is_file
 
@@ -102,15 +103,15 @@ def _saved(chosen: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
         functions = preferred(posterior, chosen["draws"], seed=chosen["seed"])
         evaluation = tb.evaluate(functions, rows, target_scale=setup.target_scale)
     if name is None or name == data.name:
-        train = setup.data.train.targets
-        baseline = constant(setup.model, train, rows[1], target_scale=setup.target_scale)
-        return _known(evaluation.metrics), {} if baseline is None else dict(baseline.metrics)
+        others = baselines(setup.model, setup.data.train, rows, target_scale=setup.target_scale)
+        said = " ".join(filter(None, [described(others), *warnings_of(evaluation, others)]))
+        return _known(evaluation.metrics), {name: other.metrics for name, other in others.items()}, said
     from torchbayes.data import out_of_distribution
 
     foreign = out_of_distribution(data, name, seed=chosen["seed"])[name]
     if evaluation.scores is None:
         raise ValueError(f"foreign sets are for classifiers; {chosen['run']} is a {data.task}.")
-    return tb.detection(evaluation.scores, tb.uncertainty(functions, foreign.to(setup.model.network.device))), {}
+    return tb.detection(evaluation.scores, tb.uncertainty(functions, foreign.to(setup.model.network.device))), {}, ""
 
 
 def _known(metrics: Mapping[str, float]) -> dict[str, float]:

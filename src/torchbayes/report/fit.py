@@ -9,7 +9,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from torchbayes.assess.constant import constant, r_squared, worse
+from torchbayes.assess.baselines import baselines, described, warnings_of
+from torchbayes.assess.constant import r_squared
 from torchbayes.assess.evaluate import Evaluation, evaluate
 from torchbayes.assess.intervals import Numbers, predicted_numbers
 from torchbayes.catalogue.config import CONFIG, read_config
@@ -40,6 +41,7 @@ class Fitted:
     settings: Mapping[str, Any]  # its configuration
     functions: Functions | Source  # what predicts
     evaluation: Evaluation  # of the test rows
+    baselines: Mapping[str, Evaluation]  # of predictors that need no network, by name, on the same rows
     numbers: Numbers | None  # predicted and observed numbers; None for classes
     records: list[dict[str, Any]]  # its log
 
@@ -67,8 +69,10 @@ def evaluated(run: Path, setup: Setup, posterior: Posterior, *, draws: int | Non
     functions = preferred(posterior, draws, seed=seed)
     evaluation = evaluate(functions, tuple(setup.data.test), target_scale=setup.target_scale)
     numbers = predicted_numbers(functions, tuple(setup.data.test)) if evaluation.probs is None else None
+    data, settings = setup.data, read_config(run / CONFIG)
+    others = baselines(setup.model, data.train, data.test, target_scale=setup.target_scale)
     return Fitted(
-        run, setup, posterior, read_config(run / CONFIG), functions, evaluation=evaluation, numbers=numbers,
+        run, setup, posterior, settings, functions, evaluation=evaluation, baselines=others, numbers=numbers,
         records=read_log(run),
     )  # fmt: skip
 
@@ -95,9 +99,8 @@ def metric_table(fitted: Fitted) -> Table:
     """Return the metrics on the test rows, each with its meaning and which way is better."""
     evaluation, data, rows = fitted.evaluation, fitted.setup.data, []
     intervals = evaluation.intervals() if len(evaluation.log_prob) > 1 else {}
-    scale = fitted.setup.target_scale
-    baseline = constant(fitted.setup.model, data.train.targets, data.test.targets, target_scale=scale)
-    values, constants = _with_r_squared(evaluation), {} if baseline is None else _with_r_squared(baseline)
+    values = _with_r_squared(evaluation)
+    others = {name: _with_r_squared(other) for name, other in fitted.baselines.items()}
     largest_entropy = math.nan if evaluation.probs is None else math.log(evaluation.probs.shape[-1])
     for name, value in values.items():
         better, meaning = _MEANINGS.get(name, (None, ""))
@@ -111,14 +114,12 @@ def metric_table(fitted: Fitted) -> Table:
             meaning = "negative log density of the targets (nats per row): confident mistakes cost most"
         ends = "{:.4g} to {:.4g}".format(*intervals[name]).replace("-", "−") if name in intervals else None
         meaning = meaning.format(most=largest_entropy, unit=data.target_unit)
-        rows.append([name, value, ends, constants.get(name), better or "–", meaning])
-    constant_of = "the share of each class" if evaluation.probs is not None else "the mean and the standard deviation"
+        rows.append([name, value, ends, *(other.get(name) for other in others.values()), better or "–", meaning])
     return Table(
-        ["metric", "value", "95 % interval", "constant", "better", "meaning"],
+        ["metric", "value", "95 % interval", *others, "better", "meaning"],
         rows,
-        f"{len(evaluation.log_prob):,} test rows; intervals by the Bayesian bootstrap over them. Constant: a "
-        f"prediction by {constant_of} of the {len(data.train.inputs):,} training targets, the same for every row.",
-        formats={"value": ".4f", "constant": ".4f"},
+        f"{len(evaluation.log_prob):,} test rows; intervals by the Bayesian bootstrap over them. {described(others)}",
+        formats=dict.fromkeys(["value", *others], ".4f"),
     )
 
 
@@ -150,8 +151,7 @@ def lead(fitted: Fitted) -> list[str]:
     parts[-1] = " ".join(filter(None, [parts[-1], chosen_by_rows(fitted.run), chosen_scales(posterior)]))
     if posterior.problems:
         parts.append(f"Warning: this posterior should not be trusted: {'; '.join(posterior.problems)}.")
-    baseline = constant(setup.model, data.train.targets, data.test.targets, target_scale=setup.target_scale)
-    parts += filter(None, [worse(fitted.evaluation.metrics, baseline and baseline.metrics)])
+    parts += warnings_of(fitted.evaluation, fitted.baselines)
     if posterior.chain_length is not None:
         parts.append(f"Whether the chains have converged is what torchbayes diagnose {quote(str(fitted.run))} tells.")
     return parts
