@@ -13,6 +13,7 @@ from tests.oracles import assert_close, classes, normal
 from torch import Tensor, nn
 
 import torchbayes as tb
+from torchbayes import networks
 from torchbayes.density import LogDensity
 from torchbayes.density.kernels import DenseModel, kernel_of
 from torchbayes.model import Batch, Model, likelihoods, priors
@@ -36,6 +37,16 @@ def stack(*widths: int, activation: type[nn.Module] = nn.Tanh, bias: bool = True
 
 def flattened() -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Sequential(stack(5, 4), nn.Identity(), nn.Sigmoid()), stack(4, 3))
+
+
+def encoded(outputs: int) -> nn.Sequential:
+    """A network for tables, whose columns have several bins and missing values."""
+    inputs = normal(40, 5, seed=4)
+    encoding = networks.ColumnEncoding.fit(inputs.masked_fill(inputs > 1.5, math.nan), bins=3)
+    assert len(encoding.marked)
+    assert encoding.features > 10
+    torch.manual_seed(0)
+    return networks.tabular(5, outputs, encoding=encoding, hidden=(4, 3))
 
 
 TARGETS: dict[str, Callable[[int, int], Tensor]] = {
@@ -66,6 +77,7 @@ CASES: dict[str, tuple[Callable[[], Model], str]] = {
         lambda: Model(stack(5, 4, 2), likelihoods.Gaussian("learned", 2, spread=(0.5, 30.0)), priors.Flat()),
         "numbers",
     ),
+    "encoded columns": (lambda: Model(encoded(3), likelihoods.Categorical(), priors.Normal(0.7)), "classes"),
     "heteroscedastic": (lambda: Model(stack(5, 4, 2), likelihoods.HeteroscedasticGaussian(1e-3)), "number"),
     "three priors": (
         lambda: Model(
@@ -136,6 +148,35 @@ def test_predictions_are_the_networks_own(make: Callable[[], Model], kind: str, 
         found = tb.Functions(model, apart_SD)(inputs, chunk_size=300)
         # not to the bit: products of matrices round by how these are aligned
         assert_close(found, tb.Functions(model, torch.stack(list(apart_SD)))(inputs, chunk_size=300))
+
+
+@pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # runs are short
+@pytest.mark.parametrize("method", [tb.HMC, tb.NUTS, tb.EllipticalSlice, tb.VI])
+def test_methods_with_kernels_of_their_own_encode_columns(method: Any) -> None:
+    model = Model(encoded(2), likelihoods.HeteroscedasticGaussian(0.1), priors.Normal(0.5))
+    data = (normal(30, 5), normal(30, 1, seed=1))
+    length = {"epochs": 3} if method is tb.VI else {"chains": 2, "steps": 4, "burn_in": 2}
+    step = {} if method in {tb.VI, tb.EllipticalSlice} else {"step_size": 0.02}
+    mine, loop = (tb.fit(model, data, method(**length, **step, plan=plan)) for plan in ("native", "loop"))
+    assert_close(*(tb.predict(each, normal(7, 5, seed=2)).mean for each in (mine, loop)), rtol=1e-6)
+
+
+def test_members_that_encode_columns_in_other_ways_are_not_run_together() -> None:
+    model = Model(encoded(3), likelihoods.Categorical())
+    batch, weights_MD = members_batch(model, "classes", 2, B), normal(2, model.layout.size)
+    others = model.network.stacked_buffers(2)
+    others["1.centre"] = others["1.centre"] + torch.tensor([[0.0], [0.5]])
+    kernel = kernel_of(model)
+    assert isinstance(kernel, DenseModel)
+    assert kernel.shares(model.network.stacked_buffers(2))
+    assert not kernel.shares(others)
+    loop = LogDensity(model, N, plan="loop")(weights_MD, batch, buffers=others)
+    assert_close(LogDensity(model, N)(weights_MD, batch, buffers=others).log_density, loop.log_density)
+    with pytest.raises(ValueError, match="encodes columns in the same way for all members"):
+        LogDensity(model, N, plan="native")(weights_MD, batch, buffers=others)
+    own, moved = (tb.Functions(model, weights_MD, b)(normal(4, 5)) for b in (None, others))
+    assert_close(own[0], moved[0])
+    assert not torch.allclose(own[1], moved[1])
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

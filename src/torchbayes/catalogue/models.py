@@ -23,7 +23,7 @@ from torchbayes.networks.registry import factories
 
 _OWN_PLANS: dict[str, Any] = {
     "mlp": {"kernel": True, "plan": "vmap"},
-    "tabular": {"plan": "vmap"},
+    "tabular": {"kernel": True, "plan": "vmap"},
     "small_cnn": {"kernel": True},
     "lenet": {"kernel": True},
 }

@@ -2,7 +2,7 @@
 
 Such a network is an nn.Sequential of Linear layers and activations, with or without a leading Flatten; or of Conv2d
 layers, pools and activations, then Flatten and such layers. Dropout, which is the identity in evaluation mode, may
-stand anywhere.
+stand anywhere. In front of the first Linear layer columns may be encoded, which is done once for all members.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torchbayes.model.layout import Layout
 from torchbayes.native.build import UnavailableError
 from torchbayes.native.description import Activation, Kind, Layer, Stage
+from torchbayes.networks import ColumnEncoding
 
 _ACTIVATIONS: dict[type[nn.Module], Activation] = {
     nn.ReLU: Activation.RELU,
@@ -39,17 +40,25 @@ class Architecture:
     stages: tuple[Stage, ...]  # convolutions and pools, in order; empty where rows are vectors
     layers: tuple[Layer, ...]  # the linear layers after them
     flatten: bool  # whether the network flattens its inputs itself
+    encoding: ColumnEncoding | None = None  # of the columns of a row, in front of the layers
 
     @property
     def rows(self) -> str:
         """A description of one row for messages."""
-        width = f"{self.layers[0].fan_in} features"
+        if self.encoding is not None:
+            return f"{self.columns} columns"
+        width = f"{self.columns} features"
         return f"{self.stages[0].channels[0]} channels that come to {width}" if self.stages else width
+
+    @property
+    def columns(self) -> int:
+        """The number of values in a row, where rows are vectors."""
+        return self.layers[0].fan_in if self.encoding is None else len(self.encoding.centre)
 
     def takes(self, shape: Sequence[int]) -> bool:
         """Return whether rows of this shape go through the network."""
         if not self.stages:
-            return math.prod(shape) == self.layers[0].fan_in and (self.flatten or len(shape) == 1)
+            return math.prod(shape) == self.columns and (self.flatten or len(shape) == 1)
         if len(shape) != 3 or shape[0] != self.stages[0].channels[0]:
             return False
         high, wide = shape[1:]
@@ -71,7 +80,7 @@ def architecture(module: nn.Module, layout: Layout, *, device: torch.device) -> 
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     stages: list[Stage] = []
     layers: list[Layer] = []
-    flatten = False
+    flatten, encoding = False, None
     for child in list(_parts(module)):
         last = layers or stages
         if type(child) in _NOTHING:
@@ -81,6 +90,8 @@ def architecture(module: nn.Module, layout: Layout, *, device: torch.device) -> 
             layers.append(Layer(weight_at, bias_at, child.in_features, child.out_features))
         elif type(child) is nn.Flatten and not flatten and not layers and (child.start_dim, child.end_dim) == (1, -1):
             flatten = True
+        elif type(child) is ColumnEncoding and encoding is None and not last:
+            encoding = child
         elif type(child) in _ACTIVATIONS and last and last[-1].activation == Activation.IDENTITY:
             last[-1] = replace(last[-1], activation=_ACTIVATIONS[type(child)])  # type: ignore[call-overload]
         elif type(child) in _STAGES and not flatten and not layers:
@@ -90,7 +101,9 @@ def architecture(module: nn.Module, layout: Layout, *, device: torch.device) -> 
     _check(stages, layers)
     if device.type != "cpu" or any(p.dtype not in {torch.float32, torch.float64} for p in module.parameters()):
         raise UnavailableError("the kernel runs float32 and float64 on a CPU")
-    return Architecture(tuple(stages), tuple(layers), flatten)
+    if encoding is not None and (stages or encoding.centre.dtype != next(module.parameters()).dtype):
+        raise UnavailableError("the columns are encoded in another precision, or for convolutions")
+    return Architecture(tuple(stages), tuple(layers), flatten, encoding)
 
 
 def _check(stages: list[Stage], layers: list[Layer]) -> None:

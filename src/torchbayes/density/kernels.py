@@ -21,6 +21,7 @@ from torchbayes.density.architecture import Architecture, architecture
 from torchbayes.model.layout import Layout
 from torchbayes.model.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from torchbayes.model.model import PREFIX, Batch, Model, Scales
+from torchbayes.model.network import Buffers
 from torchbayes.model.priors.bound import BoundPrior
 from torchbayes.model.priors.bound import Segment as PriorSegment
 from torchbayes.model.priors.noise import LogInverseChi
@@ -42,6 +43,7 @@ class DenseModel:
     targets: int  # number of target values of one row
     dtype: torch.dtype  # of weights and inputs
     classes: bool  # whether targets are class labels
+    buffers: Buffers  # of the network
 
     def takes(self, weights_MD: Tensor, inputs: object, targets: object = None, *, shared: bool) -> bool:
         """Return whether weights and rows have the shapes and dtypes of this network, which the kernel relies on.
@@ -62,6 +64,16 @@ class DenseModel:
         fits &= targets.shape[:lead] == inputs.shape[:lead] and targets.numel() == rows * self.targets
         return fits and targets.dtype == (torch.int64 if self.classes else self.dtype) and targets.device.type == "cpu"
 
+    def shares(self, buffers: Buffers | None) -> bool:
+        """Return whether buffers of members, (M, ...) each, are all those of the network; None are."""
+        kept = self.buffers
+        return all(name in kept and bool((kept[name] == stack).all()) for name, stack in (buffers or {}).items())
+
+    def encoded(self, inputs: Tensor, *, lead: int) -> Tensor:
+        """Return inputs as the kernel takes them, with so many axes in front of those of a row."""
+        encoding = self.network.encoding
+        return inputs if encoding is None else encoding(inputs.flatten(lead))
+
     def check(self, weights_MD: Tensor, inputs: Tensor, targets: Tensor, *, shared: bool) -> None:
         """Raise a SettingError if the kernel does not take weights and rows."""
         if not self.takes(weights_MD, inputs, targets, shared=shared):
@@ -79,6 +91,11 @@ class OnData(NamedTuple):
     rows: Batch  # all of them
     scales: Scales  # factors on log likelihood and log prior
     chunk_size: int  # rows that go through a network at once
+
+    @property
+    def encoded(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets as the kernel takes them."""
+        return self.model.encoded(self.rows.inputs, lead=1), self.rows.targets
 
 
 _KERNELS: WeakKeyDictionary[Model, DenseModel | UnavailableError] = WeakKeyDictionary()
@@ -108,7 +125,8 @@ def dense_model(model: Model) -> DenseModel:
         layout.size, network.layers, noise=noise, segments=segments, stages=network.stages, affine=affine
     )
     complete = all(isinstance(s.prior, Normal | Flat | LogInverseChi) for s in model.prior.segments)
-    return DenseModel(kernel, model.prior, complete, network, targets, dtype, noise.family == Family.CATEGORICAL)
+    classes, buffers = noise.family == Family.CATEGORICAL, dict(module.named_buffers())
+    return DenseModel(kernel, model.prior, complete, network, targets, dtype, classes, buffers)
 
 
 def _within(model: Model) -> tuple[nn.Module, Layout, Affine | None]:

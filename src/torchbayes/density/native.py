@@ -11,9 +11,11 @@ from torchbayes.density.backend import Backend, Evaluation, Functions, Trajector
 from torchbayes.density.dynamics import Phase, Value
 from torchbayes.density.kernels import DenseModel, kernel_of
 from torchbayes.model.dropout import dropouts
+from torchbayes.model.model import Batch
 from torchbayes.native.build import UnavailableError
 
 _SUMS = "the kernel sums over rows, so it does not mix draws row by row"
+_ENCODED = "the kernel encodes columns in the same way for all members"
 
 
 class Native(Backend):
@@ -39,15 +41,19 @@ class Native(Backend):
             return str(kernel)
         if evaluation.mixing is not None:
             return _SUMS
+        if not kernel.shares(evaluation.buffers):
+            return _ENCODED
         if kernel.takes(evaluation.weights_MD, *evaluation.batch, shared=evaluation.shared):
             return None
         return f"the kernel takes rows of {kernel.network.rows} in {kernel.dtype}, with targets to match"
 
     def evaluate(self, evaluation: Evaluation) -> tuple[Tensor, Tensor]:
-        weights_MD, rows, shared, _, _, scales, gradient_MD, prior, mixing = evaluation
+        weights_MD, rows, shared, buffers, _, scales, gradient_MD, prior, mixing = evaluation
         refuse(self.name, None if mixing is None else _SUMS)
         kernel = self.kernel()
         kernel.check(weights_MD, *rows, shared=shared)
+        refuse(self.name, None if kernel.shares(buffers) else _ENCODED)
+        rows = Batch(kernel.encoded(rows.inputs, lead=1 if shared else 2), rows.targets)
         into = None if gradient_MD is None else gradient_MD.contiguous()
         log_likelihood_M, log_prior_M = kernel.kernel.evaluate(
             weights_MD, rows, shared=shared, scales=scales, gradient_MD=into, chunk_size=self.chunk_size
@@ -68,7 +74,7 @@ class Native(Backend):
         weights_MD, momentum_MD, gradient_MD = (t.clone(memory_format=torch.contiguous_format) for t in start)
         log_likelihood_M, log_prior_M = kernel.kernel.leapfrog(
             (weights_MD, momentum_MD, gradient_MD),
-            trajectory.data,
+            Batch(kernel.encoded(trajectory.data.inputs, lead=1), trajectory.data.targets),
             step_size_M=trajectory.step_size_M,
             steps_M=trajectory.steps_M,
             inverse_mass_MD=trajectory.inverse_mass_MD,
@@ -81,9 +87,10 @@ class Native(Backend):
 
     def outputs(self, functions: Functions) -> Tensor | None:
         """Return the outputs of S networks in one call; None if the kernel does not take the inputs, or for masks."""
-        weights_SD, inputs, _, chunk_size, masks_S = functions  # networks that the kernel runs have no buffers
+        weights_SD, inputs, buffers_S, chunk_size, masks_S = functions
         kernel = self._known
-        if masks_S is not None or isinstance(kernel, UnavailableError):
+        if masks_S is not None or isinstance(kernel, UnavailableError) or not kernel.shares(buffers_S):
             return None
-        takes = kernel.takes(weights_SD, inputs, shared=True)
-        return kernel.kernel.predict(weights_SD, inputs, chunk_size=chunk_size) if takes else None
+        if not kernel.takes(weights_SD, inputs, shared=True):
+            return None
+        return kernel.kernel.predict(weights_SD, kernel.encoded(inputs, lead=1), chunk_size=chunk_size)

@@ -93,7 +93,7 @@ def by_kernel(
     results = evaluate_spread(
         kernel.kernel,
         mean_MD,
-        (batch.inputs, batch.targets),
+        (kernel.encoded(batch.inputs, lead=2), batch.targets),
         second=SecondWeights(scale_MD * factor_MD, factor_MD, into[1], calls, seeds, pass_.place.own.start),
         scale=-1 / pass_.place.total,
         gradient_MD=into[0],

@@ -75,7 +75,7 @@ def slice_along(
         ctypes.byref(settings),
         ctypes.c_void_p(log_likelihood_M.data_ptr()),
         ctypes.c_void_p(log_prior_M.data_ptr()),
-        rows=(target.rows.inputs, target.rows.targets),
+        rows=target.encoded,
         groups=1,
         chunk_size=target.chunk_size,
     )

@@ -106,7 +106,7 @@ def _move(on: OnData, growth: Growth, weights_MD: Tensor, value: Value) -> tuple
         ctypes.byref(settings),
         ctypes.c_double(on.scales.likelihood),
         ctypes.c_double(on.scales.prior),
-        rows=(on.rows.inputs, on.rows.targets),
+        rows=on.encoded,
         groups=1,
         chunk_size=on.chunk_size,
     )
