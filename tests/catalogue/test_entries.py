@@ -177,7 +177,7 @@ def test_networks_are_those_of_the_room_with_its_plans():
     for name, entry in NETWORKS.items():
         shape = (3, 16, 16)
         assert type(entry.kind(shape, 2)) is type(build_network(name, shape, 2, settings={}))
-    assert {name for name, entry in NETWORKS.items() if entry.kernel} == {"mlp", "small_cnn", "lenet"}
+    assert {name for name, entry in NETWORKS.items() if entry.kernel} == {"mlp", "tabular", "small_cnn", "lenet"}
     assert set(DATA) == set(tb.data.names())
 
 
