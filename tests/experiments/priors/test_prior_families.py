@@ -24,7 +24,7 @@ from torchbayes_experiments.priors.prior_families import (
     Problem,
 )
 
-CHAINS = tb.HMC(chains=2, steps=14, burn_in=10)
+CHAINS = tb.HMC(chains=2, steps=14, burn_in=10, max_leapfrogs=8)
 TINY = FamiliesRecipe((
     Problem("digits", "digits", 0.3, (4,), CHAINS, train_size=50, test_rows=40),
     Problem("toy_sine", "sine", 0.5, (3,), CHAINS, noise=0.3, test_rows=30),

@@ -278,5 +278,5 @@ def test_recipes_name_what_the_claim_is_about():
 def test_end_to_end(tiny, tmp_path):
     page = page_of(EXPERIMENT, TINY, tmp_path, tiny[1], tiny[1])
     assert "scale mixture" in page
-    assert len(list(tmp_path.glob("figure_*.png"))) == 2
+    assert len(list(tmp_path.glob("figure_*.png"))) == 3
     assert len(json.loads((tmp_path / "results.json").read_text())["seeds"]) == 2
