@@ -270,6 +270,7 @@ def test_without_the_experiments_their_commands_say_how_to_install_them(capsys, 
         ("compre", "Did you mean compare"),
         ("compare --data digts", "Did you mean digits"),
         ("compare --data imdb", "holds texts"),
+        ("compare --methods single --hmcsteps 3", "Did you mean --hmc.steps"),  # of a method that is not compared
         ("compare --dta digits", "there is no option --dta. Did you mean --data"),
         ("fit --data digits --method MAP --epochs 5", "there is no option --epochs. Did you mean --method.epochs?"),
         ("fit --data digits --method HMC --step_size 5", "Did you mean --method.step_size?"),
@@ -378,6 +379,8 @@ def test_usage_and_version(capsys):
     assert said.strip().endswith(tb.__version__)
     assert main(["compare", "--data", "uci_yacht", "--help"]) == 0
     assert "default: uci_yacht" in " ".join(capsys.readouterr().out.split())
+    assert main(["compare", "--methods", "single", "--help"]) == 0
+    assert "--hmc.steps" in capsys.readouterr().out  # of a method that is not compared
 
 
 def test_an_error_of_many_lines_becomes_one():
