@@ -7,7 +7,7 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
 # What takes every process seconds to import.
-LOADED = ["pytest", "torch.distributed", "torchbayes"]
+LOADED = ["pytest", "torch.distributed", "torchbayes", "torchbayes.cli"]
 
 
 class _Process(ForkServerProcess):

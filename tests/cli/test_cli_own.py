@@ -37,6 +37,23 @@ def laplace(tmp_path_factory):
     return home, err.getvalue()
 
 
+@pytest.fixture(scope="module")
+def point(tmp_path_factory):
+    """A folder with a table and a run of a plain network on it, which names the table by its full path."""
+    home = tmp_path_factory.mktemp("point")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        table()
+        assert main(["fit", "--data", "table.csv", "--target", "price", *NOISE, *MAP, "--directory", "run"]) == 0
+    return home
+
+
+@pytest.fixture
+def here(point, tmp_path):
+    """A copy of the table and of the run."""
+    shutil.copytree(point, tmp_path, dirs_exist_ok=True)
+
+
 @pytest.fixture(autouse=True)
 def _here(tmp_path, monkeypatch):
     """Paths in commands are relative."""
@@ -141,9 +158,8 @@ def test_a_run_is_tuned_in_the_ways_of_python_too(capsys, monkeypatch, laplace):
         assert said in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.usefixtures("here")
 def test_the_users_files_are_not_replaced(capsys):
-    table()
-    assert main(["fit", "--data", "table.csv", "--target", "price", *NOISE, *MAP, "--directory", "run"]) == 0
     Path("mine.png").write_text("mine")
     predict = ["predict", "run", "table.csv", "--output", "mine.csv"]
     assert main(predict) == 2
@@ -228,24 +244,9 @@ def test_a_folder_of_images(capsys):
         (["fit", "--directory", "nowhere", "--resume"], "there is no run in nowhere to resume. Correct --directory"),
     ],
 )
+@pytest.mark.usefixtures("here")
 def test_refusals_say_what_can_be_done(capsys, command, said):
-    table()
     Path("bare.csv").write_text("size,place\n1.5,north\n")
-    assert (
-        main([
-            "fit",
-            "--data",
-            "table.csv",
-            "--target",
-            "price",
-            *NOISE,
-            *MAP,
-            "--directory",
-            "run",
-        ])
-        == 0
-    )
-    capsys.readouterr()
     assert main(command) == 2
     assert said in capsys.readouterr().err
 

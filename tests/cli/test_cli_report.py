@@ -102,6 +102,7 @@ def test_laplace_is_linearised_and_says_what_is_wrong_with_it():
 @pytest.mark.usefixtures("_plain")
 def test_chains_point_to_their_diagnosis():
     options = ["--method.chains", "2", "--steps", "6", "--method.burn_in", "2", "--method.step_size", "0.01"]
+    options += ["--method.trajectory", "0.05"]
     fit(*SINE, "--method", "HMC", *options, "--directory", "a run")
     assert main(["report", "a run"]) == 0
     text = text_of("a run/report/report.html")
@@ -149,7 +150,7 @@ def _mine(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
-@pytest.mark.usefixtures("_mine")
+@pytest.mark.usefixtures("_mine", "_plain")
 @pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")
 def test_counts_sequences_and_several_targets_have_a_page_or_a_message(capsys):
     own = ["--data", "mine_reported:data", "--method", "MAP", "--method.epochs", "2", "--method.plan", "auto"]

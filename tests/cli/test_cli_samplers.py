@@ -70,6 +70,20 @@ def normalised(probs):
     return probs / probs.sum(1, keepdims=True)
 
 
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    """A run of 24 steps."""
+    home = tmp_path_factory.mktemp("short") / "short"
+    assert main(["fit", *HMC, "--directory", str(home)]) == 0
+    return home
+
+
+@pytest.fixture
+def run(short):
+    """A copy of it here."""
+    return shutil.copytree(short, "run")
+
+
 # --- fit
 
 
@@ -120,9 +134,9 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize("longer", [["--steps", "40"], ["--method.steps", "40"]])
+@pytest.mark.usefixtures("run")
 def test_a_finished_run_goes_on(capsys, whole, longer):
     shutil.copytree(whole, "whole")
-    assert main(["fit", *HMC, "--directory", "run"]) == 0
     assert draws("run").shape == (2, 16, 610)
     assert main(["fit", "--directory", "run", "--resume", *longer]) == 0
     assert torch.equal(draws("run"), draws("whole"))
@@ -136,8 +150,7 @@ def test_a_finished_run_goes_on(capsys, whole, longer):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl_c", "terminated"])
-def test_an_interrupted_sampler_goes_on_as_it_says(capsys, monkeypatch, ctrl_c_works, number):
-    assert main(["fit", *HMC, "--directory", "whole"]) == 0
+def test_an_interrupted_sampler_goes_on_as_it_says(capsys, monkeypatch, ctrl_c_works, short, number):
     before = signal.getsignal(signal.SIGTERM)
 
     def interrupt(event):
@@ -153,7 +166,7 @@ def test_an_interrupted_sampler_goes_on_as_it_says(capsys, monkeypatch, ctrl_c_w
     assert main(["evaluate", "run"]) == 2
     assert "has no posterior yet" in capsys.readouterr().err
     assert main(said.partition("torchbayes ")[2].split()) == 0
-    assert torch.equal(draws("run"), draws("whole"))
+    assert torch.equal(draws("run"), draws(short))
 
 
 @pytest.mark.parametrize(("network", "plans"), [("mlp", {"native", "vmap"}), ("small_cnn", {"native", "loop"})])
@@ -197,10 +210,9 @@ def test_samplers_are_listed(capsys):
 # --- diagnose
 
 
+@pytest.mark.usefixtures("run")
 def test_diagnose_prints_and_writes_what_the_library_gives(capsys, monkeypatch):
     unpainted(monkeypatch)
-    assert main(["fit", *HMC, "--directory", "run"]) == 0
-    capsys.readouterr()
     assert main(["diagnose", "run", "--inputs", "50", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     setup, posterior = load_run(Path("run"))
@@ -224,9 +236,8 @@ def test_diagnose_prints_and_writes_what_the_library_gives(capsys, monkeypatch):
     assert Path("run/diagnosis/report.html").is_file()
 
 
+@pytest.mark.usefixtures("run")
 def test_diagnose_prints_a_table_and_writes_a_page(capsys):
-    assert main(["fit", *HMC, "--directory", "run"]) == 0
-    capsys.readouterr()
     assert main(["diagnose", "run", "--inputs", "50", "--directory", "elsewhere"]) == 0
     said = capsys.readouterr().out
     row = re.search(r"^ weights +610 +([\d.]+) +([\d.]+)", said, re.MULTILINE)

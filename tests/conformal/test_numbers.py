@@ -160,8 +160,9 @@ def test_counts_keep_their_coverage():
         found = calibrate(some, counts[:40], coverage=0.8)
         assert found.score == PIT()
         low, high = found.intervals(others)
-        assert torch.equal(found.covers(others, counts[40:]), ((low <= counts[40:]) & (counts[40:] <= high))[:, 0])
-        coverages.append(float(found.covers(others, counts[40:]).double().mean()))
+        covered = found.covers(others, counts[40:])
+        assert torch.equal(covered, ((low <= counts[40:]) & (counts[40:] <= high))[:, 0])
+        coverages.append(float(covered.double().mean()))
     assert sum(coverages) / 60 >= 0.8 - 0.01
 
 

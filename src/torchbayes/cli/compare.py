@@ -114,11 +114,12 @@ def settled(argv: list[str]) -> Asked:
     shown = [_Row(name, looked.usual[name]) for name in dict.fromkeys([*_SHOWN, *many])]
     every = {row.key: row for row in [*shown, *named, *starts, *rows]}
     used = {row.key: row for row in [*rows, *starts]}
-    _say_unused(argv, every, {*used, *(row.first_of for row in used.values() if row.first_of)})
-    parser = _parser(looked, rows, every)
+    compared = {*used, *(row.first_of for row in used.values() if row.first_of)}
+    _say_unused(argv, every, compared)
     arguments = _arguments(looked, every)
-    chosen = parse(parser, arguments)
-    shared = {row.key: row.first_of for row in every.values() if row.first_of is not None}
+    told = compared | _keys(argv) | {*looked.file, *many} | {row.key for row in named}
+    parser, chosen = _parsed(looked, rows, every, told, arguments)
+    shared = {row.key: row.first_of for row in every.values() if row.first_of is not None and row.key in chosen}
     if shared:  # the settings shared with a first member are known only now
         for key, many in shared.items():
             single = replace(chosen[many], members=1)
@@ -139,6 +140,26 @@ def _say_unused(argv: Sequence[str], every: Mapping[str, _Row], used: Set[str]) 
     keys = {word.removeprefix("--").partition(".")[0] for word in argv if word.startswith("--") and "." in word}
     for key in sorted(keys & every.keys() - used):
         say(f"The settings of {every[key].name} have no effect: it is not compared. Add it to --methods.")
+
+
+def _keys(argv: Sequence[str]) -> set[str]:
+    """Return what options begin with: those of a method with its key."""
+    return {word.removeprefix("--").partition("=")[0].partition(".")[0] for word in argv if word.startswith("--")}
+
+
+def _parsed(
+    looked: Peek, rows: Sequence[_Row], every: Mapping[str, _Row], told: Set[str], arguments: list[str]
+) -> tuple[Parser, dict[str, Any]]:
+    """Return the parser with the settings of the methods that are told, and what it reads.
+
+    Mistakes are said, and help is given, with the settings of every method, which take long to add.
+    """
+    if not {"-h", "--help"} & set(arguments):
+        with suppress(ValueError):
+            parser = _parser(looked, rows, {key: row for key, row in every.items() if key in told})
+            return parser, parse(parser, arguments)
+    parser = _parser(looked, rows, every)
+    return parser, parse(parser, arguments)
 
 
 def _parser(looked: Peek, rows: Sequence[_Row], every: Mapping[str, _Row]) -> Parser:

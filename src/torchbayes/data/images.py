@@ -7,7 +7,7 @@ import math
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal
 
@@ -223,13 +223,20 @@ def load_images(name: str, root: Path | None) -> Raw:
     return Raw(train, test, entry.source, entry.classes, levels=255)
 
 
-def load_digits(split: int) -> Raw:
-    """Return scikit-learn's 1,797 embedded 8x8 digits (pixels 0..16) split 80/20, stratified, seeded by `split`."""
+@cache
+def _embedded_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Return pixels and labels of scikit-learn's digits, whose file is text."""
     from sklearn.datasets import load_digits as embedded
-    from sklearn.model_selection import train_test_split
 
     images, labels = (np.asarray(column) for column in embedded(return_X_y=True))
-    pixels = images.astype(np.uint8).reshape(-1, 1, 8, 8)
+    return images.astype(np.uint8).reshape(-1, 1, 8, 8), labels
+
+
+def load_digits(split: int) -> Raw:
+    """Return scikit-learn's 1,797 embedded 8x8 digits (pixels 0..16) split 80/20, stratified, seeded by `split`."""
+    from sklearn.model_selection import train_test_split
+
+    pixels, labels = _embedded_digits()
     train, test = train_test_split(np.arange(len(labels)), test_size=0.2, stratify=labels, random_state=split)
     source = "Optical recognition of handwritten digits, UCI test part (Alpaydin and Kaynak 1998), from scikit-learn"
     return Raw((pixels[train], labels[train]), (pixels[test], labels[test]), source, DIGITS, levels=16)

@@ -1,7 +1,6 @@
 """Fast ensembling: a tiny run against direct computation, and every part of the verdict from made-up scores."""
 
 import copy
-from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -9,9 +8,9 @@ import pytest
 import torch
 
 import torchbayes as tb
+from tests.experiments.shared.pages import page_of
 from torchbayes import networks
 from torchbayes.data import load
-from torchbayes_experiments import reproduce
 from torchbayes_experiments.basins import fast_ensembling as room
 from torchbayes_experiments.basins.fast_ensembling import (
     EXPERIMENT,
@@ -42,7 +41,7 @@ FOLDERS = {kind: kind.replace(" ", "_") for kind in KINDS}
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("fast")
-    return directory, room.run(TINY, 3, directory)
+    return directory, EXPERIMENT.run(TINY, 3, directory)
 
 
 def reload(directory, kind):
@@ -197,10 +196,8 @@ def test_tables_hold_the_means():
     assert "| VGG-16 | FGE | 74.6 | 76.1 | 76.6 |" in published
 
 
-def test_end_to_end(tmp_path):
-    recipe = replace(TINY, units=2, epochs=2, train_size=100, test_rows=30)
-    path = reproduce(replace(EXPERIMENT, recipes={"small": recipe}), seeds=1, directory=tmp_path)
+def test_end_to_end(tiny, tmp_path):
+    page = page_of(EXPERIMENT, TINY, tmp_path, tiny[1])
     assert len(list(tmp_path.glob("figure_*.png"))) == 2
-    page = (path.parent / "page.md").read_text("utf-8")
     assert "Garipov" in page
     assert "budget 2: FGE has a lower NLL than independent networks" in page

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import torchbayes as tb
+from tests.experiments.shared.pages import page_of
 from torchbayes.data import load
 from torchbayes.geometry import Spectrum, basin
 from torchbayes.geometry.networks import place_of
 from torchbayes.geometry.operators import Products
 from torchbayes.methods.schedules import Constant
-from torchbayes_experiments import reproduce
 from torchbayes_experiments.basins.flat_regions import EXPERIMENT, report, run
 from torchbayes_experiments.basins.flat_regions.run import FILTERS, GRID, RAW, FlatRecipe, Solutions, Widths
 from torchbayes_experiments.shared.classifiers import shuffled
@@ -49,7 +49,7 @@ TINY = FlatRecipe(data="digits", test_rows=50, solutions=SOLUTIONS, widths=WIDTH
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("flat")
-    return directory, run.run(TINY, 3, directory)
+    return directory, EXPERIMENT.run(TINY, 3, directory)
 
 
 @pytest.fixture(scope="module")
@@ -355,9 +355,7 @@ def test_tables_hold_means_and_ranks():
     )
 
 
-def test_end_to_end(tmp_path):
-    few = replace(SOLUTIONS, directions=2, points=2, chains=replace(SOLUTIONS.chains, steps=8, burn_in=4))
-    experiment = replace(EXPERIMENT, recipes={"small": replace(TINY, solutions=few)})
-    path = reproduce(experiment, seeds=1, directory=tmp_path)
+def test_end_to_end(tiny, tmp_path):
+    page = page_of(EXPERIMENT, TINY, tmp_path, tiny[1])
     assert len(list(tmp_path.glob("figure_*.png"))) == 4
-    assert "Huang et al. 2020" in (path.parent / "page.md").read_text("utf-8")
+    assert "Huang et al. 2020" in page

@@ -45,7 +45,12 @@ TINY = ModeConnectivityRecipe(
         **ABOUT,
     ),
     residual=Connection(
-        network="preresnet20", train_size=32, test_rows=20, points=3, bends=tb.Curve(**{**STEPS, "epochs": 1}), **ABOUT
+        network="preresnet20",
+        train_size=32,
+        test_rows=20,
+        points=3,
+        bends=tb.Curve(**{**STEPS, "epochs": 1}),
+        **{**ABOUT, "ends": tb.MAP(members=2, **{**STEPS, "epochs": 1})},
     ),
     alignment=Alignment(
         network="mlp",

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import torchbayes as tb
+from tests.experiments.shared.pages import page_of
 from torchbayes import networks
 from torchbayes.data import corrupt_data, load
-from torchbayes_experiments import Experiment, reproduce
 from torchbayes_experiments.basins import multiswag_corruption as room
 from torchbayes_experiments.basins.multiswag_corruption import EXPERIMENT, CorruptionRecipe
 
@@ -31,7 +31,7 @@ TINY = CorruptionRecipe(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("corruption")
-    return directory, room.run(TINY, 3, directory)
+    return directory, EXPERIMENT.run(TINY, 3, directory)
 
 
 def reload(directory, method):
@@ -156,12 +156,9 @@ def test_tables_hold_the_means():
     assert difference.startswith("mean −0.9,")  # 4.5 (0.6 − 0.8)
 
 
-def test_end_to_end(tmp_path):
-    recipe = replace(TINY, epochs=2, burn_in=0.0, corruptions=("contrast",), test_rows=20, corrupted_rows=10)
-    experiment: Experiment = replace(EXPERIMENT, recipes={"small": recipe})
-    path = reproduce(experiment, seeds=2, directory=tmp_path)
+def test_end_to_end(tiny, tmp_path):
+    page = page_of(EXPERIMENT, TINY, tmp_path, tiny[1], tiny[1])
     assert len(list(tmp_path.glob("figure_*.png"))) == 3
-    page = (path.parent / "page.md").read_text("utf-8")
     assert "Wilson and Izmailov 2020" in page
     assert "| contrast |" in page
-    assert sorted(p.name for p in (tmp_path / "seed_1").iterdir()) == ["ensemble", "multiswag", "results.json"]
+    assert sorted(path.name for path in tiny[0].iterdir()) == ["ensemble", "multiswag"]

@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import shutil
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +14,9 @@ from sklearn.datasets import load_digits
 
 import torchbayes as tb
 from tests.experiments.shared.made_up_uci import small_sets
+from tests.experiments.shared.pages import page_of
 from torchbayes.data import load
 from torchbayes.methods.schedules import Constant
-from torchbayes_experiments import reproduce
 from torchbayes_experiments.basins.subspace_inference import EXPERIMENT, report, run
 from torchbayes_experiments.shared.classifiers import decay_prior
 
@@ -65,6 +66,16 @@ def _filled(folder, patch):
             path = folder / "mnist" / f"{part}-{kind}-ubyte.gz"
             path.write_bytes(gzip.compress(header + array.astype(np.uint8).tobytes()))
     yield from small_sets(folder, patch, "uci_boston", "uci_yacht")
+
+
+TINY = run.SubspaceRecipe(regressions=UCI, toy=TOY, images=IMAGES)
+
+
+@pytest.fixture(scope="module")
+def tiny(root, tmp_path_factory):
+    """The directory and the numbers of a seed whose splits are not run, as they are the repeats of one seed."""
+    directory = tmp_path_factory.mktemp("subspace")
+    return directory, EXPERIMENT.run(TINY, 3, directory)
 
 
 # --- subspaces
@@ -139,10 +150,10 @@ def test_scores_of_a_split_are_those_of_its_posteriors(root):
 # --- bands and images
 
 
-def test_bands_are_those_of_the_functions(root):
-    found = run.bands(TOY, seed=2)
+def test_bands_are_those_of_the_functions(tiny):
+    found = tiny[1]["toy"]
     assert len(found["x"]) == len(found["y"]) == 68
-    data = load("toy_drbayes", split=2)
+    data = load("toy_drbayes", split=3)
     assert data.target_standardise is not None
     x, y = data.standardise.inverse(data.train.inputs), data.target_standardise.inverse(data.train.targets)
     rows, network = (torch.cat([x / 2, (x / 2) ** 2], 1), y), tb.networks.mlp((2,), 1, hidden=(8,))
@@ -150,11 +161,11 @@ def test_bands_are_those_of_the_functions(root):
         tb.Model(network, tb.likelihoods.Gaussian(0.05**0.5), tb.priors.Flat(), temperature=t, tempering="likelihood")
         for t in (1.0, 7.0)
     ]
-    first, second = (tb.fit(models[0], rows, SWAG, seed=seed, callbacks=()) for seed in (2, 1_000_002))
+    first, second = (tb.fit(models[0], rows, SWAG, seed=seed, callbacks=()) for seed in (3, 1_000_003))
     means = torch.cat([first.mean_MD, second.mean_MD])  # type: ignore[attr-defined]
-    curve: Any = tb.fit(models[0], rows, TOY.curve, start=tb.Point(models[0], means), seed=2, callbacks=())
+    curve: Any = tb.fit(models[0], rows, TOY.curve, start=tb.Point(models[0], means), seed=3, callbacks=())
     space = run.of_curve(curve, models[1], scale=0.5)
-    ess = tb.fit(models[1], rows, SLICE, space=space, seed=2, callbacks=())
+    ess = tb.fit(models[1], rows, SLICE, space=space, seed=3, callbacks=())
     grid = torch.linspace(-10, 10, 21).unsqueeze(1)
     drawn = tb.predict(ess, torch.cat([grid / 2, (grid / 2) ** 2], 1)).outputs_SBK[..., 0]
     std, own = drawn.std(0, correction=0), found["spaces"]["curve"]
@@ -166,8 +177,8 @@ def test_bands_are_those_of_the_functions(root):
     assert tuple(found["spaces"]) == run.SPACES
 
 
-def test_scores_of_images_are_those_of_the_posteriors_and_are_read_again(root, tmp_path):
-    found = run.image_scores(IMAGES, seed=3, home=tmp_path)
+def test_scores_of_images_are_those_of_the_posteriors_and_are_read_again(tiny, tmp_path):
+    home, found = shutil.copytree(tiny[0] / "images", tmp_path / "images"), tiny[1]["images"]
     data = load("mnist", train_size=60, seed=3)
     network = tb.networks.build("lenet", (1, 28, 28), 10, channels=(2, 3), hidden=5)
     settings: dict[str, Any] = {"likelihood": tb.likelihoods.Categorical(), "prior": tb.priors.Normal(0.4)}
@@ -182,8 +193,8 @@ def test_scores_of_images_are_those_of_the_posteriors_and_are_read_again(root, t
         nll = -probs[torch.arange(25), data.test.targets[:25]].log().mean()
         assert found[name]["nll"] == pytest.approx(float(nll), rel=1e-4)
     assert tuple(found) == ("SWA", "SWAG", *run.SPACES)
-    (tmp_path / "curve.json").write_text(json.dumps({"nll": -7.0}))
-    assert run.image_scores(IMAGES, seed=3, home=tmp_path) == {**found, "curve": {"nll": -7.0}}
+    (home / "curve.json").write_text(json.dumps({"nll": -7.0}))
+    assert run.image_scores(IMAGES, seed=3, home=home) == {**found, "curve": {"nll": -7.0}}
 
 
 # --- verdicts
@@ -302,18 +313,20 @@ def test_tables_hold_what_was_found_and_what_was_published():
     assert tables["images"].rows[-1][:2] == ["ESS, curve", made["images"]["curve"]["nll"]]
 
 
-def test_end_to_end(root, tmp_path):
-    tiny = run.SubspaceRecipe(regressions=UCI, toy=TOY, images=IMAGES)
-    path = reproduce(replace(EXPERIMENT, recipes={"small": tiny}), seeds=2, directory=tmp_path)
-    page = (path.parent / "page.md").read_text("utf-8")
+def test_end_to_end(tiny, tmp_path, monkeypatch):
+    directory, second = tiny
+    with monkeypatch.context() as patch:  # bands and images of the first seed are made as those of others
+        patch.setattr(run, "image_scores", lambda *_, **__: second["images"])
+        patch.setattr(run, "bands", lambda *_, **__: second["toy"])
+        first = EXPERIMENT.run(TINY, 0, tmp_path / "first")
+    assert EXPERIMENT.run(TINY, 3, directory) == second
+    page = page_of(EXPERIMENT, TINY, tmp_path, first, second)
     assert "boston: log likelihood of ESS at most 0.05 below that of SGD" in page
     assert "bands: spread at the data over that in the gaps, curve" in page
     assert "images: NLL of curve below that of PCA" in page
     assert len(list(tmp_path.glob("figure_*.png"))) == 3
-    first, second = (json.loads((tmp_path / f"seed_{s}" / "results.json").read_text())["results"] for s in (0, 1))
     assert tuple(first) == ("images", "toy", "regressions")
     assert tuple(second) == ("images", "toy")  # the splits are the repeats of one seed
-    assert run.run(tiny, 1, tmp_path / "seed_1") == second
 
 
 def test_the_paper_recipe_has_the_papers_settings():

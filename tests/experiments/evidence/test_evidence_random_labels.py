@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import torchbayes as tb
+from tests.experiments.shared.pages import page_of
 from torchbayes import networks
 from torchbayes.data import load
-from torchbayes_experiments import reproduce
 from torchbayes_experiments.evidence import evidence_random_labels as room
 from torchbayes_experiments.evidence.evidence_random_labels import EXPERIMENT, RandomLabelsRecipe
 from torchbayes_experiments.shared.classifiers import shuffled
@@ -24,7 +24,7 @@ TINY = RandomLabelsRecipe(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("labels")
-    return directory, room.run(TINY, 1, directory)
+    return directory, EXPERIMENT.run(TINY, 1, directory)
 
 
 def laplace_evidence(inputs, labels, *, amplitude, length_scale):
@@ -150,8 +150,7 @@ def test_tables_hold_the_means():
     assert "−0.693 for the two classes" in evidence
 
 
-def test_end_to_end(tmp_path):
-    recipe = replace(TINY, shares=(0.0, 1.0), epochs=2)
-    path = reproduce(replace(EXPERIMENT, recipes={"small": recipe}), seeds=2, directory=tmp_path)
+def test_end_to_end(tiny, tmp_path):
+    page = page_of(EXPERIMENT, TINY, tmp_path, tiny[1], tiny[1])
     assert (tmp_path / "figure_1.png").exists()
-    assert "Wilson and Izmailov 2020" in (path.parent / "page.md").read_text("utf-8")
+    assert "Wilson and Izmailov 2020" in page

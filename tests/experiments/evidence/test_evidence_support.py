@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import torchbayes as tb
+from tests.experiments.shared.pages import page_of
 from torchbayes import networks
 from torchbayes.data import load
-from torchbayes_experiments import reproduce
 from torchbayes_experiments.evidence import evidence_support as room
 from torchbayes_experiments.evidence.evidence_support import EXPERIMENT, SupportRecipe
 from torchbayes_experiments.shared.classifiers import shuffled
@@ -23,7 +23,7 @@ TINY = SupportRecipe(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("support")
-    return directory, room.run(TINY, 2, directory)
+    return directory, EXPERIMENT.run(TINY, 2, directory)
 
 
 def test_numbers_are_those_of_a_direct_fit(tiny):
@@ -127,8 +127,7 @@ def test_the_table_holds_the_means():
     assert len(found.figures) == 1
 
 
-def test_end_to_end(tmp_path):
-    recipe = replace(TINY, networks=("linear",), epochs=2, again=1)
-    path = reproduce(replace(EXPERIMENT, recipes={"small": recipe}), seeds=2, directory=tmp_path)
+def test_end_to_end(tiny, tmp_path):
+    page = page_of(EXPERIMENT, TINY, tmp_path, tiny[1], tiny[1])
     assert (tmp_path / "figure_1.png").exists()
-    assert "Wilson and Izmailov 2020" in (path.parent / "page.md").read_text("utf-8")
+    assert "Wilson and Izmailov 2020" in page

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import torch
 from scipy.stats import norm
 
 import torchbayes as tb
-from torchbayes_experiments import reproduce
+from tests.experiments.shared.pages import page_of
 from torchbayes_experiments.priors import misspecification as room
 from torchbayes_experiments.priors.misspecification import (
     ASSUMED,
@@ -27,7 +26,7 @@ from torchbayes_experiments.priors.misspecification import (
 
 S = 0.3
 TINY = MisspecificationRecipe(
-    laws=(GROWING, OUTLIERS),
+    laws=(GROWING, OUTLIERS, CURVED),
     sizes=(20, 40),
     sets=6,
     points=5,
@@ -130,7 +129,7 @@ def test_bands_are_judged_at_every_point():
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("laws")
-    return directory, room.run(TINY, 1, directory)
+    return directory, EXPERIMENT.run(TINY, 1, directory)
 
 
 def test_what_is_known_is_beside_what_was_found(tiny):
@@ -146,7 +145,7 @@ def test_what_is_known_is_beside_what_was_found(tiny):
 def test_a_second_call_reads_what_is_there(tiny):
     directory, found = tiny
     before = {path.name: path.stat().st_mtime_ns for path in directory.iterdir()}
-    assert len(before) == 4
+    assert len(before) == 6
     assert room.run(TINY, 1, directory) == found
     assert {path.name: path.stat().st_mtime_ns for path in directory.iterdir()} == before
 
@@ -211,8 +210,7 @@ def test_the_tables_hold_the_means():
     assert "| curved mean | 800 | 0.0200 ± 0.0000 | 0.300 ± 0.000 | 0.3000 |" in distance.markdown()
 
 
-def test_end_to_end(tmp_path):
-    recipe = replace(TINY, laws=(GROWING, CURVED), sizes=(20, 30))
-    path = reproduce(replace(EXPERIMENT, recipes={"small": recipe}), seeds=2, directory=tmp_path)
+def test_end_to_end(tiny, tmp_path):
+    page = page_of(EXPERIMENT, TINY, tmp_path, tiny[1], tiny[1])
     assert (tmp_path / "figure_3.png").exists()
-    assert "Kleijn and van der Vaart 2012" in (path.parent / "page.md").read_text("utf-8")
+    assert "Kleijn and van der Vaart 2012" in page

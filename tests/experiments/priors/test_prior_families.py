@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import torchbayes as tb
+from tests.experiments.shared.pages import page_of
 from torchbayes.data import load
 from torchbayes.data.text import FIRST_WORD
-from torchbayes_experiments import reproduce
 from torchbayes_experiments.priors import prior_families as room
 from torchbayes_experiments.priors.prior_families import (
     EXPERIMENT,
@@ -24,7 +24,7 @@ from torchbayes_experiments.priors.prior_families import (
     Problem,
 )
 
-CHAINS = tb.HMC(chains=2, steps=14, burn_in=10)
+CHAINS = tb.HMC(chains=2, steps=14, burn_in=10, max_leapfrogs=8)
 TINY = FamiliesRecipe((
     Problem("digits", "digits", 0.3, (4,), CHAINS, train_size=50, test_rows=40),
     Problem("toy_sine", "sine", 0.5, (3,), CHAINS, noise=0.3, test_rows=30),
@@ -76,7 +76,7 @@ def test_the_split_is_that_of_the_seed():
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("families")
-    return directory, room.run(TINY, 1, directory)
+    return directory, EXPERIMENT.run(TINY, 1, directory)
 
 
 @pytest.mark.filterwarnings("ignore:this posterior should not be trusted")  # a few iterations sample nothing
@@ -179,11 +179,10 @@ def test_the_tables_hold_the_means_and_ranges():
     assert "| logistic | 0.869 | 0.304 | 0.024 |" in published.markdown()
 
 
-@pytest.mark.filterwarnings("ignore:this posterior should not be trusted")  # a few iterations sample nothing
-def test_end_to_end(tmp_path):
-    path = reproduce(replace(EXPERIMENT, recipes={"small": TINY}), seeds=1, directory=tmp_path)
+def test_end_to_end(tiny, tmp_path):
+    page = page_of(EXPERIMENT, TINY, tmp_path, tiny[1])
     assert (tmp_path / "figure_2.png").exists()
     recorded = json.loads((tmp_path / "recipe.json").read_text("utf-8"))["recipe"]
     assert [one["data"] for one in recorded["problems"]] == ["digits", "toy_sine"]
     assert recorded["problems"][0]["hmc"]["steps"] == 14
-    assert "Izmailov, Vikram, Hoffman and Wilson 2021" in (path.parent / "page.md").read_text("utf-8")
+    assert "Izmailov, Vikram, Hoffman and Wilson 2021" in page

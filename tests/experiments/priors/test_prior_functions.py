@@ -1,15 +1,14 @@
 """Functions of priors: a tiny run against direct computation, and every part of the verdict from made-up numbers."""
 
 import copy
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 import torchbayes as tb
+from tests.experiments.shared.pages import page_of
 from torchbayes.data import load
-from torchbayes_experiments import reproduce
 from torchbayes_experiments.priors import prior_functions as room
 from torchbayes_experiments.priors.prior_functions import EXPERIMENT, Drawn, Fitted, PriorRecipe
 
@@ -31,7 +30,7 @@ TINY = PriorRecipe(data="digits", drawn=DRAWN, fitted=FITTED)
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("prior")
-    return directory, room.run(TINY, 2, directory)
+    return directory, EXPERIMENT.run(TINY, 2, directory)
 
 
 def test_images_are_of_the_classes_and_differ_by_seed():
@@ -138,8 +137,7 @@ def test_the_tables_hold_the_means():
     assert "2.300 ± 0.000" in fitted.markdown()
 
 
-def test_end_to_end(tmp_path):
-    recipe = replace(TINY, fitted=replace(FITTED, epochs=4, scales=(0.01, 0.3)))
-    path = reproduce(replace(EXPERIMENT, recipes={"small": recipe}), seeds=2, directory=tmp_path)
+def test_end_to_end(tiny, tmp_path):
+    page = page_of(EXPERIMENT, TINY, tmp_path, tiny[1], tiny[1])
     assert (tmp_path / "figure_3.png").exists()
-    assert "Wilson and Izmailov 2020" in (path.parent / "page.md").read_text("utf-8")
+    assert "Wilson and Izmailov 2020" in page

@@ -1,18 +1,21 @@
 """Averaging after calibration: scores recomputed on a tiny recipe, and every verdict from made-up numbers."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
 import torchbayes as tb
-from torchbayes_experiments import reproduce
+from tests.experiments.shared.pages import page_of
 from torchbayes_experiments.references import calibration as room
 from torchbayes_experiments.references.calibration import CALIBRATORS, EXPERIMENT, METHODS, CalibrationRecipe
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* should not be trusted")  # of few epochs
 TINY = CalibrationRecipe(sets=("wine",), hidden=(4,), members=2, epochs=3, draws=4)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return EXPERIMENT.run(TINY, 1, tmp_path_factory.mktemp("calibration"))
 
 
 def test_rows_are_apart_and_standardised_by_the_fitted_ones():
@@ -26,9 +29,9 @@ def test_rows_are_apart_and_standardised_by_the_fitted_ones():
     assert not torch.equal(parts[0][1], other[0][1])
 
 
-def test_scores_by_direct_computation():
+def test_scores_by_direct_computation(tiny):
     """Of the ensemble and of its members, uncalibrated, and by a temperature fitted on held-out rows."""
-    found = room.scores(TINY, "wine", seed=1)
+    found = tiny["wine"]
     assert found.keys() == set(METHODS)
     assert all(each.keys() == set(CALIBRATORS) for each in found.values())
     fitted, held_out, tested = room.parts_of(TINY, "wine", 1)
@@ -83,9 +86,7 @@ def test_every_verdict_is_reached(gain, calibrated, outcome, count):
     assert sum(part.outcome == "holds" for part in verdict.parts) == count
 
 
-@pytest.mark.slow
-def test_end_to_end(tmp_path):
-    path = reproduce(replace(EXPERIMENT, recipes={"small": TINY}), seeds=2, directory=tmp_path)
-    page = (path.parent / "page.md").read_text("utf-8")
+def test_end_to_end(tiny, tmp_path):
+    page = page_of(EXPERIMENT, TINY, tmp_path, tiny, tiny)
     assert "wine, calibrated by auto: NLL of ensemble below that of network" in page
     assert "| ensemble of calibrated |" in page

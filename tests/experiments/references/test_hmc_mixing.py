@@ -2,7 +2,6 @@
 
 import copy
 import json
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,8 @@ import pytest
 from scipy.stats import norm, rankdata
 
 import torchbayes as tb
+from tests.experiments.shared.pages import page_of
 from torchbayes.posteriors import Functions
-from torchbayes_experiments import reproduce
 from torchbayes_experiments.references import hmc_mixing as room
 from torchbayes_experiments.references import hmc_reference
 from torchbayes_experiments.references.hmc_mixing import EXPERIMENT, MixingRecipe
@@ -35,7 +34,7 @@ TINY = MixingRecipe(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("mixing")
-    return directory, room.run(TINY, 2, directory)
+    return directory, EXPERIMENT.run(TINY, 2, directory)
 
 
 def draws(directory):
@@ -177,10 +176,8 @@ def test_both_experiments_run_the_same_chains():
     assert narrow.prior_scale == 1.0
 
 
-def test_end_to_end(tmp_path):
-    experiment = replace(EXPERIMENT, recipes={"small": TINY})
-    path = reproduce(experiment, seeds=2, directory=tmp_path)
-    page = (path.parent / "page.md").read_text("utf-8")
+def test_end_to_end(tiny, tmp_path):
+    page = page_of(EXPERIMENT, TINY, tmp_path, tiny[1], tiny[1])
     assert "| digits | test probabilities | 200 |" in page
     assert len(list(tmp_path.glob("figure_*.png"))) == 2
     assert len(json.loads((tmp_path / "results.json").read_text())["seeds"]) == 2

@@ -12,10 +12,10 @@ from scipy.stats import ttest_ind
 from torch.nn.functional import cross_entropy
 
 import torchbayes as tb
+from tests.experiments.shared.pages import page_of
 from torchbayes import networks
 from torchbayes.data import load
 from torchbayes.posteriors.files import sealed, unsealed
-from torchbayes_experiments import reproduce
 from torchbayes_experiments.references import hmc_mnist as room
 from torchbayes_experiments.references.hmc_mnist import EXPERIMENT, MNISTChainRecipe
 
@@ -47,7 +47,7 @@ def tiny_model(scale=1.0):
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("chain")
-    return directory, room.run(TINY, 3, directory)
+    return directory, EXPERIMENT.run(TINY, 3, directory)
 
 
 def outputs(directory):
@@ -239,11 +239,9 @@ def test_tables_hold_the_numbers():
     assert [line.split("|")[1].strip() for line in running.splitlines()[2:7]] == ["1", "2", "4", "8", "10"]
 
 
-def test_end_to_end(tmp_path):
-    experiment = replace(EXPERIMENT, recipes={"small": replace(TINY, iterations=5)})
-    path = reproduce(experiment, seeds=2, directory=tmp_path)
-    page = (path.parent / "page.md").read_text("utf-8")
-    assert "| 1 | 5 | 1 |" in page
+def test_end_to_end(tiny, tmp_path):
+    page = page_of(EXPERIMENT, TINY, tmp_path, tiny[1], tiny[1])
+    assert "| 1 | 7 | 2 |" in page
     assert len(list(tmp_path.glob("figure_*.png"))) == 3
 
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 import torchbayes as tb
+from tests.experiments.shared.pages import page_of
 from torchbayes.data import load
-from torchbayes_experiments import reproduce
 from torchbayes_experiments.references import hmc_reference as room
 from torchbayes_experiments.references.hmc_reference import EXPERIMENT, ReferenceRecipe
 from torchbayes_experiments.shared import image_hmc
@@ -40,7 +40,7 @@ TINY = ReferenceRecipe(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("reference")
-    return directory, room.run(TINY, 3, directory)
+    return directory, EXPERIMENT.run(TINY, 3, directory)
 
 
 def saved(directory, method):
@@ -256,10 +256,8 @@ def test_the_paper_recipe_is_the_published_one():
     assert room.passes_of(small.sgld, small.digits.train_size) == small.sgld.chains * 10_000
 
 
-def test_end_to_end(tmp_path):
-    experiment = replace(EXPERIMENT, recipes={"small": TINY})
-    path = reproduce(experiment, seeds=2, directory=tmp_path)
-    page = (path.parent / "page.md").read_text("utf-8")
+def test_end_to_end(tiny, tmp_path):
+    page = page_of(EXPERIMENT, TINY, tmp_path, tiny[1], tiny[1])
     assert "Izmailov" in page
     assert "| HMC, one chain |" in page
     assert len(list(tmp_path.glob("figure_*.png"))) == 4

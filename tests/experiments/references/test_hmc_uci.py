@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+import shutil
 
 import numpy as np
 import pytest
@@ -10,11 +10,11 @@ import torch
 from torch.nn.functional import softplus
 
 import torchbayes as tb
-from tests.experiments.shared.made_up_uci import of_true_size, small_sets
+from tests.experiments.shared.made_up_uci import of_true_size, run_on_small_sets, small_sets
+from tests.experiments.shared.pages import page_of
 from tests.processes import forked
 from torchbayes import networks
 from torchbayes.data import load
-from torchbayes_experiments import reproduce
 from torchbayes_experiments.references import hmc_uci as room
 from torchbayes_experiments.references.hmc_uci import EXPERIMENT, UCIChainsRecipe
 from torchbayes_experiments.shared import uci_splits
@@ -43,6 +43,21 @@ def files(tmp_path_factory, monkeypatch):
     yield from small_sets(tmp_path_factory.mktemp("data"), monkeypatch, "uci_energy", "uci_yacht")
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The directory and the numbers of a run, and the priors of its fits."""
+    seen, fit = [], tb.fit
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(room.tb, "fit", lambda model, *a, **k: seen.append(model.prior) or fit(model, *a, **k))
+        root = tmp_path_factory.mktemp("finished")
+        return *run_on_small_sets(EXPERIMENT, TINY, root, "uci_energy", "uci_yacht"), seen
+
+
+def energy(finished, split):
+    """The scores of one split."""
+    return {name: {key: values[split] for key, values in of.items()} for name, of in finished[1]["energy"].items()}
+
+
 def by_hand(weights_SD, data):
     """Log likelihood and RMSE of an average in the target's units, and the means of its draws, in float64."""
     first, bias, second, last = torch.split(weights_SD.double(), [18, 6, 12, 2], dim=-1)
@@ -63,9 +78,9 @@ def case():
     return data, tb.Model(network, tb.likelihoods.HeteroscedasticGaussian(1e-4), tb.priors.Normal(0.7))
 
 
-def test_scores_are_in_the_units_of_the_file(case):
+def test_scores_are_in_the_units_of_the_file(finished, case):
     data, model = case
-    found = room.split_scores(TINY, "energy", 1, seed=5)
+    found = energy(finished, 1)
     weights_MD = tb.fit(model, data.train, TINY.sgd(0.01), seed=5, callbacks=()).sample(3)
     for name, method in (("HMC", TINY.hmc()), ("SGLD", TINY.sgld(1e-4))):
         posterior = tb.fit(model, data.train, method, start=weights_MD[:2], seed=5, callbacks=())
@@ -81,39 +96,35 @@ def test_scores_are_in_the_units_of_the_file(case):
     assert found["SGD"]["rmse"] == pytest.approx(np.mean([one[1] for one in alone]), rel=1e-5)
 
 
-def test_the_health_of_hmc_is_what_it_logged_after_burn_in(case):
+def test_the_health_of_hmc_is_what_it_logged_after_burn_in(finished, case):
     data, model = case
     records = []
     start = tb.fit(model, data.train, TINY.sgd(0.01), seed=5, callbacks=()).sample(3)[:2]
     log = (lambda event: records.append(event.record),)
     tb.fit(model, data.train, TINY.hmc(), start=start, seed=5, callbacks=log)
-    found = room.split_scores(TINY, "energy", 1, seed=5)["HMC"]
+    found = energy(finished, 1)["HMC"]
     assert found["acceptance"] == pytest.approx(np.mean([record["acceptance"] for record in records[10:]]))
     assert found["divergences"] == np.sum([record["divergent"] for record in records[10:]])
     assert found["leapfrogs"] == np.sum([record["gradients"] for record in records])
     assert found["step_size"] == pytest.approx(np.mean([record["step_size"] for record in records[10:]]), rel=1e-6)
 
 
-def test_every_method_has_the_prior_of_its_set(tmp_path, monkeypatch):
-    seen = []
-    fit = tb.fit
-    monkeypatch.setattr(room.tb, "fit", lambda model, *a, **k: seen.append(model.prior) or fit(model, *a, **k))
-    EXPERIMENT.run(replace(TINY, splits=1), 0, tmp_path)
-    scales = [prior.segments[0].prior.scale for prior in seen]
-    assert scales == [0.5] * 3 + [0.7] * 3
-    assert all(len(prior.segments) == 1 for prior in seen)
+def test_every_method_has_the_prior_of_its_set(finished):
+    scales = [prior.segments[0].prior.scale for prior in finished[2]]
+    assert scales == [0.5] * 3 * 2 + [0.7] * 3 * 2  # of three methods on two splits
+    assert all(len(prior.segments) == 1 for prior in finished[2])
 
 
-def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
-    first = EXPERIMENT.run(TINY, 0, tmp_path)
+def test_finished_splits_are_read_and_missing_ones_run(finished, tmp_path):
+    home, first = shutil.copytree(finished[0], tmp_path / "run"), finished[1]
     assert np.shape(first["yacht"]["HMC"]["rmse"]) == (2,)
     assert np.shape(first["yacht"]["SGLD"]["rhat"]) == (2, 6)
-    marked = tmp_path / "energy" / "split_1.json"
+    marked = home / "energy" / "split_1.json"
     scores = json.loads(marked.read_text())
     scores["HMC"]["rmse"] = -7.0
     marked.write_text(json.dumps(scores))
-    (tmp_path / "yacht" / "split_0.json").unlink()
-    again = EXPERIMENT.run(TINY, 0, tmp_path)
+    (home / "yacht" / "split_0.json").unlink()
+    again = EXPERIMENT.run(TINY, 5, home)
     assert again["energy"]["HMC"]["rmse"] == [first["energy"]["HMC"]["rmse"][0], -7.0]
     assert again["yacht"] == first["yacht"]
 
@@ -187,10 +198,8 @@ def test_tables_hold_the_distance_to_the_paper():
     assert health[1][7] == 1
 
 
-def test_end_to_end(tmp_path):
-    experiment = replace(EXPERIMENT, recipes={"small": TINY})
-    path = reproduce(experiment, seeds=1, directory=tmp_path)
-    page = (path.parent / "page.md").read_text("utf-8")
+def test_end_to_end(finished, tmp_path):
+    page = page_of(EXPERIMENT, TINY, tmp_path, finished[1])
     assert "energy: log likelihood of SGLD below that of HMC" in page
     assert len(list(tmp_path.glob("figure_*.png"))) == 3
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import torchbayes as tb
+from tests.experiments.shared.pages import page_of
 from torchbayes.model.likelihoods import Categorical, Gaussian
-from torchbayes_experiments import reproduce
 from torchbayes_experiments.references import variational_fidelity as room
 from torchbayes_experiments.references.variational_fidelity import EXPERIMENT, Curve, FidelityRecipe, Methods
 from torchbayes_experiments.shared import image_hmc
@@ -43,7 +43,7 @@ TINY = FidelityRecipe(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("fidelity")
-    return directory, room.run(TINY, 3, directory)
+    return directory, EXPERIMENT.run(TINY, 3, directory)
 
 
 def probs_of(posterior, inputs, draws):
@@ -232,10 +232,8 @@ def test_recipes_name_what_the_claim_is_about():
     assert "MC dropout" not in paper.methods.named()
 
 
-def test_end_to_end(tmp_path):
-    experiment = replace(EXPERIMENT, recipes={"small": TINY})
-    path = reproduce(experiment, seeds=2, directory=tmp_path)
-    page = (path.parent / "page.md").read_text("utf-8")
+def test_end_to_end(tiny, tmp_path):
+    page = page_of(EXPERIMENT, TINY, tmp_path, tiny[1], tiny[1])
     assert "mixture of mean fields" in page
     assert len(list(tmp_path.glob("figure_*.png"))) == 1
     assert len(json.loads((tmp_path / "results.json").read_text())["seeds"]) == 2

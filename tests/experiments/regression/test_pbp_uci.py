@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -9,10 +10,10 @@ import pytest
 import torch
 
 import torchbayes as tb
-from tests.experiments.shared.made_up_uci import of_true_size, small_sets
+from tests.experiments.shared.made_up_uci import of_true_size, run_on_small_sets, small_sets
+from tests.experiments.shared.pages import page_of
 from tests.processes import forked
 from torchbayes.data import load
-from torchbayes_experiments import reproduce
 from torchbayes_experiments.regression import pbp_uci as room
 from torchbayes_experiments.regression.pbp_uci import EXPERIMENT
 from torchbayes_experiments.shared import uci_splits
@@ -35,10 +36,16 @@ def files(tmp_path_factory, monkeypatch):
     yield from small_sets(tmp_path_factory.mktemp("data"), monkeypatch, "uci_boston", "uci_yacht")
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The directory and the numbers of a run."""
+    return run_on_small_sets(EXPERIMENT, TINY, tmp_path_factory.mktemp("finished"), "uci_boston", "uci_yacht")
+
+
 @pytest.mark.parametrize(("name", "passes", "hidden"), [("1 pass", 1, (6,)), ("PBP", 3, (6,)),
                                                         ("two hidden layers", 3, (6, 6))])  # fmt: skip
-def test_scores_are_those_of_the_closed_form_in_the_units_of_the_file(name, passes, hidden):
-    found = room.split_scores(TINY, "boston", 1, seed=5)[name]
+def test_scores_are_those_of_the_closed_form_in_the_units_of_the_file(finished, name, passes, hidden):
+    found = {key: values[1] for key, values in finished[1]["boston"][name].items()}
     data = load("uci_boston", split=1)
     assert data.target_standardise is not None
     posterior = room.fitted(data.train, tb.PBP(epochs=passes), hidden=hidden, seed=5)
@@ -94,22 +101,23 @@ def test_a_stream_of_one_part_is_one_pass():
     assert torch.equal(found.mean_MD, room.fitted(rows, tb.PBP(epochs=1), hidden=(6,), seed=2).mean_MD)
 
 
-def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
-    first = EXPERIMENT.run(TINY, 0, tmp_path)
+def test_finished_splits_are_read_and_missing_ones_run(finished, tmp_path):
+    home, first = shutil.copytree(finished[0], tmp_path / "run"), finished[1]
     assert np.shape(first["yacht"]["stream"]["rmse"]) == (2,)
     assert "two hidden layers" in first["boston"]
     assert "two hidden layers" not in first["yacht"]
-    marked = tmp_path / "boston" / "split_1.json"
+    marked = home / "boston" / "split_1.json"
     scores = json.loads(marked.read_text())
     scores["PBP"]["rmse"] = -7.0
     marked.write_text(json.dumps(scores))
-    (tmp_path / "yacht" / "split_0.json").unlink()
-    again = EXPERIMENT.run(TINY, 0, tmp_path)
+    (home / "yacht" / "split_0.json").unlink()
+    again = EXPERIMENT.run(TINY, 5, home)
     assert again["boston"]["PBP"]["rmse"] == [first["boston"]["PBP"]["rmse"][0], -7.0]
     assert again["yacht"]["PBP"]["nll"] == first["yacht"]["PBP"]["nll"]
 
 
 @pytest.mark.slow
+@pytest.mark.study  # the workers are those of `uci_table`, whose test of the same name runs always
 def test_worker_processes_change_no_score(tmp_path, monkeypatch):
     of_true_size(monkeypatch, tmp_path, "uci_boston", "uci_yacht")  # separate processes do not see what is patched here
     monkeypatch.setattr(uci_splits, "get_context", lambda _: forked())  # as clean, and begun sooner
@@ -172,10 +180,8 @@ def test_seeds_are_averaged_before_the_spread_over_splits_is_taken():
     assert tables["seconds"].rows[0] == ["boston", 20, pytest.approx(0.1), None, pytest.approx(0.1), pytest.approx(6.0)]
 
 
-def test_end_to_end(tmp_path):
-    experiment = replace(EXPERIMENT, recipes={"small": TINY})
-    path = reproduce(experiment, seeds=2, directory=tmp_path)
-    page = (path.parent / "page.md").read_text("utf-8")
+def test_end_to_end(finished, tmp_path):
+    page = page_of(EXPERIMENT, TINY, tmp_path, finished[1], finished[1])
     assert "boston: NLL no worse than 2.57 + 0.09" in page
     assert "yacht: RMSE no worse than 1.02 + 0.05" in page
     assert len(list(tmp_path.glob("figure_*.png"))) == 2

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -9,10 +10,10 @@ import pytest
 import torch
 
 import torchbayes as tb
-from tests.experiments.shared.made_up_uci import of_true_size, small_sets
+from tests.experiments.shared.made_up_uci import of_true_size, run_on_small_sets, small_sets
+from tests.experiments.shared.pages import page_of
 from tests.processes import forked
 from torchbayes.data import load
-from torchbayes_experiments import reproduce
 from torchbayes_experiments.regression import uci_table as room
 from torchbayes_experiments.regression.uci_table import EXPERIMENT, UCITableRecipe
 from torchbayes_experiments.shared import uci_splits
@@ -26,8 +27,14 @@ def files(tmp_path_factory, monkeypatch):
     yield from small_sets(tmp_path_factory.mktemp("data"), monkeypatch, "uci_boston", "uci_yacht")
 
 
-def test_scores_are_in_the_units_of_the_file():
-    found = room.split_scores(TINY, "boston", 1, seed=5)
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The directory and the numbers of a run."""
+    return run_on_small_sets(EXPERIMENT, TINY, tmp_path_factory.mktemp("finished"), "uci_boston", "uci_yacht")
+
+
+def test_scores_are_in_the_units_of_the_file(finished):
+    found = {name: {key: values[1] for key, values in of.items()} for name, of in finished[1]["boston"].items()}
     data = load("uci_boston", split=1)
     model = tb.Model(room.TwoHeads(3, 50), tb.likelihoods.HeteroscedasticGaussian(), TINY.prior())
     ensemble = tb.fit(model, data.train, TINY.ensemble(), seed=5, callbacks=())
@@ -58,16 +65,16 @@ def test_two_heads_are_one_layer_with_two_outputs():
         torch.testing.assert_close(two(inputs), one(torch.relu(two.hidden(inputs))))
 
 
-def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
-    recipe = replace(TINY, sets=("yacht",))
-    first = EXPERIMENT.run(recipe, 0, tmp_path)["yacht"]
+def test_finished_splits_are_read_and_missing_ones_run(finished, tmp_path):
+    recipe, first = replace(TINY, sets=("yacht",)), finished[1]["yacht"]
     assert np.shape(first["MultiSWAG"]["rmse"]) == (2,)
-    marked = tmp_path / "yacht" / "split_1.json"
+    home = shutil.copytree(finished[0], tmp_path / "run")
+    marked = home / "yacht" / "split_1.json"
     scores = json.loads(marked.read_text())
     scores["ensemble"]["rmse"] = -7.0
     marked.write_text(json.dumps(scores))
-    (tmp_path / "yacht" / "split_0.json").unlink()
-    again = EXPERIMENT.run(recipe, 0, tmp_path)["yacht"]
+    (home / "yacht" / "split_0.json").unlink()
+    again = EXPERIMENT.run(recipe, 5, home)["yacht"]
     assert again.pop("ensemble")["rmse"] == [first["ensemble"]["rmse"][0], -7.0]
     assert again == {name: values for name, values in first.items() if name != "ensemble"}
     other = EXPERIMENT.run(replace(recipe, splits=1), 1, tmp_path / "other")["yacht"]
@@ -137,10 +144,8 @@ def test_replicates_are_averaged_before_the_spread_over_splits_is_taken():
     assert table.rows[0][4] == (3.28, 1.0)
 
 
-def test_end_to_end(tmp_path):
-    experiment = replace(EXPERIMENT, recipes={"small": TINY})
-    path = reproduce(experiment, seeds=2, directory=tmp_path)
-    page = (path.parent / "page.md").read_text("utf-8")
+def test_end_to_end(finished, tmp_path):
+    page = page_of(EXPERIMENT, TINY, tmp_path, finished[1], finished[1])
     assert "boston: RMSE of MultiSWAG no worse than 3.28 + 1" in page
     assert "| yacht |" in page
     assert "| 1.58 ± 0.48 |" in page

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import warnings
 from dataclasses import replace
 
@@ -10,17 +11,20 @@ import pytest
 import torch
 
 import torchbayes as tb
-from tests.experiments.shared.made_up_uci import of_true_size, small_sets
+from tests.experiments.shared.made_up_uci import of_true_size, run_on_small_sets, small_sets
+from tests.experiments.shared.pages import page_of
 from tests.processes import forked
 from torchbayes.data import load
-from torchbayes_experiments import reproduce
 from torchbayes_experiments.regression import variational_uci as room
 from torchbayes_experiments.regression.variational_uci import EXPERIMENT
 from torchbayes_experiments.shared import uci_splits
 
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")  # runs of few steps
 
-TINY = replace(room.SMALL, sets=("boston", "yacht"), splits=2, folds=2, epochs=1, steps=20, long_steps=30, draws=4)
+TINY = replace(
+    room.SMALL, sets=("boston", "yacht"), splits=2, folds=2, epochs=1, steps=20, long_steps=30, draws=4, rates=(0.1,),
+    shares=(0.3, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0),
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -28,25 +32,36 @@ def files(tmp_path_factory, monkeypatch):
     yield from small_sets(tmp_path_factory.mktemp("data"), monkeypatch, "uci_boston", "uci_yacht")
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The directory and the numbers of a run."""
+    return run_on_small_sets(EXPERIMENT, TINY, tmp_path_factory.mktemp("finished"), "uci_boston", "uci_yacht")
+
+
+def at_split(scores, split):
+    """The scores of one split."""
+    return {name: {key: values[split] for key, values in of.items()} for name, of in scores.items()}
+
+
 def network(rate=0.0, features=3):
     return tb.networks.mlp((features,), 1, hidden=(50,), dropout=rate)
 
 
-def test_scores_are_in_the_units_of_the_file():
-    found = room.split_scores(replace(TINY, rates=(0.1,), shares=(0.7,)), "boston", 1, seed=5)
+def test_scores_are_in_the_units_of_the_file(finished):
+    found = at_split(finished[1]["boston"], 1)
     data = load("uci_boston", split=1)
     assert data.target_standardise is not None
     scale = data.target_standardise.scale.double()
     targets = data.target_standardise.inverse(data.test.targets).double()
-    noise = found["chosen"]["noise"]
+    noise, less = (found["chosen"][name] for name in ("noise", "dropout_noise"))
     assert found["chosen"]["rate"] == 0.1
-    assert found["chosen"]["dropout_noise"] == pytest.approx(0.7 * noise)
+    assert less / noise in [pytest.approx(share) for share in TINY.shares]
     lower = tb.priors.Normal(0.5 * math.sqrt(0.9))
     dropped = {"4.weight": lower, "*": tb.priors.Normal(0.5)}
     settings = {
         "single": (network(), tb.priors.Normal(0.5), noise, replace(TINY.single, epochs=10), None),
         "mean field": (network(), tb.priors.Normal(0.5), noise, replace(TINY.mean_field, epochs=15), 4),
-        "MC dropout": (network(0.1), dropped, 0.7 * noise, replace(TINY.dropout, epochs=15), 4),
+        "MC dropout": (network(0.1), dropped, less, replace(TINY.dropout, epochs=15), 4),
     }
     for name, (net, prior, noise, method, draws) in settings.items():
         model = tb.Model(net, tb.likelihoods.Gaussian(noise / float(scale)), prior)
@@ -74,9 +89,9 @@ def test_the_noise_is_the_error_on_rows_that_a_network_has_not_seen():
 
 def test_networks_that_interpolate_get_the_noise_of_new_rows():
     draw = torch.Generator().manual_seed(0)
-    inputs, noise = torch.randn(120, 10, generator=draw), torch.randn(120, 1, generator=draw)
-    train, longer = tb.data.Pair(inputs, 0.8 * inputs[:, :1] + 0.6 * noise), replace(TINY, steps=1000, folds=3)
-    single = longer.lasting(longer.single, 120, steps=1000)
+    inputs, noise = torch.randn(60, 10, generator=draw), torch.randn(60, 1, generator=draw)
+    train, longer = tb.data.Pair(inputs, 0.8 * inputs[:, :1] + 0.6 * noise), replace(TINY, steps=400)
+    single = longer.lasting(longer.single, 60, steps=400)
     model = tb.Model(network(features=10), tb.likelihoods.Gaussian("learned"), tb.priors.Normal(0.5))
     with pytest.warns(tb.ProblemWarning, match="interpolates its training rows"):
         tb.fit(model, train, single, seed=0, callbacks=())
@@ -85,20 +100,13 @@ def test_networks_that_interpolate_get_the_noise_of_new_rows():
     assert 0.6 < found < 1.5
 
 
-def test_a_rate_under_which_held_out_rows_are_less_likely_is_not_chosen():
+def test_the_rate_and_the_noise_under_which_held_out_rows_are_most_likely_are_chosen():
     train = load("uci_boston", split=0).train
-    longer = replace(TINY, steps=200, draws=50, shares=(1.0,))
-    for rates in ((0.005, 0.9), (0.9, 0.005)):
-        chosen = room.best_dropout(replace(longer, rates=rates), train, noise=0.3, width=50, seed=0)
-        assert chosen == (0.005, 0.3)
-
-
-def test_the_noise_under_which_held_out_rows_are_most_likely_is_chosen():
-    train = load("uci_boston", split=0).train
-    settings = replace(TINY, steps=200, draws=50, rates=(0.05,), shares=(0.01, 0.3, 1.0, 3.0, 100.0))
+    rates = (0.9, 0.05, 0.95)  # neither the first nor the last is the best
+    settings = replace(TINY, steps=100, draws=50, rates=rates, shares=(0.01, 0.3, 1.0, 3.0, 100.0))
     rate, noise = room.best_dropout(settings, train, noise=0.3, width=50, seed=0)
     rest, held = room.parted(train, 2, 0)
-    method = settings.lasting(settings.dropout, 27, steps=200)
+    method = settings.lasting(settings.dropout, 27, steps=100)
     posterior = room.fitted(settings, method, rest, noise=0.3, rate=0.05, width=50, seed=0)
     outputs = tb.predict(posterior, held.inputs, draws=50).outputs_SBK.double()
 
@@ -109,16 +117,15 @@ def test_the_noise_under_which_held_out_rows_are_most_likely_is_chosen():
     assert (rate, noise) == (0.05, min((0.003, 0.09, 0.3, 0.9, 30.0), key=nll))
 
 
-def test_only_training_rows_choose(monkeypatch):
-    settings = replace(TINY, rates=(0.005, 0.05), shares=(0.5, 1.0))
-    before = room.split_scores(settings, "yacht", 0, seed=0)
+def test_only_training_rows_choose(finished, monkeypatch):
+    before = at_split(finished[1]["yacht"], 0)
 
     def other_test_rows(name, split):
         data = load(name, split=split)
         return replace(data, test=tb.data.Pair(data.test.inputs, data.test.targets + 1))
 
     monkeypatch.setattr(room.tb.data, "load", other_test_rows)
-    after = room.split_scores(settings, "yacht", 0, seed=0)
+    after = room.split_scores(TINY, "yacht", 0, seed=5)
     assert after["chosen"] == before["chosen"]
     assert after["single"] != before["single"]
 
@@ -139,16 +146,16 @@ def test_every_set_takes_as_many_steps(rows, epochs):
         assert replace(room.SMALL, epochs=40).lasting(asked, rows, steps=2600) == replace(asked, epochs=epochs)
 
 
-def test_finished_splits_are_read_and_missing_ones_run(tmp_path):
-    settings = replace(TINY, sets=("yacht",), rates=(0.1,))
-    first = EXPERIMENT.run(settings, 0, tmp_path)["yacht"]
+def test_finished_splits_are_read_and_missing_ones_run(finished, tmp_path):
+    first = finished[1]["yacht"]
     assert np.shape(first["VBLL"]["rmse"]) == np.shape(first["chosen"]["noise"]) == (2,)
-    marked = tmp_path / "yacht" / "split_1.json"
+    home = shutil.copytree(finished[0], tmp_path / "run")
+    marked = home / "yacht" / "split_1.json"
     scores = json.loads(marked.read_text())
     scores["MC dropout"]["rmse"] = -7.0
     marked.write_text(json.dumps(scores))
-    (tmp_path / "yacht" / "split_0.json").unlink()
-    again = EXPERIMENT.run(settings, 0, tmp_path)["yacht"]
+    (home / "yacht" / "split_0.json").unlink()
+    again = EXPERIMENT.run(TINY, 5, home)["yacht"]
     assert again.pop("MC dropout")["rmse"] == [first["MC dropout"]["rmse"][0], -7.0]
     assert again == {name: values for name, values in first.items() if name != "MC dropout"}
 
@@ -220,10 +227,8 @@ def test_seeds_are_averaged_before_the_spread_over_splits_is_taken():
     assert "0.005 (30), 0.05 (10)" in tables["chosen"].markdown()
 
 
-def test_end_to_end(tmp_path):
-    experiment = replace(EXPERIMENT, recipes={"small": replace(TINY, rates=(0.1,))})
-    path = reproduce(experiment, seeds=1, directory=tmp_path)
-    page = (path.parent / "page.md").read_text("utf-8")
+def test_end_to_end(finished, tmp_path):
+    page = page_of(EXPERIMENT, TINY, tmp_path, finished[1])
     assert "boston: NLL of MC dropout within 0.05 of the published one of the same split" in page
     assert "boston: NLL of mean field within 0.05 of the published 3.12" in page
     assert "yacht: NLL of VBLL within 0.05 of a single network's" in page

@@ -1,13 +1,16 @@
 """Made-up files in the place of the UCI sets: small ones, registered with the loader, or of the true size."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from torchbayes.data import vectors
+from torchbayes_experiments import Experiment
 
 TRUE = dict(vectors.UCI_SETS)
 
@@ -16,7 +19,7 @@ def write(path: Path, inputs: np.ndarray, targets: np.ndarray, *, splits: int, t
     """Write one set; its splits are drawn from a seed."""
     rows, rng = len(inputs), np.random.default_rng(1)
     orders = np.stack([rng.permutation(rows) for _ in range(splits)])
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     np.savez(
         path,
         data=np.column_stack([inputs, targets]),
@@ -46,6 +49,12 @@ def small_sets(root: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> Iter
     torch.set_num_threads(1)
     yield root
     torch.set_num_threads(before)
+
+
+def run_on_small_sets(experiment: Experiment, recipe: Any, root: Path, *names: str) -> tuple[Path, dict[str, Any]]:
+    """Run seed 5 of an experiment on these sets, once for the tests of a module; return its directory and numbers."""
+    with pytest.MonkeyPatch.context() as patch, contextmanager(small_sets)(root / "data", patch, *names):
+        return root / "run", experiment.run(recipe, 5, root / "run")
 
 
 def of_true_size(monkeypatch: pytest.MonkeyPatch, root: Path, *names: str) -> None:

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import torchbayes as tb
+from tests.experiments.shared.pages import page_of
 from torchbayes import networks
 from torchbayes.data import load
 from torchbayes.linalg import Diagonal
 from torchbayes.model.priors import Flat, Normal, NormalMixture
 from torchbayes.posteriors import Gaussian
-from torchbayes_experiments import reproduce
 from torchbayes_experiments.variational import bayes_by_backprop as room
 from torchbayes_experiments.variational.bayes_by_backprop import EXPERIMENT, BackpropRecipe, Entry, Regression
 
@@ -45,7 +45,7 @@ TINY = BackpropRecipe(
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     directory = tmp_path_factory.mktemp("backprop")
-    return directory, room.run(TINY, 3, directory)
+    return directory, EXPERIMENT.run(TINY, 3, directory)
 
 
 def images():
@@ -148,11 +148,12 @@ def test_an_interrupted_fit_goes_on_to_the_same_numbers(tiny, tmp_path, monkeypa
         return step(self, *args, **settings)
 
     monkeypatch.setattr(tb.VI, "step", interrupted)
+    narrow = replace(TINY, widths=(5,))
     with pytest.raises(KeyboardInterrupt):
-        room.run(TINY, 3, tmp_path)
-    assert not (tmp_path / "7_Gaussian_prior.json").exists()
+        room.run(narrow, 3, tmp_path)
+    assert not (tmp_path / "5_Gaussian_prior.json").exists()
     monkeypatch.setattr(tb.VI, "step", step)
-    assert room.run(TINY, 3, tmp_path) == found
+    assert room.run(narrow, 3, tmp_path) == {**found, "table": {"5": found["table"]["5"]}}
 
 
 def test_rows_of_the_curve_follow_its_formula():
@@ -274,10 +275,8 @@ def test_recipes_name_what_the_claim_is_about():
     assert all(recipe.mixture.method.kl_weight == recipe.gaussian.method.kl_weight == 1 for recipe in (small, paper))
 
 
-def test_end_to_end(tmp_path):
-    experiment = replace(EXPERIMENT, recipes={"small": replace(TINY, widths=(6,))})
-    path = reproduce(experiment, seeds=2, directory=tmp_path)
-    page = (path.parent / "page.md").read_text("utf-8")
+def test_end_to_end(tiny, tmp_path):
+    page = page_of(EXPERIMENT, TINY, tmp_path, tiny[1], tiny[1])
     assert "scale mixture" in page
-    assert len(list(tmp_path.glob("figure_*.png"))) == 2
+    assert len(list(tmp_path.glob("figure_*.png"))) == 3
     assert len(json.loads((tmp_path / "results.json").read_text())["seeds"]) == 2

@@ -3,7 +3,6 @@
 import copy
 import gzip
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,9 @@ from sklearn.datasets import load_digits
 from sklearn.metrics import roc_auc_score
 
 import torchbayes as tb
+from tests.experiments.shared.pages import page_of
 from torchbayes import networks
 from torchbayes.data import load, out_of_distribution
-from torchbayes_experiments import reproduce
 from torchbayes_experiments.variational.multiplicative_flows import EXPERIMENT, report, run
 from torchbayes_experiments.variational.multiplicative_flows.run import (
     DROPOUT,
@@ -77,7 +76,7 @@ def tiny(root, tmp_path_factory):
     directory = tmp_path_factory.mktemp("flows")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHBAYES_DATA", str(root))
-        return directory, run.run(TINY, 3, directory)
+        return directory, EXPERIMENT.run(TINY, 3, directory)
 
 
 def posterior(directory, root, *, task, name):
@@ -281,12 +280,8 @@ def test_the_distribution_function_is_that_of_the_pooled_counts():
     np.testing.assert_allclose(line.get_xdata(), np.linspace(0, math.log(5), 5))
 
 
-@pytest.mark.slow
-def test_end_to_end(root, tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHBAYES_DATA", str(root))
-    experiment = replace(EXPERIMENT, recipes={"small": TINY})
-    path = reproduce(experiment, seeds=1, directory=tmp_path)
-    page = (path.parent / "page.md").read_text("utf-8")
+def test_end_to_end(tiny, tmp_path):
+    page = page_of(EXPERIMENT, TINY, tmp_path, tiny[1])
     assert "Louizos" in page
     assert "| FFLU |" in page
     assert len(list(tmp_path.glob("figure_*.png"))) == 3
