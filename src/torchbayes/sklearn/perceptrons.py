@@ -9,6 +9,7 @@ from typing import Any
 from torchbayes.networks import mlp
 from torchbayes.sklearn.classification import BayesianClassifier
 from torchbayes.sklearn.estimator import HIDDEN, BayesianEstimator
+from torchbayes.sklearn.intervals import Split
 from torchbayes.sklearn.regression import BayesianRegressor
 
 
@@ -25,6 +26,7 @@ class _Perceptron(BayesianEstimator):
         method: Any = "auto",
         likelihood: Any = "auto",
         prior: Any = None,
+        conformal: float | Split | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
         verbose: bool = False,
@@ -34,6 +36,7 @@ class _Perceptron(BayesianEstimator):
         self.method = method
         self.likelihood = likelihood
         self.prior = prior
+        self.conformal = conformal
         self.random_state = random_state
         self.n_jobs = n_jobs
         self.verbose = verbose
@@ -53,6 +56,7 @@ class BayesianMLPRegressor(_Perceptron, BayesianRegressor):
         method: as of `BayesianRegressor`, and so are the others, methods and attributes too.
         likelihood: likewise.
         prior: likewise.
+        conformal: likewise.
         random_state: likewise.
         n_jobs: likewise.
         verbose: likewise.
@@ -68,6 +72,7 @@ class BayesianMLPClassifier(_Perceptron, BayesianClassifier):
         method: as of `BayesianClassifier`, and so are the others, methods and attributes too.
         likelihood: likewise.
         prior: likewise.
+        conformal: likewise.
         random_state: likewise.
         n_jobs: likewise.
         verbose: likewise.
