@@ -13,7 +13,7 @@ import torchbayes as tb
 from torchbayes import sklearn as estimators
 from torchbayes.sklearn import BayesianClassifier, BayesianMLPRegressor, BayesianRegressor
 
-QUICK = tb.MAP(members=2, epochs=15, batch_size=16)
+QUICK = tb.MAP(members=2, epochs=12, batch_size=32, optimizer=tb.Adam(0.01))
 RNG = np.random.default_rng(0)
 N = 120
 INPUTS = RNG.normal(size=(N, 3))
