@@ -14,12 +14,13 @@ from functools import partial
 from typing import Any
 
 from torchbayes import data as room
+from torchbayes.catalogue import tables
 from torchbayes.catalogue.entries import DataEntry
 from torchbayes.catalogue.imports import path_of
 from torchbayes.catalogue.loading import GROUP, data_names, is_file
 from torchbayes.catalogue.methods import METHODS, OPTIMISED, SAMPLED, VARIATIONAL_USUAL
 from torchbayes.catalogue.problem import Problem
-from torchbayes.catalogue.usual import Budget, Usual
+from torchbayes.catalogue.usual import Automatic, Budget, Usual
 from torchbayes.checks import check_name
 from torchbayes.data.vectors import UCI_SETS
 from torchbayes.methods.optimise.optimizers import SGD, Adam
@@ -93,7 +94,18 @@ def untuned(name: str, settings: Mapping[str, Any] | None = None, target: str | 
         problem = replace(problem, network="mlp", threads=1)
     if data.task == "regression":
         problem = replace(problem, likelihood="gaussian")
-    return _usual("own", problem, None, len(data.train.inputs), OPTIMISED)
+    usual = _usual("own", problem, None, len(data.train.inputs), OPTIMISED)
+    return usual if data.is_image else replace(usual, automatic=_of_table(problem, data))
+
+
+def _of_table(problem: Problem, data: room.Data) -> Automatic:
+    """Return what predicts a table best; its model is for a method that is chosen with it."""
+    prior, settings, method = tables.recommended(len(data.train.inputs), data.task)
+    likelihood = "heteroscedastic" if data.task == "regression" else problem.likelihood
+    network = {"network": tables.NETWORK, "network_settings": {"hidden": [*tables.HIDDEN]}}
+    scale = settings.pop("scale", None)  # so that `--prior_scale` is that of this prior
+    of_prior = {"prior": prior, "prior_scale": scale, "prior_settings": settings}
+    return Automatic(replace(problem, likelihood=likelihood, **network, **of_prior), method)
 
 
 _USUAL: dict[str, Callable[[str], Usual] | None] = {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from torchbayes.catalogue.models import NETWORKS, OPEN, build_likelihood
+from torchbayes.catalogue.models import NETWORKS, build_likelihood
 from torchbayes.catalogue.problem import Problem
 from torchbayes.checks import check_name
 from torchbayes.density.kernels import knows
@@ -17,6 +17,7 @@ from torchbayes.methods.laplace.laplace import Laplace
 from torchbayes.methods.laplace.online import OnlineLaplace
 from torchbayes.methods.mcmc.hmc import HMC
 from torchbayes.methods.optimise.optimizers import Optimizer
+from torchbayes.methods.protocol import Method
 from torchbayes.methods.schedules import Cycles
 from torchbayes.methods.sgmcmc.sghmc import SGHMC
 from torchbayes.native.build import available
@@ -45,6 +46,13 @@ class Tuned(Protocol):
         ...
 
 
+class Automatic(NamedTuple):
+    """A model and a method that go together."""
+
+    problem: Problem
+    method: Method[Any]
+
+
 @dataclass(frozen=True)
 class Usual:
     """What is usual for one data set; `usual["swag"]` are the settings of an entry of the catalogue there.
@@ -60,18 +68,12 @@ class Usual:
     methods: tuple[str, ...]  # compared by default
     note: str = ""  # how the settings were chosen
     entries: Mapping[str, Tuned] = field(default_factory=dict, repr=False)
+    automatic: Automatic | None = None  # for a fit where nothing else is asked for
 
     @property
     def plan(self) -> BackendName:
         """How a stack of members of the problem's network is run."""
         return usual_plan(self.problem)
-
-    @property
-    def method(self) -> str:
-        """Class of a fit without a method: on tables, the one that predicts best by itself (docs/choosing.md)."""
-        problem = self.problem
-        evident = problem.prior == OPEN and problem.temperature == 1  # the evidence of other models is not known
-        return "OnlineLaplace" if self.budget is None and problem.network == "mlp" and evident else "SWAG"
 
     def __getitem__(self, name: str) -> Any:
         """Return the settings of a method by the name of its entry."""

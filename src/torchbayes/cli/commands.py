@@ -113,7 +113,7 @@ def fit(argv: list[str]) -> None:
     """Fit one method and save the posterior in a run directory."""
     from torchbayes.catalogue.config import describe, entries, fit_run
 
-    seen = peek(argv)
+    seen = peek(argv, single=True)
     parser = new_parser(fit, config=True)
     add_problem(parser, seen.usual)
     default = usual_method(seen.method, seen.usual)

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 Parser = jsonargparse.ArgumentParser
 _LOAD = jsonargparse.get_loader("yaml")
 # options that decide the defaults of others
-_DECIDE = ("data", "directory", "likelihood", "method", "network", "prior", "start", "target", "temperature")
+_MODEL = ("method", "network", "prior", "start", "temperature")
+_DECIDE = ("data", "directory", "likelihood", "target", *_MODEL)
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,14 @@ class Peek:
     file: dict[str, Any]  # entries of the configuration files; the last file wins
     data: str
     usual: Usual  # for the data, network and likelihood that are asked for
-    method: str  # value of `--method`, or its class in the file
+    method: str | None  # value of `--method`, or its class in the file; None if the library chooses
     methods: list[str] | None  # words of `--methods`
 
 
-def peek(argv: list[str]) -> Peek:
+def peek(argv: list[str], *, single: bool = False) -> Peek:
     """Read the options that decide the defaults of the others, from the arguments or the configuration file.
 
+    A `single` fit of which neither method nor model is asked for has those that go together on the data.
     A fit that starts at another one has that one's problem, unless options say otherwise. Raises PermissionError if a
     file names code by an import path that nobody has allowed, ValueError if there is neither a run to resume nor data
     to begin one.
@@ -81,6 +83,9 @@ def peek(argv: list[str]) -> Peek:
     settings = {**(given if isinstance(given, Mapping) else {}), **_settings("data", argv)}
     usual = defaults(data, settings, target)
     problem = problem if started.get("data") == data else usual.problem
+    asked = any(getattr(seen, name) or name in file for name in _MODEL)
+    automatic = usual.automatic if single and not asked else None
+    problem = problem if automatic is None else automatic.problem
     for kind_of_model in ("network", "likelihood"):
         name = str(getattr(seen, kind_of_model) or file.get(kind_of_model) or getattr(problem, kind_of_model))
         if name != getattr(problem, kind_of_model):  # settings belong to one name
@@ -89,11 +94,8 @@ def peek(argv: list[str]) -> Peek:
     settings = {**(given if isinstance(given, Mapping) else {}), **_settings("likelihood", argv)}
     problem = replace(problem, likelihood_settings=settings)
     allow(named)
-    usual = usual.of(problem)
-    # the usual method is only known for the usual prior and temperature
-    unchanged = all(not (getattr(seen, name) or name in file) for name in ("prior", "temperature"))
-    method_name = str(seen.method or kind or (usual.method if unchanged else "SWAG"))
-    return Peek(argv, file, data, usual, method_name, seen.methods)
+    method_name = None if automatic else str(seen.method or kind or "SWAG")
+    return Peek(argv, file, data, usual.of(problem), method_name, seen.methods)
 
 
 def _trusted(configs: Sequence[str], *, resumed: bool, trust: bool, named: set[str]) -> dict[str, Any]:
@@ -228,11 +230,15 @@ def add_draws(parser: Parser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the draws")
 
 
-def usual_method(name: str, usual: Usual) -> Any:
+def usual_method(name: str | None, usual: Usual) -> Any:
     """Return the settings of a method for a data set: one member, or as many chains as a sampler has by itself.
 
-    `name` is that of a class or entry point, or an import path. An unknown one gives SWAG, and the parser reports it.
+    `name` is that of a class or entry point, or an import path; None for the method that the library chooses. An
+    unknown one gives SWAG, and the parser reports it.
     """
+    if name is None:
+        assert usual.automatic is not None, "the library chooses where it has a choice"
+        return usual.automatic.method
     target = method_named(name.removeprefix("torchbayes."))
     module, dot, attribute = name.rpartition(".")
     if target is None and dot and module != "torchbayes":  # the path of a class, as in configurations
@@ -247,7 +253,7 @@ def usual_method(name: str, usual: Usual) -> Any:
 
 def by_class(seen: Peek, method: Any) -> list[str]:
     """Return arguments that name a method by its class where the user named an import path or an entry point."""
-    if path_of(seen.method, GROUP) is None:
+    if seen.method is None or path_of(seen.method, GROUP) is None:
         return seen.argv
     option, path = f"--method={seen.method}", class_path(type(method))
     allow([path])

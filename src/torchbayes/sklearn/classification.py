@@ -35,7 +35,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             function (D, K) -> module. D counts the columns after preparation.
         method: "auto"; a method such as `torchbayes.SWAG(members=5)`; or the name of one, with its defaults.
         likelihood: "auto", "categorical"; "bernoulli" for two classes and a single output; or a likelihood.
-        prior: of the weights; if None `FanInNormal(4.0)` for the network of "auto", for others that of `Model`.
+        prior: of the weights. If None: for the network of "auto" a variance of the weights of each input that is
+            inferred, or `FanInNormal(4.0)` where a method is given or rows are many; for others that of `Model`.
         conformal: probability with which `predict_set` holds the class of a new row, such as 0.9, guaranteed by rows
             that are held out of the fit; or a `Split`, which says more. None fits all rows.
         random_state: seed, or generator of seeds.
@@ -49,13 +50,14 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         method_: the method, with its settings.
         preparation_: how columns become numbers.
         notes_: what became of each column, in sentences.
+        num_data_: number of training rows.
         fit_seconds_: how long the fit took.
         n_features_in_: number of columns.
         feature_names_in_: their names, if X was a data frame.
     """
 
     usual_likelihood = "categorical"
-    usual_gain = 4.0
+    task = "classification"
 
     def partial_fit(self, X: Any, y: Any, *, classes: Any = None, sample_weight: Any = None) -> Self:
         """Infer the posterior given all rows so far, those of the calls before and these.

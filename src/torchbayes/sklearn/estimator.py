@@ -17,23 +17,22 @@ from sklearn.utils.validation import _check_sample_weight, check_consistent_leng
 from torch import nn
 
 from torchbayes.catalogue.models import build_likelihood, data_for, likelihood_outputs
+from torchbayes.catalogue.tables import HIDDEN
 from torchbayes.checks import check_flags, check_function
 from torchbayes.conformal.conformal import Conformal
 from torchbayes.data.base import Data
 from torchbayes.data.own.table import Table
 from torchbayes.model import Model, likelihoods
-from torchbayes.model.priors import FanInNormal
 from torchbayes.networks import build, mlp
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.mixture import some_rows
 from torchbayes.predictive.predict import as_source, predict
 from torchbayes.selection.fit import fit
-from torchbayes.sklearn.automatic import method_of
+from torchbayes.sklearn.automatic import method_of, prior_of
 from torchbayes.sklearn.intervals import Split, calibrated, groups_of, parted, split_of
 from torchbayes.sklearn.tables import Training, as_table, is_frame, joined, prepared
 
-HIDDEN = (64, 64)  # widths of the hidden layers of the network of "auto"
 _BLOCK = 256  # rows that go through the networks together
 
 Network = str | nn.Module | Callable[[int, int], nn.Module]
@@ -62,7 +61,7 @@ class BayesianEstimator(BaseEstimator):
     """A network on a table, and the posterior over its weights; the base of regressors and classifiers."""
 
     usual_likelihood: ClassVar[str]  # its name
-    usual_gain: ClassVar[float]  # of the prior of the network of "auto"; see `FanInNormal`
+    task: ClassVar[str]  # "regression" or "classification"
     perceptron: ClassVar[bool] = False  # whether the network is that of "auto", with settings
 
     def __init__(
@@ -163,7 +162,8 @@ class BayesianEstimator(BaseEstimator):
         targets = data.train.targets
         if training.weights is not None:
             targets = (targets, torch.from_numpy(training.weights).float())
-        self.method_ = method_of(self.method, rows=len(training.inputs))
+        self.num_data_ = len(training.inputs)
+        self.method_ = method_of(self.method, num_data=self.num_data_, task=self.task, encoded=is_encoded(self))
         self.preparation_, self.notes_ = training.preparation, training.preparation.notes
         with threads(self.n_jobs):
             self.posterior_ = fit(
@@ -181,7 +181,9 @@ class BayesianEstimator(BaseEstimator):
         """Return the model of the columns and targets that were prepared."""
         likelihood = likelihood_of(self.likelihood, self.usual_likelihood)
         network = network_of(self.network, self.preparation_.width, self.outputs_)
-        prior = FanInNormal(self.usual_gain) if self.prior is None and is_encoded(self) else self.prior
+        prior = self.prior
+        if prior is None and is_encoded(self):
+            prior = prior_of(self.method, num_data=self.num_data_, task=self.task)
         return Model(network, likelihoods.Weighted(likelihood) if self.weighted_ else likelihood, prior)
 
     def _blocks(self, X: Any) -> Iterator[Predictive]:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from torchbayes.catalogue.tables import HIDDEN
 from torchbayes.networks import mlp
 from torchbayes.sklearn.classification import BayesianClassifier
-from torchbayes.sklearn.estimator import HIDDEN, BayesianEstimator
+from torchbayes.sklearn.estimator import BayesianEstimator
 from torchbayes.sklearn.intervals import Split
 from torchbayes.sklearn.regression import BayesianRegressor
 

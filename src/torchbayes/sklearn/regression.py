@@ -33,7 +33,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         likelihood: "auto", which is "heteroscedastic": normal noise that depends on the inputs; another name, such as
             "gaussian", "student_t" or "poisson"; or a likelihood. Of several targets those two names have one scale
             for all, in units of their standard deviations, and "heteroscedastic" one for each.
-        prior: of the weights; if None `FanInNormal(2.0)` for the network of "auto", for others that of `Model`.
+        prior: of the weights. If None: for the network of "auto" a variance of the weights of each input that is
+            inferred, or `FanInNormal(2.0)` where a method is given or rows are many; for others that of `Model`.
         conformal: probability with which `predict_interval` holds the target of a new row, such as 0.9, guaranteed by
             rows that are held out of the fit; or a `Split`, which says more. None fits all rows.
         random_state: seed, or generator of seeds.
@@ -46,13 +47,14 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         method_: the method, with its settings.
         preparation_: how columns become numbers.
         notes_: what became of each column, in sentences.
+        num_data_: number of training rows.
         fit_seconds_: how long the fit took.
         n_features_in_: number of columns.
         feature_names_in_: their names, if X was a data frame.
     """
 
     usual_likelihood = "heteroscedastic"
-    usual_gain = 2.0
+    task = "regression"
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -38,7 +38,7 @@ _KEY = "estimator"
 _CALIBRATION = "conformal."  # before the names of the tensors of the calibration
 _CLASSES = (BayesianClassifier, BayesianRegressor, BayesianMLPClassifier, BayesianMLPRegressor)
 _KINDS: dict[str, type[BayesianEstimator]] = {kind.__name__: kind for kind in _CLASSES}
-_PLAIN = ("seed_", "weighted_", "outputs_", "fit_seconds_", "n_features_in_")
+_PLAIN = ("seed_", "num_data_", "weighted_", "outputs_", "fit_seconds_", "n_features_in_")
 _SETTINGS = str | int | float | tuple | list | None
 _GIVEN = ("network", "likelihood", "prior")  # names, or objects that are no part of a file
 

@@ -117,6 +117,8 @@ def test_gradient_is_autograds(rule: Any, oracle: Any, dtype: torch.dtype) -> No
         if isinstance(segment.prior, priors.Normal):
             assert (rest[:, segment.where] == 0).all()
             total = total - 2 * weights[:, segment.where].double().square().sum(1)
+        else:
+            assert_close(rest[:, segment.where], expected[:, segment.where], rtol=rtol, atol=rtol)
     assert_close(total, found, rtol=rtol)
 
 

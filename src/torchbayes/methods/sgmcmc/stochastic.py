@@ -35,6 +35,8 @@ from torchbayes.methods.schedules import Cycles, Decay, Steady, StepSchedule, ra
 from torchbayes.methods.sgmcmc.restarts import MOST, Track, gone_back, mended
 from torchbayes.randomness.seeds import Purpose
 
+_FALLING, _STEADY = Decay(500.0, 1.0), Steady()  # where no schedule is given: on minibatches, and on all the data
+
 
 @dataclass(frozen=True)
 class State:
@@ -161,7 +163,7 @@ class Stochastic:
 
     def pace(self, density: Density) -> StepSchedule:
         """Return the schedule of ε."""
-        return self.schedule or (Decay(500.0, 1.0) if _is_open(self, density) else Steady())
+        return self.schedule or (_FALLING if _is_open(self, density) else _STEADY)
 
     def step_size_at(self, step: int, density: Density) -> float:
         """Return ε of a step."""
