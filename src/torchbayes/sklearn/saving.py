@@ -106,11 +106,19 @@ def load(path: str | Path, *, network: Network | None = None, likelihood: Any = 
         estimator.conformal_, estimator.split_ = _calibration(path, entries.get("conformal"))
         if estimator.split_ is not None and "conformal" not in entries["settings"]:
             estimator.conformal = estimator.split_
-        model = estimator._model()
+        model = _model(estimator, entries["settings"].get("method"))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged: its parts do not fit ({error}). {RESTORE}") from error
     estimator.posterior_ = load_posterior(path, model)
     return estimator
+
+
+def _model(estimator: BayesianEstimator, method: Any) -> Any:
+    """Return the model of the fit, whose prior depends on whether its method was "auto"; an object is in no file."""
+    usual, estimator.method = estimator.method, method
+    model = estimator._model()
+    estimator.method = usual
+    return model
 
 
 def _restored(entries: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
