@@ -53,10 +53,7 @@ def test_the_distribution_is_a_mixture_of_independent_targets():
     assert (distribution.batch_shape, distribution.event_shape) == ((9,), (3,))
     (block,) = OF._blocks(rows)
     parts = block.distribution
-    loc, scale = (
-        getattr(parts, name).double() * torch.tensor(UNITS[0] * 0 + OF.target_units_.scale.numpy())
-        for name in ("loc", "scale")
-    )
+    loc, scale = (getattr(parts, name).double() * OF.target_units_.scale for name in ("loc", "scale"))
     each = torch.distributions.Normal(loc + OF.target_units_.mean, scale).log_prob(torch.tensor(truth))
     expected = each.sum(-1).logsumexp(0) - np.log(len(each))
     np.testing.assert_allclose(distribution.log_prob(torch.tensor(truth)), expected, rtol=1e-9)
@@ -97,7 +94,7 @@ def test_a_column_is_one_target_and_a_frame_is_an_array(tmp_path):
     with pytest.warns(Warning, match="column-vector y"):
         single = regressor().fit(INPUTS, TARGETS[:, :1])
     assert np.array_equal(single.predict(INPUTS), regressor().fit(INPUTS, TARGETS[:, 0]).predict(INPUTS))
-    assert single.predict(INPUTS).shape == (N,)
+    assert np.shape(single.predict(INPUTS)) == (N,)
 
 
 def test_rows_in_parts_and_in_any_order():

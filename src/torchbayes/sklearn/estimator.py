@@ -63,6 +63,9 @@ class BayesianEstimator(BaseEstimator):
     usual_likelihood: ClassVar[str]  # its name
     task: ClassVar[str]  # "regression" or "classification"
     perceptron: ClassVar[bool] = False  # whether the network is that of "auto", with settings
+    conformal_: Any  # a `Conformal`, or None
+    split_: Any  # its settings, or None
+    target_units_: Any  # a `Standardise`, or None
 
     def __init__(
         self,
@@ -152,7 +155,7 @@ class BayesianEstimator(BaseEstimator):
         self.split_, rows, held = split_of(self.conformal), given._replace(targets=self._encoded(given)), None
         if self.split_ is not None:
             rows, held = parted(rows, self.split_, self.seed_)
-        training = prepared(*rows, encoded=is_encoded(self))
+        training = prepared(rows.table, rows.targets, rows.weights, encoded=is_encoded(self))
         likelihood, data = likelihood_of(self.likelihood, self.usual_likelihood), self._data(training)
         listed = getattr(likelihood, "listed", None)  # a likelihood of the user's need not be
         if listed is not None:

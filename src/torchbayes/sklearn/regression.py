@@ -141,9 +141,10 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         return values[:, 0] if values.shape[1] == 1 else values
 
     def _checked_targets(self, y: Any) -> np.ndarray:
-        several = getattr(y, "ndim", None) == 2 or (isinstance(y, list) and np.ndim(y) == 2)
-        if several and np.shape(y)[1] != 1:
-            return check_array(y, dtype=np.float64, input_name="y", ensure_min_features=2)
+        shape: tuple[int, ...] = np.shape(y)
+        if len(shape) == 2 and shape[1] != 1:
+            numbers: Any = {"dtype": np.float64, "input_name": "y", "ensure_min_features": 2}
+            return check_array(y, **numbers)
         targets = column_or_1d(y, dtype=np.float64, warn=True, input_name="y")
         assert_all_finite(targets, input_name="y")
         return targets
