@@ -6,7 +6,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import torchbayes as tb
 from torchbayes.sklearn import BayesianClassifier, BayesianMLPClassifier, BayesianMLPRegressor, BayesianRegressor
 
-QUICK = tb.MAP(epochs=40, batch_size=16)
+QUICK = tb.MAP(epochs=40, batch_size=256, optimizer=tb.Adam(0.02))
 ignored = pytest.mark.filterwarnings("ignore")  # scikit-learn gives rows from which little can be learned
 
 

@@ -21,7 +21,7 @@ from torchbayes import sklearn as estimators
 from torchbayes.posteriors.files import read_tensors, write_tensors
 from torchbayes.sklearn import BayesianClassifier, BayesianMLPRegressor, BayesianRegressor
 
-QUICK = tb.MAP(members=2, epochs=15, batch_size=16)
+QUICK = tb.MAP(members=2, epochs=12, batch_size=32, optimizer=tb.Adam(0.01))
 RNG = np.random.default_rng(0)
 N = 120
 NUMBERS = RNG.normal(size=(N, 3))
@@ -327,5 +327,5 @@ def test_nothing_is_shown_unless_asked(capfd, monkeypatch):
 
 def test_threads_are_those_of_before():
     before = torch.get_num_threads()
-    regressor(n_jobs=2).fit(NUMBERS, TARGETS).predict(NUMBERS)
+    regressor(n_jobs=2, method=tb.MAP(epochs=1)).fit(NUMBERS, TARGETS).predict(NUMBERS)
     assert torch.get_num_threads() == before

@@ -116,6 +116,8 @@ def instances(hint: Any) -> Value:
         if any(not isinstance(part, Of) for part in parts):
             return None
         return Of(tuple(kind for part in parts if isinstance(part, Of) for kind in part.types))
+    if hint is typing.Any:  # promises nothing; it is a class since Python 3.11
+        return None
     kind = get_origin(hint) or hint
     return Of((kind,)) if inspect.isclass(kind) and kind is not object else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -231,15 +232,20 @@ class Conformal:
         Raises:
             ValueError: if the score is not one of this library.
         """
-        name = getattr(self.score, "name", "")
-        if type(self.score) is not SCORES.get(name):
-            raise ValueError(f"a file names a score of {', '.join(SCORES)}; this one is {self.score!r}.")
-        header = {"kind": _KIND, "score": name, "settings": asdict(self.score), "seed": self.seed}
-        header |= {"coverage": self.coverage, "confidence": self.confidence}
-        header |= {"names": list(self.rows.names), "by_class": self.rows.by_class}
-        tensors = {"scores": self.rows.scores_N, "codes": self.rows.codes_N}
-        tensors |= {} if self.rows.weights_N is None else {"weights": self.rows.weights_N}
-        return write_tensors(path, tensors, header)
+        return write_tensors(path, *packed(self))
+
+
+def packed(conformal: Conformal) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and the header of a calibration's file; a ValueError if the score is none of this library."""
+    name = getattr(conformal.score, "name", "")
+    if type(conformal.score) is not SCORES.get(name):
+        raise ValueError(f"a file names a score of {', '.join(SCORES)}; this one is {conformal.score!r}.")
+    rows = conformal.rows
+    header = {"kind": _KIND, "score": name, "settings": asdict(conformal.score), "seed": conformal.seed}
+    header |= {"coverage": conformal.coverage, "confidence": conformal.confidence}
+    header |= {"names": list(rows.names), "by_class": rows.by_class}
+    tensors = {"scores": rows.scores_N, "codes": rows.codes_N}
+    return tensors | ({} if rows.weights_N is None else {"weights": rows.weights_N}), header
 
 
 def load(path: str | Path) -> Conformal:
@@ -258,6 +264,11 @@ def load(path: str | Path) -> Conformal:
     tensors, header = read_tensors(path)
     if header.get("kind") != _KIND:
         raise ValueError(f"{path} holds a {header.get('kind')!r}, not a calibration. Read it by `tb.load`.")
+    return restored(path, tensors, header)
+
+
+def restored(path: str | Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> Conformal:
+    """Return what `packed` gave; a ValueError if the file names a score that there is not."""
     if header["score"] not in SCORES:
         raise ValueError(f"{path} names the score {header['score']!r}, which this version does not have. Upgrade it.")
     score = SCORES[header["score"]](**header["settings"])

@@ -163,6 +163,7 @@ class Purpose(enum.IntEnum):
     # conformal sets
     SETS_CALIBRATION = 210  # uniform numbers of the rows that calibrate
     SETS = 211  # those of new rows
+    CALIBRATING = 212  # rows of an estimator that calibrate, and are not fitted
     # sites
     SITE_LINEARITY = 180  # weights at which a network must be linear in them
     # flat regions

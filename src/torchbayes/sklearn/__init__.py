@@ -7,6 +7,7 @@ mean, std = regressor.predict(X_new, return_std=True)
 """
 
 from torchbayes.sklearn.classification import BayesianClassifier
+from torchbayes.sklearn.intervals import Split
 from torchbayes.sklearn.perceptrons import BayesianMLPClassifier, BayesianMLPRegressor
 from torchbayes.sklearn.regression import BayesianRegressor
 from torchbayes.sklearn.saving import load, save
@@ -16,6 +17,7 @@ __all__ = [
     "BayesianMLPClassifier",
     "BayesianMLPRegressor",
     "BayesianRegressor",
+    "Split",
     "load",
     "save",
 ]

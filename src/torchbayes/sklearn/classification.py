@@ -9,14 +9,18 @@ import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import assert_all_finite
+from sklearn.utils.validation import assert_all_finite, check_is_fitted
 from torch import Tensor, distributions
 
 from torchbayes.checks import seen
+from torchbayes.conformal.classes import APS
+from torchbayes.conformal.ranks import check_coverage
+from torchbayes.conformal.scoring import class_sets
 from torchbayes.data.base import Data, Pair, Standardise
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.classes import class_probs
-from torchbayes.sklearn.estimator import BayesianEstimator, Given, joined_blocks
+from torchbayes.sklearn.estimator import BayesianEstimator, Given, calibrated_blocks, joined_blocks
+from torchbayes.sklearn.intervals import model_targets
 from torchbayes.sklearn.tables import Training
 
 
@@ -33,6 +37,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         likelihood: "auto", "categorical"; "bernoulli" for two classes and a single output; or a likelihood.
         prior: of the weights. If None: for the network of "auto" a variance of the weights of each input that is
             inferred, or `FanInNormal(4.0)` where a method is given or rows are many; for others that of `Model`.
+        conformal: probability with which `predict_set` holds the class of a new row, such as 0.9, guaranteed by rows
+            that are held out of the fit; or a `Split`, which says more. None fits all rows.
         random_state: seed, or generator of seeds.
         n_jobs: threads; −1 for all cores, None for PyTorch's choice.
         verbose: whether progress is shown.
@@ -40,6 +46,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     Attributes:
         classes_: the classes, sorted.
         posterior_: the posterior, whose `problems` say why it may not be trusted.
+        conformal_: the calibration of the sets, a `torchbayes.conformal.Conformal`; None without `conformal`.
         method_: the method, with its settings.
         preparation_: how columns become numbers.
         notes_: what became of each column, in sentences.
@@ -100,6 +107,28 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         """Return the distribution of the numbers of the classes, batch shape (B,)."""
         return distributions.Categorical(probs=torch.from_numpy(self.predict_proba(X)))
 
+    def predict_set(self, X: Any, coverage: float | None = None) -> np.ndarray:
+        """Return which classes are in a set that holds that of each row with a probability: bool (B, K).
+
+        With `conformal` the probability is guaranteed, as `torchbayes.conformal` says. Without, these are the most
+        probable classes, as few as have this probability together by the average of the networks, which may err.
+
+        Args:
+            X: rows.
+            coverage: the probability, in (0, 1); that of `conformal` if None, or 0.9 without.
+
+        Raises:
+            ValueError: if `coverage` is not in (0, 1).
+        """
+        check_is_fitted(self)
+        if self.conformal_ is not None:
+            blocks = calibrated_blocks(self, X, coverage)
+            return np.concatenate([class_sets(of, block, **rows, start=start) for of, block, rows, start in blocks])
+        level = 0.9 if coverage is None else coverage
+        check_coverage(coverage=level)
+        probs = torch.from_numpy(self.predict_proba(X))
+        return (APS().class_scores(probs, probs[:, 0]) < level).numpy()
+
     def sample(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Return classes drawn at each row, (B, n_samples)."""
         uniforms = check_random_state(random_state).random_sample((len(X), n_samples))
@@ -118,10 +147,10 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         self.classes_ = np.union1d(present, getattr(self, "expected_classes_", present))
         if len(self.classes_) == 1:
             raise ValueError(f"y must have at least two classes; it has one class, {seen(self.classes_.tolist()[0])}.")
-        return np.searchsorted(self.classes_, given.targets).clip(max=len(self.classes_) - 1)
+        return np.searchsorted(self.classes_, given.targets).clip(max=len(self.classes_) - 1).astype(np.int64)
 
     def _data(self, training: Training) -> Data:
-        pair = Pair(training.inputs, torch.from_numpy(training.targets.astype(np.int64)))
+        pair = Pair(training.inputs, model_targets(training.targets, None))
         names = tuple(map(str, self.classes_.tolist()))
         return Data("X", "classification", pair, pair, names, Standardise.identity(), None, "")
 

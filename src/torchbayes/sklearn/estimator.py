@@ -19,15 +19,18 @@ from torch import nn
 from torchbayes.catalogue.models import build_likelihood, data_for, likelihood_outputs
 from torchbayes.catalogue.tables import HIDDEN
 from torchbayes.checks import check_flags, check_function
+from torchbayes.conformal.conformal import Conformal
 from torchbayes.data.base import Data
 from torchbayes.data.own.table import Table
 from torchbayes.model import Model, likelihoods
 from torchbayes.networks import build, mlp
+from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.mixture import some_rows
 from torchbayes.predictive.predict import as_source, predict
 from torchbayes.selection.fit import fit
 from torchbayes.sklearn.automatic import method_of, prior_of
+from torchbayes.sklearn.intervals import Split, calibrated, groups_of, parted, split_of
 from torchbayes.sklearn.tables import Training, as_table, is_frame, joined, prepared
 
 _BLOCK = 256  # rows that go through the networks together
@@ -39,7 +42,7 @@ class Given(NamedTuple):
     """Rows as they were given."""
 
     table: Table
-    targets: np.ndarray  # (N,)
+    targets: np.ndarray  # (N,), or (N, K) of several
     weights: np.ndarray | None  # (N,)
 
     def with_more(self, rows: Given) -> Given:
@@ -48,6 +51,9 @@ class Given(NamedTuple):
         if self.weights is not None or rows.weights is not None:
             counts = [np.ones(len(r.targets)) if r.weights is None else r.weights for r in (self, rows)]
             weights = np.concatenate(counts)
+        if self.targets.shape[1:] != rows.targets.shape[1:]:
+            before, now = (each.targets.shape[1:] or (1,) for each in (self, rows))
+            raise ValueError(f"y has {now[0]} targets in each row, and had {before[0]} before.")
         return Given(joined(self.table, rows.table), np.concatenate([self.targets, rows.targets]), weights)
 
 
@@ -57,6 +63,9 @@ class BayesianEstimator(BaseEstimator):
     usual_likelihood: ClassVar[str]  # its name
     task: ClassVar[str]  # "regression" or "classification"
     perceptron: ClassVar[bool] = False  # whether the network is that of "auto", with settings
+    conformal_: Any  # a `Conformal`, or None
+    split_: Any  # its settings, or None
+    target_units_: Any  # a `Standardise`, or None
 
     def __init__(
         self,
@@ -65,6 +74,7 @@ class BayesianEstimator(BaseEstimator):
         method: Any = "auto",
         likelihood: Any = "auto",
         prior: Any = None,
+        conformal: float | Split | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
         verbose: bool = False,
@@ -73,6 +83,7 @@ class BayesianEstimator(BaseEstimator):
         self.method = method
         self.likelihood = likelihood
         self.prior = prior
+        self.conformal = conformal
         self.random_state = random_state
         self.n_jobs = n_jobs
         self.verbose = verbose
@@ -88,7 +99,7 @@ class BayesianEstimator(BaseEstimator):
         Args:
             X: an array (N, D) of numbers, or a data frame of pandas or polars whose columns may also hold texts,
                 categories, flags and dates. Missing values are values of their own.
-            y: targets (N,).
+            y: targets (N,); of a regressor also (N, K), several in each row.
             sample_weight: how often each row counts (N,), at least 0; once if None.
 
         Returns:
@@ -140,7 +151,11 @@ class BayesianEstimator(BaseEstimator):
     def _fit(self, given: Given) -> Self:
         began = time.perf_counter()
         check_flags(verbose=self.verbose)
-        training = prepared(given.table, self._encoded(given), given.weights, encoded=is_encoded(self))
+        self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
+        self.split_, rows, held = split_of(self.conformal), given._replace(targets=self._encoded(given)), None
+        if self.split_ is not None:
+            rows, held = parted(rows, self.split_, self.seed_)
+        training = prepared(rows.table, rows.targets, rows.weights, encoded=is_encoded(self))
         likelihood, data = likelihood_of(self.likelihood, self.usual_likelihood), self._data(training)
         listed = getattr(likelihood, "listed", None)  # a likelihood of the user's need not be
         if listed is not None:
@@ -153,7 +168,6 @@ class BayesianEstimator(BaseEstimator):
         self.num_data_ = len(training.inputs)
         self.method_ = method_of(self.method, num_data=self.num_data_, task=self.task, encoded=is_encoded(self))
         self.preparation_, self.notes_ = training.preparation, training.preparation.notes
-        self.seed_ = int(check_random_state(self.random_state).randint(2**31 - 1))
         with threads(self.n_jobs):
             self.posterior_ = fit(
                 self._model(),
@@ -162,6 +176,7 @@ class BayesianEstimator(BaseEstimator):
                 seed=self.seed_,
                 callbacks=None if self.verbose else (),
             )
+            self.conformal_ = None if self.split_ is None else calibrated(self, held, self.split_)
         self._rows, self.fit_seconds_ = given, time.perf_counter() - began
         return self
 
@@ -190,11 +205,11 @@ class BayesianEstimator(BaseEstimator):
 
     @abstractmethod
     def _checked_targets(self, y: Any) -> np.ndarray:
-        """Return targets (N,)."""
+        """Return targets (N,), or (N, K) of several."""
 
     @abstractmethod
     def _encoded(self, given: Given) -> np.ndarray:
-        """Return targets as numbers (N,), and remember how they became so."""
+        """Return targets as numbers in their shape, and remember how they became so."""
 
     @abstractmethod
     def _data(self, training: Training) -> Data:
@@ -211,14 +226,36 @@ def checked_rows(
         check_array(np.zeros((len(table), 1)), ensure_min_samples=least, estimator=estimator)
         return table, y
     numbers: dict[str, Any] = {"dtype": np.float64, "ensure_all_finite": "allow-nan", "ensure_min_samples": least}
-    validated = validate_data(estimator, X, y, reset=reset, **numbers)
-    X, y = (validated, y) if isinstance(y, str) else validated
+    if isinstance(y, str):
+        return as_table(validate_data(estimator, X, y, reset=reset, **numbers)), y
+    several = estimator.__sklearn_tags__().target_tags.multi_output
+    X, y = validate_data(estimator, X, y, reset=reset, multi_output=several, **numbers)
     return as_table(X), y
 
 
 def joined_blocks(blocks: Iterable[Predictive], values: Callable[[Predictive], Any]) -> np.ndarray:
     """Return what `values` gives of the model average at successive blocks of rows, for all rows."""
     return np.concatenate([np.asarray(values(block)) for block in blocks])
+
+
+def calibrated_blocks(
+    estimator: BayesianEstimator, X: Any, coverage: float | None
+) -> Iterator[tuple[Conformal, Predictive, dict[str, Any], int]]:
+    """Yield the calibration, at this coverage if it is given, and of each block its average, and what its rows are.
+
+    These are its groups and weights, as `Conformal` takes them, and the number of its first row.
+    """
+    conformal, groups, start = estimator.conformal_, None, 0
+    if coverage is not None and coverage != conformal.coverage:
+        conformal = conformal.at(coverage, confidence=conformal.confidence)
+        warn_of(conformal.problems, "this calibration")
+    if conformal.rows.in_groups:
+        groups = groups_of(checked_rows(estimator, X, reset=False)[0], estimator.split_.groups)
+    for block in estimator._blocks(X):
+        rows = slice(start, start + block.outputs_SBK.shape[1])
+        weights = None if conformal.rows.weights_N is None else np.ones(rows.stop - start)
+        yield conformal, block, {"groups": None if groups is None else groups[rows], "weights": weights}, start
+        start = rows.stop
 
 
 def is_encoded(estimator: BayesianEstimator) -> bool:

@@ -10,6 +10,7 @@ from torchbayes.catalogue.tables import HIDDEN
 from torchbayes.networks import mlp
 from torchbayes.sklearn.classification import BayesianClassifier
 from torchbayes.sklearn.estimator import BayesianEstimator
+from torchbayes.sklearn.intervals import Split
 from torchbayes.sklearn.regression import BayesianRegressor
 
 
@@ -26,6 +27,7 @@ class _Perceptron(BayesianEstimator):
         method: Any = "auto",
         likelihood: Any = "auto",
         prior: Any = None,
+        conformal: float | Split | None = None,
         random_state: Any = None,
         n_jobs: int | None = None,
         verbose: bool = False,
@@ -35,6 +37,7 @@ class _Perceptron(BayesianEstimator):
         self.method = method
         self.likelihood = likelihood
         self.prior = prior
+        self.conformal = conformal
         self.random_state = random_state
         self.n_jobs = n_jobs
         self.verbose = verbose
@@ -54,6 +57,7 @@ class BayesianMLPRegressor(_Perceptron, BayesianRegressor):
         method: as of `BayesianRegressor`, and so are the others, methods and attributes too.
         likelihood: likewise.
         prior: likewise.
+        conformal: likewise.
         random_state: likewise.
         n_jobs: likewise.
         verbose: likewise.
@@ -69,6 +73,7 @@ class BayesianMLPClassifier(_Perceptron, BayesianClassifier):
         method: as of `BayesianClassifier`, and so are the others, methods and attributes too.
         likelihood: likewise.
         prior: likewise.
+        conformal: likewise.
         random_state: likewise.
         n_jobs: likewise.
         verbose: likewise.

@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import RegressorMixin
-from sklearn.utils import check_random_state, column_or_1d
-from sklearn.utils.validation import assert_all_finite
+from sklearn.utils import check_array, check_random_state, column_or_1d
+from sklearn.utils.validation import assert_all_finite, check_is_fitted
 from torch import Tensor, distributions
 
 from torchbayes.data.base import Data, Pair, Standardise
 from torchbayes.posteriors.problems import warn_of
 from torchbayes.predictive.average import Predictive
-from torchbayes.sklearn.estimator import BayesianEstimator, Given, joined_blocks
+from torchbayes.sklearn.estimator import BayesianEstimator, Given, calibrated_blocks, joined_blocks
+from torchbayes.sklearn.intervals import model_targets
 from torchbayes.sklearn.tables import Training
 
 
@@ -26,19 +27,23 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     Args:
         network: "auto", a multilayer perceptron on `torchbayes.networks.ColumnEncoding`; on standardised columns
             "mlp" or another network of the library, an `nn.Module` from (B, D) to (B, K), or a function
-            (D, K) -> module. D counts the columns after preparation; K is 2 for the mean and the noise of normal
-            targets, and 1 where the noise is the same everywhere.
+            (D, K) -> module. D counts the columns after preparation; K is for each target 2 for the mean and the noise
+            of normal targets, and 1 where the noise is the same everywhere.
         method: "auto"; a method such as `torchbayes.SWAG(members=5)`; or the name of one, with its defaults.
         likelihood: "auto", which is "heteroscedastic": normal noise that depends on the inputs; another name, such as
-            "gaussian", "student_t" or "poisson"; or a likelihood.
+            "gaussian", "student_t" or "poisson"; or a likelihood. Of several targets those two names have one scale
+            for all, in units of their standard deviations, and "heteroscedastic" one for each.
         prior: of the weights. If None: for the network of "auto" a variance of the weights of each input that is
             inferred, or `FanInNormal(2.0)` where a method is given or rows are many; for others that of `Model`.
+        conformal: probability with which `predict_interval` holds the target of a new row, such as 0.9, guaranteed by
+            rows that are held out of the fit; or a `Split`, which says more. None fits all rows.
         random_state: seed, or generator of seeds.
         n_jobs: threads; −1 for all cores, None for PyTorch's choice.
         verbose: whether progress is shown.
 
     Attributes:
         posterior_: the posterior, whose `problems` say why it may not be trusted.
+        conformal_: the calibration of the intervals, a `torchbayes.conformal.Conformal`; None without `conformal`.
         method_: the method, with its settings.
         preparation_: how columns become numbers.
         notes_: what became of each column, in sentences.
@@ -51,40 +56,58 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     usual_likelihood = "heteroscedastic"
     task = "regression"
 
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
     def predict(self, X: Any, return_std: bool = False) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-        """Return the mean of the targets (B,), and their standard deviation (B,) if asked for.
+        """Return the mean of the targets (B,), and their standard deviation (B,) if asked for; (B, K) of several.
 
         Raises:
             ValueError: if the columns are not those of the training rows.
         """
-        both = joined_blocks(
-            self._blocks(X), lambda average: torch.cat([average.mean, average.variance.sqrt()], dim=1).double()
-        )
-        mean, std = self._raw(both[:, 0]), self._raw(both[:, 1]) - self._raw(np.zeros(1))
+        both = joined_blocks(self._blocks(X), _mean_and_std)
+        mean, std = self._raw(both[..., 0]), self._raw(both[..., 1], shifted=False)
         return (mean, std) if return_std else mean
 
     def predict_quantile(self, X: Any, levels: Any) -> np.ndarray:
         """Return quantiles of the targets: (B,) for one level in (0, 1), (B, Q) for a list of them.
+
+        Of several targets the axis K comes after that of the rows.
 
         Raises:
             ValueError: if a level is not in (0, 1).
         """
         levels_Q = torch.as_tensor(levels, dtype=torch.float64)
         quantiles = joined_blocks(self._blocks(X), lambda average: _quantiles(average, levels_Q.reshape(-1)))
-        return self._raw(quantiles[:, 0] if levels_Q.ndim == 0 else quantiles)
+        return self._raw(quantiles[..., 0] if levels_Q.ndim == 0 else quantiles)
 
-    def predict_interval(self, X: Any, coverage: float = 0.9) -> np.ndarray:
-        """Return the central interval that should hold a share `coverage` of the targets: low and high ends (B, 2).
+    def predict_interval(self, X: Any, coverage: float | None = None) -> np.ndarray:
+        """Return intervals that hold the targets with a probability: low and high ends (B, 2), of several (B, K, 2).
+
+        With `conformal` the probability is guaranteed, as `torchbayes.conformal` says, and is that of all targets of a
+        row together; an interval is infinite where the calibration rows are too few for it. Without, these are the
+        central intervals of each target under the average of the networks, which may err.
+
+        Args:
+            X: rows.
+            coverage: the probability, in (0, 1); that of `conformal` if None, or 0.9 without.
 
         Raises:
             ValueError: if `coverage` is not in (0, 1).
         """
-        return self._raw(
-            joined_blocks(self._blocks(X), lambda average: torch.cat(average.interval(coverage), dim=1).double())
-        )
+        check_is_fitted(self)
+        if self.conformal_ is None:
+            level = 0.9 if coverage is None else coverage
+            return self._raw(joined_blocks(self._blocks(X), lambda average: _ends(average.interval(level))))
+        blocks = calibrated_blocks(self, X, coverage)
+        return self._raw(np.concatenate([_ends(of.intervals(block, **rows)) for of, block, rows, _ in blocks]))
 
     def predict_dist(self, X: Any) -> distributions.Distribution:
         """Return the distribution of the targets, batch shape (B,): a mixture of S parts of equal weight.
+
+        Of several targets it has the event shape (K,); given a draw they are independent.
 
         Raises:
             KeyError: if the distribution of a likelihood of your own has no parameters `loc` and `scale`.
@@ -94,22 +117,34 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         numbers = {name: torch.cat([names[name] for names in places]) for name in places[0]}
         if (units := self.target_units_) is not None:
             numbers |= {"loc": units.inverse(numbers["loc"]), "scale": numbers["scale"] * units.scale}
-        components: Any = kind(**numbers)
+        several = next(iter(numbers.values())).shape[-1] > 1
+        components: Any = kind(**(numbers if several else {name: each[..., 0] for name, each in numbers.items()}))
+        if several:
+            components = distributions.Independent(components, 1)
         weights = distributions.Categorical(logits=torch.zeros(components.batch_shape, dtype=torch.float64))
         return distributions.MixtureSameFamily(weights, components)
 
     def sample(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
-        """Return targets drawn at each row, (B, n_samples)."""
+        """Return targets drawn at each row, (B, n_samples); of several targets (B, K, n_samples)."""
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         blocks = enumerate(self._blocks(X))
-        drawn = [average.sample(n_samples, seed=seed + number).squeeze(-1).mT.double() for number, average in blocks]
+        drawn = [average.sample(n_samples, seed=seed + number).movedim(0, -1).double() for number, average in blocks]
         return self._raw(torch.cat(drawn).numpy())
 
-    def _raw(self, values: np.ndarray) -> np.ndarray:
+    def _raw(self, values: np.ndarray, *, shifted: bool = True) -> np.ndarray:
+        """Return numbers (B, K, ...) in the units of the targets; without the axis K if there is one target."""
         units = self.target_units_
-        return values if units is None else values * float(units.scale) + float(units.mean)
+        if units is not None:
+            axes = (-1, *[1] * (values.ndim - 2))
+            values = values * units.scale.numpy().reshape(axes)
+            values = values + units.mean.numpy().reshape(axes) if shifted else values
+        return values[:, 0] if values.shape[1] == 1 else values
 
     def _checked_targets(self, y: Any) -> np.ndarray:
+        shape: tuple[int, ...] = np.shape(y)
+        if len(shape) == 2 and shape[1] != 1:
+            numbers: Any = {"dtype": np.float64, "input_name": "y", "ensure_min_features": 2}
+            return check_array(y, **numbers)
         targets = column_or_1d(y, dtype=np.float64, warn=True, input_name="y")
         assert_all_finite(targets, input_name="y")
         return targets
@@ -118,25 +153,30 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         return given.targets
 
     def _data(self, training: Training) -> Data:
-        column = torch.from_numpy(training.targets).unsqueeze(1)
-        if (column == column[0]).all():
-            warn_of(["all targets are the same, and nothing can be learned from them"], "this fit")
-        units = Standardise.fit(column)
-        pair = Pair(training.inputs, units(column).float())
+        columns = torch.from_numpy(training.targets).reshape(len(training.targets), -1)
+        if (columns == columns[0]).all(0).any():
+            which = "all targets are the same" if columns.shape[1] == 1 else "all values of a target are the same"
+            warn_of([f"{which}, and nothing can be learned from them"], "this fit")
+        units = Standardise.fit(columns)
+        pair = Pair(training.inputs, model_targets(training.targets, units))
         return Data("X", "regression", pair, pair, (), Standardise.identity(), units, "")
 
 
 def _mean_and_std(average: Predictive) -> Tensor:
-    return torch.cat([average.mean, average.variance.sqrt()], dim=1).double()
+    return torch.stack([average.mean, average.variance.sqrt()], dim=-1).double()
+
+
+def _ends(interval: tuple[Tensor, Tensor]) -> Tensor:
+    return torch.stack(interval, dim=-1).double()
 
 
 def _quantiles(average: Predictive, levels_Q: Tensor) -> Tensor:
-    return average.quantile(levels_Q).squeeze(-1).mT.double()
+    return average.quantile(levels_Q).movedim(0, -1).double()
 
 
 def _components(average: Predictive) -> tuple[Any, dict[str, Tensor]]:
-    """Return the class of the distribution at each row and draw, and its parameters (B, S), float64."""
+    """Return the class of the distribution at each row and draw, and its parameters (B, S, K), float64."""
     parts = average.distribution
     shape = parts.batch_shape
     names = [name for name in parts.arg_constraints if name in vars(parts)]
-    return type(parts), {name: getattr(parts, name).expand(shape).squeeze(-1).mT.double() for name in names}
+    return type(parts), {name: getattr(parts, name).expand(shape).movedim(0, 1).double() for name in names}

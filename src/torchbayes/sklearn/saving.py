@@ -16,21 +16,26 @@ from torch import Tensor
 
 from torchbayes.catalogue.imports import is_path
 from torchbayes.checks import check_kind, given
+from torchbayes.conformal.conformal import Conformal
+from torchbayes.conformal.conformal import packed as packed_calibration
+from torchbayes.conformal.conformal import restored as restored_calibration
 from torchbayes.data.base import Standardise
 from torchbayes.data.own.columns import Column, Columns
 from torchbayes.data.own.dates import Dates
 from torchbayes.native.process import full_path
 from torchbayes.networks import ColumnEncoding
-from torchbayes.posteriors.files import RESTORE, read_header, write_tensors
+from torchbayes.posteriors.files import RESTORE, read_header, read_tensors, write_tensors
 from torchbayes.posteriors.load import load as load_posterior
 from torchbayes.posteriors.posterior import packed
 from torchbayes.sklearn.classification import BayesianClassifier
 from torchbayes.sklearn.estimator import BayesianEstimator, Network
+from torchbayes.sklearn.intervals import Split
 from torchbayes.sklearn.perceptrons import BayesianMLPClassifier, BayesianMLPRegressor
 from torchbayes.sklearn.regression import BayesianRegressor
 from torchbayes.sklearn.tables import Preparation
 
 _KEY = "estimator"
+_CALIBRATION = "conformal."  # before the names of the tensors of the calibration
 _CLASSES = (BayesianClassifier, BayesianRegressor, BayesianMLPClassifier, BayesianMLPRegressor)
 _KINDS: dict[str, type[BayesianEstimator]] = {kind.__name__: kind for kind in _CLASSES}
 _PLAIN = ("seed_", "num_data_", "weighted_", "outputs_", "fit_seconds_", "n_features_in_")
@@ -51,6 +56,7 @@ def save(estimator: BayesianEstimator, path: str | Path) -> Path:
     Raises:
         TypeError: if it is no estimator of this package.
         sklearn.exceptions.NotFittedError: if it has not been fitted.
+        ValueError: if the score of `conformal` is none of this library.
     """
     check_kind(tuple(_KINDS.values()), "a fitted BayesianRegressor or BayesianClassifier", estimator=estimator)
     check_is_fitted(estimator)
@@ -64,10 +70,14 @@ def save(estimator: BayesianEstimator, path: str | Path) -> Path:
         "notes": preparation.notes,
         "names": None if names is None else names.tolist(),
         **{name: vars(estimator)[name] for name in _PLAIN},
-        "units": None if units is None else [float(units.mean), float(units.scale)],
+        "units": None if units is None else [units.mean.tolist(), units.scale.tolist()],
         "classes": None if classes is None else classes.tolist(),
     }
     tensors, header = packed(estimator.posterior_)
+    if estimator.conformal_ is not None:
+        scores, calibration = packed_calibration(estimator.conformal_)
+        tensors |= {_CALIBRATION + name: tensor for name, tensor in scores.items()}
+        entries["conformal"] = {**calibration, "groups": estimator.split_.groups}
     return write_tensors(path, tensors, {**header, _KEY: entries})
 
 
@@ -93,11 +103,22 @@ def load(path: str | Path, *, network: Network | None = None, likelihood: Any = 
         raise ValueError(f"{path} holds a posterior without a table. Read it by torchbayes.load.")
     try:
         estimator = _restored(entries, given(network=network, likelihood=likelihood, prior=prior))
-        model = estimator._model()
+        estimator.conformal_, estimator.split_ = _calibration(path, entries.get("conformal"))
+        if estimator.split_ is not None and "conformal" not in entries["settings"]:
+            estimator.conformal = estimator.split_
+        model = _model(estimator, entries["settings"].get("method"))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged: its parts do not fit ({error}). {RESTORE}") from error
     estimator.posterior_ = load_posterior(path, model)
     return estimator
+
+
+def _model(estimator: BayesianEstimator, method: Any) -> Any:
+    """Return the model of the fit, whose prior depends on whether its method was "auto"; an object is in no file."""
+    usual, estimator.method = estimator.method, method
+    model = estimator._model()
+    estimator.method = usual
+    return model
 
 
 def _restored(entries: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
@@ -120,12 +141,23 @@ def _restored(entries: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
     for name in _PLAIN:
         setattr(estimator, name, entries[name])
     units, classes, names = (entries[name] for name in ("units", "classes", "names"))
-    estimator.target_units_ = None if units is None else Standardise(*torch.tensor(units, dtype=torch.float64))
+    if units is not None:
+        units = Standardise(*torch.tensor(units, dtype=torch.float64))
+    estimator.target_units_ = units
     if classes is not None:
         estimator.classes_ = np.array(classes)
     if names is not None:
         estimator.feature_names_in_ = np.array(names, dtype=object)
     return estimator
+
+
+def _calibration(path: Path, entries: Mapping[str, Any] | None) -> tuple[Conformal | None, Split | None]:
+    """Return the calibration in a file, and its settings."""
+    if entries is None:
+        return None, None
+    held = {n.removeprefix(_CALIBRATION): t for n, t in read_tensors(path)[0].items() if n.startswith(_CALIBRATION)}
+    conformal = restored_calibration(path, held, entries)
+    return conformal, Split(conformal.coverage, conformal.score, entries["groups"], conformal.confidence)
 
 
 def _numbers_of(scale: Standardise | ColumnEncoding) -> dict[str, Tensor]:

@@ -43,7 +43,7 @@ class Training:
 
     preparation: Preparation
     inputs: Tensor  # (N, D)
-    targets: np.ndarray  # (N,)
+    targets: np.ndarray  # (N,) or (N, K)
     weights: np.ndarray | None  # (N,); None where each row counts once
 
 
@@ -75,23 +75,39 @@ def as_table(rows: Any) -> Table:
 def prepared(rows: Table, targets: np.ndarray, weights: np.ndarray | None, *, encoded: bool) -> Training:
     """Return training rows, whatever their order was.
 
-    A fit then depends on which rows there are, and not on their order. Rows of weight 0 are dropped, and a row whose
-    weight is a whole number is repeated so often, unless this makes too many. Columns are standardised, or `encoded`.
+    A fit then depends on which rows there are, and not on their order. Rows are those of `repeated`, and columns are
+    standardised, or `encoded`.
 
     Raises:
         ValueError: if no column can be an input.
     """
-    if weights is not None:
-        counts = (weights == weights.round()).all() and weights.sum() <= _REPEATED * len(weights)
-        kept = np.repeat(np.arange(len(weights)), weights.astype(np.int64) if counts else weights > 0)
-        rows, targets, weights = rows[kept], targets[kept], None if counts else weights[kept]
+    rows, targets, weights = repeated(rows, targets, weights)
     columns, notes = fit_columns(rows, "X", left={}, categorical=())
     values = columns(rows).values
-    order = np.argsort(_keys(values, targets, weights), kind="stable")
+    order = order_of(values, targets, weights)
     inputs = torch.from_numpy(values[order])
     preparation = Preparation(columns, ColumnEncoding.fit(inputs) if encoded else Standardise.fit(inputs), notes)
     in_order = None if weights is None else weights[order]
     return Training(preparation, preparation.scale(inputs).float(), targets[order], in_order)
+
+
+def repeated(
+    rows: Table, targets: np.ndarray, weights: np.ndarray | None
+) -> tuple[Table, np.ndarray, np.ndarray | None]:
+    """Return rows each of which counts once, or with weights that are no counts; those of weight 0 are dropped.
+
+    A row whose weight is a whole number is repeated so often, unless this makes too many.
+    """
+    if weights is None:
+        return rows, targets, None
+    counts = (weights == weights.round()).all() and weights.sum() <= _REPEATED * len(weights)
+    kept = np.repeat(np.arange(len(weights)), weights.astype(np.int64) if counts else weights > 0)
+    return rows[kept], targets[kept], None if counts else weights[kept]
+
+
+def order_of(*parts: np.ndarray | None) -> np.ndarray:
+    """Return an order of rows that depends on their values alone, int64 (N,)."""
+    return np.argsort(_keys(*parts), kind="stable")
 
 
 def _keys(*parts: np.ndarray | None) -> np.ndarray:
