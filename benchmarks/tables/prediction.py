@@ -50,7 +50,7 @@ class Prediction:
         """Probabilities of the bins (B, bins), which sum to 1."""
         masses = np.diff(_LEVELS)
         masses[[0, -1]] += _TAIL
-        return np.broadcast_to(masses, (len(self.bin_edges), len(masses)))
+        return np.tile(masses, (len(self.bin_edges), 1))
 
     @property
     def predictive(self) -> Predictive:
