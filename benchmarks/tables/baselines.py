@@ -10,7 +10,7 @@ from torch.distributions import Distribution
 
 from benchmarks.tables.method import FOLDS, Method, classes, normal, spread
 
-_TREES = 300
+_TREES = 200
 _ISOTONIC = 1000  # rows from which isotonic regression has enough of them; fewer are calibrated by Platt's two numbers
 _PROCESS = {True: 1000, False: 500}  # rows of a Gaussian process, whose cost grows with their cube, by task
 

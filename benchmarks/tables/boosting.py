@@ -75,7 +75,6 @@ class NGBoost(Method):
     def prepare(self) -> None:
         """Import the library."""
         import ngboost
-        import ngboost.distns
 
         self._library = ngboost
 

@@ -60,7 +60,8 @@ class Records:
         self.folder, path = folder, folder / "protocol.json"
         if path.exists() and (found := json.loads(path.read_text())) != PROTOCOL:
             raise ValueError(
-                f"the records in {folder} are of another protocol, {found}; now it is {PROTOCOL}. Choose another folder."
+                f"the records in {folder} are of another protocol, {found}; now it is {PROTOCOL}. Choose another "
+                f"folder."
             )
         if not path.exists():
             write_whole(path, _bytes(PROTOCOL))

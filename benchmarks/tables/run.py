@@ -52,7 +52,7 @@ def run(
                 if process.is_alive() and seconds <= limit:
                     continue
                 del running[job]
-                _end(job, process, seconds, records)
+                end(job, process, seconds, records)
                 say(f"{job.set} {job.split} {job.method}: {seconds:.1f} s, {len(waiting) + len(running)} left")
     finally:
         for process, _ in running.values():
@@ -60,7 +60,7 @@ def run(
             process.join()
 
 
-def _end(job: Job, process: ForkServerProcess, seconds: float, records: Records) -> None:
+def end(job: Job, process: ForkServerProcess, seconds: float, records: Records) -> None:
     """End the process of a job; if it wrote no record, write why."""
     alive = process.is_alive()
     process.kill()

@@ -16,8 +16,8 @@ def scores(prediction: Prediction, targets: np.ndarray) -> dict[str, float]:
     """Return the scores of a prediction.
 
     Both: nll (mean negative log probability or density, natural logarithm) and ece. Classes: accuracy, brier; ece in 15
-    bins of equal width. Numbers, in the units of the targets: crps, rmse; coverage and score of the central intervals at
-    50, 80 and 95 %; ece is the mean distance of observed from stated levels over the quantiles at 5, 10, ..., 95 %.
+    bins of equal width. Numbers, in the units of the targets: crps, rmse; coverage and score of the central intervals
+    at 50, 80 and 95 %; ece is the mean distance of observed from stated levels over the quantiles at 5, 10, ..., 95 %.
 
     Raises:
         ValueError: if a prediction is not finite, or there are not as many as targets.

@@ -1,8 +1,8 @@
 """The library's row on ScoringBench: `model` makes what stands among its models.
 
-    from benchmarks.tables.scoringbench import model
+from benchmarks.tables.scoringbench import model
 
-    UNIVARIATE_MODELS["torchbayes"] = model  # or as its `models.py` has it: a function that makes a wrapper
+UNIVARIATE_MODELS["torchbayes"] = model  # or as its `models.py` has it: a function that makes a wrapper
 """
 
 from __future__ import annotations

@@ -8,10 +8,6 @@ import warnings
 from pathlib import Path
 
 # so that processes that are forked from one that has imported this have it all, and no fit is timed with an import
-import sklearn.calibration
-import sklearn.ensemble
-import sklearn.gaussian_process
-import sklearn.linear_model
 import sklearn.model_selection  # noqa: F401
 import torch
 
@@ -45,5 +41,6 @@ def work(job: Job, folder: Path) -> None:
 def cpu_seconds() -> float:
     """Return the seconds that this process and those it has started and ended have computed so far."""
     return sum(
-        used.ru_utime + used.ru_stime for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        used.ru_utime + used.ru_stime
+        for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     )
