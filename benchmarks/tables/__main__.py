@@ -37,7 +37,16 @@ def main() -> None:
             print(f"{name} is left out: {METHODS[name].package} is not installed, nor in {asked.peers}.")
     records = Records(asked.results)
     jobs = [Job(name, split, method) for split in range(asked.splits) for name in asked.sets for method in there]
-    run(jobs, records, work, workers=asked.workers, limit=asked.limit, say=lambda line: print(line, flush=True))
+    shared = {METHODS[name].module for name in there if METHODS[name].forks}
+    run(
+        jobs,
+        records,
+        work,
+        workers=asked.workers,
+        limit=asked.limit,
+        preload=sorted(shared),
+        say=lambda line: print(line, flush=True),
+    )
     shown = [record for record in records if record.set in asked.sets and record.split < asked.splits]
     print(report(shown, asked.methods, asked.results))
 

@@ -19,11 +19,13 @@ class Entry:
         make: the method; a call with the task and a seed makes one.
         module: what must be installed.
         package: by which name that is installed.
+        forks: whether processes may be forked from one that has imported it.
     """
 
     make: type[Method]
     module: str = "sklearn"
     package: str = "scikit-learn"
+    forks: bool = True
 
     @property
     def is_here(self) -> bool:
@@ -44,6 +46,6 @@ METHODS = {
     "gaussian_process": Entry(baselines.GaussianProcess),
     "realmlp": Entry(networks.RealMLP, "pytabkit", "pytabkit"),
     "tabm": Entry(networks.TabM, "pytabkit", "pytabkit"),
-    "bde": Entry(networks.MicrocanonicalEnsemble, "bde", "sklearn-contrib-bde"),
+    "bde": Entry(networks.MicrocanonicalEnsemble, "bde", "sklearn-contrib-bde", forks=False)  # jax has threads,
     "tabpfn": Entry(networks.TabPFN, "tabpfn", "tabpfn"),
 }

@@ -20,6 +20,7 @@ def run(
     *,
     workers: int = 1,
     limit: float = 300.0,
+    preload: Iterable[str] = (),
     say: Callable[[str], None] = print,
 ) -> None:
     """Do the jobs that have no record yet, each in a process of its own.
@@ -32,10 +33,11 @@ def run(
         work: a function of a module, called with a job and the folder of the records.
         workers: number of processes at a time.
         limit: seconds on the clock after which a job is ended.
+        preload: modules that all processes share, imported once; those that a fork does not harm.
         say: is given a line for each job that ends.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([work.__module__])
+    context.set_forkserver_preload([work.__module__, *preload])
     waiting = [job for job in jobs if not records.has(job)]
     say(f"{len(waiting)} jobs are to be done.")
     running: dict[Job, tuple[ForkServerProcess, float]] = {}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import time
 import warnings
 from pathlib import Path
 
+os.environ.setdefault("TQDM_DISABLE", "1")  # no bars of progress of others, read when their package is imported
 # so that processes that are forked from one that has imported this have it all, and no fit is timed with an import
 import sklearn.model_selection  # noqa: F401
 import torch
