@@ -46,6 +46,6 @@ METHODS = {
     "gaussian_process": Entry(baselines.GaussianProcess),
     "realmlp": Entry(networks.RealMLP, "pytabkit", "pytabkit"),
     "tabm": Entry(networks.TabM, "pytabkit", "pytabkit"),
-    "bde": Entry(networks.MicrocanonicalEnsemble, "bde", "sklearn-contrib-bde", forks=False)  # jax has threads,
+    "bde": Entry(networks.MicrocanonicalEnsemble, "bde", "sklearn-contrib-bde", forks=False),  # jax has threads
     "tabpfn": Entry(networks.TabPFN, "tabpfn", "tabpfn"),
 }

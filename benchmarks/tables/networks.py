@@ -69,7 +69,7 @@ class RealMLP(_PyTabKit):
 
 
 class TabM(_PyTabKit):
-    """The batch ensemble of Gorishniy et al. (2025), two layers of 128 units: three of 512, its defaults, take minutes."""
+    """The batch ensemble of Gorishniy et al. (2025), two layers of 128 units; its default, three of 512, takes minutes."""
 
     name = "TabM_D"
     settings: ClassVar[dict[str, Any]] = {"d_block": 128, "n_blocks": 2}
