@@ -118,7 +118,8 @@ class HistGradientBoosting(_Estimator):
         from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
         kind = HistGradientBoostingRegressor if self.regression else HistGradientBoostingClassifier
-        return kind(early_stopping=True, max_iter=1000, random_state=self.seed)
+        settings: Any = {"early_stopping": True}  # the stubs of scikit-learn say a text
+        return kind(max_iter=1000, random_state=self.seed, **settings)
 
 
 class GaussianProcess(Method):

@@ -14,11 +14,7 @@ from benchmarks.tables.method import Method, classes, held_out, normal, spread
 class XGBoost(Method):
     """Boosted trees that stop by a fifth of the rows, and take their noise from the residuals of these."""
 
-    def prepare(self) -> None:
-        """Import the library."""
-        import xgboost
-
-        self._library = xgboost
+    library = "xgboost"
 
     def fit(self, X: Any, y: Any) -> Self:
         """Boost until the held-out rows get no better."""
@@ -44,11 +40,7 @@ class CatBoost(Method):
     The variance is overconfident where boosting goes on, so that of numbers a fifth of the rows say when to stop.
     """
 
-    def prepare(self) -> None:
-        """Import the library."""
-        import catboost
-
-        self._library = catboost
+    library = "catboost"
 
     def fit(self, X: Any, y: Any) -> Self:
         """Boost with the library's own settings."""
@@ -72,11 +64,7 @@ class CatBoost(Method):
 class NGBoost(Method):
     """Natural gradient boosting as it comes: normal distributions, or classes."""
 
-    def prepare(self) -> None:
-        """Import the library."""
-        import ngboost
-
-        self._library = ngboost
+    library = "ngboost"
 
     def fit(self, X: Any, y: Any) -> Self:
         """Boost with the library's own settings."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
+from importlib import import_module
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -17,11 +17,7 @@ from benchmarks.tables.method import Method, classes, held_out, mixture, normal,
 class TorchBayes(Method):
     """The estimators of this library as they come."""
 
-    def prepare(self) -> None:
-        """Import the estimators."""
-        from torchbayes import sklearn
-
-        self._library = sklearn
+    library = "torchbayes.sklearn"
 
     def fit(self, X: Any, y: Any) -> Self:
         """Fit without a setting but the seed."""
@@ -37,11 +33,7 @@ class TorchBayes(Method):
 class _PyTabKit(Method):
     """A network of pytabkit that stops by a fifth of the rows, and takes its noise from the residuals of these."""
 
-    def prepare(self) -> None:
-        """Import the library."""
-        from pytabkit.models.sklearn import sklearn_interfaces
-
-        self._library = sklearn_interfaces
+    library = "pytabkit.models.sklearn.sklearn_interfaces"
 
     name: str
     settings: ClassVar[dict[str, Any]] = {}
@@ -86,12 +78,7 @@ class MicrocanonicalEnsemble(Method):
     epochs, are those of a demonstration.
     """
 
-    def prepare(self) -> None:
-        """Import the library, for one core."""
-        os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
-        import bde
-
-        self._library = bde
+    library = "bde"
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train, then sample."""
@@ -105,7 +92,7 @@ class MicrocanonicalEnsemble(Method):
         return self
 
     def _rows(self, X: Any) -> np.ndarray:
-        return self._scale.transform(X).astype(np.float32)
+        return np.asarray(self._scale.transform(X), np.float32)
 
     def distribution(self, X: Any) -> Distribution:
         """Return the mixture over members and draws."""
@@ -119,16 +106,12 @@ class MicrocanonicalEnsemble(Method):
 class TabPFN(Method):
     """The transformer of Hollmann et al. (2025), its second version; its weights must be on the machine."""
 
-    def prepare(self) -> None:
-        """Import the library."""
-        import tabpfn
-
-        self._library = tabpfn
+    library = "tabpfn"
 
     def fit(self, X: Any, y: Any) -> Self:
         """Hand over the rows."""
         kind = self._library.TabPFNRegressor if self.regression else self._library.TabPFNClassifier
-        version = self._library.constants.ModelVersion.V2
+        version = import_module("tabpfn.constants").ModelVersion.V2
         self._fitted = kind.create_default_for_version(version, device="cpu", random_state=self.seed).fit(X, y)
         return self
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -91,7 +92,7 @@ def _normal(outputs: Tensor) -> Distribution:
 class _Column(Distribution):
     """A distribution of batch shape (B,) as one of batch shape (..., B, 1), as the average of one draw has it."""
 
-    arg_constraints = {}  # noqa: RUF012  # as of torch's own
+    arg_constraints: ClassVar[Any] = {}  # pyright: ignore[reportIncompatibleMethodOverride]  # as torch's own
 
     def __init__(self, given: Distribution, shape: torch.Size) -> None:
         self._given = given

@@ -108,7 +108,7 @@ class Task:
             means = [_finite([self.mean(name, method, metric) for name in self.sets]) for metric in metrics]
             cpu = np.mean([r.cpu for (name, m, _), r in self.records.items() if m == method and name in self.sets])
             worse = len(self.worse_than_constant(method)) if CONSTANT in self.methods and method != CONSTANT else None
-            ranks = (_or_none(all_sets[number]), _or_none(reported[number]))
+            ranks = (_or_none(float(values[number])) for values in (all_sets, reported))
             body.append([method, *ranks, *means, float(cpu), worse, len(self.failures(method))])
         columns = ["method", "rank", "rank, reported", *(head for head, _, _ in heads.values())]
         columns += ["CPU s", "sets no better than the constant", "failed"]

@@ -2,7 +2,7 @@
 
 from benchmarks.tables.scoringbench import model
 
-UNIVARIATE_MODELS["torchbayes"] = model  # or as its `models.py` has it: a function that makes a wrapper
+MODELS["torchbayes"] = model  # in its run_bench_regression.py, with this repository on PYTHONPATH
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def _own(read: Callable[[], Arrays], number: int, *, stratify: bool) -> tuple[Ar
 
     inputs, targets = read()
     kept = {"test_size": TEST_SHARE, "random_state": number, "stratify": targets if stratify else None}
-    train, test, train_targets, test_targets = train_test_split(inputs, targets, **kept)
+    train, test, train_targets, test_targets = map(np.asarray, train_test_split(inputs, targets, **kept))
     return (train, train_targets), (test, test_targets)
 
 

@@ -8,7 +8,9 @@ import time
 import warnings
 from pathlib import Path
 
-os.environ.setdefault("TQDM_DISABLE", "1")  # no bars of progress of others, read when their package is imported
+# read when packages of others are imported: no bars of progress, and one core
+os.environ.setdefault("TQDM_DISABLE", "1")
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
 # so that processes that are forked from one that has imported this have it all, and no fit is timed with an import
 import sklearn.model_selection  # noqa: F401
 import torch
