@@ -27,6 +27,7 @@ def main() -> None:
     parser.add_argument("--splits", type=int, default=SPLITS, choices=range(SPLITS + 1), help="the first so many")
     parser.add_argument("--workers", type=int, default=2, help="processes at a time, one core each")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds after which a fit is ended")
+    parser.add_argument("--minutes", type=float, default=55.0, help="after so many no fit is begun")
     parser.add_argument("--results", type=Path, default=Path("tables"), help="folder of the records and of the tables")
     parser.add_argument("--peers", type=Path, default=Path(".peers/tables"), help="folder of packages of others")
     asked = parser.parse_args()
@@ -44,6 +45,7 @@ def main() -> None:
         work,
         workers=asked.workers,
         limit=asked.limit,
+        minutes=asked.minutes,
         preload=sorted(shared),
         say=lambda line: print(line, flush=True),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import time
 from collections.abc import Callable, Iterable
@@ -20,6 +21,7 @@ def run(
     *,
     workers: int = 1,
     limit: float = 300.0,
+    minutes: float = math.inf,
     preload: Iterable[str] = (),
     say: Callable[[str], None] = print,
 ) -> None:
@@ -33,16 +35,20 @@ def run(
         work: a function of a module, called with a job and the folder of the records.
         workers: number of processes at a time.
         limit: seconds on the clock after which a job is ended.
+        minutes: after so many no job is begun; those that are left are for another call.
         preload: modules that all processes share, imported once; those that a fork does not harm.
         say: is given a line for each job that ends.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([work.__module__, *preload])
-    waiting = [job for job in jobs if not records.has(job)]
+    waiting, started = [job for job in jobs if not records.has(job)], time.perf_counter()
     say(f"{len(waiting)} jobs are to be done.")
     running: dict[Job, tuple[ForkServerProcess, float]] = {}
     try:
         while waiting or running:
+            if waiting and time.perf_counter() - started > 60 * minutes:
+                say(f"{minutes:g} minutes are over; {len(waiting)} jobs are left for the next run.")
+                waiting = []
             while waiting and len(running) < workers:
                 job = waiting.pop(0)
                 process = context.Process(target=work, args=(job, records.folder))

@@ -222,6 +222,13 @@ def test_a_crash_is_recorded_and_a_rerun_does_only_what_is_missing(tmp_path: Pat
     assert len(list(records)) == 4
 
 
+def test_no_job_is_begun_when_the_minutes_are_over(tmp_path: Path) -> None:
+    records, said = Records(tmp_path), []
+    run([Job("yacht", 0, "constant"), Job("glass", 0, "constant")], records, scripted, minutes=0.0, say=said.append)
+    assert said[1:] == ["0 minutes are over; 2 jobs are left for the next run."]
+    assert not list(records)
+
+
 class Endless:
     """A process that runs until it is killed."""
 
