@@ -15,7 +15,7 @@ TESTS  = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-fast test-all check lint types layers budgets format docs bench gpu install clean
+.PHONY: help demo test test-fast test-all check lint types layers budgets format docs bench tables gpu install clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
@@ -25,7 +25,7 @@ demo: $(VENV)/.package ## compare methods on the digits data; report and picture
 	$(BIN)/torchbayes compare --data digits --directory demo --overwrite
 
 # Small tensors gain nothing from threads, and processes that each start some slow each other down.
-test test-fast test-all docs: export OMP_NUM_THREADS = 1
+test test-fast test-all docs tables: export OMP_NUM_THREADS = 1
 
 test: $(VENV)/.test ## the whole test suite (ARGS="-k swag" narrows it)
 	$(TESTS) $(ARGS)
@@ -65,13 +65,24 @@ docs: $(VENV)/.docs ## build the documentation into site/, running its tutorials
 bench: $(VENV)/.test ## time torchbayes against its floors and peers
 	$(BIN)/python -m benchmarks $(ARGS)
 
+tables: $(VENV)/.test .peers/.tables ## compare predictions on tables with those of others, into tables/
+	$(BIN)/python -m benchmarks.tables --workers $(WORKERS) $(ARGS)
+
+# Without what they require, which is there in one version for all, or in the list. One that fails is left out.
+.peers/.tables: benchmarks/tables/peers.txt $(VENV)/.package
+	@mkdir -p .peers
+	@for package in $$(grep -v '^#' $<); do \
+	    $(BIN)/python -m pip install --disable-pip-version-check --quiet --upgrade --no-deps --target .peers/tables $$package \
+	    || echo "$$package cannot be installed; what needs it is left out."; done
+	@touch $@
+
 gpu: $(VENV)/.test ## test and time on a GPU, into gpu.json (ARGS="--device cpu --small" tries it without one)
 	$(BIN)/python -m benchmarks.device $(ARGS)
 
 install: $(VENV)/.test $(VENV)/.check $(VENV)/.docs ## everything the other targets need
 
 clean: ## remove the environment and everything that was built
-	rm -rf $(VENV) site demo gpu.json .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) site demo tables gpu.json .pytest_cache .ruff_cache .import_linter_cache
 	find src experiments tests tools benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # A stamp is written only after its install has succeeded. torch goes first and alone, so that no other
