@@ -14,7 +14,6 @@ from scipy import stats
 from tests.covering import some_of, with_studies
 from tests.laws.cases import assert_same_tensors, losses
 from tests.oracles import assert_close, normal
-from tests.ranks import check, launch
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
@@ -268,11 +267,8 @@ def test_classes_are_close_to_quadrature_and_closer_as_the_power_grows(likelihoo
 def test_orders_dampings_and_batches_have_one_fixed_point() -> None:
     model = linear(tb.likelihoods.Probit())
     expected = moments(fitted(model, (X, Y)))
-    for settings in (
-        {"damping": 0.5, "batch_size": 5},
-        {"order": "sequential", "damping": 0.6},
-    ):
-        found = moments(fitted(model, (X, Y), **settings))
+    for settings in ({"damping": 0.5, "batch_size": 5}, {"order": "sequential", "damping": 0.6}):
+        found = moments(fitted(model, (X, Y), tolerance=1e-8, **settings))
         for one, other in zip(found, expected, strict=True):
             assert_close(one, other, rtol=1e-7)
 
@@ -559,22 +555,6 @@ def test_interrupted_and_resumed_equals_uninterrupted(order: Any, tmp_path: Path
     assert_close(loaded.log_evidence(), [losses(tmp_path / "whole")[-1]["log_evidence"]])
 
 
-def share(folder: Path) -> None:
-    """Fit in one of two processes that share the rows."""
-    with tb.Ranks.grid(2, 1) as ranks:
-        found = tb.fit(linear(tb.likelihoods.Bernoulli()), (X, Y), tb.EP(batch_size=5), ranks=ranks, callbacks=())
-        found.save(folder / f"{ranks.data_rank}.safetensors")
-
-
-@pytest.mark.slow
-def test_processes_that_share_the_rows_find_what_one_does(tmp_path: Path) -> None:
-    check(launch(share, 2, tmp_path, tmp_path))
-    model = linear(tb.likelihoods.Bernoulli())
-    alone = tb.fit(model, (X, Y), tb.EP(batch_size=5), callbacks=())
-    for rank in range(2):
-        assert_same_tensors(tb.load(tmp_path / f"{rank}.safetensors", model).tensors(), alone.tensors())
-
-
 def test_networks_in_single_precision_give_such_posteriors() -> None:
     model = tb.Model(nn.Linear(1, 1), tb.likelihoods.Bernoulli(), tb.priors.Normal(WIDE))
     found = fitted(model, (X.float(), Y.float()))
@@ -636,7 +616,7 @@ def test_a_likelihood_of_ones_own_with_one_or_two_outputs() -> None:
     exact = moments(fitted(linear(tb.likelihoods.Gaussian(0.3)), (X, y)))
     for one, other in zip(moments(fitted(linear(own), (X, y))), exact, strict=True):
         assert_close(one, other, rtol=1e-7)
-    both = fitted(linear(tb.likelihoods.HeteroscedasticGaussian(), outputs=2), (X, y), tolerance=1e-5)
+    both = fitted(linear(tb.likelihoods.HeteroscedasticGaussian(), outputs=2), (X, y), tolerance=1e-3)
     assert not both.problems
     assert math.isfinite(float(both.log_evidence()))
 
