@@ -29,8 +29,8 @@ def linear(prior: Any, **options: Any) -> tb.Model:
     return tb.Model(nn.Linear(2, 1).double(), tb.likelihoods.Gaussian(NOISE), prior, **options)
 
 
-def sampled(model: tb.Model, steps: int = 60, **settings: Any) -> Tensor:
-    method = tb.EllipticalSlice(400, steps, 20, plan="native", **settings)
+def sampled(model: tb.Model, **settings: Any) -> Tensor:
+    method = tb.EllipticalSlice(400, 60, 20, plan="native", **settings)
     rows = (INPUTS, targets(1.5).targets_N.unsqueeze(1))
     posterior: Any = tb.fit(model, rows, method, callbacks=(), seed=3)
     return posterior.weights_MSD
@@ -80,7 +80,7 @@ def test_the_posterior_under_a_correlated_prior_away_from_zero(temperature: floa
 @pytest.mark.parametrize("scale", [0.4, pytest.param(3.0, marks=pytest.mark.study)])
 def test_any_ellipse_gives_the_same_posterior(scale: float):
     prior_DD = 1.5**2 * torch.eye(3, dtype=torch.float64)
-    found_MSD = sampled(linear(tb.priors.Normal(1.5)), steps=100, scale=scale)
+    found_MSD = sampled(linear(tb.priors.Normal(1.5)), scale=scale)
     assert_moments(found_MSD, *exact(prior_DD, torch.zeros(3).double()))
 
 
@@ -89,7 +89,7 @@ def test_a_prior_that_is_not_normal_is_sampled_exactly():
     grid = torch.cartesian_prod(weights_D, weights_D)
     model = tb.Model(nn.Linear(1, 1).double(), tb.likelihoods.Gaussian(NOISE), tb.priors.Laplace(0.7))
     rows = (INPUTS[:6, :1], targets(1.5).targets_N[:6, None])
-    method = tb.EllipticalSlice(400, 60, 20, plan="vmap")
+    method = tb.EllipticalSlice(600, 40, 15, plan="vmap")
     posterior: Any = tb.fit(model, rows, method, callbacks=(), seed=3)
     found_MSD = posterior.weights_MSD
     log_G = tb.LogDensity(model, 6, tb.Batch(*rows), plan="vmap").value(grid).log_density
@@ -147,7 +147,7 @@ def test_points_where_the_density_is_not_finite_or_raises_are_outside():
             raise ValueError("too large")
         return torch.where(w_D[0] < -1, torch.nan, -0.5 * w_D.square().sum())
 
-    method = tb.EllipticalSlice(8, 350, 50, scale=1.0)
+    method = tb.EllipticalSlice(8, 220, 20, scale=1.0)
     chains = tb.sample(log_density, method, torch.zeros(8, 1).double(), callbacks=())
     draws = chains.weights_MSD
     assert draws.min() >= -1
@@ -164,7 +164,7 @@ def test_a_density_that_is_not_the_same_twice_does_not_hang():
     def falling(w_D: Tensor) -> Tensor:
         return next(levels) - 0.0 * w_D.sum()
 
-    method = tb.EllipticalSlice(1, 30, 5, scale=1.0)
+    method = tb.EllipticalSlice(1, 8, 2, scale=1.0)
     with pytest.warns(tb.ProblemWarning, match="accepted fewer than 1 %"):
         chains = tb.sample(falling, method, torch.zeros(1, 2).double(), callbacks=())
     assert (chains.weights_MSD == 0).all()
