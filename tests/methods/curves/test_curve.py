@@ -243,9 +243,7 @@ def test_without_a_start_the_ends_are_trained(tmp_path: Path):
     [pytest.param(tb.Curve(), marks=pytest.mark.study), tb.Simplex(), tb.Curve(epochs=7)],
     ids=["curve", "simplex", "set"],
 )
-def test_what_is_between_trains_as_long_as_the_networks(
-    method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_is_between_trains_as_long_as_the_networks(method: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(length, "_LONGEST", 100)  # steps of the first runs at most
     rows, targets = normal(60, 3), normal(60, 1, seed=1)
     net = nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Linear(20, 1)).double()

@@ -254,7 +254,7 @@ def test_a_correlated_normal_has_its_moments(make: Any, mass: dict[str, Any]):
 def test_an_ill_conditioned_normal_costs_what_a_standard_one_costs(make: Any):
     """Standard deviations from 1 to 100. Without a mass, steps suit the narrowest of them."""
     scales_D = torch.logspace(0, 2, 10, dtype=torch.float64)
-    chains, steps, burn_in = (48, 1350, 900) if make is tb.RandomWalk else (96, 420, 280)
+    chains, steps, burn_in = (48, 1350, 900) if make is tb.RandomWalk else (64, 600, 400)
     start_MD = normal(chains, 10)
 
     def worth(mass: Any, scales_D: Tensor) -> float:

@@ -257,7 +257,7 @@ def test_an_optimiser_within_itself_is_refused() -> None:
 
 
 def test_held_out_rows_choose_the_epochs_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(length, "_LONGEST", 200)  # steps of the first runs at most
+    monkeypatch.setattr(length, "_LONGEST", 400)  # steps of the first runs at most
     inputs = torch.linspace(-1, 1, 100).unsqueeze(1)
     net = nn.Sequential(nn.Linear(1, 20), nn.Tanh(), nn.Linear(20, 1))
     model = tb.Model(net, tb.likelihoods.Gaussian(0.1))

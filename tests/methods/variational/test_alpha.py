@@ -227,11 +227,11 @@ def optimum(alpha: float) -> tuple[Tensor, Tensor]:
 def test_a_fit_arrives_at_the_optimum(estimator: Any) -> None:
     """A dense covariance by draws of weights; a diagonal one by layers has its own. Both are wider as α grows."""
     structure: Any = "dense" if estimator == "weights" else "diagonal"
-    settings = {"epochs": 100, "batch_size": ROWS, "optimizer": tb.Adam(0.1), "kl_weight": 1.0, "draws": 100}
+    settings = {"epochs": 150, "batch_size": ROWS, "optimizer": tb.Adam(0.1), "kl_weight": 1.0, "draws": 100}
     variances = []
     alphas = (0.5, 1.0) if structure == "dense" else (0.0, 1.0)
     for alpha in alphas:
-        about = {**settings, "draws": 4} if estimator == "auto" else settings
+        about = {**settings, "epochs": 100, "draws": 4} if estimator == "auto" else settings
         method = tb.VI(structure, alpha=alpha, estimator=estimator, **about)
         found = tb.fit(logistic(), (INPUTS, LABELS), method, seed=1, callbacks=())
         assert isinstance(found, tb.Gaussian)

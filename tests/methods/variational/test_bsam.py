@@ -165,7 +165,7 @@ def test_means_of_a_linear_model_reach_the_mode() -> None:
     inputs, weights = normal(200, 3), torch.tensor([[1.0, -2.0, 0.5]]).double()
     targets = inputs @ weights.T + 0.3 * normal(200, 1, seed=3)
     model = tb.Model(nn.Linear(3, 1, bias=False).double(), tb.likelihoods.Gaussian(0.3), tb.priors.Normal(1.0))
-    posterior: Any = tb.fit(model, (inputs, targets), tb.BSAM(epochs=700, batch_size=200, rho=1e-6), callbacks=())
+    posterior: Any = tb.fit(model, (inputs, targets), tb.BSAM(epochs=1500, batch_size=200, rho=1e-6), callbacks=())
     precision = inputs.T @ inputs / 0.09 + torch.eye(3).double()
     mode = torch.linalg.solve(precision, inputs.T @ targets / 0.09)[:, 0]
     torch.testing.assert_close(posterior.mean_MD[0], mode, rtol=5e-3, atol=5e-3)

@@ -216,7 +216,7 @@ def test_training_reaches_the_best_bound_of_fixed_features(covariance: Any, weig
     """The noise is so wide that the prior, and with it β, counts in every direction."""
     (x, y), net, noise = regression(60, 1), stacked(outputs=1), 0.8
     model = tb.Model(net, tb.likelihoods.Gaussian(noise), tb.priors.Normal(1.0), random="2.*")
-    method = tb.VBLL(covariance, epochs=250, batch_size=60, optimizer=tb.Adam(0.1), rank=2, kl_weight=weight)
+    method = tb.VBLL(covariance, epochs=400, batch_size=60, optimizer=tb.Adam(0.08), rank=2, kl_weight=weight)
     posterior = tb.fit(model, (x, y), method, callbacks=())
     seen = torch.cat([net[1](net[0](x)), torch.ones(60, 1, dtype=torch.float64)], 1).detach()  # type: ignore[index]
     precision = seen.T @ seen / noise**2 + weight * torch.eye(5, dtype=torch.float64)  # that of q is 1/β times as much
@@ -302,8 +302,8 @@ def test_held_out_rows_choose_the_weight_of_the_divergence(name: str, tmp_path: 
     model = tb.Model(net, tb.likelihoods.Categorical())
     new, nlls, chosen = normal(500, 5, seed=3), [], []
     about: dict[str, Any] = {"batch_size": 50, "optimizer": tb.Adam(0.03)}
-    fixed: dict[str, Any] = {"epochs": 10, "kl_weight": 1.0}
-    chosen_by_rows: dict[str, Any] = {} if name == "both" else {"epochs": 10}
+    fixed: dict[str, Any] = {"epochs": 20, "kl_weight": 1.0}
+    chosen_by_rows: dict[str, Any] = {} if name == "both" else {"epochs": 20}
     for number, settings in enumerate((chosen_by_rows, fixed)):
         method, where = tb.VBLL("diagonal", **about, **settings), tmp_path / str(number)
         posterior = tb.fit(model, (inputs, inputs.argmax(1)), method, seed=1, directory=where, callbacks=())
