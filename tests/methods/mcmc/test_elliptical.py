@@ -164,7 +164,7 @@ def test_a_density_that_is_not_the_same_twice_does_not_hang():
     def falling(w_D: Tensor) -> Tensor:
         return next(levels) - 0.0 * w_D.sum()
 
-    method = tb.EllipticalSlice(1, 20, 5, scale=1.0)
+    method = tb.EllipticalSlice(1, 30, 5, scale=1.0)
     with pytest.warns(tb.ProblemWarning, match="accepted fewer than 1 %"):
         chains = tb.sample(falling, method, torch.zeros(1, 2).double(), callbacks=())
     assert (chains.weights_MSD == 0).all()
