@@ -9,7 +9,8 @@ import sys, torch
 import torchbayes as tb
 
 loaded = [name for name in {heavy} if name in sys.modules]
-model = tb.Model(torch.nn.Linear(3, 1), tb.likelihoods.Gaussian(), tb.priors.Normal(1.0))
+network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+model = tb.Model(network, tb.likelihoods.Gaussian("learned"), tb.priors.Normal(1.0))
 posterior = tb.fit(model, (torch.randn(50, 3), torch.randn(50, 1)), tb.MAP(epochs=2), callbacks=())
 tb.predict(posterior, torch.randn(5, 3)).mean
 print(loaded, [name for name in {heavy} if name in sys.modules])

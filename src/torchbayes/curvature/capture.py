@@ -22,7 +22,7 @@ from torchbayes.curvature.layers import Call
 from torchbayes.model.batches.batch import batch_size, tensors_of
 from torchbayes.model.network import Buffers, Network, taking
 from torchbayes.model.precision import widened
-from torchbayes.native.process import differentiable, plain_attention
+from torchbayes.native.process import differentiable, plain_attention, usable
 from torchbayes.randomness.seeds import Purpose, generator
 
 Calls = dict[str, list[Call]]
@@ -51,8 +51,23 @@ class Captured:
         edges = [call.outputs for calls in self.calls.values() for call in calls]
         for number, column in enumerate(root_RB):
             retain = keep or not last or number < len(root_RB) - 1
-            gradients = iter(torch.autograd.grad(self.outputs, edges, column, retain_graph=retain, create_graph=keep))
+            if keep:
+                found = torch.autograd.grad(self.outputs, edges, column, retain_graph=True, create_graph=True)
+            else:
+                found = pulled_back(self.outputs, edges, column, retain_graph=retain)
+            gradients = iter(found)
             yield {m: [c._replace(outputs=widened(next(gradients))) for c in calls] for m, calls in self.calls.items()}
+
+
+def pulled_back(outputs: Tensor, at: Sequence[Any], column: Tensor, **options: Any) -> tuple[Any, ...]:
+    """Return the gradients of Σ_b Σ_k r_bk f_bk in tensors or edges.
+
+    They are those of `torch.autograd.grad(outputs, at, column)`, bit for bit; but this imports SymPy, which takes a
+    second in a process that has no other use of it.
+    """
+    with differentiable():
+        total = (outputs * usable(column)).sum()
+    return torch.autograd.grad(total, at, **options)
 
 
 @contextmanager
@@ -146,7 +161,7 @@ def probe(network: Network, views: Mapping[str, Tensor], inputs: Any, *, modules
         # second: together they reveal a row in the place of another
         chosen = (numbers >> bit) % 2 == side
         half = column * chosen.view(-1, *[1] * (column.ndim - 1))
-        edge_gradients = torch.autograd.grad(outputs, edges, half, allow_unused=True, retain_graph=True)
+        edge_gradients = pulled_back(outputs, edges, half, retain_graph=True, allow_unused=True)
         for (name, _), gradient in zip(calls, edge_gradients, strict=True):
             if gradient is None:
                 reasons[name] = "the outputs do not depend on every call"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 from torch.utils import _pytree as pytree
 
-from torchbayes.curvature.capture import Captured, probe, random_column, requires_grad, watch, watched
+from torchbayes.curvature.capture import Captured, probe, pulled_back, random_column, requires_grad, watch, watched
 from torchbayes.curvature.layers import Affine, Call, Layer, Other, layers_of, linear_by
 from torchbayes.curvature.parts import COLUMNS_AT_ONCE
 from torchbayes.model.batches.batch import batch_size, on_rows, row_axes, rows_of
@@ -300,9 +300,8 @@ def _wrong(network: NetworkLayers, views: Mapping[str, Tensor], inputs: Any) -> 
         return []
     captured = network.watch(views, inputs, None)
     column = random_column(captured.outputs, Purpose.LAYERS)
-    truth = torch.autograd.grad(
-        captured.outputs, list(captured.leaves.values()), column, retain_graph=True, allow_unused=True
-    )
+    leaves = list(captured.leaves.values())
+    truth = pulled_back(captured.outputs, leaves, column, retain_graph=True, allow_unused=True)
     exact = [torch.zeros_like(v) if t is None else t for t, v in zip(truth, captured.leaves.values(), strict=True)]
     exact_D = torch.cat([t.flatten() for t in exact])
     (calls,) = captured.columns(column.unsqueeze(0))

@@ -22,9 +22,11 @@ from torchbayes.native.process import differentiable, plain_attention
 @contextmanager
 def _graph(model: Model, views: Mapping[str, Tensor], inputs: Any, buffers: Buffers | None) -> Iterator[Any]:
     """Yield leaves by name and outputs, with attention in the form that can be differentiated twice."""
-    with differentiable(), plain_attention():
+    with differentiable():
         leaves = {name: view.detach().requires_grad_() for name, view in views.items()}
-        yield leaves, model.network(leaves, model.network.arrange(inputs), buffers)
+        with plain_attention():  # of the network alone: the mode would see each operation of each product as well
+            outputs = model.network(leaves, model.network.arrange(inputs), buffers)
+        yield leaves, outputs
 
 
 def curvature_products(
@@ -40,14 +42,13 @@ def curvature_products(
         dummy = torch.zeros_like(outputs, requires_grad=True)
         pulled = torch.autograd.grad(outputs, tensors, dummy, create_graph=True, materialize_grads=True)
         products = []
-        for vector in vectors_RD:
-            parts = list(layout.split(vector).values())
+        for parts in zip(*layout.split(vectors_RD).values(), strict=True):
             (pushed,) = torch.autograd.grad(pulled, dummy, parts, retain_graph=True)
             shares = (columns * pushed).flatten(2).sum(-1)  # rᵀ J v of every column and row
             weighted = (columns * shares.view(*shares.shape, *[1] * (columns.ndim - 2))).sum(0)
             back = torch.autograd.grad(outputs, tensors, weighted, retain_graph=True, materialize_grads=True)
-            products.append(layout.join(dict(zip(leaves, back, strict=True))))
-    return torch.stack(products)
+            products.append(back)
+    return layout.join({name: torch.stack(parts) for name, *parts in zip(leaves, *products, strict=True)})
 
 
 def hessian_rows(

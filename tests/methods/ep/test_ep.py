@@ -14,7 +14,6 @@ from scipy import stats
 from tests.covering import some_of, with_studies
 from tests.laws.cases import assert_same_tensors, losses
 from tests.oracles import assert_close, normal
-from tests.ranks import check, launch
 from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
@@ -55,7 +54,7 @@ def moments(posterior: tb.Gaussian) -> tuple[float, Tensor, Tensor]:
 
 def quadrature(likelihood: Any, data: tuple[Tensor, Tensor], reach: float = 14.0) -> tuple[float, Tensor, Tensor]:
     """Evidence and moments of slope and intercept, on a dense grid."""
-    axis = torch.linspace(-reach, reach, 401, dtype=torch.float64)
+    axis = torch.linspace(-reach, reach, 201, dtype=torch.float64)
     w_G2 = torch.cartesian_prod(axis, axis)
     values = []
     for some in w_G2.split(100_000):
@@ -255,7 +254,7 @@ def test_normal_noise_is_exact_for_every_power(power: float, order: Any, rows: i
 def test_classes_are_close_to_quadrature_and_closer_as_the_power_grows(likelihood: Any) -> None:
     """Variance and evidence fall with the power, and those of EP are nearest (the table of the sources)."""
     exact = quadrature(likelihood, (X, Y))
-    found = [moments(fitted(linear(likelihood), (X, Y), power=a)) for a in (1.0, 0.5, 1e-3)]
+    found = [moments(fitted(linear(likelihood), (X, Y), power=a, tolerance=1e-6)) for a in (1.0, 0.5, 1e-3)]
     evidences = [evidence for evidence, _, _ in found]
     variances = [float(covariance[0, 0]) for _, _, covariance in found]
     assert exact[0] > evidences[0] > evidences[1] > evidences[2] > exact[0] - 0.04
@@ -268,11 +267,8 @@ def test_classes_are_close_to_quadrature_and_closer_as_the_power_grows(likelihoo
 def test_orders_dampings_and_batches_have_one_fixed_point() -> None:
     model = linear(tb.likelihoods.Probit())
     expected = moments(fitted(model, (X, Y)))
-    for settings in (
-        {"damping": 0.5, "batch_size": 5},
-        {"order": "sequential", "damping": 0.6},
-    ):
-        found = moments(fitted(model, (X, Y), **settings))
+    for settings in ({"damping": 0.5, "batch_size": 5}, {"order": "sequential", "damping": 0.6}):
+        found = moments(fitted(model, (X, Y), tolerance=1e-8, **settings))
         for one, other in zip(found, expected, strict=True):
             assert_close(one, other, rtol=1e-7)
 
@@ -317,7 +313,7 @@ def test_two_classes_by_one_logit_or_by_two_are_the_same(order: Any) -> None:
     """The difference of two logits under N(0, s²) has the prior N(0, 2 s²)."""
     two = linear(tb.likelihoods.Categorical(), outputs=2, prior=tb.priors.Normal(WIDE / math.sqrt(2)))
     expected = moments(fitted(linear(tb.likelihoods.Bernoulli()), (X, Y)))
-    evidence, mean, covariance = moments(fitted(two, (X, Y[:, 0].long()), order=order))
+    evidence, mean, covariance = moments(fitted(two, (X, Y[:, 0].long()), order=order, tolerance=1e-8))
     apart = torch.tensor([[-1.0, 1.0, 0.0, 0.0], [0.0, 0.0, -1.0, 1.0]], dtype=torch.float64)
     assert_close(evidence, expected[0], rtol=1e-7)
     assert_close(apart @ mean, expected[1], rtol=1e-6)
@@ -327,7 +323,7 @@ def test_two_classes_by_one_logit_or_by_two_are_the_same(order: Any) -> None:
 def test_three_classes_are_close_to_importance_sampling() -> None:
     x, y = normal(15, 1, seed=6), torch.arange(15) % 3
     model = linear(tb.likelihoods.Categorical(), outputs=3)
-    evidence, mean, covariance = moments(fitted(model, (x, y), tolerance=1e-6))
+    evidence, mean, covariance = moments(fitted(model, (x, y), tolerance=1e-4))
     proposal = torch.distributions.StudentT(6.0)
     torch.manual_seed(0)
     z = proposal.sample((200_000, 6)).double()
@@ -349,7 +345,7 @@ def test_other_likelihoods_are_close_to_quadrature(likelihood: Any) -> None:
     if isinstance(likelihood, tb.likelihoods.StudentT):
         y[0] += 8.0  # an outlier, whose site has a negative precision
     exact = quadrature(likelihood, (X, y), reach=8.0)
-    found = moments(fitted(linear(likelihood), (X, y), order="sequential"))
+    found = moments(fitted(linear(likelihood), (X, y), order="sequential", tolerance=1e-6))
     for one, other in zip(found, exact, strict=True):
         assert_close(one, other, rtol=0.05, atol=0.01)
 
@@ -397,7 +393,7 @@ def test_a_row_of_weight_w_is_w_rows_and_one_of_weight_0_is_none(order: Any, pow
     plain, weighted = tb.likelihoods.Bernoulli(), tb.likelihoods.Weighted(tb.likelihoods.Bernoulli())
     rows = (X.repeat_interleave(counts, 0), Y.repeat_interleave(counts, 0))
     holes = torch.where(counts[:, None] == 0, 0.0, Y)
-    settings: dict[str, Any] = {"order": order, "power": power}
+    settings: dict[str, Any] = {"order": order, "power": power, "tolerance": 1e-8}
     found = moments(fitted(linear(weighted), (X, (holes, counts.double())), **settings))
     for one, other in zip(found, moments(fitted(linear(plain), rows, **settings)), strict=True):
         assert_close(one, other, rtol=1e-7)
@@ -436,7 +432,7 @@ def test_a_temperature_is_a_power_of_the_likelihood(order: Any) -> None:
             return super().log_prob(outputs, targets) / 0.5
 
     model = linear(tb.likelihoods.Bernoulli(), temperature=0.5, tempering="likelihood")
-    found, exact = fitted(model, (X, Y), order=order), quadrature(Powered(), (X, Y))
+    found, exact = fitted(model, (X, Y), order=order, tolerance=1e-5), quadrature(Powered(), (X, Y))
     assert_close(found.mean_MD[0], exact[1], rtol=0.02)
     assert_close(found.covariance.dense()[0], exact[2], rtol=0.1, atol=0.02)
 
@@ -559,22 +555,6 @@ def test_interrupted_and_resumed_equals_uninterrupted(order: Any, tmp_path: Path
     assert_close(loaded.log_evidence(), [losses(tmp_path / "whole")[-1]["log_evidence"]])
 
 
-def share(folder: Path) -> None:
-    """Fit in one of two processes that share the rows."""
-    with tb.Ranks.grid(2, 1) as ranks:
-        found = tb.fit(linear(tb.likelihoods.Bernoulli()), (X, Y), tb.EP(batch_size=5), ranks=ranks, callbacks=())
-        found.save(folder / f"{ranks.data_rank}.safetensors")
-
-
-@pytest.mark.slow
-def test_processes_that_share_the_rows_find_what_one_does(tmp_path: Path) -> None:
-    check(launch(share, 2, tmp_path, tmp_path))
-    model = linear(tb.likelihoods.Bernoulli())
-    alone = tb.fit(model, (X, Y), tb.EP(batch_size=5), callbacks=())
-    for rank in range(2):
-        assert_same_tensors(tb.load(tmp_path / f"{rank}.safetensors", model).tensors(), alone.tensors())
-
-
 def test_networks_in_single_precision_give_such_posteriors() -> None:
     model = tb.Model(nn.Linear(1, 1), tb.likelihoods.Bernoulli(), tb.priors.Normal(WIDE))
     found = fitted(model, (X.float(), Y.float()))
@@ -636,7 +616,7 @@ def test_a_likelihood_of_ones_own_with_one_or_two_outputs() -> None:
     exact = moments(fitted(linear(tb.likelihoods.Gaussian(0.3)), (X, y)))
     for one, other in zip(moments(fitted(linear(own), (X, y))), exact, strict=True):
         assert_close(one, other, rtol=1e-7)
-    both = fitted(linear(tb.likelihoods.HeteroscedasticGaussian(), outputs=2), (X, y), tolerance=1e-5)
+    both = fitted(linear(tb.likelihoods.HeteroscedasticGaussian(), outputs=2), (X, y), tolerance=1e-3)
     assert not both.problems
     assert math.isfinite(float(both.log_evidence()))
 

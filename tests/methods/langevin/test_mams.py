@@ -67,9 +67,9 @@ def test_steps_that_are_rejected_often_leave_no_bias(integrator: Any):
     assert_close(last.mean(0), torch.zeros(size).double(), rtol=0, atol=4.5 * chains**-0.5)
     moved = (last - run.weights_MSD[:, 0]).square().mean()
     assert float(moved) > 0.5
-    loose = tb.MCLMC(chains, 40, 0, 1, integrator=integrator, energy_error=1e3, **given)
+    loose = tb.MCLMC(4000, 20, 0, 1, integrator=integrator, energy_error=1e3, **given)
     with pytest.warns(ProblemWarning, match="energy error of .* chains has a variance of .* biased by 15 % and more"):
-        other = tb.sample(density, loose, normal(chains, size, seed=3), seed=5, callbacks=())
+        other = tb.sample(density, loose, normal(4000, size, seed=3), seed=5, callbacks=())
     assert abs(float(other.weights_MSD[:, -1].square().mean()) - 1) > 10 * error
 
 
@@ -86,8 +86,8 @@ def test_a_skewed_target_is_left_as_it_is():
 @pytest.mark.slow
 def test_moments_of_a_logistic_regression_after_adaptation():
     target = logistic_regression()
-    start = target.mean_D + 2 * normal(256, 3, seed=9) @ torch.linalg.cholesky(target.covariance_DD).T
-    run = tb.sample(target.density(), tb.MAMS(256, 210, 150), start, seed=1, callbacks=())
+    start = target.mean_D + 2 * normal(640, 3, seed=9) @ torch.linalg.cholesky(target.covariance_DD).T
+    run = tb.sample(target.density(), tb.MAMS(640, 130, 105), start, seed=1, callbacks=())
     assert float(run.numbers["acceptance"].mean()) == pytest.approx(0.9, abs=0.06)
     assert_moments(run.weights_MSD, target)
 
@@ -125,5 +125,5 @@ def test_a_single_weight_is_refused():
     for make in (tb.MAMS, tb.MCLMC):
         with pytest.raises(ValueError, match=r"at least 2 random weights; got 1\. Take NUTS or HMC"):
             tb.sample(density, make(2, 60, 30), normal(2, 1), callbacks=())
-    chains = tb.sample(density, tb.UnderdampedLangevin(64, 300, 100, 1), normal(64, 1), callbacks=())
+    chains = tb.sample(density, tb.UnderdampedLangevin(400, 100, 60, 1), normal(400, 1), callbacks=())
     assert float(chains.weights_MSD.square().mean()) == pytest.approx(1.0, abs=0.1)

@@ -19,6 +19,7 @@ from torchbayes.health.mode import AWAY, off_mode
 from torchbayes.linalg import Dense, Diagonal
 from torchbayes.linalg.dropped import rest_diagonal
 from torchbayes.model.priors.joint import Joint
+from torchbayes.selection import length
 
 X, TEST = normal(40, 3), normal(6, 3, seed=9)
 Y = X @ torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64) + 0.3 + 0.7 * normal(40, seed=1)
@@ -363,7 +364,10 @@ def test_batch_norm_without_statistics_is_refused_before_training(trainable: boo
 
 
 @pytest.mark.parametrize("prior", [pytest.param("model", marks=pytest.mark.study), 100.0])
-def test_a_length_that_was_chosen_is_no_mode_and_nothing_is_said_of_it(prior: Any) -> None:
+def test_a_length_that_was_chosen_is_no_mode_and_nothing_is_said_of_it(
+    prior: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(length, "_LONGEST", 200)  # steps of the first runs at most
     source = torch.Generator().manual_seed(0)
     inputs = torch.randn(200, 5, generator=source)
     labels = (inputs[:, 0] + 0.5 * torch.randn(200, generator=source) > 0).long()
@@ -376,7 +380,8 @@ def test_a_length_that_was_chosen_is_no_mode_and_nothing_is_said_of_it(prior: An
     assert_close(found.strength_D, again.strength_D)
 
 
-def test_problems_of_a_mode_that_was_sought_are_said_once() -> None:
+def test_problems_of_a_mode_that_was_sought_are_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(length, "_LONGEST", 100)  # steps of the first runs at most
     inputs = 1000 * normal(60, 3).float()
     model = tb.Model(nn.Linear(3, 1), tb.likelihoods.Gaussian(0.1))
     with warnings.catch_warnings(record=True) as said:

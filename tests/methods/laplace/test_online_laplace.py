@@ -21,12 +21,15 @@ from torchbayes.density.density import LogDensity
 from torchbayes.driver.checkpoint import flatten, restore
 from torchbayes.driver.loop import Begin
 from torchbayes.methods.choices import FACTORS
+from torchbayes.methods.schedules import epochs_of
 from torchbayes.model.sources.sources import as_source
+from torchbayes.selection import length
 from torchbayes.selection.trials import Fold, trial
 
 X = normal(40, 3)
 Y = X @ torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64) + 0.3 + 0.7 * normal(40, seed=1)
 SMALL: dict[str, Any] = {"epochs_of_descent": 5, "every": 2, "batch_size": 7, "plan": "loop"}
+SMALLEST: dict[str, Any] = {**SMALL, "epochs_of_descent": 2, "every": 1, "batch_size": 12}  # a pass after each epoch
 STRUCTURES = ["kronecker", "dense", "diagonal", "ekfac", "low_rank"]
 structures = pytest.mark.parametrize("structure", STRUCTURES)
 
@@ -34,7 +37,7 @@ structures = pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("start", [0.1, pytest.param(5.0, marks=pytest.mark.study)])  # to the same maximum
 def test_a_linear_model_ends_at_the_maximum_of_its_exact_evidence(start: float) -> None:
     method = tb.OnlineLaplace(
-        prior="scalar", noise=True, epochs_of_descent=300, every=5, batch_size=40, optimizer=tb.SGD(0.2),
+        prior="scalar", noise=True, epochs_of_descent=200, every=10, batch_size=40, optimizer=tb.SGD(0.2),
         schedule=tb.Constant(), plan="loop",
     )  # fmt: skip
     model = tb.Model(nn.Linear(3, 1).double(), tb.likelihoods.Gaussian(0.7), tb.priors.Normal(start))
@@ -56,7 +59,10 @@ def test_a_linear_model_ends_at_the_maximum_of_its_exact_evidence(start: float) 
 
 
 def test_a_small_table_at_the_usual_length_and_a_descent_that_is_too_short(tmp_path: Path) -> None:
-    """Weights of size 2 are out of reach of few small steps; with enough of them the evidence is the exact one."""
+    """Weights of size 2 are out of reach of few small steps; with enough of them the evidence is the exact one.
+
+    2,000 are usual, as a test below has it; 800 of the usual size are enough.
+    """
     inputs = normal(80, 2)
     targets = 2 * inputs[:, :1] + 0.3 * normal(80, 1, seed=1)
 
@@ -64,7 +70,7 @@ def test_a_small_table_at_the_usual_length_and_a_descent_that_is_too_short(tmp_p
         model = tb.Model(nn.Linear(2, 1).double(), tb.likelihoods.Gaussian(0.3), tb.priors.Normal(1.0))
         return tb.fit(model, (inputs, targets), tb.OnlineLaplace("dense", prior="scalar", **settings), callbacks=())
 
-    found = fit(epochs_of_descent=2000)
+    found = fit(epochs_of_descent=800)
     best = max(
         LinearGaussian(inputs, targets[:, 0], float(scale), 0.3).log_evidence() for scale in torch.linspace(0.5, 3, 100)
     )
@@ -146,7 +152,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(
 @structures
 def test_step_is_pure_and_donating_changes_nothing(structure: Any) -> None:
     model = tb.Model(made("mlp"), tb.likelihoods.Categorical(), tb.priors.Normal(1.0))
-    method = tb.OnlineLaplace(structure=structure, prior="scalar", **SMALL)
+    method = tb.OnlineLaplace(structure=structure, prior="scalar", **SMALLEST)
     source = as_source(model, rows_of(), method.batch_size)
     density = tb.LogDensity(model, source.num_data, plan="loop", training=True)
     options: Any = {"seeds": [3], "steps_per_epoch": source.steps_per_epoch}
@@ -185,7 +191,10 @@ def test_what_it_refuses() -> None:
         tb.OnlineLaplace(prior="unit")  # type: ignore[arg-type]
 
 
-def test_length_and_factor_are_those_of_a_search_by_hand(tmp_path: Path) -> None:
+def test_length_and_factor_are_those_of_a_search_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = 200
+    monkeypatch.setattr(epochs_of, "__kwdefaults__", {"steps": usual})
+    monkeypatch.setattr(length, "_LONGEST", 60)  # steps of the first runs at most
     inputs, held_out = normal(60, 2), (normal(40, 2, seed=5), normal(40, 1, seed=6))
     data = (inputs, inputs[:, :1] + normal(60, 1, seed=1))
 
@@ -200,21 +209,21 @@ def test_length_and_factor_are_those_of_a_search_by_hand(tmp_path: Path) -> None
     found = fit(tb.OnlineLaplace(**settings), validation=held_out, directory=tmp_path)
     chosen = json.loads((tmp_path / "config.json").read_text())["chosen"]
     widest, by_hands = [], {}
-    for length in (lengths := list(dict.fromkeys(each["epochs_of_descent"] for each in chosen["tried"]))):
-        by_hand, nlls = fit(tb.OnlineLaplace(**settings, epochs_of_descent=length or 2000)), {}
+    for epochs in (lengths := list(dict.fromkeys(each["epochs_of_descent"] for each in chosen["tried"]))):
+        by_hand, nlls = fit(tb.OnlineLaplace(**settings, epochs_of_descent=epochs or usual)), {}
         for factor in FACTORS:
             under = by_hand.with_strength(by_hand.strength_D * factor)
             nlls[factor] = tb.evaluate(tb.predict(tb.Linearised(under), held_out[0]), held_out[1]).metrics["nll"]
-        by_hands[length] = by_hand
-        tried = {each["factor"]: each["nll"] for each in chosen["tried"] if each["epochs_of_descent"] == length}
+        by_hands[epochs] = by_hand
+        tried = {each["factor"]: each["nll"] for each in chosen["tried"] if each["epochs_of_descent"] == epochs}
         assert tried == pytest.approx(nlls, rel=1e-6)
         first = next(factor for factor, nll in nlls.items() if nll <= min(nlls.values()) + 0.005)
-        widest.append((nlls[first], {"epochs_of_descent": length, "factor": first}))
+        widest.append((nlls[first], {"epochs_of_descent": epochs, "factor": first}))
     assert len(lengths) == 2
     assert lengths[1] is None
     best = min(widest, key=lambda each: each[0])[1]
     assert chosen["settings"] == {**best, "check_mode": False}
-    own = {**settings, "epochs_of_descent": best["epochs_of_descent"] or 2000}
+    own = {**settings, "epochs_of_descent": best["epochs_of_descent"] or usual}
     same, plain = fit(tb.OnlineLaplace(**own, factor=best["factor"])), by_hands[best["epochs_of_descent"]]
     assert_close(found.strength_D, same.strength_D)
     assert_close(same.strength_D, plain.strength_D * best["factor"])

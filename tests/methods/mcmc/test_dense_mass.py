@@ -94,12 +94,12 @@ def test_the_running_covariance_is_that_of_numpy(offset: float):
 
 @either
 def test_the_mass_is_the_shrunk_covariance_of_the_last_window_of_each_chain(name: str):
-    method, weights = makers(mass="dense")[name](2, 80, 60), []
+    method, weights = makers(mass="dense")[name](2, 40, 20), []
     state: Any = method.init(correlated(), normal(2, 3), seeds=member_seeds(0, 2))
-    for _ in range(61):
+    for _ in range(21):
         state, _ = method.step(correlated(), state)
         weights.append(state.weights_MD)
-    first, (end,) = windows(60)
+    first, (end,) = windows(20)
     for chain, found_DD in enumerate(state.inverse_mass_MD):
         exact_DD = torch.stack(weights)[first:end, chain].T.cov()
         count = end - first

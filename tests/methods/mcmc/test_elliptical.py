@@ -29,8 +29,8 @@ def linear(prior: Any, **options: Any) -> tb.Model:
     return tb.Model(nn.Linear(2, 1).double(), tb.likelihoods.Gaussian(NOISE), prior, **options)
 
 
-def sampled(model: tb.Model, steps: int = 60, **settings: Any) -> Tensor:
-    method = tb.EllipticalSlice(400, steps, 20, plan="native", **settings)
+def sampled(model: tb.Model, **settings: Any) -> Tensor:
+    method = tb.EllipticalSlice(400, 60, 20, plan="native", **settings)
     rows = (INPUTS, targets(1.5).targets_N.unsqueeze(1))
     posterior: Any = tb.fit(model, rows, method, callbacks=(), seed=3)
     return posterior.weights_MSD
@@ -80,7 +80,7 @@ def test_the_posterior_under_a_correlated_prior_away_from_zero(temperature: floa
 @pytest.mark.parametrize("scale", [0.4, pytest.param(3.0, marks=pytest.mark.study)])
 def test_any_ellipse_gives_the_same_posterior(scale: float):
     prior_DD = 1.5**2 * torch.eye(3, dtype=torch.float64)
-    found_MSD = sampled(linear(tb.priors.Normal(1.5)), steps=100, scale=scale)
+    found_MSD = sampled(linear(tb.priors.Normal(1.5)), scale=scale)
     assert_moments(found_MSD, *exact(prior_DD, torch.zeros(3).double()))
 
 
@@ -147,7 +147,7 @@ def test_points_where_the_density_is_not_finite_or_raises_are_outside():
             raise ValueError("too large")
         return torch.where(w_D[0] < -1, torch.nan, -0.5 * w_D.square().sum())
 
-    method = tb.EllipticalSlice(8, 350, 50, scale=1.0)
+    method = tb.EllipticalSlice(8, 220, 20, scale=1.0)
     chains = tb.sample(log_density, method, torch.zeros(8, 1).double(), callbacks=())
     draws = chains.weights_MSD
     assert draws.min() >= -1

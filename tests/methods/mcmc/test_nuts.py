@@ -264,7 +264,7 @@ def test_a_banana_has_the_moments_of_quadrature():
     exact_F = masses_P @ functions(grid_PD)
     coarse_P = banana_log_density(torch.cartesian_prod(x[::2], y[::2])).softmax(0)
     assert_close(coarse_P @ functions(torch.cartesian_prod(x[::2], y[::2]))[:, :6], exact_F[:6], rtol=1e-9, atol=1e-9)
-    chains = tb.sample(tb.FunctionDensity(banana_log_density), tb.NUTS(320, 105, 65), normal(320, 2), seed=1)
+    chains = tb.sample(tb.FunctionDensity(banana_log_density), tb.NUTS(640, 72, 50), normal(640, 2), seed=1)
     labels = ["x", "y", "x²", "y²", "x² y", "x y", "y > 0"]
     within_F = torch.tensor([0.1, 0.1, 0.15, 0.15, 0.3, 0.15, 0.05]).double()
     assert_expectations(functions(chains.weights_MSD), exact_F, within_F=within_F, labels=labels)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from tests.laws.cases import assert_same_tensors, everything, made, model_of, normal, rows_of
 from tests.oracles import assert_close
-from tests.ranks import check, launch
 from torch import Tensor, nn
 
 import torchbayes as tb
@@ -268,24 +265,3 @@ def test_extra_rows_make_members_differ_more_outside_the_data() -> None:
         spreads.append(float(predictive.outputs_SBK.std(0).mean()))
     assert spreads[1] > 1.5 * spreads[0]
     assert spreads[2] > 1.3 * spreads[1]
-
-
-def with_extra(ranks: tb.Ranks | None = None) -> dict[str, Tensor]:
-    """Tensors of an ensemble that repels on extra rows, shared or not."""
-    method = tb.RepulsiveEnsemble(3, 3, 6, extra=5, prior="functions", prior_draws=4, plan="loop")
-    posterior = tb.fit(model_of(), rows_of(), method, ranks=ranks, callbacks=())
-    return {name: tensor.contiguous() for name, tensor in everything(posterior).items()}
-
-
-def fit_shared(folder: Path) -> None:
-    """Fit it on two processes that share the rows."""
-    with tb.Ranks.grid(data=2, chains=1) as ranks:
-        save_file(with_extra(ranks), folder / f"{ranks.data_rank}.safetensors")
-
-
-@pytest.mark.slow
-def test_ranks_share_extra_rows(tmp_path: Path) -> None:
-    check(launch(fit_shared, 2, tmp_path, tmp_path))
-    for rank in range(2):
-        for name, tensor in load_file(tmp_path / f"{rank}.safetensors").items():
-            assert_close(tensor, with_extra()[name], rtol=1e-8, atol=1e-9)

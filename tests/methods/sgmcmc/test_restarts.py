@@ -202,13 +202,13 @@ def test_chains_of_sample_go_back_too_and_are_continued_exactly(make: Any):
     density = tb.FunctionDensity(lambda w: -(w.double() ** 4).sum(-1) / 4)
     start = torch.tensor([[0.5, 0.1], [60.0, 0.0]]).double()
     settings: dict[str, Any] = {"chains": 2, "burn_in": 0, "step_size": 0.01, "batch_size": None}
-    whole = tb.sample(density, make(steps=600, **settings), start, seed=1, callbacks=())
-    first = tb.sample(density, make(steps=250, **settings), start, seed=1, callbacks=())
-    both = tb.sample(density, make(steps=600, **settings), resume=first, callbacks=())
+    whole = tb.sample(density, make(steps=240, **settings), start, seed=1, callbacks=())
+    first = tb.sample(density, make(steps=100, **settings), start, seed=1, callbacks=())
+    both = tb.sample(density, make(steps=240, **settings), resume=first, callbacks=())
     assert torch.equal(both.weights_MSD, whole.weights_MSD)
     assert both.problems == whole.problems
     assert "chain 1 diverged" in whole.problems[0]
-    alone = tb.sample(density, make(steps=600, **{**settings, "chains": 1}), start[:1], seed=member_seeds(1, 2)[0])
+    alone = tb.sample(density, make(steps=240, **{**settings, "chains": 1}), start[:1], seed=member_seeds(1, 2)[0])
     assert_close(alone.weights_MSD[0], whole.weights_MSD[0])
     assert whole["w"][1].abs().max() < 100
 

@@ -231,7 +231,7 @@ def test_a_fit_arrives_at_the_optimum(estimator: Any) -> None:
     variances = []
     alphas = (0.5, 1.0) if structure == "dense" else (0.0, 1.0)
     for alpha in alphas:
-        about = {**settings, "draws": 4} if estimator == "auto" else settings
+        about = {**settings, "epochs": 100, "draws": 4} if estimator == "auto" else settings
         method = tb.VI(structure, alpha=alpha, estimator=estimator, **about)
         found = tb.fit(logistic(), (INPUTS, LABELS), method, seed=1, callbacks=())
         assert isinstance(found, tb.Gaussian)

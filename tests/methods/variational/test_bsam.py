@@ -181,7 +181,7 @@ def test_temperature_widens_and_other_priors_are_part_of_the_loss() -> None:
     assert spread == pytest.approx([1 / 48, 0.25 / 48], rel=1e-6)
     laplace = tb.Model(made("mlp"), tb.likelihoods.Categorical(), tb.priors.Laplace(0.05))
     flat = tb.Model(made("mlp"), tb.likelihoods.Categorical(), tb.priors.Flat())
-    found: list[Any] = [tb.fit(m, data, tb.BSAM(epochs=100, batch_size=6), callbacks=()) for m in (laplace, flat)]
+    found: list[Any] = [tb.fit(m, data, tb.BSAM(epochs=50, batch_size=6), callbacks=()) for m in (laplace, flat)]
     sizes = [float(posterior.mean_MD.norm()) for posterior in found]
     assert sizes[0] < 0.7 * sizes[1]
 
@@ -189,7 +189,7 @@ def test_temperature_widens_and_other_priors_are_part_of_the_loss() -> None:
 @pytest.mark.parametrize(
     ("rows", "noise", "epochs"),
     [
-        *((1, 0.1, 1200), (100, "learned", 500)),
+        *((1, 0.1, 600), (100, "learned", 250)),
         # the usual length is that of any descent
         *(pytest.param(*one, None, marks=pytest.mark.study) for one in ((1, 0.1), (100, 0.1), (100, "learned"))),
     ],

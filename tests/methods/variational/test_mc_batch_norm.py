@@ -86,7 +86,7 @@ def test_a_draw_is_the_network_of_one_minibatch(name: str) -> None:
 
 def test_mean_of_a_minibatch_has_the_spread_of_drawing_without_replacement() -> None:
     """v/B · (N − B)/(N − 1) for the first layer, where v is the variance over the N rows."""
-    size, draws = 8, 2000
+    size, draws = 8, 800
     net, posterior, inputs = fitted("dense", tb.MCBatchNorm(size, draws=draws))
     values = net.get_submodule("0")(inputs).detach()
     expected = values.var(0, correction=0) / size * (ROWS - size) / (ROWS - 1)
@@ -158,7 +158,7 @@ def test_the_rest_of_ready_made_batches_is_left_out() -> None:
 
 
 def test_without_a_start_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(length, "_LONGEST", 60)  # steps of the first runs at most
+    monkeypatch.setattr(length, "_LONGEST", 20)  # steps of the first runs at most
     inputs = normal(120, 3, seed=1)
     data, model = (inputs, (inputs[:, 0] > 0).long()), tb.Model(dense().double(), tb.likelihoods.Categorical())
     posterior = tb.fit(model, data, tb.MCBatchNorm(30, members=2), callbacks=())

@@ -122,7 +122,7 @@ def test_the_bound_is_that_of_quadrature_in_the_plane(prior: Any) -> None:
     nll = -torch.distributions.Bernoulli(logits=weights @ x.T).log_prob(y[:, 0]).mean(1)
     expected_nll = float((shares * nll).sum())
     expected_kl = -float((shares * model.log_prior(weights)).sum()) - (0.1 + entropy([2]))
-    draws, family = 700, RadialFamily(model.layout.sizes)
+    draws, family = 350, RadialFamily(model.layout.sizes)
     begin = start(parameters, {}, [3], optimizer=tb.SGD(), epochs=1, steps_per_epoch=1)
     batch = tb.Batch(x.unsqueeze(0), y.unsqueeze(0))
     drawing = Drawing(family, "weights", draws, antithetic=False, normal=False)
@@ -143,7 +143,7 @@ def test_a_fit_meets_the_optimum_of_a_linear_model(tmp_path: Path) -> None:
     precision = x.T @ x / 0.36 + torch.eye(4, dtype=torch.float64) / 0.64
     mean = torch.linalg.solve(precision, x.T @ y[:, 0] / 0.36)
     about: dict[str, Any] = {"draws": 8, "antithetic": True, "initial_scale": 0.2}
-    method = tb.VI("radial", epochs=1700, kl_weight=1.0, optimizer=tb.Adam(0.01), **about)
+    method = tb.VI("radial", epochs=900, kl_weight=1.0, optimizer=tb.Adam(0.015), **about)
     posterior = tb.fit(model, (x, y), method, start=mean + 0.1, callbacks=())
     assert isinstance(posterior, tb.RadialPosterior)
     assert_close(posterior.mean_MD[0], mean, rtol=0.0, atol=0.01)
@@ -159,7 +159,7 @@ def test_learned_noise_and_members_are_taken() -> None:
     net = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 2))
     model = tb.Model(net, tb.likelihoods.Gaussian("learned", outputs=2))
     x, y = normal(60, 2, seed=1).float(), normal(60, 2, seed=2).float()
-    method = tb.VI("radial", members=2, epochs=200, kl_weight=0.1)
+    method = tb.VI("radial", members=2, epochs=60, kl_weight=0.1)
     posterior = tb.fit(model, (x, x.sin() + 0.3 * y), method, callbacks=())
     assert posterior.members == 2
     assert tb.evaluate(posterior, (x, x.sin() + 0.3 * y)).metrics["rmse"] < 1.0
