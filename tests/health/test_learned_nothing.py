@@ -233,7 +233,7 @@ GOOD = [
     with_studies(GOOD, [*METHODS, *OTHERS], ("classes", "regression")),  # one of each family
 )
 def test_a_good_fit_has_no_problem(name: str, kind: str) -> None:
-    assert problems((METHODS | OTHERS)[name](epochs=150, optimizer=tb.Adam(0.02)), kind) == ""
+    assert problems((METHODS | OTHERS)[name](epochs=100, optimizer=tb.Adam(0.02)), kind) == ""
 
 
 @pytest.mark.parametrize("kind", [pytest.param("classes", marks=pytest.mark.study), "regression"])
