@@ -262,7 +262,7 @@ def test_batch_norm_weighted_rows_and_starts(tmp_path: Path) -> None:
 # one row is that of `test_laplace_of_few_rows_without_a_start`, whose mode is sought so too
 @pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.study), 19, 20])
 def test_few_rows(rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tb.MAP, "usual_steps", 200)
+    monkeypatch.setattr("torchbayes.selection.length._LONGEST", 100)
     tb.fit(model(), table(rows), tb.MAP(optimizer=tb.SGD(0.01)), directory=tmp_path, callbacks=[soon])
     config = json.loads((tmp_path / "config.json").read_text())
     assert ("chosen" in config) == (rows >= 20)
