@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="METHOD")
     parser.add_argument("--splits", type=int, default=SPLITS, choices=range(SPLITS + 1), help="the first so many")
     parser.add_argument("--workers", type=int, default=2, help="processes at a time, one core each")
-    parser.add_argument("--limit", type=float, default=300.0, help="seconds after which a fit is ended")
+    parser.add_argument("--limit", type=float, default=900.0, help="seconds on the clock after which a fit is ended")
     parser.add_argument("--minutes", type=float, default=55.0, help="after so many no fit is begun")
     parser.add_argument("--results", type=Path, default=Path("tables"), help="folder of the records and of the tables")
     parser.add_argument("--peers", type=Path, default=Path(".peers/tables"), help="folder of packages of others")

@@ -20,7 +20,7 @@ def run(
     work: Work,
     *,
     workers: int = 1,
-    limit: float = 300.0,
+    limit: float = 900.0,
     minutes: float = math.inf,
     preload: Iterable[str] = (),
     say: Callable[[str], None] = print,
@@ -75,4 +75,4 @@ def end(job: Job, process: ForkServerProcess, seconds: float, records: Records) 
     process.join()
     if not records.has(job):
         failed = "it took too long and was ended" if alive else f"the process died; exit status {process.exitcode}"
-        records.add(Record(*job, {}, seconds, seconds, 0, failed))
+        records.add(Record(*job, {}, 0.0, seconds, 0, failed))

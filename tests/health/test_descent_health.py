@@ -298,7 +298,7 @@ class Linked(nn.Module):
         return self.layer(inputs[other])
 
 
-@pytest.mark.parametrize("method", [tb.MAP(epochs=100, plan="loop"), tb.SWAG(epochs=100, plan="loop")])
+@pytest.mark.parametrize("method", [tb.MAP(epochs=40, plan="loop"), tb.SWAG(epochs=40, plan="loop")])
 def test_networks_that_see_all_rows_together_are_checked_by_whole_batches(method: Any, tmp_path: Path) -> None:
     """1,100 rows: neither two of them, nor 512, nor 1,024 go through the network alone."""
     inputs, targets = table(1100)
@@ -482,7 +482,7 @@ def test_large_inputs_are_a_problem_unless_the_network_normalises() -> None:
     labels = (targets > 0).long()
     plain = nn.Linear(FEATURES, 2).double()
     with pytest.warns(tb.ProblemWarning, match=r"the inputs are of size .*standardise the inputs"):
-        tb.fit(tb.Model(plain, tb.likelihoods.Categorical()), (1e4 * inputs, labels), tb.MAP(epochs=400), callbacks=())
+        tb.fit(tb.Model(plain, tb.likelihoods.Categorical()), (1e4 * inputs, labels), tb.MAP(epochs=60), callbacks=())
     normed = nn.Sequential(nn.BatchNorm1d(FEATURES, affine=False), nn.Linear(FEATURES, 2)).double()
     tb.fit(tb.Model(normed, tb.likelihoods.Categorical()), (1e4 * inputs, labels), tb.MAP(epochs=60), callbacks=())
 

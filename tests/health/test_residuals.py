@@ -13,8 +13,8 @@ import torchbayes as tb
 
 SHORT: Any = {"steps": 18, "burn_in": 12, "chains": 2, "trajectory": 0.1, "max_leapfrogs": 16}
 METHODS = [
-    *(tb.MAP(epochs=20), pytest.param(tb.MAP(members=2, epochs=20), marks=pytest.mark.study), tb.SWAG(epochs=20)),
-    *(tb.SGHMC(steps=80, burn_in=40), tb.OnlineLaplace(epochs_of_descent=20), tb.HMC(**SHORT)),
+    *(tb.MAP(epochs=8), pytest.param(tb.MAP(members=2, epochs=8), marks=pytest.mark.study), tb.SWAG(epochs=8)),
+    *(tb.SGHMC(steps=40, burn_in=20), tb.OnlineLaplace(epochs_of_descent=8), tb.HMC(**SHORT)),
 ]
 LIKELIHOODS = [
     (tb.likelihoods.Gaussian(1.0), 1),

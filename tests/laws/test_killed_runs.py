@@ -4,7 +4,6 @@ import random
 import signal
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,10 @@ import torch
 
 import torchbayes as tb
 from tests.laws.cases import assert_same_tensors, everything, losses, model_of, rows_of
+from tests.processes import forked
 from torchbayes.posteriors.posterior import Posterior
 
-TRIALS, METHOD = 1, tb.SWAG(members=2, epochs=40, batch_size=2, rank=4, plan="loop")
+TRIALS, METHOD = 1, tb.SWAG(members=2, epochs=12, batch_size=2, rank=4, plan="loop")
 
 
 def run(directory: str | Path, callbacks: Sequence[Callable[[tb.Event], object]] = ()) -> Posterior:
@@ -28,14 +28,13 @@ def run_slowly(directory: Path) -> None:
 
     run_module._EVERY = 0.01
     torch.set_num_threads(1)
-    run(directory, callbacks=[lambda event: time.sleep(0.02)])
+    run(directory, callbacks=[lambda event: time.sleep(0.08)])
 
 
 @pytest.mark.slow
 def test_killed_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     expected = run(tmp_path / "whole")
-    context = get_context("forkserver")  # whose server has imported torch, which takes seconds, once for all
-    context.set_forkserver_preload(["torch.distributed", "torchbayes"])
+    context = forked()
     inputs, _ = rows_of()
     chance, kills = random.Random(0), 0
     for trial in range(TRIALS):

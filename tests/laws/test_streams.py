@@ -35,12 +35,13 @@ OWN = {
 }  # the points of one picture
 
 
-WORDS = re.compile("|".join(["Purpose", *SEEDED, *MAKERS, *DRAWN, *DRAWN_IN_PLACE]))
+CALLS = SEEDED | MAKERS | DRAWN | DRAWN_IN_PLACE
+WORDS = re.compile(rf"\bPurpose\b|\b(?:{'|'.join(CALLS)})\s*\(")
 
 
 @cache
 def sources() -> dict[str, ast.Module]:
-    """Every file that has a word of this law: the others are not parsed, which takes long."""
+    """Every file that has a word or a call of this law: the others are not parsed, which takes long."""
     texts = {str(path.relative_to(SOURCE)): path.read_text("utf-8") for path in sorted(SOURCE.rglob("*.py"))}
     return {path: ast.parse(text) for path, text in texts.items() if WORDS.search(text)}
 
@@ -56,9 +57,11 @@ def faults(tree: ast.AST, allowed: set[str]) -> Iterator[str]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
-        of, name = "", getattr(node.func, "id", "")
-        if isinstance(node.func, ast.Attribute):
-            of, name = ast.unparse(node.func.value), node.func.attr
+        method = isinstance(node.func, ast.Attribute)
+        name = node.func.attr if method else getattr(node.func, "id", "")
+        if name not in CALLS:
+            continue
+        of = ast.unparse(node.func.value) if method else ""
         first = ast.unparse(node.args[0]) if node.args else ""
         if name in SEEDED and not of and not first.startswith(("Purpose.", "purpose")):
             yield f"line {node.lineno}: {name} without a purpose"

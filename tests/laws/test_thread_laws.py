@@ -98,7 +98,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 # of their base another is fitted in threads: one descent, one Metropolis test, one kind of noise, one of particles
 STUDIES = {"SWA", "FGE", "Snapshots", "Simplex", "HMC", "MALA", "SGLD", "RepulsiveEnsemble"}
-STUDIES |= {"MAMS", "UnderdampedLangevin"}
+STUDIES |= {"MAMS", "UnderdampedLangevin", "MCLMC", "EllipticalSlice", "OnlineLaplace", "BSAM", "SVGD", "MNF"}
 FITS: list[tuple[str, str]] = [
     ("MAP", "recurrent"),
     ("SWA", "noise"),

@@ -36,6 +36,7 @@ def shares_memory(one: Tensor, other: Tensor) -> bool:
 def no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without free memory."""
     monkeypatch.setattr(checks, "free_memory", lambda _device="cpu": 0.0)
+    monkeypatch.setattr(checks, "_SMALL", -1)
 
 
 # --- all draws, where they lie ---

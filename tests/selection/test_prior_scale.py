@@ -78,7 +78,7 @@ def test_the_scale_is_that_of_a_search_by_hand(method: Any, tmp_path: Path) -> N
 
 
 def test_the_first_two_chains_are_tried(tmp_path: Path) -> None:
-    held_out, method = table(40, seed=1), tb.SGHMC(**{**SHORT, "chains": 3})
+    held_out, method = table(40, seed=1), tb.SGHMC(**{**TINY, "chains": 3})
     fit(table(60), method, seed=3, validation=held_out, directory=tmp_path)
     three = fit(table(60), method, seed=3, model=model(tb.priors.Normal()))
     nll = tb.evaluate(tb.Draws(three.model, three.weights_MSD[:2]), held_out).metrics["nll"]
@@ -89,12 +89,12 @@ def test_the_first_two_chains_are_tried(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "method", "rows"),
     [
-        (tb.priors.Normal(), tb.SGHMC(**SHORT), 60),
-        (tb.priors.FanInNormal(), tb.SGLD(**SHORT), 60),
-        ({"*": tb.priors.Laplace()}, tb.SGNHT(**SHORT), 60),
-        (None, tb.SGHMC(**SHORT, step_size=1e-4), 60),
-        (None, tb.SGHMC(**{**SHORT, "batch_size": None}), 60),
-        (None, tb.SGHMC(**SHORT), 19),
+        (tb.priors.Normal(), tb.SGHMC(**TINY), 60),
+        (tb.priors.FanInNormal(), tb.SGLD(**TINY), 60),
+        ({"*": tb.priors.Laplace()}, tb.SGNHT(**TINY), 60),
+        (None, tb.SGHMC(**TINY, step_size=1e-4), 60),
+        (None, tb.SGHMC(**{**TINY, "batch_size": None}), 60),
+        (None, tb.SGHMC(**TINY), 19),
         (None, tb.HMC(chains=1, steps=4, burn_in=2), 60),
     ],
     ids=["given", "of the network", "by glob", "step size", "all rows", "few rows", "HMC"],
@@ -107,13 +107,13 @@ def test_what_is_given_is_kept(given: Any, method: Any, rows: int, tmp_path: Pat
 
 def test_a_given_prior_is_not_to_be_chosen() -> None:
     with pytest.raises(ValueError, match="choose the scale of the prior for SGHMC, and this model was given a prior"):
-        fit(table(60), tb.SGHMC(**SHORT), model=model(tb.priors.Normal()), validation=0.2)
+        fit(table(60), tb.SGHMC(**TINY), model=model(tb.priors.Normal()), validation=0.2)
     with pytest.raises(ValueError, match="was given; its scale is not open"):
         having_scale(model(tb.priors.Normal()), 0.5)
 
 
 def test_files_and_resumed_runs_have_the_chosen_prior(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data, method = table(60, seed=1, noise=0.8), tb.SGHMC(**{**SHORT, "steps": 260, "burn_in": 200})
+    data, method = table(60, seed=1, noise=0.8), tb.SGHMC(**{**SHORT, "steps": 130, "burn_in": 100, "thin": 10})
     half = {"validation": 0.5}
     whole = fit(data, method, directory=tmp_path / "whole", **half)
     scale = config(tmp_path / "whole")["chosen"]["prior_scale"]
@@ -124,12 +124,12 @@ def test_files_and_resumed_runs_have_the_chosen_prior(tmp_path: Path, monkeypatc
     assert tb.load(tmp_path / "whole" / "posterior.safetensors", model(tb.priors.Normal(scale))).members == 2
     with pytest.raises(ValueError, match="another model: its prior of weights"):
         tb.load(tmp_path / "whole" / "posterior.safetensors", model(tb.priors.Normal()))
-    stop = [lambda event: event.step >= 220]
+    stop = [lambda event: event.step >= 110]
     tb.fit(model(), data, method, directory=tmp_path / "cut", callbacks=stop, validation=0.5)
     monkeypatch.setattr(choose, "choose_scale", None)  # a second search would raise
     again = fit(data, method, directory=tmp_path / "cut", resume=True, **half)
     assert torch.equal(again.weights_MSD, whole.weights_MSD)
-    longer = fit(data, method, directory=tmp_path / "cut", resume=True, steps=280, **half)
+    longer = fit(data, method, directory=tmp_path / "cut", resume=True, steps=140, **half)
     assert torch.equal(longer.weights_MSD[:, : whole.weights_MSD.shape[1]], whole.weights_MSD)
     assert torch.equal(longer.model.prior.stds(), whole.model.prior.stds())
 

@@ -261,7 +261,8 @@ def test_batch_norm_weighted_rows_and_starts(tmp_path: Path) -> None:
 @ignored
 # one row is that of `test_laplace_of_few_rows_without_a_start`, whose mode is sought so too
 @pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.study), 19, 20])
-def test_few_rows(rows: int, tmp_path: Path) -> None:
+def test_few_rows(rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchbayes.selection.length._LONGEST", 100)
     tb.fit(model(), table(rows), tb.MAP(optimizer=tb.SGD(0.01)), directory=tmp_path, callbacks=[soon])
     config = json.loads((tmp_path / "config.json").read_text())
     assert ("chosen" in config) == (rows >= 20)
@@ -414,12 +415,14 @@ def test_laplace_without_a_start_keeps_a_prior_that_was_asked_for(prior: Any, tm
 
 @ignored
 @pytest.mark.parametrize("rows", [1, pytest.param(25, marks=pytest.mark.study)])  # others have 60
-def test_laplace_of_few_rows_without_a_start(rows: int) -> None:
+def test_laplace_of_few_rows_without_a_start(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tb.MAP, "usual_steps", 200)
     assert torch.isfinite(fit(table(rows), tb.Laplace()).mean_MD).all()
 
 
 @ignored
-def test_laplace_of_ready_made_batches_without_a_start() -> None:
+def test_laplace_of_ready_made_batches_without_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tb.MAP, "usual_steps", 200)
     inputs, targets = table(60)
     batches = list(zip(inputs.split(20), targets.split(20), strict=True))
     assert fit(batches, tb.Laplace()).members == 1

@@ -60,7 +60,10 @@ def problem() -> Problem:
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")
-def test_a_method_is_fitted_with_no_settings_and_judged_on_test_rows(problem: Problem) -> None:
+def test_a_method_is_fitted_with_no_settings_and_judged_on_test_rows(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tb.SWA, "usual_steps", 200)
     few = type(problem.data.train)(*(part[:19] for part in problem.data.train))  # too few to hold some of them out
     problem = dataclasses.replace(problem, data=dataclasses.replace(problem.data, train=few))
     found = METHODS["SWA"](problem, 1)

@@ -67,16 +67,17 @@ def _rows(model: Model, batches: Sequence[Batch], constant: Tensor, learned: Map
     return torch.cat([model.likelihood.log_prob(f, targets, learned) for f, targets in everywhere])
 
 
-def learned_nothing(constant: Constant | None, seen_SMB: Tensor, count: float) -> list[str]:
+def learned_nothing(constant: Constant | None, seen: Callable[[], Tensor], count: float) -> list[str]:
     """Return the problem of members whose draws together explain rows no better than a constant.
 
     A member is named if the mean of log (1/S) Σ_s p(y_i | w_s) − log p(y_i | constant), plus two of its standard
     errors over the rows, is below 0.005 nats, or below one nat in all, twice what a superfluous parameter gains.
-    Fewer than 100 rows name nobody, nor do a few rows that decide, whose error is large. `seen_SMB` is the log
-    likelihood of each row under each draw of each member, `count` the number of targets.
+    Fewer than 100 rows name nobody, nor do a few rows that decide, whose error is large. `seen` returns the log
+    likelihood of each row under each draw of each member, (S, M, B), `count` is the number of targets.
     """
     if constant is None or len(constant.rows_B) < _FEWEST:
         return []
+    seen_SMB = seen()
     together_MB = seen_SMB.logsumexp(0) - math.log(len(seen_SMB))
     gain_MB = together_MB - constant.rows_B.to(together_MB.device)
     gain_M = gain_MB.sum(-1) / count
@@ -135,9 +136,10 @@ def highest(value: Callable[[], Tensor], free: Sequence[Tensor], *, fine: float 
             break
         second, best = sorted((second, best, float(current.detach().nan_to_num(nan=-math.inf, posinf=-math.inf))))[1:]
         for tensor, step, old, new in zip(free, steps, before, gradients, strict=True):
-            step.mul_(torch.where(old * new > 0, 1.5, torch.where(old * new < 0, 0.4, 1.0)))
-            tensor.data.addcmul_(step, new.nan_to_num(0.0).sign())
+            turned = old * new
+            step.mul_(torch.where(turned > 0, 1.5, torch.where(turned < 0, 0.4, 1.0)))
             old.copy_(new.nan_to_num(0.0))
+            tensor.data.addcmul_(step, old.sign())
         if all(bool((step <= fine * (1 + tensor.abs())).all()) for step, tensor in zip(steps, free, strict=True)):
             return best
     return best if best - second < _RISING else -math.inf

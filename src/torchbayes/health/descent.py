@@ -92,7 +92,7 @@ class Descended(Ending):
             problems += _broken(posterior, batches, last_M=last_M, constant=constant, why=self.why, seen=seen)
         noise_MD: Tensor = self.weights_MD if centre is None else centre.weights_MD
         problems = problems or (noise_problems(posterior, noise_MD, source) if self.noise else [])
-        return problems or unexplained(posterior, source) or learned_nothing(best, seen(), count)
+        return problems or unexplained(posterior, source) or learned_nothing(best, seen, count)
 
 
 def together(seen_SMB: Tensor, count: float) -> Tensor:

@@ -72,4 +72,4 @@ def _wide(posterior: Posterior, batches: Sequence[Batch], seen_SMB: Tensor) -> l
         f"bear (lower `kl_weight`, or train longer)"
         for m in first(together_M < constant - _WORTHLESS)
     ]
-    return problems or learned_nothing(best, seen_SMB, count)
+    return problems or learned_nothing(best, lambda: seen_SMB, count)

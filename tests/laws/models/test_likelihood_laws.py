@@ -16,6 +16,7 @@ from torch import Tensor, distributions, nn
 
 import torchbayes as tb
 from tests.covering import with_studies
+from tests.laws.cases import unjudged
 from tests.laws.models.survival import Survival, times
 from tests.oracles import assert_close, classes, normal
 from torchbayes.evidence import linear_gaussian_evidence
@@ -139,7 +140,8 @@ def models(name: str, scale: float = 0.8) -> list[tuple[tb.Model, Any]]:
 
 def laplaces(name: str, scale: float = 0.8, **options: Any) -> list[tb.LaplacePosterior]:
     method = tb.Laplace(check_mode=False, **{"prior": "model", **options})
-    found = [tb.fit(m, data, method, start=m.given_weights(), callbacks=()) for m, data in models(name, scale)]
+    with unjudged():
+        found = [tb.fit(m, data, method, start=m.given_weights(), callbacks=()) for m, data in models(name, scale)]
     assert all(isinstance(each, tb.LaplacePosterior) for each in found)
     return found  # type: ignore[return-value]
 
@@ -249,7 +251,8 @@ def test_rows_of_words_count_by_their_weights_too(structure: Any, padding: int |
         net = nn.Sequential(nn.Embedding(6, 3, padding_idx=padding), nn.Flatten(), nn.Linear(6, K)).double()
         model = tb.Model(net, likelihood, tb.priors.Normal(0.8))
         method = tb.Laplace(structure=structure, check_mode=False, rank=60, prior="model")
-        found.append(tb.fit(model, (rows, targets), method, start=model.given_weights(), callbacks=()))
+        with unjudged():
+            found.append(tb.fit(model, (rows, targets), method, start=model.given_weights(), callbacks=()))
     assert_close(found[0].curvature.dense(), found[1].curvature.dense(), rtol=1e-7, atol=1e-9)
     assert found[0].curvature.trace() > 0
 
@@ -324,7 +327,8 @@ def test_fits_on_all_rows_are_the_same(name: str, method: str):
     found, start = [], models(name)[0][0].given_weights()
     for model, data in models(name):
         settings = METHODS[method](len(data[0]) / N)
-        posterior: Any = tb.fit(model, data, settings, start=start, callbacks=())
+        with unjudged():
+            posterior: Any = tb.fit(model, data, settings, start=start, callbacks=())
         found.append(posterior.weights_MD if method == "map" else posterior.weights_MSD)
     assert_close(*found, rtol=1e-6, atol=1e-9)
     assert not torch.allclose(found[0].flatten()[: len(start)], start, rtol=1e-3)
