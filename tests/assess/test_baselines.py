@@ -104,7 +104,7 @@ def test_a_fit_that_is_worse_beyond_chance_is_told() -> None:
         "Warning: boosted trees",
     ]
     assert "no more likely than under a constant" in of_constant[0]
-    close = tb.evaluate(
-        tb.Predictive(scores["linear"].mean[None] + 1e-3, tb.likelihoods.Gaussian(0.11)), of_numbers(NEW, 3)
-    )
+    mean = scores["linear"].mean
+    assert mean is not None
+    close = tb.evaluate(tb.Predictive(mean[None] + 1e-3, tb.likelihoods.Gaussian(0.11)), of_numbers(NEW, 3))
     assert warnings_of(close, scores) == []

@@ -4,6 +4,7 @@ import copy
 import math
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -151,13 +152,20 @@ def test_predictions_are_the_networks_own(make: Callable[[], Model], kind: str, 
 
 
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # runs are short
-@pytest.mark.parametrize("method", [tb.HMC, tb.NUTS, tb.EllipticalSlice, tb.VI])
+@pytest.mark.parametrize(
+    "method",
+    [
+        tb.HMC(chains=2, steps=4, burn_in=2, step_size=0.02),
+        tb.NUTS(chains=2, steps=4, burn_in=2, step_size=0.02),
+        tb.EllipticalSlice(chains=2, steps=4, burn_in=2),
+        tb.VI(epochs=3),
+    ],
+    ids=lambda method: type(method).__name__,
+)
 def test_methods_with_kernels_of_their_own_encode_columns(method: Any) -> None:
     model = Model(encoded(2), likelihoods.HeteroscedasticGaussian(0.1), priors.Normal(0.5))
     data = (normal(30, 5), normal(30, 1, seed=1))
-    length = {"epochs": 3} if method is tb.VI else {"chains": 2, "steps": 4, "burn_in": 2}
-    step = {} if method in {tb.VI, tb.EllipticalSlice} else {"step_size": 0.02}
-    mine, loop = (tb.fit(model, data, method(**length, **step, plan=plan)) for plan in ("native", "loop"))
+    mine, loop = (tb.fit(model, data, replace(method, plan=plan)) for plan in ("native", "loop"))
     assert_close(*(tb.predict(each, normal(7, 5, seed=2)).mean for each in (mine, loop)), rtol=1e-6)
 
 

@@ -57,11 +57,11 @@ def faults(tree: ast.AST, allowed: set[str]) -> Iterator[str]:
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
-        method = isinstance(node.func, ast.Attribute)
-        name = node.func.attr if method else getattr(node.func, "id", "")
+        method = node.func if isinstance(node.func, ast.Attribute) else None
+        name = method.attr if method else getattr(node.func, "id", "")
         if name not in CALLS:
             continue
-        of = ast.unparse(node.func.value) if method else ""
+        of = ast.unparse(method.value) if method else ""
         first = ast.unparse(node.args[0]) if node.args else ""
         if name in SEEDED and not of and not first.startswith(("Purpose.", "purpose")):
             yield f"line {node.lineno}: {name} without a purpose"

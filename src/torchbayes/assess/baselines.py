@@ -15,6 +15,7 @@ from torchbayes.assess.evaluation import Evaluation
 from torchbayes.model.likelihoods import Gaussian, Poisson
 from torchbayes.model.likelihoods.weighted import unweighted
 from torchbayes.predictive.average import Predictive
+from torchbayes.randomness.seeds import Purpose, generator
 
 _VALUES = 2_000_000  # of inputs, for each class: fits then take seconds
 _FEWEST = 10  # rows
@@ -65,7 +66,8 @@ def _learned(model: Any, train: Any, test: Any, *, same: Evaluation, target_scal
     if labels is None and targets.shape[1:] not in {(), (1,)}:
         return {}
     classes = 1 if labels is None or same.probs is None else same.probs.shape[-1]
-    order = np.random.RandomState(0).permutation(len(inputs))[: max(_VALUES // (inputs.shape[1] * classes), _FEWEST)]
+    order = torch.randperm(len(inputs), generator=generator(Purpose.BASELINES, 0))
+    order = order[: max(_VALUES // (inputs.shape[1] * classes), _FEWEST)]
     x, new = (rows.detach().cpu().double().numpy() for rows in (inputs[order], test[0]))
     if not np.isfinite(x).all() or not np.isfinite(new).all():
         return {}

@@ -95,7 +95,7 @@ def untuned(name: str, settings: Mapping[str, Any] | None = None, target: str | 
     if data.task == "regression":
         problem = replace(problem, likelihood="gaussian")
     usual = _usual("own", problem, None, len(data.train.inputs), OPTIMISED)
-    return usual if data.is_image else replace(usual, automatic=_of_table(problem, data))
+    return usual if data.is_image else replace(usual, automatic=partial(_of_table, problem, data))
 
 
 def _of_table(problem: Problem, data: room.Data) -> Automatic:

@@ -35,7 +35,7 @@ def recommended(num_data: int, task: str) -> Recommended:
     """
     if num_data <= SAMPLED:
         method = SGNHT(chains=4, steps=3000, burn_in=1500)
-        return Recommended("hierarchical", {"scale": 0.3, "df": 2.0, "groups": "columns"}, method)
+        return Recommended("hierarchical", {"scale": 0.2, "df": 2.0, "groups": "columns"}, method)
     members = 5 if num_data <= 5 * SAMPLED else 2
     return Recommended(*trained_prior(task), SWAG(members=members, epochs=10, batch_size=512))
 

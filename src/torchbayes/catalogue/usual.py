@@ -68,7 +68,7 @@ class Usual:
     methods: tuple[str, ...]  # compared by default
     note: str = ""  # how the settings were chosen
     entries: Mapping[str, Tuned] = field(default_factory=dict, repr=False)
-    automatic: Automatic | None = None  # for a fit where nothing else is asked for
+    automatic: Callable[[], Automatic] | None = None  # returns what a fit has where nothing else is asked for
 
     @property
     def plan(self) -> BackendName:

@@ -85,7 +85,7 @@ def peek(argv: list[str], *, single: bool = False) -> Peek:
     problem = problem if started.get("data") == data else usual.problem
     asked = any(getattr(seen, name) or name in file for name in _MODEL)
     automatic = usual.automatic if single and not asked else None
-    problem = problem if automatic is None else automatic.problem
+    problem = problem if automatic is None else automatic().problem
     for kind_of_model in ("network", "likelihood"):
         name = str(getattr(seen, kind_of_model) or file.get(kind_of_model) or getattr(problem, kind_of_model))
         if name != getattr(problem, kind_of_model):  # settings belong to one name
@@ -238,7 +238,7 @@ def usual_method(name: str | None, usual: Usual) -> Any:
     """
     if name is None:
         assert usual.automatic is not None, "the library chooses where it has a choice"
-        return usual.automatic.method
+        return usual.automatic().method
     target = method_named(name.removeprefix("torchbayes."))
     module, dot, attribute = name.rpartition(".")
     if target is None and dot and module != "torchbayes":  # the path of a class, as in configurations

@@ -22,7 +22,7 @@ from torchbayes.curvature.layers import Call
 from torchbayes.model.batches.batch import batch_size, tensors_of
 from torchbayes.model.network import Buffers, Network, taking
 from torchbayes.model.precision import widened
-from torchbayes.native.process import differentiable, plain_attention, usable
+from torchbayes.native.process import differentiable, plain_attention
 from torchbayes.randomness.seeds import Purpose, generator
 
 Calls = dict[str, list[Call]]
@@ -65,8 +65,8 @@ def pulled_back(outputs: Tensor, at: Sequence[Any], column: Tensor, **options: A
     They are those of `torch.autograd.grad(outputs, at, column)`, bit for bit; but this imports SymPy, which takes a
     second in a process that has no other use of it.
     """
-    with differentiable():
-        total = (outputs * usable(column)).sum()
+    with torch.inference_mode(False), torch.enable_grad():  # whichever mode the caller is in
+        total = (outputs * (column.clone() if column.is_inference() else column)).sum()
     return torch.autograd.grad(total, at, **options)
 
 

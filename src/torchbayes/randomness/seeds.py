@@ -164,6 +164,7 @@ class Purpose(enum.IntEnum):
     SETS_CALIBRATION = 210  # uniform numbers of the rows that calibrate
     SETS = 211  # those of new rows
     CALIBRATING = 212  # rows of an estimator that calibrate, and are not fitted
+    BASELINES = 213  # rows that predictors without a network learn from
     # sites
     SITE_LINEARITY = 180  # weights at which a network must be linear in them
     # flat regions
