@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from functools import reduce
 from importlib import import_module
 from operator import or_
@@ -18,6 +19,7 @@ from torchbayes.assess.approximation import DRAWS, Approximating
 from torchbayes.catalogue.imports import foreign_code, named_in
 from torchbayes.catalogue.methods import METHODS, classes, method_names
 from torchbayes.catalogue.models import known
+from torchbayes.catalogue.problem import Problem
 from torchbayes.checks import nearest
 from torchbayes.cli.compare import compare, evidence
 from torchbayes.cli.judge import evaluate, predict, report, tune
@@ -109,6 +111,20 @@ def _usage() -> str:
     ])
 
 
+def _chosen(problem: Problem, method: Any) -> str:
+    """Return a sentence on a model and a method that the library chose."""
+    from torchbayes.report.words import likelihood_of, prior_of, with_settings
+
+    usual = type(method)()
+    settings = {f.name: getattr(method, f.name) for f in fields(method)}
+    changed = {name: value for name, value in settings.items() if value != getattr(usual, name) or name == "chains"}
+    return (
+        f"Chosen, as nothing was asked for: {with_settings(type(method).__name__, changed)} on the network "
+        f"{with_settings(problem.network, problem.network_settings)}; likelihood {likelihood_of(problem)}; prior "
+        f"{prior_of(problem)}."
+    )
+
+
 def fit(argv: list[str]) -> None:
     """Fit one method and save the posterior in a run directory."""
     from torchbayes.catalogue.config import describe, entries, fit_run
@@ -137,6 +153,8 @@ def fit(argv: list[str]) -> None:
         setup = problem.setup()  # after each process has its device
         if ranks.first:
             say_notes(setup.data)
+            if seen.method is None:
+                say(f"  {_chosen(problem, method)}")
         posterior = fit_run(
             setup, method, directory, start=start, seed=chosen["seed"], resume=chosen["resume"], ranks=ranks
         )
