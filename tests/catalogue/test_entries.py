@@ -4,6 +4,7 @@ import ast
 import sys
 from dataclasses import replace
 from importlib.metadata import EntryPoint
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from torch import nn
 
 import torchbayes as tb
 from tests.catalogue import mine, rings
-from tests.processes import forked
 from torchbayes.catalogue import imports, methods
 from torchbayes.catalogue.config import class_path, fit_run, load_run, read_config, write_config
 from torchbayes.catalogue.data import DATA, defaults, untuned
@@ -210,7 +210,7 @@ def test_a_data_set_needs_no_settings_of_its_own(name, network, likelihood):
 @pytest.mark.slow
 def test_a_data_set_of_the_library_is_its_function_and_its_entry(tmp_path):
     """What a new one needs beside its file is a line in one table: CONTRIBUTING.md counts the files."""
-    process = forked().Process(target=rings.command, args=(tmp_path,))  # in which nothing has read the table yet
+    process = get_context("spawn").Process(target=rings.command, args=(tmp_path,))  # which has not read the table yet
     process.start()
     process.join(240)
     said = (tmp_path / "said.txt").read_text()

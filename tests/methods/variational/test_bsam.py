@@ -189,7 +189,7 @@ def test_temperature_widens_and_other_priors_are_part_of_the_loss() -> None:
 @pytest.mark.parametrize(
     ("rows", "noise", "epochs"),
     [
-        *((1, 0.1, 600), (100, "learned", 250)),
+        *((1, 0.1, 1200), (100, "learned", 500)),
         # the usual length is that of any descent
         *(pytest.param(*one, None, marks=pytest.mark.study) for one in ((1, 0.1), (100, 0.1), (100, "learned"))),
     ],
