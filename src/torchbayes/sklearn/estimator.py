@@ -298,12 +298,14 @@ def unchanged_where_it_fails(estimator: BayesianEstimator) -> Iterator[None]:
 
 @contextmanager
 def threads(n_jobs: int | None) -> Iterator[None]:
-    """Run with a number of threads of PyTorch, as scikit-learn counts jobs: −1 for all cores, None for no change."""
+    """Run with a number of threads of PyTorch, as scikit-learn counts jobs: −1 for all cores, None for one.
+
+    Networks for tables are small: a second thread gains little, and loses much where another program runs.
+    """
     import joblib
 
     before = torch.get_num_threads()
-    if n_jobs is not None:
-        torch.set_num_threads(joblib.effective_n_jobs(n_jobs))
+    torch.set_num_threads(joblib.effective_n_jobs(n_jobs))
     try:
         yield
     finally:

@@ -38,7 +38,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         conformal: probability with which `predict_interval` holds the target of a new row, such as 0.9, guaranteed by
             rows that are held out of the fit; or a `Split`, which says more. None fits all rows.
         random_state: seed, or generator of seeds.
-        n_jobs: threads; −1 for all cores, None for PyTorch's choice.
+        n_jobs: threads; −1 for all cores, None for one, as in scikit-learn.
         verbose: whether progress is shown.
 
     Attributes:
