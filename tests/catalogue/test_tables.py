@@ -12,7 +12,7 @@ from torchbayes.catalogue.tables import SAMPLED, recommended
 from torchbayes.cli import main
 from torchbayes.cli.options import peek
 from torchbayes.sklearn import BayesianMLPRegressor
-from torchbayes.sklearn.automatic import method_of, prior_of
+from torchbayes.sklearn.automatic import is_automatic, method_of, prior_of
 
 SHORT = ["--method.steps", "20", "--method.burn_in", "10"]
 
@@ -35,8 +35,8 @@ def test_time_grows_no_faster_than_rows():
     few, many, most = methods
     assert (type(few), few.batch_size) == (tb.SGNHT, tb.SGNHT().batch_size)  # steps and rows of each are set
     assert [(type(m), m.members, m.epochs) for m in (many, most)] == [(tb.SWAG, 5, 10), (tb.SWAG, 2, 10)]
-    assert recommended(SAMPLED, "regression").prior == "hierarchical"
-    assert [recommended(SAMPLED + 1, task).prior_settings["gain"] for task in ("regression", "classification")] == [
+    assert recommended(SAMPLED, "regression").prior.name == "hierarchical"
+    assert [recommended(SAMPLED + 1, task).prior.settings["gain"] for task in ("regression", "classification")] == [
         2,
         4,
     ]
@@ -96,7 +96,8 @@ def test_an_estimator_takes_the_same():
 
 def test_a_method_that_trains_to_a_mode_has_a_prior_whose_mode_is_none_of_zeros():
     of = {"num_data": 40, "task": "classification"}
-    assert prior_of("auto", **of) == tb.priors.Hierarchical(0.2, 2.0, "columns")
-    assert prior_of("MAP", **of) == prior_of(tb.MAP(), **of) == tb.priors.FanInNormal(4.0)
-    assert prior_of("auto", num_data=SAMPLED + 1, task="regression") == tb.priors.FanInNormal(2.0)
+    assert prior_of(automatic=True, **of) == tb.priors.Hierarchical(0.2, 2.0, "columns")
+    assert prior_of(automatic=False, **of) == tb.priors.FanInNormal(4.0)
+    assert prior_of(automatic=True, num_data=SAMPLED + 1, task="regression") == tb.priors.FanInNormal(2.0)
+    assert [is_automatic(method) for method in ("auto", "MAP", tb.MAP())] == [True, False, False]
     assert method_of("auto", **of, encoded=False) == tb.SWAG(members=5)  # a network of which nothing is known

@@ -100,12 +100,17 @@ def untuned(name: str, settings: Mapping[str, Any] | None = None, target: str | 
 
 def _of_table(problem: Problem, data: room.Data) -> Automatic:
     """Return what predicts a table best; its model is for a method that is chosen with it."""
-    prior, settings, method = tables.recommended(len(data.train.inputs), data.task)
-    likelihood = "heteroscedastic" if data.task == "regression" else problem.likelihood
-    network = {"network": tables.NETWORK, "network_settings": {"hidden": [*tables.HIDDEN]}}
-    scale = settings.pop("scale", None)  # so that `--prior_scale` is that of this prior
-    of_prior = {"prior": prior, "prior_scale": scale, "prior_settings": settings}
-    return Automatic(replace(problem, likelihood=likelihood, **network, **of_prior), method)
+    prior, method = tables.recommended(len(data.train.inputs), data.task)
+    together = replace(
+        problem,
+        network=tables.NETWORK,
+        network_settings={"hidden": [*tables.HIDDEN]},
+        likelihood="heteroscedastic" if data.task == "regression" else problem.likelihood,
+        prior=prior.name,
+        prior_scale=prior.scale,
+        prior_settings=prior.settings,
+    )
+    return Automatic(together, method)
 
 
 _USUAL: dict[str, Callable[[str], Usual] | None] = {

@@ -20,11 +20,18 @@ SAMPLED = 20_000  # rows up to which chains are run; beyond, a pass over the row
 _GAINS = {"regression": 2.0, "classification": 4.0}  # see `priors.FanInNormal`
 
 
+class NamedPrior(NamedTuple):
+    """A prior as `Problem` and `build_prior` take it."""
+
+    name: str
+    settings: dict[str, Any]
+    scale: float | None = None
+
+
 class Recommended(NamedTuple):
     """Prior and method for a table."""
 
-    prior: str
-    prior_settings: dict[str, Any]
+    prior: NamedPrior
     method: Method[Any]
 
 
@@ -34,12 +41,12 @@ def recommended(num_data: int, task: str) -> Recommended:
     `task` is "regression" or "classification".
     """
     if num_data <= SAMPLED:
-        method = SGNHT(chains=4, steps=3000, burn_in=1500)
-        return Recommended("hierarchical", {"scale": 0.2, "df": 2.0, "groups": "columns"}, method)
+        prior = NamedPrior("hierarchical", {"df": 2.0, "groups": "columns"}, scale=0.2)
+        return Recommended(prior, SGNHT(chains=4, steps=3000, burn_in=1500))
     members = 5 if num_data <= 5 * SAMPLED else 2
-    return Recommended(*trained_prior(task), SWAG(members=members, epochs=10, batch_size=512))
+    return Recommended(trained_prior(task), SWAG(members=members, epochs=10, batch_size=512))
 
 
-def trained_prior(task: str) -> tuple[str, dict[str, Any]]:
-    """Return the prior for a method that trains to a mode, by its name, and its settings."""
-    return "fan_in_normal", {"gain": _GAINS[task]}
+def trained_prior(task: str) -> NamedPrior:
+    """Return the prior for a method that trains to a mode."""
+    return NamedPrior("fan_in_normal", {"gain": _GAINS[task]})

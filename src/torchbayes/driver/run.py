@@ -67,7 +67,6 @@ _SPARE = 50.0
 _DRAWS = "weights_MSD"  # a posterior's tensor that may stay in the file of draws
 _NONE = "the run ended within its burn-in, before weights were kept. Resume it with more steps."
 
-
 Sums = Callable[[], Mapping[str, Any]]
 """Returns the sums over an epoch so far."""
 

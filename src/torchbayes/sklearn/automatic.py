@@ -25,7 +25,7 @@ def method_of(method: Any, *, num_data: int, task: str, encoded: bool) -> Any:
     if not isinstance(method, str):
         check_method("`method`", method)
         return method
-    if method == "auto":
+    if is_automatic(method):
         return recommended(num_data, task).method if encoded else _ANY
     named = method_named(method)
     if named is None:
@@ -33,8 +33,11 @@ def method_of(method: Any, *, num_data: int, task: str, encoded: bool) -> Any:
     return named() if isinstance(named, type) else named
 
 
-def prior_of(method: Any, *, num_data: int, task: str) -> Any:
-    """Return the prior of the network of "auto", which depends on the method as it was given."""
-    automatic = isinstance(method, str) and method == "auto"
-    name, settings = recommended(num_data, task)[:2] if automatic else trained_prior(task)
-    return build_prior(name, settings, None)
+def is_automatic(method: Any) -> bool:
+    """Return whether a method is left to the library."""
+    return isinstance(method, str) and method == "auto"
+
+
+def prior_of(*, automatic: bool, num_data: int, task: str) -> Any:
+    """Return the prior of the network of "auto", for the `automatic` method or one that trains to a mode."""
+    return build_prior(*(recommended(num_data, task).prior if automatic else trained_prior(task)))

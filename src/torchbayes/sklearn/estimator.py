@@ -29,7 +29,7 @@ from torchbayes.predictive.average import Predictive
 from torchbayes.predictive.mixture import some_rows
 from torchbayes.predictive.predict import as_source, predict
 from torchbayes.selection.fit import fit
-from torchbayes.sklearn.automatic import method_of, prior_of
+from torchbayes.sklearn.automatic import is_automatic, method_of, prior_of
 from torchbayes.sklearn.intervals import Split, calibrated, groups_of, parted, split_of
 from torchbayes.sklearn.tables import Training, as_table, is_frame, joined, prepared
 
@@ -165,7 +165,7 @@ class BayesianEstimator(BaseEstimator):
         targets = data.train.targets
         if training.weights is not None:
             targets = (targets, torch.from_numpy(training.weights).float())
-        self.num_data_ = len(training.inputs)
+        self.num_data_, self.automatic_ = len(training.inputs), is_automatic(self.method)
         self.method_ = method_of(self.method, num_data=self.num_data_, task=self.task, encoded=is_encoded(self))
         self.preparation_, self.notes_ = training.preparation, training.preparation.notes
         with threads(self.n_jobs):
@@ -186,7 +186,7 @@ class BayesianEstimator(BaseEstimator):
         network = network_of(self.network, self.preparation_.width, self.outputs_)
         prior = self.prior
         if prior is None and is_encoded(self):
-            prior = prior_of(self.method, num_data=self.num_data_, task=self.task)
+            prior = prior_of(automatic=self.automatic_, num_data=self.num_data_, task=self.task)
         return Model(network, likelihoods.Weighted(likelihood) if self.weighted_ else likelihood, prior)
 
     def _blocks(self, X: Any) -> Iterator[Predictive]:

@@ -38,7 +38,7 @@ _KEY = "estimator"
 _CALIBRATION = "conformal."  # before the names of the tensors of the calibration
 _CLASSES = (BayesianClassifier, BayesianRegressor, BayesianMLPClassifier, BayesianMLPRegressor)
 _KINDS: dict[str, type[BayesianEstimator]] = {kind.__name__: kind for kind in _CLASSES}
-_PLAIN = ("seed_", "num_data_", "weighted_", "outputs_", "fit_seconds_", "n_features_in_")
+_PLAIN = ("seed_", "num_data_", "automatic_", "weighted_", "outputs_", "fit_seconds_", "n_features_in_")
 _SETTINGS = str | int | float | tuple | list | None
 _GIVEN = ("network", "likelihood", "prior")  # names, or objects that are no part of a file
 
@@ -106,19 +106,11 @@ def load(path: str | Path, *, network: Network | None = None, likelihood: Any = 
         estimator.conformal_, estimator.split_ = _calibration(path, entries.get("conformal"))
         if estimator.split_ is not None and "conformal" not in entries["settings"]:
             estimator.conformal = estimator.split_
-        model = _model(estimator, entries["settings"].get("method"))
+        model = estimator._model()
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged: its parts do not fit ({error}). {RESTORE}") from error
     estimator.posterior_ = load_posterior(path, model)
     return estimator
-
-
-def _model(estimator: BayesianEstimator, method: Any) -> Any:
-    """Return the model of the fit, whose prior depends on whether its method was "auto"; an object is in no file."""
-    usual, estimator.method = estimator.method, method
-    model = estimator._model()
-    estimator.method = usual
-    return model
 
 
 def _restored(entries: Mapping[str, Any], objects: Mapping[str, Any]) -> Any:
