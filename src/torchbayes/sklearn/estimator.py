@@ -297,7 +297,7 @@ def unchanged_where_it_fails(estimator: BayesianEstimator) -> Iterator[None]:
 
 
 @contextmanager
-def threads(n_jobs: int | None) -> Iterator[None]:
+def threads(n_jobs: Any) -> Iterator[None]:
     """Run with a number of threads of PyTorch, as scikit-learn counts jobs: −1 for all cores, None for one.
 
     Networks for tables are small: a second thread gains little, and loses much where another program runs.
