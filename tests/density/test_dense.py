@@ -80,6 +80,19 @@ CASES: dict[str, tuple[Callable[[], Model], str]] = {
     ),
     "encoded columns": (lambda: Model(encoded(3), likelihoods.Categorical(), priors.Normal(0.7)), "classes"),
     "heteroscedastic": (lambda: Model(stack(5, 4, 2), likelihoods.HeteroscedasticGaussian(1e-3)), "number"),
+    **{
+        f"groups, {groups}": (
+            lambda groups=groups: Model(
+                stack(5, 4, 3), likelihoods.Categorical(), priors.Hierarchical(0.6, 3.0, groups), temperature=0.7
+            ),
+            "classes",
+        )
+        for groups in ("layer", "rows", "columns")
+    },
+    "heavy tails around a mean": (
+        lambda: Model(stack(5, 4, 2), likelihoods.HeteroscedasticGaussian(), priors.StudentT(3.0, 0.7, 0.4)),
+        "number",
+    ),
     "three priors": (
         lambda: Model(
             stack(5, 4, 3),

@@ -22,10 +22,11 @@ from torchbayes.model.layout import Layout
 from torchbayes.model.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from torchbayes.model.model import PREFIX, Batch, Model, Scales
 from torchbayes.model.network import Buffers
-from torchbayes.model.priors.bound import BoundPrior
+from torchbayes.model.priors.bound import BoundPrior, Closed
 from torchbayes.model.priors.bound import Segment as PriorSegment
+from torchbayes.model.priors.groups import SharedVariance
 from torchbayes.model.priors.noise import LogInverseChi
-from torchbayes.model.priors.univariate import Flat, Normal
+from torchbayes.model.priors.univariate import Flat, Normal, StudentT
 from torchbayes.model.subspace import in_parameters, space_of
 from torchbayes.native.build import UnavailableError
 from torchbayes.native.dense import Affine, DenseKernel
@@ -124,7 +125,7 @@ def dense_model(model: Model) -> DenseModel:
     kernel = DenseKernel(
         layout.size, network.layers, noise=noise, segments=segments, stages=network.stages, affine=affine
     )
-    complete = all(isinstance(s.prior, Normal | Flat | LogInverseChi) for s in model.prior.segments)
+    complete = all(isinstance(s.prior, Flat | Closed) for s in model.prior.segments)
     classes, buffers = noise.family == Family.CATEGORICAL, dict(module.named_buffers())
     return DenseModel(kernel, model.prior, complete, network, targets, dtype, classes, buffers)
 
@@ -149,6 +150,11 @@ def _parts(segment: PriorSegment) -> list[Segment]:
     start, stop, prior = segment.where.start, segment.where.stop, segment.prior
     if isinstance(prior, Normal):
         return [Segment(start, stop, prior.loc, 1 / prior.scale**2)]
+    if isinstance(prior, StudentT):
+        half, width, grid = (prior.df + 1) / 2, prior.df * prior.scale**2, (1, 1, stop - start, 1)
+        return [Segment(start, stop, prior.loc, 0.0, half=half, width=width, grid=grid)]
+    if isinstance(prior, SharedVariance):
+        return [Segment(start, stop, 0.0, 0.0, half=prior.half, width=prior.width, grid=prior.grid)]
     if not isinstance(prior, LogInverseChi):
         return [Segment(start, stop, 0.0, 0.0)]
     if len(prior.scales) == 1:

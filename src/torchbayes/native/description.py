@@ -86,10 +86,11 @@ class Noise:
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of the flat vector with one prior: normal, or that of log scales.
+    """A run of the flat vector with one prior: normal, that of log scales, or of groups that share a variance.
 
-    The latter is −degrees (u + ½ e^{−2u}) with u = w − location. Precision and degrees are 0 where the prior is flat
-    or left to the caller.
+    With u = w − location the second is −degrees (u + ½ e^{−2u}), and the third −half Σ_g log(1 + |u_g|²/width) for the
+    groups [b, :, g, :] of a grid (blocks, outer, groups, inner). Precision, degrees and width are 0 where the prior is
+    flat or left to the caller.
     """
 
     start: int
@@ -97,6 +98,9 @@ class Segment:
     location: float
     precision: float
     degrees: float = 0.0
+    half: float = 0.0
+    width: float = 0.0
+    grid: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
 def fields_of(kind: Any, names: str) -> list[tuple[str, Any]]:
@@ -144,7 +148,8 @@ class PriorStruct(ctypes.Structure):
     _fields_ = [
         ("segments", ctypes.c_int64),
         ("starts", _Integers),
-        *fields_of(_Doubles, "locations precisions degrees"),
+        *fields_of(_Doubles, "locations precisions degrees halves widths"),
+        ("grids", _Integers),
     ]
 
 
@@ -195,6 +200,9 @@ def prior(segments: Sequence[Segment]) -> PriorStruct:
         _doubles([s.location for s in segments]),
         _doubles([s.precision for s in segments]),
         _doubles([s.degrees for s in segments]),
+        _doubles([s.half for s in segments]),
+        _doubles([s.width for s in segments]),
+        _integers([number for s in segments for number in s.grid]),
     )
 
 

@@ -22,7 +22,7 @@ import torchbayes as tb
 from tests.oracles import assert_close, normal
 from torchbayes.model import Layout, priors
 from torchbayes.model.priors.axes import Axes
-from torchbayes.model.priors.bound import BoundPrior, Segment
+from torchbayes.model.priors.bound import BoundPrior, Closed, Segment
 from torchbayes.model.priors.expected import add_expected_, is_closed
 from torchbayes.model.priors.groups import SharedVariance
 
@@ -112,11 +112,12 @@ def test_gradient_is_autograds(rule: Any, oracle: Any, dtype: torch.dtype) -> No
     assert_close(gradient, start + 0.3 * expected, rtol=rtol, atol=rtol)
     assert_close(found, bound.log_prob(weights.double()), rtol=rtol / 10)
     rest = torch.zeros(3, LAYOUT.size, dtype=dtype)
-    total = bound.add_rest_(rest, weights, 1.0)  # what a kernel leaves to be added to its normal part
+    total = bound.add_rest_(rest, weights, 1.0)  # what a kernel leaves to be added to the part that it computes
     for segment in bound.segments:
-        if isinstance(segment.prior, priors.Normal):
+        if isinstance(segment.prior, Closed):
             assert (rest[:, segment.where] == 0).all()
-            total = total - 2 * weights[:, segment.where].double().square().sum(1)
+            constants = (segment.where.stop - segment.where.start) * segment.prior.log_constant
+            total = total + segment.total(weights) + constants
         else:
             assert_close(rest[:, segment.where], expected[:, segment.where], rtol=rtol, atol=rtol)
     assert_close(total, found, rtol=rtol)

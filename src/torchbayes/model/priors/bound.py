@@ -26,6 +26,7 @@ from torchbayes.model.priors.univariate import (
     PriorRules,
     SampledPrior,
     ShapedPrior,
+    StudentT,
     Univariate,
     check_prior,
     method_of,
@@ -35,6 +36,9 @@ from torchbayes.randomness.seeds import Purpose, generator
 
 Together = Joint | SharedVariance
 """Priors of all weights of a run together: their log density is one number."""
+
+Closed = Normal | LogInverseChi | StudentT | SharedVariance
+"""Priors whose terms with weights the library's kernel computes, all but a `log_constant` for each weight."""
 
 
 @dataclass(frozen=True)
@@ -230,14 +234,14 @@ class BoundPrior:
             segment.add_gradient_(gradient, weights, scale)
 
     def add_rest_(self, gradient: Tensor | None, weights: Tensor, scale: float) -> Tensor:
-        """Return log p(w) without the terms that depend on weights of normal segments and noise scales, float64 (...).
+        """Return log p(w) without the terms that depend on weights of `Closed` segments, float64 (...).
 
-        Those terms are computed elsewhere. `scale` times the gradient of the other segments is added to `gradient`
+        Those terms are computed by the kernel. `scale` times the gradient of the other segments is added to `gradient`
         (..., D), unless it is None.
         """
         total = weights.new_zeros(weights.shape[:-1], dtype=torch.float64)
         for segment in self.segments:
-            if isinstance(segment.prior, Normal | LogInverseChi):
+            if isinstance(segment.prior, Closed):
                 total -= (segment.where.stop - segment.where.start) * segment.prior.log_constant
             elif not isinstance(segment.prior, Flat):
                 if gradient is None:

@@ -135,6 +135,22 @@ class SharedVariance:
         return self.grid[1] * self.grid[3]
 
     @property
+    def half(self) -> float:
+        """(ν + d)/2, what a group's logarithm is multiplied by."""
+        return (self.df + self.group_size) / 2
+
+    @property
+    def width(self) -> float:
+        """ν s², what |w_g|² is divided by."""
+        return self.df * self.scale**2
+
+    @property
+    def log_constant(self) -> float:
+        """The negative constant of log p(w_g), for each of the d weights."""
+        gammas = math.lgamma(self.half) - math.lgamma(self.df / 2)
+        return 0.5 * math.log(math.pi * self.width) - gammas / self.group_size
+
+    @property
     def loc_D(self) -> Tensor:
         """Zeros, float64."""
         return torch.zeros(math.prod(self.grid), dtype=torch.float64)
@@ -146,32 +162,17 @@ class SharedVariance:
 
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return log p(w), (...) float64, for weights (..., D)."""
-        return self._log_prob(self._squares(weights))
+        logs = torch.log1p(self._squares(weights) / self.width).sum((-4, -3, -2, -1))
+        return -math.prod(self.grid) * self.log_constant - self.half * logs
 
     def add_gradient_(self, gradient: Tensor, weights: Tensor, scale: float) -> None:
         """Add scale · d log p / dw = −scale w (ν + d)/(ν s² + |w_g|²) to `gradient` in place."""
-        self._add_gradient_(gradient, weights, self._squares(weights), scale)
-
-    def visit_(self, weights: Tensor, gradient: Tensor, scale: float) -> Tensor:
-        """Add to a gradient as `add_gradient_` does, and return log p(w), (...) float64."""
-        squares = self._squares(weights)
-        self._add_gradient_(gradient, weights, squares, scale)
-        return self._log_prob(squares)
+        factor = (2 * self.half / (self._squares(weights) + self.width)).to(weights)
+        gradient.unflatten(-1, self.grid).addcmul_(weights.unflatten(-1, self.grid), factor, value=-scale)
 
     def _squares(self, weights: Tensor) -> Tensor:
         """Return |w_g|² of each group, float64 (..., blocks, 1, groups, 1)."""
         return weights.unflatten(-1, self.grid).square().sum((-3, -1), keepdim=True, dtype=torch.float64)
-
-    def _log_prob(self, squares: Tensor) -> Tensor:
-        half = (self.df + self.group_size) / 2
-        constant = math.lgamma(half) - math.lgamma(self.df / 2)
-        constant -= self.group_size * (0.5 * math.log(math.pi * self.df) + math.log(self.scale))
-        groups = self.grid[0] * self.grid[2]
-        return groups * constant - half * torch.log1p(squares / (self.df * self.scale**2)).sum((-4, -3, -2, -1))
-
-    def _add_gradient_(self, gradient: Tensor, weights: Tensor, squares: Tensor, scale: float) -> None:
-        factor = ((self.df + self.group_size) / (squares + self.df * self.scale**2)).to(weights)
-        gradient.unflatten(-1, self.grid).addcmul_(weights.unflatten(-1, self.grid), factor, value=-scale)
 
     def precision(self, weights: Tensor) -> Tensor:
         """Raise ValueError: the weights of a group depend on each other, so that single ones have no precision."""

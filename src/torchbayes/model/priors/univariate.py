@@ -214,11 +214,16 @@ class StudentT(Checked, SampledPrior):
         """Standard deviation, scale √(df/(df − 2)); infinite for df ≤ 2."""
         return self.scale * math.sqrt(self.df / (self.df - 2)) if self.df > 2 else math.inf
 
+    @property
+    def log_constant(self) -> float:
+        """log(scale √(df π)) − log Γ((df + 1)/2) + log Γ(df/2)."""
+        gammas = math.lgamma((self.df + 1) / 2) - math.lgamma(self.df / 2)
+        return 0.5 * math.log(self.df * math.pi) + math.log(self.scale) - gammas
+
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return the Student-t log density, elementwise."""
-        df = self.df
-        constant = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - 0.5 * math.log(df * math.pi) - math.log(self.scale)
-        return constant - (df + 1) / 2 * torch.log1p(((weights - self.loc) / self.scale) ** 2 / df)
+        squares = ((weights - self.loc) / self.scale) ** 2
+        return -(self.df + 1) / 2 * torch.log1p(squares / self.df) - self.log_constant
 
     def sample(self, shape: tuple[int, ...], generator: Generator) -> Tensor:
         df, loc, scale = (torch.tensor(value, dtype=torch.float64) for value in (self.df, self.loc, self.scale))

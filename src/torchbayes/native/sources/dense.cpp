@@ -76,12 +76,16 @@ struct Rows {
   int64_t height, width;  // of images
 };
 
-struct Prior {  // segment by segment normal, or of log scales; precision and degrees 0 where it is somebody else's
+// Segment by segment normal, of log scales, or of groups; precision, degrees and width 0 where it is somebody else's.
+struct Prior {
   int64_t segments;
   const int64_t* starts;  // segments + 1
   const double* locations;
   const double* precisions;
   const double* degrees;  // -degrees (u + exp(-2u) / 2), u = w - location
+  const double* halves;   // -half log(1 + |u_g|^2 / width) for each group g
+  const double* widths;
+  const int64_t* grids;  // blocks, outer, groups, inner of each segment; group g of block b is all of [b, :, g, :]
 };
 
 // The ellipse of member m through its vector w and a second point v around l, and where to go on it.
@@ -366,7 +370,49 @@ double shared(const Network& net, const T* weights, const T* inputs, const void*
   return total;
 }
 
-// gradient += scale * d log p / dw; return -1/2 sum precision (w - location)^2, and what log scales have instead.
+// Call f(squares of a group so far, weight) for each weight of a block of groups.
+template <typename F>
+void each_of_groups(double* of_groups, const int64_t outer, const int64_t groups, const int64_t inner, const F& f) {
+  for (int64_t o = 0; o < outer; ++o)
+    if (inner == 1) {
+#pragma omp simd
+      for (int64_t g = 0; g < groups; ++g) f(of_groups[g], o * groups + g);
+    } else {
+      for (int64_t g = 0; g < groups; ++g)
+        for (int64_t i = 0; i < inner; ++i) f(of_groups[g], (o * groups + g) * inner + i);
+    }
+}
+
+// gradient += scale * d log p / dw of a segment whose groups share variances; return its log density.
+template <typename T>
+double add_groups(const Prior& prior, int64_t segment, const T* weights, T scale, T* gradient) {
+  const double location = prior.locations[segment], half = prior.halves[segment], width = prior.widths[segment];
+  const int64_t* grid = prior.grids + 4 * segment;
+  const int64_t blocks = grid[0], outer = grid[1], groups = grid[2], inner = grid[3];
+  std::vector<double> of_groups(groups);
+  double total = 0.0;
+  for (int64_t b = 0; b < blocks; ++b) {
+    const int64_t start = prior.starts[segment] + b * outer * groups * inner;
+    const T* block = weights + start;
+    std::fill(of_groups.begin(), of_groups.end(), 0.0);
+    each_of_groups(of_groups.data(), outer, groups, inner, [=](double& squares, int64_t d) {
+      const double centred = static_cast<double>(block[d]) - location;
+      squares += centred * centred;
+    });
+    for (double& number : of_groups) {
+      total -= half * std::log1p(number / width);
+      number = -2.0 * half / (number + width);
+    }
+    if (!gradient) continue;
+    T* slope = gradient + start;
+    each_of_groups(of_groups.data(), outer, groups, inner, [=](double factor, int64_t d) {
+      slope[d] += scale * static_cast<T>(factor) * (block[d] - static_cast<T>(location));
+    });
+  }
+  return total;
+}
+
+// gradient += scale * d log p / dw; return -1/2 sum precision (w - location)^2, and what others have instead.
 template <typename T>
 double add_prior(const Prior& prior, const T* weights, T scale, T* gradient, int threads) {
   double total = 0.0;
@@ -378,6 +424,7 @@ double add_prior(const Prior& prior, const T* weights, T scale, T* gradient, int
         total -= degrees * (u + 0.5 * small);
         if (gradient) gradient[d] += scale * static_cast<T>(degrees * (small - 1.0));
       }
+    if (prior.widths[s] != 0.0) total += add_groups(prior, s, weights, scale, gradient);
     if (precision == T(0)) continue;
     const T factor = -scale * precision;
     const int64_t start = prior.starts[s], size = prior.starts[s + 1] - start, block = 2048;
