@@ -233,21 +233,30 @@ class BoundPrior:
         for segment in self.segments:
             segment.add_gradient_(gradient, weights, scale)
 
+    @cached_property
+    def _without_closed(self) -> tuple[float, list[Segment]]:
+        """The constants of `Closed` segments together, and the segments that are neither closed nor flat."""
+        constant, rest = 0.0, []
+        for segment in self.segments:
+            if isinstance(segment.prior, Closed):
+                constant += (segment.where.stop - segment.where.start) * segment.prior.log_constant
+            elif not isinstance(segment.prior, Flat):
+                rest.append(segment)
+        return constant, rest
+
     def add_rest_(self, gradient: Tensor | None, weights: Tensor, scale: float) -> Tensor:
         """Return log p(w) without the terms that depend on weights of `Closed` segments, float64 (...).
 
         Those terms are computed by the kernel. `scale` times the gradient of the other segments is added to `gradient`
         (..., D), unless it is None.
         """
-        total = weights.new_zeros(weights.shape[:-1], dtype=torch.float64)
-        for segment in self.segments:
-            if isinstance(segment.prior, Closed):
-                total -= (segment.where.stop - segment.where.start) * segment.prior.log_constant
-            elif not isinstance(segment.prior, Flat):
-                if gradient is None:
-                    total += segment.total(weights)
-                else:
-                    total += segment.add_(gradient, weights, scale)
+        constant, rest = self._without_closed
+        total = weights.new_full(weights.shape[:-1], -constant, dtype=torch.float64)
+        for segment in rest:
+            if gradient is None:
+                total += segment.total(weights)
+            else:
+                total += segment.add_(gradient, weights, scale)
         return total
 
 
