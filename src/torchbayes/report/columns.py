@@ -25,12 +25,12 @@ PANELS = 6  # columns whose partial dependence is drawn
 _LISTED = 12  # columns whose importance is told
 _CURVES = 5  # most classes in one panel
 WHY = (
-    "The last column names those by whose usual value, the median or the most frequent one, {what} falls most: with the "
-    "value of the row, what is unusual about it, and the fall."
+    "The last column names those by whose usual value, the median or the most frequent one, {what} falls most: with "
+    "the value of the row, what is unusual about it, and the fall."
 )
 _PARTS = (
-    "Noise is in the targets; disagreement of the drawn networks is what more rows like these would remove. The squares of "
-    "the two add up to that of the sd."
+    "Noise is in the targets; disagreement of the drawn networks is what more rows like these would remove. The squares "
+    "of the two add up to that of the sd."
 )
 _BAND = "Bands hold 95 % of the drawn networks: what the training rows leave open, without the noise of single targets."
 _NO_BAND = "There is no band, because no networks are drawn: predictions are those of one, or in closed form."
@@ -54,8 +54,8 @@ def uncertain_table(table: TablePredictor, data: Data, numbers: Numbers) -> Tabl
     return Table(
         ["test row", *columns, "columns that make it so"],
         [list(line) for line in lines],
-        f"The test rows of the largest predicted standard deviation (sd) and those of the largest disagreement, numbered "
-        f"from 0; in {data.target_unit}. {_PARTS} {WHY.format(what='the predicted variance')}",
+        f"The test rows of the largest predicted standard deviation (sd) and those of the largest disagreement, "
+        f"numbered from 0; in {data.target_unit}. {_PARTS} {WHY.format(what='the predicted variance')}",
         formats=dict.fromkeys(columns, ".4g"),
         title="Which rows are uncertain, and why",
     )
@@ -94,8 +94,8 @@ def dependence(label: str, data: Data, table: TablePredictor, drops: dict[str, f
     picture = Picture(
         "How predictions depend on the columns that matter most",
         figures.partial_dependence(panels, curves, what=what),
-        f"Partial dependence of {label} on {listed(names)}: the mean over {min(ROWS, len(table.known)):,} training rows, "
-        f"all of which get this value in the column and keep the others. {_BAND if drawn else _NO_BAND}",
+        f"Partial dependence of {label} on {listed(names)}: the mean over {min(ROWS, len(table.known)):,} training "
+        f"rows, all of which get this value in the column and keep the others. {_BAND if drawn else _NO_BAND}",
         alt=f"Curves of the mean prediction against {listed(names)}.",
     )
     return {"dependence": picture}

@@ -173,8 +173,8 @@ def doubtful_table(
     heads = ["test row", "true class", "predicted class", "its probability", "that of the true class", "entropy (nats)"]
     heads += ["of which disagreement"]
     caption = (
-        "The test rows that the average is least sure about, by their entropy, and those about which the drawn networks "
-        "disagree most; numbered from 0. More rows like these would remove the disagreement; the rest is noise."
+        "The test rows that the average is least sure about, by their entropy, and those about which the drawn "
+        "networks disagree most; numbered from 0. More rows like these would remove the disagreement; the rest is noise."
     )
     if why is not None:
         heads, lines = (

@@ -38,9 +38,9 @@ def partial_dependence(
     """Draw partial dependence on columns: the mean over drawn functions, and a band that holds 95 % of them.
 
     Args:
-        columns: name -> (values, functions, marks), a panel each. The values (G,) are increasing numbers or dates, the
-            last of which may be missing (NaN, NaT), or texts. The functions (S, G, K) are drawn. The marks are positions
-            on the axis of numbers, drawn as ticks, or for texts a share of the rows for each.
+        columns: name -> (values, functions, marks), a panel each. The values (G,) are increasing numbers or dates, of
+            which the last may be missing (NaN, NaT), or texts. The functions (S, G, K) are drawn. The marks are
+            positions on the axis of numbers, drawn as ticks, or for texts a share of the rows for each.
         curves: names of the K curves.
         what: the vertical axis; shares where its first word is "probability".
     """
@@ -54,8 +54,8 @@ def partial_dependence(
     for name, draws_SGK in functions.items():
         if draws_SGK.shape[1:] != (len(columns[name][0]), len(names)):
             raise ValueError(
-                f"`columns`: functions of {name!r} must be (S, {len(columns[name][0])}, {len(names)}), a value for each "
-                f"of its values and `curves`; got {draws_SGK.shape}."
+                f"`columns`: functions of {name!r} must be (S, {len(columns[name][0])}, {len(names)}), for each of its "
+                f"values and `curves`; got {draws_SGK.shape}."
             )
     figure, grid = panel_grid(len(columns), 3, each=(2.75, 2.5), beside=(0.4, 0.7), least=4.6, sharey=True)
     colours = ["#0072b2"] if len(names) == 1 else [look.colour for look in looks(names).values()]
@@ -72,9 +72,7 @@ def partial_dependence(
         axes.set_ylabel(textwrap.fill(what, 30))
     if what.startswith("probability"):
         percent_axis(grid[0, 0].yaxis)
-    note_below(
-        figure, "bands: 95 % of the drawn functions; ticks: deciles of the training rows, or the share of a value"
-    )
+    note_below(figure, "bands: 95 % of drawn functions; ticks: deciles of training rows; per cent: share of rows")
     if len(names) > 1:
         legend_above(figure, handles)
     return figure
@@ -92,7 +90,7 @@ def _numbers_panel(axes: Axes, values: np.ndarray, ends: _Ends, colour: str, _: 
     line = axes.plot(x, middle[there], color=colour, **dots)[0]
     axes.fill_between(x, low[there], high[there], color=colour, alpha=0.22, linewidth=0)
     if not there.all():
-        place = x[-1] + (x[-1] - x[0]) * 0.12
+        place = x[-1] + (x[-1] - x[0]) * 0.15
         sides = np.clip([middle[-1:] - low[-1:], high[-1:] - middle[-1:]], 0, None)
         axes.errorbar([place], middle[-1:], sides, fmt="D", markersize=3.5, color=colour, elinewidth=1.2)
         axes.annotate(

@@ -219,8 +219,8 @@ def residuals(
 ) -> Figure:
     """Draw what is left of the targets against what was predicted, with the spread that was predicted there.
 
-    Of more than 500 targets, 500 are drawn, evenly along the predictions; all count in what is drawn of groups of similar
-    prediction, if there are 40 targets or more: the mean of the residuals, and a band of two predicted standard
+    Of more than 500 targets, 500 are drawn, evenly along the predictions. All count in what is drawn of groups of
+    similar prediction, if there are 40 targets or more: the mean of the residuals, and a band of two predicted standard
     deviations (their root mean square).
 
     Args:
