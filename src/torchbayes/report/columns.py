@@ -29,8 +29,8 @@ WHY = (
     "the value of the row, what is unusual about it, and the fall."
 )
 _PARTS = (
-    "Noise is in the targets; disagreement of the drawn networks is what more rows like these would remove. The squares "
-    "of the two add up to that of the sd."
+    "Noise is in the targets; disagreement of the drawn networks is what more rows like these would remove. Their "
+    "squares add up to that of the sd."
 )
 _BAND = "Bands hold 95 % of the drawn networks: what the training rows leave open, without the noise of single targets."
 _NO_BAND = "There is no band, because no networks are drawn: predictions are those of one, or in closed form."
@@ -74,7 +74,7 @@ def importance_table(drops: dict[str, float]) -> Table:
     )
 
 
-def dependence(label: str, data: Data, table: TablePredictor, drops: dict[str, float]) -> dict[str, Picture]:
+def dependence(label: str, data: Data, table: TablePredictor, *, drops: dict[str, float]) -> dict[str, Picture]:
     """Return the picture of partial dependence on the most important columns, by file name; empty if none matters."""
     names = [name for name, drop in drops.items() if drop > 0][:PANELS]
     if not names:
@@ -102,9 +102,9 @@ def dependence(label: str, data: Data, table: TablePredictor, drops: dict[str, f
 
 
 def left_out(data: Data) -> list[str]:
-    """Return a sentence on a table of too many columns; none for other data."""
-    columns = data.train.inputs[0].numel()
-    if len(data.input_shape) != 1 or columns <= MOST_COLUMNS or not data.train.inputs.is_floating_point():
+    """Return a sentence on vectors of too many columns; none for other data."""
+    inputs = data.train.inputs
+    if inputs.ndim != 2 or inputs.shape[1] <= MOST_COLUMNS or not inputs.is_floating_point():
         return []
     return [f"With more than {MOST_COLUMNS} columns it is not looked at which of them matter."]
 

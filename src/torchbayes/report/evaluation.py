@@ -25,6 +25,10 @@ CLASSES = 20  # most classes for a drawn confusion matrix
 CONFUSIONS = 15  # rows of the table that replaces it
 IMAGES = 12  # how many of those with the highest entropy are shown
 _SAME = 1.02  # standard deviations count as equal below this ratio
+_RESIDUALS = (
+    "Where the mean of a group is far from 0, the fit has missed a shape; the grey band, two predicted standard "
+    "deviations, should widen where the points scatter more."
+)
 
 
 class Section(NamedTuple):
@@ -35,7 +39,7 @@ class Section(NamedTuple):
     remarks: list[str]  # sentences, such as why a picture is missing
 
 
-def classification(label: str, data: Data, evaluation: Evaluation, table: TablePredictor | None = None) -> Section:
+def classification(label: str, data: Data, evaluation: Evaluation, *, table: TablePredictor | None = None) -> Section:
     """Return the section on how good a classifier's probabilities are, and where it errs.
 
     `table` says why rows are uncertain, where these are the test rows of one.
@@ -174,7 +178,7 @@ def doubtful_table(
     heads += ["of which disagreement"]
     caption = (
         "The test rows that the average is least sure about, by their entropy, and those about which the drawn "
-        "networks disagree most; numbered from 0. More rows like these would remove the disagreement; the rest is noise."
+        "networks disagree most; numbered from 0. More rows like these would remove the disagreement, and not the rest."
     )
     if why is not None:
         heads, lines = (
@@ -209,9 +213,7 @@ def regression(label: str, data: Data, numbers: Numbers) -> Section:
         drawn["residuals"] = Picture(
             "Residuals against predictions",
             figures.residuals(label, observed, mean, low=low, high=high, scale=scale, units=data.target_unit),
-            f"{label} on {len(observed):,} test targets. Where the mean of a group is far from 0, the fit has missed a "
-            f"shape; the grey band, two predicted standard deviations, should widen where the points scatter more.",
-            alt=f"Observed minus predicted targets against predictions by {label}, with the predicted spread.",
+            f"{label} on {len(observed):,} test targets. {_RESIDUALS}",
         )
     spread = scale.max() / scale.min()
     if not numbers.is_finite or scale.min() <= 0:

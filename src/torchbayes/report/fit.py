@@ -207,7 +207,7 @@ def sections(fitted: Fitted) -> Section:
     """Return tables and pictures of the test rows, and of the columns of a table."""
     data, label, numbers, table = fitted.data, fitted.label, fitted.numbers, fitted.table
     if fitted.evaluation.probs is not None:
-        tables, drawn, remarks = classification(label, data, fitted.evaluation, table)
+        tables, drawn, remarks = classification(label, data, fitted.evaluation, table=table)
     elif numbers is not None:
         tables, drawn, remarks = regression(label, data, numbers)
         uncertain = None if table is None else uncertain_table(table, data, numbers)
@@ -219,8 +219,8 @@ def sections(fitted: Fitted) -> Section:
     if table is not None and len(data.test.targets) == len(table.rows):
         drops = importance(table, data.test.targets)
         tables.append(importance_table(drops))
-        drawn |= dependence(label, data, table, drops)
-    return Section(tables, drawn, [*remarks, *left_out(data)])
+        drawn |= dependence(label, data, table, drops=drops)
+    return Section(tables, drawn, [*remarks, *(left_out(data) if table is None else [])])
 
 
 def run_sections(fitted: FittedRun) -> Section:

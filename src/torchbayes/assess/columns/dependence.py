@@ -30,7 +30,8 @@ from torchbayes.predictive.classes import moment
 from torchbayes.randomness.seeds import Purpose, generator
 
 ROWS = 200  # over which a partial dependence averages
-SCORED = 20_000  # rows whose prediction is scored, of all columns together
+SCORED = 10_000  # rows whose prediction is scored, of all columns together
+_MOST = 1000  # rows that are scored
 _ROUNDS = 5  # most shuffles of a column
 _POINTS = 12  # most values of a category, most different numbers that are all taken; others: twice as many at most
 _NAMED = 6  # numbers of at most so many different values are drawn as names, such as 0 and 1
@@ -60,8 +61,8 @@ class Dependence:
 def importance(table: TablePredictor, targets: Tensor) -> dict[str, float]:
     """Return by how much the mean log probability of held-out targets falls where a column is shuffled, in nats.
 
-    Of many rows and columns an evenly spread part of the rows is taken, so that 20,000 predictions suffice; of few rows
-    a column is shuffled up to five times.
+    Of many rows and columns an evenly spread part of the rows is taken: at most 1,000, and so few that 10,000
+    predictions suffice, but at least 20. Of few rows a column is shuffled up to five times.
 
     Args:
         table: the fit and its held-out rows.
@@ -71,9 +72,9 @@ def importance(table: TablePredictor, targets: Tensor) -> dict[str, float]:
         Column -> importance, the largest first.
     """
     names = [column.name for column in table.columns.columns]
-    rows = torch.from_numpy(spread_rows(len(targets), max(SCORED // len(names), 20)))
+    rows = torch.from_numpy(spread_rows(len(targets), int(np.clip(SCORED // len(names), 20, _MOST))))
     values_BF, targets = table.values[rows], targets[rows]
-    rounds = min(_ROUNDS, max(SCORED // (len(names) * len(rows)), 1)) if len(rows) > 1 else 0
+    rounds = min(_ROUNDS, _MOST // len(rows), max(SCORED // (len(names) * len(rows)), 1)) if len(rows) > 1 else 0
     drops = dict.fromkeys(names, 0.0)
     score = table.predictive(values_BF).log_prob(targets).double().mean()
     stream = generator(Purpose.SHUFFLED_COLUMN, 0)

@@ -115,10 +115,16 @@ def predictor_of(source: Functions | Source, data: Data) -> TablePredictor | Non
         standardise = data.standardise.to(torch.float64)
         train, rows = (_numbered(standardise.inverse(pair.inputs.double())) for pair in (data.train, data.test))
         columns = Columns(tuple(_plain(name, column) for name, column in train.columns.items()), data.name)
+    return predictor(source, columns, lambda values: standardise(values).to(dtype), train=train, rows=rows)
+
+
+def predictor(
+    source: Functions | Source, columns: Columns, prepare: Callable[[Tensor], Tensor], *, train: Table, rows: Table
+) -> TablePredictor | None:
+    """Return a predictor with at most 5,000 of the training rows; None where a row has more than 500 columns."""
     if len(columns.columns) > MOST_COLUMNS:
         return None
-    known = train[spread_rows(len(train), KNOWN)]
-    return TablePredictor(source, columns, lambda values: standardise(values).to(dtype), known, rows)
+    return TablePredictor(source, columns, prepare, train[spread_rows(len(train), KNOWN)], rows)
 
 
 def _numbered(values_NF: Tensor) -> Table:

@@ -92,6 +92,7 @@ def _numbers_panel(axes: Axes, values: np.ndarray, ends: _Ends, colour: str, _: 
     if not there.all():
         place = x[-1] + (x[-1] - x[0]) * 0.15
         sides = np.clip([middle[-1:] - low[-1:], high[-1:] - middle[-1:]], 0, None)
+        axes.set_xlim(x[0] - (x[-1] - x[0]) * 0.05, x[-1] + (x[-1] - x[0]) * 0.28)
         axes.errorbar([place], middle[-1:], sides, fmt="D", markersize=3.5, color=colour, elinewidth=1.2)
         axes.annotate(
             "missing", (place, 0), (0, 9), xycoords=("data", "axes fraction"), textcoords="offset points", ha="center",

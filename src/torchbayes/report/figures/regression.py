@@ -247,9 +247,9 @@ def residuals(
     if len(groups) > 1:
         x, mean = (np.array([column[rows].mean() for rows in groups]) for column in (predicted, left))
         half = 2 * np.sqrt([np.mean(scale[rows] ** 2) for rows in groups])
-        x[0], x[-1] = predicted.min(), predicted.max()
+        across = np.array([predicted.min(), *x[1:-1], predicted.max()])
         handles["± 2 predicted standard deviations"] = axes.fill_between(
-            x, -half, half, color=FAINT, alpha=0.55, linewidth=0, zorder=1
+            across, -half, half, color=FAINT, alpha=0.55, linewidth=0, zorder=1
         )
         handles["mean of a group"] = axes.plot(
             x, mean, "o-", color=INK, markersize=4, linewidth=1.1, markerfacecolor="white", zorder=4
