@@ -203,8 +203,8 @@ def predicts(fitted: Fitted) -> str:
     return "Predictions are those of one network." if draws == 1 else f"Predictions are averages over {draws} networks."
 
 
-def sections(fitted: Fitted) -> Section:
-    """Return tables and pictures of the test rows, and of the columns of a table."""
+def sections(fitted: Fitted, *, along: bool = True) -> Section:
+    """Return tables and pictures of the test rows and the columns of a table; `along` draws the mean along these."""
     data, label, numbers, table = fitted.data, fitted.label, fitted.numbers, fitted.table
     if fitted.evaluation.probs is not None:
         tables, drawn, remarks = classification(label, data, fitted.evaluation, table=table)
@@ -219,18 +219,19 @@ def sections(fitted: Fitted) -> Section:
     if table is not None and len(data.test.targets) == len(table.rows):
         drops = importance(table, data.test.targets)
         tables.append(importance_table(drops))
-        drawn |= dependence(label, data, table, drops=drops)
+        drawn |= dependence(label, data, table, drops=drops) if along else {}
     return Section(tables, drawn, [*remarks, *(left_out(data) if table is None else [])])
 
 
 def run_sections(fitted: FittedRun) -> Section:
     """Return those of any fit, and pictures of an input space of one or two dimensions, and of the training."""
-    data, numbers = fitted.data, fitted.numbers
-    tables, drawn, remarks = sections(fitted)
+    data, numbers, whole = fitted.data, fitted.numbers, dict[str, Picture]()
     if numbers is not None and data.input_shape == (1,) and numbers.is_finite and numbers.mean.shape[1] == 1:
-        drawn["band"] = band_over(data, {fitted.label: fitted.functions})
+        whole["band"] = band_over(data, {fitted.label: fitted.functions})
     if fitted.evaluation.labels is not None and data.input_shape == (2,) and data.num_classes == 2:
-        drawn["surface"] = surface_over(data, {fitted.label: fitted.functions})
+        whole["surface"] = surface_over(data, {fitted.label: fitted.functions})
+    tables, drawn, remarks = sections(fitted, along=not whole)
+    drawn |= whole
     trained = _training(fitted)
     if trained is None:
         start = fitted.settings.get("start")

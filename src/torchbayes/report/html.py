@@ -69,7 +69,14 @@ class Page:
         check_text(title=self.title, html=self.html)
 
     def save(self, path: str | Path) -> Path:
-        """Write the page to a file, whole or not at all, and return its path."""
+        """Write the page to a file, whole or not at all.
+
+        Args:
+            path: The file, such as `report.html`.
+
+        Returns:
+            The path.
+        """
         check_kind((str, PathLike), "a path", path=path)
         return write_whole(path, self.html.encode())
 

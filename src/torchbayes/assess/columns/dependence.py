@@ -127,18 +127,17 @@ def _points(column: Column | Dates, known: np.ndarray, numbers: np.ndarray, rows
         chosen = np.sort(np.argsort(-counts, kind="stable")[:_POINTS])
         first = [np.flatnonzero(np.array(texts_of(known), dtype=object) == text)[0] for text in texts[chosen]]
         return texts[chosen].astype(object), [known[[row]] for row in first]
-    different = np.unique(numbers)
-    if len(different) > _POINTS:
+    at, around = np.unique(numbers), np.zeros(1)
+    if len(at) > _POINTS and isinstance(column, Dates):
+        # a date has a day of the week and a time as well, which would be those of one day: those around it take turns
+        edges = np.linspace(at[0], at[-1], 2 * _POINTS + 1)
+        turns = np.arange(rows) * (5**0.5 - 1) / 2 % 1
+        at, around = (edges[1:] + edges[:-1]) / 2, (turns - turns.mean()) * (edges[1] - edges[0])
+    elif len(at) > _POINTS:
         low, high = np.quantile(numbers, [_TAIL, 1 - _TAIL])
-        even = np.linspace(low, high, _POINTS)
         shares = np.linspace(_TAIL, 1 - _TAIL, _POINTS)
-        different = np.unique(even if isinstance(column, Dates) else [*even, *np.quantile(numbers, shares)])
-    if not isinstance(column, Dates):
-        return different, [in_table(column, np.array([value])) for value in different]
-    # a date has a day of the week and a time as well, which would be those of one day: dates around it take turns
-    reach = (different[-1] - different[0]) / max(len(different) - 1, 1)
-    around = reach * ((np.arange(rows) * (5**0.5 - 1) / 2) % 1 - 0.5)
-    return _shown(column, different), [in_table(column, day + around) for day in different]
+        at = np.unique([*np.linspace(low, high, _POINTS), *np.quantile(numbers, shares)])
+    return _shown(column, at), [in_table(column, value + around) for value in at]
 
 
 def _shown(column: Column | Dates, numbers: np.ndarray) -> np.ndarray:

@@ -95,21 +95,19 @@ def reasons(table: TablePredictor, rows: Tensor) -> list[str]:
 def _value(held: np.ndarray, row: int) -> str:
     if missing(held[[row]])[0]:
         return "missing"
-    return f"{held[row]:.6g}" if held.dtype.kind == "f" else texts_of(held[[row]])[0]
+    return f"{held[row]:.6g}" if held.dtype.kind == "f" else texts_of(held[[row]])[0].removesuffix(" 00:00:00")
 
 
 def _unusual(table: TablePredictor, name: str, row: int) -> str:
     """Return in words what is unusual about the value of a column in a row; nothing if it is not."""
     column, held, known = table.column(name), table.rows.columns[name][[row]], table.known.columns[name]
     if missing(held)[0]:
-        count = int(missing(known).sum())
-        return f"in {count:,} of {len(known):,} training rows" if count < _RARE * len(known) else ""
+        return _rare(int(missing(known).sum()), len(known))
     if column.values is not None:
         (text,) = texts_of(held)
         if text not in column.values:
             return "in no training row"
-        count = texts_of(known[~missing(known)]).count(text)
-        return f"in {count:,} of {len(known):,} training rows" if count < _RARE * len(known) else ""
+        return _rare(texts_of(known[~missing(known)]).count(text), len(known))
     place = table.block(name).start
     value, numbers = float(table.values[row, place]), table.known_values[:, place].numpy()[~missing(known)]
     if not column.low <= value <= column.high:
@@ -118,3 +116,9 @@ def _unusual(table: TablePredictor, name: str, row: int) -> str:
     if min(below, above) >= _RARE:
         return ""
     return f"{'lower' if below < above else 'higher'} than {max(1 - below, 1 - above):.1%} of training rows"
+
+
+def _rare(count: int, rows: int) -> str:
+    if count >= _RARE * rows:
+        return ""
+    return f"in {count:,} of {rows:,} training rows" if count else "in no training row"

@@ -124,7 +124,8 @@ class Dates:
 
     def texts(self, days: np.ndarray) -> np.ndarray:
         """Return dates, in days from the first, as the table writes them, (B,)."""
-        dates = [self.first + timedelta(seconds=round(day * _PER_DAY)) for day in days.tolist()]
+        each = _PER_DAY if "time of day" not in self.parts else 1  # seconds to which is rounded
+        dates = [self.first + timedelta(seconds=round(day * _PER_DAY / each) * each) for day in days.tolist()]
         texts = [date.isoformat(" ") if self.form == ISO else date.strftime(self.form) for date in dates]
         return np.array(texts, dtype=object)
 
