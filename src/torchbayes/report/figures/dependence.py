@@ -33,34 +33,34 @@ _LONGEST = 14  # letters of a value at the axis
 
 @house_style
 def partial_dependence(
-    columns: Mapping[str, tuple[Any, Any, Any]], curves: Sequence[str] = ("mean",), *, what: str = "target"
+    panels: Mapping[str, tuple[Any, Any, Any]], curves: Sequence[str] = ("mean",), *, what: str = "target"
 ) -> Figure:
     """Draw partial dependence on columns: the mean over drawn functions, and a band that holds 95 % of them.
 
     Args:
-        columns: name -> (values, functions, marks), a panel each. The values (G,) are increasing numbers or dates, of
+        panels: column -> (values, functions, marks). The values (G,) are increasing numbers or dates, of
             which the last may be missing (NaN, NaT), or texts. The functions (S, G, K) are drawn. The marks are
             positions on the axis of numbers, drawn as ticks, or for texts a share of the rows for each.
         curves: names of the K curves.
         what: the vertical axis; shares where its first word is "probability".
     """
-    check_panels(columns=columns)
-    check_pairs(3, columns=columns)
+    check_panels(panels=panels)
+    check_pairs(3, panels=panels)
     check_text(what=what)
     names = [] if isinstance(curves, str) or not isinstance(curves, Sequence) else list(curves)
     if not names or not all(isinstance(name, str) for name in names):
         raise TypeError(f"`curves` must be names, at least one; got {seen(curves)}.")
-    functions = {name: as_array(each[1], 3, f"functions of {name}", finite=True) for name, each in columns.items()}
+    functions = {name: as_array(each[1], 3, f"functions of {name}", finite=True) for name, each in panels.items()}
     for name, draws_SGK in functions.items():
-        if draws_SGK.shape[1:] != (len(columns[name][0]), len(names)):
+        if draws_SGK.shape[1:] != (len(panels[name][0]), len(names)):
             raise ValueError(
-                f"`columns`: functions of {name!r} must be (S, {len(columns[name][0])}, {len(names)}), for each of its "
+                f"`panels`: functions of {name!r} must be (S, {len(panels[name][0])}, {len(names)}), for each of its "
                 f"values and `curves`; got {draws_SGK.shape}."
             )
-    figure, grid = panel_grid(len(columns), 3, each=(2.75, 2.5), beside=(0.4, 0.7), least=4.6, sharey=True)
+    figure, grid = panel_grid(len(panels), 3, each=(2.75, 2.5), beside=(0.4, 0.7), least=4.6, sharey=True)
     colours = ["#0072b2"] if len(names) == 1 else [look.colour for look in looks(names).values()]
     handles: dict[str, Any] = {}
-    for axes, (name, (values, _, marks)) in zip(grid.flat, columns.items(), strict=False):
+    for axes, (name, (values, _, marks)) in zip(grid.flat, panels.items(), strict=False):
         panel = _names_panel if np.asarray(values).dtype.kind in "OU" else _numbers_panel
         for k, (curve, colour) in enumerate(zip(names, colours, strict=True)):
             low, high = np.percentile(functions[name][..., k], _ENDS, axis=0)

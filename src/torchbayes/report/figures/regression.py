@@ -235,8 +235,10 @@ def residuals(
     check_text(name=name, units=units)
     columns = {"observed": observed, "predicted": predicted, "low": low, "high": high, "scale": scale}
     observed, predicted, low, high, scale = as_columns(columns)
-    if (scale < 0).any():
-        raise ValueError(f"`scale` must be at least 0; got {scale.min():g}.")
+    if (low > high).any() or (scale < 0).any():
+        raise ValueError(
+            f"`scale` and `high` − `low` must be at least 0; got {min(scale.min(), (high - low).min()):g}."
+        )
     left, order = observed - predicted, np.argsort(predicted, kind="stable")
     shown = order[np.unique(np.linspace(0, len(order) - 1, min(len(order), MOST)).astype(int))]
     inside, look = ((low <= observed) & (observed <= high))[shown], looks([name])[name]
