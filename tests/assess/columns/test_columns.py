@@ -19,6 +19,8 @@ from torchbayes.data.base import Standardise
 from torchbayes.data.own.columns import fit_columns
 from torchbayes.data.own.table import Table, from_frame
 from torchbayes.posteriors.functions import Functions
+from torchbayes.predictive.linearised import preferred
+from torchbayes.report.columns import dependence
 
 RNG = np.random.default_rng(0)
 ROWS, DRAWS = 150, 40
@@ -294,3 +296,24 @@ def test_dates_are_written_as_the_table_writes_them():
         dates.write(dates.texts(block[:, 0]), again)
         assert_close(again, block)
     assert dates.first == datetime(2024, 3, 1)
+
+
+def test_a_closed_form_has_its_mean_and_no_band():
+    inputs = normal(40, 2)
+    data = data_of(inputs)
+    network = nn.Linear(2, 1)
+    model = tb.Model(network, tb.likelihoods.Gaussian(0.5))
+    method = tb.Laplace(structure="dense", prior="model", check_mode=False)
+    posterior = tb.fit(model, tuple(data.train), method, start=network, callbacks=())
+    table = predictor_of(preferred(posterior), data)
+    assert table is not None
+    found = partial_dependence(table, "x1").functions_SGK
+    assert len(found) == 1
+    rows = table.prepare(table.known_values).repeat(found.shape[1], 1, 1)
+    rows[..., 0] = data.standardise(torch.tensor(partial_dependence(table, "x1").at)[:, None].repeat(1, 2))[:, :1]
+    assert_close(found[0, :, 0], network(rows)[..., 0].mean(1), rtol=1e-5, atol=1e-6)
+    noise_N, disagreement_N = uncertainties_of(table)
+    assert_close(noise_N, torch.full((40,), 0.25))
+    assert_close(disagreement_N, preferred(posterior).predictive(data.test.inputs).epistemic.flatten(), rtol=1e-5)
+    picture = dependence("Laplace", data, table, drops={"x1": 1.0, "x2": 0.0})["dependence"]
+    assert "There is no band, because no networks are drawn" in picture.caption
