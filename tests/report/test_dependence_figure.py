@@ -24,7 +24,7 @@ def test_numbers_are_a_line_with_its_band_and_what_is_missing_stands_beside_it()
     np.testing.assert_allclose(segment[:, 1], np.percentile(DRAWS[:, 3, 0], [2.5, 97.5]))
     assert segment[0, 0] > 4
     assert [text.get_text() for text in axes.texts] == ["missing"]
-    np.testing.assert_allclose(axes.lines[-1].get_xdata(), [0.5, 2.0])
+    np.testing.assert_allclose(line(axes, -1)[0], [0.5, 2.0])
     assert axes.get_ylabel() == "mean rent"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -78,7 +79,8 @@ def test_a_page_tells_what_the_estimator_says_beside_others(tmp_path):
     mean, std = fitted.predict(FRAME, return_std=True)
     assert f"rmse {np.sqrt(np.mean((mean - TARGETS) ** 2)):.4f}" in text
     assert f"R² {fitted.score(FRAME, TARGETS):.4f}" in text
-    parts = fitted.predict_dist(FRAME).component_distribution
+    average: Any = fitted.predict_dist(FRAME)
+    parts = average.component_distribution
     row = int(std.argmax())
     spreads = std[row], parts.variance[row].mean() ** 0.5, parts.mean[row].std(correction=0)
     said = " ".join(f"{float(part):.4g}" for part in spreads)
@@ -103,13 +105,13 @@ def test_partial_dependence_is_the_mean_prediction_at_replaced_columns():
         found = partial_dependence(table, name)
         for g in places:
             value = found.at[g] == "True" if name == "sold" else found.at[g]
-            expected = fitted.predict(FRAME.assign(**{name: value})).mean()
+            expected = np.mean(fitted.predict(FRAME.assign(**{name: value})))
             assert float(found.functions_SGK[:, g, 0].mean()) * scale + shift == pytest.approx(expected, rel=1e-5)
     missing = partial_dependence(table, "size").missing_SK
     assert missing is not None
-    expected = fitted.predict(FRAME.assign(size=np.nan)).mean()
+    expected = np.mean(fitted.predict(FRAME.assign(size=np.nan)))
     assert float(missing.mean()) * scale + shift == pytest.approx(expected, rel=1e-5)
-    numbers = FRAME[["age", "size"]].fillna(0.0)
+    numbers: Any = FRAME[["age", "size"]].fillna(0.0)
     fitted = regressor().fit(numbers, TARGETS)
     found = partial_dependence(table_of(fitted, numbers), "age")
     theirs = by_sklearn(fitted, numbers, ["age"], custom_values={"age": found.at}, method="brute")

@@ -70,11 +70,11 @@ def judged(
     posterior: Posterior,
     *,
     functions: Functions | Source,
-    rows: tuple[Any, Any],
+    rows: Any,
     target_scale: float,
     table: TablePredictor | None,
 ) -> Fitted:
-    """Judge a fit on its test rows, as its model takes them; baselines take those of the data."""
+    """Judge a fit on its test rows, a pair as its model takes it; baselines take those of the data."""
     evaluation = evaluate(functions, rows, target_scale=target_scale)
     numbers = predicted_numbers(functions, rows) if evaluation.probs is None else None
     others = baselines(posterior.model, data.train, data.test, target_scale=target_scale)

@@ -95,7 +95,7 @@ def _numbers_panel(axes: Axes, values: np.ndarray, ends: _Ends, colour: str, _: 
         axes.set_xlim(x[0] - (x[-1] - x[0]) * 0.05, x[-1] + (x[-1] - x[0]) * 0.28)
         axes.errorbar([place], middle[-1:], sides, fmt="D", markersize=3.5, color=colour, elinewidth=1.2)
         axes.annotate(
-            "missing", (place, 0), (0, 9), xycoords=("data", "axes fraction"), textcoords="offset points", ha="center",
+            "missing", (place, 1), (0, -7), xycoords=("data", "axes fraction"), textcoords="offset points", ha="center",
             color=QUIET, fontsize=7,
         )  # fmt: skip
     return line
