@@ -73,7 +73,7 @@ def importance(table: TablePredictor, targets: Tensor) -> dict[str, float]:
     """
     names = [column.name for column in table.columns.columns]
     rows = torch.from_numpy(spread_rows(len(targets), int(np.clip(SCORED // len(names), 20, _MOST))))
-    values_BF, targets = table.values[rows], targets[rows]
+    values_BF, targets = table.values[rows], targets[rows].to(table.source.model.network.device)
     rounds = min(_ROUNDS, _MOST // len(rows), max(SCORED // (len(names) * len(rows)), 1)) if len(rows) > 1 else 0
     drops = dict.fromkeys(names, 0.0)
     score = table.predictive(values_BF).log_prob(targets).double().mean()
