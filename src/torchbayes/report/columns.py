@@ -91,11 +91,14 @@ def dependence(label: str, data: Data, table: TablePredictor, *, drops: dict[str
     what = f"mean {data.target_label}"
     if classes:
         what = f"probability of {curves[0] if len(curves) == 1 else 'the class'}"
+    fewer = (
+        f" Of {data.num_classes} classes the {_CURVES} most frequent are drawn." if data.num_classes > _CURVES else ""
+    )
     picture = Picture(
         "How predictions depend on the columns that matter most",
         figures.partial_dependence(panels, curves, what=what),
         f"Partial dependence of {label} on {listed(names)}: the mean over {min(ROWS, len(table.known)):,} training "
-        f"rows, all of which get this value in the column and keep the others. {_BAND if drawn else _NO_BAND}",
+        f"rows, all of which get this value in the column and keep the others. {_BAND if drawn else _NO_BAND}{fewer}",
         alt=f"Curves of the mean prediction against {listed(names)}.",
     )
     return {"dependence": picture}
