@@ -96,6 +96,7 @@ def test_laplace_is_linearised_and_says_what_is_wrong_with_it():
         "errors",
         "pit",
         "predicted",
+        "residuals",
     }
 
 
@@ -157,7 +158,7 @@ def test_counts_sequences_and_several_targets_have_a_page_or_a_message(capsys):
     fit(*own, "--likelihood", "mine_reported:Poisson", "--network", "linear", "--directory", "counts")
     assert main(["report", "counts", "--trust"]) == 0
     assert {path.stem for path in Path("counts/report").glob("*.png")} == {
-        "band", "coverage", "errors", "predicted", "training"
+        "band", "coverage", "errors", "predicted", "residuals", "training"
     }  # fmt: skip
     sequence = [*own, "--data_settings.kind", "sequence", "--network", "mine_reported:each"]
     fit(*sequence, "--likelihood", "categorical", "--directory", "sequence")

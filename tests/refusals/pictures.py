@@ -215,6 +215,35 @@ PICTURES = {
             "units": NAMED,
         },
     ),
+    "figures.residuals": Case(
+        figures.residuals,
+        lambda: {"name": "HMC", **dict.fromkeys(("observed", "predicted", "low", "high", "scale"), _GRID)},
+        {
+            "name": NAMED,
+            "observed": (*_CURVE, _GRID[:3]),
+            "predicted": (*_CURVE, _GRID[:3]),
+            "low": (*_CURVE, _GRID[:3], _GRID + 2),
+            "high": (*_CURVE, _GRID[:3], _GRID - 2),
+            "scale": (*_CURVE, _GRID[:3], -_GRID),
+            "units": NAMED,
+        },
+    ),
+    "figures.partial_dependence": Case(
+        figures.partial_dependence,
+        lambda: {"panels": {"age": (_GRID, np.zeros((2, 5, 1)), _GRID)}},
+        {
+            "panels": (
+                *_METHODS,
+                {"age": 3},
+                {"age": (_GRID, _GRID)},
+                {"age": (_GRID, np.zeros((2, 4, 1)), _GRID)},
+                {"age": (_GRID, np.zeros((2, 5, 2)), _GRID)},
+                {"age": (_GRID, np.full((2, 5, 1), NAN), _GRID)},
+            ),
+            "curves": (None, 3, "text", [], [3]),
+            "what": NAMED,
+        },
+    ),
     "figures.entropy_histograms": Case(
         figures.entropy_histograms,
         lambda: {"methods": {"HMC": (_GRID / 2, {"noise": _GRID / 2})}, "num_classes": 3},
@@ -320,6 +349,7 @@ PICTURES = {
             "ties": (None, 3, "text", {"c": [0]}, {"b": 3}, {"b": "text"}, {"b": [1]}, {"b": [-1]}, {"b": [NAN]}),
         },
     ),
+    "report.Page": Case(report.Page, lambda: {"title": "t", "html": "<p>"}, {"title": NAMED, "html": NAMED}),
     "report.Picture": Case(
         report.Picture,
         lambda: {"title": "t", "image": b"\x89PNG", "caption": "c"},

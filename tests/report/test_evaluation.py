@@ -39,7 +39,7 @@ def test_the_least_certain_rows_are_listed_by_number():
     rows = [[cell.text for cell in row] for row in table.cells]
     assert [row[0] for row in rows] == ["1", "2", "3", "0"]
     entropy = -sum(p * math.log(p) for p in (0.4, 0.35, 0.25))
-    assert rows[0] == ["1", "c1", "c0", "40.0 %", "35.0 %", f"{entropy:.3f}"]
+    assert rows[0] == ["1", "c1", "c0", "40.0 %", "35.0 %", f"{entropy:.3f}", "0.000"]
     assert rows[2][1:5] == ["c0", "c1", "80.0 %", "10.0 %"]
     assert drawn["entropy"].caption.startswith("2 right and 2 wrong predictions")
 
@@ -128,7 +128,7 @@ def test_a_regression_is_drawn_in_raw_units():
     _, drawn, remarks = regression(
         "HMC", data_of(torch.rand(3, 4), targets), numbers_of([0.1, 0.2, 0.3], [1.0, 2.0, 3.0])
     )
-    assert list(drawn) == ["predicted", "coverage", "errors"]
+    assert list(drawn) == ["predicted", "coverage", "residuals", "errors"]
     assert not remarks
     image: Any = drawn["predicted"].image
     assert image.axes[0].lines[0].get_xdata().tolist() == [11.0] * 3  # 10 + 2 · 0.5
@@ -142,7 +142,7 @@ def test_a_regression_is_drawn_in_raw_units():
 def test_what_a_regression_lacks_is_said():
     data = data_of(torch.rand(3, 4), torch.zeros(3, 1))
     _, drawn, (said,) = regression("HMC", data, numbers_of([0.1, 0.2, 0.3]))
-    assert list(drawn) == ["predicted", "coverage"]
+    assert list(drawn) == ["predicted", "coverage", "residuals"]
     assert "is the same for all test rows, 2 (in units of the target)" in said
     _, drawn, (said,) = regression("HMC", data, numbers_of([0.1, 0.2, 0.3], [math.inf] * 3))
     assert list(drawn) == ["predicted", "coverage"]

@@ -139,3 +139,23 @@ def test_errors_lie_between_lines_of_their_standard_deviations(widest: float, ax
     few = figures.errors_by_scale("HMC", errors[:9], scale[:9])
     drawn(few)
     assert "root mean square error of a group" not in labels(few)
+
+
+def test_residuals_have_the_mean_and_the_spread_of_their_groups():
+    predicted, scale = np.arange(40.0), np.repeat([1.0, 3.0], 20)
+    left = np.where(np.arange(40) % 2, 1.0, -1.0) + np.repeat([0.0, 2.0], 20)
+    low, high = predicted - 2.5, predicted + 2.5
+    figure = figures.residuals("HMC", predicted + left, predicted, low=low, high=high, scale=scale, units="EUR")
+    (axes,) = drawn(figure)
+    inside = np.abs(left) <= 2.5
+    np.testing.assert_allclose(line(axes, 0), [[9.5, 29.5], [0.0, 2.0]])
+    np.testing.assert_allclose(line(axes, 1), [predicted[inside], left[inside]])
+    np.testing.assert_allclose(line(axes, 2), [predicted[~inside], left[~inside]])
+    (band,) = axes.collections
+    edge = np.asarray(band.get_paths()[0].vertices)
+    for x, half in ((0.0, 2.0), (39.0, 6.0)):  # two standard deviations of each group, from end to end
+        np.testing.assert_allclose(np.unique(edge[edge[:, 0] == x, 1]), [-half, half])
+    assert axes.get_ylabel() == "observed − predicted\n(EUR)"
+    few = figures.residuals("HMC", left[:5], predicted[:5], low=low[:5], high=high[:5], scale=scale[:5])
+    drawn(few)
+    assert "mean of a group" not in labels(few)

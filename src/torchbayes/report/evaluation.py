@@ -8,20 +8,27 @@ import torch
 from torch import Tensor
 
 from torchbayes import metrics
+from torchbayes.assess.columns.doubt import most_uncertain, reasons
+from torchbayes.assess.columns.table import TablePredictor
 from torchbayes.assess.evaluate import Evaluation
 from torchbayes.assess.intervals import Numbers
 from torchbayes.data import Data
 from torchbayes.data.base import Standardise
 from torchbayes.metrics.scoring import hits
 from torchbayes.report import figures
+from torchbayes.report.columns import WHY
 from torchbayes.report.html import Picture
 from torchbayes.report.style import told
 from torchbayes.report.tables import Table
 
 CLASSES = 20  # most classes for a drawn confusion matrix
 CONFUSIONS = 15  # rows of the table that replaces it
-IMAGES, ROWS = 12, 10  # how many of the inputs with the highest entropy are shown
+IMAGES = 12  # how many of those with the highest entropy are shown
 _SAME = 1.02  # standard deviations count as equal below this ratio
+_RESIDUALS = (
+    "Where the mean of a group is far from 0, the fit has missed a shape; the grey band, two predicted standard "
+    "deviations, should widen where the points scatter more."
+)
 
 
 class Section(NamedTuple):
@@ -32,8 +39,11 @@ class Section(NamedTuple):
     remarks: list[str]  # sentences, such as why a picture is missing
 
 
-def classification(label: str, data: Data, evaluation: Evaluation) -> Section:
-    """Return the section on how good a classifier's probabilities are, and where it errs."""
+def classification(label: str, data: Data, evaluation: Evaluation, *, table: TablePredictor | None = None) -> Section:
+    """Return the section on how good a classifier's probabilities are, and where it errs.
+
+    `table` says why rows are uncertain, where these are the test rows of one.
+    """
     probs, labels, scores = evaluation.probs, _hard(evaluation.labels), evaluation.scores
     if probs is None or labels is None or scores is None:
         return Section([], {}, ["The targets are no class labels, so there are no pictures of how often it is right."])
@@ -52,7 +62,7 @@ def classification(label: str, data: Data, evaluation: Evaluation) -> Section:
     )
     if labels.is_floating_point():
         return Section([], drawn, ["The labels are soft, so there is no table of confusions."])
-    tables, more = _errors(label, data, evaluation, probs=probs, labels=labels)
+    tables, more = _errors(label, data, evaluation, table=table, probs=probs, labels=labels)
     return Section(tables, drawn | more, [])
 
 
@@ -91,7 +101,7 @@ def _entropy(label: str, entropy: Tensor, correct: Tensor, classes: int) -> Pict
 
 
 def _errors(
-    label: str, data: Data, evaluation: Evaluation, *, probs: Tensor, labels: Tensor
+    label: str, data: Data, evaluation: Evaluation, *, table: TablePredictor | None, probs: Tensor, labels: Tensor
 ) -> tuple[list[Table], dict[str, Picture]]:
     """Return which classes are confused, and which inputs are the least certain."""
     tables, drawn = [], {}
@@ -111,9 +121,13 @@ def _errors(
         tables.append(confused)
     if evaluation.scores is None or len(probs) != len(data.test.inputs):
         return tables, drawn  # rows are not those of the test set: places of a sequence, or some are left out
-    doubtful = evaluation.scores.entropy.argsort(descending=True, stable=True)
+    scores = evaluation.scores
+    doubtful = scores.entropy.argsort(descending=True, stable=True)
     if not data.is_image:
-        return [*tables, doubtful_table(doubtful[:ROWS], probs, labels, names=names)], drawn
+        disagreement = scores.mutual_information.double()
+        rows = most_uncertain(scores.entropy.double() - disagreement, disagreement)
+        why = None if table is None else reasons(table, rows)
+        return [*tables, doubtful_table(rows, probs, labels, names=names, disagreement=disagreement, why=why)], drawn
     shown = doubtful[:IMAGES]
     images = data.standardise.inverse(data.test.inputs[shown].cpu()).clamp(0, 1)
     drawn["uncertain_images"] = Picture(
@@ -143,24 +157,37 @@ def confusions_table(counts: Tensor, names: list[str]) -> Table | None:
     )
 
 
-def doubtful_table(rows: Tensor, probs: Tensor, labels: Tensor, *, names: list[str]) -> Table:
-    """Return a table of the given test rows, from probabilities (N, K) and true classes (N,) of all test rows."""
+def doubtful_table(
+    rows: Tensor, probs: Tensor, labels: Tensor, *, names: list[str], disagreement: Tensor, why: list[str] | None = None
+) -> Table:
+    """Return a table of the given test rows, from what is known of all test rows.
+
+    These are probabilities (N, K), true classes (N,), and the disagreement of the draws (N,) in nats. `why` says of
+    each of the given rows which columns make it uncertain.
+    """
     entropy = metrics.entropy(probs)
     predicted = probs.argmax(-1)
     lines = [
         [
             str(row), names[int(labels[row])], names[int(predicted[row])], float(probs[row, predicted[row]]),
-            float(probs[row, labels[row]]), float(entropy[row]),
+            float(probs[row, labels[row]]), float(entropy[row]), float(disagreement[row]),
         ]
         for row in rows.tolist()
     ]  # fmt: skip
     heads = ["test row", "true class", "predicted class", "its probability", "that of the true class", "entropy (nats)"]
-    return Table(
-        heads,
-        lines,
-        "The test rows that the average is least sure about, by their entropy; rows are numbered from 0.",
-        formats={heads[3]: ".1%", heads[4]: ".1%"},
+    heads += ["of which disagreement"]
+    caption = (
+        "The test rows that the average is least sure about, by their entropy, and those about which the drawn "
+        "networks disagree most; numbered from 0. More rows like these would remove the disagreement, and not the rest."
     )
+    if why is not None:
+        heads, lines = (
+            [*heads, "columns that make it so"],
+            [[*line, each] for line, each in zip(lines, why, strict=True)],
+        )
+        caption += " " + WHY.format(what="the entropy")
+    formats = {heads[3]: ".1%", heads[4]: ".1%"}
+    return Table(heads, lines, caption, formats=formats, title="Which rows are uncertain, and why" if why else "")
 
 
 def regression(label: str, data: Data, numbers: Numbers) -> Section:
@@ -182,6 +209,12 @@ def regression(label: str, data: Data, numbers: Numbers) -> Section:
     else:
         remarks.append("Under this likelihood targets have no mean, so predictions are not drawn against targets.")
     drawn["coverage"] = _coverage(label, numbers)
+    if numbers.is_finite:
+        drawn["residuals"] = Picture(
+            "Residuals against predictions",
+            figures.residuals(label, observed, mean, low=low, high=high, scale=scale, units=data.target_unit),
+            f"{label} on {len(observed):,} test targets. {_RESIDUALS}",
+        )
     spread = scale.max() / scale.min()
     if not numbers.is_finite or scale.min() <= 0:
         remarks.append("Some predictive variances are 0 or not finite, so errors are not drawn against them.")

@@ -10,18 +10,22 @@ from shlex import quote
 from typing import Any
 
 from torchbayes.assess.baselines import baselines, described, warnings_of
+from torchbayes.assess.columns.dependence import importance
+from torchbayes.assess.columns.table import TablePredictor, predictor_of
 from torchbayes.assess.constant import r_squared
 from torchbayes.assess.evaluate import Evaluation, evaluate
 from torchbayes.assess.intervals import Numbers, predicted_numbers
 from torchbayes.catalogue.config import CONFIG, read_config
 from torchbayes.catalogue.methods import classes, entry_with
 from torchbayes.catalogue.problem import Setup
+from torchbayes.data import Data
 from torchbayes.driver.log import read_log
 from torchbayes.posteriors import Posterior
 from torchbayes.posteriors.functions import Functions
 from torchbayes.predictive.linearised import preferred
 from torchbayes.predictive.predict import Source
 from torchbayes.report import figures
+from torchbayes.report.columns import dependence, importance_table, left_out, uncertain_table
 from torchbayes.report.evaluation import Section, classification, regression, transforms
 from torchbayes.report.html import Picture, save_pictures, write_report
 from torchbayes.report.surfaces import band_over, surface_over
@@ -33,16 +37,25 @@ _LOGGED = {"epoch": ("nll", "loss"), "step": ("log_likelihood", "log_density")} 
 
 @dataclass(frozen=True)
 class Fitted:
-    """One fit, loaded and evaluated on its test rows."""
+    """A fit, judged on rows that it has not seen."""
 
-    run: Path  # its directory
-    setup: Setup
+    label: str  # of the method
+    data: Data
     posterior: Posterior
-    settings: Mapping[str, Any]  # its configuration
     functions: Functions | Source  # what predicts
     evaluation: Evaluation  # of the test rows
     baselines: Mapping[str, Evaluation]  # of predictors that need no network, by name, on the same rows
     numbers: Numbers | None  # predicted and observed numbers; None for classes
+    table: TablePredictor | None  # where rows are those of a table
+
+
+@dataclass(frozen=True)
+class FittedRun(Fitted):
+    """A fit of the command line."""
+
+    run: Path  # its directory
+    setup: Setup
+    settings: Mapping[str, Any]  # its configuration
     records: list[dict[str, Any]]  # its log
 
     @property
@@ -50,31 +63,44 @@ class Fitted:
         """Settings of the method."""
         return self.settings["method"].get("init_args") or {}
 
-    @property
-    def label(self) -> str:
-        """Label of the method in the catalogue, or the name of its class."""
-        path = str(self.settings["method"]["class_path"])
-        module, _, name = path.rpartition(".")
-        if module != "torchbayes" or name not in classes():
-            return name
-        entry = entry_with(classes()[name], self.posterior.members)
-        return name if entry is None else entry.label
+
+def judged(
+    label: str,
+    data: Data,
+    posterior: Posterior,
+    *,
+    functions: Functions | Source,
+    rows: Any,
+    target_scale: float,
+    table: TablePredictor | None,
+) -> Fitted:
+    """Judge a fit on its test rows, a pair as its model takes it; baselines take those of the data."""
+    evaluation = evaluate(functions, rows, target_scale=target_scale)
+    numbers = predicted_numbers(functions, rows) if evaluation.probs is None else None
+    others = baselines(posterior.model, data.train, data.test, target_scale=target_scale)
+    return Fitted(label, data, posterior, functions, evaluation, baselines=others, numbers=numbers, table=table)
 
 
-def evaluated(run: Path, setup: Setup, posterior: Posterior, *, draws: int | None = None, seed: int = 0) -> Fitted:
+def label_of(kind: type | str, posterior: Posterior) -> str:
+    """Return the label of a method in the catalogue, or the name of its class."""
+    known = classes().get(kind) if isinstance(kind, str) else kind
+    entry = None if known is None else entry_with(known, posterior.members)
+    return entry.label if entry is not None else kind if isinstance(kind, str) else kind.__name__
+
+
+def evaluated(run: Path, setup: Setup, posterior: Posterior, *, draws: int | None = None, seed: int = 0) -> FittedRun:
     """Evaluate a fit on its test rows.
 
     `draws` functions are drawn, a multiple of the members; if None, the posterior's default, and Laplace is linearised.
     """
-    functions = preferred(posterior, draws, seed=seed)
-    evaluation = evaluate(functions, tuple(setup.data.test), target_scale=setup.target_scale)
-    numbers = predicted_numbers(functions, tuple(setup.data.test)) if evaluation.probs is None else None
-    data, settings = setup.data, read_config(run / CONFIG)
-    others = baselines(setup.model, data.train, data.test, target_scale=setup.target_scale)
-    return Fitted(
-        run, setup, posterior, settings, functions, evaluation=evaluation, baselines=others, numbers=numbers,
-        records=read_log(run),
+    functions, data, settings = preferred(posterior, draws, seed=seed), setup.data, read_config(run / CONFIG)
+    module, _, name = str(settings["method"]["class_path"]).rpartition(".")
+    label = label_of(name, posterior) if module == "torchbayes" else name
+    fitted = judged(
+        label, data, posterior, functions=functions, rows=tuple(data.test), target_scale=setup.target_scale,
+        table=predictor_of(functions, data),
     )  # fmt: skip
+    return FittedRun(**vars(fitted), run=run, setup=setup, settings=settings, records=read_log(run))
 
 
 _MEANINGS = {
@@ -97,7 +123,7 @@ _MEANINGS = {
 
 def metric_table(fitted: Fitted) -> Table:
     """Return the metrics on the test rows, each with its meaning and which way is better."""
-    evaluation, data, rows = fitted.evaluation, fitted.setup.data, []
+    evaluation, data, rows = fitted.evaluation, fitted.data, []
     intervals = evaluation.intervals() if len(evaluation.log_prob) > 1 else {}
     values = _with_r_squared(evaluation)
     others = {name: _with_r_squared(other) for name, other in fitted.baselines.items()}
@@ -134,7 +160,7 @@ def _with_r_squared(evaluation: Evaluation) -> dict[str, float]:
     return values
 
 
-def lead(fitted: Fitted) -> list[str]:
+def lead(fitted: FittedRun) -> list[str]:
     """Return paragraphs on what was fitted to what, how it predicts, and its known problems."""
     setup, posterior, problem = fitted.setup, fitted.posterior, fitted.setup.problem
     data = setup.data
@@ -146,7 +172,7 @@ def lead(fitted: Fitted) -> list[str]:
         f"Network: {with_settings(problem.network, problem.network_settings)}, {setup.model.layout.size:,} weights. "
         f"Likelihood: {likelihood_of(problem)}. Prior of the weights: {prior_of(problem)}."
         + (f" Temperature: {problem.temperature:g} (1 is Bayes)." if problem.temperature != 1 else ""),
-        f"{_length(fitted)} {_predicts(fitted)}",
+        f"{_length(fitted)} {predicts(fitted)}",
     ]
     parts[-1] = " ".join(filter(None, [parts[-1], chosen_by_rows(fitted.run), chosen_scales(posterior)]))
     if posterior.problems:
@@ -157,7 +183,7 @@ def lead(fitted: Fitted) -> list[str]:
     return parts
 
 
-def _length(fitted: Fitted) -> str:
+def _length(fitted: FittedRun) -> str:
     """Return a sentence on the run: how many members, how long, from where."""
     method, members = fitted.method, fitted.posterior.members
     unit = "chain" if "chains" in method else "mode" if fitted.settings.get("start") else "member"
@@ -169,7 +195,7 @@ def _length(fitted: Fitted) -> str:
     return f"{sentence}{f', started at the fit in {start}' if start else ''}, seed {fitted.settings.get('seed', 0)}."
 
 
-def _predicts(fitted: Fitted) -> str:
+def predicts(fitted: Fitted) -> str:
     """Return a sentence on what the predictions average."""
     if not isinstance(fitted.functions, Functions):
         return "Predictions are those of the network linearised at the mode, in closed form."
@@ -177,21 +203,35 @@ def _predicts(fitted: Fitted) -> str:
     return "Predictions are those of one network." if draws == 1 else f"Predictions are averages over {draws} networks."
 
 
-def sections(fitted: Fitted) -> Section:
-    """Return tables and pictures of the test rows, of an input space of one or two dimensions, and of the training."""
-    data, label, numbers = fitted.setup.data, fitted.label, fitted.numbers
+def sections(fitted: Fitted, *, along: bool = True) -> Section:
+    """Return tables and pictures of the test rows and the columns of a table; `along` draws the mean along these."""
+    data, label, numbers, table = fitted.data, fitted.label, fitted.numbers, fitted.table
     if fitted.evaluation.probs is not None:
-        tables, drawn, remarks = classification(label, data, fitted.evaluation)
+        tables, drawn, remarks = classification(label, data, fitted.evaluation, table=table)
     elif numbers is not None:
         tables, drawn, remarks = regression(label, data, numbers)
+        uncertain = None if table is None else uncertain_table(table, data, numbers)
+        tables = tables if uncertain is None else [*tables, uncertain]
     else:
         tables, drawn = [], {}
         remarks = ["The targets are neither classes nor numbers of the shape of the predictions, so none are drawn."]
-    drawn, remarks = dict(drawn) | transforms(label, fitted.evaluation), list(remarks)
+    tables, drawn = list(tables), dict(drawn) | transforms(label, fitted.evaluation)
+    if table is not None and len(data.test.targets) == len(table.rows):
+        drops = importance(table, data.test.targets)
+        tables.append(importance_table(drops))
+        drawn |= dependence(label, data, table, drops=drops) if along else {}
+    return Section(tables, drawn, [*remarks, *(left_out(data) if table is None else [])])
+
+
+def run_sections(fitted: FittedRun) -> Section:
+    """Return those of any fit, and pictures of an input space of one or two dimensions, and of the training."""
+    data, numbers, whole = fitted.data, fitted.numbers, dict[str, Picture]()
     if numbers is not None and data.input_shape == (1,) and numbers.is_finite and numbers.mean.shape[1] == 1:
-        drawn["band"] = band_over(data, {label: fitted.functions})
+        whole["band"] = band_over(data, {fitted.label: fitted.functions})
     if fitted.evaluation.labels is not None and data.input_shape == (2,) and data.num_classes == 2:
-        drawn["surface"] = surface_over(data, {label: fitted.functions})
+        whole["surface"] = surface_over(data, {fitted.label: fitted.functions})
+    tables, drawn, remarks = sections(fitted, along=not whole)
+    drawn |= whole
     trained = _training(fitted)
     if trained is None:
         start = fitted.settings.get("start")
@@ -204,7 +244,7 @@ def sections(fitted: Fitted) -> Section:
     return Section(tables, drawn, remarks)
 
 
-def _training(fitted: Fitted) -> Picture | None:
+def _training(fitted: FittedRun) -> Picture | None:
     """Return curves of what the log holds; None if there is no curve to draw."""
     for at, names in _LOGGED.items():
         keys = [name for name in names if sum(name in record for record in fitted.records) > 1]
@@ -213,7 +253,7 @@ def _training(fitted: Fitted) -> Picture | None:
     return None
 
 
-def _curves(fitted: Fitted, keys: list[str], *, over: str) -> Picture:
+def _curves(fitted: FittedRun, keys: list[str], *, over: str) -> Picture:
     sampler = over == "step"
     meaning = (
         "Chains that have settled wander around one level."
@@ -229,9 +269,9 @@ def _curves(fitted: Fitted, keys: list[str], *, over: str) -> Picture:
     )
 
 
-def write_fit(directory: Path, fitted: Fitted) -> Path:
+def write_fit(directory: Path, fitted: FittedRun) -> Path:
     """Write `report.html` and its pictures, replacing earlier ones; return its path."""
-    tables, drawn, remarks = sections(fitted)
+    tables, drawn, remarks = run_sections(fitted)
     return write_report(
         directory / "report.html",
         title=f"{capital(fitted.label)} on {fitted.setup.data.name}",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from html import escape
 from importlib import metadata, resources
 from os import PathLike
 from pathlib import Path
@@ -50,6 +51,39 @@ class Picture:
         check_text(title=self.title, caption=self.caption, alt=self.alt)
         if not isinstance(self.image, bytes | str | Path):
             check_object(("savefig",), "what the functions of `figures` give", image=self.image)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page that a notebook shows, and that can be saved.
+
+    Attributes:
+        title: Heading.
+        html: All of it: one HTML text that needs no network and no other file.
+    """
+
+    title: str
+    html: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        check_text(title=self.title, html=self.html)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page to a file, whole or not at all.
+
+        Args:
+            path: The file, such as `report.html`.
+
+        Returns:
+            The path.
+        """
+        check_kind((str, PathLike), "a path", path=path)
+        return write_whole(path, self.html.encode())
+
+    def _repr_html_(self) -> str:
+        # in a frame, as the styles of the page are not those of the notebook
+        style = "width:100%;height:46rem;border:1px solid #dfe3e9;border-radius:6px"
+        return f'<iframe title="{escape(self.title)}" srcdoc="{escape(self.html)}" style="{style}"></iframe>'
 
 
 def versions() -> dict[str, str]:
@@ -99,12 +133,28 @@ def write_report(
     Raises:
         ValueError: An image is not a PNG.
     """
+    check_kind((str, PathLike), "a path", path=path)
+    return page(
+        title=title, lead=lead, tables=tables, figures=figures, folded=folded, about=about, settings=settings
+    ).save(path)
+
+
+def page(
+    *,
+    title: str,
+    lead: str = "",
+    tables: Iterable[Table] = (),
+    figures: Iterable[Picture] = (),
+    folded: Iterable[Table] = (),
+    about: str = "",
+    settings: str | Mapping[str, Any] | None = None,
+) -> Page:
+    """Return what `write_report` writes."""
     import jinja2
     import yaml
 
     tables, folded = (_parts(name, each, Table) for name, each in (("tables", tables), ("folded", folded)))
     figures = _parts("figures", figures, Picture)
-    check_kind((str, PathLike), "a path", path=path)
     check_text(title=title, lead=lead, about=about)
     if settings is not None:
         check_kind((str, Mapping), "YAML text or a mapping", settings=settings)
@@ -115,7 +165,7 @@ def write_report(
     )
     if isinstance(settings, Mapping):
         settings = yaml.safe_dump(dict(settings), sort_keys=False, allow_unicode=True)
-    page = template.render(
+    html = template.render(
         title=title,
         paragraphs=_paragraphs(lead),
         tables=tables,
@@ -125,7 +175,7 @@ def write_report(
         settings=settings,
         versions=versions(),
     )
-    return write_whole(path, page.encode())
+    return Page(title, html)
 
 
 def save_pictures(home: Path, drawn: Mapping[str, Picture]) -> list[Picture]:

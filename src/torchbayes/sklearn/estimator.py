@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from torchbayes.selection.fit import fit
 from torchbayes.sklearn.automatic import is_automatic, method_of, prior_of
 from torchbayes.sklearn.intervals import Split, calibrated, groups_of, parted, split_of
 from torchbayes.sklearn.tables import Training, as_table, is_frame, joined, prepared
+
+if TYPE_CHECKING:
+    from torchbayes.report.html import Page
 
 _BLOCK = 256  # rows that go through the networks together
 
@@ -133,6 +136,28 @@ class BayesianEstimator(BaseEstimator):
             given = self._given(X, y, sample_weight, reset=first)
             return self._fit(given if first else self._rows.with_more(given))
 
+    def report(self, X: Any, y: Any) -> Page:
+        """Return a page about the fit, judged on rows that it has not seen: a notebook shows it, `save` writes it.
+
+        It has the scores beside those of a constant, a linear model and boosted trees; calibration, intervals and
+        residuals; which rows are uncertain, and why; which columns matter, and the mean along them with its band.
+
+        Args:
+            X: rows, at least 2.
+            y: their targets.
+
+        Returns:
+            The page.
+
+        Raises:
+            ValueError: if columns or classes are not those of the training rows; or if the estimator was read from a
+                file, which holds no rows to compare with.
+        """
+        from torchbayes.sklearn.page import page_of
+
+        with threads(self.n_jobs):
+            return page_of(self, X, y)
+
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: all but the training rows, which may be many, and nobody else's business."""
         state: Any = super().__getstate__()
@@ -170,7 +195,7 @@ class BayesianEstimator(BaseEstimator):
         self.preparation_, self.notes_ = training.preparation, training.preparation.notes
         with threads(self.n_jobs):
             self.posterior_ = fit(
-                self._model(),
+                model_of(self),
                 (training.inputs, targets),
                 self.method_,
                 seed=self.seed_,
@@ -179,15 +204,6 @@ class BayesianEstimator(BaseEstimator):
             self.conformal_ = None if self.split_ is None else calibrated(self, held, self.split_)
         self._rows, self.fit_seconds_ = given, time.perf_counter() - began
         return self
-
-    def _model(self) -> Model:
-        """Return the model of the columns and targets that were prepared."""
-        likelihood = likelihood_of(self.likelihood, self.usual_likelihood)
-        network = network_of(self.network, self.preparation_.width, self.outputs_)
-        prior = self.prior
-        if prior is None and is_encoded(self):
-            prior = prior_of(automatic=self.automatic_, num_data=self.num_data_, task=self.task)
-        return Model(network, likelihoods.Weighted(likelihood) if self.weighted_ else likelihood, prior)
 
     def _blocks(self, X: Any) -> Iterator[Predictive]:
         """Yield the model average at successive blocks of rows.
@@ -256,6 +272,16 @@ def calibrated_blocks(
         weights = None if conformal.rows.weights_N is None else np.ones(rows.stop - start)
         yield conformal, block, {"groups": None if groups is None else groups[rows], "weights": weights}, start
         start = rows.stop
+
+
+def model_of(estimator: BayesianEstimator) -> Model:
+    """Return the model of the columns and targets that were prepared."""
+    likelihood = likelihood_of(estimator.likelihood, estimator.usual_likelihood)
+    network = network_of(estimator.network, estimator.preparation_.width, estimator.outputs_)
+    prior = estimator.prior
+    if prior is None and is_encoded(estimator):
+        prior = prior_of(automatic=estimator.automatic_, num_data=estimator.num_data_, task=estimator.task)
+    return Model(network, likelihoods.Weighted(likelihood) if estimator.weighted_ else likelihood, prior)
 
 
 def is_encoded(estimator: BayesianEstimator) -> bool:

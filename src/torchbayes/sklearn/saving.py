@@ -28,7 +28,7 @@ from torchbayes.posteriors.files import RESTORE, read_header, read_tensors, writ
 from torchbayes.posteriors.load import load as load_posterior
 from torchbayes.posteriors.posterior import packed
 from torchbayes.sklearn.classification import BayesianClassifier
-from torchbayes.sklearn.estimator import BayesianEstimator, Network
+from torchbayes.sklearn.estimator import BayesianEstimator, Network, model_of
 from torchbayes.sklearn.intervals import Split
 from torchbayes.sklearn.perceptrons import BayesianMLPClassifier, BayesianMLPRegressor
 from torchbayes.sklearn.regression import BayesianRegressor
@@ -106,7 +106,7 @@ def load(path: str | Path, *, network: Network | None = None, likelihood: Any = 
         estimator.conformal_, estimator.split_ = _calibration(path, entries.get("conformal"))
         if estimator.split_ is not None and "conformal" not in entries["settings"]:
             estimator.conformal = estimator.split_
-        model = estimator._model()
+        model = model_of(estimator)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged: its parts do not fit ({error}). {RESTORE}") from error
     estimator.posterior_ = load_posterior(path, model)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import product
 
 import numpy as np
@@ -121,6 +121,13 @@ class Dates:
         elif absent.any():
             return [f"Missing dates of {self.name!r}, taken for the median: {absent.sum():,}."]
         return []
+
+    def texts(self, days: np.ndarray) -> np.ndarray:
+        """Return dates, in days from the first, as the table writes them, (B,)."""
+        each = _PER_DAY if "time of day" not in self.parts else 1  # seconds to which is rounded
+        dates = [self.first + timedelta(seconds=round(day * _PER_DAY / each) * each) for day in days.tolist()]
+        texts = [date.isoformat(" ") if self.form == ISO else date.strftime(self.form) for date in dates]
+        return np.array(texts, dtype=object)
 
     def _numbers(self, date: datetime) -> list[float]:
         numbers = [(date - self.first).total_seconds() / _PER_DAY]

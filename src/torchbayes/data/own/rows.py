@@ -18,6 +18,7 @@ from torch import Tensor
 
 from torchbayes.checks import seen, whole
 from torchbayes.data.base import Data, Raw, Standardise, finish, subset_of, unit_images
+from torchbayes.data.own.table import Table
 
 HELD_OUT = 0.1
 CLASSES = 1000  # with more, whole numbers are taken for a regression written as integers
@@ -76,6 +77,7 @@ class Reader:
     read: Callable[[Path], Rows]
     encode: Encoder
     standardise: Standardise  # in float64, because a column's mean can be large beside its spread
+    tables: tuple[Table, ...] = ()  # training and test rows as they were, of a table
 
     def __call__(self, path: Path, data: Data) -> New:
         rows = self.read(path)
@@ -125,7 +127,8 @@ def assemble(form: Form, parts: Sequence[Rows], *, split: int, train_size: int |
         checksum = zlib.crc32(content, checksum)
     of_test = (*encoded[1].notes, *repeated(data, data.test.inputs))
     notes_of_data += tuple(f"Of the test rows: {note[0].lower()}{note[1:]}" for note in of_test)
-    return replace(data, notes=notes_of_data, reader=Reader(form.read, encode, exact), checksum=checksum)
+    tables = tuple(subset.inputs for subset in (train, test) if isinstance(subset.inputs, Table))
+    return replace(data, notes=notes_of_data, reader=Reader(form.read, encode, exact, tables), checksum=checksum)
 
 
 def encode_targets(name: str, targets: np.ndarray, data: Data) -> Tensor:

@@ -11,12 +11,19 @@ from torchbayes.report.figures.classes import (
     reliability_diagram,
 )
 from torchbayes.report.figures.curves import measure_curves, severity_curves, severity_panels, training_curves
+from torchbayes.report.figures.dependence import partial_dependence
 from torchbayes.report.figures.dots import Dots, fidelity_dots, metric_dots, ranked_dots
 from torchbayes.report.figures.functions import correlation_maps, function_draws
 from torchbayes.report.figures.images import uncertain_images
 from torchbayes.report.figures.landscapes import loss_surfaces, ray_profiles, spectrum_density
 from torchbayes.report.figures.predictions import Band, classification_surface, predictive_band
-from torchbayes.report.figures.regression import coverage_curves, errors_by_scale, pit_histogram, predicted_observed
+from torchbayes.report.figures.regression import (
+    coverage_curves,
+    errors_by_scale,
+    pit_histogram,
+    predicted_observed,
+    residuals,
+)
 from torchbayes.report.style import Better
 
 __all__ = [
@@ -35,6 +42,7 @@ __all__ = [
     "loss_surfaces",
     "measure_curves",
     "metric_dots",
+    "partial_dependence",
     "pit_histogram",
     "predicted_observed",
     "predictive_band",
@@ -42,6 +50,7 @@ __all__ = [
     "ray_profiles",
     "referral_curves",
     "reliability_diagram",
+    "residuals",
     "rhat_histogram",
     "severity_curves",
     "severity_panels",

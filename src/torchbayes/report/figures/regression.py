@@ -213,6 +213,65 @@ def errors_by_scale(name: str, errors: Any, scale: Any, *, units: str = "units o
     return figure
 
 
+@house_style
+def residuals(
+    name: str, observed: Any, predicted: Any, *, low: Any, high: Any, scale: Any, units: str = "units of the target"
+) -> Figure:
+    """Draw what is left of the targets against what was predicted, with the spread that was predicted there.
+
+    Of more than 500 targets, 500 are drawn, evenly along the predictions. All count in what is drawn of groups of
+    similar prediction, if there are 40 targets or more: the mean of the residuals, and a band of two predicted standard
+    deviations (their root mean square).
+
+    Args:
+        name: Name of the method.
+        observed: Targets, (N,).
+        predicted: Predictions, (N,).
+        low: Lower ends of the intervals, (N,).
+        high: Upper ends, (N,).
+        scale: Predicted standard deviation, (N,), at least 0.
+        units: Units of the targets.
+    """
+    check_text(name=name, units=units)
+    columns = {"observed": observed, "predicted": predicted, "low": low, "high": high, "scale": scale}
+    observed, predicted, low, high, scale = as_columns(columns)
+    if (low > high).any() or (scale < 0).any():
+        raise ValueError(
+            f"`scale` and `high` − `low` must be at least 0; got {min(scale.min(), (high - low).min()):g}."
+        )
+    left, order = observed - predicted, np.argsort(predicted, kind="stable")
+    shown = order[np.unique(np.linspace(0, len(order) - 1, min(len(order), MOST)).astype(int))]
+    inside, look = ((low <= observed) & (observed <= high))[shown], looks([name])[name]
+    figure = new_figure(5.4, 3.9)
+    axes: Axes = figure.subplots()
+    handles: dict[str, Any] = {}
+    groups = np.array_split(order, min(_BINS, max(len(order) // _PER_BIN, 1)))
+    if len(groups) > 1:
+        x, mean = (np.array([column[rows].mean() for rows in groups]) for column in (predicted, left))
+        half = 2 * np.sqrt([np.mean(scale[rows] ** 2) for rows in groups])
+        across = np.array([predicted.min(), *x[1:-1], predicted.max()])
+        handles["± 2 predicted standard deviations"] = axes.fill_between(
+            across, -half, half, color=FAINT, alpha=0.55, linewidth=0, zorder=1
+        )
+        handles["mean of a group"] = axes.plot(
+            x, mean, "o-", color=INK, markersize=4, linewidth=1.1, markerfacecolor="white", zorder=4
+        )[0]
+    for label, chosen, colour, marker in (
+        ("inside its interval", inside, look.colour, look.marker), ("outside", ~inside, _OUTSIDE, "x")
+    ):  # fmt: skip
+        if chosen.any():
+            at = shown[chosen]
+            handles[label] = axes.plot(
+                predicted[at], left[at], marker, color=colour, markersize=3.2, alpha=0.75, linewidth=0
+            )[0]
+    axes.axhline(0, color=QUIET, linewidth=0.9, linestyle=(0, (4, 3)), zorder=2)
+    axes.set_ylabel(f"observed − predicted\n({units})")
+    notes = [f"{len(shown):,} of {len(observed):,} targets"] if len(shown) < len(observed) else []
+    note_below(figure, f"predicted ({units})", *notes)
+    legend_above(figure, handles)
+    return figure
+
+
 def _grouped(errors: np.ndarray, scale: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return root mean squares of standard deviations and of errors, of groups of similar standard deviation."""
     groups = np.array_split(np.argsort(scale, kind="stable"), min(_BINS, len(scale) // _PER_BIN))
