@@ -70,6 +70,7 @@ SAMPLERS: dict[str, Make] = {
     "sghmc_cyclical": _sampler(tb.SGHMC, step_size=1e-3, batch_size=6, schedule=tb.Cycles(6, 0.5, 2), burn_in=0),
     "sghmc_preconditioned": _sampler(tb.SGHMC, step_size=1e-3, batch_size=6, preconditioned=True),
     "sgnht": _sampler(tb.SGNHT, step_size=1e-3, batch_size=6),
+    "smile": _sampler(tb.SMILE, batch_size=6, burn_in=120, steps=126),  # long enough for a step size, and a length
 }
 # a sampler of the catalogue that no line above makes keeps the laws by its defaults and what its entry calls small
 SAMPLERS |= {
