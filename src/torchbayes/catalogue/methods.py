@@ -53,8 +53,8 @@ from torchbayes.methods.variational.vi import VI
 __all__ = [
     "BSAM", "EP", "FGE", "HMC", "IVON", "MALA", "MAMS", "MAP", "MCLMC", "MILE", "MNF", "NUTS", "PBP", "SGHMC",
     "SGLD", "SGNHT", "SMILE", "SVGD", "SWA", "SWAG", "VBLL", "VI", "ConcreteDropout", "Curve", "EllipticalSlice",
-    "Laplace", "MCBatchNorm", "MCDropout", "NormalizingFlow", "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble", "Simplex",
-    "Snapshots", "UnderdampedLangevin",
+    "Laplace", "MCBatchNorm", "MCDropout", "NormalizingFlow", "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble",
+    "Simplex", "Snapshots", "UnderdampedLangevin",
 ]
 # fmt: on
 
