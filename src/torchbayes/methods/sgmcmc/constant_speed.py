@@ -73,7 +73,7 @@ class Step(NamedTuple):
     new: State
 
 
-def measured(method: Any, density: Density, seen: Seen, step: Step, *, batch: Any) -> State:
+def measured(method: Any, density: Density, seen: Seen, *, step: Step, batch: Any) -> State:
     """Return the state after a step, measured if that is due; in burn-in ε and L follow, or the step is refused.
 
     ε follows once the preconditioner is learned.
@@ -111,10 +111,11 @@ def _noise(density: Any, seen: Seen, force_MD: Tensor, *, batch: Any) -> Noise:
     """Return the noise with that of one more batch; ValueError if the first batch has a single row."""
     now: State = seen.now
     num_data = getattr(density, "num_data", 1)
-    rows = num_data if batch is None else batch_size(batch.inputs, 1)
-    if rows == 1 < num_data and now.step == 0:
-        raise ValueError("a batch has one row, so that the noise of its gradient is not known. Take two or more.")
-    if rows in (1, num_data):
+    if batch is None or (rows := batch_size(batch.inputs, 1)) == num_data:
+        return now.noise
+    if rows == 1:
+        if now.step == 0:
+            raise ValueError("a batch has one row, so that the noise of its gradient is not known. Take two or more.")
         return now.noise
     half = batch.map(lambda rows_MB: rows_MB[:, : rows // 2])
     value, _ = evaluated(density, now.weights_MD, known_MD=now.track.sound_MD, batch=half)

@@ -96,7 +96,7 @@ class SMILE(Stochastic, Sampler):
         path_MD = step_M.to(velocity_MD).unsqueeze(-1) * velocity_MD
         weights_MD = now.weights_MD + (path_MD if scale_MD is None else path_MD / scale_MD)
         new = replace(now, weights_MD=weights_MD, momentum_MD=velocity_MD)
-        new = measured(self, density, seen, Step(step_M, force_MD, gain_M, new), batch=batch)
+        new = measured(self, density, seen, step=Step(step_M, force_MD, gain_M, new), batch=batch)
         share_M = new.noise.share(step_M, new.length_M, steps_per_epoch=new.track.steps_per_epoch)
         if new.step >= self.burn_in:
             new = replace(new, shares_M=new.shares_M + share_M)
@@ -104,7 +104,7 @@ class SMILE(Stochastic, Sampler):
         report = {**vars(info), "step_size_M": step_M}
         return done, Info(**report, noise_share_M=share_M, energy_error_M=new.error_M)
 
-    def ending(self, posterior: Any, state: State) -> Sampled:
+    def ending(self, posterior: Any, state: Any) -> Sampled:
         """Return how chains that may have diverged are judged, with a problem if noise or steps bias them."""
         ending, taken = super().ending(posterior, state), state.step - self.burn_in
         if taken < SOME:
