@@ -70,8 +70,8 @@ SAMPLERS: dict[str, Make] = {
     "sghmc_cyclical": _sampler(tb.SGHMC, step_size=1e-3, batch_size=6, schedule=tb.Cycles(6, 0.5, 2), burn_in=0),
     "sghmc_preconditioned": _sampler(tb.SGHMC, step_size=1e-3, batch_size=6, preconditioned=True),
     "sgnht": _sampler(tb.SGNHT, step_size=1e-3, batch_size=6),
-    "smile": _sampler(tb.SMILE, batch_size=6, burn_in=44, steps=50, preconditioned=False),  # long enough for a length
-    "smile_preconditioned": _sampler(tb.SMILE, step_size=0.05, batch_size=6),
+    "smile": _sampler(tb.SMILE, batch_size=6, burn_in=44, steps=50),  # long enough for a length
+    "smile_preconditioned": _sampler(tb.SMILE, step_size=0.05, batch_size=6, preconditioned=True),
 }
 # a sampler of the catalogue that no line above makes keeps the laws by its defaults and what its entry calls small
 SAMPLERS |= {

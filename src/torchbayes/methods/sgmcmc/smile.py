@@ -59,8 +59,10 @@ class SMILE(Stochastic, Sampler):
         trajectory: L, on which the velocity is forgotten, in the units of ε; None finds it in burn-in.
         energy_error: target of the variance of a step's energy error on its batch over D.
         noise_share: the largest share of the gradient's noise in the turning of the velocity, beside refreshment.
+        preconditioned: whether A is √V + δ; for chains that begin at trained weights, as V is large far from these.
     """
 
+    preconditioned: bool | None = False
     trajectory: float | None = None
     energy_error: float = 5e-4
     noise_share: float = 0.1
