@@ -153,18 +153,19 @@ def test_on_all_the_data_it_is_mclmc_with_leapfrog_steps():
     assert_close(chains.numbers["noise_share"], torch.zeros(200, 300).double())
 
 
-def regression(rows: int) -> tuple[LinearGaussian, tb.Model, tuple[Tensor, Tensor]]:
+def regression(rows: int, temperature: float = 1.0) -> tuple[LinearGaussian, tb.Model, tuple[Tensor, Tensor]]:
     """A regression on seven inputs of different scales, its model and its data."""
     inputs = normal(rows, 7, seed=2) * torch.linspace(0.5, 2, 7).double()
     targets = inputs @ normal(7, seed=3) + normal(rows, seed=4)
-    model = tb.Model(nn.Linear(7, 1).double(), tb.likelihoods.Gaussian(1.0), tb.priors.Normal(2.0))
-    return LinearGaussian(inputs, targets, 2.0, 1.0), model, (inputs, targets.unsqueeze(-1))
+    settings = {"temperature": temperature}
+    model = tb.Model(nn.Linear(7, 1).double(), tb.likelihoods.Gaussian(1.0), tb.priors.Normal(2.0), **settings)
+    return LinearGaussian(inputs, targets, 2.0, 1.0, temperature), model, (inputs, targets.unsqueeze(-1))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch_size", [None, 50])
-def test_a_linear_regression_is_met(batch_size: int | None):
-    problem, model, data = regression(200)
+@pytest.mark.parametrize(("batch_size", "temperature"), [(None, 0.3), (50, 1.0)])
+def test_a_linear_regression_is_met(batch_size: int | None, temperature: float):
+    problem, model, data = regression(200, temperature)
     method = tb.SMILE(8, 3000, 1500, 5, batch_size=batch_size)
     posterior = tb.fit(model, data, method, callbacks=())
     mean, covariance = problem.posterior()
