@@ -1,6 +1,7 @@
 """Methods by name, one entry each, for comparisons, the command line, reports and pages.
 
-A method of the library is added here: its import, its name in `__all__`, by which `torchbayes` has it, and its entry.
+A method of the library is added here: its import, its name in `__all__`, by which `torchbayes` has it, and its entry,
+which stands in `chains.py` for Markov chains and in `variational.py` for what is listed there.
 A user's method comes by import path or entry point (`method_named`).
 """
 
