@@ -96,6 +96,7 @@ def variances(ratio: float, share: float, *, shuffled: bool) -> tuple[float, flo
     start_MD = normal(64, SIZE, seed=5) / ROWS**0.5
     state = method.init(density, start_MD, seeds=range(64), steps_per_epoch=2 if shuffled else 10**9)
     generator, squares_D, order_MN = torch.Generator().manual_seed(6), torch.zeros(SIZE).double(), torch.empty(0)
+    found = 0.0
     for number in range(method.steps):
         if number % 2 == 0 or not shuffled:
             order_MN = torch.rand(64, ROWS, generator=generator).argsort(1)
@@ -103,9 +104,10 @@ def variances(ratio: float, share: float, *, shuffled: bool) -> tuple[float, flo
         batch = Batch(torch.zeros(*batch_MB.shape, 1), rows_ND[batch_MB])
         state, info = method.step(density, state, batch, donate=True)
         squares_D += state.weights_MD.square().mean(0) * (number >= method.burn_in)
+        found = float(info.noise_share_M.mean())
     hot, cold = (ROWS / (method.steps - method.burn_in) * squares_D).view(2, -1).mean(1).tolist()
     exact = share * 2 * (ratio**4 + 1) / (ratio**2 + 1) ** 2
-    return hot, cold, float(info.noise_share_M.mean()), exact
+    return hot, cold, found, exact
 
 
 @pytest.mark.slow
@@ -157,8 +159,8 @@ def regression(rows: int, temperature: float = 1.0) -> tuple[LinearGaussian, tb.
     """A regression on seven inputs of different scales, its model and its data."""
     inputs = normal(rows, 7, seed=2) * torch.linspace(0.5, 2, 7).double()
     targets = inputs @ normal(7, seed=3) + normal(rows, seed=4)
-    settings = {"temperature": temperature}
-    model = tb.Model(nn.Linear(7, 1).double(), tb.likelihoods.Gaussian(1.0), tb.priors.Normal(2.0), **settings)
+    likelihood, prior = tb.likelihoods.Gaussian(1.0), tb.priors.Normal(2.0)
+    model = tb.Model(nn.Linear(7, 1).double(), likelihood, prior, temperature=temperature)
     return LinearGaussian(inputs, targets, 2.0, 1.0, temperature), model, (inputs, targets.unsqueeze(-1))
 
 
