@@ -207,3 +207,20 @@ def test_batches_of_one_row_and_single_weights_are_refused():
         run(tb.SMILE(2, 20, 10, 1), normal(2, 1), NORMAL)
     with pytest.raises(ValueError, match="Give `step_size` and `trajectory`"):
         tb.SMILE(burn_in=0, step_size=1.0)
+
+
+@pytest.mark.parametrize("preconditioned", [False, True])
+def test_a_chain_that_goes_back_finds_its_step_size_again(preconditioned: bool):
+    calls = [0]
+
+    def breaking(weights_MD: Tensor) -> Tensor:
+        calls[0] += 1
+        broken_M = torch.tensor([calls[0] == 700, False]).double()
+        return -0.5 * weights_MD.square().sum(1) + 0 * weights_MD.sum(1) / (1 - broken_M)
+
+    method = tb.SMILE(2, 1260, 1200, 1, batch_size=None, preconditioned=preconditioned)
+    with pytest.warns(ProblemWarning, match="chain 0 diverged once"):
+        chains = run(method, normal(2, 30), tb.FunctionDensity(breaking))
+    assert chains.numbers["divergent"].sum(1).tolist() == [1.0, 0.0]
+    first, second = chains.numbers["step_size"][:, -1].tolist()
+    assert 0.2 < first / second < 1.1  # half of it, but for chance

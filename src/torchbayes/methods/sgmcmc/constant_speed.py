@@ -74,10 +74,7 @@ class Step(NamedTuple):
 
 
 def measured(method: Any, density: Density, seen: Seen, *, step: Step, batch: Any) -> State:
-    """Return the state after a step, measured if that is due; in burn-in ε and L follow, or the step is refused.
-
-    ε follows once the preconditioner is learned.
-    """
+    """Return the state after a step, measured if that is due; in burn-in ε and L follow, or the step is refused."""
     now, (size_M, force_MD, gain_M, new) = seen.now, step
     if now.step >= 2 * RAMP and now.step % _INTERVAL:
         return new
@@ -89,17 +86,33 @@ def measured(method: Any, density: Density, seen: Seen, *, step: Step, batch: An
     new = replace(new, error_M=ratio_M * target, noise=_noise(density, seen, force_MD, batch=batch))
     if now.step >= method.burn_in:
         return replace(new, errors_M=new.errors_M + new.error_M, measured=new.measured + 1)
-    if method.step_size is None and (seen.mass_MD is None or now.step >= RAMP):
-        rule, longest_M = now.rule.adapted(size_M.clamp_min(1e-30), ratio_M)  # one that has ended has a size of 0
-        if now.step >= method.burn_in // 2:
-            epoch = now.track.steps_per_epoch
-            quiet_M = new.noise.longest(method.noise_share, now.length_M, steps_per_epoch=epoch)
-            longest_M = torch.minimum(longest_M, quiet_M)
+    if method.step_size is None:
+        new = _paced(method, now, new, size_M=size_M, ratio_M=ratio_M)
         lost_M = refused(error_M, size=size, target=target)
         weights_MD = choose(lost_M, now.weights_MD, new.weights_MD)
         velocity_MD = choose(lost_M, torch.zeros_like(new.momentum_MD), new.momentum_MD)
-        new = replace(new, weights_MD=weights_MD, momentum_MD=velocity_MD, rule=rule, step_size_M=longest_M)
+        new = replace(new, weights_MD=weights_MD, momentum_MD=velocity_MD)
     return new if method.trajectory else _with_length(method, seen, new)
+
+
+def _paced(method: Any, now: State, new: State, *, size_M: Tensor, ratio_M: Tensor) -> State:
+    """Return the state with ε after a step of size `size_M` and ξ, `ratio_M`.
+
+    Steps that a ramp, a schedule or a return makes shorter than half of ε tell nothing of its energy error.
+    """
+    told_M = size_M >= 0.5 * now.step_size_M
+    rule, longest_M = now.rule.adapted(size_M, ratio_M)
+    rule = Rule(*(torch.where(told_M, *sums) for sums in zip(_sums(rule), _sums(now.rule), strict=True)))
+    longest_M = torch.where(told_M, longest_M, now.step_size_M)
+    if now.step >= method.burn_in // 2:
+        epoch = now.track.steps_per_epoch
+        quiet_M = new.noise.longest(method.noise_share, now.length_M, steps_per_epoch=epoch)
+        longest_M = torch.minimum(longest_M, quiet_M)
+    return replace(new, rule=rule, step_size_M=longest_M)
+
+
+def _sums(rule: Rule) -> tuple[Tensor, Tensor]:
+    return rule.sum_M, rule.weight_M
 
 
 def _force(gradient_MD: Tensor, seen: Seen) -> Tensor:
