@@ -143,6 +143,7 @@ def run(method: Any, start_MD: Tensor, density: Any, seed: int = 1) -> tb.Chains
 NORMAL = tb.FunctionDensity(lambda w: -0.5 * w.double().square().sum(1))
 
 
+@pytest.mark.slow
 def test_on_all_the_data_it_is_mclmc_with_leapfrog_steps():
     """On N(0, I) with h = ε/√D: variances of 1 + h²/12, and Var[E]/D = h⁶/144, as of MCLMC."""
     h, size = 0.5, 60
@@ -209,6 +210,7 @@ def test_batches_of_one_row_and_single_weights_are_refused():
         tb.SMILE(burn_in=0, step_size=1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preconditioned", [False, True])
 def test_a_chain_that_goes_back_finds_its_step_size_again(preconditioned: bool):
     calls = [0]

@@ -14,10 +14,10 @@ all directions. With R and Σ the covariance of A⁻¹ g, variances along the i-
 
     (1 + ρ D Σ_i/tr Σ)/(1 + ρ),     ρ = ε L tr Σ/(2 D (D − 1))
 
-times the exact ones, if rows are drawn anew for each batch. Rows that are shuffled have less bias, and at large ρ
-variances that are too small in all directions. The share of the noise that is measured, along the noise and with the
-effect of shuffling (`gradient_noise.py`), bounds both. Without `step_size` burn-in finds ε, so that neither this share
-nor the energy error of a step on its own batch, as in MCLMC, is above a target (`constant_speed.py`).
+times the exact ones, if rows are drawn anew for each batch. The noise of rows that are shuffled turns u to and fro, and
+leaves variances of about 1/(1 + share), with the share that is measured along the noise (`gradient_noise.py`). Without
+`step_size` burn-in finds ε, so that neither this share nor the energy error of a step on its own batch, as in MCLMC,
+is above a target (`constant_speed.py`). On all the data it is MCLMC with leapfrog steps.
 """
 
 from __future__ import annotations
