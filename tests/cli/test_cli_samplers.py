@@ -43,6 +43,7 @@ OWN = {
     "SGLD": ["--method.schedule", "Decay", "--method.schedule.offset", "50", "--method.batch_size", "20"],
     "SGHMC": ["--method.schedule", "Cycles", "--method.schedule.length", "4", "--method.batch_size", "20"],
     "SGNHT": ["--method.batch_size", "20", "--method.thin", "2"],
+    "SMILE": ["--method.batch_size", "20", "--method.noise_share", "0.2"],
 }
 
 

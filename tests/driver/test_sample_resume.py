@@ -33,6 +33,7 @@ METHODS: dict[str, Any] = {
     "sghmc": tb.SGHMC(2, 60, 30, thin=2, batch_size=None),
     "sgld": tb.SGLD(2, 60, 30, thin=1, preconditioned=True, batch_size=None),
     "sgnht": tb.SGNHT(2, 60, 30, thin=2, batch_size=None),
+    "smile": tb.SMILE(2, 60, 44, thin=2, batch_size=None),
     "cyclical": tb.SGHMC(2, 60, 10, thin=2, batch_size=None, schedule=tb.Cycles(20, draws=3)),
 }
 # what these do others of their class, or of their mass, do too

@@ -70,6 +70,8 @@ SAMPLERS: dict[str, Make] = {
     "sghmc_cyclical": _sampler(tb.SGHMC, step_size=1e-3, batch_size=6, schedule=tb.Cycles(6, 0.5, 2), burn_in=0),
     "sghmc_preconditioned": _sampler(tb.SGHMC, step_size=1e-3, batch_size=6, preconditioned=True),
     "sgnht": _sampler(tb.SGNHT, step_size=1e-3, batch_size=6),
+    "smile": _sampler(tb.SMILE, batch_size=6, burn_in=44, steps=50),  # long enough for a length
+    "smile_preconditioned": _sampler(tb.SMILE, step_size=0.05, batch_size=6, preconditioned=True),
 }
 # a sampler of the catalogue that no line above makes keeps the laws by its defaults and what its entry calls small
 SAMPLERS |= {
@@ -81,6 +83,7 @@ SAMPLERS |= {
 VARIANTS = (
     *("random_walk", "elliptical_wide", "mala_prior", "mala_diagonal", "mala_dense", "hmc_fixed", "hmc_layer"),
     *("mclmc_dense", "underdamped", "mala", "hmc_dense", "nuts_dense", "sgld_preconditioned", "sghmc"),
+    "smile_preconditioned",
 )
 samplers = pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS.keys())
 chief = pytest.mark.parametrize("make", with_variants_as_studies(SAMPLERS, VARIANTS))

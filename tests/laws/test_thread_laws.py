@@ -98,7 +98,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 
 # of their base another is fitted in threads: one descent, one Metropolis test, one kind of noise, one of particles
 STUDIES = {"SWA", "FGE", "Snapshots", "Simplex", "HMC", "MALA", "SGLD", "RepulsiveEnsemble"}
-STUDIES |= {"MAMS", "UnderdampedLangevin", "MCLMC", "EllipticalSlice", "OnlineLaplace", "BSAM", "SVGD", "MNF"}
+STUDIES |= {"MAMS", "UnderdampedLangevin", "MCLMC", "EllipticalSlice", "OnlineLaplace", "BSAM", "SVGD", "MNF", "SMILE"}
 FITS: list[tuple[str, str]] = [
     ("MAP", "recurrent"),
     ("SWA", "noise"),
@@ -119,6 +119,7 @@ FITS: list[tuple[str, str]] = [
     ("SGLD", "noise"),
     ("SGHMC", "dropout"),
     ("SGNHT", "drop connect"),
+    ("SMILE", "layer norm"),
     ("VI", "dropout"),
     ("IVON", "noise"),
     ("NormalizingFlow", "layer norm"),

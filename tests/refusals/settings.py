@@ -266,6 +266,10 @@ METHODS = {
         },
     ),
     "SGNHT": Case(tb.SGNHT, wrong={**_STOCHASTIC, "diffusion": maybe(POSITIVE)}),
+    "SMILE": Case(
+        tb.SMILE,
+        wrong={**_STOCHASTIC, "trajectory": maybe(POSITIVE), "energy_error": POSITIVE, "noise_share": POSITIVE},
+    ),
 }
 
 OPTIMISERS = {

@@ -153,6 +153,8 @@ def vectors(state: Any) -> Iterator[Tensor]:
         (tb.SGHMC(**SHORT, thin=1), "3 D (preconditioned 4 D), and", 4),
         (tb.SGNHT(**SHORT, thin=1, preconditioned=False), "3 D (preconditioned 4 D), and", 3),
         (tb.SGNHT(**SHORT, thin=1), "3 D (preconditioned 4 D), and", 4),
+        (tb.SMILE(**SHORT, thin=1), "6 D (preconditioned 7 D; with", 6),
+        (tb.SMILE(**SHORT, thin=1, preconditioned=True, trajectory=1.0), "with `trajectory` 2 D less), and", 5),
     ],
     ids=lambda value: type(value).__name__,
 )

@@ -1,6 +1,7 @@
 """Methods by name, one entry each, for comparisons, the command line, reports and pages.
 
-A method of the library is added here: its import, its name in `__all__`, by which `torchbayes` has it, and its entry.
+A method of the library is added here: its import, its name in `__all__`, by which `torchbayes` has it, and its entry,
+which stands in `chains.py` for Markov chains and in `variational.py` for what is listed there.
 A user's method comes by import path or entry point (`method_named`).
 """
 
@@ -9,9 +10,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from torchbayes.catalogue.chains import CHAINS
 from torchbayes.catalogue.entries import Look, MethodEntry, Settings
 from torchbayes.catalogue.imports import load_path, path_of, registered
-from torchbayes.catalogue.usual import budgeted, hmc, in_cycles, laplace, mile, online_laplace, sampler
+from torchbayes.catalogue.usual import budgeted, laplace, online_laplace
 from torchbayes.catalogue.variational import FLAT, VARIATIONAL
 from torchbayes.checks import seen
 from torchbayes.methods.curves.curve import Curve
@@ -36,10 +38,10 @@ from torchbayes.methods.optimise.swa import SWA
 from torchbayes.methods.optimise.swag import SWAG
 from torchbayes.methods.particles.repulsive import RepulsiveEnsemble
 from torchbayes.methods.particles.svgd import SVGD
-from torchbayes.methods.schedules import Cycles
 from torchbayes.methods.sgmcmc.sghmc import SGHMC
 from torchbayes.methods.sgmcmc.sgld import SGLD
 from torchbayes.methods.sgmcmc.sgnht import SGNHT
+from torchbayes.methods.sgmcmc.smile import SMILE
 from torchbayes.methods.variational.batch_norm import MCBatchNorm
 from torchbayes.methods.variational.bsam import BSAM
 from torchbayes.methods.variational.concrete import ConcreteDropout
@@ -51,9 +53,9 @@ from torchbayes.methods.variational.vi import VI
 # fmt: off
 __all__ = [
     "BSAM", "EP", "FGE", "HMC", "IVON", "MALA", "MAMS", "MAP", "MCLMC", "MILE", "MNF", "NUTS", "PBP", "SGHMC",
-    "SGLD", "SGNHT", "SVGD", "SWA", "SWAG", "VBLL", "VI", "ConcreteDropout", "Curve", "EllipticalSlice", "Laplace",
-    "MCBatchNorm", "MCDropout", "NormalizingFlow", "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble", "Simplex",
-    "Snapshots", "UnderdampedLangevin",
+    "SGLD", "SGNHT", "SMILE", "SVGD", "SWA", "SWAG", "VBLL", "VI", "ConcreteDropout", "Curve", "EllipticalSlice",
+    "Laplace", "MCBatchNorm", "MCDropout", "NormalizingFlow", "OnlineLaplace", "RandomWalk", "RepulsiveEnsemble",
+    "Simplex", "Snapshots", "UnderdampedLangevin",
 ]
 # fmt: on
 
@@ -186,125 +188,7 @@ METHODS: dict[str, MethodEntry] = {
             cost="Some passes over the data, and matrices as large as the square of the number of weights.",
             length=lambda settings: f"at most {settings.sweeps} sweeps",
         ),
-        MethodEntry(
-            "hmc",
-            "Hamiltonian Monte Carlo on all the data, the reference",
-            HMC,
-            label="HMC",
-            usual=hmc,
-            alone=True,
-            look=Look("#111111", "*"),
-            is_reference=True,
-            cost="Hundreds of gradients on all the data for each draw: for small data and networks, or for patience.",
-        ),
-        MethodEntry(
-            "nuts",
-            "Hamiltonian Monte Carlo that chooses the length of its trajectories",
-            NUTS,
-            label="NUTS",
-            look=Look("#4a4e8c", ">"),
-            cost="As HMC; up to 1,023 gradients on all the data for each draw.",
-        ),
-        MethodEntry(
-            "mala",
-            "Langevin dynamics with a Metropolis test",
-            MALA,
-            label="MALA",
-            look=Look("#9a8c00", "8"),
-            cost="One gradient on all the data for each step; many steps for a draw that is independent.",
-        ),
-        MethodEntry(
-            "random_walk",
-            "a random walk with a Metropolis test",
-            RandomWalk,
-            label="random walk",
-            look=Look("#a3a9b3", "H"),
-            cost="One pass over all the data for each step; for few weights alone.",
-        ),
-        MethodEntry(
-            "elliptical_slice",
-            "elliptical slice sampling, without gradients and settings",
-            EllipticalSlice,
-            label="elliptical slice",
-            look=Look("#b35806", "h"),
-            cost="Two to five passes over all the data for each step; for few weights, as in a subspace.",
-        ),
-        MethodEntry(
-            "mclmc",
-            "microcanonical Langevin dynamics, without rejections",
-            MCLMC,
-            label="MCLMC",
-            look=Look("#00798c", "X"),
-            also=("microcanonical",),
-            cost="Two gradients on all the data for each step, however many weights there are.",
-        ),
-        MethodEntry(
-            "mile",
-            "a deep ensemble, and from each network a chain of microcanonical Langevin dynamics",
-            MILE,
-            label="MILE",
-            look=Look("#b5179e", "D"),
-            also=("ensemble_then_sample",),
-            usual=mile,
-            plain={"members": 5},
-            start="ensemble",
-            cost="The deep ensemble, and two gradients on all the data for each step of each chain.",
-            length=lambda settings: f"the ensemble and {settings.sampler.steps:,} steps",
-        ),
-        MethodEntry(
-            "mams",
-            "microcanonical dynamics with a Metropolis test",
-            MAMS,
-            label="MAMS",
-            look=Look("#8f2d56", "X"),
-            cost="As HMC, with fewer gradients on all the data for a draw that is independent.",
-        ),
-        MethodEntry(
-            "underdamped_langevin",
-            "underdamped Langevin dynamics, without rejections",
-            UnderdampedLangevin,
-            label="underdamped Langevin",
-            look=Look("#6a994e", "P"),
-            cost="Two gradients on all the data for each step.",
-        ),
-        MethodEntry(
-            "sgld",
-            "stochastic gradient Langevin dynamics",
-            SGLD,
-            label="SGLD",
-            usual=lambda usual: sampler(SGLD, usual, "sgld"),
-            alone=True,
-            look=Look("#56b4e9", "<"),
-            cost="One gradient on a minibatch for each step: a training run for each chain.",
-        ),
-        MethodEntry(
-            "sghmc",
-            "stochastic gradient Hamiltonian Monte Carlo",
-            SGHMC,
-            label="SGHMC",
-            usual=lambda usual: sampler(SGHMC, usual, "sghmc"),
-            alone=True,
-            look=Look("#cc79a7", "p"),
-            cost="One gradient on a minibatch for each step: a training run for each chain.",
-        ),
-        MethodEntry(
-            "csghmc",
-            "stochastic gradient Hamiltonian Monte Carlo in cycles",
-            SGHMC,
-            label="cSGHMC",
-            usual=in_cycles,
-            plain={"burn_in": 0, "schedule": Cycles(2500, exploration=0.6, draws=25)},
-            look=Look("#7a3e9d", "h"),
-            cost="One gradient on a minibatch for each step: a training run for each chain.",
-        ),
-        MethodEntry(
-            "sgnht",
-            "a stochastic gradient Nosé-Hoover thermostat",
-            SGNHT,
-            label="SGNHT",
-            look=Look("#2fa0a0", "P"),
-            cost="One gradient on a minibatch for each step: a training run for each chain.",
-        ),
+        *CHAINS,
         *VARIATIONAL,
         *FLAT,
     )

@@ -10,6 +10,7 @@ from torchbayes.settings import NOT_NEGATIVE, check_settings
 
 # default least length of a run: enough steps to train on a small table, where an epoch has few
 USUAL_EPOCHS, USUAL_STEPS = 50, 2000
+RAMP = 100  # steps in which a factor rises to 1
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class PiecewiseLinear:
 
 def ramp(step: int) -> float:
     """Return a factor that rises from 0 to 1 in 100 steps, for what begins where the density may be sharp."""
-    return min(step / 100, 1.0)
+    return min(step / RAMP, 1.0)
 
 
 Schedule = Constant | Cosine | PiecewiseLinear

@@ -26,7 +26,7 @@ Newtonian: the velocity is a momentum of unit mass, with law N(0, I), and
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -52,6 +52,16 @@ class Kinetics(Protocol):
     def refreshed(self, velocity_MD: Tensor, standard_MD: Tensor, time_M: Tensor, *, length_M: Tensor) -> Tensor:
         """Return velocities after a time τ of refreshment of length L, by numbers that are N(0, I)."""
         ...
+
+
+def check_turns(method: Any, weights_MD: Tensor) -> None:
+    """Raise ValueError if there are fewer weights than the velocities of a method need."""
+    size, least = weights_MD.shape[1], method.kinetics.least
+    if size < least:
+        raise ValueError(
+            f"{type(method).__name__} moves at a constant speed, and only turns, for which it needs at least {least} "
+            f"random weights; got {size}. Take NUTS or HMC."
+        )
 
 
 class Isokinetic:

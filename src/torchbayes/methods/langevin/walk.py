@@ -15,7 +15,7 @@ from torchbayes.methods import sampler
 from torchbayes.methods.faults import Watched
 from torchbayes.methods.langevin.alba import Rule, refused, tuned
 from torchbayes.methods.langevin.integrators import Integrator, Moving, gradients_of, integrated
-from torchbayes.methods.langevin.kinetics import Kinetics
+from torchbayes.methods.langevin.kinetics import Kinetics, check_turns
 from torchbayes.methods.mcmc.adaptation import RunningCovariance, RunningVariance, StepSize
 from torchbayes.methods.mcmc.mass import Learning, Mass, first_mass, first_spread
 from torchbayes.methods.noise import normals
@@ -79,11 +79,7 @@ class Walk(Learning, ABC):
     ) -> State:
         """Return where chains start, as `Sampler.begin` does."""
         chains, size = weights_MD.shape
-        if size < self.kinetics.least:
-            raise ValueError(
-                f"{type(self).__name__} moves at a constant speed, and only turns, for which it needs at least "
-                f"{self.kinetics.least} random weights; got {size}. Take NUTS or HMC."
-            )
+        check_turns(self, weights_MD)
         mass_MD = first_mass(self, density, weights_MD)
         weights_MD = weights_MD.detach().clone()
         value, scale = begin(density, weights_MD), self.kinetics.scale(size)

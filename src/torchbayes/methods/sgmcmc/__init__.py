@@ -1,1 +1,1 @@
-"""Markov chains on minibatches: SGLD, SGHMC, SGNHT, and their cycles."""
+"""Markov chains on minibatches: SGLD, SGHMC, SGNHT, SMILE, and their cycles."""

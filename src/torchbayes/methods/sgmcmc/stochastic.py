@@ -163,11 +163,11 @@ class Stochastic:
 
     def pace(self, density: Density) -> StepSchedule:
         """Return the schedule of ε."""
-        return self.schedule or (_FALLING if _is_open(self, density) else _STEADY)
+        return self.schedule or (_FALLING if _is_open(self, density) and not self.adapts else _STEADY)
 
     def step_size_at(self, step: int, density: Density) -> float:
-        """Return ε of a step."""
-        size = self.step_size
+        """Return ε of a step; where burn-in finds it, the factor on it."""
+        size = self.step_size or (1.0 if self.adapts else None)
         if size is None:
             rate, num_data = self.rate, getattr(density, "num_data", 1)
             size = self.preconditioned_rate if self.preconditions(density) else rate / num_data
