@@ -58,7 +58,7 @@ with counted("work", 3, unit="parts") as tell:
 def executed() -> tuple[list[nbformat.NotebookNode], list[nbformat.NotebookNode], nbformat.NotebookNode]:
     """Cells of the first tutorial, of objects that are shown, and of progress, run by one kernel."""
     (whole,) = displayed(next(page for page in TUTORIALS if page.stem == "first-posterior")).values()
-    blocks = [re.sub(r"\bepochs=60\b", "epochs=6", block) for block in whole]  # `make docs` runs it in full length
+    blocks = [re.sub(r"\bepochs=60\b", "epochs=2", block) for block in whole]  # `make docs` runs it in full length
     assert blocks != whole
     shown = ["tb.fit(model, data.train, tb.MAP(epochs=1))", "model", "evaluations['MultiSWAG']", "data"]
     cells = [nbformat.v4.new_code_cell(code) for code in (*blocks, *shown, PROGRESS)]
