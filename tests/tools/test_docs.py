@@ -178,13 +178,13 @@ CHAINS = "torchbayes fit --data digits --method HMC --steps 300 --directory chai
             "there is no file",
         ),
         (
-            FIT + "torchbayes compare --data digits --reference run",
-            "torchbayes compare --data digits --reference run",
+            FIT + "torchbayes compare --data digits --methods single --reference run",
+            "torchbayes compare --data digits --methods single --reference run",
             "no earlier line",
         ),
         (
-            CHAINS + "torchbayes compare --data digits --reference chains",
-            CHAINS + "torchbayes compare --data digits --network small_cnn --reference chains",
+            CHAINS + "torchbayes compare --data digits --methods single --reference chains",
+            CHAINS + "torchbayes compare --data digits --methods single --network small_cnn --reference chains",
             "has network mlp",
         ),
         ("torchbayes reproduce hmc_uci --seeds 2", "torchbayes reproduce hmc_uic --seeds 2", "hmc_uic"),
