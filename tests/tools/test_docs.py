@@ -245,6 +245,14 @@ def test_files_that_a_page_names_are_there_or_written(right: str, wrong: str) ->
 
 
 @pytest.mark.parametrize(
+    ("code", "written"),
+    [("open('new.json')", True), ("f'{home}/new.json or'", True), ("say anew.jsonl", False), ("new_json'", False)],
+)
+def test_a_file_is_written_by_code_that_quotes_its_name_or_the_end_of_its_path(code: str, written: bool) -> None:
+    assert (said(places.check_files(page("See `new.json`."), ROOT, code)) == "") == written
+
+
+@pytest.mark.parametrize(
     ("right", "wrong", "message"),
     [
         ("[a](design.md)", "[a](designs.md)", "the link to `designs.md` leads nowhere"),
