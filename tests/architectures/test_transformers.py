@@ -222,9 +222,10 @@ def test_a_causal_language_model_is_scored_as_by_its_own_loss():
     assert_close(tb.evaluate(point, loader).metrics["nll"] * ROWS, mean * counts, rtol=1e-6)
 
 
-def test_a_causal_language_model_by_every_method():
+def test_a_causal_language_model_is_fitted():
+    """By steps on batches, as those of all descents and chains, and by a pass for the curvature."""
     model, rows = causal()
-    for name in ("map", "swag", "sghmc", "diagonal"):
+    for name in ("map", "diagonal"):
         posterior = tb.fit(model, rows, METHODS[name], start=start_of(model, name))
         assert 0 < tb.evaluate(posterior, rows).metrics["nll"] < 6 * 2 * torch.tensor(float(WORDS)).log()
     head, _ = causal("transformer.ln_f.*")
