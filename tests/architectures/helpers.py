@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -31,6 +32,12 @@ PARTICULAR: dict[str, Any] = {
     "vbll": tb.VBLL(members=2, epochs=2, batch_size=4),
     "mnf": tb.MNF(members=2, epochs=2, batch_size=4, kl_weight=1.0),
 }
+
+
+def methods(run: Collection[str], every: Collection[str] = METHODS) -> list[Any]:
+    """Methods for `parametrize`: those named run, the others are studies, which other networks of these files meet."""
+    assert set(run) <= set(every), "a method that is none"
+    return [pytest.param(name, marks=() if name in run else pytest.mark.study) for name in every]
 
 
 def start_of(model: tb.Model, name: str) -> Tensor | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import torchbayes as tb
 from tests.architectures.helpers import METHODS, check, ggn, precision
 from tests.architectures.test_transformers import CLASSES, network, rows_of
-from tests.covering import some_of
+from tests.covering import with_studies
 from tests.oracles import assert_close
 from torchbayes.curvature.discovery import layer_support, network_layers
 
@@ -40,7 +40,10 @@ def rows(name: str) -> dict[str, Tensor]:
     return rows_of(name)
 
 
-@pytest.mark.parametrize(("name", "method"), some_of(TARGETS, METHODS, one_in=4))
+EVERY = [("bert", "ivon"), ("distilbert", "hmc"), ("gpt2", "vi_by_layers"), ("vit", "diagonal")]
+
+
+@pytest.mark.parametrize(("name", "method"), with_studies(EVERY, TARGETS, METHODS))
 def test_every_method(name: str, method: str, tmp_path: Path):
     model = tb.Model(adapted(name), tb.likelihoods.Categorical(), random="*lora*")
     assert all("lora" in each for each in model.layout.names)

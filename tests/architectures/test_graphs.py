@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import torchbayes as tb
 from tests.architectures.helpers import METHODS, check, ggn, precision
-from tests.covering import some_of
+from tests.covering import with_studies
 from tests.oracles import assert_close, classes, normal
 
 _data, _loader, _layers = (pytest.importorskip(f"torch_geometric.{room}") for room in ("data", "loader", "nn"))
@@ -83,7 +83,10 @@ def task(name: str) -> tuple[tb.Model, dict[str, Any]]:
     return tb.Model(GraphClassifier().double(), likelihood, shared="graphs"), rows
 
 
-@pytest.mark.parametrize(("name", "method"), some_of(["nodes", "graphs"], METHODS, one_in=4))
+EVERY = [("nodes", "ivon"), ("nodes", "diagonal"), ("graphs", "vi_by_layers"), ("graphs", "hmc")]
+
+
+@pytest.mark.parametrize(("name", "method"), with_studies(EVERY, ["nodes", "graphs"], METHODS))
 def test_every_method(name: str, method: str, tmp_path: Path):
     model, rows = task(name)
     check(model, method, rows, tmp_path)

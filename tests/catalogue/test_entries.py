@@ -207,6 +207,7 @@ def test_a_data_set_needs_no_settings_of_its_own(name, network, likelihood):
     assert [usual[name].plan for name in ("repulsive", "mc_dropout")] == ["loop", "loop"]
 
 
+@pytest.mark.study  # `test_list_names_everything` and `test_a_fit_from_the_shell_is_that_of_the_library` of `tests/cli`
 @pytest.mark.slow
 def test_a_data_set_of_the_library_is_its_function_and_its_entry(tmp_path):
     """What a new one needs beside its file is a line in one table: CONTRIBUTING.md counts the files."""

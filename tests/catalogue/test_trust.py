@@ -139,6 +139,7 @@ def test_the_working_folder_is_searched_last_and_only_for_code_that_is_named(mon
     capsys.readouterr()
 
 
+@pytest.mark.study  # the test above pins the path on which both would be sought
 @pytest.mark.slow
 def test_modules_of_the_working_folder_shadow_nothing(tmp_path):
     for name in ("pandas", "yaml", "rich", "numpy", "sklearn"):

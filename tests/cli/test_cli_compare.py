@@ -104,8 +104,6 @@ def test_a_reference_is_used_again(capsys, compared):
     one, other = numbers("a")["methods"], numbers("b")["methods"]
     assert other["ensemble"] == one["ensemble"]
     assert other["reference"]["fidelity"] == one["hmc"]["fidelity"]
-    assert main(["compare", "--directory", "b", "--resume"]) == 0
-    assert numbers("b")["methods"] == other
     capsys.readouterr()
     assert main(["compare", *again[:-1], "c", "--prior_scale", "0.5"]) == 2
     said = [line for line in capsys.readouterr().err.strip().splitlines() if "have no effect" not in line]
@@ -150,7 +148,7 @@ methods:
 """
 
 
-def test_a_mapping_in_a_file_names_any_method():
+def test_a_mapping_in_a_file_names_any_method(capsys):
     Path("mine.yaml").write_text(YAML)
     assert main(["compare", "--config", "mine.yaml", "--trust", "--mine.epochs", "2", "--directory", "a"]) == 0
     found = read_config(Path("a/config.yaml"))["methods"]
@@ -171,9 +169,9 @@ def test_a_mapping_in_a_file_names_any_method():
     before = numbers("a")
     assert main(["compare", "--directory", "a", "--resume", "--trust"]) == 0
     assert numbers("a") == before
-    assert main(["compare", "--config", "a/config.yaml", "--trust", "--directory", "b"]) == 0
-    assert numbers("b") == before
-    assert Path("b/config.yaml").read_text() == Path("a/config.yaml").read_text()
+    capsys.readouterr()
+    assert main(["compare", "--config", "a/config.yaml", "--trust", "--print_config"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["methods"] == found  # which is run again as another one, above
 
 
 def test_arguments_name_any_method(capsys):

@@ -76,12 +76,11 @@ def test_several_processes_give_the_run_of_one(tmp_path: Path) -> None:
     assert expected.shape[:2] == (2, 6)
     assert main([*FIT, str(tmp_path / "chains"), "--steps", "4"]) == 0
     resumed = ["fit", "--directory", str(tmp_path / "chains"), "--resume", "--steps", "8"]  # by more than it began with
-    for how, command in (("data", [*FIT, str(tmp_path / "data")]), ("chains", resumed)):
-        codes, out, err = launched(tmp_path, *command, "--ranks", how)
-        assert codes == [0, 0], err
-        assert out.count("Posterior:") == 1
-        # float32: another order of sums, through 80 leapfrog steps
-        assert_close(drawn(tmp_path / how), expected, rtol=1e-3, atol=1e-4)
+    codes, out, err = launched(tmp_path, *resumed, "--ranks", "chains")
+    assert codes == [0, 0], err
+    assert out.count("Posterior:") == 1
+    # float32: another order of sums, through 80 leapfrog steps
+    assert_close(drawn(tmp_path / "chains"), expected, rtol=1e-3, atol=1e-4)
 
 
 def drawn(directory: Path) -> Tensor:
@@ -91,6 +90,7 @@ def drawn(directory: Path) -> Tensor:
     return posterior.weights_MSD.clone()
 
 
+@pytest.mark.study  # `test_a_rank_that_stops_with_an_error_stops_the_others` of `tests/laws/test_rank_laws.py`
 @pytest.mark.slow
 def test_an_error_of_one_rank_is_said_once_and_ends_all(tmp_path: Path) -> None:
     assert main([*FIT, str(tmp_path / "run")]) == 0
@@ -107,5 +107,10 @@ def test_ranks_need_torchrun_and_a_known_form(monkeypatch: pytest.MonkeyPatch, c
         join("chains", members=2, device="cpu")
     assert join(None, members=2, device="cpu") == tb.Ranks()
     monkeypatch.setenv("WORLD_SIZE", "2")
+    with monkeypatch.context() as patch:  # the grids themselves are those of `tests/laws/test_rank_laws.py`
+        patch.setattr(tb.Ranks, "grid", lambda *shares, members, device: (shares, members, device))
+        for text, shares in {"data": (None, 1), "chains": (1, None), "2x4": (2, 4)}.items():
+            assert join(text, members=3, device="cpu") == (shares, 3, "cpu")
+        assert join(None, members=3, device="cpu") == ((None, None), 3, "cpu")
     assert main(["list"]) == 2
     assert "`list` runs in one process" in capsys.readouterr().err

@@ -23,6 +23,7 @@ from torchbayes.catalogue.methods import classes
 from torchbayes.catalogue.problem import Problem
 from torchbayes.cli import main
 from torchbayes.cli.options import peek, usual_method
+from torchbayes.driver.progress import Lines
 from torchbayes.native.build import available
 from torchbayes.posteriors.store import DrawFile
 
@@ -88,8 +89,8 @@ def run(short):
 # --- fit
 
 
-# one of each base, and both kinds of schedules: the others go the same way through the command line
-OFTEN = {"HMC", "NUTS", "EllipticalSlice", "SGLD", "SGHMC"}
+# the others go the same way through the command line: HMC below, and cycles of SGHMC in `test_cli_compare.py`
+OFTEN = {"NUTS", "SGLD"}
 
 
 @pytest.mark.parametrize(
@@ -134,12 +135,13 @@ def whole(tmp_path_factory):
     return home
 
 
-@pytest.mark.parametrize("longer", [["--steps", "40"], ["--method.steps", "40"]])
 @pytest.mark.usefixtures("run")
-def test_a_finished_run_goes_on(capsys, whole, longer):
+def test_a_finished_run_goes_on(capsys, whole):
     shutil.copytree(whole, "whole")
     assert draws("run").shape == (2, 16, 610)
-    assert main(["fit", "--directory", "run", "--resume", *longer]) == 0
+    assert main(["fit", "--directory", "run", "--resume", "--steps", "32"]) == 0
+    assert draws("run").shape == (2, 24, 610)
+    assert main(["fit", "--directory", "run", "--resume", "--method.steps", "40"]) == 0
     assert torch.equal(draws("run"), draws("whole"))
     assert torch.equal(load_run(Path("run"))[1].sample(64), load_run(Path("whole"))[1].sample(64))
     assert Path("run/config.yaml").read_text() == Path("whole/config.yaml").read_text()
@@ -150,7 +152,11 @@ def test_a_finished_run_goes_on(capsys, whole, longer):
     assert "another method" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl_c", "terminated"])
+@pytest.mark.parametrize(
+    "number",
+    # Ctrl-C raises KeyboardInterrupt, as in `test_an_interrupted_fit_says_how_to_go_on` of `test_cli.py`
+    [pytest.param(signal.SIGINT, marks=pytest.mark.study, id="ctrl_c"), pytest.param(signal.SIGTERM, id="terminated")],
+)
 def test_an_interrupted_sampler_goes_on_as_it_says(capsys, monkeypatch, ctrl_c_works, short, number):
     before = signal.getsignal(signal.SIGTERM)
 
@@ -238,7 +244,8 @@ def test_diagnose_prints_and_writes_what_the_library_gives(capsys, monkeypatch):
 
 
 @pytest.mark.usefixtures("run")
-def test_diagnose_prints_a_table_and_writes_a_page(capsys):
+def test_diagnose_prints_a_table_and_writes_a_page(capsys, monkeypatch):
+    unpainted(monkeypatch)  # `tests/report` paints these
     assert main(["diagnose", "run", "--inputs", "50", "--directory", "elsewhere"]) == 0
     said = capsys.readouterr().out
     row = re.search(r"^ weights +610 +([\d.]+) +([\d.]+)", said, re.MULTILINE)
@@ -290,6 +297,33 @@ def test_one_chain_and_more_inputs_than_there_are_rows(capsys, monkeypatch):
     assert "E-BFMI" not in said
 
 
+def test_a_run_that_goes_on_is_diagnosed(capsys, monkeypatch):
+    """Its files at one moment are those that a process leaves that is killed then."""
+    unpainted(monkeypatch)
+    line, options, found = Lines.__call__, ["--inputs", "20", "--json"], []
+
+    def diagnosed(self, event):
+        line(self, event)
+        if event.step == 22:
+            assert main(["diagnose", "run", *options]) == 0
+            found.append(Path("run/diagnosis/report.html").read_text("utf-8"))
+            shutil.copytree("run", "killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lines, "__call__", diagnosed)
+        assert main(["fit", *HMC, "--directory", "run"]) == 0
+    first = json.loads(re.search(r"^{.*^}", capsys.readouterr().out, re.MULTILINE | re.DOTALL)[0])
+    assert main(["diagnose", "killed", *options]) == 0
+    assert json.loads(capsys.readouterr().out) == first
+    done = len(Path("killed/log.jsonl").read_text().splitlines())
+    assert 8 < first["draws"] == done - 8 <= 22 - 8
+    rhat = diagnostics.rhat(draws("killed"))
+    assert first["spaces"]["weights"]["rhat_median"] == pytest.approx(float(rhat.median()))
+    assert f"{done} of 24 iterations are done" in found[0]
+    assert not Path("killed/posterior.safetensors").exists()
+
+
+@pytest.mark.study  # the test above diagnoses the files of such a moment
 @pytest.mark.slow
 def test_a_run_that_goes_on_is_diagnosed_and_then_killed(capsys, monkeypatch):
     """A process samples without end; its run is diagnosed while it does, and after it was killed."""

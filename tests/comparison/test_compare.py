@@ -73,7 +73,9 @@ def _plain(monkeypatch):
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     home = tmp_path_factory.mktemp("digits")
-    return home, compare(DIGITS, home, callbacks=())
+    with pytest.MonkeyPatch.context() as patch:
+        unpainted(patch)
+        return home, compare(DIGITS, home, callbacks=())
 
 
 def test_clean_numbers_agree_with_scikit_learn(digits):
@@ -235,12 +237,12 @@ def test_a_regression_is_scored_in_the_targets_own_units(tmp_path):
     assert table(found.outcomes).columns == ["method", "RMSE", "MAE", "R²", "NLL", "in 95 % interval"]
 
 
-@pytest.mark.usefixtures("_plain")
 @pytest.mark.filterwarnings("ignore::torchbayes.ProblemWarning")  # too short a run to learn anything
 def test_a_plane_is_drawn(tmp_path):
     problem = Problem("two_moons", "mlp", {"hidden": [8]})
     found = compare(some(SINE, "single", "multiswag", problem=problem), tmp_path, callbacks=())
     assert {path.stem for path in tmp_path.glob("*.png")} == {"glance", "surface", "reliability"}
+    assert all(path.stat().st_size > 10_000 for path in tmp_path.glob("*.png"))  # painted, unlike those of others here
     assert found.outcomes["single"].numbers()["draws"] == 1
     assert found.outcomes["multiswag"].numbers()["draws"] == 4
 

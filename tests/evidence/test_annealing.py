@@ -43,11 +43,11 @@ def test_linear():
 
 
 def test_tanh_network():
-    assert_within(annealed_importance_sampling(*tanh_problem()), tanh_log_evidence(401))
+    assert_within(annealed_importance_sampling(*tanh_problem()), tanh_log_evidence(201))
 
 
 def test_logistic_regression():
-    assert_within(annealed_importance_sampling(*logistic_problem()), logistic_log_evidence(81))
+    assert_within(annealed_importance_sampling(*logistic_problem()), logistic_log_evidence(61))
 
 
 @pytest.mark.parametrize("problem", [bimodal, skewed])
@@ -95,7 +95,8 @@ def test_float32_network():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param("linear", marks=pytest.mark.study), "skewed"])
+@pytest.mark.study  # `test_estimate.py` pins the error of an estimate, and the tests above the estimates
+@pytest.mark.parametrize("name", ["linear", "skewed"])
 def test_errors_are_calibrated(name: str):
     if name == "linear":
         model, data, oracle = linear_problem()
@@ -109,6 +110,7 @@ def test_errors_are_calibrated(name: str):
 
 
 @pytest.mark.slow
+@pytest.mark.study  # `test_weights_have_no_bias_in_either_direction` pins the mean of the weights
 @pytest.mark.filterwarnings("ignore:the evidence rests on")
 def test_the_evidence_itself_has_no_bias_however_coarse():
     """E[p̂] = p(D), pilot runs included."""
@@ -166,15 +168,17 @@ def test_draws_of_a_posterior_are_taken():
         reverse_annealing(model, data, draws=draws[:, :2])
 
 
-def test_more_temperatures_make_weights_even():
+@pytest.mark.parametrize(
+    ("few", "many", "least", "most"), [(30, 480, 16, math.inf), pytest.param(480, 960, 1, 3, marks=pytest.mark.study)]
+)
+def test_more_temperatures_make_weights_even(few: int, many: int, least: float, most: float):
+    """The variance falls like 1/K in the end, and faster before; over seeds the last ratio is 2.0 ± 0.35."""
     model, data, _ = linear_problem()
-    spreads = [
+    before, after = (
         float(annealed_importance_sampling(model, data, temperatures=count).details["log_weights"].var())
-        for count in (30, 480, 960)
-    ]
-    # the variance falls like 1/K in the end, and faster before; over seeds the second ratio is 2.0 ± 0.35
-    assert spreads[0] / spreads[1] > 16
-    assert spreads[1] / spreads[2] == pytest.approx(2, rel=0.5)
+        for count in (few, many)
+    )
+    assert least < before / after < most
 
 
 def test_details():

@@ -62,7 +62,7 @@ def test_reliability_diagram_shows_hollow_bins_and_refuses_empty_ones():
         figures.reliability_diagram({})
 
 
-@pytest.mark.parametrize("methods", [1, 2, 5, 6])
+@pytest.mark.parametrize("methods", [1, *(pytest.param(n, marks=pytest.mark.study) for n in (2, 5)), 6])
 def test_entropy_histograms_count_every_input(methods: int):
     inside, outside = rng().uniform(0, np.log(10), 100), rng().uniform(1, np.log(10) + 1e-7, 80)
     names = ["MAP", "SWAG", "a rather long name of a method", "HMC", "x", "y"][:methods]

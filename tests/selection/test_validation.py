@@ -54,6 +54,12 @@ def table(rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 UNLIKE = (table(20, seed=1)[0], -table(20, seed=1)[1])  # rows of another law, by which few epochs are best
 
 
+@pytest.fixture
+def _searched_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the search for the epochs end after some hundred steps."""
+    monkeypatch.setattr("torchbayes.selection.length._LONGEST", 300)
+
+
 def fit(data: Any, method: Any, **about: Any) -> Any:
     return tb.fit(about.pop("model", None) or model(), data, method, callbacks=(), **about)
 
@@ -178,6 +184,7 @@ def test_set_epochs_are_those_of_the_run(tmp_path: Path) -> None:
 
 
 @ignored
+@pytest.mark.usefixtures("_searched_soon")
 def test_noise_is_that_of_new_rows() -> None:
     # 200 epochs suffice for this network to interpolate 40 rows, and the noise scale collapses
     data, new = table(40), table(2000, seed=1)
@@ -216,6 +223,7 @@ OTHERWISE: dict[str, tuple[Any, Any, str]] = {
     ],
     ids=[*OTHERWISE, "new, chosen", "own, chosen"],
 )
+@pytest.mark.usefixtures("_searched_soon")
 def test_a_resumed_run_is_asked_for_the_same_validation(
     before: Any, now: Any, said: str, method: tb.MAP, tmp_path: Path
 ) -> None:
@@ -242,7 +250,7 @@ def test_the_first_run_says_what_it_is(capsys: pytest.CaptureFixture[str], monke
 
 
 @ignored
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.study)])  # rows are read alike
 def test_loaders_hold_rows_out(workers: int, tmp_path: Path) -> None:
     loader = DataLoader(TensorDataset(*table(80)), batch_size=16, shuffle=True, num_workers=workers)
     fit(loader, tb.MAP(epochs=1), validation=0.5, directory=tmp_path)
@@ -307,6 +315,7 @@ def test_what_is_no_validation_is_refused(validation: Any, method: Any, error: A
 
 
 @ignored
+@pytest.mark.usefixtures("_searched_soon")
 def test_laplace_without_a_start_is_that_around_map_under_the_chosen_prior(tmp_path: Path) -> None:
     data, held_out = table(60), table(40, seed=1)
     found = fit(data, tb.Laplace(), seed=3, validation=held_out, directory=tmp_path)
@@ -429,6 +438,7 @@ def test_laplace_of_ready_made_batches_without_a_start(monkeypatch: pytest.Monke
 
 
 @ignored
+@pytest.mark.usefixtures("_searched_soon")
 def test_laplace_of_classes_without_a_start(tmp_path: Path) -> None:
     inputs, targets = table(60)
     labels = (targets[:, 0] > 0).long()
@@ -446,6 +456,7 @@ def test_a_factor_that_is_none_is_refused(prior: Any) -> None:
         tb.Laplace(prior=prior)
 
 
+@pytest.mark.usefixtures("_searched_soon")
 def test_laplace_in_a_subspace_looks_for_its_mode_there() -> None:
     one = model()
     space = tb.Subspace.random(one, torch.zeros(one.layout.size).double(), 2)

@@ -178,13 +178,13 @@ CHAINS = "torchbayes fit --data digits --method HMC --steps 300 --directory chai
             "there is no file",
         ),
         (
-            FIT + "torchbayes compare --data digits --reference run",
-            "torchbayes compare --data digits --reference run",
+            FIT + "torchbayes compare --data digits --methods single --reference run",
+            "torchbayes compare --data digits --methods single --reference run",
             "no earlier line",
         ),
         (
-            CHAINS + "torchbayes compare --data digits --reference chains",
-            CHAINS + "torchbayes compare --data digits --network small_cnn --reference chains",
+            CHAINS + "torchbayes compare --data digits --methods single --reference chains",
+            CHAINS + "torchbayes compare --data digits --methods single --network small_cnn --reference chains",
             "has network mlp",
         ),
         ("torchbayes reproduce hmc_uci --seeds 2", "torchbayes reproduce hmc_uic --seeds 2", "hmc_uic"),
@@ -242,6 +242,14 @@ def test_files_that_a_page_names_are_there_or_written(right: str, wrong: str) ->
     words = everything.code_of(ROOT)
     assert said(places.check_files(page(f"See `{right}`."), ROOT, words)) == ""
     assert f"there is no file `{wrong}`" in said(places.check_files(page(f"See `{wrong}`."), ROOT, words))
+
+
+@pytest.mark.parametrize(
+    ("code", "written"),
+    [("open('new.json')", True), ("f'{home}/new.json or'", True), ("say anew.jsonl", False), ("new_json'", False)],
+)
+def test_a_file_is_written_by_code_that_quotes_its_name_or_the_end_of_its_path(code: str, written: bool) -> None:
+    assert (said(places.check_files(page("See `new.json`."), ROOT, code)) == "") == written
 
 
 @pytest.mark.parametrize(

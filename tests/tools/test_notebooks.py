@@ -1,10 +1,9 @@
-"""The displayed code of the tutorials runs as it stands: the names on every page, and one page whole in a notebook."""
+"""The displayed code of the tutorials runs as it stands: the names on every page, and what they show in a notebook."""
 
 import ast
 import builtins
 import re
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
@@ -54,12 +53,28 @@ with counted("work", 3, unit="parts") as tell:
 """
 
 
-@pytest.fixture(scope="module")
-def executed() -> tuple[list[nbformat.NotebookNode], list[nbformat.NotebookNode], nbformat.NotebookNode]:
-    """Cells of the first tutorial, of objects that are shown, and of progress, run by one kernel."""
-    (whole,) = displayed(next(page for page in TUTORIALS if page.stem == "first-posterior")).values()
-    blocks = [re.sub(r"\bepochs=60\b", "epochs=6", block) for block in whole]  # `make docs` runs it in full length
-    assert blocks != whole
+# every kind of output of the tutorial, in one kernel that takes no time to train
+SMALL = """
+import numpy as np, torch, torchbayes as tb
+from torchbayes.report import figures
+data = tb.data.load("two_moons", train_size=40)
+model = tb.Model(torch.nn.Linear(2, 2), tb.likelihoods.Categorical())
+one = tb.fit(model, data.train, tb.MAP(epochs=1))
+evaluations = {"MultiSWAG": tb.evaluate(one, data.test)}
+"""
+FIGURE = "figure = figures.severity_curves({'MAP': np.ones((6, 1))}, 'NLL')\nfigure"
+Cells = tuple[list[nbformat.NotebookNode], list[nbformat.NotebookNode], nbformat.NotebookNode]
+
+
+@pytest.fixture(scope="module", params=["small", pytest.param("tutorial", marks=pytest.mark.study)])
+def executed(request: pytest.FixtureRequest) -> Cells:
+    """Cells of the first tutorial, or as small ones, of objects that are shown, and of progress, run by one kernel."""
+    blocks = [SMALL, FIGURE]
+    if request.param == "tutorial":
+        (whole,) = displayed(next(page for page in TUTORIALS if page.stem == "first-posterior")).values()
+        blocks = [re.sub(r"\bepochs=60\b", "epochs=6", block) for block in whole]  # `make docs` runs it in full length
+        assert blocks != whole
+        assert sum(block.strip().endswith("\nfigure") for block in blocks) >= 3
     shown = ["tb.fit(model, data.train, tb.MAP(epochs=1))", "model", "evaluations['MultiSWAG']", "data"]
     cells = [nbformat.v4.new_code_cell(code) for code in (*blocks, *shown, PROGRESS)]
     notebook = nbformat.v4.new_notebook(cells=cells)
@@ -68,10 +83,10 @@ def executed() -> tuple[list[nbformat.NotebookNode], list[nbformat.NotebookNode]
 
 
 @pytest.mark.slow
-def test_first_tutorial_runs_in_a_notebook(executed: Any) -> None:
-    tutorial, shown, _ = executed
-    pictures = [cell for cell in tutorial if cell.source.strip().endswith("\nfigure")]
-    assert len(pictures) >= 3
+def test_figures_and_objects_are_shown_in_a_notebook(executed: Cells) -> None:
+    run, shown, _ = executed
+    pictures = [cell for cell in run if cell.source.strip().endswith("\nfigure")]
+    assert pictures
     for cell in pictures:
         assert "image/png" in cell.outputs[-1].data
     for cell in shown:
@@ -79,7 +94,7 @@ def test_first_tutorial_runs_in_a_notebook(executed: Any) -> None:
 
 
 @pytest.mark.slow
-def test_progress_is_one_line_that_is_gone_at_the_end(executed: Any) -> None:
+def test_progress_is_one_line_that_is_gone_at_the_end(executed: Cells) -> None:
     (line,) = executed[2].outputs  # no second one, and none of standard error
     assert line.output_type == "display_data"
     assert not line.data["text/plain"]

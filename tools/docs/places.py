@@ -12,6 +12,8 @@ from tools.docs.pages import Fault, Page
 
 ENDINGS = "bin cff cpp csv hpp html json jsonl lock md npz png py safetensors sh toml txt yaml yml"
 _FILE = re.compile(rf"[\w.*-]+(/[\w.*-]+)*/?|[\w./-]+\.({ENDINGS.replace(' ', '|')})")
+_AFTER = set("\"'`")  # what stands after the name of a file in code, or before it
+_BEFORE = _AFTER | set("{}/ ")
 
 
 def looks_like_file(text: str) -> bool:
@@ -44,8 +46,12 @@ def _stands(path: PurePosixPath) -> bool:
 
 
 def _written(path: PurePosixPath, words: str) -> bool:
+    if len(path.parts) > 1:
+        return False
     name = re.sub(r"\d+", r"\\{[^}]*\\}", re.escape(path.name))  # figure_1.png is written as figure_{number}.png
-    return len(path.parts) == 1 and re.search(rf"[\"'`{{}}/ ]{name}|{name}[\"'`]", words) is not None
+    # the pattern begins with letters, which are sought ten times faster than a choice of signs before them
+    places = (found.span() for found in re.finditer(name, words))
+    return any(words[i - 1 : i] in _BEFORE or words[j : j + 1] in _AFTER for i, j in places)
 
 
 def check_links(pages: Sequence[Page], root: Path) -> Iterator[Fault]:

@@ -123,6 +123,7 @@ def test_the_path_is_that_of_the_first_run(tiny):
     assert path["independent"][-1]["nll"] == pytest.approx(end[1], rel=1e-5)
 
 
+@pytest.mark.study  # `test_records.py`: what a file holds is not computed again
 def test_a_second_call_gives_the_same(tiny):
     directory, found = tiny
     assert room.run(TINY, 3, directory) == found

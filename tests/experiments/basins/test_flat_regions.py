@@ -31,7 +31,7 @@ SOLUTIONS = Solutions(
     directions=4,
     steps=8,
     probes=2,
-    chains=tb.SGLD(chains=2, steps=40, burn_in=20, thin=1, batch_size=20),
+    chains=tb.SGLD(chains=2, steps=16, burn_in=8, thin=1, batch_size=20),
     points=3,
 )
 WIDTHS = Widths(
@@ -141,7 +141,7 @@ def test_volumes_are_means_of_powers_of_radii(tiny, rows, shape):
 
 
 def test_effective_dimension_is_that_of_all_eigenvalues(rows):
-    recipe = replace(SOLUTIONS, steps=40, probes=60, precision=0.5)
+    recipe = replace(SOLUTIONS, steps=30, probes=30, precision=0.5)
     model, point, _, clean, _ = again(rows, 0)
     place = place_of(model, clean, point)
     matrix = Products(place, "ggn", 100)(torch.eye(point.weights_MD.shape[1])).double()

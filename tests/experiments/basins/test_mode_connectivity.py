@@ -46,8 +46,8 @@ TINY = ModeConnectivityRecipe(
     ),
     residual=Connection(
         network="preresnet20",
-        train_size=32,
-        test_rows=20,
+        train_size=16,
+        test_rows=10,
         points=3,
         bends=tb.Curve(**{**STEPS, "epochs": 1}),
         **{**ABOUT, "ends": tb.MAP(members=2, **{**STEPS, "epochs": 1})},

@@ -71,6 +71,7 @@ def test_a_single_network_is_the_mean_over_members_alone(tiny):
     assert found["clean"]["SWAG"]["nll"] == pytest.approx(np.mean(alone), rel=1e-6)
 
 
+@pytest.mark.study  # `test_records.py`: what a file holds is not computed again
 def test_a_second_call_resumes_and_gives_the_same(tiny):
     directory, found = tiny
     again = room.run(TINY, 3, directory)

@@ -28,7 +28,7 @@ assert run.SMALL.images is not None
 SLICE = tb.EllipticalSlice(2, 6, 2, plan="vmap")
 TRAINING = run.Training(decay=0.01, epochs=8, burn_in=0.5, batch_size=20, temperature=5.0, floor=0.02, lr=0.01)
 UCI = replace(
-    run.SMALL.regressions, boston=TRAINING, yacht=TRAINING, concrete=None, energy=None, elliptical=SLICE,
+    run.SMALL.regressions, boston=TRAINING, yacht=None, concrete=None, energy=None, elliptical=SLICE,
     variational=replace(run.SMALL.regressions.variational, epochs=3), splits=2, hidden=6, rank=2, draws=8,
 )  # fmt: skip
 SAMPLING = run.Sampling(method=SLICE, temperature=3.0, scale=2.0, curve_temperature=7.0, curve_scale=0.5, rank=2)

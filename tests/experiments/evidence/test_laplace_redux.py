@@ -28,7 +28,7 @@ TINY = LaplaceReduxRecipe(
     weight_decay=1e-2,
     members=2,
     epochs=200,
-    batch_size=100,
+    batch_size=300,
     lr=1e-2,
     rows_per_pass=128,
     test_rows=200,
@@ -169,6 +169,7 @@ def test_bins_hold_every_image_once(tiny, trained):
     assert share == pytest.approx(scores["test"]["accuracy"])
 
 
+@pytest.mark.study  # `test_records.py`: what a file holds is not computed again
 def test_a_second_call_resumes_and_gives_the_same(tiny):
     directory, found = tiny
     assert room.run(TINY, 3, directory) == found
@@ -294,7 +295,7 @@ def test_recipes_state_the_papers_setting():
 
 @pytest.mark.filterwarnings("ignore:this posterior should not be trusted")  # so short a training ends at no mode
 def test_end_to_end(tmp_path):
-    recipe = replace(TINY, members=1, epochs=20, test_rows=50, foreign_rows=20)
+    recipe = replace(TINY, members=1, epochs=10, train_size=60, test_rows=30, foreign_rows=10)
     found = EXPERIMENT.run(recipe, 0, tmp_path / "run")
     page = page_of(EXPERIMENT, recipe, tmp_path, found, found)
     assert "Daxberger" in page

@@ -115,6 +115,7 @@ def test_every_method_has_the_prior_of_its_set(finished):
     assert all(len(prior.segments) == 1 for prior in finished[2])
 
 
+@pytest.mark.study  # they are read as those of `uci_table`, whose test of the same name runs always
 def test_finished_splits_are_read_and_missing_ones_run(finished, tmp_path):
     home, first = shutil.copytree(finished[0], tmp_path / "run"), finished[1]
     assert np.shape(first["yacht"]["HMC"]["rmse"]) == (2,)

@@ -101,6 +101,7 @@ def test_a_stream_of_one_part_is_one_pass():
     assert torch.equal(found.mean_MD, room.fitted(rows, tb.PBP(epochs=1), hidden=(6,), seed=2).mean_MD)
 
 
+@pytest.mark.study  # they are read as those of `uci_table`, whose test of the same name runs always
 def test_finished_splits_are_read_and_missing_ones_run(finished, tmp_path):
     home, first = shutil.copytree(finished[0], tmp_path / "run"), finished[1]
     assert np.shape(first["yacht"]["stream"]["rmse"]) == (2,)

@@ -22,20 +22,20 @@ from torchbayes_experiments.shared import uci_splits
 pytestmark = pytest.mark.filterwarnings("ignore::torchbayes.posteriors.problems.ProblemWarning")  # runs of few steps
 
 TINY = replace(
-    room.SMALL, sets=("boston", "yacht"), splits=2, folds=2, epochs=1, steps=20, long_steps=30, draws=4, rates=(0.1,),
+    room.SMALL, sets=("boston",), splits=2, folds=2, epochs=1, steps=20, long_steps=30, draws=4, rates=(0.1,),
     shares=(0.3, 0.5, 0.7, 1.0, 1.4, 2.0, 3.0),
 )  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def files(tmp_path_factory, monkeypatch):
-    yield from small_sets(tmp_path_factory.mktemp("data"), monkeypatch, "uci_boston", "uci_yacht")
+    yield from small_sets(tmp_path_factory.mktemp("data"), monkeypatch, "uci_boston")
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """The directory and the numbers of a run."""
-    return run_on_small_sets(EXPERIMENT, TINY, tmp_path_factory.mktemp("finished"), "uci_boston", "uci_yacht")
+    return run_on_small_sets(EXPERIMENT, TINY, tmp_path_factory.mktemp("finished"), "uci_boston")
 
 
 def at_split(scores, split):
@@ -118,14 +118,14 @@ def test_the_rate_and_the_noise_under_which_held_out_rows_are_most_likely_are_ch
 
 
 def test_only_training_rows_choose(finished, monkeypatch):
-    before = at_split(finished[1]["yacht"], 0)
+    before = at_split(finished[1]["boston"], 0)
 
     def other_test_rows(name, split):
         data = load(name, split=split)
         return replace(data, test=tb.data.Pair(data.test.inputs, data.test.targets + 1))
 
     monkeypatch.setattr(room.tb.data, "load", other_test_rows)
-    after = room.split_scores(TINY, "yacht", 0, seed=5)
+    after = room.split_scores(TINY, "boston", 0, seed=5)
     assert after["chosen"] == before["chosen"]
     assert after["single"] != before["single"]
 
@@ -146,16 +146,17 @@ def test_every_set_takes_as_many_steps(rows, epochs):
         assert replace(room.SMALL, epochs=40).lasting(asked, rows, steps=2600) == replace(asked, epochs=epochs)
 
 
+@pytest.mark.study  # they are read as those of `uci_table`, whose test of the same name runs always
 def test_finished_splits_are_read_and_missing_ones_run(finished, tmp_path):
-    first = finished[1]["yacht"]
+    first = finished[1]["boston"]
     assert np.shape(first["VBLL"]["rmse"]) == np.shape(first["chosen"]["noise"]) == (2,)
     home = shutil.copytree(finished[0], tmp_path / "run")
-    marked = home / "yacht" / "split_1.json"
+    marked = home / "boston" / "split_1.json"
     scores = json.loads(marked.read_text())
     scores["MC dropout"]["rmse"] = -7.0
     marked.write_text(json.dumps(scores))
-    (home / "yacht" / "split_0.json").unlink()
-    again = EXPERIMENT.run(TINY, 5, home)["yacht"]
+    (home / "boston" / "split_0.json").unlink()
+    again = EXPERIMENT.run(TINY, 5, home)["boston"]
     assert again.pop("MC dropout")["rmse"] == [first["MC dropout"]["rmse"][0], -7.0]
     assert again == {name: values for name, values in first.items() if name != "MC dropout"}
 
@@ -165,9 +166,10 @@ def test_finished_splits_are_read_and_missing_ones_run(finished, tmp_path):
 def test_worker_processes_change_no_number(tmp_path, monkeypatch):
     of_true_size(monkeypatch, tmp_path, "uci_boston", "uci_yacht")  # separate processes do not see what is patched here
     monkeypatch.setattr(uci_splits, "get_context", lambda _: forked())  # as clean, and begun sooner
-    alone = EXPERIMENT.run(TINY, 0, tmp_path / "one")
+    both = replace(TINY, sets=("boston", "yacht"))
+    alone = EXPERIMENT.run(both, 0, tmp_path / "one")
     torch.set_num_threads(2)
-    assert EXPERIMENT.run(TINY, 0, tmp_path / "two") == alone
+    assert EXPERIMENT.run(both, 0, tmp_path / "two") == alone
 
 
 # --- verdicts
@@ -231,7 +233,7 @@ def test_end_to_end(finished, tmp_path):
     page = page_of(EXPERIMENT, TINY, tmp_path, finished[1])
     assert "boston: NLL of MC dropout within 0.05 of the published one of the same split" in page
     assert "boston: NLL of mean field within 0.05 of the published 3.12" in page
-    assert "yacht: NLL of VBLL within 0.05 of a single network's" in page
+    assert "boston: NLL of VBLL within 0.05 of a single network's" in page
     assert len(list(tmp_path.glob("figure_*.png"))) == 2
     assert json.loads((tmp_path / "results.json").read_text())["verdict"]["outcome"] != "holds"  # of fits this short
 

@@ -137,6 +137,7 @@ def test_every_method_at_every_width_is_scored_and_a_second_call_goes_on(tiny):
     assert path.read_bytes() == before
 
 
+@pytest.mark.study  # fits go on as those of `tests/driver`, and widths that are finished are read as in the test above
 def test_an_interrupted_fit_goes_on_to_the_same_numbers(tiny, tmp_path, monkeypatch):
     _, found = tiny
     step, taken = tb.VI.step, []

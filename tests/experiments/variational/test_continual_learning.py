@@ -35,20 +35,35 @@ TINY = ContinualRecipe(permuted=FEW, split=replace(FEW, plan="loop"), data="digi
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run of a kind with a coreset, of Laplace, and of fine-tuning."""
     directory = tmp_path_factory.mktemp("continual")
-    return directory, room.run(TINY, 3, directory)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(room, "KINDS", (CENTRES, KRONECKER, TUNED))
+        return directory, room.run(TINY, 3, directory)
 
 
-def test_every_kind_is_run_on_both_sequences(tiny: tuple[Path, dict[str, Any]]) -> None:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return room.run(TINY, 3, tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize(
+    ("run", "kinds"),
+    [("tiny", (CENTRES, KRONECKER, TUNED)), pytest.param("whole", KINDS, marks=pytest.mark.study)],
+)
+def test_every_kind_is_run_on_both_sequences(run: str, kinds: tuple[str, ...], request: pytest.FixtureRequest) -> None:
+    results = request.getfixturevalue(run)
+    results = results[1] if run == "tiny" else results
     for scenario in (PERMUTED, SPLIT):
-        assert [*tiny[1][scenario]] == [*KINDS]
-        for found in tiny[1][scenario].values():
+        assert [*results[scenario]] == [*kinds]
+        for found in results[scenario].values():
             accuracy = np.array(found["accuracy"], dtype=float)
             assert np.isfinite(accuracy).all()
             assert found["backward"] == pytest.approx(accuracy[1, 0] - accuracy[0, 0])
 
 
 def test_a_run_that_is_finished_is_read(tiny: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "KINDS", (CENTRES, KRONECKER, TUNED))
     monkeypatch.setattr(room.tb, "sequence", lambda *_, **__: pytest.fail("something was learned again"))
     assert room.run(TINY, 3, tiny[0]) == tiny[1]
 
