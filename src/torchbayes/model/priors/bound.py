@@ -114,7 +114,7 @@ class BoundPrior:
         own = dict(own or {})
         if isinstance(rules, Joint):
             for prior, where in _joined(layout, rules, own):
-                self._append(prior, where)
+                _append(self.segments, prior, where)
             return
         table = rules if isinstance(rules, Mapping) else {"*": rules}
         if not table:
@@ -138,16 +138,7 @@ class BoundPrior:
                     f"only some weights of `{name}` are random, and {table[glob]!r} is one of all of them together. "
                     f"Let the whole parameter be random, or give it a prior such as Normal."
                 )
-            self._append(prior, layout.slices[name])
-
-    def _append(self, prior: Prior | Together, where: slice) -> None:
-        scales = getattr(prior, "elements", 1)
-        if scales not in {1, where.stop - where.start}:
-            raise ValueError(f"{prior!r} has {scales} scales for {where.stop - where.start} elements.")
-        alone = scales > 1 or isinstance(prior, Together)
-        if not alone and self.segments and self.segments[-1].prior == prior:
-            where = slice(self.segments.pop().where.start, where.stop)
-        self.segments.append(Segment(prior, where))
+            _append(self.segments, prior, layout.slices[name])
 
     def log_prob(self, weights: Tensor) -> Tensor:
         """Return log p(w) of each row of weights (..., D), in nats.
@@ -263,6 +254,17 @@ class BoundPrior:
 def correlated(bound: BoundPrior) -> bool:
     """Return whether the prior correlates weights."""
     return any(isinstance(s.prior, Joint) and not s.prior.is_independent for s in bound.segments)
+
+
+def _append(segments: list[Segment], prior: Prior | Together, where: slice) -> None:
+    """Add a prior to segments, or make the last one longer; ValueError if its scales do not fit."""
+    scales = getattr(prior, "elements", 1)
+    if scales not in {1, where.stop - where.start}:
+        raise ValueError(f"{prior!r} has {scales} scales for {where.stop - where.start} elements.")
+    alone = scales > 1 or isinstance(prior, Together)
+    if not alone and segments and segments[-1].prior == prior:
+        where = slice(segments.pop().where.start, where.stop)
+    segments.append(Segment(prior, where))
 
 
 def _joined(layout: Layout, joint: Joint, own: Mapping[str, Prior]) -> list[tuple[Prior | Joint, slice]]:
