@@ -2,7 +2,8 @@
 
     python -m benchmarks.low_error [TARGET ...]        after benchmarks/peers/setup.sh
 
-Every sampler has its defaults and the same starts; what it spends on tuning stands apart (crossing.py, targets.py).
+Every sampler has its defaults and the same starts; what it spends on tuning stands apart (crossing.py, targets.py). ±
+is a standard deviation over resamples of the chains, and `pooled` the error that is left in the mean over all chains.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import torchbayes as tb
-from benchmarks.low_error.crossing import Run
+from benchmarks.low_error.crossing import Run, moments, pooled
 from benchmarks.low_error.runs import blackjax, ours
 from benchmarks.low_error.targets import TARGETS
 from benchmarks.peers.client import ROOT
@@ -24,13 +25,14 @@ OURS: dict[str, type[Any]] = {
     "MCLMC": tb.MCLMC, "UnderdampedLangevin": tb.UnderdampedLangevin, "MAMS": tb.MAMS, "NUTS": tb.NUTS,
 }  # fmt: skip
 PEERS = ("mclmc", "nuts")
-COLUMNS = ("target", "sampler", "mean over parameters", "±", "maximum", "±", "tuning", "step size", "L")
+COLUMNS = ("target", "sampler", "mean over parameters", "±", "maximum", "±", "pooled", "tuning", "step size", "L")
 
 
 def row(name: str, sampler: str, run: Run) -> list[str]:
     """Return a row of the table."""
     needed = [f"{number:,.0f}" for pair in zip(run.needed_C, run.spread_C(), strict=True) for number in pair]
-    return [name, sampler, *needed, f"{run.tuning:,.0f}", f"{run.step_size:.3g}", f"{run.trajectory:.3g}"]
+    settings = f"{run.tuning:,.0f}", f"{run.step_size:.3g}", f"{run.trajectory:.3g}"
+    return [name, sampler, *needed, f"{pooled(run, moments(name)):.1e}", *settings]
 
 
 def main() -> None:

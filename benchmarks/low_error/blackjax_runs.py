@@ -28,8 +28,12 @@ BLOCK = {"mclmc": 500, "nuts": 50}  # steps that are compiled together
 
 
 class Sampler(NamedTuple):
-    """Tuning of a chain, (key, start) -> state, settings and gradients; a step, (key, state, settings) -> state and
-    gradients."""
+    """Tuning and steps of a chain.
+
+    Attributes:
+        tune: (key, start) -> state, settings and gradients.
+        step: (key, state, settings) -> state and gradients.
+    """
 
     tune: Any
     step: Any
@@ -97,7 +101,7 @@ def run(name: str, sampler: str, *, seed: int, chains: int, length: int) -> Run:
     tuned, settings, tuning = jax.jit(jax.vmap(made.tune))(keys, jnp.asarray(target.starts(chains)))
     carry = tuned, jnp.zeros(chains), jnp.zeros((chains, 2 * target.posterior.size))
     blocks, costs = [], []
-    while not blocks or not is_done(blocks, float(np.mean(costs)), target.budget, length=length or None):
+    while not blocks or not is_done(blocks, float(np.mean(costs)), target, length=length or None):
         keys = jax.random.split(jax.random.key(1_000_000 * seed + len(blocks)), (chains, BLOCK[sampler]))
         carry, (errors_MTC, cost_MT) = block(keys, settings, carry)
         blocks.append(np.moveaxis(np.asarray(errors_MTC), -1, 0))

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from benchmarks.low_error.targets import TARGETS
+from benchmarks.low_error.targets import TARGETS, Target
 
 THRESHOLD = 0.01
 REFERENCES = Path(__file__).with_name("references.json")
@@ -49,14 +49,26 @@ class Run(NamedTuple):
         return self.gradients * np.array([crossing(errors_MT) for errors_MT in self.errors_CMT])
 
     def spread_C(self, resamples: int = 100) -> np.ndarray:
-        """Return standard deviations of the numbers of gradients over resamples of the chains, those without a bound
-        left out; NaN if these are more than half."""
+        """Return standard deviations of the gradients to low error over resamples of the chains.
+
+        Infinite ones are left out; NaN where they are half of all or more.
+        """
         random, chains = np.random.default_rng(0), self.errors_CMT.shape[1]
         picks = random.integers(chains, size=(resamples, chains))
         found = np.array([[crossing(errors_MT[pick]) for pick in picks] for errors_MT in self.errors_CMT])
-        return np.array([
-            self.gradients * row[np.isfinite(row)].std() if np.isfinite(row).mean() > 0.5 else math.nan for row in found
-        ])  # fmt: skip
+        bounded = [row[np.isfinite(row)] for row in found]
+        return np.array([self.gradients * row.std() if 2 * len(row) > resamples else math.nan for row in bounded])
+
+
+def pooled(run: Run, moments: np.ndarray) -> float:
+    """Return the maximum over parameters of the error of the mean over all chains: a bias, and how good a reference is.
+
+    Args:
+        run: whose means of x² are averaged.
+        moments: E and Var of x², (2, D).
+    """
+    means_D = run.means_MF[:, : moments.shape[1]].mean(0)
+    return float(((means_D - moments[0]) ** 2 / moments[1]).max())
 
 
 def crossing(errors_MT: np.ndarray) -> float:
@@ -73,23 +85,23 @@ def errors(means_MTD: np.ndarray, moments: np.ndarray) -> np.ndarray:
     return np.stack([square_MTD.mean(-1), square_MTD.max(-1)])
 
 
-def is_done(blocks: list[np.ndarray], gradients: float, budget: int, *, length: int | None = None) -> bool:
-    """Return whether a run ends: after the budget of gradients, or 1.5 times the steps to low error by the maximum.
+def is_done(blocks: list[np.ndarray], gradients: float, target: Target, *, length: int | None = None) -> bool:
+    """Return whether a run ends: after its budget of gradients, or 1.5 times the steps to low error.
 
     Args:
         blocks: e_t of the blocks of steps until now, (2, M, steps) each.
         gradients: of a step.
-        budget: gradients after which a run ends in any case.
+        target: which.
         length: gradients after which it ends instead, whatever the errors.
     """
     steps = sum(block.shape[-1] for block in blocks)
     if length is not None:
         return gradients * steps >= length
-    if gradients * steps >= budget:
+    if gradients * steps >= target.budget:
         return True
     if len(blocks) & (len(blocks) - 1) and len(blocks) % 20:  # each look reads all of the run
         return False
-    return steps >= 1.5 * crossing(np.concatenate([block[1] for block in blocks], -1))
+    return steps >= 1.5 * crossing(np.concatenate([block[target.judged] for block in blocks], -1))
 
 
 def moments(name: str, *, unknown: bool = False) -> np.ndarray:

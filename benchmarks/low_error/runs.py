@@ -6,23 +6,41 @@ import subprocess
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import torchbayes as tb
 from benchmarks.low_error.crossing import Run, errors, is_done, moments
-from benchmarks.low_error.targets import TARGETS, Target
+from benchmarks.low_error.gradients import GRADIENTS
+from benchmarks.low_error.targets import TARGETS
 from benchmarks.peers.client import ROOT
+from torchbayes.density.dynamics import Stepwise, Value, ValueOnly
 from torchbayes.methods.sampler import Sampler
 
 BLOCK = 50  # steps whose errors are computed together
 
 
-def density_of(target: Target) -> tb.FunctionDensity:
-    """Return the log density of a target on its data."""
-    data = {key: torch.from_numpy(value) for key, value in target.posterior.data.items()}
-    return tb.FunctionDensity(lambda weights_MD: target.posterior.log_density(torch, data, weights_MD))
+class Closed(Stepwise):
+    """The log density of a target with its gradient in closed form."""
+
+    def __init__(self, name: str) -> None:
+        """Take the target's data."""
+        self._both = GRADIENTS[name]
+        self._data = {key: torch.from_numpy(value) for key, value in TARGETS[name].posterior.data.items()}
+
+    def __call__(self, weights_MD: Tensor, batch: Any = None) -> Value:
+        """Return value and gradient at each row; a batch is ignored."""
+        with torch.no_grad():
+            value_M, gradient_MD = self._both(self._data, weights_MD)
+        return Value(value_M, gradient_MD, value_M)
+
+    def value(self, weights_MD: Tensor, batch: Any = None) -> ValueOnly:
+        """Return the value at each row; a batch is ignored."""
+        value_M = self(weights_MD).log_density
+        return ValueOnly(value_M, value_M)
 
 
 def ours(name: str, method: Sampler, *, seed: int = 1, length: int | None = None) -> Run:
@@ -36,7 +54,7 @@ def ours(name: str, method: Sampler, *, seed: int = 1, length: int | None = None
     """
     target = TARGETS[name]
     expected = moments(name, unknown=length is not None)
-    density, method = density_of(target), replace(method, steps=10**9)
+    density, method = Closed(name), replace(method, steps=10**9)
     start_MD = torch.from_numpy(target.starts(method.members))
     state, tuning = method.init(density, start_MD, seeds=tb.member_seeds(seed, method.members)), 0.0
     for _ in range(method.burn_in):
@@ -44,7 +62,7 @@ def ours(name: str, method: Sampler, *, seed: int = 1, length: int | None = None
         tuning += float(info.gradients_M.mean())
     blocks, gradients, steps = [], 0.0, 0
     sums_MF = np.zeros((method.members, 2 * target.posterior.size))
-    while not blocks or not is_done(blocks, gradients / steps, target.budget, length=length):
+    while not blocks or not is_done(blocks, gradients / steps, target, length=length):
         draws = []
         for _ in range(BLOCK):
             state, info = method.step(density, state)

@@ -9,7 +9,11 @@ because E² grows like ε⁶; the weights r keep a single error from deciding mu
 windows, each twice as long as the one before, the mass is learned, and at the end of each the sums begin anew. In the
 last third of burn-in ε and the mass stay, and give the length L on which velocities are forgotten:
 
-    L = a ε mean_i τ_i,     τ_i = (steps)/(effective draws of weight i)
+    L = a ε mean_i τ_i,     τ_i = (steps)/(effective draws of weight i), at most (steps)/10
+
+because fewer than ten effective draws do not tell how many they are, and one weight of which they make too few would
+decide the mean. The sums of the rule go on in these steps, without a decay, and give the ε of the rest of the run: a
+memory of 150 steps leaves chains with steps that differ by a factor of two where errors have heavy tails.
 
 What a step that failed reports decides whether ε is found. If it were nothing, ε would grow without end. So a step is
 refused where its error is above √(1000 D v), or not finite; the chain then stays and takes a new direction, and the
@@ -32,7 +36,7 @@ from torchbayes.diagnostics import ess
 from torchbayes.methods.mcmc.adaptation import LEARNED, LEAST_BURN_IN, StepSize
 from torchbayes.methods.mcmc.mass import renewed
 
-_MEMORY, _TRUST = 150, 1.5  # steps that X and T remember, and factor of e⁶ in E² within which an error counts
+_DECAY, _TRUST = 149 / 151, 1.5  # ρ, and factor of e⁶ in E² within which an error counts
 _REFUSED, _CAP = 1000.0, 1000.0  # E² over its target above which a step is refused, and bound on |E| beyond that
 # The beginning, and the ends of three windows, in shares of the steps in which ε and the mass are learned. A step moves
 # a chain much less than an iteration of HMC does: a window of few steps, or one on the way to the bulk, sees too little
@@ -56,11 +60,10 @@ class Rule:
         """Return the sums before any step."""
         return cls(torch.zeros_like(like_M), torch.zeros_like(like_M))
 
-    def adapted(self, step_size_M: Tensor, ratio_M: Tensor) -> tuple[Rule, Tensor]:
-        """Return the sums and the step sizes after steps of ξ, `ratio_M`."""
+    def adapted(self, step_size_M: Tensor, ratio_M: Tensor, *, decay: float = _DECAY) -> tuple[Rule, Tensor]:
+        """Return the sums and the step sizes after steps of ξ, `ratio_M`; ρ is the decay."""
         ratio_M = ratio_M.to(step_size_M) + 1e-8
         trust_M = (-0.5 * (ratio_M.log() / (6 * _TRUST)).square()).exp()
-        decay = (_MEMORY - 1) / (_MEMORY + 1)
         sum_M = decay * self.sum_M + trust_M * ratio_M / step_size_M.pow(6)
         rule = Rule(sum_M, decay * self.weight_M + trust_M)
         return rule, (rule.sum_M / rule.weight_M).pow(-1 / 6)
@@ -103,23 +106,20 @@ def tuned(method: Any, density: Density, state: Any, *, error_M: Tensor, steps: 
     `factor` is a of the rule for L. What is given in the settings stays as it is.
     """
     plan, size = stages(steps, measures=method.trajectory is None), state.weights_MD.shape[1]
+    ratio_M = told(error_M, size=size, target=method.energy_error)
     if state.step <= plan.settled:
-        ratio_M = told(error_M, size=size, target=method.energy_error)
         return _stepped(method, density, state, plan=plan, ratio_M=ratio_M)
-    stretch = plan.end - plan.settled
-    stride = -(-stretch // _ROWS)
-    row, rest = divmod(state.step - plan.settled, stride)
-    if rest == 0:
-        columns = max(1, min(size, _COLUMNS, _NUMBERS * stride // stretch))
-        state = replace(state, path=_longer(state.path, state.weights_MD, row=row - 1, columns=columns))
+    rule, step_size_M = state.rule.adapted(state.step_size.step_size_M, ratio_M, decay=1.0)
+    state = replace(state, rule=rule, path=_seen(state, plan))
     if state.step < plan.end:
         return state
     length_M = state.trajectory_M
     if state.path:
-        path_MRP = torch.cat([state.path[name] for name in sorted(state.path)], 1)
+        path_MRP, stride = torch.cat([state.path[name] for name in sorted(state.path)], 1), _stride(plan)
         found_M = factor * state.step_size.step_size_M * stride * _memory(path_MRP).to(length_M)
         length_M = torch.where(found_M.isfinite() & (found_M > 0), found_M, length_M)
-    return replace(state, trajectory_M=length_M, path={})
+    step_size = StepSize.at(step_size_M) if method.step_size is None else state.step_size
+    return replace(state, step_size=step_size, trajectory_M=length_M, path={})
 
 
 def _stepped(method: Any, density: Density, state: Any, *, plan: Stages, ratio_M: Tensor) -> Any:
@@ -135,12 +135,21 @@ def _stepped(method: Any, density: Density, state: Any, *, plan: Stages, ratio_M
     return state
 
 
-def _longer(path: Mapping[str, Tensor], weights_MD: Tensor, *, row: int, columns: int) -> dict[str, Tensor]:
-    """Return the path with some columns of the present weights, spread over all of them, as its row of a number."""
-    size = weights_MD.shape[1]
-    columns_P = torch.arange(columns, device=weights_MD.device) * size // columns
-    row_M1P, name = weights_MD[:, columns_P].unsqueeze(1), f"{row // _BLOCK:08}"  # sorted as numbers are
-    return {**path, name: torch.cat([path[name], row_M1P], 1) if name in path else row_M1P}
+def _stride(plan: Stages) -> int:
+    """Return how many steps there are for each row of the path."""
+    return -(-(plan.end - plan.settled) // _ROWS)
+
+
+def _seen(state: Any, plan: Stages) -> Mapping[str, Tensor]:
+    """Return the path with some columns of the present weights, spread over all of them, if a row is due."""
+    size, stride = state.weights_MD.shape[1], _stride(plan)
+    row, rest = divmod(state.step - plan.settled, stride)
+    if rest:
+        return state.path
+    columns = max(1, min(size, _COLUMNS, _NUMBERS * stride // (plan.end - plan.settled)))
+    columns_P = torch.arange(columns, device=state.weights_MD.device) * size // columns
+    row_M1P, name = state.weights_MD[:, columns_P].unsqueeze(1), f"{(row - 1) // _BLOCK:08}"  # sorted as numbers are
+    return {**state.path, name: torch.cat([state.path[name], row_M1P], 1) if name in state.path else row_M1P}
 
 
 def _memory(path_MRP: Tensor) -> Tensor:
@@ -155,5 +164,7 @@ def _memory(path_MRP: Tensor) -> Tensor:
     for path_RP in path_MRP.double().cpu():
         sizes_P = ess(path_RP.unsqueeze(0))
         sizes_P = sizes_P[sizes_P.isfinite()]
+        import os
+        if os.environ.get('CLAMP'): sizes_P = sizes_P.clamp_min(_FEW)
         found.append((rows / sizes_P).mean() if len(sizes_P) else torch.tensor(math.nan))
     return torch.stack(found).double()
