@@ -44,7 +44,8 @@ def by_formula(name: str, w: Tensor) -> Tensor:
         return value + Normal(before, scales[:, :1]).log_prob(path).sum(-1) + seen.sum(-1)
     if name == "credit":
         scales = w[:, :26].exp()
-        prior = (Gamma(*torch.full((2,), 0.5).double()).log_prob(scales) + w[:, :26]).sum(-1) + Normal(0.0, 1.0).log_prob(w[:, 26:]).sum(-1)
+        half = torch.full((2,), 0.5).double()
+        prior = (Gamma(*half).log_prob(scales) + w[:, :26]).sum(-1) + Normal(0.0, 1.0).log_prob(w[:, 26:]).sum(-1)
         logits = (scales[:, :1] * scales[:, 1:] * w[:, 26:]) @ data["inputs"].T
         return prior + Bernoulli(logits=logits).log_prob((data["signs"] > 0).double()).sum(-1)
     able, mean, hard = w[:, :STUDENTS], w[:, STUDENTS], w[:, STUDENTS + 1 :]

@@ -9,11 +9,15 @@ because E² grows like ε⁶; the weights r keep a single error from deciding mu
 windows, each twice as long as the one before, the mass is learned, and at the end of each the sums begin anew. In the
 last third of burn-in ε and the mass stay, and give the length L on which velocities are forgotten:
 
-    L = a ε mean_i τ_i,     τ_i = (steps)/(effective draws of weight i), at most (steps)/10
+    L = a ε mean_i τ_i,     τ_i = (steps)/(effective draws of weight i)
 
-because fewer than ten effective draws do not tell how many they are, and one weight of which they make too few would
-decide the mean. The sums of the rule go on in these steps, without a decay, and give the ε of the rest of the run: a
-memory of 150 steps leaves chains with steps that differ by a factor of two where errors have heavy tails.
+Without rejections τ_i is at most (steps)/10: fewer than ten effective draws do not tell how many they are, and the few
+weights of which the path has so few would decide the mean. On Rosenbrock's function of 36 weights L was twice what a
+burn-in ten times as long finds, and MCLMC took twice the gradients. The trajectories of MAMS have no such bound, as it
+would keep them from crossing targets of very different scales.
+
+The sums of the rule go on in the last third, without a decay, and give the ε of the rest of the run: a memory of 150
+steps misses the rare large errors of heavy tails, and leaves steps too long.
 
 What a step that failed reports decides whether ε is found. If it were nothing, ε would grow without end. So a step is
 refused where its error is above √(1000 D v), or not finite; the chain then stays and takes a new direction, and the
@@ -42,7 +46,7 @@ _REFUSED, _CAP = 1000.0, 1000.0  # E² over its target above which a step is ref
 # a chain much less than an iteration of HMC does: a window of few steps, or one on the way to the bulk, sees too little
 # of the wide directions, which are then thought narrow, and narrower again in the next.
 _SHARES = (0.15, 0.25, 0.45, 0.85)
-_FEW = 10.0  # effective draws of a weight below which its memory is not known
+_FEW = 10  # steps in the last third below which no length is found
 # steps and weights whose memory is computed, and their product: the bound on what it needs
 _ROWS, _COLUMNS, _NUMBERS = 10_000, 256, 1 << 20
 _BLOCK = 64  # steps that are stored together, so that a step copies no more than these
@@ -100,10 +104,11 @@ def told(error_M: Tensor, *, size: int, target: float) -> Tensor:
     return ratio_M.nan_to_num(nan=most, posinf=most).clamp(max=most)
 
 
-def tuned(method: Any, density: Density, state: Any, *, error_M: Tensor, steps: int, factor: float) -> Any:
+def tuned(method: Any, density: Density, state: Any, *, error_M: Tensor, steps: int, factor: float, fewest: int) -> Any:
     """Return the state after a step of a tuning of `steps` steps, whose energy errors were `error_M`.
 
-    `factor` is a of the rule for L. What is given in the settings stays as it is.
+    `factor` is a of the rule for L, in which a weight counts with at least `fewest` effective draws. What is given in
+    the settings stays as it is.
     """
     plan, size = stages(steps, measures=method.trajectory is None), state.weights_MD.shape[1]
     ratio_M = told(error_M, size=size, target=method.energy_error)
@@ -116,7 +121,7 @@ def tuned(method: Any, density: Density, state: Any, *, error_M: Tensor, steps: 
     length_M = state.trajectory_M
     if state.path:
         path_MRP, stride = torch.cat([state.path[name] for name in sorted(state.path)], 1), _stride(plan)
-        found_M = factor * state.step_size.step_size_M * stride * _memory(path_MRP).to(length_M)
+        found_M = factor * state.step_size.step_size_M * stride * _memory(path_MRP, fewest).to(length_M)
         length_M = torch.where(found_M.isfinite() & (found_M > 0), found_M, length_M)
     step_size = StepSize.at(step_size_M) if method.step_size is None else state.step_size
     return replace(state, step_size=step_size, trajectory_M=length_M, path={})
@@ -152,10 +157,10 @@ def _seen(state: Any, plan: Stages) -> Mapping[str, Tensor]:
     return {**state.path, name: torch.cat([state.path[name], row_M1P], 1) if name in state.path else row_M1P}
 
 
-def _memory(path_MRP: Tensor) -> Tensor:
-    """Return the mean over weights of rows per effective draw, float64 (M,); NaN where too few draws tell.
+def _memory(path_MRP: Tensor, fewest: int) -> Tensor:
+    """Return the mean over weights of rows per effective draw, of which each has at least `fewest`, float64 (M,).
 
-    Weights that do not move are left out.
+    NaN where there are too few rows. Weights that do not move are left out.
     """
     chains, rows, _ = path_MRP.shape
     if rows < _FEW:
@@ -164,7 +169,5 @@ def _memory(path_MRP: Tensor) -> Tensor:
     for path_RP in path_MRP.double().cpu():
         sizes_P = ess(path_RP.unsqueeze(0))
         sizes_P = sizes_P[sizes_P.isfinite()]
-        import os
-        if os.environ.get('CLAMP'): sizes_P = sizes_P.clamp_min(_FEW)
-        found.append((rows / sizes_P).mean() if len(sizes_P) else torch.tensor(math.nan))
+        found.append((rows / sizes_P.clamp_min(fewest)).mean() if len(sizes_P) else torch.tensor(math.nan))
     return torch.stack(found).double()
