@@ -12,7 +12,7 @@ from tests.oracles import LinearGaussian, assert_close, normal
 from torch import Tensor, nn
 
 import torchbayes as tb
-from torchbayes.methods.langevin.alba import Rule, _memory, refused, stages, told
+from torchbayes.methods.langevin.alba import Rule, refused, stages, told
 from torchbayes.methods.langevin.integrators import SHARES
 from torchbayes.posteriors.problems import ProblemWarning
 
@@ -183,34 +183,3 @@ def test_steps_that_are_all_refused_are_said():
 def test_chains_without_burn_in_need_a_step_size():
     with pytest.raises(ValueError, match="Give a `step_size`"):
         tb.MCLMC(2, 60, 0)
-
-
-def test_a_weight_of_few_effective_draws_does_not_decide_the_length():
-    """Nine weights forget at once; the tenth is a slow drift, of which a path of 500 steps has one or two draws."""
-    path = normal(1, 500, 10)
-    path[..., 9] = torch.linspace(-1, 1, 500).double() + 0.01 * path[..., 9]
-    free, bounded = float(_memory(path, 0)), float(_memory(path, 10))
-    fast = float(_memory(path[..., :9], 0))
-    assert fast == pytest.approx(1.0, abs=0.15)
-    assert free > 2 * bounded
-    assert bounded == pytest.approx((9 * fast + 50) / 10, rel=1e-9)
-
-
-def test_the_last_third_of_burn_in_gives_the_step_size():
-    """The errors of all its steps count, with one step size: (Σ r ξ/Σ r)^(-1/6) times it, with what came before."""
-    method = tb.MCLMC(3, 400, 300, 1, mass="unit")
-    state, plan, sums = method.init(NORMAL, normal(3, 20), seeds=(1, 2, 3)), stages(300, measures=True), None
-    for number in range(1, 301):
-        before = state
-        state, info = method.step(NORMAL, state)
-        assert info.energy_error_M is not None
-        if number == plan.settled:
-            sums = state.rule.sum_M, state.rule.weight_M
-        if number > plan.settled and sums is not None:
-            assert torch.equal(before.step_size.step_size_M, info.step_size_M)
-            ratio = info.energy_error_M / 5e-4 + 1e-8
-            trust = (-0.5 * (ratio.log() / 9).square()).exp()
-            sums = sums[0] + trust * ratio / info.step_size_M.pow(6), sums[1] + trust
-    assert sums is not None
-    assert_close(state.step_size.step_size_M, (sums[0] / sums[1]).pow(-1 / 6), rtol=1e-9)
-    assert (state.step_size.step_size_M != before.step_size.step_size_M).all()

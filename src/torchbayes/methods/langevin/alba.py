@@ -11,14 +11,6 @@ last third of burn-in ε and the mass stay, and give the length L on which veloc
 
     L = a ε mean_i τ_i,     τ_i = (steps)/(effective draws of weight i)
 
-Without rejections τ_i is at most (steps)/10: fewer than ten effective draws do not tell how many they are, and the few
-weights of which the path has so few would decide the mean. On Rosenbrock's function of 36 weights L was twice what a
-burn-in ten times as long finds, and MCLMC took twice the gradients. The trajectories of MAMS have no such bound, as it
-would keep them from crossing targets of very different scales.
-
-The sums of the rule go on in the last third, without a decay, and give the ε of the rest of the run: a memory of 150
-steps misses the rare large errors of heavy tails, and leaves steps too long.
-
 What a step that failed reports decides whether ε is found. If it were nothing, ε would grow without end. So a step is
 refused where its error is above √(1000 D v), or not finite; the chain then stays and takes a new direction, and the
 rule is told the error that the step had, or 1000 times that bound if it was larger.
@@ -40,13 +32,13 @@ from torchbayes.diagnostics import ess
 from torchbayes.methods.mcmc.adaptation import LEARNED, LEAST_BURN_IN, StepSize
 from torchbayes.methods.mcmc.mass import renewed
 
-_DECAY, _TRUST = 149 / 151, 1.5  # ρ, and factor of e⁶ in E² within which an error counts
+_MEMORY, _TRUST = 150, 1.5  # steps that X and T remember, and factor of e⁶ in E² within which an error counts
 _REFUSED, _CAP = 1000.0, 1000.0  # E² over its target above which a step is refused, and bound on |E| beyond that
 # The beginning, and the ends of three windows, in shares of the steps in which ε and the mass are learned. A step moves
 # a chain much less than an iteration of HMC does: a window of few steps, or one on the way to the bulk, sees too little
 # of the wide directions, which are then thought narrow, and narrower again in the next.
 _SHARES = (0.15, 0.25, 0.45, 0.85)
-_FEW = 10  # steps in the last third below which no length is found
+_FEW = 10.0  # effective draws of a weight below which its memory is not known
 # steps and weights whose memory is computed, and their product: the bound on what it needs
 _ROWS, _COLUMNS, _NUMBERS = 10_000, 256, 1 << 20
 _BLOCK = 64  # steps that are stored together, so that a step copies no more than these
@@ -64,10 +56,11 @@ class Rule:
         """Return the sums before any step."""
         return cls(torch.zeros_like(like_M), torch.zeros_like(like_M))
 
-    def adapted(self, step_size_M: Tensor, ratio_M: Tensor, *, decay: float = _DECAY) -> tuple[Rule, Tensor]:
-        """Return the sums and the step sizes after steps of ξ, `ratio_M`; ρ is the decay."""
+    def adapted(self, step_size_M: Tensor, ratio_M: Tensor) -> tuple[Rule, Tensor]:
+        """Return the sums and the step sizes after steps of ξ, `ratio_M`."""
         ratio_M = ratio_M.to(step_size_M) + 1e-8
         trust_M = (-0.5 * (ratio_M.log() / (6 * _TRUST)).square()).exp()
+        decay = (_MEMORY - 1) / (_MEMORY + 1)
         sum_M = decay * self.sum_M + trust_M * ratio_M / step_size_M.pow(6)
         rule = Rule(sum_M, decay * self.weight_M + trust_M)
         return rule, (rule.sum_M / rule.weight_M).pow(-1 / 6)
@@ -104,27 +97,29 @@ def told(error_M: Tensor, *, size: int, target: float) -> Tensor:
     return ratio_M.nan_to_num(nan=most, posinf=most).clamp(max=most)
 
 
-def tuned(method: Any, density: Density, state: Any, *, error_M: Tensor, steps: int, factor: float, fewest: int) -> Any:
+def tuned(method: Any, density: Density, state: Any, *, error_M: Tensor, steps: int, factor: float) -> Any:
     """Return the state after a step of a tuning of `steps` steps, whose energy errors were `error_M`.
 
-    `factor` is a of the rule for L, in which a weight counts with at least `fewest` effective draws. What is given in
-    the settings stays as it is.
+    `factor` is a of the rule for L. What is given in the settings stays as it is.
     """
     plan, size = stages(steps, measures=method.trajectory is None), state.weights_MD.shape[1]
-    ratio_M = told(error_M, size=size, target=method.energy_error)
     if state.step <= plan.settled:
+        ratio_M = told(error_M, size=size, target=method.energy_error)
         return _stepped(method, density, state, plan=plan, ratio_M=ratio_M)
-    rule, step_size_M = state.rule.adapted(state.step_size.step_size_M, ratio_M, decay=1.0)
-    state = replace(state, rule=rule, path=_seen(state, plan))
+    stretch = plan.end - plan.settled
+    stride = -(-stretch // _ROWS)
+    row, rest = divmod(state.step - plan.settled, stride)
+    if rest == 0:
+        columns = max(1, min(size, _COLUMNS, _NUMBERS * stride // stretch))
+        state = replace(state, path=_longer(state.path, state.weights_MD, row=row - 1, columns=columns))
     if state.step < plan.end:
         return state
     length_M = state.trajectory_M
     if state.path:
-        path_MRP, stride = torch.cat([state.path[name] for name in sorted(state.path)], 1), _stride(plan)
-        found_M = factor * state.step_size.step_size_M * stride * _memory(path_MRP, fewest).to(length_M)
+        path_MRP = torch.cat([state.path[name] for name in sorted(state.path)], 1)
+        found_M = factor * state.step_size.step_size_M * stride * _memory(path_MRP).to(length_M)
         length_M = torch.where(found_M.isfinite() & (found_M > 0), found_M, length_M)
-    step_size = StepSize.at(step_size_M) if method.step_size is None else state.step_size
-    return replace(state, step_size=step_size, trajectory_M=length_M, path={})
+    return replace(state, trajectory_M=length_M, path={})
 
 
 def _stepped(method: Any, density: Density, state: Any, *, plan: Stages, ratio_M: Tensor) -> Any:
@@ -140,27 +135,18 @@ def _stepped(method: Any, density: Density, state: Any, *, plan: Stages, ratio_M
     return state
 
 
-def _stride(plan: Stages) -> int:
-    """Return how many steps there are for each row of the path."""
-    return -(-(plan.end - plan.settled) // _ROWS)
+def _longer(path: Mapping[str, Tensor], weights_MD: Tensor, *, row: int, columns: int) -> dict[str, Tensor]:
+    """Return the path with some columns of the present weights, spread over all of them, as its row of a number."""
+    size = weights_MD.shape[1]
+    columns_P = torch.arange(columns, device=weights_MD.device) * size // columns
+    row_M1P, name = weights_MD[:, columns_P].unsqueeze(1), f"{row // _BLOCK:08}"  # sorted as numbers are
+    return {**path, name: torch.cat([path[name], row_M1P], 1) if name in path else row_M1P}
 
 
-def _seen(state: Any, plan: Stages) -> Mapping[str, Tensor]:
-    """Return the path with some columns of the present weights, spread over all of them, if a row is due."""
-    size, stride = state.weights_MD.shape[1], _stride(plan)
-    row, rest = divmod(state.step - plan.settled, stride)
-    if rest:
-        return state.path
-    columns = max(1, min(size, _COLUMNS, _NUMBERS * stride // (plan.end - plan.settled)))
-    columns_P = torch.arange(columns, device=state.weights_MD.device) * size // columns
-    row_M1P, name = state.weights_MD[:, columns_P].unsqueeze(1), f"{(row - 1) // _BLOCK:08}"  # sorted as numbers are
-    return {**state.path, name: torch.cat([state.path[name], row_M1P], 1) if name in state.path else row_M1P}
+def _memory(path_MRP: Tensor) -> Tensor:
+    """Return the mean over weights of rows per effective draw, float64 (M,); NaN where too few draws tell.
 
-
-def _memory(path_MRP: Tensor, fewest: int) -> Tensor:
-    """Return the mean over weights of rows per effective draw, of which each has at least `fewest`, float64 (M,).
-
-    NaN where there are too few rows. Weights that do not move are left out.
+    Weights that do not move are left out.
     """
     chains, rows, _ = path_MRP.shape
     if rows < _FEW:
@@ -169,5 +155,5 @@ def _memory(path_MRP: Tensor, fewest: int) -> Tensor:
     for path_RP in path_MRP.double().cpu():
         sizes_P = ess(path_RP.unsqueeze(0))
         sizes_P = sizes_P[sizes_P.isfinite()]
-        found.append((rows / sizes_P.clamp_min(fewest)).mean() if len(sizes_P) else torch.tensor(math.nan))
+        found.append((rows / sizes_P).mean() if len(sizes_P) else torch.tensor(math.nan))
     return torch.stack(found).double()

@@ -31,7 +31,7 @@ from torchbayes.methods.langevin.kinetics import Isokinetic, Newtonian
 from torchbayes.methods.langevin.walk import Info, State, Walk, counted
 from torchbayes.methods.sampler import Sampler
 
-_FACTOR, _FEWEST = 0.4, 10  # a of the rule for L, and effective draws with which a weight counts at least
+_FACTOR = 0.4  # a of the rule for L
 # Var[E]/D above which variances are not to be trusted: of normal targets they are then off by 17 %, as (Var[E]/4D)^⅓
 _BIASED = 0.02
 _LOST = 0.2  # share of refused steps above which a chain does not follow its dynamics
@@ -80,7 +80,7 @@ def _moved(method: MCLMC | UnderdampedLangevin, density: Density, state: State) 
     """Return every chain one step on, and the report of the step."""
     new, info, error_M = method.walked(density, state)
     if new.step <= method.burn_in:
-        return method.tuned(density, new, error_M, steps=method.burn_in, factor=_FACTOR, fewest=_FEWEST), info
+        return method.tuned(density, new, error_M, steps=method.burn_in, factor=_FACTOR), info
     return counted(new, info), info
 
 

@@ -149,11 +149,9 @@ class Walk(Learning, ABC):
         )
         return new, info, error_M
 
-    def tuned(
-        self, density: Density, state: State, error_M: Tensor, *, steps: int, factor: float, fewest: int = 0
-    ) -> State:
+    def tuned(self, density: Density, state: State, error_M: Tensor, *, steps: int, factor: float) -> State:
         """Return the state after a step of burn-in, whose first `steps` steps are without rejections."""
-        return tuned(self, density, state, error_M=error_M, steps=steps, factor=factor, fewest=fewest)
+        return tuned(self, density, state, error_M=error_M, steps=steps, factor=factor)
 
     def fresh(self, like_MD: Tensor, seeds: Sequence[int], number: int) -> Tensor:
         """Return velocities of the stationary law; the number is that of the step, from 1, or 0 for the start."""
