@@ -106,9 +106,11 @@ def run(name: str, sampler: str, *, seed: int, chains: int, length: int) -> Run:
         carry, (errors_MTC, cost_MT) = block(keys, settings, carry)
         blocks.append(np.moveaxis(np.asarray(errors_MTC), -1, 0))
         costs.append(float(np.mean(np.asarray(cost_MT))))
-    medians = [float(np.median(np.asarray(setting))) for setting in settings[:2]]
+    step_size, length_scale = (float(np.median(np.asarray(setting))) for setting in settings[:2])
     errors = np.concatenate(blocks, -1)
-    return Run(errors, float(np.mean(costs)), float(np.mean(np.asarray(tuning))), *medians, np.asarray(carry[2]))
+    return Run(
+        errors, float(np.mean(costs)), float(np.mean(np.asarray(tuning))), step_size, length_scale, np.asarray(carry[2])
+    )
 
 
 def main(file: str, seed: str, chains: str, length: str, *words: str) -> None:
