@@ -102,5 +102,5 @@ def blackjax(name: str, sampler: str, *, chains: int, where: Path, seed: int = 1
         words = [python, "-m", "benchmarks.low_error.blackjax_runs", file, seed, chains, length or 0, name]
         subprocess.run([str(word) for word in [*words, sampler]], cwd=ROOT, check=True)
         with np.load(file) as found:
-            numbers = (float(found[key]) for key in Run._fields[1:5])
-            return Run(found["errors_CMT"], *numbers, found["means_MF"])
+            gradients, tuning, step_size, trajectory = (float(found[key]) for key in Run._fields[1:5])
+            return Run(found["errors_CMT"], gradients, tuning, step_size, trajectory, found["means_MF"])
