@@ -1,0 +1,1 @@
+"""Gradients to low error of samplers, on targets of sampler-benchmarks."""
