@@ -45,7 +45,7 @@ def recommended(num_data: int, task: str) -> Recommended:
     if num_data <= SAMPLED:
         prior = NamedPrior("hierarchical", {"df": 2.0, "groups": "columns"}, scale=0.2)
         steps = _STEPS[task]
-        return Recommended(prior, SGNHT(chains=4, steps=steps, burn_in=steps // 2, thin=steps // 300))
+        return Recommended(prior, SGNHT(chains=4, steps=steps, burn_in=steps // 2))
     members = 5 if num_data <= 5 * SAMPLED else 2
     return Recommended(trained_prior(task), SWAG(members=members, epochs=10, batch_size=512))
 
