@@ -312,7 +312,9 @@ def test_a_run_that_goes_on_is_diagnosed(capsys, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(Lines, "__call__", diagnosed)
         assert main(["fit", *HMC, "--directory", "run"]) == 0
-    first = json.loads(re.search(r"^{.*^}", capsys.readouterr().out, re.MULTILINE | re.DOTALL)[0])
+    printed = re.search(r"^{.*^}", capsys.readouterr().out, re.MULTILINE | re.DOTALL)
+    assert printed
+    first = json.loads(printed[0])
     assert main(["diagnose", "killed", *options]) == 0
     assert json.loads(capsys.readouterr().out) == first
     done = len(Path("killed/log.jsonl").read_text().splitlines())
