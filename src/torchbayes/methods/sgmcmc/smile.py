@@ -26,7 +26,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchbayes.density.dynamics import Density
@@ -37,7 +36,7 @@ from torchbayes.methods.sampler import Sampler
 from torchbayes.methods.schedules import StepSchedule  # noqa: F401  (so of `Stochastic`)
 from torchbayes.methods.sgmcmc import stochastic
 from torchbayes.methods.sgmcmc.constant_speed import State, Step, measured
-from torchbayes.methods.sgmcmc.stochastic import Stochastic, look, scaled_noise, temperature
+from torchbayes.methods.sgmcmc.stochastic import Stochastic, by_chain, look, scaled_noise, temperature
 
 _BIASED, _COARSE = 0.2, 0.02  # share of noise, and variance of the energy error, at which variances are off by 17 %
 
@@ -89,7 +88,7 @@ class SMILE(Stochastic, Sampler):
         now, scale_MD = seen.now, seen.mass_MD
         force_MD = seen.drift_MD.div_(temperature(density))
         force_MD = force_MD if scale_MD is None else force_MD.div_(scale_MD)
-        step_M = torch.tensor(seen.sizes, dtype=torch.float64).to(now.step_size_M) * now.step_size_M
+        step_M = (now.step_size_M.unsqueeze(-1) * by_chain(seen.sizes, now.step_size_M)).squeeze(-1)
         velocity_MD, _ = self.kinetics.kicked(now.momentum_MD, force_MD, step_M / 2)
         if seen.noisy:  # a velocity of 0, with which a chain begins, becomes a direction even where ε is 0
             noise_MD, time_M = scaled_noise(state, state.step, 1.0), step_M.clamp_min(1e-12 * now.length_M)
