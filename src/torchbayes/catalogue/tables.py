@@ -18,7 +18,7 @@ NETWORK = "tabular"
 HIDDEN = (64, 64)  # widths of the hidden layers
 SAMPLED = 20_000  # rows up to which chains are run; beyond, a pass over the rows counts for more than a step
 # of a chain: more resolve targets with little noise, but make classes that are mostly chance too sure (decision 0042)
-_STEPS = {"regression": 5000, "classification": 3000}
+_STEPS = {"regression": 4000, "classification": 3000}
 _GAINS = {"regression": 2.0, "classification": 4.0}  # see `priors.FanInNormal`
 
 
