@@ -145,8 +145,9 @@ def test_the_kernel_goes_where_the_loop_goes(prior: Any, tempering: Any):
 
 
 @pytest.mark.skipif(not available(), reason="kernels cannot be built here")
-def test_a_prior_the_kernel_does_not_know_is_integrated_outside_it():
-    model = Model(mlp((3, 5, 2)), likelihoods.Categorical(), priors.Laplace())
+@pytest.mark.parametrize("prior", [priors.Laplace(), priors.StudentT(3.0), priors.Hierarchical(0.5, 3.0, "columns")])
+def test_priors_that_are_not_normal_are_integrated_in_the_kernel_or_outside_it(prior: priors.PriorLike):
+    model = Model(mlp((3, 5, 2)), likelihoods.Categorical(), prior)
     data = Batch(normal(N, 3), classes(N, 2))
     start = normal(M, model.layout.size), normal(M, model.layout.size, seed=1)
     ends = [go(LogDensity(model, N, data, plan=plan), *start, step=0.02, steps=9) for plan in ("native", "loop")]

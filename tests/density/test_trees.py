@@ -45,6 +45,9 @@ MODELS: dict[str, Callable[[], tb.Model]] = {
     "flat": lambda: model(
         likelihood=tb.likelihoods.Gaussian(2.0), prior={"0.*": tb.priors.Flat(), "*": tb.priors.Normal()}
     ),
+    "groups and heavy tails": lambda: model(
+        prior={"0.*": tb.priors.Hierarchical(0.6, 3.0, "columns"), "*": tb.priors.StudentT(4.0, 0.7, 0.2)}
+    ),
     "subspace": coordinates,
 }
 each_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())

@@ -211,7 +211,7 @@ def test_what_has_no_page_says_why(tmp_path):
     with pytest.raises(ValueError, match="contains NaN"):
         fitted.report(FRAME, TARGETS * np.nan)
     again = load(save(fitted, tmp_path / "prices.safetensors"))
-    with pytest.raises(ValueError, match="were not saved with it"):
+    with pytest.raises(ValueError, match="neither a saved nor a pickled"):
         again.report(FRAME, TARGETS)
     with pytest.raises(ValueError, match="not fitted yet"):
         regressor().report(FRAME, TARGETS)

@@ -1,9 +1,9 @@
 """Models that the library's own kernel runs, and the test of which these are.
 
 A model qualifies if architecture.py recognises its network, all of its parameters are random and untied, it is on a
-CPU, and its likelihood is categorical, Gaussian or heteroscedastic. Any prior will do: the kernel computes its normal
-part and that of noise scales, the rest is added here. In a subspace, where it runs the whole network, some parameters
-may be constants.
+CPU, and its likelihood is categorical, Gaussian or heteroscedastic. Any prior will do: the kernel computes what is
+`Closed` of it, and the rest is added here. In a subspace, where it runs the whole network, some parameters may be
+constants.
 """
 
 from __future__ import annotations

@@ -28,7 +28,9 @@ def page_of(estimator: Any, X: Any, y: Any) -> Page:
     """Return the page about an estimator; `BayesianEstimator.report` says more."""
     check_is_fitted(estimator)
     if not hasattr(estimator, "_rows"):
-        raise ValueError("The rows of the fit, with which a page compares, were not saved with it. Fit them anew.")
+        raise ValueError(
+            "a page compares with the training rows, which neither a saved nor a pickled estimator holds. Fit it again."
+        )
     given = estimator._given(X, y, None, reset=False)
     data, known = _data(estimator, given, _name(y)), estimator._rows
     posterior, preparation, units = estimator.posterior_, estimator.preparation_, data.target_standardise
