@@ -123,13 +123,13 @@ def _promise(estimator: Any, X: Any, given: Any) -> str:
     if estimator.conformal_ is None:
         return ""
     if hasattr(estimator, "classes_"):
-        what, rows = "sets", np.arange(len(given.targets))
+        regions, rows = "sets", np.arange(len(given.targets))
         inside = estimator.predict_set(X)[rows, _numbers(estimator, given.targets)]
     else:
-        what, ends = "intervals", estimator.predict_interval(X)
+        regions, ends = "intervals", estimator.predict_interval(X)
         inside = (ends[..., 0] <= given.targets) & (given.targets <= ends[..., 1])
     share = inside.reshape(len(inside), -1).all(1).mean()
     return (
-        f"Conformal {what} for {estimator.conformal_.coverage:.0%} hold the targets of {share:.1%} of these rows. All "
-        f"else on this page is about the predictive distribution itself."
+        f"Conformal {regions} for {estimator.conformal_.coverage:.0%} hold the targets of {share:.1%} of these rows. "
+        f"All else on this page is about the predictive distribution itself."
     ).replace("%", " %")

@@ -42,7 +42,7 @@ def uncertainties(predictive: Predictive) -> tuple[Tensor, Tensor]:
         parts = predictive.expected_entropy, predictive.mutual_information
     else:
         parts = predictive.aleatoric, predictive.epistemic
-    noise, disagreement = (part.double().reshape(len(part), -1).sum(1).cpu() for part in parts)
+    noise, disagreement = (each_B.double().reshape(len(each_B), -1).sum(1).cpu() for each_B in parts)
     return noise, disagreement
 
 
@@ -86,8 +86,8 @@ def reasons(table: TablePredictor, rows: Tensor) -> list[str]:
             unusual = _unusual(table, names[c], row)
             if unusual or not named:
                 value = _value(table.rows.columns[names[c]], row)
-                said = f"{names[c]} {value}{f' ({unusual})' if unusual else ''}"
-                named.append(f"{said}: −{falls_C[c]:.0%}".replace("%", " %"))
+                reason = f"{names[c]} {value}{f' ({unusual})' if unusual else ''}"
+                named.append(f"{reason}: −{falls_C[c]:.0%}".replace("%", " %"))
         sentences.append("; ".join(named) or "no single column")
     return sentences
 
@@ -108,8 +108,8 @@ def _unusual(table: TablePredictor, name: str, row: int) -> str:
         if text not in column.values:
             return "in no training row"
         return _rare(texts_of(known[~missing(known)]).count(text), len(known))
-    place = table.block(name).start
-    value, numbers = float(table.values[row, place]), table.known_values[:, place].numpy()[~missing(known)]
+    number = table.block(name).start  # of the column's values among the inputs
+    value, numbers = float(table.values[row, number]), table.known_values[:, number].numpy()[~missing(known)]
     if not column.low <= value <= column.high:
         return f"{'below' if value < column.low else 'above'} all training rows"
     below, above = float((numbers <= value).mean()), float((numbers >= value).mean())
