@@ -325,7 +325,7 @@ def test_the_whole_way_from_a_fit_to_a_smaller_network() -> None:
     net = nn.Sequential(nn.Linear(10, 20), nn.Tanh(), nn.Linear(20, 1))
     made = priors.with_multipliers(net, priors.GroupNormalJeffreys())
     model = tb.Model(made.network, tb.likelihoods.Gaussian(0.1), made.prior)
-    method = tb.VI(epochs=1000, batch_size=300, optimizer=tb.Adam(3e-2), kl_weight=tb.WarmUp())
+    method = tb.VI(epochs=400, batch_size=300, optimizer=tb.Adam(6e-2), kl_weight=tb.WarmUp())
     posterior = tb.fit(model, data, method, callbacks=(), seed=0)
     small = compression.compress(posterior, data)
     inputs, units = small.layers["0"]
