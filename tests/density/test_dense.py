@@ -366,6 +366,7 @@ def test_without_kernels_the_other_ways_run(monkeypatch: pytest.MonkeyPatch):
         load.cache_clear()
 
 
+@pytest.mark.study  # `tests/native/test_cache.py` has every way in which a file can be damaged
 def test_a_damaged_library_is_compiled_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Any):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     load.cache_clear()

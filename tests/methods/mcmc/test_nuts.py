@@ -127,13 +127,13 @@ def wall(weights_MD: Tensor) -> Tensor:
     ids=["usual", "bounded", "divergent", "wall"],
 )
 def test_it_equals_a_recursive_one_draw_by_draw(log_density: Any, step_size: float, doublings: int, divergences: int):
-    chains = 3 if step_size < 0.1 else 8
+    chains = 8 if divergences else 3
     method = tb.NUTS(chains, 20, 0, step_size=step_size, mass="unit", max_doublings=doublings)
     density = tb.FunctionDensity(log_density)
     state: Any = method.init(density, 0.3 * normal(chains, 4), seeds=member_seeds(0, chains))
     state.inverse_mass_MD.copy_(normal(chains, 4, seed=1).exp())
     divergent, saturated = 0.0, 0.0
-    for _ in range(3 if step_size < 0.1 else 12):
+    for _ in range(2 if step_size < 0.1 else 12):
         expected = [recursive(method, log_density, state, chain) for chain in range(chains)]
         state, info = method.step(density, state)
         gains = [torch.tensor([gain for *_, gain in tree.leaves], dtype=torch.float64) for _, tree, _ in expected]
@@ -249,6 +249,7 @@ def banana_log_density(weights_MD: Tensor) -> Tensor:
     return -0.5 * x**2 - 2.0 * (y - x**2 + 1) ** 2 - 0.05 * y**4
 
 
+@pytest.mark.study  # trees are those of a recursive NUTS draw by draw, and in detailed balance
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*of the iterations.*diverged")  # with NUTS, they cost less than the checks see
 def test_a_banana_has_the_moments_of_quadrature():
@@ -271,7 +272,11 @@ def test_a_banana_has_the_moments_of_quadrature():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"step_size": 1.7, "mass": "unit"}], ids=["adapted", "given"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, pytest.param({"step_size": 1.7, "mass": "unit"}, marks=pytest.mark.study)],
+    ids=["adapted", "given"],
+)
 def test_one_dimension_is_enough(settings: dict[str, Any]):
     """N(3, 4): trajectories turn all the time."""
     mean_D, scale = torch.tensor([3.0]).double(), 2.0

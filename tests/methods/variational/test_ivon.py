@@ -251,7 +251,8 @@ def test_optimum_of_a_linear_gaussian_model() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tempering", ["joint", "likelihood"])
+# `test_nll_of_a_density_is_without_prior_and_temperature` has what the other one asks for
+@pytest.mark.parametrize("tempering", ["joint", pytest.param("likelihood", marks=pytest.mark.study)])
 def test_temperature(tempering: Any) -> None:
     """Joint: the precision is divided by T and the mean stays; likelihood only: as a noise of √T times the size."""
     temperature = 4.0
@@ -314,6 +315,7 @@ def test_divergence_from_any_prior(name: str) -> None:
     assert float(kl_T.mean()) == pytest.approx(float(terms.mean()), abs=4 * error + 1e-12)
 
 
+@pytest.mark.study  # the divergence from any prior is that of quadrature, above, and the rule the published one
 @pytest.mark.slow
 def test_optimum_under_a_prior_that_is_not_normal() -> None:
     """E_q of the log joint density's gradient is 0, and of its second derivative −1/variance: for Student's t."""
@@ -331,6 +333,7 @@ def test_optimum_under_a_prior_that_is_not_normal() -> None:
     assert_close((gram.diagonal() - bend.mean(0)) * variance, torch.ones(5), atol=0.08)
 
 
+@pytest.mark.study  # to the rule, which is that of the first test, it is a weight like others
 @pytest.mark.slow
 def test_learned_noise_is_one_of_the_weights() -> None:
     """w = log σ of N residuals: E_q [N − RSS e^{−2w} + w/4] = 0, and the precision is E_q [2 RSS e^{−2w}] + 1/4."""
@@ -387,7 +390,7 @@ def test_posterior_that_is_the_prior_is_a_problem() -> None:
     model = tb.Model(nn.Sequential(nn.Linear(3, 20), nn.Tanh(), nn.Linear(20, 1)), tb.likelihoods.Gaussian(2.9))
     data = (normal(40, 3).float(), normal(40, 1, seed=1).float())
     with pytest.warns(tb.ProblemWarning, match="is the prior"):
-        tb.fit(model, data, tb.IVON(hessian_decay=0.96, draws=8, epochs=200, batch_size=40), callbacks=())
+        tb.fit(model, data, tb.IVON(hessian_decay=0.96, draws=4, epochs=120, batch_size=40), callbacks=())
 
 
 def test_variances_that_never_moved_are_a_problem() -> None:

@@ -210,7 +210,7 @@ def test_minibatches_and_weighted_rows_count_as_they_say() -> None:
 
 @pytest.mark.parametrize(
     ("covariance", "weight"),
-    with_studies([("dense", 0.5), ("diagonal", 1.0)], COVARIANCES, (1.0, 0.5)),  # its formula, above, is that of all
+    with_studies([("dense", 0.5)], COVARIANCES, (1.0, 0.5)),  # its formula, above, is that of all
 )
 def test_training_reaches_the_best_bound_of_fixed_features(covariance: Any, weight: float) -> None:
     """The noise is so wide that the prior, and with it β, counts in every direction."""
@@ -234,7 +234,7 @@ def test_training_reaches_the_best_bound_of_fixed_features(covariance: Any, weig
 
 
 @pytest.mark.filterwarnings("ignore:.*the noise explains what the mean could:torchbayes.ProblemWarning")
-@pytest.mark.parametrize("covariance", COVARIANCES)
+@pytest.mark.parametrize("covariance", ["dense", "diagonal", pytest.param("low_rank", marks=pytest.mark.study)])
 def test_predictions_are_the_exact_ones_of_what_was_trained(covariance: Any, tmp_path: Path) -> None:
     data = regression(50)
     model = tb.Model(stacked(), tb.likelihoods.Gaussian("learned", outputs=2))
@@ -280,6 +280,7 @@ def test_classes_are_drawn_from_the_outputs_and_features_are_learned() -> None:
         assert (tb.predict(posterior, inputs[:5]).mutual_information > 0).all()
 
 
+@pytest.mark.study  # predictions are the exact ones of what was trained, above
 def test_spread_grows_away_from_the_data() -> None:
     x = torch.linspace(-1, 1, 60, dtype=torch.float64).unsqueeze(1)
     y = (3 * x).sin() + 0.1 * normal(60, 1, seed=4)
@@ -294,7 +295,8 @@ def test_spread_grows_away_from_the_data() -> None:
 
 
 # lengths beside other settings are those of `test_the_averaging_rate_is_that_of_a_search_by_hand`
-@pytest.mark.parametrize("name", ["weight", pytest.param("both", marks=pytest.mark.study)])
+@pytest.mark.study  # the choice is that of every method with such a weight, in `tests/selection`
+@pytest.mark.parametrize("name", ["weight", "both"])
 def test_held_out_rows_choose_the_weight_of_the_divergence(name: str, tmp_path: Path) -> None:
     """With several classes the bound is loose, and β = 1 too cautious."""
     inputs = normal(100, 5, seed=2)
